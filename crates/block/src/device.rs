@@ -1,0 +1,82 @@
+//! The one trait at the bottom: a flat array of bytes with a barrier.
+//!
+//! Nothing written is durable, and unsynced writes may reach the medium in any order and torn at
+//! 512-byte sectors, until `sync` has returned `Ok`. After a failed `sync` nothing may be assumed
+//! about the writes before it.
+
+use std::io;
+
+use parking_lot::RwLock;
+
+/// A flat, randomly accessible array of bytes. All methods may be called from any thread.
+pub trait Device: Send + Sync {
+    /// Size in bytes. It does not change while the device is open.
+    fn len_bytes(&self) -> u64;
+
+    /// Fills `buf` from `addr` (bytes).
+    ///
+    /// # Errors
+    /// `UnexpectedEof` when the range leaves the device, else what the medium answered.
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()>;
+
+    /// Writes all of `buf` at `addr` (bytes). Not durable before [`Device::sync`].
+    ///
+    /// # Errors
+    /// `InvalidInput` when the range leaves the device, else what the medium answered.
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()>;
+
+    /// Makes every write that returned before this call durable.
+    fn sync(&self) -> io::Result<()>;
+
+    /// Says that the contents of a range no longer matter. Reads of it then return anything.
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()>;
+}
+
+/// A device in memory, for tests and doc examples. `sync` does nothing.
+#[derive(Debug)]
+pub struct MemDevice {
+    bytes: RwLock<Vec<u8>>,
+}
+
+impl MemDevice {
+    /// A device of `len_bytes` zero bytes.
+    #[must_use]
+    pub fn new(len_bytes: u64) -> Self {
+        let len = usize::try_from(len_bytes).expect("a memory device fits the address space");
+        Self { bytes: RwLock::new(vec![0; len]) }
+    }
+}
+
+fn range_in(len: usize, addr: u64, want: usize) -> Option<std::ops::Range<usize>> {
+    let start = usize::try_from(addr).ok()?;
+    let end = start.checked_add(want)?;
+    (end <= len).then_some(start..end)
+}
+
+impl Device for MemDevice {
+    fn len_bytes(&self) -> u64 {
+        self.bytes.read().len() as u64
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        let bytes = self.bytes.read();
+        let range = range_in(bytes.len(), addr, buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(&bytes[range]);
+        Ok(())
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        let mut bytes = self.bytes.write();
+        let range = range_in(bytes.len(), addr, buf.len()).ok_or(io::ErrorKind::InvalidInput)?;
+        bytes[range].copy_from_slice(buf);
+        Ok(())
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, _addr: u64, _len_bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
