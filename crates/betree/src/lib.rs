@@ -1,1 +1,53 @@
-//! Placeholder while the crate is being built.
+//! The B-epsilon-DAG of a Ramet volume: an ordered map of byte strings whose ranges are cloned in O(1).
+//!
+//! One tree holds everything. Changes are batches of messages that enter a journaled memory buffer and move
+//! down through interior nodes to leaves in large flushes (B-epsilon-tree). A clone of a range is one
+//! message, GOTO, that makes a second path to the nodes that hold the source; shared leaves are
+//! rewritten only when messages abound for them (copy on abundant write, BetrFS 0.5).
+//!
+//! ```
+//! use std::sync::Arc;
+//! use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree};
+//! use ramet_block::{Device, MemDevice};
+//!
+//! let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+//! Tree::format(&dev, &FormatOptions::default())?;
+//! let tree = Tree::open(dev, OpenOptions::default())?;
+//! let mut batch = Batch::new();
+//! batch.put("src/a", "1");
+//! batch.clone_prefix("src/", "dst/");
+//! batch.put("src/a", "2");
+//! tree.apply(batch)?;
+//! assert_eq!(tree.get(b"dst/a")?.as_deref(), Some(&b"1"[..]));
+//! tree.sync()?;
+//! tree.close()?;
+//! # Ok::<(), ramet_betree::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod batch;
+mod bounds;
+mod checkpoint;
+mod clone;
+mod error;
+mod flush;
+mod journal;
+mod memrun;
+mod message;
+mod node;
+mod open;
+mod record;
+mod run;
+mod scan;
+mod skeleton;
+mod stats;
+mod tree;
+mod verify;
+mod view;
+
+pub use batch::{Batch, Op, successor_of_prefix};
+pub use error::{Error, Result};
+pub use node::TreeShape;
+pub use open::{FormatOptions, VOLUME_BYTES_MIN};
+pub use stats::{PathCounts, Stats};
+pub use tree::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};

@@ -39,7 +39,7 @@ const _: () = assert!(SLOTS[1] + BLOCK_BYTES <= AREA_END);
 /// Where the journal begins to matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct JournalPos {
-    /// Byte offset in the journal extent.
+    /// Logical byte offset, which grows for ever; the place is this modulo the journal's length.
     pub offset: u64,
     /// Number that the frame at that offset carries.
     pub frame: u64,
@@ -195,7 +195,7 @@ impl Superblock {
         sb.journal
             .validate(volume)
             .map_err(|error| corrupt(error.to_string()))?;
-        if sb.journal.addr < AREA_END || sb.journal_start.offset >= sb.journal.len {
+        if sb.journal.addr < AREA_END || !sb.journal_start.offset.is_multiple_of(BLOCK_BYTES) {
             return Err(corrupt(format!("impossible journal {}", sb.journal)));
         }
         for page in [sb.node_table, sb.space_map, sb.refcounts] {
