@@ -99,7 +99,7 @@ impl Tree {
         let mut sb = read_superblock(&*dev)?;
         let shape = options.shape.clone().unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
         let roots = TableRoots { node_table: sb.node_table, space_map: sb.space_map, refcounts: sb.refcounts };
-        let table = NodeTable::open(dev.clone(), roots, usable(&sb), options.read_only)?;
+        let table = NodeTable::open(&dev, roots, usable(&sb), options.read_only)?;
         let cache_bytes = options.cache_bytes.unwrap_or_else(machine_cache_bytes).max(1 << 20);
         let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
         let root = match sb.root_node {

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use ramet_betree::{FormatOptions, OpenOptions};
 use ramet_sim::{Setup, run_random};
 
 /// Runs random histories of the tree against a map in which a clone is a copy.
@@ -37,11 +36,7 @@ fn parse_seeds(text: &str) -> Result<std::ops::Range<u64>, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let setup = Setup {
-        device_bytes: 4 << 30,
-        format: FormatOptions::default(),
-        open: OpenOptions::default(),
-    };
+    let setup = Setup::tiny_nodes();
     for seed in arguments.seeds {
         let clock = Instant::now();
         let patience = Duration::from_secs(arguments.patience);

@@ -115,7 +115,7 @@ impl Generator {
                 Change::Patch {
                     key: self.key(model),
                     offset,
-                    bytes: self.fill(50),
+                    bytes: Fill { len: 1 + u16::try_from(self.rng.below(50)).expect("small"), salt: offset },
                 }
             }
             75..80 => self.deletion(model),

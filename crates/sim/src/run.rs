@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{FormatOptions, OpenOptions, Snapshot, Stats, Tree};
+use ramet_betree::{FormatOptions, OpenOptions, Snapshot, Stats, Tree, TreeShape};
 use ramet_block::Device;
 
 use crate::step::batch_of;
@@ -22,6 +22,29 @@ pub struct Setup {
     pub format: FormatOptions,
     /// Parameters of each open.
     pub open: OpenOptions,
+}
+
+impl Setup {
+    /// Nodes so small that a few thousand keys make a deep tree and every structural path is taken.
+    #[must_use]
+    pub fn tiny_nodes() -> Self {
+        let shape = TreeShape {
+            leaf_bytes: 1024,
+            block_bytes: 256,
+            fanout: 4,
+            buffer_bytes: 3 << 10,
+            memory_bytes: 2 << 10,
+            theta_256: 64,
+            segments: 3,
+            clone_copy_bytes: 256,
+            codec: ramet_block::Codec::Lz4,
+        };
+        Self {
+            device_bytes: 1 << 30,
+            format: FormatOptions { shape: Some(shape.clone()), ..FormatOptions::default() },
+            open: OpenOptions { shape: Some(shape), cache_bytes: Some(4 << 20), ..OpenOptions::default() },
+        }
+    }
 }
 
 /// What went wrong, and at which step.

@@ -6,17 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ramet_betree::{FormatOptions, OpenOptions};
 use ramet_sim::{Change, Fill, Setup, Step, env_u64, run_random, run_steps};
-
-/// Nodes as small as the format allows, so that a few thousand keys make a deep tree.
-fn tiny_nodes() -> Setup {
-    Setup {
-        device_bytes: 1 << 30,
-        format: FormatOptions::default(),
-        open: OpenOptions::default(),
-    }
-}
 
 #[test]
 fn random_histories_equal_the_model() {
@@ -24,7 +14,7 @@ fn random_histories_equal_the_model() {
     let ops = usize::try_from(env_u64("RAMET_OPS", 6000)).expect("fits");
     for seed in first..first + env_u64("RAMET_SEEDS", 4) {
         println!("RAMET_SEED={seed} RAMET_OPS={ops}");
-        match run_random(&tiny_nodes(), seed, ops, 1500, Duration::from_secs(60)) {
+        match run_random(&Setup::tiny_nodes(), seed, ops, 1500, Duration::from_secs(60)) {
             Ok(report) => println!("{report:?}"),
             Err(text) => panic!("{text}"),
         }
@@ -57,7 +47,7 @@ fn check(changes: &[Change]) {
         single(&[Step::Reopen]),
     ];
     for steps in histories {
-        if let Err(failure) = run_steps(&tiny_nodes(), &steps) {
+        if let Err(failure) = run_steps(&Setup::tiny_nodes(), &steps) {
             panic!("step {} of {steps:#?}: {}", failure.step, failure.detail);
         }
     }
