@@ -24,7 +24,7 @@ pub enum Op {
         key: Bytes,
         /// Where in the value the bytes go, in bytes.
         offset: u32,
-        /// What is written there.
+        /// What is written there; at least one byte.
         bytes: Bytes,
     },
     /// All keys in `[lo, hi)` are absent from now on; `hi` `None` is the end of the key space.
@@ -74,6 +74,11 @@ impl Batch {
         &self.ops
     }
 
+    /// Whether it removes something, so that it must not be refused for want of space.
+    pub(crate) fn frees(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Delete { .. } | Op::DeleteRange { .. }))
+    }
+
     /// Sets `key` to `value`.
     pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
         self.ops.push(Op::Put { key: key.into(), value: value.into() });
@@ -84,7 +89,7 @@ impl Batch {
         self.ops.push(Op::Delete { key: key.into() });
     }
 
-    /// Writes `bytes` at `offset` of the value of `key` without reading it.
+    /// Writes `bytes`, at least one, at `offset` of the value of `key` without reading it.
     pub fn patch(&mut self, key: impl Into<Bytes>, offset: u32, bytes: impl Into<Bytes>) {
         self.ops.push(Op::Patch { key: key.into(), offset, bytes: bytes.into() });
     }

@@ -44,3 +44,26 @@ pub enum Error {
 
 /// Result of the tree.
 pub type Result<T> = std::result::Result<T, Error>;
+
+impl From<ramet_nodetable::Error> for Error {
+    fn from(error: ramet_nodetable::Error) -> Self {
+        use ramet_nodetable::Error as Table;
+        match error {
+            Table::NoSpace { .. } => Error::NoSpace,
+            Table::ReadOnly => Error::ReadOnly,
+            Table::Poisoned => Error::Poisoned(error.to_string().into()),
+            Table::Io(source) => Error::Io { what: "node table", source: Arc::new(source) },
+            Table::Corrupt { structure, addr, detail } => Error::Corrupt { what: structure, addr, detail },
+            Table::TooLong { .. } => Error::Invalid("a node refers to too many others"),
+        }
+    }
+}
+
+impl From<ramet_block::SuperblockError> for Error {
+    fn from(error: ramet_block::SuperblockError) -> Self {
+        match error {
+            ramet_block::SuperblockError::Io(source) => Error::Io { what: "superblock", source: Arc::new(source) },
+            other => Error::NotAVolume(other.to_string()),
+        }
+    }
+}

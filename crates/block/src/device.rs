@@ -43,7 +43,9 @@ impl MemDevice {
     #[must_use]
     pub fn new(len_bytes: u64) -> Self {
         let len = usize::try_from(len_bytes).expect("a memory device fits the address space");
-        Self { bytes: RwLock::new(vec![0; len]) }
+        Self {
+            bytes: RwLock::new(vec![0; len]),
+        }
     }
 }
 

@@ -1,0 +1,130 @@
+//! Checkpoints: the state of one moment becomes durable as a whole.
+//!
+//! ```text
+//!  1 freeze the buffer, cut the journal     state lock, memory only
+//!  2 write fresh nodes, children first      new extents; what is durable is not touched
+//!  3 node table: insert, count, reclaim     Rodeh's clone of the previous checkpoint, section 6
+//!  4 sync, superblock, sync                 the switch is one block with a checksum
+//!  5 recorded; freed space and journal may be reused
+//! ```
+//!
+//! Reference counts change only here. Each new node adds one to each of its children, the new root gets one, and
+//! the old root loses one; a count of zero recurses through the child lists in the table. What both
+//! checkpoints share is thus never visited. A crash before step 4 is durable finds the old state whole.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use ramet_block::superblock::write_superblock;
+use ramet_nodetable::NodeId;
+
+use crate::error::{Error, Result};
+use crate::message::RangeMsg;
+use crate::node::{Handle, Store, bump};
+use crate::tree::Inner;
+
+/// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
+const RECLAIM_MAX: usize = 1 << 16;
+
+impl Inner {
+    pub(crate) fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_as(false)
+    }
+
+    /// Writes a checkpoint; `clean` marks the volume as properly closed.
+    pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
+        let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
+        let mut sb = self.checkpointing.lock();
+        self.check_alive()?;
+        self.freeze_now()?;
+        match self.flush(true) {
+            // A full device must not keep what is in memory from becoming durable.
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
+        let (root, seq, cut) = {
+            let mut state = self.state.lock();
+            self.freeze(&mut state);
+            self.check_alive()?;
+            (state.root.clone(), state.seq, journal.cut())
+        };
+        let fresh = write_fresh(&self.store, &root)?;
+        let new = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
+        let pinned = |id: NodeId| self.store.is_pinned(id);
+        let commit = self.store.table.commit(new, Some(root.id()), RECLAIM_MAX, &pinned)?;
+
+        let io = |what| move |e| Error::Io { what, source: Arc::new(e) };
+        self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        let mut next = sb.clone();
+        next.generation += 1;
+        next.journal_start = cut;
+        next.node_table = commit.roots.node_table;
+        next.space_map = commit.roots.space_map;
+        next.refcounts = commit.roots.refcounts;
+        next.root_node = root.id().0;
+        next.next_node = self.store.next_id();
+        next.next_seq = seq + 1;
+        next.clean = clean;
+        write_superblock(&*self.store.dev, &next)?;
+        self.store.dev.sync().map_err(io("syncing a superblock"))?;
+        *sb = next;
+
+        for handle in &fresh {
+            self.store.set_recorded(handle);
+        }
+        self.store.evict(&commit.removed);
+        self.store.counters.reclaimed.fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
+        self.store.table.committed(commit);
+        journal.release(cut);
+        bump(&self.store.counters.checkpoints);
+        self.checkpointed_seq.store(seq, Ordering::Relaxed);
+        *self.last_checkpoint.lock() = Instant::now();
+        Ok(())
+    }
+
+    fn freeze_now(&self) -> Result<()> {
+        self.freeze(&mut self.state.lock());
+        self.check_alive()
+    }
+}
+
+/// Writes every node below `root` that is in memory only, and returns all that no checkpoint names yet,
+/// children before parents.
+fn write_fresh(store: &Store, root: &Arc<Handle>) -> Result<Vec<Arc<Handle>>> {
+    enum Step {
+        Enter(Arc<Handle>),
+        Leave(Arc<Handle>),
+    }
+    let mut done = Vec::new();
+    let mut seen = HashSet::new();
+    let mut steps = vec![Step::Enter(root.clone())];
+    while let Some(step) = steps.pop() {
+        match step {
+            Step::Leave(handle) => {
+                store.write_back(&handle)?;
+                done.push(handle);
+            }
+            Step::Enter(handle) => {
+                if handle.is_recorded() || !seen.insert(handle.id()) {
+                    continue;
+                }
+                let children: Vec<Arc<Handle>> = if let Some(node) = handle.fresh_skeleton() {
+                    node.children().cloned().collect()
+                } else if let Some(run) = handle.fresh_run() {
+                    let gotos = run.ranges().filter_map(|(_, e)| match &e.msg {
+                        RangeMsg::Goto(target) => Some(target.node.clone()),
+                        RangeMsg::Null => None,
+                    });
+                    gotos.collect()
+                } else {
+                    handle.written().map(|(_, children)| children).unwrap_or_default()
+                };
+                steps.push(Step::Leave(handle));
+                steps.extend(children.into_iter().map(Step::Enter));
+            }
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,633 @@
+//! Structural work: messages move down, range messages become edges, nodes split, merge and collapse.
+//!
+//! Everything here builds new nodes from old ones and publishes nothing; a failure leaves the tree as it was.
+//! [`Store::tend`] brings one interior node within its limits:
+//!
+//! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
+//!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning.
+//! 2. *Rewrite* leaves for which messages of `theta` of their size wait, shared or private alike
+//!    (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
+//!    relifting of leaves are this one operation.
+//! 3. *Push* messages into interior children while the node holds more than its buffer, fullest child first.
+//! 4. *Coalesce* small neighbouring leaves, merge small segments, drop segments that no edge sees.
+//!
+//! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
+//! its segments and children are shared until they are rewritten themselves.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::bounds::{KeyRange, Xf, below, min_hi};
+use crate::error::Result;
+use crate::memrun::MemRun;
+use crate::message::{Point, RangeMsg};
+use crate::node::{Kind, Store, bump};
+use crate::run::RunBuilder;
+use crate::scan::{Base, TreeScan};
+use crate::skeleton::{Child, Edge, SegRef, Skeleton};
+use crate::view::{MappedCursor, RangeAt};
+
+/// What a part of an edge's range becomes.
+enum Piece {
+    /// Stays with the edge's child.
+    Kept,
+    /// Covered by a range message of the segment with this points step.
+    Covered { child: Option<Child>, points_step: u64, goto: bool },
+}
+
+/// How much waits for an edge.
+#[derive(Clone, Copy, Default)]
+struct Pending {
+    bytes: usize,
+    count: usize,
+    /// Bytes below that range messages are going to drop.
+    dropped: usize,
+    ranges: bool,
+}
+
+impl Store {
+    /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
+    /// a free label. With `settle` range messages are pushed as deep as they go.
+    pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
+        self.convert(node, top)?;
+        let mut pending = self.weigh_edges(node)?;
+        let mut at = 0;
+        while at < node.edges.len() {
+            let is_leaf = node.edges[at].child.as_ref().is_none_or(|c| c.node.kind() == Kind::Leaf);
+            if is_leaf && self.is_abundant(&node.edges[at], pending[at]) {
+                bump(&self.counters.flushes);
+                let edges = self.rewrite(node, at, at)?;
+                let made = edges.len();
+                pending.splice(at..=at, std::iter::repeat_n(Pending::default(), made));
+                node.edges.splice(at..=at, edges);
+                at += made;
+            } else {
+                at += 1;
+            }
+        }
+        self.push_fullest(node, &mut pending, settle)?;
+        self.coalesce(node, &mut pending)?;
+        self.drop_dead_segments(node)?;
+        self.merge_segments(node)
+    }
+
+    fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
+        let live = edge.child.as_ref().map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
+        let size = live.max(self.shape.leaf_bytes / 2);
+        pending.count > 0 && pending.bytes + pending.dropped >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
+    }
+
+    fn push_fullest(&self, node: &mut Skeleton, pending: &mut Vec<Pending>, settle: bool) -> Result<()> {
+        let interior = |node: &Skeleton, at: usize| node.edges[at].child.as_ref().is_some_and(|c| c.node.kind() == Kind::Skeleton);
+        let mut total: usize = pending.iter().map(|p| p.bytes).sum();
+        let high = self.shape.buffer_bytes;
+        let low = if total > high { high / 2 } else { high };
+        loop {
+            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && interior(node, at));
+            let forced = settle.then(|| candidates.clone().find(|&at| pending[at].ranges)).flatten();
+            let fullest = (total > low).then(|| candidates.max_by_key(|&at| pending[at].bytes)).flatten();
+            let Some(at) = forced.or(fullest) else { return Ok(()) };
+            let edges = self.push(node, at, settle)?;
+            total -= pending[at].bytes;
+            pending.splice(at..=at, std::iter::repeat_n(Pending::default(), edges.len()));
+            node.edges.splice(at..=at, edges);
+        }
+    }
+
+    /// What each edge sees in the node's segments.
+    fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
+        let mut all = Vec::with_capacity(node.edges.len());
+        for (at, edge) in node.edges.iter().enumerate() {
+            let range = node.edge_range(at);
+            let mut sum = Pending::default();
+            for seg in node.visible(edge) {
+                let part = seg.clip.intersect(&range);
+                if part.is_empty() {
+                    continue;
+                }
+                let run = self.run(&seg.run)?;
+                let inside = seg.xf.range(&part);
+                let (bytes, count) = run.weigh(self, &inside)?;
+                sum.bytes += bytes;
+                sum.count += count;
+                if count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+                    for (covered, _) in run.ranges_in(&inside) {
+                        sum.ranges = true;
+                        sum.dropped += self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
+                    }
+                }
+            }
+            all.push(sum);
+        }
+        Ok(all)
+    }
+
+    /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half.
+    fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {
+        match &edge.child {
+            Some(child) if child.node.kind() == Kind::Leaf => {
+                Ok(self.run(&child.node)?.estimate_bytes(&child.xf.range(range)).saturating_sub(self.shape.block_bytes))
+            }
+            _ => Ok(0),
+        }
+    }
+
+    // ---- range messages become edges ----
+
+    fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
+        let mut with_ranges = false;
+        for seg in &node.segs {
+            with_ranges |= self.run(&seg.run)?.has_ranges();
+        }
+        if !with_ranges {
+            return Ok(());
+        }
+        let mut edges = Vec::with_capacity(node.edges.len());
+        for at in 0..node.edges.len() {
+            let pieces = self.pieces(node, at)?;
+            self.convert_edge(node, at, pieces, &mut edges)?;
+        }
+        node.edges = edges;
+        let above = node.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.node.height() + 1)).max();
+        if let Some(height) = above.filter(|&h| h > node.height) {
+            assert!(top, "T3: a GOTO sinks only into nodes above its target");
+            node.height = height;
+        }
+        Ok(())
+    }
+
+    /// Cuts an edge's range at the borders of its visible range messages.
+    fn pieces(&self, node: &Skeleton, at: usize) -> Result<Vec<(KeyRange, Piece)>> {
+        let edge = &node.edges[at];
+        let range = node.edge_range(at);
+        let mut pieces = Vec::new();
+        let mut lo = range.lo.clone();
+        while below(&lo, range.hi.as_deref()) {
+            let mut hi = range.hi.clone();
+            let mut piece = Piece::Kept;
+            for seg in node.visible(edge).filter(|s| s.ranges_step() >= edge.watermark) {
+                if seg.clip.lo > lo {
+                    hi = min_hi(hi, Some(seg.clip.lo.clone()));
+                    continue;
+                }
+                if !below(&lo, seg.clip.hi.as_deref()) {
+                    continue;
+                }
+                hi = min_hi(hi, seg.clip.hi.clone());
+                let back = seg.xf.inverse(&lo);
+                let border = |bound: Option<Bytes>| bound.filter(|b| b.starts_with(&seg.xf.prepend)).map(|b| back.key(&b));
+                match self.run(&seg.run)?.range_at(&seg.xf.key(&lo)) {
+                    RangeAt::Until(next) => {
+                        if let Some(next) = border(next) {
+                            hi = min_hi(hi, Some(next));
+                        }
+                    }
+                    RangeAt::Covered(covered, msg) => {
+                        if let Some(end) = border(covered.hi) {
+                            hi = min_hi(hi, Some(end));
+                        }
+                        let goto = matches!(msg, RangeMsg::Goto(_));
+                        let child = match msg {
+                            RangeMsg::Null => None,
+                            RangeMsg::Goto(t) => Some(Child { xf: seg.xf.then(&t.xf), node: t.node, live_bytes: 0 }),
+                        };
+                        piece = Piece::Covered { child, points_step: seg.points_step(), goto };
+                        break;
+                    }
+                }
+            }
+            pieces.push((KeyRange::new(lo.clone(), hi.clone()), piece));
+            match hi {
+                Some(hi) => lo = hi,
+                None => break,
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn convert_edge(&self, node: &Skeleton, at: usize, pieces: Vec<(KeyRange, Piece)>, out: &mut Vec<Edge>) -> Result<()> {
+        let edge = &node.edges[at];
+        let whole = pieces.iter().all(|(_, p)| matches!(p, Piece::Covered { .. }));
+        let sinks_into = edge.child.as_ref().filter(|c| c.node.kind() == Kind::Skeleton).map(|c| c.node.height());
+        let count = pieces.len();
+        let mut kept_here = false;
+        for (n, (range, piece)) in pieces.into_iter().enumerate() {
+            if let Piece::Covered { child, points_step, goto } = piece {
+                let can_sink = match &child {
+                    None => true,
+                    Some(target) => sinks_into.is_some_and(|h| h > target.node.height()),
+                };
+                if whole || !can_sink {
+                    bump(&self.counters.conversions);
+                    match (count == 1, n == 0, n + 1 == count) {
+                        (true, _, _) => {
+                            if edge.child.is_some() {
+                                bump(&self.counters.prunes);
+                            }
+                        }
+                        (_, true, _) => bump(&self.counters.overlaps_left),
+                        (_, _, true) => bump(&self.counters.overlaps_right),
+                        _ => bump(&self.counters.overlaps_both),
+                    }
+                    let child = match child {
+                        Some(c) => Some(self.with_live_bytes(c, &range)?),
+                        None => None,
+                    };
+                    out.push(Edge { lo: range.lo, watermark: points_step, child });
+                    kept_here = false;
+                    continue;
+                }
+                if goto {
+                    bump(&self.counters.goto_waits);
+                }
+            }
+            if !kept_here {
+                let child = match &edge.child {
+                    Some(c) if count > 1 => Some(self.with_live_bytes(c.clone(), &range)?),
+                    other => other.clone(),
+                };
+                out.push(Edge { lo: range.lo, watermark: edge.watermark, child });
+                kept_here = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn with_live_bytes(&self, mut child: Child, range: &KeyRange) -> Result<Child> {
+        child.live_bytes = match child.node.kind() {
+            Kind::Leaf => self.run(&child.node)?.estimate_bytes(&child.xf.range(range)) as u64,
+            // Anything that is not small: an interior node is never coalesced.
+            _ => self.shape.leaf_bytes as u64,
+        };
+        Ok(child)
+    }
+
+    // ---- messages move down ----
+
+    /// All messages that an edge sees, in the node's key space.
+    pub(crate) fn gather(&self, node: &Skeleton, at: usize, segs: &[SegRef]) -> Result<MemRun> {
+        self.gather_range(&node.edge_range(at), node.edges[at].watermark, segs)
+    }
+
+    pub(crate) fn gather_range(&self, range: &KeyRange, watermark: u64, segs: &[SegRef]) -> Result<MemRun> {
+        let mut all = MemRun::default();
+        for seg in segs.iter().filter(|s| s.points_step() >= watermark) {
+            let part = seg.clip.intersect(range);
+            if part.is_empty() {
+                continue;
+            }
+            let run = self.run(&seg.run)?;
+            let inside = seg.xf.range(&part);
+            let back = seg.xf.inverse(&part.lo);
+            if seg.ranges_step() >= watermark {
+                for (covered, msg) in run.ranges_in(&inside) {
+                    all.add_range(back.range(&covered), msg.behind(&seg.xf));
+                }
+            }
+            let mut cursor = MappedCursor::new(&run, &part, &seg.xf, 15);
+            while let Some((key, point)) = cursor.take(self)? {
+                all.add_point(key, point.detached());
+            }
+        }
+        Ok(all)
+    }
+
+    /// Moves what an edge sees into its interior child; returns the edges that take its place.
+    fn push(&self, node: &Skeleton, at: usize, settle: bool) -> Result<Vec<Edge>> {
+        bump(&self.counters.flushes);
+        let messages = self.gather(node, at, &node.segs)?;
+        let (mut child, lift) = self.open_child(node, at)?;
+        self.give(&mut child, &messages, &node.edge_range(at), lift);
+        self.tend(&mut child, false, settle)?;
+        self.close_child(node, at, child, lift)
+    }
+
+    /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
+    fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
+        let range = node.edge_range(at);
+        let child = node.edges[at].child.as_ref().expect("only edges with an interior child are opened");
+        if child.node.is_recorded() && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1) {
+            bump(&self.counters.unshares);
+        }
+        let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
+        copy.clip(&child.xf.range(&range));
+        let lift = range.common_prefix_len();
+        copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
+        Ok((copy, lift))
+    }
+
+    fn give(&self, child: &mut Skeleton, messages: &MemRun, range: &KeyRange, lift: usize) {
+        let run = messages.extract(range, &Xf::stripping(lift));
+        if run.is_empty() {
+            return;
+        }
+        let goto_height = self.goto_height(&run);
+        if goto_height > 0 {
+            bump(&self.counters.goto_sinks);
+        }
+        let bytes = run.size_bytes() as u64;
+        let clip = child.range();
+        child.push_seg(self.new_segment(run), clip, Xf::identity(), goto_height, bytes);
+    }
+
+    pub(crate) fn goto_height(&self, run: &MemRun) -> u8 {
+        let heights = run.ranges().filter_map(|(_, e)| match &e.msg {
+            RangeMsg::Goto(t) => Some(t.node.height() + 1),
+            RangeMsg::Null => None,
+        });
+        heights.max().unwrap_or(0)
+    }
+
+    /// The edges of the parent for a child that was opened and changed.
+    fn close_child(&self, node: &Skeleton, at: usize, child: Skeleton, lift: usize) -> Result<Vec<Edge>> {
+        let prefix = node.edges[at].lo.slice(..lift);
+        let up = Xf::prepending(prefix);
+        let watermark = node.next_step();
+        let mut edges = Vec::new();
+        for mut part in self.split(child)? {
+            let inner = part.range();
+            let lo = up.key(&inner.lo);
+            if part.segs.is_empty() && part.edges.iter().all(|e| e.child.is_none()) {
+                edges.push(Edge { lo, watermark, child: None });
+                continue;
+            }
+            if let ([only], []) = (&part.edges[..], &part.segs[..]) {
+                // A node with one child and no messages is no more than its edge.
+                bump(&self.counters.collapses);
+                let child = only.child.as_ref().map(|c| Child { xf: Xf::stripping(lift).then(&c.xf), ..c.clone() });
+                edges.push(Edge { lo, watermark, child });
+                continue;
+            }
+            let more = inner.common_prefix_len();
+            part.lift(more);
+            let live_bytes = part.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.live_bytes)).sum();
+            let child = Child { xf: Xf::stripping(lift + more), node: self.new_skeleton(part), live_bytes };
+            edges.push(Edge { lo, watermark, child: Some(child) });
+        }
+        Ok(edges)
+    }
+
+    /// Cuts a node with too many edges, preferring borders with a short common prefix (*preferential
+    /// splitting*; BetrFS 0.5, section 4).
+    pub(crate) fn split(&self, node: Skeleton) -> Result<Vec<Skeleton>> {
+        if node.edges.len() <= self.shape.fanout {
+            return Ok(vec![node]);
+        }
+        bump(&self.counters.splits);
+        let parts = node.edges.len().div_ceil((self.shape.fanout * 3 / 4).max(2)).max(2);
+        let step = node.edges.len() / parts;
+        let mut cuts: Vec<usize> = Vec::new();
+        for n in 1..parts {
+            let (from, to) = (n * step - step / 4, n * step + step / 4);
+            let from = from.max(cuts.last().map_or(1, |c| c + 1));
+            let best = (from..=to.max(from)).min_by_key(|&at| node.edges[at].lo.len()).expect("the range is not empty");
+            cuts.push(best);
+        }
+        let mut out = Vec::with_capacity(parts);
+        let mut from = 0;
+        for to in cuts.into_iter().chain([node.edges.len()]) {
+            let hi = node.edge_hi(to - 1);
+            let mut part = node.clone();
+            part.clip(&KeyRange::new(node.edges[from].lo.clone(), hi));
+            self.drop_dead_segments(&mut part)?;
+            out.push(part);
+            from = to;
+        }
+        Ok(out)
+    }
+
+    /// Drops segments of which no edge sees a message, and narrows edges that see none.
+    fn drop_dead_segments(&self, node: &mut Skeleton) -> Result<()> {
+        let next_step = node.next_step();
+        let mut live = vec![0u64; node.segs.len()];
+        for at in 0..node.edges.len() {
+            let range = node.edge_range(at);
+            let watermark = node.edges[at].watermark;
+            let mut sees = false;
+            for (n, seg) in node.segs.iter().enumerate().filter(|(_, s)| s.points_step() >= watermark) {
+                let part = seg.clip.intersect(&range);
+                if part.is_empty() {
+                    continue;
+                }
+                let (bytes, count) = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part))?;
+                if count > 0 {
+                    sees = true;
+                    live[n] += bytes as u64;
+                }
+            }
+            if !sees {
+                node.edges[at].watermark = next_step;
+            }
+        }
+        let mut n = 0;
+        node.segs.retain_mut(|seg| {
+            seg.bytes = live[n];
+            n += 1;
+            seg.bytes > 0
+        });
+        let mut last_empty = None;
+        node.edges.retain(|edge| {
+            let empty = edge.child.is_none().then_some(edge.watermark);
+            let same = empty.is_some() && empty == last_empty;
+            last_empty = empty;
+            !same
+        });
+        Ok(())
+    }
+
+    /// Merges the newest segments while there are too many, small ones first (size tiers).
+    fn merge_segments(&self, node: &mut Skeleton) -> Result<()> {
+        while node.segs.len() > self.shape.segments {
+            // The longest newest run of segments none of which is larger than those after it together.
+            let mut from = node.segs.len() - 1;
+            let mut sum = node.segs[from].bytes;
+            while from > 0 && (node.segs[from - 1].bytes <= sum * 2 || node.segs.len() - from < 2) {
+                from -= 1;
+                sum += node.segs[from].bytes;
+            }
+            bump(&self.counters.segment_merges);
+            let mut merged = MemRun::default();
+            for at in 0..node.edges.len() {
+                let part = self.gather(node, at, &node.segs[from..])?;
+                merged.add_all(&part);
+            }
+            // With the newest ordinal every edge sees of the merged run just what it saw of the parts: what a
+            // watermark hid is not in it.
+            let ord = node.segs[node.segs.len() - 1].ord;
+            node.segs.truncate(from);
+            if merged.is_empty() {
+                continue;
+            }
+            let goto_height = self.goto_height(&merged);
+            let bytes = merged.size_bytes() as u64;
+            let run = self.new_segment(merged);
+            node.segs.push(SegRef { run, ord, clip: node.range(), xf: Xf::identity(), goto_height, bytes });
+        }
+        Ok(())
+    }
+
+    // ---- leaves ----
+
+    /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.
+    fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
+        bump(&self.counters.rewrites);
+        for edge in &node.edges[from..=to] {
+            if let Some(child) = edge.child.as_ref().filter(|c| c.node.is_recorded()) {
+                if self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1) {
+                    bump(&self.counters.unshares);
+                }
+            }
+        }
+        let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
+        let mut draft = node.clone();
+        draft.clip(&range);
+        let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
+        let mut writer = LeafWriter { store: self, entries: Vec::new(), bytes: 0, lo: range.lo.clone(), watermark: node.next_step(), edges: Vec::new() };
+        while let Some((key, value)) = scan.next(self)? {
+            writer.add(key, value)?;
+        }
+        writer.finish(range.hi)
+    }
+
+    /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave crumbs.
+    fn coalesce(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
+        let crowded = node.edges.len() > self.shape.fanout;
+        let size = |edge: &Edge, p: &Pending| match &edge.child {
+            None => Some(p.bytes),
+            Some(c) if c.node.kind() == Kind::Leaf => Some(usize::try_from(c.live_bytes).unwrap_or(usize::MAX) + p.bytes),
+            Some(_) => None,
+        };
+        let least = if crowded { 2 } else { 4 };
+        let mut from = 0;
+        while from < node.edges.len() {
+            let (mut to, mut sum, mut leaves) = (from, 0, 0);
+            while to < node.edges.len() {
+                match size(&node.edges[to], &pending[to]) {
+                    Some(bytes) if sum + bytes <= self.shape.leaf_bytes / 2 => sum += bytes,
+                    _ => break,
+                }
+                leaves += usize::from(node.edges[to].child.is_some());
+                to += 1;
+            }
+            if leaves >= least {
+                bump(&self.counters.coalesces);
+                let edges = self.rewrite(node, from, to - 1)?;
+                let made = edges.len();
+                pending.splice(from..to, std::iter::repeat_n(Pending::default(), made));
+                node.edges.splice(from..to, edges);
+                from += made;
+            } else {
+                from = to.max(from + 1);
+            }
+        }
+        Ok(())
+    }
+
+    // ---- on the way to the source of a clone ----
+
+    /// Pushes everything that waits above the lowest node covering `range` down to it, so that a clone of
+    /// `range` can share that node as it is (BetrFS 0.5, section 3.3).
+    pub(crate) fn sink(&self, node: &mut Skeleton, range: &KeyRange, top: bool) -> Result<()> {
+        self.convert(node, top)?;
+        let at = node.edge_of(&range.lo);
+        let covers = node.edge_range(at).covers(range);
+        let kind = node.edges[at].child.as_ref().map(|c| c.node.kind());
+        if covers {
+            let edges = if kind == Some(Kind::Skeleton) {
+                let messages = self.gather(node, at, &node.segs)?;
+                let bounds = node.edge_range(at);
+                let (mut child, lift) = self.open_child(node, at)?;
+                self.give(&mut child, &messages, &bounds, lift);
+                self.sink(&mut child, &Xf::stripping(lift).range(range), false)?;
+                self.close_child(node, at, child, lift)?
+            } else if self.weigh_edges(node)?[at].count > 0 {
+                self.rewrite(node, at, at)?
+            } else {
+                return Ok(());
+            };
+            node.edges.splice(at..=at, edges);
+        }
+        self.tend(node, top, false)
+    }
+}
+
+/// Cuts a stream of keys into leaves.
+struct LeafWriter<'a> {
+    store: &'a Store,
+    entries: Vec<(Bytes, Bytes)>,
+    bytes: usize,
+    /// Where the next leaf's range starts.
+    lo: Bytes,
+    watermark: u64,
+    edges: Vec<Edge>,
+}
+
+fn entry_bytes(key: &[u8], value: &[u8]) -> usize {
+    key.len() + value.len() + 8
+}
+
+impl LeafWriter<'_> {
+    fn add(&mut self, key: Bytes, value: Bytes) -> Result<()> {
+        self.bytes += entry_bytes(&key, &value);
+        self.entries.push((key, value));
+        if self.bytes >= self.store.shape.leaf_bytes * 5 / 4 && self.entries.len() > 1 {
+            self.cut()?;
+        }
+        Ok(())
+    }
+
+    /// Writes a leaf of three to five quarters of the aimed-at size, cut where neighbours differ early.
+    fn cut(&mut self) -> Result<()> {
+        let target = self.store.shape.leaf_bytes;
+        let mut sum = 0;
+        let mut best: Option<(usize, usize)> = None;
+        for at in 1..self.entries.len() {
+            let (key, value) = &self.entries[at - 1];
+            sum += entry_bytes(key, value);
+            let shared = shared_prefix(key, &self.entries[at].0);
+            let late = at + 1 == self.entries.len() && best.is_none();
+            if (sum >= target * 3 / 4 || late) && best.is_none_or(|(least, _)| shared < least) {
+                best = Some((shared, at));
+            }
+        }
+        let Some((shared, at)) = best else { return Ok(()) };
+        // The shortest key above the left part and not above the right one.
+        let pivot = self.entries[at].0.slice(..=shared);
+        let rest = self.entries.split_off(at);
+        let left = std::mem::replace(&mut self.entries, rest);
+        self.bytes = self.entries.iter().map(|(k, v)| entry_bytes(k, v)).sum();
+        let range = KeyRange::new(self.lo.clone(), Some(pivot.clone()));
+        self.write(range, &left)?;
+        self.lo = pivot;
+        Ok(())
+    }
+
+    fn write(&mut self, range: KeyRange, entries: &[(Bytes, Bytes)]) -> Result<()> {
+        if entries.is_empty() {
+            self.edges.push(Edge { lo: range.lo, watermark: self.watermark, child: None });
+            return Ok(());
+        }
+        let lift = range.common_prefix_len();
+        let mut builder = RunBuilder::new(Kind::Leaf, self.store.shape.codec, self.store.shape.block_bytes);
+        for (key, value) in entries {
+            builder.add(key.slice(lift..), &Point::Put(value.clone()));
+        }
+        let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
+        let node = self.store.write_run(builder.finish(std::iter::empty()), true)?;
+        let child = Child { xf: Xf::stripping(lift), node, live_bytes };
+        self.edges.push(Edge { lo: range.lo, watermark: self.watermark, child: Some(child) });
+        Ok(())
+    }
+
+    fn finish(mut self, hi: Option<Bytes>) -> Result<Vec<Edge>> {
+        let left = std::mem::take(&mut self.entries);
+        let range = KeyRange::new(self.lo.clone(), hi);
+        self.write(range, &left)?;
+        Ok(self.edges)
+    }
+}
+
+fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(x, y)| x == y).count()
+}

@@ -1,0 +1,256 @@
+//! The bytes of one journal frame. `docs/format-journal.md` draws them.
+//!
+//! ```text
+//! 0         8      12    16        24     32     40      48              56         64           68            72
+//! | checksum | magic | mask | uuid low | epoch | frame | offset | durable before | first seq | payload len | record count | records .. | zeros to 4096 |
+//! ```
+//!
+//! The checksum covers everything from byte 8 to the end of the records, as it lies on the device.
+//! The padding is not covered: nothing is lost with it.
+//!
+//! **The magic marks frames, and nothing else.** What users write ends up inside records, so a file
+//! could hold the image of a frame, and recovery, looking for the next frame in the remains of an
+//! older lap, could take it for one. Every block of a frame but the first therefore has the word
+//! where a magic would stand XORed with `mask`, chosen by the writer (almost always 0) so that none
+//! of them reads as the magic.
+
+use ramet_block::wire::{Reader, Writer};
+use ramet_block::{BLOCK_BYTES, checksum};
+
+use super::JournalPos;
+
+/// First bytes after the checksum of every frame.
+pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"RmJf");
+/// Bytes before the first record.
+pub(super) const HEADER_BYTES: usize = 72;
+/// Bytes before the body of each record: sequence number and length.
+pub(super) const RECORD_HEADER_BYTES: usize = 12;
+
+const BLOCK: usize = BLOCK_BYTES as usize;
+/// Bytes of the checksum, and where what it covers begins.
+const MAGIC_AT: usize = 8;
+
+const _: () = assert!(HEADER_BYTES < BLOCK);
+
+/// Whose journal a frame belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Timeline {
+    /// Low half of the volume's UUID: frames of an older volume in the same place are no frames.
+    pub(super) uuid_low: u64,
+    /// One per read-write mount: frames that a recovery dropped stay dropped.
+    pub(super) epoch: u64,
+}
+
+/// What a frame says about itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Header {
+    /// XORed into the magic's place of each further block.
+    pub(super) mask: u32,
+    /// Whose frame it is.
+    pub(super) timeline: Timeline,
+    /// Where it stands.
+    pub(super) at: JournalPos,
+    /// Frames with a smaller number were durable, or released, when this one was written.
+    pub(super) durable_before: u64,
+    /// Sequence number of the first record.
+    pub(super) first_seq: u64,
+    /// Bytes of records.
+    pub(super) payload_len: u32,
+    /// Number of records, at least one.
+    pub(super) record_count: u32,
+}
+
+impl Header {
+    /// Reads the header at the start of `block`; `None` when no frame starts there. The checksum is
+    /// not looked at: it needs the whole frame.
+    pub(super) fn decode(block: &[u8]) -> Option<Header> {
+        let mut fields = Reader::new(block.get(MAGIC_AT..HEADER_BYTES)?);
+        let mut u64 = || fields.u64().ok();
+        let magic_and_mask = u64()?;
+        let header = Header {
+            mask: (magic_and_mask >> 32) as u32,
+            timeline: Timeline {
+                uuid_low: u64()?,
+                epoch: u64()?,
+            },
+            at: JournalPos {
+                frame: u64()?,
+                offset: u64()?,
+            },
+            durable_before: u64()?,
+            first_seq: u64()?,
+            payload_len: fields.u32().ok()?,
+            record_count: fields.u32().ok()?,
+        };
+        (magic_and_mask as u32 == MAGIC).then_some(header)
+    }
+
+    /// The header with its checksum not yet set.
+    fn encode(&self) -> Vec<u8> {
+        let mut fields = Writer::with_capacity(HEADER_BYTES);
+        fields.u64(0);
+        fields.u32(MAGIC);
+        fields.u32(self.mask);
+        fields.u64(self.timeline.uuid_low);
+        fields.u64(self.timeline.epoch);
+        fields.u64(self.at.frame);
+        fields.u64(self.at.offset);
+        fields.u64(self.durable_before);
+        fields.u64(self.first_seq);
+        fields.u32(self.payload_len);
+        fields.u32(self.record_count);
+        fields.into_vec()
+    }
+
+    /// Bytes of header and records.
+    pub(super) fn covered_bytes(&self) -> u64 {
+        HEADER_BYTES as u64 + u64::from(self.payload_len)
+    }
+
+    /// Bytes of the region that the frame takes.
+    pub(super) fn padded_bytes(&self) -> u64 {
+        padded(self.covered_bytes())
+    }
+}
+
+/// Rounds up to whole blocks.
+pub(super) fn padded(len_bytes: u64) -> u64 {
+    len_bytes.next_multiple_of(BLOCK_BYTES)
+}
+
+/// Whether `bytes`, header and records as they lie on the device, carry their own checksum.
+pub(super) fn is_intact(bytes: &[u8]) -> bool {
+    let sum = Reader::new(bytes).u64();
+    bytes.len() >= HEADER_BYTES && sum.is_ok_and(|sum| sum == checksum(&bytes[MAGIC_AT..]))
+}
+
+fn word_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+/// Where the magic would stand in each block after the first, if all of that word is records.
+fn further_words(len: usize) -> impl Iterator<Item = usize> {
+    (BLOCK + MAGIC_AT..)
+        .step_by(BLOCK)
+        .take_while(move |at| at + 4 <= len)
+}
+
+fn apply_mask(bytes: &mut [u8], mask: u32) {
+    if mask != 0 {
+        for at in further_words(bytes.len()) {
+            let word = word_at(bytes, at) ^ mask;
+            bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        }
+    }
+}
+
+/// A mask under which no further block reads as a frame: a frame of n blocks rules out fewer than n.
+fn choose_mask(bytes: &[u8]) -> u32 {
+    (0..=u32::MAX)
+        .find(|mask| further_words(bytes.len()).all(|at| word_at(bytes, at) != MAGIC ^ mask))
+        .expect("a frame has fewer than 2^32 blocks")
+}
+
+/// A frame that still gathers records.
+#[derive(Debug, Default)]
+pub(super) struct FrameBuilder {
+    /// Room for the header, then records.
+    bytes: Writer,
+    first_seq: u64,
+    record_count: u32,
+}
+
+impl FrameBuilder {
+    pub(super) fn is_empty(&self) -> bool {
+        self.record_count == 0
+    }
+
+    /// Bytes of header and records as they stand; 0 without records.
+    pub(super) fn covered_bytes(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Bytes of header and records after one more record of `len` bytes.
+    pub(super) fn covered_bytes_with(&self, len: usize) -> u64 {
+        self.bytes.len().max(HEADER_BYTES) as u64 + (RECORD_HEADER_BYTES + len) as u64
+    }
+
+    pub(super) fn push(&mut self, seq: u64, parts: &[&[u8]]) {
+        if self.is_empty() {
+            self.bytes.pad_to(HEADER_BYTES);
+            self.first_seq = seq;
+        }
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        let len = u32::try_from(len).expect("a record fits a frame, and a frame 32 bits");
+        self.bytes.u64(seq);
+        self.bytes.u32(len);
+        for part in parts {
+            self.bytes.raw(part);
+        }
+        self.record_count += 1;
+    }
+
+    /// The bytes for the device, a whole number of blocks.
+    pub(super) fn finish(self, timeline: Timeline, at: JournalPos, durable_before: u64) -> Vec<u8> {
+        let mut bytes = self.bytes.into_vec();
+        let payload_len = bytes.len() - HEADER_BYTES;
+        let header = Header {
+            mask: choose_mask(&bytes),
+            timeline,
+            at,
+            durable_before,
+            first_seq: self.first_seq,
+            payload_len: u32::try_from(payload_len).expect("a frame fits 32 bits"),
+            record_count: self.record_count,
+        };
+        apply_mask(&mut bytes, header.mask);
+        bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
+        let sum = checksum(&bytes[MAGIC_AT..]);
+        bytes[..MAGIC_AT].copy_from_slice(&sum.to_le_bytes());
+        bytes.resize(bytes.len().next_multiple_of(BLOCK), 0);
+        bytes
+    }
+}
+
+/// Takes the records of an intact frame apart, in order. `bytes` are header and records; the mask is
+/// taken off in place. `None` in place of a record that does not follow the format.
+pub(super) fn records<'a>(
+    header: &Header,
+    bytes: &'a mut [u8],
+) -> impl Iterator<Item = Option<(u64, &'a [u8])>> + use<'a> {
+    apply_mask(bytes, header.mask);
+    let mut rest = &bytes[HEADER_BYTES..];
+    let mut left = header.record_count;
+    let mut bad = header.record_count == 0 || u64::from(header.payload_len) != rest.len() as u64;
+    std::iter::from_fn(move || {
+        if std::mem::take(&mut bad) {
+            left = 0;
+            rest = &[];
+            return Some(None);
+        }
+        if left == 0 {
+            return (!std::mem::take(&mut rest).is_empty()).then_some(None);
+        }
+        left -= 1;
+        let record = split_record(rest);
+        match record {
+            Some((seq, body, after)) => {
+                rest = after;
+                Some(Some((seq, body)))
+            }
+            None => {
+                left = 0;
+                rest = &[];
+                Some(None)
+            }
+        }
+    })
+}
+
+fn split_record(bytes: &[u8]) -> Option<(u64, &[u8], &[u8])> {
+    let mut fields = Reader::new(bytes);
+    let seq = fields.u64().ok()?;
+    let len = usize::try_from(fields.u32().ok()?).ok()?;
+    let body = fields.take(len).ok()?;
+    Some((seq, body, &bytes[fields.position()..]))
+}

@@ -1,0 +1,196 @@
+//! Recovery: which frames of the region are the journal, decided from the bytes alone.
+//!
+//! The frame numbered *n* after `offset` starts at `offset`, or, when it did not fit before the end
+//! of the region, at the next multiple of the region's length. A frame counts when its checksum
+//! holds and its header names this volume, this epoch, this number and this very offset; so neither
+//! an older lap, nor an older mount, nor a misdirected write passes. The first place with no such
+//! frame is the end: what lies beyond it was never acknowledged, because a commit syncs all frames
+//! before its own.
+//!
+//! One case is told apart. If a later frame is there and says that the missing one was durable when
+//! it was written, then the medium lost acknowledged records, and recovery says so instead of
+//! quietly going back in time. Only the place where the next frame can start is searched, one frame's
+//! length, so that the cost is bounded.
+//!
+//! Memory: two frames at most. Any bytes whatever end in an answer.
+
+use std::sync::Arc;
+
+use ramet_block::{BLOCK_BYTES, Device, Extent};
+
+use super::frame::{Header, Timeline, is_intact, records};
+use super::{JournalPos, frame_bytes_max, is_valid_region};
+use crate::{Error, Result};
+
+/// Bytes read at a time where only headers are looked for.
+const SEARCH_BYTES: u64 = 256 << 10;
+
+struct Reader<'a> {
+    dev: &'a dyn Device,
+    region: Extent,
+    timeline: Timeline,
+}
+
+/// Calls `visit(seq, record)` for each record of each frame from `start` on, in order, and returns
+/// where the next frame goes. Nothing is written.
+///
+/// # Errors
+/// `Io` when the device fails, `Corrupt` when acknowledged records are missing or an intact frame
+/// holds nonsense, `Invalid` when no journal fits `region`, and what `visit` answers.
+pub(super) fn replay(
+    dev: &dyn Device,
+    region: Extent,
+    timeline: Timeline,
+    start: JournalPos,
+    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<JournalPos> {
+    if !is_valid_region(region) || !start.offset.is_multiple_of(BLOCK_BYTES) {
+        return Err(Error::Invalid(
+            "the journal does not consist of whole blocks",
+        ));
+    }
+    if start.offset > u64::MAX / 2 || start.frame > u64::MAX / 2 {
+        return Err(Error::Invalid(
+            "the journal starts at a position that no volume reaches",
+        ));
+    }
+    let reader = Reader {
+        dev,
+        region,
+        timeline,
+    };
+    let mut at = start;
+    let mut last_seq = None;
+    while let Some((header, mut bytes)) = reader.next_frame(at)? {
+        let addr = reader.addr(header.at.offset);
+        let mut expected_seq = Some(header.first_seq);
+        for record in records(&header, &mut bytes) {
+            let (seq, body) = record.ok_or_else(|| nonsense(addr, "a record leaves the frame"))?;
+            if expected_seq.take().is_some_and(|first| first != seq) {
+                return Err(nonsense(addr, "the first record is not the one it names"));
+            }
+            if last_seq.is_some_and(|last| last >= seq) {
+                return Err(nonsense(addr, "sequence numbers do not rise"));
+            }
+            last_seq = Some(seq);
+            visit(seq, body)?;
+        }
+        at = JournalPos {
+            offset: header.at.offset + header.padded_bytes(),
+            frame: at.frame + 1,
+        };
+    }
+    reader.check_nothing_lost(at)?;
+    Ok(at)
+}
+
+fn nonsense(addr: u64, detail: &str) -> Error {
+    Error::Corrupt {
+        what: "journal frame",
+        addr,
+        detail: detail.to_owned(),
+    }
+}
+
+impl Reader<'_> {
+    fn addr(&self, offset: u64) -> u64 {
+        self.region.addr + offset % self.region.len
+    }
+
+    fn lap_end(&self, offset: u64) -> u64 {
+        offset - offset % self.region.len + self.region.len
+    }
+
+    fn read(&self, offset: u64, len_bytes: u64) -> Result<Vec<u8>> {
+        let len = usize::try_from(len_bytes).expect("a frame fits in memory");
+        let mut bytes = vec![0; len];
+        self.dev
+            .read_at(self.addr(offset), &mut bytes)
+            .map_err(|source| Error::Io {
+                what: "reading the journal",
+                source: Arc::new(source),
+            })?;
+        Ok(bytes)
+    }
+
+    /// The frame that comes at `at`, here or at the start of the next lap, with header and records.
+    fn next_frame(&self, at: JournalPos) -> Result<Option<(Header, Vec<u8>)>> {
+        let here = self.frame_at(at)?;
+        if here.is_some() || at.offset.is_multiple_of(self.region.len) {
+            return Ok(here);
+        }
+        self.frame_at(JournalPos {
+            offset: self.lap_end(at.offset),
+            frame: at.frame,
+        })
+    }
+
+    fn frame_at(&self, at: JournalPos) -> Result<Option<(Header, Vec<u8>)>> {
+        let block = self.read(at.offset, BLOCK_BYTES)?;
+        let Some(header) = self
+            .plausible(&block, at.offset)
+            .filter(|header| header.at == at)
+        else {
+            return Ok(None);
+        };
+        let bytes = self.intact(&header)?;
+        Ok(bytes.map(|bytes| (header, bytes)))
+    }
+
+    /// The header at the start of `block`, if it is of this timeline, names the offset at which it
+    /// stands and has a length that fits there.
+    fn plausible(&self, block: &[u8], offset: u64) -> Option<Header> {
+        let header = Header::decode(block)?;
+        let len_max = frame_bytes_max(self.region.len).min(self.lap_end(offset) - offset);
+        let fits = header.timeline == self.timeline
+            && header.at.offset == offset
+            && header.padded_bytes() <= len_max;
+        fits.then_some(header)
+    }
+
+    fn intact(&self, header: &Header) -> Result<Option<Vec<u8>>> {
+        let bytes = self.read(header.at.offset, header.covered_bytes())?;
+        Ok(is_intact(&bytes).then_some(bytes))
+    }
+
+    /// Fails if a frame after `end` proves that the frame at `end` had been durable.
+    fn check_nothing_lost(&self, end: JournalPos) -> Result<()> {
+        let lap_end = self.lap_end(end.offset);
+        let reach = frame_bytes_max(self.region.len);
+        // The missing frame lay at the end position or at the start of the next lap, and the one
+        // after it starts at most a frame's length later.
+        let here = (end.offset, (end.offset + reach).min(lap_end - BLOCK_BYTES));
+        let next_lap = (lap_end, lap_end + reach);
+        for (first, last) in [here, next_lap] {
+            let mut offset = first;
+            while offset <= last {
+                let len = SEARCH_BYTES.min(last + BLOCK_BYTES - offset);
+                let chunk = self.read(offset, len)?;
+                for block in chunk.chunks_exact(BLOCK_BYTES as usize) {
+                    self.check_follower(end, block, offset)?;
+                    offset += BLOCK_BYTES;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_follower(&self, end: JournalPos, block: &[u8], offset: u64) -> Result<()> {
+        let follows =
+            |header: &Header| header.at.frame > end.frame && header.durable_before > end.frame;
+        let Some(header) = self.plausible(block, offset).filter(follows) else {
+            return Ok(());
+        };
+        if self.intact(&header)?.is_none() {
+            return Ok(());
+        }
+        Err(Error::Corrupt {
+            what: "journal frame",
+            addr: self.addr(end.offset),
+            detail: format!(
+                "frame {} is unreadable, but was durable before frame {} was written",
+                end.frame, header.at.frame
+            ),
+        })
+    }
+}

@@ -1,0 +1,240 @@
+//! A run of messages in memory: the buffer that writers fill, and segments not yet written.
+//!
+//! Both maps are persistent (structure-sharing), so a reader's view is a clone in O(1) and a writer
+//! copies only the path that it changes.
+//!
+//! Keeps: ranges are disjoint and non-empty, neighbouring nulls are one, and no point is older than a range over it.
+
+use std::ops::Bound;
+
+use bytes::Bytes;
+use imbl::OrdMap;
+
+use crate::bounds::{KeyRange, Xf, below, cmp_hi};
+use crate::message::{Point, RangeMsg};
+
+/// Bytes that one message costs beside key and payload, in the accounting of buffers.
+const ENTRY_BYTES: usize = 48;
+
+#[derive(Clone, Debug)]
+pub(crate) struct RangeEntry {
+    pub(crate) hi: Option<Bytes>,
+    pub(crate) msg: RangeMsg,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MemRun {
+    points: OrdMap<Bytes, Point>,
+    ranges: OrdMap<Bytes, RangeEntry>,
+    bytes: usize,
+}
+
+fn cost(key: &[u8], point: &Point) -> usize {
+    key.len() + point.payload_bytes() + ENTRY_BYTES
+}
+
+impl MemRun {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.points.is_empty() && self.ranges.is_empty()
+    }
+
+    /// Bytes of messages, with a fixed cost for each.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.bytes + self.ranges.len() * ENTRY_BYTES
+    }
+
+    pub(crate) fn point_count(&self) -> usize {
+        self.points.len()
+    }
+
+    pub(crate) fn range_count(&self) -> usize {
+        self.ranges.len()
+    }
+
+    pub(crate) fn point(&self, key: &[u8]) -> Option<&Point> {
+        self.points.get(key)
+    }
+
+    /// Puts a point on top of what is there.
+    pub(crate) fn add_point(&mut self, key: Bytes, point: Point) {
+        match self.points.get(&key) {
+            Some(older) => {
+                self.bytes -= cost(&key, older);
+                let joined = point.over(older);
+                self.bytes += cost(&key, &joined);
+                self.points.insert(key, joined);
+            }
+            None => {
+                let point = match point {
+                    // Over a null in the same buffer the base is known to be absent.
+                    Point::Patch(_) if self.is_nulled(&key) => point.over(&Point::Delete),
+                    point => point,
+                };
+                self.bytes += cost(&key, &point);
+                self.points.insert(key, point);
+            }
+        }
+    }
+
+    fn is_nulled(&self, key: &[u8]) -> bool {
+        matches!(self.range_over(key), Some((_, RangeEntry { msg: RangeMsg::Null, .. })))
+    }
+
+    /// Appends a point whose key is above all others. For building from sorted input.
+    pub(crate) fn push_point(&mut self, key: Bytes, point: Point) {
+        debug_assert!(self.points.get_max().is_none_or(|(last, _)| *last < key), "sorted input");
+        self.bytes += cost(&key, &point);
+        self.points.insert(key, point);
+    }
+
+    /// Replaces everything in `range` by `msg`.
+    pub(crate) fn add_range(&mut self, range: KeyRange, msg: RangeMsg) {
+        if range.is_empty() {
+            return;
+        }
+        self.remove_points(&range);
+        self.carve(&range);
+        let (mut lo, mut hi) = (range.lo, range.hi);
+        if matches!(msg, RangeMsg::Null) {
+            if let Some((left, entry)) = self.ranges.get_prev(&lo) {
+                if matches!(entry.msg, RangeMsg::Null) && entry.hi.as_ref() == Some(&lo) {
+                    lo = left.clone();
+                }
+            }
+            if let Some(end) = &hi {
+                if let Some(RangeEntry { msg: RangeMsg::Null, hi: further }) = self.ranges.get(end) {
+                    let further = further.clone();
+                    self.ranges.remove(&end.clone());
+                    hi = further;
+                }
+            }
+        }
+        self.ranges.insert(lo, RangeEntry { hi, msg });
+    }
+
+    fn remove_points(&mut self, range: &KeyRange) {
+        let doomed: Vec<Bytes> = self.points_in(range).map(|(key, _)| key.clone()).collect();
+        for key in doomed {
+            if let Some(old) = self.points.remove(&key) {
+                self.bytes -= cost(&key, &old);
+            }
+        }
+    }
+
+    /// Cuts `range` out of the range messages.
+    fn carve(&mut self, range: &KeyRange) {
+        let overlapping: Vec<(Bytes, RangeEntry)> = self.ranges_in(range).map(|(lo, e)| (lo.clone(), e.clone())).collect();
+        for (lo, entry) in overlapping {
+            self.ranges.remove(&lo);
+            if let Some(end) = &range.hi {
+                if below(end, entry.hi.as_deref()) {
+                    self.ranges.insert(end.clone(), entry.clone());
+                }
+            }
+            if lo < range.lo {
+                self.ranges.insert(lo, RangeEntry { hi: Some(range.lo.clone()), msg: entry.msg });
+            }
+        }
+    }
+
+    /// The range message that covers `key`.
+    pub(crate) fn range_over(&self, key: &[u8]) -> Option<(&Bytes, &RangeEntry)> {
+        let (lo, entry) = self.ranges.range::<_, [u8]>((Bound::Unbounded, Bound::Included(key))).next_back()?;
+        below(key, entry.hi.as_deref()).then_some((lo, entry))
+    }
+
+    /// Start of the first range message above `key`.
+    pub(crate) fn next_range_start(&self, key: &[u8]) -> Option<&Bytes> {
+        self.ranges.range::<_, [u8]>((Bound::Excluded(key), Bound::Unbounded)).next().map(|(lo, _)| lo)
+    }
+
+    /// Range messages that overlap `range`, in order, not clipped.
+    pub(crate) fn ranges_in<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = (&'a Bytes, &'a RangeEntry)> {
+        let before = self.range_over(&range.lo).filter(|(lo, _)| **lo < range.lo);
+        let upto = if range.is_empty() { Some(&range.lo) } else { range.hi.as_ref() };
+        let within = self
+            .ranges
+            .range::<_, [u8]>((Bound::Included(&range.lo[..]), upto.map_or(Bound::Unbounded, |h| Bound::Excluded(&h[..]))));
+        before.filter(|_| !range.is_empty()).into_iter().chain(within)
+    }
+
+    /// Points of `range`, in order.
+    pub(crate) fn points_in<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = (&'a Bytes, &'a Point)> {
+        let hi = if range.is_empty() { Some(&range.lo) } else { range.hi.as_ref() };
+        self.points
+            .range::<_, [u8]>((Bound::Included(&range.lo[..]), hi.map_or(Bound::Unbounded, |h| Bound::Excluded(&h[..]))))
+    }
+
+    /// All range messages.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = (&Bytes, &RangeEntry)> {
+        self.ranges.iter()
+    }
+
+    /// All points.
+    pub(crate) fn points(&self) -> impl Iterator<Item = (&Bytes, &Point)> {
+        self.points.iter()
+    }
+
+    /// Lays `newer` on top.
+    pub(crate) fn add_all(&mut self, newer: &MemRun) {
+        for (lo, entry) in newer.ranges() {
+            self.add_range(KeyRange::new(lo.clone(), entry.hi.clone()), entry.msg.clone());
+        }
+        for (key, point) in newer.points() {
+            self.add_point(key.clone(), point.clone());
+        }
+    }
+
+    /// What lies in `range`, in the key space that `xf` leads to from this one.
+    pub(crate) fn extract(&self, range: &KeyRange, xf: &Xf) -> MemRun {
+        let mut out = MemRun::default();
+        let back = xf.inverse(&range.lo);
+        for (lo, entry) in self.ranges_in(range) {
+            let clipped = KeyRange::new(lo.clone(), entry.hi.clone()).intersect(range);
+            out.add_range(xf.range(&clipped), entry.msg.behind(&back));
+        }
+        for (key, point) in self.points_in(range) {
+            out.push_point(xf.key(key), point.clone());
+        }
+        out
+    }
+
+    /// Takes out the range message that covers all of `range`, if one does.
+    pub(crate) fn take_cover(&mut self, range: &KeyRange) -> Option<RangeMsg> {
+        let (lo, entry) = self.range_over(&range.lo)?;
+        if !KeyRange::new(lo.clone(), entry.hi.clone()).covers(range) {
+            return None;
+        }
+        let lo = lo.clone();
+        self.ranges.remove(&lo).map(|entry| entry.msg)
+    }
+
+    /// Bytes of messages in `range`, and how many.
+    pub(crate) fn weigh(&self, range: &KeyRange) -> (usize, usize) {
+        let points = self.points_in(range).fold((0, 0), |(b, n), (k, p)| (b + cost(k, p), n + 1));
+        let ranges = self.ranges_in(range).count();
+        (points.0 + ranges * ENTRY_BYTES, points.1 + ranges)
+    }
+
+    /// Whether anything lies in `range`.
+    pub(crate) fn touches(&self, range: &KeyRange) -> bool {
+        self.points_in(range).next().is_some() || self.ranges_in(range).next().is_some()
+    }
+
+    /// Invariant of the module header, for tests and debug builds.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut end: Option<Option<Bytes>> = None;
+        for (lo, entry) in &self.ranges {
+            if !below(lo, entry.hi.as_deref()) {
+                return Err(format!("empty range at {lo:?}"));
+            }
+            if let Some(previous) = &end {
+                if cmp_hi(previous.as_deref(), Some(lo)).is_gt() {
+                    return Err(format!("ranges overlap at {lo:?}"));
+                }
+            }
+            end = Some(entry.hi.clone());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,553 @@
+//! Nodes: identity, where the bytes are, and the bounded cache in front of the device.
+//!
+//! A node never changes. "Changing" one makes a new node with a new id; the path to the root is copied
+//! in memory and written at the next checkpoint. A [`Handle`] is the shared, in-memory end of a node:
+//!
+//! ```text
+//!  Fresh(content) --write--> Written(extent) --checkpoint durable--> Recorded
+//!   in memory only            not in any checkpoint:                 counted by the node table,
+//!                             freed when the handle drops            lives as long as it is referenced there
+//! ```
+//!
+//! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Store::is_pinned`]),
+//! so readers of older states never meet reused space.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+use ramet_block::wire::WireError;
+use ramet_block::{Codec, Device, Extent, checksum};
+use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
+
+use crate::error::{Error, Result};
+use crate::memrun::MemRun;
+use crate::run::{Block, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image};
+use crate::skeleton::Skeleton;
+use crate::view::{DiskRun, RunView};
+
+/// What a node holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    Leaf = 1,
+    Segment = 2,
+    Skeleton = 3,
+}
+
+impl Kind {
+    fn in_table(self) -> NodeKind {
+        match self {
+            Kind::Leaf => NodeKind::Leaf,
+            Kind::Segment => NodeKind::Segment,
+            Kind::Skeleton => NodeKind::Skeleton,
+        }
+    }
+}
+
+/// Where a node's bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) extent: Extent,
+    pub(crate) used_bytes: u32,
+    /// Of the whole node, or of the front part of a run.
+    pub(crate) checksum: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Skeleton(Arc<Skeleton>),
+    Run(Arc<MemRun>),
+    Written { place: Place, children: Vec<Arc<Handle>> },
+    Recorded(Option<Place>),
+}
+
+/// A node in memory; see the module header.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    id: NodeId,
+    kind: Kind,
+    height: u8,
+    state: Mutex<State>,
+    store: Weak<Store>,
+}
+
+impl Handle {
+    pub(crate) fn id(&self) -> NodeId {
+        self.id
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// 0 for leaves and segments; falls along every edge.
+    pub(crate) fn height(&self) -> u8 {
+        self.height
+    }
+
+    /// Whether a durable checkpoint names the node.
+    pub(crate) fn is_recorded(&self) -> bool {
+        matches!(*self.state.lock(), State::Recorded(_))
+    }
+
+    /// The contents of a skeleton that is not written yet.
+    pub(crate) fn fresh_skeleton(&self) -> Option<Arc<Skeleton>> {
+        match &*self.state.lock() {
+            State::Skeleton(node) => Some(node.clone()),
+            _ => None,
+        }
+    }
+
+    /// The contents of a segment that is not written yet.
+    pub(crate) fn fresh_run(&self) -> Option<Arc<MemRun>> {
+        match &*self.state.lock() {
+            State::Run(run) => Some(run.clone()),
+            _ => None,
+        }
+    }
+
+    /// Place and children of a node that is written but in no checkpoint.
+    pub(crate) fn written(&self) -> Option<(Place, Vec<Arc<Handle>>)> {
+        match &*self.state.lock() {
+            State::Written { place, children } => Some((*place, children.clone())),
+            _ => None,
+        }
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let Some(store) = self.store.upgrade() else { return };
+        store.forget(self.id);
+        match self.state.get_mut() {
+            State::Written { place, .. } => store.table.free_unpublished(place.extent),
+            State::Run(run) => {
+                store.fresh_bytes.fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+            }
+            State::Skeleton(_) | State::Recorded(_) => {}
+        }
+    }
+}
+
+#[derive(Clone)]
+enum Cached {
+    Skeleton(Arc<Skeleton>),
+    Index(Arc<RunIndex>),
+    Block(Arc<Block>, u32),
+}
+
+#[derive(Clone)]
+struct ByBytes;
+
+/// Part of a node in the cache: 0 is the skeleton or the index, `n + 1` block `n`.
+type CacheKey = (u64, u32);
+
+impl Weighter<CacheKey, Cached> for ByBytes {
+    fn weight(&self, _key: &CacheKey, value: &Cached) -> u64 {
+        match value {
+            Cached::Skeleton(node) => node.weight() as u64,
+            Cached::Index(index) => index.weight() as u64,
+            Cached::Block(_, weight) => u64::from(*weight) + 64,
+        }
+    }
+}
+
+/// Sizes that shape the tree. Tests make them tiny so that every structural path is taken.
+#[derive(Clone, Debug)]
+pub struct TreeShape {
+    /// Aimed-at bytes of a leaf.
+    pub leaf_bytes: usize,
+    /// Aimed-at bytes of a basement node and of a block of a segment.
+    pub block_bytes: usize,
+    /// Most edges of an interior node.
+    pub fanout: usize,
+    /// Bytes of messages above which an interior node pushes them down.
+    pub buffer_bytes: usize,
+    /// Bytes of messages above which the memory buffer becomes a segment of the root.
+    pub memory_bytes: usize,
+    /// A leaf is rewritten when the messages that wait for it reach this part of its size, in 1/256.
+    pub theta_256: usize,
+    /// Most segments of a node before small ones are merged.
+    pub segments: usize,
+    /// Messages above the source of a clone are pushed down to it when they are more than this.
+    pub clone_copy_bytes: usize,
+    /// Compression of leaves and segments.
+    pub codec: Codec,
+}
+
+impl Default for TreeShape {
+    fn default() -> Self {
+        Self {
+            leaf_bytes: 512 << 10,
+            block_bytes: 16 << 10,
+            fanout: 64,
+            buffer_bytes: 8 << 20,
+            memory_bytes: 16 << 20,
+            theta_256: 64,
+            segments: 12,
+            clone_copy_bytes: 16 << 10,
+            codec: Codec::Raw,
+        }
+    }
+}
+
+/// Counters of the store and the tree; all only grow.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) cache_hits: AtomicU64,
+    pub(crate) cache_misses: AtomicU64,
+    pub(crate) node_reads: AtomicU64,
+    pub(crate) bytes_read: AtomicU64,
+    pub(crate) bytes_written: AtomicU64,
+    // Structural paths taken.
+    pub(crate) splits: AtomicU64,
+    pub(crate) flushes: AtomicU64,
+    pub(crate) rewrites: AtomicU64,
+    pub(crate) coalesces: AtomicU64,
+    pub(crate) collapses: AtomicU64,
+    pub(crate) segment_merges: AtomicU64,
+    pub(crate) goto_sinks: AtomicU64,
+    pub(crate) goto_waits: AtomicU64,
+    pub(crate) conversions: AtomicU64,
+    pub(crate) overlaps_left: AtomicU64,
+    pub(crate) overlaps_right: AtomicU64,
+    pub(crate) overlaps_both: AtomicU64,
+    pub(crate) unshares: AtomicU64,
+    pub(crate) prunes: AtomicU64,
+    pub(crate) reclaimed: AtomicU64,
+    pub(crate) checkpoints: AtomicU64,
+}
+
+pub(crate) fn bump(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// All nodes of a volume.
+pub(crate) struct Store {
+    pub(crate) dev: Arc<dyn Device>,
+    pub(crate) table: NodeTable,
+    pub(crate) shape: TreeShape,
+    pub(crate) counters: Counters,
+    /// Bytes of messages in segments that are not written yet.
+    pub(crate) fresh_bytes: AtomicU64,
+    cache: Cache<CacheKey, Cached, ByBytes>,
+    handles: Mutex<HashMap<u64, Weak<Handle>>>,
+    next_id: AtomicU64,
+    me: Weak<Store>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Store").finish_non_exhaustive()
+    }
+}
+
+fn io_error(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |e| Error::Io { what, source: Arc::new(e) }
+}
+
+impl Store {
+    pub(crate) fn new(dev: Arc<dyn Device>, table: NodeTable, shape: TreeShape, cache_bytes: u64, next_id: u64) -> Arc<Self> {
+        let items = usize::try_from(cache_bytes / 16384).unwrap_or(usize::MAX).max(64);
+        Arc::new_cyclic(|me| Self {
+            dev,
+            table,
+            shape,
+            counters: Counters::default(),
+            fresh_bytes: AtomicU64::new(0),
+            cache: Cache::with_weighter(items, cache_bytes, ByBytes),
+            handles: Mutex::new(HashMap::new()),
+            next_id: AtomicU64::new(next_id),
+            me: me.clone(),
+        })
+    }
+
+    /// The id that the next new node gets.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id.load(Ordering::Relaxed)
+    }
+
+    /// The handle of a node that a checkpoint names.
+    pub(crate) fn recorded(&self, id: NodeId, kind: Kind, height: u8) -> Arc<Handle> {
+        let mut handles = self.handles.lock();
+        if let Some(handle) = handles.get(&id.0).and_then(Weak::upgrade) {
+            return handle;
+        }
+        let handle = Arc::new(Handle { id, kind, height, state: Mutex::new(State::Recorded(None)), store: self.me.clone() });
+        handles.insert(id.0, Arc::downgrade(&handle));
+        handle
+    }
+
+    fn fresh(&self, kind: Kind, height: u8, state: State) -> Arc<Handle> {
+        let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let handle = Arc::new(Handle { id, kind, height, state: Mutex::new(state), store: self.me.clone() });
+        self.handles.lock().insert(id.0, Arc::downgrade(&handle));
+        handle
+    }
+
+    pub(crate) fn new_skeleton(&self, node: Skeleton) -> Arc<Handle> {
+        self.fresh(Kind::Skeleton, node.height, State::Skeleton(Arc::new(node)))
+    }
+
+    pub(crate) fn new_segment(&self, run: MemRun) -> Arc<Handle> {
+        self.fresh_bytes.fetch_add(run.size_bytes() as u64, Ordering::Relaxed);
+        self.fresh(Kind::Segment, 0, State::Run(Arc::new(run)))
+    }
+
+    /// Writes a run now; it is durable with the next checkpoint that names it.
+    pub(crate) fn write_run(&self, image: RunImage, reserved: bool) -> Result<Arc<Handle>> {
+        let place = self.write_node(&image.bytes, image.checksum, reserved)?;
+        Ok(self.fresh(image.kind, 0, State::Written { place, children: image.children }))
+    }
+
+    fn write_node(&self, bytes: &[u8], sum: u64, reserved: bool) -> Result<Place> {
+        let len = bytes.len() as u64;
+        let extent = if reserved { self.table.alloc_reserved(len) } else { self.table.alloc(len) }?;
+        // Whole blocks: a partial block would make the device read before it writes.
+        let mut padded;
+        let out = if bytes.len() as u64 == extent.len {
+            bytes
+        } else {
+            padded = bytes.to_vec();
+            padded.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
+            &padded
+        };
+        self.counters.bytes_written.fetch_add(extent.len, Ordering::Relaxed);
+        if let Err(e) = self.dev.write_at(extent.addr, out) {
+            self.table.free_unpublished(extent);
+            return Err(io_error("writing a node")(e));
+        }
+        let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
+        Ok(Place { extent, used_bytes, checksum: sum })
+    }
+
+    /// Writes a fresh segment or skeleton whose children are all written; no effect on others.
+    pub(crate) fn write_back(&self, handle: &Arc<Handle>) -> Result<()> {
+        if let Some(run) = handle.fresh_run() {
+            let image = segment_image(&run, self.shape.codec, self.shape.block_bytes);
+            let place = self.write_node(&image.bytes, image.checksum, true)?;
+            self.become_written(handle, place, image.children);
+            self.fresh_bytes.fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+        } else if let Some(node) = handle.fresh_skeleton() {
+            let bytes = node.encode();
+            let place = self.write_node(&bytes, checksum(&bytes), true)?;
+            let children = node.children().cloned().collect();
+            self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
+            self.become_written(handle, place, children);
+        }
+        Ok(())
+    }
+
+    fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
+        let old = std::mem::replace(&mut *handle.state.lock(), State::Written { place, children });
+        // Dropped without the lock: the last hold on a node may go with it.
+        drop(old);
+    }
+
+    /// What the node table is told about a written node.
+    pub(crate) fn record_of(handle: &Handle) -> Option<NewNode> {
+        let (place, children) = handle.written()?;
+        Some(NewNode {
+            id: handle.id,
+            extent: place.extent,
+            used_bytes: place.used_bytes,
+            checksum: place.checksum,
+            kind: handle.kind.in_table(),
+            height: handle.height,
+            children: children.iter().map(|c| c.id).collect(),
+        })
+    }
+
+    /// The checkpoint that names the node is durable: the node table owns it from now on.
+    pub(crate) fn set_recorded(&self, handle: &Handle) {
+        let mut state = handle.state.lock();
+        if let State::Written { place, .. } = &*state {
+            let recorded = State::Recorded(Some(*place));
+            let old = std::mem::replace(&mut *state, recorded);
+            drop(state);
+            drop(old);
+        }
+    }
+
+    /// Whether somebody in memory still refers to a node.
+    pub(crate) fn is_pinned(&self, id: NodeId) -> bool {
+        // A cached skeleton of a dead node is no user; its handles would pin its children.
+        self.cache.remove(&(id.0, 0));
+        let handle = self.handles.lock().get(&id.0).and_then(Weak::upgrade);
+        handle.is_some()
+    }
+
+    fn forget(&self, id: NodeId) {
+        let mut handles = self.handles.lock();
+        if handles.get(&id.0).is_some_and(|weak| weak.strong_count() == 0) {
+            handles.remove(&id.0);
+        }
+    }
+
+    fn place(&self, handle: &Handle) -> Result<Place> {
+        match &*handle.state.lock() {
+            State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
+            State::Recorded(None) => {}
+            State::Skeleton(_) | State::Run(_) => unreachable!("the caller has seen that the node is not fresh"),
+        }
+        let record = self.table.get(handle.id)?.ok_or_else(|| Error::Corrupt {
+            what: "node table",
+            addr: 0,
+            detail: format!("node {} is referred to and has no record", handle.id.0),
+        })?;
+        if record.kind != handle.kind.in_table() || record.height != handle.height {
+            return Err(Error::Corrupt {
+                what: "node table",
+                addr: record.extent.addr,
+                detail: format!("node {} is {:?} of height {}, expected {:?} of height {}", handle.id.0, record.kind, record.height, handle.kind, handle.height),
+            });
+        }
+        let place = Place { extent: record.extent, used_bytes: record.used_bytes, checksum: record.checksum };
+        if let State::Recorded(slot) = &mut *handle.state.lock() {
+            *slot = Some(place);
+        }
+        Ok(place)
+    }
+
+    fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = vec![0; len];
+        bump(&self.counters.node_reads);
+        self.counters.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
+        self.dev.read_at(addr, &mut buf).map_err(io_error("reading a node"))?;
+        Ok(buf)
+    }
+
+    /// The skeleton of an interior node.
+    pub(crate) fn skeleton(&self, handle: &Handle) -> Result<Arc<Skeleton>> {
+        if let Some(node) = handle.fresh_skeleton() {
+            return Ok(node);
+        }
+        let loaded = self.cached((handle.id.0, 0), || {
+            let place = self.place(handle)?;
+            let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
+            verify(&bytes, &place, "skeleton")?;
+            let mut node_of = |id, height| Some(self.recorded(NodeId(id), if height == 0 { Kind::Leaf } else { Kind::Skeleton }, height));
+            let mut run_of = |id| Some(self.recorded(NodeId(id), Kind::Segment, 0));
+            let node = Skeleton::decode(&bytes, &mut node_of, &mut run_of).map_err(|e| malformed("skeleton", &place, &e))?;
+            if node.height != handle.height {
+                return Err(malformed("skeleton", &place, &MALFORMED));
+            }
+            Ok(Cached::Skeleton(Arc::new(node)))
+        })?;
+        match loaded {
+            Cached::Skeleton(node) => Ok(node),
+            _ => unreachable!("part 0 of a skeleton is the skeleton"),
+        }
+    }
+
+    /// A leaf or a segment.
+    pub(crate) fn run(&self, handle: &Arc<Handle>) -> Result<RunView> {
+        if let Some(run) = handle.fresh_run() {
+            return Ok(RunView::Mem(run));
+        }
+        let loaded = self.cached((handle.id.0, 0), || self.load_index(handle))?;
+        match loaded {
+            Cached::Index(index) => Ok(RunView::Disk(DiskRun { handle: handle.clone(), index })),
+            _ => unreachable!("part 0 of a run is its index"),
+        }
+    }
+
+    fn load_index(&self, handle: &Handle) -> Result<Cached> {
+        let place = self.place(handle)?;
+        let what = "front of a run";
+        let guess = (place.used_bytes as usize).min(self.shape.block_bytes.max(4096));
+        let mut front = self.read(place.extent.addr, guess)?;
+        let len = front.get(..RUN_HEADER_BYTES).and_then(|head| index_len(head, place.used_bytes));
+        let len = len.ok_or_else(|| malformed(what, &place, &MALFORMED))?;
+        if len > front.len() {
+            let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
+            front.extend_from_slice(&rest);
+        }
+        front.truncate(len);
+        verify(&front, &place, what)?;
+        let mut node_of = |id, height| Some(self.recorded(NodeId(id), if height == 0 { Kind::Leaf } else { Kind::Skeleton }, height));
+        let index = RunIndex::decode(&front, handle.kind, place.used_bytes, &mut node_of).map_err(|e| malformed(what, &place, &e))?;
+        Ok(Cached::Index(Arc::new(index)))
+    }
+
+    /// Block `at` of a run; up to `ahead` blocks behind it come along in the same read when it has to be read.
+    pub(crate) fn block(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Arc<Block>> {
+        let id = run.handle.id.0;
+        let key = |n: usize| (id, u32::try_from(n + 1).expect("blocks of a run fit 32 bits"));
+        if let Some(Cached::Block(block, _)) = self.cache.get(&key(at)) {
+            bump(&self.counters.cache_hits);
+            return Ok(block);
+        }
+        bump(&self.counters.cache_misses);
+        let blocks = &run.index.blocks;
+        let end = (at + 1 + ahead).min(blocks.len());
+        let place = self.place(&run.handle)?;
+        let start = blocks[at].offset;
+        let stop = blocks[end - 1].offset + blocks[end - 1].stored_bytes;
+        let bytes = self.read(place.extent.addr + u64::from(start), (stop - start) as usize)?;
+        let mut wanted = None;
+        for (n, meta) in blocks.iter().enumerate().take(end).skip(at) {
+            let from = (meta.offset - start) as usize;
+            let Some(stored) = bytes.get(from..from + meta.stored_bytes as usize) else {
+                return Err(malformed("front of a run", &place, &MALFORMED));
+            };
+            let decoded = Block::decode(meta, run.handle.kind, stored, place.extent.addr + u64::from(meta.offset));
+            let block = match decoded {
+                Ok(block) => Arc::new(block),
+                // What was read ahead is judged when it is asked for.
+                Err(_) if n > at => break,
+                Err(e) => return Err(e),
+            };
+            let weight = u32::try_from(Block::weight(meta, block.entries.len())).unwrap_or(u32::MAX);
+            self.cache.insert(key(n), Cached::Block(block.clone(), weight));
+            if n == at {
+                wanted = Some(block);
+            }
+        }
+        Ok(wanted.expect("the first of the blocks read is the one asked for"))
+    }
+
+    fn cached(&self, key: CacheKey, load: impl FnOnce() -> Result<Cached>) -> Result<Cached> {
+        let mut missed = false;
+        let found = self.cache.get_or_insert_with(&key, || {
+            missed = true;
+            load()
+        });
+        bump(if missed { &self.counters.cache_misses } else { &self.counters.cache_hits });
+        found
+    }
+
+    /// Nodes that are gone leave the cache.
+    pub(crate) fn evict(&self, ids: &[NodeId]) {
+        for id in ids {
+            self.cache.remove(&(id.0, 0));
+        }
+    }
+
+    /// Most bytes that the cache holds.
+    pub(crate) fn cache_capacity(&self) -> u64 {
+        self.cache.capacity()
+    }
+
+    /// Bytes in the cache.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+}
+
+fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
+    let found = checksum(bytes);
+    if found == place.checksum {
+        return Ok(());
+    }
+    let detail = format!("checksum {found:016x}, expected {:016x}", place.checksum);
+    Err(Error::Corrupt { what, addr: place.extent.addr, detail })
+}
+
+fn malformed(what: &'static str, place: &Place, why: &WireError) -> Error {
+    Error::Corrupt { what, addr: place.extent.addr, detail: format!("malformed, though its checksum holds: {why}") }
+}

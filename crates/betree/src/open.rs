@@ -1,0 +1,182 @@
+//! Making volumes and opening them: which superblock, the node table, the journal.
+//!
+//! Everything here decides from bytes read. Recovery replays the journal into the memory buffer of the
+//! checkpoint that the superblock names, with the same code that applied the batches, and then writes a
+//! checkpoint under a new epoch, so that no frame of the old timeline is ever accepted again. A crash
+//! during recovery starts it over.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ramet_block::superblock::{AREA_END, read_superblock, write_superblock};
+use ramet_block::{BLOCK_BYTES, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock};
+use ramet_nodetable::{NodeId, NodeTable, TableRoots};
+
+use crate::error::{Error, Result};
+use crate::journal::{Journal, REGION_BYTES_MIN};
+use crate::memrun::MemRun;
+use crate::node::{Kind, Store, TreeShape};
+use crate::record;
+use crate::tree::{Inner, OpenOptions, State, Tree, empty_root, machine_cache_bytes};
+
+/// Smallest volume, in bytes.
+pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
+
+/// How to make a new volume.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// Identity of the volume.
+    pub uuid: [u8; 16],
+    /// Sizes of nodes; `None` takes the defaults.
+    pub shape: Option<TreeShape>,
+}
+
+/// Journal of a volume of `bytes`: a sixteenth, between 1 MiB and 256 MiB.
+fn journal_extent(bytes: u64) -> Extent {
+    let len = (bytes / 16).clamp(REGION_BYTES_MIN.max(1 << 20), 256 << 20) / BLOCK_BYTES * BLOCK_BYTES;
+    Extent::new(AREA_END, len)
+}
+
+fn usable(sb: &Superblock) -> Extent {
+    let start = sb.journal.end();
+    Extent::new(start, (sb.volume_bytes - start) / BLOCK_BYTES * BLOCK_BYTES)
+}
+
+fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |e| Error::Io { what, source: Arc::new(e) }
+}
+
+impl Tree {
+    /// Writes an empty volume over whatever `dev` holds. Durable on return.
+    ///
+    /// # Errors
+    /// `Invalid` when the device is smaller than [`VOLUME_BYTES_MIN`], and what the device answers.
+    pub fn format(dev: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
+        let bytes = dev.len_bytes() / BLOCK_BYTES * BLOCK_BYTES;
+        if bytes < VOLUME_BYTES_MIN {
+            return Err(Error::Invalid("a volume takes at least 4 MiB"));
+        }
+        let shape = options.shape.clone().unwrap_or_default();
+        let narrow = |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
+        let mut sb = Superblock {
+            uuid: options.uuid,
+            format_version: FORMAT_VERSION,
+            generation: 1,
+            epoch: 1,
+            volume_bytes: bytes,
+            journal: journal_extent(bytes),
+            journal_start: JournalPos::default(),
+            node_table: PageRef::NONE,
+            space_map: PageRef::NONE,
+            refcounts: PageRef::NONE,
+            root_node: 0,
+            next_node: 1,
+            next_seq: 1,
+            leaf_bytes: narrow(shape.leaf_bytes)?,
+            basement_bytes: narrow(shape.block_bytes)?,
+            fanout: u16::try_from(shape.fanout).map_err(|_| Error::Invalid("the fanout is out of range"))?,
+            codec: shape.codec,
+            clean: true,
+        };
+        let roots = NodeTable::format(dev, usable(&sb))?;
+        sb.node_table = roots.node_table;
+        sb.space_map = roots.space_map;
+        sb.refcounts = roots.refcounts;
+        dev.sync().map_err(io("syncing a new volume"))?;
+        // Both slots, so that nothing older is left to choose.
+        for generation in [1, 2] {
+            sb.generation = generation;
+            write_superblock(&**dev, &sb)?;
+        }
+        dev.sync().map_err(io("syncing a new volume"))
+    }
+
+    /// Opens a volume, after a crash with everything that was acknowledged.
+    ///
+    /// # Errors
+    /// `NotAVolume` with the reason, `Corrupt`, `Io`.
+    pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
+        let mut sb = read_superblock(&*dev)?;
+        let shape = options.shape.clone().unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
+        let roots = TableRoots { node_table: sb.node_table, space_map: sb.space_map, refcounts: sb.refcounts };
+        let table = NodeTable::open(&dev, roots, usable(&sb), options.read_only)?;
+        let cache_bytes = options.cache_bytes.unwrap_or_else(machine_cache_bytes).max(1 << 20);
+        let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
+        let root = match sb.root_node {
+            0 => empty_root(&store),
+            id => {
+                let record = store.table.get(NodeId(id))?.ok_or_else(|| Error::Corrupt {
+                    what: "superblock",
+                    addr: 0,
+                    detail: format!("the root is node {id}, which has no record"),
+                })?;
+                store.recorded(NodeId(id), Kind::Skeleton, record.height)
+            }
+        };
+        store.skeleton(&root)?;
+        let state = State { buffer: MemRun::default(), root, seq: sb.next_seq - 1 };
+        let mut inner = Inner::new(store, None, state, sb.clone());
+
+        let uuid_low = uuid_low(&sb.uuid);
+        let mut replayed = 0u64;
+        let end = Journal::replay(&*dev, sb.journal, uuid_low, sb.epoch, sb.journal_start, &mut |seq, bytes| {
+            let batch = record::decode(bytes).map_err(|e| Error::Corrupt {
+                what: "journal record",
+                addr: sb.journal.addr,
+                detail: e.to_string(),
+            })?;
+            inner.apply(batch, None, Some(seq))?;
+            if inner.store.fresh_bytes.load(std::sync::atomic::Ordering::Relaxed) > 2 * inner.store.shape.memory_bytes as u64 && !options.read_only {
+                inner.flush(false)?;
+            }
+            replayed += 1;
+            Ok(())
+        })?;
+        if options.read_only {
+            return Ok(Tree::from_inner(Arc::new(inner)));
+        }
+
+        // A new epoch must be durable before its first frame, together with where its frames start.
+        sb.epoch += 1;
+        sb.clean = false;
+        inner.journal = Some(Journal::open(dev.clone(), sb.journal, uuid_low, sb.epoch, end));
+        if replayed > 0 {
+            tracing::info!(replayed, "recovered from the journal");
+        } else {
+            sb.generation += 1;
+            sb.journal_start = end;
+            write_superblock(&*dev, &sb)?;
+            dev.sync().map_err(io("syncing a superblock"))?;
+        }
+        inner.checkpointing = Mutex::new(sb);
+        let inner = Arc::new(inner);
+        if replayed > 0 {
+            inner.checkpoint()?;
+        }
+        if !options.manual {
+            inner.start()?;
+        }
+        Ok(Tree::from_inner(inner))
+    }
+}
+
+fn uuid_low(uuid: &[u8; 16]) -> u64 {
+    u64::from_le_bytes(uuid[..8].try_into().expect("eight bytes of sixteen"))
+}
+
+fn shape_of(sb: &Superblock, cache_bytes: Option<u64>) -> TreeShape {
+    let leaf_bytes = (sb.leaf_bytes as usize).max(256);
+    let fanout = usize::from(sb.fanout).max(4);
+    let cache = usize::try_from(cache_bytes.unwrap_or_else(machine_cache_bytes)).unwrap_or(usize::MAX);
+    let usual = TreeShape::default();
+    TreeShape {
+        leaf_bytes,
+        block_bytes: (sb.basement_bytes as usize).clamp(64, 1 << 20),
+        fanout,
+        buffer_bytes: leaf_bytes / 4 * fanout,
+        memory_bytes: usual.memory_bytes.min(cache / 8).max(1 << 20),
+        codec: sb.codec,
+        ..usual
+    }
+}
+

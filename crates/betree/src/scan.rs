@@ -1,0 +1,317 @@
+//! Reading: point lookups and streaming range scans over the DAG.
+//!
+//! Both go from the root down and never apply a message in place: a shared leaf is seen through
+//! different edges by different clones. A scan cuts its range, lazily and from the left, into pieces on
+//! which the structure is uniform ([`cut`]): one edge, one set of visible segments, no border of a range message. On
+//! such a piece the points of the segments met on the way down lie as overlays over whatever the edge, or
+//! the newest range message, leads to. At a leaf the overlays and the leaf are merged.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::bounds::{KeyRange, Xf, below, min_hi};
+use crate::error::Result;
+use crate::message::{Point, RangeMsg};
+use crate::node::{Handle, Kind, Store};
+use crate::skeleton::Skeleton;
+use crate::view::{MappedCursor, RangeAt, RunView};
+
+/// What lies under the overlays of a piece.
+#[derive(Clone, Debug)]
+pub(crate) enum Base {
+    Nothing,
+    Node(Arc<Handle>, Xf),
+    /// An interior node that is being built and has no handle yet.
+    Draft(Arc<Skeleton>),
+}
+
+/// The uniform piece of a node that starts at a given key.
+pub(crate) struct Cut {
+    pub(crate) hi: Option<Bytes>,
+    /// Runs whose points show, newest first, with the translation from the node's key space.
+    pub(crate) overlays: Vec<(RunView, Xf)>,
+    pub(crate) base: Base,
+}
+
+/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space.
+pub(crate) fn cut(store: &Store, node: &Skeleton, lo: &Bytes, hi: Option<Bytes>) -> Result<Cut> {
+    let at = node.edge_of(lo);
+    let edge = &node.edges[at];
+    let mut end = min_hi(hi, node.edge_hi(at));
+    let mut overlays = Vec::new();
+    for seg in node.visible(edge) {
+        if seg.clip.lo > *lo {
+            if below(&seg.clip.lo, end.as_deref()) {
+                end = Some(seg.clip.lo.clone());
+            }
+            continue;
+        }
+        if !below(lo, seg.clip.hi.as_deref()) {
+            continue;
+        }
+        end = min_hi(end, seg.clip.hi.clone());
+        let run = store.run(&seg.run)?;
+        overlays.push((run.clone(), seg.xf.clone()));
+        if seg.ranges_step() < edge.watermark || !run.has_ranges() {
+            continue;
+        }
+        if let Some(base) = under_range(&run, &seg.xf, lo, &mut end) {
+            return Ok(Cut { hi: end, overlays, base });
+        }
+    }
+    let base = edge.child.as_ref().map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+    Ok(Cut { hi: end, overlays, base })
+}
+
+/// What a range message of `run` puts at `lo`, if one covers it; `end` shrinks to where that changes.
+fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> Option<Base> {
+    let back = xf.inverse(lo);
+    // An end beyond what translates back is no border within the piece.
+    let mut shrink = |bound: Option<Bytes>| {
+        if let Some(bound) = bound {
+            if bound.starts_with(&back_prefix(xf)) {
+                *end = min_hi(end.take(), Some(back.key(&bound)));
+            }
+        }
+    };
+    match run.range_at(&xf.key(lo)) {
+        RangeAt::Covered(range, msg) => {
+            shrink(range.hi);
+            Some(match msg {
+                RangeMsg::Null => Base::Nothing,
+                RangeMsg::Goto(target) => Base::Node(target.node, xf.then(&target.xf)),
+            })
+        }
+        RangeAt::Until(next) => {
+            shrink(next);
+            None
+        }
+    }
+}
+
+fn back_prefix(xf: &Xf) -> Bytes {
+    xf.prepend.clone()
+}
+
+/// The same for a buffer that is not part of a node: the memory buffer over the whole tree.
+pub(crate) fn cut_buffer(run: &RunView, lo: &Bytes, hi: Option<Bytes>) -> (Option<Bytes>, Option<Base>) {
+    let mut end = hi;
+    let base = under_range(run, &Xf::identity(), lo, &mut end);
+    (end, base)
+}
+
+/// A frozen state of the whole tree.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) buffer: RunView,
+    pub(crate) root: Arc<Handle>,
+}
+
+/// Follows one key down; `found` is what the newer levels know about it.
+fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Point>) -> Result<Option<Bytes>> {
+    loop {
+        let (node, xf) = match base {
+            Base::Node(node, xf) => (node, xf),
+            Base::Nothing | Base::Draft(_) => return Ok(found.unwrap_or(Point::Delete).apply(None)),
+        };
+        key = xf.key(&key);
+        if node.kind() == Kind::Leaf {
+            let value = store.run(&node)?.point(store, &key)?;
+            let point = match (found, value) {
+                (Some(newer), Some(older)) => newer.over(&older),
+                (Some(point), None) | (None, Some(point)) => point,
+                (None, None) => Point::Delete,
+            };
+            return Ok(point.apply(None));
+        }
+        let skeleton = store.skeleton(&node)?;
+        let edge = &skeleton.edges[skeleton.edge_of(&key)];
+        let mut next = edge.child.as_ref().map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+        for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
+            let run = store.run(&seg.run)?;
+            let inside = seg.xf.key(&key);
+            if let Some(older) = run.point(store, &inside)? {
+                let point = match found {
+                    Some(newer) => newer.over(&older),
+                    None => older,
+                };
+                if point.is_final() {
+                    return Ok(point.apply(None));
+                }
+                found = Some(point);
+            }
+            if seg.ranges_step() >= edge.watermark {
+                match run.range_at(&inside) {
+                    RangeAt::Covered(_, RangeMsg::Null) => next = Base::Nothing,
+                    RangeAt::Covered(_, RangeMsg::Goto(t)) => next = Base::Node(t.node, seg.xf.then(&t.xf)),
+                    RangeAt::Until(_) => continue,
+                }
+                break;
+            }
+        }
+        base = next;
+    }
+}
+
+impl View {
+    pub(crate) fn get(&self, store: &Store, key: &[u8]) -> Result<Option<Bytes>> {
+        let found = self.buffer.point(store, key)?;
+        if found.as_ref().is_some_and(Point::is_final) {
+            return Ok(found.and_then(|p| p.apply(None)));
+        }
+        let key = Bytes::copy_from_slice(key);
+        let base = match self.buffer.range_at(&key) {
+            RangeAt::Covered(_, RangeMsg::Null) => Base::Nothing,
+            RangeAt::Covered(_, RangeMsg::Goto(target)) => Base::Node(target.node, target.xf),
+            RangeAt::Until(_) => Base::Node(self.root.clone(), Xf::identity()),
+        };
+        descend(store, base, key, found)
+    }
+}
+
+/// A piece of the scan still to be done, in the scan's key space.
+#[derive(Debug)]
+struct Frame {
+    range: KeyRange,
+    base: Base,
+    /// Newest first, with the translation from the scan's key space.
+    overlays: Arc<[(RunView, Xf)]>,
+}
+
+/// Merges cursors over the same range, the first one newest.
+#[derive(Debug, Default)]
+pub(crate) struct Merge {
+    cursors: Vec<MappedCursor>,
+}
+
+impl Merge {
+    pub(crate) fn push_older(&mut self, cursor: MappedCursor) {
+        self.cursors.push(cursor);
+    }
+
+    /// The next key and the join of what all cursors say about it.
+    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
+        let mut least: Option<Bytes> = None;
+        for cursor in &mut self.cursors {
+            if let Some(key) = cursor.key(store)? {
+                if least.as_ref().is_none_or(|l| key < l) {
+                    least = Some(key.clone());
+                }
+            }
+        }
+        let Some(least) = least else { return Ok(None) };
+        let mut joined: Option<Point> = None;
+        for cursor in &mut self.cursors {
+            if cursor.key(store)?.is_some_and(|k| *k == least) {
+                if let Some((_, point)) = cursor.take(store)? {
+                    joined = Some(match joined {
+                        Some(newer) => newer.over(&point),
+                        None => point,
+                    });
+                }
+            }
+        }
+        Ok(joined.map(|point| (least, point)))
+    }
+}
+
+/// A streaming scan: keys with values, in order.
+#[derive(Debug)]
+pub(crate) struct TreeScan {
+    frames: Vec<Frame>,
+    merge: Merge,
+    ahead: usize,
+}
+
+/// Blocks that a scan reads at a time.
+const SCAN_AHEAD: usize = 15;
+
+impl TreeScan {
+    /// Scans `range` of a whole tree.
+    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
+        let base = Base::Node(view.root.clone(), Xf::identity());
+        let mut frames = Vec::new();
+        // The memory buffer lies over everything: cut the range at its range messages first, lazily from
+        // the left by keeping the rest as one frame would need a node; they are few, so all at once.
+        let mut lo = range.lo.clone();
+        while below(&lo, range.hi.as_deref()) {
+            let (hi, over) = cut_buffer(&view.buffer, &lo, range.hi.clone());
+            frames.push(Frame {
+                range: KeyRange::new(lo.clone(), hi.clone()),
+                base: over.unwrap_or_else(|| base.clone()),
+                overlays: Arc::from([(view.buffer.clone(), Xf::identity())]),
+            });
+            match hi {
+                Some(hi) => lo = hi,
+                None => break,
+            }
+        }
+        frames.reverse();
+        Self { frames, merge: Merge::default(), ahead: 0 }
+    }
+
+    /// Scans `range` of what `base` holds.
+    pub(crate) fn of_base(base: Base, range: KeyRange) -> Self {
+        let frames = if range.is_empty() { Vec::new() } else { vec![Frame { range, base, overlays: Arc::from([]) }] };
+        Self { frames, merge: Merge::default(), ahead: SCAN_AHEAD }
+    }
+
+    /// The next key with its value.
+    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Bytes)>> {
+        loop {
+            while let Some((key, point)) = self.merge.next(store)? {
+                if let Some(value) = point.apply(None) {
+                    return Ok(Some((key, value)));
+                }
+            }
+            let Some(frame) = self.frames.pop() else { return Ok(None) };
+            self.open(store, frame)?;
+        }
+    }
+
+    fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
+        let Frame { range, base, overlays } = frame;
+        let leaf = match base {
+            Base::Node(node, xf) if node.kind() == Kind::Skeleton => {
+                let skeleton = store.skeleton(&node)?;
+                return self.split(store, range, &skeleton, &xf.clone(), Base::Node(node, xf), &overlays);
+            }
+            Base::Draft(skeleton) => {
+                let rest = Base::Draft(skeleton.clone());
+                return self.split(store, range, &skeleton, &Xf::identity(), rest, &overlays);
+            }
+            Base::Node(leaf, xf) => Some((store.run(&leaf)?, xf)),
+            Base::Nothing => None,
+        };
+        self.merge = Merge::default();
+        for (run, xf) in overlays.iter().chain(leaf.as_ref()) {
+            self.merge.push_older(MappedCursor::new(run, &range, xf, self.ahead));
+        }
+        // The first piece of a scan may be all that is asked for; from the second on it is a long one.
+        self.ahead = SCAN_AHEAD;
+        Ok(())
+    }
+
+    /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
+    fn split(&mut self, store: &Store, range: KeyRange, skeleton: &Skeleton, xf: &Xf, same: Base, overlays: &Arc<[(RunView, Xf)]>) -> Result<()> {
+        let inside = xf.range(&range);
+        let piece = cut(store, skeleton, &inside.lo, inside.hi.clone())?;
+        let back = xf.inverse(&range.lo);
+        let end = if piece.hi == inside.hi { range.hi.clone() } else { piece.hi.as_ref().map(|hi| back.key(hi)) };
+        if end != range.hi {
+            if let Some(end) = &end {
+                let rest = KeyRange::new(end.clone(), range.hi.clone());
+                self.frames.push(Frame { range: rest, base: same, overlays: overlays.clone() });
+            }
+        }
+        let below = piece.overlays.into_iter().map(|(run, f)| (run, xf.then(&f)));
+        let overlays = overlays.iter().cloned().chain(below).collect();
+        let base = match piece.base {
+            Base::Node(node, f) => Base::Node(node, xf.then(&f)),
+            other => other,
+        };
+        self.frames.push(Frame { range: KeyRange::new(range.lo, end), base, overlays });
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! What a tree tells about itself.
+
+use std::sync::atomic::Ordering;
+
+use crate::tree::Inner;
+
+/// Counters of an open tree. Sizes in bytes, times in nanoseconds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Size of the volume.
+    pub device_bytes: u64,
+    /// Space in use, with what only a checkpoint will free.
+    pub allocated_bytes: u64,
+    /// Space left.
+    pub free_bytes: u64,
+    /// Part of the free space kept back for checkpoints and deletions.
+    pub reserved_bytes: u64,
+    /// Freed space that the next checkpoint makes usable.
+    pub pending_free_bytes: u64,
+    /// Nodes in the node table.
+    pub nodes: u64,
+    /// Segments among them.
+    pub segments: u64,
+    /// Leaves among them.
+    pub leaves: u64,
+    /// Nodes without references that wait to be reclaimed.
+    pub zombies: u64,
+    /// Height label of the root.
+    pub height: u64,
+    /// Messages in memory that are not yet in a written node.
+    pub pending_message_bytes: u64,
+    /// Time since the last checkpoint.
+    pub checkpoint_age_ns: u64,
+    /// Journal that a recovery would read now.
+    pub journal_bytes: u64,
+    /// Number of the last batch applied.
+    pub seq: u64,
+    /// Parts of nodes found in the cache.
+    pub cache_hits: u64,
+    /// Parts of nodes not found in the cache.
+    pub cache_misses: u64,
+    /// Bytes in the cache.
+    pub cached_bytes: u64,
+    /// Reads of nodes from the device.
+    pub node_reads: u64,
+    /// Bytes of nodes read.
+    pub bytes_read: u64,
+    /// Bytes of nodes written.
+    pub bytes_written: u64,
+    /// How often each structural path was taken since the volume was opened.
+    pub paths: PathCounts,
+    /// Why the volume takes no writes any more, if so.
+    pub poisoned: Option<String>,
+}
+
+/// How often each structural path was taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PathCounts {
+    /// Interior nodes cut in two or more.
+    pub splits: u64,
+    /// Messages moved from a node to a child.
+    pub flushes: u64,
+    /// Leaf ranges written anew.
+    pub rewrites: u64,
+    /// Runs of small leaves joined.
+    pub coalesces: u64,
+    /// Interior nodes that were no more than their only edge.
+    pub collapses: u64,
+    /// Segments of a node merged.
+    pub segment_merges: u64,
+    /// GOTOs pushed into a child.
+    pub goto_sinks: u64,
+    /// GOTOs that overlap an edge in part and wait to be pushed into its child.
+    pub goto_waits: u64,
+    /// Range messages that became edges.
+    pub conversions: u64,
+    /// ... with part of the edge left over on the right.
+    pub overlaps_left: u64,
+    /// ... with part of the edge left over on the left.
+    pub overlaps_right: u64,
+    /// ... with parts left over on both sides.
+    pub overlaps_both: u64,
+    /// Shared nodes of which a private copy was made.
+    pub unshares: u64,
+    /// Children dropped unread under a covering range message.
+    pub prunes: u64,
+    /// Nodes whose references went to zero.
+    pub reclaimed: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
+}
+
+impl Inner {
+    pub(crate) fn stats(&self) -> Stats {
+        let store = &self.store;
+        let space = store.table.stats();
+        let (buffered, root, seq) = {
+            let state = self.state.lock();
+            (state.buffer.size_bytes() as u64, state.root.clone(), state.seq)
+        };
+        let c = &store.counters;
+        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            device_bytes: self.volume_bytes,
+            allocated_bytes: space.allocated,
+            free_bytes: space.free,
+            reserved_bytes: space.reserved,
+            pending_free_bytes: space.pending_free,
+            nodes: space.nodes,
+            segments: space.segments,
+            leaves: space.leaves,
+            zombies: space.zombies,
+            height: u64::from(root.height()),
+            pending_message_bytes: buffered + get(&store.fresh_bytes),
+            checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos()).unwrap_or(u64::MAX),
+            journal_bytes: self.journal.as_ref().map_or(0, crate::journal::Journal::used_bytes),
+            seq,
+            cache_hits: get(&c.cache_hits),
+            cache_misses: get(&c.cache_misses),
+            cached_bytes: store.cached_bytes(),
+            node_reads: get(&c.node_reads),
+            bytes_read: get(&c.bytes_read),
+            bytes_written: get(&c.bytes_written),
+            paths: PathCounts {
+                splits: get(&c.splits),
+                flushes: get(&c.flushes),
+                rewrites: get(&c.rewrites),
+                coalesces: get(&c.coalesces),
+                collapses: get(&c.collapses),
+                segment_merges: get(&c.segment_merges),
+                goto_sinks: get(&c.goto_sinks),
+                goto_waits: get(&c.goto_waits),
+                conversions: get(&c.conversions),
+                overlaps_left: get(&c.overlaps_left),
+                overlaps_right: get(&c.overlaps_right),
+                overlaps_both: get(&c.overlaps_both),
+                unshares: get(&c.unshares),
+                prunes: get(&c.prunes),
+                reclaimed: get(&c.reclaimed),
+                checkpoints: get(&c.checkpoints),
+            },
+            poisoned: self.failure().map(|text| text.to_string()),
+        }
+    }
+}

@@ -1,0 +1,732 @@
+//! The tree as its users see it: batches in, lookups and scans out, and the background work between.
+//!
+//! ```text
+//!  apply ──> journal queue + memory buffer      one mutex, memory only
+//!                 │ full, or a clone's source, or a checkpoint: becomes the root's newest segment
+//!                 v
+//!            root skeleton (an Arc, replaced whole)
+//!                 │ flusher: tend() from the top, then publish
+//!                 v
+//!            nodes below, immutable
+//! ```
+//!
+//! Lock order: `checkpointing`, `structure`, `state`, then the locks inside journal, store and node table. `state`
+//! is held over memory work only. `structure` is held by whoever builds a new root; it is
+//! not needed for reading, writing or freezing the buffer, which only appends to the root's segments, and
+//! [`Inner::publish`] carries such segments over.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
+use ramet_block::Superblock;
+
+use crate::batch::{Batch, Op};
+use crate::bounds::{KeyRange, Xf};
+use crate::clone::{Captured, capture, destination};
+use crate::error::{Error, Result};
+use crate::journal::Journal;
+use crate::memrun::MemRun;
+use crate::message::{Point, RangeMsg};
+use crate::node::{Handle, Store};
+use crate::record;
+use crate::scan::{TreeScan, View};
+use crate::skeleton::{Child, Edge, Skeleton};
+use crate::stats::Stats;
+use crate::view::RunView;
+
+/// Position in the history of changes: every applied batch gets the next number.
+pub type Seq = u64;
+
+/// Longest key, in bytes. File systems nest paths; nothing else limits them.
+pub const KEY_BYTES_MAX: usize = 1 << 20;
+/// Longest value, in bytes.
+pub const VALUE_BYTES_MAX: usize = 1 << 20;
+
+/// How to open a volume.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Memory for cached nodes, in bytes; `None` takes a quarter of the machine's.
+    pub cache_bytes: Option<u64>,
+    /// Refuse every change; nothing is written, the journal is replayed in memory.
+    pub read_only: bool,
+    /// Sizes of nodes and buffers; `None` takes the volume's. For tests.
+    pub shape: Option<crate::TreeShape>,
+    /// Run no background work: the caller drives everything through [`Tree::checkpoint`]. For tests.
+    pub manual: bool,
+}
+
+/// What a mutex of microseconds protects.
+pub(crate) struct State {
+    pub(crate) buffer: MemRun,
+    pub(crate) root: Arc<Handle>,
+    /// Number of the last batch applied.
+    pub(crate) seq: Seq,
+}
+
+#[derive(Default)]
+struct Wanted {
+    flush: bool,
+    checkpoint: bool,
+    stop: bool,
+}
+
+pub(crate) struct Inner {
+    pub(crate) store: Arc<Store>,
+    pub(crate) journal: Option<Journal>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) structure: Mutex<()>,
+    pub(crate) checkpointing: Mutex<Superblock>,
+    pub(crate) last_checkpoint: Mutex<Instant>,
+    /// Batches whose loss a checkpoint would repair, for deciding whether one is due.
+    pub(crate) checkpointed_seq: AtomicU64,
+    failure: OnceLock<Arc<str>>,
+    wanted: Mutex<Wanted>,
+    work: Condvar,
+    /// Signalled after each round of background work.
+    progress: Condvar,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    pub(crate) volume_bytes: u64,
+}
+
+/// An open volume's key space. Cheap to clone; all methods may be called from any thread.
+#[derive(Clone)]
+pub struct Tree {
+    pub(crate) inner: Arc<Inner>,
+    _guard: Arc<StopGuard>,
+}
+
+/// Stops the background threads when the last user of the tree is gone.
+struct StopGuard(Arc<Inner>);
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
+const TICK: Duration = Duration::from_millis(1000);
+
+impl Inner {
+    pub(crate) fn new(store: Arc<Store>, journal: Option<Journal>, state: State, sb: Superblock) -> Self {
+        Self {
+            store,
+            journal,
+            volume_bytes: sb.volume_bytes,
+            checkpointed_seq: AtomicU64::new(state.seq),
+            state: Mutex::new(state),
+            structure: Mutex::new(()),
+            checkpointing: Mutex::new(sb),
+            last_checkpoint: Mutex::new(Instant::now()),
+            failure: OnceLock::new(),
+            wanted: Mutex::new(Wanted::default()),
+            work: Condvar::new(),
+            progress: Condvar::new(),
+            threads: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// Remembers the first failure after which nothing may be written any more.
+    pub(crate) fn poison(&self, error: &Error) {
+        let text: Arc<str> = error.to_string().into();
+        if self.failure.set(text.clone()).is_ok() {
+            tracing::error!("the volume stops taking writes: {text}");
+        }
+    }
+
+    pub(crate) fn failure(&self) -> Option<Arc<str>> {
+        self.failure.get().cloned()
+    }
+
+    pub(crate) fn check_alive(&self) -> Result<()> {
+        match self.failure.get() {
+            Some(text) => Err(Error::Poisoned(text.clone())),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn view(&self) -> View {
+        let state = self.state.lock();
+        View { buffer: RunView::Mem(Arc::new(state.buffer.clone())), root: state.root.clone() }
+    }
+
+    // ---- writing ----
+
+    fn apply_op(&self, state: &mut State, op: Op, patient: bool) -> Result<std::result::Result<(), KeyRange>> {
+        match op {
+            Op::Put { key, value } => state.buffer.add_point(key, Point::Put(value)),
+            Op::Delete { key } => state.buffer.add_point(key, Point::Delete),
+            Op::Patch { key, offset, bytes } => state.buffer.add_point(key, Point::patch(offset, bytes)),
+            Op::DeleteRange { lo, hi } => state.buffer.add_range(KeyRange::new(lo, hi), RangeMsg::Null),
+            Op::CloneRange { lo, hi, strip, prefix } => {
+                let source = KeyRange::new(lo, hi);
+                if source.is_empty() {
+                    return Ok(Ok(()));
+                }
+                let (range, back) = destination(&source, strip as usize, &prefix);
+                match capture(&self.store, &state.buffer, &state.root, &source, patient)? {
+                    Captured::TooMuchAbove => return Ok(Err(source)),
+                    Captured::Message(msg) => state.buffer.add_range(range, msg.behind(&back)),
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Applies a batch whose journal record is `record`, or that is being replayed.
+    pub(crate) fn apply(&self, batch: Batch, record: Option<&[u8]>, replayed: Option<Seq>) -> Result<Seq> {
+        let clones = batch.ops.iter().any(|op| matches!(op, Op::CloneRange { .. }));
+        let mut patient = false;
+        for round in 0.. {
+            if clones {
+                self.warm(&batch)?;
+            }
+            let mut state = self.state.lock();
+            // A clone may find that something has to be done first: the batch is tried on the side.
+            let saved = clones.then(|| state.buffer.clone());
+            let mut too_much = None;
+            for op in batch.ops.iter().cloned() {
+                match self.apply_op(&mut state, op, patient) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(source)) => {
+                        too_much = Some(Ok(source));
+                        break;
+                    }
+                    Err(error) => {
+                        too_much = Some(Err(error));
+                        break;
+                    }
+                }
+            }
+            if let Some(trouble) = too_much {
+                if let Some(saved) = saved {
+                    state.buffer = saved;
+                }
+                drop(state);
+                self.sink(&trouble?)?;
+                patient = round >= 2;
+                continue;
+            }
+            drop(saved);
+            state.seq = replayed.unwrap_or(state.seq + 1);
+            let seq = state.seq;
+            if let (Some(record), Some(journal)) = (record, &self.journal) {
+                journal.append(seq, &[record]);
+            }
+            let full = state.buffer.size_bytes() > self.store.shape.memory_bytes;
+            if full {
+                self.freeze(&mut state);
+            }
+            drop(state);
+            if full {
+                self.want(|w| w.flush = true);
+            }
+            return Ok(seq);
+        }
+        unreachable!("a patient clone never finds too much")
+    }
+
+    /// Loads the nodes that capturing the clones of `batch` will visit, so that no I/O happens under `state`.
+    fn warm(&self, batch: &Batch) -> Result<()> {
+        let (buffer, root) = {
+            let state = self.state.lock();
+            (state.buffer.clone(), state.root.clone())
+        };
+        for op in &batch.ops {
+            if let Op::CloneRange { lo, hi, .. } = op {
+                let range = KeyRange::new(lo.clone(), hi.clone());
+                if !range.is_empty() {
+                    drop(capture(&self.store, &buffer, &root, &range, false)?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the memory buffer the newest segment of the root.
+    pub(crate) fn freeze(&self, state: &mut State) {
+        if state.buffer.is_empty() {
+            return;
+        }
+        let run = std::mem::take(&mut state.buffer);
+        let root = state.root.fresh_skeleton();
+        let mut root = match root {
+            Some(root) => Skeleton::clone(&root),
+            // The root is kept in memory by whoever made it, so this is a cache hit or one small read.
+            None => match self.store.skeleton(&state.root) {
+                Ok(root) => Skeleton::clone(&root),
+                Err(error) => {
+                    // Keep what is in memory readable; nothing can be written any more.
+                    state.buffer = run;
+                    self.poison(&error);
+                    return;
+                }
+            },
+        };
+        let goto_height = self.store.goto_height(&run);
+        let bytes = run.size_bytes() as u64;
+        root.push_seg(self.store.new_segment(run), KeyRange::all(), Xf::identity(), goto_height, bytes);
+        state.root = self.store.new_skeleton(root);
+    }
+
+    // ---- structure ----
+
+    /// Builds a new root from the current one and publishes it. Caller holds `structure`.
+    fn rebuild(&self, change: impl FnOnce(&Store, &mut Skeleton) -> Result<()>) -> Result<()> {
+        let handle = self.state.lock().root.clone();
+        let mut root = Skeleton::clone(&*self.store.skeleton(&handle)?);
+        let seen = root.next_ord;
+        change(&self.store, &mut root)?;
+        self.shape_root(&mut root)?;
+        self.publish(root, seen)
+    }
+
+    /// Gives a root with too many edges a level more, and one with a single child a level less.
+    fn shape_root(&self, root: &mut Skeleton) -> Result<()> {
+        let store = &self.store;
+        while root.edges.len() > store.shape.fanout {
+            let (next_ord, height) = (root.next_ord, root.height);
+            let old = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
+            let mut edges = Vec::new();
+            for mut part in store.split(old)? {
+                let range = part.range();
+                let lift = range.common_prefix_len();
+                part.lift(lift);
+                let live_bytes = part.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.live_bytes)).sum();
+                let child = Child { xf: Xf::stripping(lift), node: store.new_skeleton(part), live_bytes };
+                edges.push(Edge { lo: range.lo, watermark: 0, child: Some(child) });
+            }
+            *root = Skeleton { height: height + 1, hi: None, edges, segs: Vec::new(), next_ord };
+        }
+        while let ([edge], []) = (&root.edges[..], &root.segs[..]) {
+            let Some(child) = edge.child.as_ref().filter(|c| c.node.height() > 0 && c.xf.is_identity()) else { break };
+            crate::node::bump(&store.counters.collapses);
+            let next_ord = root.next_ord;
+            let mut only = Skeleton::clone(&*store.skeleton(&child.node)?);
+            only.clip(&KeyRange::all());
+            // Ordinals go on from the higher of both, so that segments frozen meanwhile stay newest.
+            only.next_ord = only.next_ord.max(next_ord);
+            *root = only;
+        }
+        Ok(())
+    }
+
+    fn publish(&self, mut root: Skeleton, seen: u64) -> Result<()> {
+        loop {
+            let current = self.state.lock().root.clone();
+            let now = self.store.skeleton(&current)?;
+            let mut state = self.state.lock();
+            if !Arc::ptr_eq(&state.root, &current) {
+                continue;
+            }
+            // What was frozen while the new root was built lies over it.
+            let mut ord = root.next_ord;
+            for seg in now.segs.iter().filter(|s| s.ord >= seen) {
+                let mut seg = seg.clone();
+                seg.ord = ord;
+                ord += 1;
+                root.segs.push(seg);
+            }
+            root.next_ord = ord;
+            state.root = self.store.new_skeleton(root);
+            return Ok(());
+        }
+    }
+
+    fn sink(&self, range: &KeyRange) -> Result<()> {
+        let _structure = self.structure.lock();
+        self.freeze(&mut self.state.lock());
+        self.rebuild(|store, root| store.sink(root, range, true))
+    }
+
+    /// Brings the root within its limits; with `settle` range messages go as deep as they can.
+    pub(crate) fn flush(&self, settle: bool) -> Result<()> {
+        let _structure = self.structure.lock();
+        self.rebuild(|store, root| store.tend(root, true, settle))
+    }
+
+    // ---- background work ----
+
+    fn want(&self, set: impl FnOnce(&mut Wanted)) {
+        set(&mut self.wanted.lock());
+        self.work.notify_all();
+    }
+
+    fn fresh_limit(&self) -> u64 {
+        (self.store.shape.memory_bytes as u64 * 4).max(self.store.cache_capacity() / 4)
+    }
+
+    fn checkpoint_due(&self) -> bool {
+        let Some(journal) = &self.journal else { return false };
+        let behind = self.state.lock().seq > self.checkpointed_seq.load(Ordering::Relaxed);
+        behind
+            && (journal.used_bytes() > journal.capacity_bytes() / 2
+                || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
+                || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
+    }
+
+    fn flusher(&self) {
+        loop {
+            {
+                let mut wanted = self.wanted.lock();
+                while !wanted.flush && !wanted.stop {
+                    self.work.wait(&mut wanted);
+                }
+                if wanted.stop {
+                    return;
+                }
+                wanted.flush = false;
+            }
+            match self.flush(false) {
+                // Without space messages stay where they are; admission refuses more of them.
+                Ok(()) | Err(Error::NoSpace) => {}
+                Err(error) => self.poison(&error),
+            }
+            self.progress.notify_all();
+        }
+    }
+
+    fn keeper(&self) {
+        loop {
+            {
+                let mut wanted = self.wanted.lock();
+                if !wanted.checkpoint && !wanted.stop {
+                    self.work.wait_for(&mut wanted, TICK);
+                }
+                if wanted.stop {
+                    return;
+                }
+                wanted.checkpoint = false;
+            }
+            if self.failure().is_some() {
+                self.progress.notify_all();
+                continue;
+            }
+            let done = if self.checkpoint_due() { self.checkpoint() } else { self.sync() };
+            match done {
+                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
+                Err(error) => self.poison(&error),
+            }
+            self.progress.notify_all();
+        }
+    }
+
+    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
+        let spawn = |name: &str, work: fn(&Inner)| {
+            let inner = self.clone();
+            std::thread::Builder::new()
+                .name(name.into())
+                .spawn(move || work(&inner))
+                .map_err(|e| Error::Io { what: "starting a thread", source: Arc::new(e) })
+        };
+        let threads = [spawn("ramet-flush", Inner::flusher)?, spawn("ramet-keep", Inner::keeper)?];
+        self.threads.lock().extend(threads);
+        Ok(())
+    }
+
+    fn stop(&self) {
+        self.want(|w| w.stop = true);
+        let threads: Vec<_> = self.threads.lock().drain(..).collect();
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
+        }
+    }
+
+    /// Waits until memory, journal and device have room for `bytes` more.
+    fn admit(&self, bytes: usize) -> Result<()> {
+        loop {
+            self.check_alive()?;
+            let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
+            let fresh = self.store.fresh_bytes.load(Ordering::Relaxed);
+            let crowded = fresh > 2 * self.fresh_limit();
+            let journal_full = !journal.has_room(bytes);
+            if !crowded && !journal_full {
+                break;
+            }
+            if self.threads.lock().is_empty() {
+                self.checkpoint()?;
+                if self.journal.as_ref().is_some_and(|j| !j.has_room(bytes)) {
+                    return Err(Error::Invalid("the batch is larger than the journal takes"));
+                }
+                break;
+            }
+            let mut wanted = self.wanted.lock();
+            wanted.flush = true;
+            wanted.checkpoint = true;
+            self.work.notify_all();
+            self.progress.wait_for(&mut wanted, Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// Refuses what could not be written down to the leaves any more.
+    fn admit_growth(&self, bytes: usize) -> Result<()> {
+        let space = self.store.table.stats();
+        let owed = self.store.fresh_bytes.load(Ordering::Relaxed) + self.state.lock().buffer.size_bytes() as u64;
+        let slack = (self.store.shape.leaf_bytes as u64 * 4).min(self.volume_bytes / 16);
+        let needed = (owed + bytes as u64) * 3 / 2 + slack;
+        if space.free.saturating_sub(space.reserved) < needed {
+            // Room may only wait for a checkpoint.
+            if space.pending_free > 0 || space.zombies > 0 {
+                self.want(|w| w.checkpoint = true);
+            }
+            return Err(Error::NoSpace);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn sync(&self) -> Result<()> {
+        let seq = self.state.lock().seq;
+        self.sync_to(seq)
+    }
+
+    fn sync_to(&self, seq: Seq) -> Result<()> {
+        self.check_alive()?;
+        let Some(journal) = &self.journal else { return Ok(()) };
+        match journal.commit(seq) {
+            Ok(()) => Ok(()),
+            Err(Error::NoSpace) => self.checkpoint(),
+            Err(error) => {
+                self.poison(&error);
+                Err(error)
+            }
+        }
+    }
+}
+
+fn batch_bytes(batch: &Batch) -> usize {
+    batch
+        .ops
+        .iter()
+        .map(|op| match op {
+            Op::Put { key, value } => key.len() + value.len() + 16,
+            Op::Delete { key } => key.len() + 16,
+            Op::Patch { key, bytes, .. } => key.len() + bytes.len() + 16,
+            Op::DeleteRange { lo, .. } | Op::CloneRange { lo, .. } => 2 * lo.len() + 256,
+        })
+        .sum()
+}
+
+fn check(batch: &Batch) -> Result<()> {
+    for op in &batch.ops {
+        let (key, value) = match op {
+            Op::Put { key, value } => (key, value.len()),
+            Op::Patch { bytes, .. } if bytes.is_empty() => return Err(Error::Invalid("an empty patch")),
+            Op::Patch { key, offset, bytes } => (key, *offset as usize + bytes.len()),
+            Op::Delete { key } => (key, 0),
+            Op::DeleteRange { lo, .. } => (lo, 0),
+            Op::CloneRange { lo, hi, strip, .. } => {
+                if !KeyRange::new(lo.clone(), hi.clone()).shares_prefix(*strip as usize) {
+                    return Err(Error::Invalid("the keys of a cloned range do not share the stripped prefix"));
+                }
+                (lo, 0)
+            }
+        };
+        if key.len() > KEY_BYTES_MAX {
+            return Err(Error::Invalid("a key is too long"));
+        }
+        if value > VALUE_BYTES_MAX {
+            return Err(Error::Invalid("a value is too long"));
+        }
+    }
+    Ok(())
+}
+
+impl Tree {
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
+        let guard = Arc::new(StopGuard(inner.clone()));
+        Self { inner, _guard: guard }
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        let inner = &self.inner;
+        let view = {
+            let state = inner.state.lock();
+            match state.buffer.point(key) {
+                Some(point) if point.is_final() => return Ok(point.apply(None)),
+                _ => View { buffer: RunView::Mem(Arc::new(state.buffer.clone())), root: state.root.clone() },
+            }
+        };
+        view.get(&inner.store, key)
+    }
+
+    /// Streams `[lo, hi)` in key order, as of this call.
+    #[must_use]
+    pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
+        self.snapshot().scan(lo, hi)
+    }
+
+    /// A frozen view of everything applied so far. O(1); never blocks writers, nor waits for them.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot { view: self.inner.view(), inner: self.inner.clone() }
+    }
+
+    /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before
+    /// taking locks that others need: [`Tree::apply`] itself then rarely waits.
+    ///
+    /// # Errors
+    /// `Poisoned`, `ReadOnly`, and what a checkpoint on the way met.
+    pub fn admit(&self, bytes: usize) -> Result<()> {
+        self.inner.admit(bytes)
+    }
+
+    /// Applies a batch atomically. It is visible on return, and durable after a later [`Tree::sync`].
+    ///
+    /// # Errors
+    /// `NoSpace` when a batch that puts or patches has no room, `Invalid` for keys, values or ranges out of
+    /// bounds, `Poisoned` and `ReadOnly`. Nothing is changed then.
+    pub fn apply(&self, batch: Batch) -> Result<Seq> {
+        let inner = &self.inner;
+        if inner.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        inner.check_alive()?;
+        check(&batch)?;
+        let bytes = batch_bytes(&batch);
+        if batch.ops.iter().any(|op| matches!(op, Op::Put { .. } | Op::Patch { .. } | Op::CloneRange { .. })) && !batch.frees() {
+            inner.admit_growth(bytes)?;
+        }
+        let record = record::encode(&batch);
+        if record.len() > self.batch_bytes_max() {
+            return Err(Error::Invalid("the batch is larger than the journal takes"));
+        }
+        inner.admit(record.len())?;
+        inner.apply(batch, Some(&record), None)
+    }
+
+    /// Longest batch that can be applied, in bytes of keys and values with some room for overhead.
+    #[must_use]
+    pub fn batch_bytes_max(&self) -> usize {
+        let capacity = self.inner.journal.as_ref().map_or(0, Journal::capacity_bytes);
+        crate::journal::record_bytes_max(capacity)
+    }
+
+    /// Makes everything applied before this call durable: one sequential write and one device sync,
+    /// shared by all callers at the time.
+    ///
+    /// # Errors
+    /// `Io` when the device fails; from then on `Poisoned`, whatever the device answers later.
+    pub fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    /// Makes everything up to and including `seq` durable.
+    ///
+    /// # Errors
+    /// As [`Tree::sync`].
+    pub fn sync_to(&self, seq: Seq) -> Result<()> {
+        self.inner.sync_to(seq)
+    }
+
+    /// Writes a checkpoint and waits for it. Everything applied before is durable, and space freed by the
+    /// checkpoint before can be used again.
+    ///
+    /// # Errors
+    /// As [`Tree::sync`], and `NoSpace`.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.inner.check_alive()?;
+        match self.inner.checkpoint() {
+            Err(error) if !matches!(error, Error::NoSpace | Error::ReadOnly) => {
+                self.inner.poison(&error);
+                Err(error)
+            }
+            done => done,
+        }
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A tree that is
+    /// dropped without it is found like after a crash.
+    ///
+    /// # Errors
+    /// As [`Tree::checkpoint`].
+    pub fn close(&self) -> Result<()> {
+        self.inner.stop();
+        if self.inner.journal.is_none() {
+            return Ok(());
+        }
+        self.inner.check_alive()?;
+        let done = self.inner.checkpoint_as(true);
+        let _ = self.inner.failure.set("it was closed".into());
+        done
+    }
+
+    /// Checks every invariant of nodes and node table that can be read; one line for each violation.
+    ///
+    /// # Errors
+    /// `Io` when the device fails; corruption is reported as a violation.
+    pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
+        crate::verify::verify(&self.inner, progress)
+    }
+}
+
+/// A frozen view of the key space. Cheap to clone.
+#[derive(Clone)]
+pub struct Snapshot {
+    view: View,
+    inner: Arc<Inner>,
+}
+
+impl Snapshot {
+    /// The value of `key` in this view.
+    ///
+    /// # Errors
+    /// As [`Tree::get`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        self.view.get(&self.inner.store, key)
+    }
+
+    /// Streams `[lo, hi)` of this view in key order.
+    #[must_use]
+    pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
+        let range = KeyRange::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
+        Scan { scan: TreeScan::of_view(&self.view, range), inner: self.inner.clone(), failed: false }
+    }
+}
+
+/// A streaming scan in key order. After an error it ends.
+pub struct Scan {
+    scan: TreeScan,
+    inner: Arc<Inner>,
+    failed: bool,
+}
+
+impl Iterator for Scan {
+    type Item = Result<(Bytes, Bytes)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let next = self.scan.next(&self.inner.store).transpose();
+        self.failed = matches!(next, Some(Err(_)));
+        next
+    }
+}
+
+/// The root of an empty tree.
+pub(crate) fn empty_root(store: &Store) -> Arc<Handle> {
+    store.new_skeleton(Skeleton::empty(1, KeyRange::all()))
+}
+
+pub(crate) fn machine_cache_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    total.map_or(256 << 20, |kib| kib * 1024 / 4)
+}

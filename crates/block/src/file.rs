@@ -1,0 +1,341 @@
+//! A device that is an image file or a block device.
+//!
+//! Positional I/O through the page cache, no `O_DIRECT`: images on any file system work, and what
+//! the layers above read often is in their own caches already. One advisory lock per open (`flock`:
+//! exclusive to write, shared to read) keeps two mounts of one volume apart; a block device is
+//! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::BLOCK_BYTES;
+use crate::device::Device;
+
+/// What a [`FileDevice`] is opened for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// Reading and writing, by nobody else at the same time.
+    ReadWrite,
+    /// Reading, possibly together with other readers.
+    ReadOnly,
+}
+
+/// Why an image or block device could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Nothing is there.
+    #[error("{}: no such file or device", .0.display())]
+    NotFound(PathBuf),
+    /// The path exists and must not be replaced.
+    #[error("{}: already exists", .0.display())]
+    Exists(PathBuf),
+    /// The caller may not open it.
+    #[error("{}: permission denied", .0.display())]
+    Permission(PathBuf),
+    /// Somebody else has it open.
+    #[error("{}: in use: mounted or opened by another process", .0.display())]
+    Busy(PathBuf),
+    /// It is neither a regular file nor a block device.
+    #[error("{}: neither a regular file nor a block device", .0.display())]
+    NotADevice(PathBuf),
+    /// An image must be a multiple of 4096 bytes.
+    #[error("a size of {0} bytes is not a multiple of 4096")]
+    Unaligned(u64),
+    /// Anything else.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The path that was opened.
+        path: PathBuf,
+        /// What the system answered.
+        source: io::Error,
+    },
+}
+
+fn open_error(path: &Path, source: io::Error) -> OpenError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::NotFound => OpenError::NotFound(path),
+        io::ErrorKind::AlreadyExists => OpenError::Exists(path),
+        io::ErrorKind::PermissionDenied => OpenError::Permission(path),
+        io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => OpenError::Busy(path),
+        io::ErrorKind::IsADirectory => OpenError::NotADevice(path),
+        _ => OpenError::Io { path, source },
+    }
+}
+
+/// An image file or a block device, locked while it is open.
+#[derive(Debug)]
+pub struct FileDevice {
+    file: File,
+    len_bytes: u64,
+    access: Access,
+}
+
+impl FileDevice {
+    /// Opens and locks the image file or block device at `path`.
+    ///
+    /// # Errors
+    /// [`OpenError`]; `Busy` when another process has it open in a way that excludes `access`.
+    pub fn open(path: impl AsRef<Path>, access: Access) -> Result<Self, OpenError> {
+        let path = path.as_ref();
+        let fail = |source| open_error(path, source);
+        // Looked at before it is opened: opening a FIFO or a tape has effects of its own.
+        let kind = std::fs::metadata(path).map_err(fail)?.file_type();
+        if !kind.is_file() && !kind.is_block_device() {
+            return Err(OpenError::NotADevice(path.to_owned()));
+        }
+        let mut flags = OFlags::CLOEXEC | OFlags::NONBLOCK;
+        if kind.is_block_device() && access == Access::ReadWrite {
+            flags |= OFlags::EXCL;
+        }
+        let file = OpenOptions::new()
+            .read(true)
+            .write(access == Access::ReadWrite)
+            .custom_flags(flags.bits() as i32)
+            .open(path)
+            .map_err(fail)?;
+        let opened = file.metadata().map_err(fail)?.file_type();
+        if !opened.is_file() && !opened.is_block_device() {
+            return Err(OpenError::NotADevice(path.to_owned()));
+        }
+        Self::lock(file, access).map_err(fail)
+    }
+
+    fn lock(mut file: File, access: Access) -> io::Result<Self> {
+        let operation = match access {
+            Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
+            Access::ReadOnly => FlockOperation::NonBlockingLockShared,
+        };
+        rustix::fs::flock(&file, operation)?;
+        // `metadata().len()` is 0 for a block device; the end of the file is right for both.
+        let len_bytes = file.seek(SeekFrom::End(0))?;
+        Ok(Self {
+            file,
+            len_bytes,
+            access,
+        })
+    }
+
+    /// What it was opened for.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        self.access
+    }
+
+    fn check_range(&self, addr: u64, len: u64, outside: io::ErrorKind) -> io::Result<()> {
+        match addr.checked_add(len) {
+            Some(end) if end <= self.len_bytes => Ok(()),
+            _ => Err(outside.into()),
+        }
+    }
+}
+
+/// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it.
+///
+/// With `replace`, an existing image that nobody has open is emptied first.
+///
+/// # Errors
+/// [`OpenError`]; `Exists` without `replace`, `Busy` when the image is open elsewhere, `Unaligned`
+/// when `size_bytes` is not a multiple of 4096.
+pub fn create_image(
+    path: impl AsRef<Path>,
+    size_bytes: u64,
+    replace: bool,
+) -> Result<FileDevice, OpenError> {
+    let path = path.as_ref();
+    if !size_bytes.is_multiple_of(BLOCK_BYTES) {
+        return Err(OpenError::Unaligned(size_bytes));
+    }
+    let fail = |source| open_error(path, source);
+    if replace && std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+        return Err(OpenError::NotADevice(path.to_owned()));
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(replace)
+        .create_new(!replace)
+        .truncate(false)
+        .open(path)
+        .map_err(fail)?;
+    // The lock comes before the first change: a mounted image must survive a mistaken `--force`.
+    let mut device = FileDevice::lock(file, Access::ReadWrite).map_err(fail)?;
+    let sized = device
+        .file
+        .set_len(0)
+        .and_then(|()| device.file.set_len(size_bytes))
+        .and_then(|()| device.file.sync_all());
+    sized.map_err(fail)?;
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    File::open(parent)
+        .and_then(|directory| directory.sync_all())
+        .map_err(fail)?;
+    device.len_bytes = size_bytes;
+    Ok(device)
+}
+
+impl Device for FileDevice {
+    fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check_range(addr, buf.len() as u64, io::ErrorKind::UnexpectedEof)?;
+        self.file.read_exact_at(buf, addr)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        // Without the check, a write beyond the end would silently grow an image file.
+        self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
+        self.file.write_all_at(buf, addr)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.check_range(addr, len_bytes, io::ErrorKind::InvalidInput)?;
+        if len_bytes == 0 {
+            return Ok(());
+        }
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        match rustix::fs::fallocate(&self.file, flags, addr, len_bytes) {
+            // A hint: where it is not supported, the space simply stays allocated.
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NODEV) => Ok(()),
+            other => other.map_err(Into::into),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn an_image_is_sparse_and_keeps_what_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let device = create_image(&path, 64 << 20, false).unwrap();
+        assert_eq!(device.len_bytes(), 64 << 20);
+        device.write_at(1 << 20, &[7; 65536]).unwrap();
+        device.sync().unwrap();
+        assert!(std::fs::metadata(&path).unwrap().blocks() * 512 < 1 << 20);
+        drop(device);
+        let device = FileDevice::open(&path, Access::ReadOnly).unwrap();
+        let mut got = [0; 65536];
+        device.read_at(1 << 20, &mut got).unwrap();
+        assert_eq!(got, [7; 65536]);
+    }
+
+    #[test]
+    fn discard_gives_the_space_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let device = create_image(&path, 8 << 20, false).unwrap();
+        device.write_at(0, &vec![1; 4 << 20]).unwrap();
+        device.sync().unwrap();
+        let before = std::fs::metadata(&path).unwrap().blocks();
+        device.discard(0, 4 << 20).unwrap();
+        assert!(std::fs::metadata(&path).unwrap().blocks() < before);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 8 << 20);
+    }
+
+    #[test]
+    fn a_writer_excludes_everybody_and_readers_share() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let writer = create_image(&path, 1 << 20, false).unwrap();
+        for access in [Access::ReadOnly, Access::ReadWrite] {
+            assert!(matches!(
+                FileDevice::open(&path, access),
+                Err(OpenError::Busy(_))
+            ));
+        }
+        assert!(matches!(
+            create_image(&path, 1 << 20, true),
+            Err(OpenError::Busy(_))
+        ));
+        drop(writer);
+        let _one = FileDevice::open(&path, Access::ReadOnly).unwrap();
+        let _two = FileDevice::open(&path, Access::ReadOnly).unwrap();
+        assert!(matches!(
+            FileDevice::open(&path, Access::ReadWrite),
+            Err(OpenError::Busy(_))
+        ));
+    }
+
+    #[test]
+    fn replacing_needs_to_be_asked_for_and_empties_the_image() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        create_image(&path, 1 << 20, false)
+            .unwrap()
+            .write_at(0, &[1; 4096])
+            .unwrap();
+        assert!(matches!(
+            create_image(&path, 1 << 20, false),
+            Err(OpenError::Exists(_))
+        ));
+        let device = create_image(&path, 2 << 20, true).unwrap();
+        let mut got = [9; 4096];
+        device.read_at(0, &mut got).unwrap();
+        assert_eq!((got, device.len_bytes()), ([0; 4096], 2 << 20));
+    }
+
+    #[test]
+    fn what_cannot_be_a_volume_is_told_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("missing");
+        assert!(matches!(
+            FileDevice::open(&missing, Access::ReadWrite),
+            Err(OpenError::NotFound(path)) if path == missing
+        ));
+        assert!(matches!(
+            FileDevice::open(dir.path(), Access::ReadOnly),
+            Err(OpenError::NotADevice(_))
+        ));
+        assert!(matches!(
+            FileDevice::open("/dev/null", Access::ReadOnly),
+            Err(OpenError::NotADevice(_))
+        ));
+        assert!(matches!(
+            create_image(missing, 4097, false),
+            Err(OpenError::Unaligned(4097))
+        ));
+    }
+
+    #[test]
+    fn io_outside_of_the_device_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let device = create_image(&path, 8192, false).unwrap();
+        let mut buf = [0; 4096];
+        for addr in [4097, 8192, u64::MAX] {
+            let read = device.read_at(addr, &mut buf).unwrap_err();
+            assert_eq!(read.kind(), io::ErrorKind::UnexpectedEof);
+            let write = device.write_at(addr, &buf).unwrap_err();
+            assert_eq!(write.kind(), io::ErrorKind::InvalidInput);
+        }
+        // Somebody cuts the image while it is open.
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(4096)
+            .unwrap();
+        let read = device.read_at(4096, &mut buf).unwrap_err();
+        assert_eq!(read.kind(), io::ErrorKind::UnexpectedEof);
+    }
+}

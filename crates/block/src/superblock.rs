@@ -1,0 +1,585 @@
+//! The superblock: where everything begins, and which checkpoint is the newest.
+//!
+//! Two slots, at byte 0 and at byte 65536, hold one 4096-byte block each. Generation g is written
+//! to slot g mod 2, so the write of a new superblock can only ever tear the older of the two. The
+//! caller syncs before (what the superblock names must be durable first) and after (only then is
+//! the checkpoint durable).
+//!
+//! Which superblock counts is decided by [`choose`], a pure function of what the two slots hold.
+//! Magic, version and checksum stay at their places in every future version, so that an old build
+//! can tell "newer" from "broken".
+
+use std::io;
+
+use thiserror::Error;
+
+use crate::codec::Codec;
+use crate::device::Device;
+use crate::wire::{Reader, WireError, Writer};
+use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
+
+/// Version of the format that this build reads and writes.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Addresses of the two slots, in bytes.
+pub const SLOTS: [u64; 2] = [0, 65_536];
+
+/// First byte behind the superblock area; the rest of the area is reserved.
+pub const AREA_END: u64 = 131_072;
+
+const MAGIC: [u8; 8] = *b"RAMETvol";
+const BYTES: usize = BLOCK_BYTES as usize;
+const CHECKSUM_AT: usize = BYTES - 8;
+const FIELDS_END: usize = 171;
+const FLAG_CLEAN: u32 = 1;
+
+const _: () = assert!(FIELDS_END <= CHECKSUM_AT);
+const _: () = assert!(SLOTS[1] + BLOCK_BYTES <= AREA_END);
+
+/// Where the journal begins to matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct JournalPos {
+    /// Logical byte offset, which grows for ever; the place is this modulo the journal's length.
+    pub offset: u64,
+    /// Number that the frame at that offset carries.
+    pub frame: u64,
+}
+
+/// One checkpoint of the volume and the parameters it was made with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Superblock {
+    /// Identity of the volume.
+    pub uuid: [u8; 16],
+    /// Version of the format; [`FORMAT_VERSION`] in what this build writes.
+    pub format_version: u32,
+    /// Number of this superblock; it grows by one with each one written.
+    pub generation: u64,
+    /// Number of read-write mounts so far. Journal frames carry it.
+    pub epoch: u64,
+    /// Size of the volume in bytes; the device is at least this long.
+    pub volume_bytes: u64,
+    /// The preallocated journal.
+    pub journal: Extent,
+    /// First journal frame that is not in this checkpoint.
+    pub journal_start: JournalPos,
+    /// Root page of the node table.
+    pub node_table: PageRef,
+    /// Root page of the free-space map.
+    pub space_map: PageRef,
+    /// Root page of the reference counts of shared pages; may be none.
+    pub refcounts: PageRef,
+    /// Root node of the tree; 0 for none.
+    pub root_node: u64,
+    /// Smallest node number never used.
+    pub next_node: u64,
+    /// Smallest sequence number never used.
+    pub next_seq: u64,
+    /// Target size of a leaf in bytes.
+    pub leaf_bytes: u32,
+    /// Target size of a basement node in bytes, before compression.
+    pub basement_bytes: u32,
+    /// Most children of a skeleton.
+    pub fanout: u16,
+    /// Compression of new blocks.
+    pub codec: Codec,
+    /// Whether the volume was unmounted, so that the journal holds nothing to replay.
+    pub clean: bool,
+}
+
+/// Why there is no superblock to go by.
+#[derive(Debug, Error)]
+pub enum SuperblockError {
+    /// Neither slot carries the magic bytes.
+    #[error("not a Ramet volume")]
+    NotAVolume,
+    /// A valid superblock of a version that this build does not know.
+    #[error("made by a newer version (format {found}; this build knows up to {known})")]
+    NewerVersion {
+        /// Version found.
+        found: u32,
+        /// Newest version known here.
+        known: u32,
+    },
+    /// The device is shorter than the volume.
+    #[error("image is truncated: superblock says {volume_bytes} bytes, file has {device_bytes}")]
+    Truncated {
+        /// Bytes according to the superblock.
+        volume_bytes: u64,
+        /// Bytes that the device has.
+        device_bytes: u64,
+    },
+    /// The bytes of a slot do not form a superblock.
+    #[error("superblock in slot {slot} is corrupt: {detail}")]
+    Corrupt {
+        /// 0 or 1.
+        slot: usize,
+        /// What is wrong.
+        detail: String,
+    },
+    /// Both slots carry the magic bytes or one does, and none is valid.
+    #[error("both superblocks are corrupt: {0}; {1}")]
+    BothCorrupt(Box<SuperblockError>, Box<SuperblockError>),
+    /// The medium failed.
+    #[error("superblock cannot be read or written: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl Superblock {
+    /// The slot that this generation is written to.
+    #[must_use]
+    pub fn slot(&self) -> usize {
+        (self.generation % 2) as usize
+    }
+
+    /// The 4096 bytes on disk.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::with_capacity(BYTES);
+        w.raw(&MAGIC);
+        w.u32(self.format_version);
+        w.u32(if self.clean { FLAG_CLEAN } else { 0 });
+        w.raw(&self.uuid);
+        w.u64(self.generation);
+        w.u64(self.epoch);
+        w.u64(self.volume_bytes);
+        self.journal.encode(&mut w);
+        w.u64(self.journal_start.offset);
+        w.u64(self.journal_start.frame);
+        self.node_table.encode(&mut w);
+        self.space_map.encode(&mut w);
+        self.refcounts.encode(&mut w);
+        w.u64(self.root_node);
+        w.u64(self.next_node);
+        w.u64(self.next_seq);
+        w.u32(self.leaf_bytes);
+        w.u32(self.basement_bytes);
+        w.u16(self.fanout);
+        w.u8(self.codec as u8);
+        debug_assert_eq!(w.len(), FIELDS_END);
+        w.pad_to(CHECKSUM_AT);
+        let sum = checksum(w.as_slice());
+        w.u64(sum);
+        w.into_vec()
+    }
+
+    /// The superblock that `bytes`, read from `slot`, hold.
+    ///
+    /// # Errors
+    /// `NotAVolume` without the magic bytes, `NewerVersion`, or `Corrupt`.
+    pub fn decode(slot: usize, bytes: &[u8]) -> Result<Self, SuperblockError> {
+        let corrupt = |detail: String| SuperblockError::Corrupt { slot, detail };
+        if !bytes.starts_with(&MAGIC) {
+            return Err(SuperblockError::NotAVolume);
+        }
+        if bytes.len() != BYTES {
+            return Err(corrupt(format!("{} bytes instead of {BYTES}", bytes.len())));
+        }
+        let (body, sum) = bytes.split_at(CHECKSUM_AT);
+        let wire = |error: WireError| corrupt(error.to_string());
+        let (found, expected) = (Reader::new(sum).u64().map_err(wire)?, checksum(body));
+        if found != expected {
+            return Err(corrupt(format!(
+                "checksum {found:#018x}, computed {expected:#018x}"
+            )));
+        }
+        let mut r = Reader::new(&body[MAGIC.len()..]);
+        let format_version = r.u32().map_err(wire)?;
+        if format_version > FORMAT_VERSION {
+            return Err(SuperblockError::NewerVersion {
+                found: format_version,
+                known: FORMAT_VERSION,
+            });
+        }
+        let sb = Self::decode_fields(format_version, r).map_err(wire)?;
+        let volume = Extent::new(0, sb.volume_bytes);
+        sb.journal
+            .validate(volume)
+            .map_err(|error| corrupt(error.to_string()))?;
+        if sb.journal.addr < AREA_END || !sb.journal_start.offset.is_multiple_of(BLOCK_BYTES) {
+            return Err(corrupt(format!("impossible journal {}", sb.journal)));
+        }
+        for page in [sb.node_table, sb.space_map, sb.refcounts] {
+            let inside = page.addr.is_multiple_of(BLOCK_BYTES) && page.addr < sb.volume_bytes;
+            if !page.is_none() && (page.addr < AREA_END || !inside) {
+                return Err(corrupt(format!("impossible page address {:#x}", page.addr)));
+            }
+        }
+        if sb.slot() != slot {
+            return Err(corrupt(format!(
+                "generation {} belongs elsewhere",
+                sb.generation
+            )));
+        }
+        Ok(sb)
+    }
+
+    fn decode_fields(format_version: u32, mut r: Reader<'_>) -> Result<Self, WireError> {
+        let flags = r.u32()?;
+        if flags & !FLAG_CLEAN != 0 || format_version == 0 {
+            return Err(WireError::Value {
+                field: "version or flags",
+                found: flags.into(),
+            });
+        }
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(r.take(16)?);
+        let sb = Self {
+            uuid,
+            format_version,
+            generation: r.u64()?,
+            epoch: r.u64()?,
+            volume_bytes: r.u64()?,
+            journal: Extent::decode(&mut r)?,
+            journal_start: JournalPos {
+                offset: r.u64()?,
+                frame: r.u64()?,
+            },
+            node_table: PageRef::decode(&mut r)?,
+            space_map: PageRef::decode(&mut r)?,
+            refcounts: PageRef::decode(&mut r)?,
+            root_node: r.u64()?,
+            next_node: r.u64()?,
+            next_seq: r.u64()?,
+            leaf_bytes: r.u32()?,
+            basement_bytes: r.u32()?,
+            fanout: r.u16()?,
+            codec: {
+                let tag = r.u8()?;
+                Codec::from_tag(tag).map_err(|_| WireError::Value {
+                    field: "codec",
+                    found: tag.into(),
+                })?
+            },
+            clean: flags & FLAG_CLEAN != 0,
+        };
+        r.finish_reserved()?;
+        Ok(sb)
+    }
+}
+
+/// Decides which of two slots counts, on a device of `device_bytes`.
+///
+/// The higher valid generation wins; a slot that is torn, or was never written, yields to the other.
+/// One slot of a newer format refuses the volume, since an upgrade has begun. A slot that cannot be
+/// *read* refuses it as well: it may be the newer one, and space that its checkpoint uses counts as
+/// free in the older.
+///
+/// # Errors
+/// [`SuperblockError`].
+pub fn choose(
+    slot0: Result<Superblock, SuperblockError>,
+    slot1: Result<Superblock, SuperblockError>,
+    device_bytes: u64,
+) -> Result<Superblock, SuperblockError> {
+    use SuperblockError::{BothCorrupt, Corrupt, Io, NewerVersion, NotAVolume, Truncated};
+    let sb = match (slot0, slot1) {
+        (Err(error @ (Io(_) | NewerVersion { .. })), _)
+        | (_, Err(error @ (Io(_) | NewerVersion { .. }))) => return Err(error),
+        (Ok(a), Ok(b)) if a.uuid != b.uuid => {
+            return Err(Corrupt {
+                slot: 1,
+                detail: "it belongs to another volume".into(),
+            });
+        }
+        (Ok(a), Ok(b)) => {
+            if a.generation > b.generation {
+                a
+            } else {
+                b
+            }
+        }
+        (Ok(sb), Err(_)) | (Err(_), Ok(sb)) => sb,
+        (Err(NotAVolume), Err(NotAVolume)) => return Err(NotAVolume),
+        (Err(a), Err(b)) => return Err(BothCorrupt(Box::new(a), Box::new(b))),
+    };
+    if sb.volume_bytes > device_bytes {
+        return Err(Truncated {
+            volume_bytes: sb.volume_bytes,
+            device_bytes,
+        });
+    }
+    Ok(sb)
+}
+
+/// Reads both slots and chooses.
+///
+/// # Errors
+/// [`SuperblockError`]; a device too short to hold both slots is judged by what it holds.
+pub fn read_superblock(device: &dyn Device) -> Result<Superblock, SuperblockError> {
+    let read = |slot: usize| {
+        let mut bytes = vec![0; BYTES];
+        match device.read_at(SLOTS[slot], &mut bytes) {
+            Ok(()) => Superblock::decode(slot, &bytes),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(SuperblockError::NotAVolume)
+            }
+            Err(error) => Err(error.into()),
+        }
+    };
+    choose(read(0), read(1), device.len_bytes())
+}
+
+/// Writes `sb` to its slot. Not durable, and no barrier: the caller syncs before and after.
+///
+/// # Errors
+/// [`SuperblockError::Io`].
+pub fn write_superblock(device: &dyn Device, sb: &Superblock) -> Result<(), SuperblockError> {
+    Ok(device.write_at(SLOTS[sb.slot()], &sb.encode())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemDevice;
+
+    fn sample(generation: u64) -> Superblock {
+        Superblock {
+            uuid: *b"0123456789abcdef",
+            format_version: 1,
+            generation,
+            epoch: 3,
+            volume_bytes: 16 << 20,
+            journal: Extent::new(AREA_END, 1 << 20),
+            journal_start: JournalPos {
+                offset: 4096,
+                frame: 77,
+            },
+            node_table: PageRef {
+                addr: 0x0020_0000,
+                checksum: 0x1111,
+            },
+            space_map: PageRef {
+                addr: 0x0020_2000,
+                checksum: 0x2222,
+            },
+            refcounts: PageRef::NONE,
+            root_node: 9,
+            next_node: 10,
+            next_seq: 1000,
+            leaf_bytes: 1 << 20,
+            basement_bytes: 32 << 10,
+            fanout: 64,
+            codec: Codec::Lz4,
+            clean: true,
+        }
+    }
+
+    fn reseal(bytes: &mut [u8]) {
+        let sum = checksum(&bytes[..CHECKSUM_AT]);
+        bytes[CHECKSUM_AT..].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    #[test]
+    fn golden_bytes() {
+        let bytes = sample(6).encode();
+        assert_eq!(bytes.len(), 4096);
+        let mut want = Vec::new();
+        want.extend_from_slice(b"RAMETvol\x01\0\0\0\x01\0\0\x000123456789abcdef");
+        for word in [
+            6u64,
+            3,
+            16 << 20,
+            131_072,
+            1 << 20,
+            4096,
+            77,
+            0x20_0000,
+            0x1111,
+            0x20_2000,
+            0x2222,
+            0,
+            0,
+            9,
+            10,
+            1000,
+        ] {
+            want.extend_from_slice(&word.to_le_bytes());
+        }
+        want.extend_from_slice(&[0, 0, 16, 0, 0, 128, 0, 0, 64, 0, 1]);
+        assert_eq!(want.len(), FIELDS_END);
+        assert_eq!(bytes[..FIELDS_END], want);
+        assert!(bytes[FIELDS_END..CHECKSUM_AT].iter().all(|&byte| byte == 0));
+        assert_eq!(bytes[CHECKSUM_AT..], GOLDEN_SUM.to_le_bytes());
+        assert_eq!(Superblock::decode(0, &bytes).unwrap(), sample(6));
+    }
+
+    const GOLDEN_SUM: u64 = 0xd971_9547_bef2_fb6e;
+
+    #[test]
+    fn every_flipped_byte_is_noticed() {
+        let good = sample(6).encode();
+        for at in 0..good.len() {
+            let mut bad = good.clone();
+            bad[at] ^= 0x40;
+            let got = Superblock::decode(0, &bad);
+            if at < MAGIC.len() {
+                assert!(matches!(got, Err(SuperblockError::NotAVolume)), "byte {at}");
+            } else {
+                assert!(
+                    matches!(got, Err(SuperblockError::Corrupt { .. })),
+                    "byte {at}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_under_a_valid_checksum_is_corrupt() {
+        // Offset and value: unknown flag, version 0, journal into the superblocks, journal start
+        // beyond it, unaligned page, page outside, unknown codec, reserved byte.
+        let forged: [(usize, u8); 8] = [
+            (12, 2),
+            (8, 0),
+            (58, 0),
+            (74, 0xff),
+            (88, 1),
+            (92, 1),
+            (170, 9),
+            (171, 1),
+        ];
+        for (at, value) in forged {
+            let mut bytes = sample(6).encode();
+            bytes[at] = value;
+            reseal(&mut bytes);
+            let got = Superblock::decode(0, &bytes);
+            assert!(
+                matches!(got, Err(SuperblockError::Corrupt { .. })),
+                "byte {at}: {got:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_superblock_in_the_wrong_slot_is_corrupt() {
+        let got = Superblock::decode(1, &sample(6).encode());
+        assert!(matches!(got, Err(SuperblockError::Corrupt { slot: 1, .. })));
+    }
+
+    /// What a slot may hold.
+    #[derive(Clone, Copy, Debug)]
+    enum Slot {
+        Good(u64),
+        Torn(u64),
+        Zero,
+        Newer(u64),
+        Foreign(u64),
+    }
+
+    fn bytes_of(slot: Slot) -> Vec<u8> {
+        match slot {
+            Slot::Good(generation) => sample(generation).encode(),
+            Slot::Torn(generation) => {
+                let mut bytes = sample(generation).encode();
+                bytes[512..].fill(0xee);
+                bytes
+            }
+            Slot::Zero => vec![0; BYTES],
+            Slot::Newer(generation) => {
+                let mut sb = sample(generation);
+                sb.format_version = FORMAT_VERSION + 1;
+                sb.encode()
+            }
+            Slot::Foreign(generation) => {
+                let mut sb = sample(generation);
+                sb.uuid = [9; 16];
+                sb.encode()
+            }
+        }
+    }
+
+    #[test]
+    fn choose_is_right_in_every_disk_situation() {
+        use Slot::{Foreign, Good, Newer, Torn, Zero};
+        let table: [(Slot, Slot, Result<u64, &str>); 15] = [
+            (Good(6), Good(5), Ok(6)),
+            (Good(6), Good(7), Ok(7)),
+            (Good(6), Torn(7), Ok(6)),
+            (Torn(6), Good(5), Ok(5)),
+            (Good(6), Zero, Ok(6)),
+            (Zero, Good(1), Ok(1)),
+            (Good(6), Good(3), Ok(6)),
+            (Zero, Zero, Err("not a Ramet volume")),
+            (Torn(6), Zero, Err("both superblocks are corrupt")),
+            (Torn(6), Torn(7), Err("both superblocks are corrupt")),
+            (
+                Newer(6),
+                Good(5),
+                Err("made by a newer version (format 2; this build knows up to 1)"),
+            ),
+            (
+                Good(6),
+                Newer(5),
+                Err("made by a newer version (format 2; this build knows up to 1)"),
+            ),
+            (
+                Newer(6),
+                Torn(7),
+                Err("made by a newer version (format 2; this build knows up to 1)"),
+            ),
+            (
+                Good(6),
+                Foreign(7),
+                Err("superblock in slot 1 is corrupt: it belongs to another"),
+            ),
+            (Good(7), Zero, Err("both superblocks are corrupt")),
+        ];
+        for (slot0, slot1, want) in table {
+            let got = choose(
+                Superblock::decode(0, &bytes_of(slot0)),
+                Superblock::decode(1, &bytes_of(slot1)),
+                16 << 20,
+            );
+            match (got, want) {
+                (Ok(sb), Ok(generation)) => {
+                    assert_eq!(sb.generation, generation, "{slot0:?} {slot1:?}");
+                }
+                (Err(error), Err(text)) => {
+                    assert!(
+                        error.to_string().starts_with(text),
+                        "{slot0:?} {slot1:?}: {error}"
+                    );
+                }
+                (got, want) => panic!("{slot0:?} {slot1:?}: {got:?} instead of {want:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_slot_that_cannot_be_read_refuses_the_volume() {
+        let broken = || Err(SuperblockError::Io(io::Error::other("bad sector")));
+        let got = choose(Ok(sample(6)), broken(), 16 << 20);
+        assert!(matches!(got, Err(SuperblockError::Io(_))));
+        let got = choose(broken(), Ok(sample(7)), 16 << 20);
+        assert!(matches!(got, Err(SuperblockError::Io(_))));
+    }
+
+    #[test]
+    fn a_truncated_image_is_told() {
+        let device = MemDevice::new(8 << 20);
+        write_superblock(&device, &sample(6)).unwrap();
+        assert_eq!(
+            read_superblock(&device).unwrap_err().to_string(),
+            "image is truncated: superblock says 16777216 bytes, file has 8388608"
+        );
+    }
+
+    #[test]
+    fn generations_alternate_between_the_slots() {
+        let device = MemDevice::new(16 << 20);
+        for generation in 1..6 {
+            write_superblock(&device, &sample(generation)).unwrap();
+            assert_eq!(read_superblock(&device).unwrap().generation, generation);
+        }
+    }
+
+    #[test]
+    fn something_short_is_not_a_volume() {
+        for len in [0, 512, 4096, 70_000] {
+            let got = read_superblock(&MemDevice::new(len));
+            assert!(
+                matches!(got, Err(SuperblockError::NotAVolume)),
+                "{len} bytes: {got:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Invariants of the node table, for fsck and tests.
+//!
+//! - N1: every page and record decodes, and every extent lies in the usable area.
+//! - N2: a record's count is the number of child entries that name it, plus one for the root.
+//! - N3: every node that is named is in the table.
+//! - N4: pages and extents of nodes are disjoint (S6), and the map is their complement (M2).
+//! - N5: the zombies are exactly the nodes without references.
+//! - N6: the counters agree with the records.
+//! - N7: what the allocator hands out is free in the map of the last commit.
+
+use std::collections::{BTreeSet, HashMap};
+
+use crate::error::{Error, Result};
+use crate::record::{Head, KeyKind, Meta, NodeId, parse_key, record_key};
+use crate::table::{NodeTable, Writer, read_record};
+use crate::verify::{Violation, verify_maps, verify_trees};
+
+/// Progress is reported once per this many nodes.
+const PROGRESS_STEP: u64 = 1024;
+
+/// What the records say.
+#[derive(Default)]
+struct Census {
+    refs: HashMap<NodeId, u64>,
+    named: HashMap<NodeId, u64>,
+    zombies: BTreeSet<NodeId>,
+    meta: Meta,
+    stored_meta: Meta,
+}
+
+impl NodeTable {
+    /// Checks everything above on the state of the last commit, whose pages are all read; nodes are
+    /// not. `progress` is called now and then with the number of nodes seen. Commits wait meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Io`]. What is corrupt is a violation, N1.
+    pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
+        let writer = self.writer.lock();
+        let corrupt = |error| match error {
+            Error::Corrupt { .. } => Ok(vec![Violation::new("N1", error.to_string())]),
+            other => Err(other),
+        };
+        self.check_all(&writer, progress).or_else(corrupt)
+    }
+
+    fn check_all(&self, writer: &Writer, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
+        let (mut violations, mut taken) = verify_trees(&self.store, &[&writer.tree])?;
+        let mut census = Census::default();
+        let mut nodes = 0;
+        for entry in writer.tree.range(&[]) {
+            let (key, value) = entry?;
+            match parse_key(&key)? {
+                KeyKind::Meta => census.stored_meta = Meta::decode(&value)?,
+                KeyKind::Zombie(id) => drop(census.zombies.insert(id)),
+                KeyKind::Piece(id, piece) => {
+                    let head = writer.tree.lookup(&record_key(id))?;
+                    let head = head.map(|head| Head::decode(id, &head, self.store.usable()));
+                    if head
+                        .transpose()?
+                        .is_none_or(|head| piece == 0 || piece > head.pieces())
+                    {
+                        let detail = format!("piece {piece} of node {} has no owner", id.0);
+                        violations.push(Violation::new("N1", detail));
+                    }
+                }
+                KeyKind::Record(id) => {
+                    let record = read_record(&self.store, &writer.tree.root, id)?;
+                    let record =
+                        record.ok_or_else(|| Error::corrupt("node record", id.0, "gone"))?;
+                    taken.push(record.extent);
+                    census.refs.insert(id, record.refs);
+                    *census.meta.counter(record.kind) += 1;
+                    census.meta.node_bytes += record.extent.len;
+                    for child in record.children {
+                        *census.named.entry(child).or_default() += 1;
+                    }
+                    nodes += 1;
+                    if nodes % PROGRESS_STEP == 0 {
+                        progress(nodes);
+                    }
+                }
+            }
+        }
+        violations.extend(census.judge());
+        violations.extend(verify_maps(&self.store, &writer.maps, &mut taken)?);
+        violations.extend(self.check_allocator(writer)?);
+        Ok(violations)
+    }
+
+    /// N7.
+    fn check_allocator(&self, writer: &Writer) -> Result<Vec<Violation>> {
+        let Ok(holes) = writer.maps.holes() else {
+            return Ok(Vec::new());
+        };
+        let free = self.store.space.lock().free_extents();
+        let is_free = |extent: &ramet_block::Extent| {
+            let before = holes.partition_point(|hole| hole.addr <= extent.addr);
+            before > 0 && holes[before - 1].contains(extent)
+        };
+        let wrong = free.iter().filter(|extent| !is_free(extent));
+        let violation = |extent| Violation::new("N7", format!("{extent} is not free on disk"));
+        Ok(wrong.map(violation).collect())
+    }
+}
+
+impl Census {
+    fn judge(mut self) -> Vec<Violation> {
+        let mut violations = Vec::new();
+        self.meta.root = self.stored_meta.root;
+        if self.meta.root != 0 {
+            *self.named.entry(NodeId(self.meta.root)).or_default() += 1;
+        }
+        for (id, refs) in &self.refs {
+            let named = self.named.get(id).copied().unwrap_or(0);
+            if named != *refs {
+                let detail = format!(
+                    "node {} has {refs} references and is named {named} times",
+                    id.0
+                );
+                violations.push(Violation::new("N2", detail));
+            }
+            if (*refs == 0) != self.zombies.contains(id) {
+                let detail = format!("node {} with {refs} references", id.0);
+                violations.push(Violation::new("N5", detail));
+            }
+        }
+        for id in self.zombies.iter().filter(|id| !self.refs.contains_key(id)) {
+            violations.push(Violation::new(
+                "N5",
+                format!("zombie {} is not in the table", id.0),
+            ));
+        }
+        for id in self.named.keys().filter(|id| !self.refs.contains_key(id)) {
+            let detail = format!("node {} is named but not in the table", id.0);
+            violations.push(Violation::new("N3", detail));
+        }
+        if self.meta != self.stored_meta {
+            let detail = format!("counted {:?}, stored {:?}", self.meta, self.stored_meta);
+            violations.push(Violation::new("N6", detail));
+        }
+        violations.sort_unstable_by(|a, b| (a.invariant, &a.detail).cmp(&(b.invariant, &b.detail)));
+        violations
+    }
+}

@@ -1,0 +1,297 @@
+//! Commit: new nodes in, unreferenced nodes out, one checkpoint of the table.
+//!
+//! Reference counts change by differences. First every child entry of a new node counts +1, then the
+//! root's reference moves, then nodes whose count falls to zero are reaped: their child entries count
+//! -1, which may doom their children in turn, all from child lists in the table, without reading a
+//! node. A new version of a node names mostly what the old one named, so most differences cancel and
+//! cost nothing; what is left is written at the end, in the order of node numbers.
+//!
+//! A node that may not go yet, because a reader holds it or because the budget of this commit is
+//! spent, becomes a *zombie*: its record stays with refs 0, its children keep their references, and
+//! every later commit tries again, oldest numbers first. Zombies are in the table, so a crash does
+//! not forget them. A reader that holds a node therefore holds everything below it too.
+//!
+//! If anything fails, the table takes no more commits ([`Error::Poisoned`]): the state in memory is
+//! half changed, while the state on disk, the last durable checkpoint, is untouched.
+
+use std::collections::HashMap;
+
+use ramet_block::Extent;
+
+use crate::error::{Error, Result};
+use crate::record::{Head, Meta, NewNode, NodeId, piece_key, record_key, zombie_key};
+use crate::store::PageStore;
+use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
+
+/// A commit that is written but not durable. Hand it to [`NodeTable::committed`] when it is.
+#[derive(Debug)]
+#[must_use = "without `committed` the space that it freed is never used again"]
+pub struct Commit {
+    /// What the superblock has to name.
+    pub roots: TableRoots,
+    /// Nodes that are gone; their numbers never come back.
+    pub removed: Vec<NodeId>,
+    freed: Vec<Extent>,
+}
+
+impl NodeTable {
+    /// Commits `new` nodes and a `root`, reclaims at most `reclaim_budget` nodes without references,
+    /// and writes the changed pages. The caller syncs the device, writes a superblock that names
+    /// [`Commit::roots`], syncs again, and calls [`NodeTable::committed`]. `get` answers from the
+    /// new state as soon as this returns.
+    ///
+    /// Bytes of new nodes must be written before; children may come before or after their parents.
+    /// `is_pinned` says whether a reader holds a node; whoever holds a node holds all below it.
+    /// A new node that nothing references is reclaimed like any other.
+    ///
+    /// # Errors
+    /// [`Error::ReadOnly`], [`Error::Poisoned`]. Everything else poisons the table: [`Error::Io`],
+    /// [`Error::NoSpace`] when even the reserve is used up, [`Error::TooLong`] for a child list,
+    /// [`Error::Corrupt`], also when a new node reuses a number or names a node that is not there.
+    pub fn commit(
+        &self,
+        new: Vec<NewNode>,
+        root: Option<NodeId>,
+        reclaim_budget: usize,
+        is_pinned: &dyn Fn(NodeId) -> bool,
+    ) -> Result<Commit> {
+        let mut writer = self.writer.lock();
+        self.writable()?;
+        let change = Change {
+            store: &self.store,
+            writer: &mut writer,
+            delta: HashMap::new(),
+            space: Vec::new(),
+            removed: Vec::new(),
+        };
+        let committed = change.run(new, root, reclaim_budget, is_pinned);
+        match committed {
+            Ok(commit) => {
+                self.publish(&writer);
+                Ok(commit)
+            }
+            Err(error) => {
+                self.poison();
+                Err(error)
+            }
+        }
+    }
+
+    /// Says that the superblock naming `commit.roots` is durable: what the commit freed is
+    /// discarded and becomes allocatable.
+    pub fn committed(&self, commit: Commit) {
+        let mut freed = commit.freed;
+        freed.sort_unstable();
+        let mut runs: Vec<Extent> = Vec::new();
+        for extent in &freed {
+            match runs.last_mut() {
+                Some(run) if run.end() == extent.addr => run.len += extent.len,
+                _ => runs.push(*extent),
+            }
+        }
+        // Before the release: afterwards the space may have a new owner.
+        self.store.discard(&runs);
+        self.store.space.lock().release(&runs);
+    }
+}
+
+/// One commit in the making.
+struct Change<'a> {
+    store: &'a PageStore,
+    writer: &'a mut Writer,
+    /// References gained and lost, not yet in the records.
+    delta: HashMap<NodeId, i64>,
+    /// Extents of nodes that come (-1) and go (+1), for the free-space map.
+    space: Vec<(Extent, i8)>,
+    removed: Vec<NodeId>,
+}
+
+impl Change<'_> {
+    fn run(
+        mut self,
+        new: Vec<NewNode>,
+        root: Option<NodeId>,
+        reclaim_budget: usize,
+        is_pinned: &dyn Fn(NodeId) -> bool,
+    ) -> Result<Commit> {
+        let meta_before = self.writer.meta;
+        for node in &new {
+            for child in &node.children {
+                *self.delta.entry(*child).or_default() += 1;
+            }
+        }
+        let root = root.map_or(0, |root| root.0);
+        let old_root = std::mem::replace(&mut self.writer.meta.root, root);
+        if root != old_root && root != 0 {
+            *self.delta.entry(NodeId(root)).or_default() += 1;
+        }
+        for node in new {
+            let refs = self.delta.remove(&node.id).unwrap_or(0);
+            self.insert(&node, refs.unsigned_abs())?;
+        }
+        let mut doomed = Vec::new();
+        if root != old_root && old_root != 0 {
+            self.drop_reference(NodeId(old_root), &mut doomed)?;
+        }
+        self.reap(doomed, reclaim_budget, is_pinned)?;
+        self.apply_deltas()?;
+        if self.writer.meta != meta_before {
+            self.writer
+                .tree
+                .insert(&Meta::KEY, &self.writer.meta.encode())?;
+        }
+        self.writer.maps.settle(self.space)?;
+        let node_table = self.writer.tree.flush()?;
+        let (space_map, refcounts) = self.writer.maps.flush()?;
+        let freed = self.store.space.lock().take_freed();
+        let roots = TableRoots {
+            node_table,
+            space_map,
+            refcounts,
+        };
+        Ok(Commit {
+            roots,
+            removed: self.removed,
+            freed,
+        })
+    }
+
+    fn insert(&mut self, node: &NewNode, refs: u64) -> Result<()> {
+        let wrong = |detail: String| Error::corrupt("new node", node.id.0, detail);
+        node.extent
+            .validate(self.store.usable())
+            .map_err(|error| wrong(error.to_string()))?;
+        if u64::from(node.used_bytes) > node.extent.len || node.id.0 == 0 {
+            return Err(wrong(format!(
+                "{} bytes used of {}",
+                node.used_bytes, node.extent
+            )));
+        }
+        // Two owners of one place would be the worst of all: refuse what this table has not given.
+        if self.store.space.lock().is_free_somewhere(node.extent) {
+            return Err(wrong(format!("{} is not allocated", node.extent)));
+        }
+        let tree = &mut self.writer.tree;
+        if tree.lookup(&record_key(node.id))?.is_some() {
+            return Err(wrong("the number is in use".into()));
+        }
+        let (head, pieces) = Head::of(node, refs)?;
+        tree.insert(&record_key(node.id), &head.encode())?;
+        for (piece, bytes) in (1..=u8::MAX).zip(&pieces) {
+            tree.insert(&piece_key(node.id, piece), bytes)?;
+        }
+        *self.writer.meta.counter(node.kind) += 1;
+        self.writer.meta.node_bytes += node.extent.len;
+        self.space.push((node.extent, -1));
+        if refs == 0 {
+            // To be reaped like those of earlier commits.
+            self.set_zombie(node.id, true)?;
+        }
+        Ok(())
+    }
+
+    fn set_zombie(&mut self, id: NodeId, is_zombie: bool) -> Result<()> {
+        if is_zombie && self.writer.zombies.insert(id) {
+            self.writer.tree.insert(&zombie_key(id), &[])?;
+        } else if !is_zombie && self.writer.zombies.remove(&id) {
+            self.writer.tree.remove(&zombie_key(id))?;
+        }
+        Ok(())
+    }
+
+    /// Counts one reference less; pushes `id` to `doomed` when that was the last.
+    fn drop_reference(&mut self, id: NodeId, doomed: &mut Vec<NodeId>) -> Result<()> {
+        let delta = self.delta.entry(id).or_default();
+        *delta -= 1;
+        let delta = *delta;
+        // Otherwise references gained in this commit outweigh those lost, and it lives.
+        if delta < 0 && self.refs_after(id, delta)? == 0 {
+            doomed.push(id);
+        }
+        Ok(())
+    }
+
+    fn refs_after(&self, id: NodeId, delta: i64) -> Result<u64> {
+        let head = self.head(id)?;
+        head.refs.checked_add_signed(delta).ok_or_else(|| {
+            let detail = format!("N2: {} references, and {delta} more", head.refs);
+            Error::corrupt("node record", id.0, detail)
+        })
+    }
+
+    fn head(&self, id: NodeId) -> Result<Head> {
+        let head = read_head(self.store, &self.writer.tree.root, id)?;
+        head.ok_or_else(|| Error::corrupt("node record", id.0, "N3: named but not in the table"))
+    }
+
+    /// Removes doomed nodes and zombies while the budget lasts, and what they doom in turn. Depth
+    /// first, so that what is left over when the budget is spent is small.
+    fn reap(
+        &mut self,
+        mut doomed: Vec<NodeId>,
+        reclaim_budget: usize,
+        is_pinned: &dyn Fn(NodeId) -> bool,
+    ) -> Result<()> {
+        // Oldest first: zombies come off the stack before what this commit dooms.
+        let zombies = self.writer.zombies.iter().copied();
+        let ripe = zombies.filter(|id| !is_pinned(*id)).take(reclaim_budget);
+        let ripe: Vec<NodeId> = ripe.collect();
+        doomed.extend(ripe.into_iter().rev());
+        let mut budget = reclaim_budget;
+        while let Some(id) = doomed.pop() {
+            // A zombie may have been referenced anew by this commit.
+            if self.delta.get(&id).is_some_and(|delta| *delta > 0) {
+                continue;
+            }
+            if budget == 0 || is_pinned(id) {
+                self.set_zombie(id, true)?;
+                continue;
+            }
+            budget -= 1;
+            for child in self.remove(id)? {
+                self.drop_reference(child, &mut doomed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the node out of the table and returns its children.
+    fn remove(&mut self, id: NodeId) -> Result<Vec<NodeId>> {
+        let head = self.head(id)?;
+        let (kind, extent, pieces) = (head.kind, head.extent, head.pieces());
+        let record = read_record(self.store, &self.writer.tree.root, id)?;
+        let children = record
+            .map(|record| record.children)
+            .unwrap_or_else(Vec::new);
+        self.writer.tree.remove(&record_key(id))?;
+        for piece in 1..=pieces {
+            self.writer.tree.remove(&piece_key(id, piece))?;
+        }
+        self.set_zombie(id, false)?;
+        self.delta.remove(&id);
+        let meta = &mut self.writer.meta;
+        let counter = meta.counter(kind);
+        *counter = counter.saturating_sub(1);
+        meta.node_bytes = meta.node_bytes.saturating_sub(extent.len);
+        self.space.push((extent, 1));
+        self.store.space.lock().free_at_commit(extent);
+        self.removed.push(id);
+        Ok(children)
+    }
+
+    fn apply_deltas(&mut self) -> Result<()> {
+        let mut deltas: Vec<_> = self
+            .delta
+            .drain()
+            .filter(|(_, delta)| *delta != 0)
+            .collect();
+        deltas.sort_unstable();
+        for (id, delta) in deltas {
+            let mut head = self.head(id)?;
+            head.refs = self.refs_after(id, delta)?;
+            self.writer.tree.insert(&record_key(id), &head.encode())?;
+            self.set_zombie(id, head.refs == 0)?;
+        }
+        Ok(())
+    }
+}

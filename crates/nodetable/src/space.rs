@@ -1,0 +1,383 @@
+//! Which space is free right now: the allocator, in memory.
+//!
+//! Holes are indexed by address (to coalesce) and by length (best fit). Small, middle and large
+//! requests are served from one *window* each: a stretch carved out of the smallest hole that can
+//! hold it and handed out front to back. So the leaves of one flush, allocated in sequence, lie next
+//! to each other; small pages do not perforate the space that leaves want; and old holes are used
+//! up before fresh space, which keeps a sparse image short.
+//!
+//! The map on disk (`maps.rs`) describes the free space *of a checkpoint*. What is free here is that,
+//! less what was allocated since and is named by no checkpoint yet, and less what is freed-pending:
+//! freed by a checkpoint that is not durable yet.
+//!
+//! Keeps: A1, holes and windows are disjoint, aligned, inside of the usable area, and no two holes
+//! touch. A2, `free_bytes` is their sum.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ramet_block::{BLOCK_BYTES, Extent};
+
+use crate::error::{Error, Result};
+
+/// Largest request of each class but the last, and the window of each class, in bytes.
+const CLASS_MAX: [u64; 2] = [16 << 10, 256 << 10];
+const WINDOW: [u64; 3] = [256 << 10, 4 << 20, 32 << 20];
+
+/// Smallest reserve in bytes; smaller volumes keep an eighth.
+const RESERVE_MIN: u64 = 1 << 20;
+
+/// Who asks for space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// New contents: leaves the reserve alone.
+    Contents,
+    /// What a checkpoint needs to complete: may use the reserve.
+    Checkpoint,
+}
+
+/// The allocator.
+#[derive(Debug)]
+pub(crate) struct SpaceMap {
+    usable: Extent,
+    by_addr: BTreeMap<u64, u64>,
+    by_len: BTreeSet<(u64, u64)>,
+    windows: [Extent; 3],
+    free_bytes: u64,
+    reserve_bytes: u64,
+    freed: Vec<Extent>,
+    pending_bytes: u64,
+}
+
+impl SpaceMap {
+    /// An allocator over `usable` in which nothing is free.
+    pub fn new(usable: Extent) -> Self {
+        let reserve = (usable.len / 64).max(RESERVE_MIN.min(usable.len / 8));
+        Self {
+            usable,
+            by_addr: BTreeMap::new(),
+            by_len: BTreeSet::new(),
+            windows: [Extent::default(); 3],
+            free_bytes: 0,
+            reserve_bytes: reserve.next_multiple_of(BLOCK_BYTES),
+            freed: Vec::new(),
+            pending_bytes: 0,
+        }
+    }
+
+    pub fn free_bytes(&self) -> u64 {
+        self.free_bytes
+    }
+
+    pub fn reserve_bytes(&self) -> u64 {
+        self.reserve_bytes
+    }
+
+    pub fn pending_bytes(&self) -> u64 {
+        self.pending_bytes
+    }
+
+    /// An extent of `len_bytes`, rounded up to blocks.
+    pub fn alloc(&mut self, len_bytes: u64, purpose: Purpose) -> Result<Extent> {
+        let no_space = Error::NoSpace {
+            wanted_bytes: len_bytes,
+        };
+        let Some(len) = len_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES) else {
+            return Err(no_space);
+        };
+        let keep = match purpose {
+            Purpose::Contents => self.reserve_bytes,
+            Purpose::Checkpoint => 0,
+        };
+        if len
+            .checked_add(keep)
+            .is_none_or(|want| want > self.free_bytes)
+        {
+            return Err(no_space);
+        }
+        let class = CLASS_MAX.iter().take_while(|&&max| len > max).count();
+        if self.windows[class].len < len && !self.refill(class, len) {
+            // The rest may be there, only in the windows of other classes.
+            for class in 0..self.windows.len() {
+                self.close_window(class);
+            }
+            if !self.refill(class, len) {
+                return Err(no_space);
+            }
+        }
+        let window = &mut self.windows[class];
+        let extent = Extent::new(window.addr, len);
+        *window = Extent::new(window.addr + len, window.len - len);
+        self.free_bytes -= len;
+        Ok(extent)
+    }
+
+    fn close_window(&mut self, class: usize) {
+        let rest = std::mem::take(&mut self.windows[class]);
+        if !rest.is_empty() {
+            self.insert_hole(rest);
+        }
+    }
+
+    /// Gives `class` a window of at least `len` bytes: of full size out of the smallest hole that
+    /// has it, else the smallest hole that serves this request.
+    fn refill(&mut self, class: usize, len: u64) -> bool {
+        self.close_window(class);
+        // A window must not swallow a small volume.
+        let share = (self.usable.len / 64).next_multiple_of(BLOCK_BYTES);
+        let want = WINDOW[class].min(share).max(len);
+        let fit = |want: u64| self.by_len.range((want, 0)..).next().copied();
+        let Some((hole_len, addr)) = fit(want).or_else(|| fit(len)) else {
+            return false;
+        };
+        self.remove_hole(addr, hole_len);
+        let take = want.min(hole_len);
+        if take < hole_len {
+            self.insert_hole(Extent::new(addr + take, hole_len - take));
+        }
+        self.windows[class] = Extent::new(addr, take);
+        true
+    }
+
+    fn remove_hole(&mut self, addr: u64, len: u64) {
+        self.by_addr.remove(&addr);
+        self.by_len.remove(&(len, addr));
+    }
+
+    fn insert_hole(&mut self, extent: Extent) {
+        let (mut addr, mut len) = (extent.addr, extent.len);
+        let before = self
+            .by_addr
+            .range(..addr)
+            .next_back()
+            .map(|(&a, &l)| (a, l));
+        let after = self.by_addr.range(addr..).next().map(|(&a, &l)| (a, l));
+        if let Some((a, l)) = before
+            && a + l == addr
+        {
+            self.remove_hole(a, l);
+            addr = a;
+            len += l;
+        }
+        if let Some((a, l)) = after
+            && addr + len == a
+        {
+            self.remove_hole(a, l);
+            len += l;
+        }
+        self.by_addr.insert(addr, len);
+        self.by_len.insert((len, addr));
+    }
+
+    /// Makes `extent`, which no durable checkpoint names, allocatable at once.
+    pub fn free_now(&mut self, extent: Extent) {
+        let is_taken = self.usable.contains(&extent) && !self.is_free_somewhere(extent);
+        assert!(is_taken, "A1: {extent} is outside or free already");
+        self.insert_hole(extent);
+        self.free_bytes += extent.len;
+    }
+
+    /// Whether any byte of `extent` is free.
+    pub fn is_free_somewhere(&self, extent: Extent) -> bool {
+        let hole = self.by_addr.range(..extent.end()).next_back();
+        hole.is_some_and(|(&addr, &len)| addr + len > extent.addr)
+            || self.windows.iter().any(|window| window.overlaps(&extent))
+    }
+
+    /// Takes note of an extent that the running commit frees. It becomes allocatable when that
+    /// commit is durable ([`SpaceMap::release`]).
+    pub fn free_at_commit(&mut self, extent: Extent) {
+        self.pending_bytes += extent.len;
+        self.freed.push(extent);
+    }
+
+    /// Hands over what has been freed since the last call; it stays freed-pending.
+    pub fn take_freed(&mut self) -> Vec<Extent> {
+        std::mem::take(&mut self.freed)
+    }
+
+    /// Makes freed-pending extents allocatable.
+    pub fn release(&mut self, freed: &[Extent]) {
+        for extent in freed {
+            self.pending_bytes -= extent.len;
+            self.free_now(*extent);
+        }
+    }
+
+    /// Every free extent, windows included, by address; neighbours may touch.
+    pub fn free_extents(&self) -> Vec<Extent> {
+        let holes = self
+            .by_addr
+            .iter()
+            .map(|(&addr, &len)| Extent::new(addr, len));
+        let windows = self
+            .windows
+            .iter()
+            .filter(|window| !window.is_empty())
+            .copied();
+        let mut all: Vec<_> = holes.chain(windows).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn fresh(len: u64) -> SpaceMap {
+        let usable = Extent::new(MIB, len);
+        let mut space = SpaceMap::new(usable);
+        space.free_now(usable);
+        space
+    }
+
+    fn verify(space: &SpaceMap) {
+        let all = space.free_extents();
+        assert!(
+            all.windows(2).all(|pair| pair[0].end() <= pair[1].addr),
+            "A1"
+        );
+        assert!(
+            all.iter()
+                .all(|extent| extent.validate(space.usable).is_ok()),
+            "A1"
+        );
+        assert_eq!(
+            all.iter().map(|extent| extent.len).sum::<u64>(),
+            space.free_bytes,
+            "A2"
+        );
+        assert_eq!(space.by_addr.len(), space.by_len.len());
+    }
+
+    #[test]
+    fn extents_allocated_in_sequence_are_contiguous() {
+        let mut space = fresh(4096 * MIB);
+        let mut last: Option<Extent> = None;
+        let mut breaks = 0;
+        for i in 0..200 {
+            let leaf = space.alloc(MIB, Purpose::Contents).unwrap();
+            // Pages and segments in between must not come in between.
+            space.alloc(8192, Purpose::Checkpoint).unwrap();
+            space
+                .alloc(65_536 + 4096 * (i % 7), Purpose::Contents)
+                .unwrap();
+            breaks += u32::from(last.is_some_and(|last| last.end() != leaf.addr));
+            last = Some(leaf);
+        }
+        assert!(breaks <= 200 / 32, "{breaks} breaks");
+        verify(&space);
+    }
+
+    #[test]
+    fn only_a_checkpoint_may_use_the_reserve_and_it_can_use_it_all() {
+        let mut space = fresh(16 * MIB);
+        assert_eq!(space.reserve_bytes(), MIB);
+        let mut contents = 0;
+        while space.alloc(65_536, Purpose::Contents).is_ok() {
+            contents += 65_536;
+        }
+        assert_eq!(contents, 15 * MIB);
+        let mut reserve = 0;
+        while space.alloc(8192, Purpose::Checkpoint).is_ok() {
+            reserve += 8192;
+        }
+        assert_eq!(reserve, MIB);
+        assert!(matches!(
+            space.alloc(1, Purpose::Checkpoint),
+            Err(Error::NoSpace { wanted_bytes: 1 })
+        ));
+        verify(&space);
+    }
+
+    #[test]
+    fn absurd_lengths_are_no_space() {
+        let mut space = fresh(16 * MIB);
+        for len in [17 * MIB, u64::MAX, u64::MAX - 5000] {
+            assert!(matches!(
+                space.alloc(len, Purpose::Contents),
+                Err(Error::NoSpace { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn freed_at_commit_is_not_reused_before_release() {
+        let mut space = fresh(16 * MIB);
+        let extent = space.alloc(15 * MIB, Purpose::Contents).unwrap();
+        space.free_at_commit(extent);
+        assert!(space.alloc(2 * MIB, Purpose::Checkpoint).is_err());
+        assert_eq!(space.pending_bytes(), 15 * MIB);
+        let freed = space.take_freed();
+        space.release(&freed);
+        assert_eq!((space.pending_bytes(), space.free_bytes()), (0, 16 * MIB));
+        verify(&space);
+    }
+
+    #[test]
+    fn old_holes_are_used_before_fresh_space() {
+        let mut space = fresh(4096 * MIB);
+        let old = space.alloc(64 * MIB, Purpose::Contents).unwrap();
+        let _wall = space.alloc(64 * MIB, Purpose::Contents).unwrap();
+        space.free_now(old);
+        assert!(old.contains(&space.alloc(MIB, Purpose::Contents).unwrap()));
+    }
+
+    #[test]
+    #[should_panic(expected = "A1")]
+    fn freeing_twice_is_caught() {
+        let mut space = fresh(16 * MIB);
+        let extent = space.alloc(MIB, Purpose::Contents).unwrap();
+        space.free_now(extent);
+        space.free_now(extent);
+    }
+
+    #[test]
+    fn random_traffic_keeps_the_invariants_and_ends_in_one_hole() {
+        let mut state = 12345u64;
+        let mut next = move |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963);
+            (state >> 33) % below
+        };
+        let mut space = fresh(64 * MIB);
+        let mut live: Vec<Extent> = Vec::new();
+        for step in 0..20_000 {
+            if live.is_empty() || next(100) < 55 {
+                let len = [4096, 8192, 40_000, 300_000, MIB][next(5) as usize];
+                let purpose = if next(4) == 0 {
+                    Purpose::Checkpoint
+                } else {
+                    Purpose::Contents
+                };
+                if let Ok(extent) = space.alloc(len, purpose) {
+                    assert!(!live.iter().any(|other| other.overlaps(&extent)));
+                    live.push(extent);
+                }
+            } else {
+                let extent = live.swap_remove(next(live.len() as u64) as usize);
+                if next(2) == 0 {
+                    space.free_now(extent);
+                } else {
+                    space.free_at_commit(extent);
+                }
+            }
+            if step % 97 == 0 {
+                let freed = space.take_freed();
+                space.release(&freed);
+                verify(&space);
+            }
+        }
+        let freed = space.take_freed();
+        space.release(&freed);
+        for extent in live {
+            space.free_now(extent);
+        }
+        (0..3).for_each(|class| space.close_window(class));
+        assert_eq!(space.free_extents(), [Extent::new(MIB, 64 * MIB)]);
+        verify(&space);
+    }
+}

@@ -1,0 +1,264 @@
+//! Where pages live: device, cache, allocator and the reference counts of shared pages.
+//!
+//! Reference counts follow Rodeh (section 5): a page's count is the number of pointers to it from
+//! other pages and from tree roots. Only counts above one are kept, so a volume without snapshots
+//! has none. Cloning a tree adds one to its root; shadowing a page with more than one reference
+//! takes one away and adds one to each of its children; deleting a tree stops at such pages.
+//!
+//! Every allocation and freeing of a page is also noted in a log, from which `maps.rs` brings the
+//! free-space map on disk up to date.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use quick_cache::sync::Cache;
+use ramet_block::{Device, Extent, PageRef, checksum};
+
+use crate::error::{Error, Result};
+use crate::page::{Body, Link, Page, Shape};
+use crate::space::{Purpose, SpaceMap};
+
+/// Clean pages kept in memory; at 8 KiB a page that is some 50 MiB.
+const CACHE_PAGES: usize = 4096;
+
+/// Dirty pages are written in batches of about this many bytes.
+const BATCH_BYTES: usize = 4 << 20;
+
+/// Device, cache, allocator and counts, shared by the trees of one volume.
+pub struct PageStore {
+    device: Arc<dyn Device>,
+    usable: Extent,
+    cache: Cache<PageRef, Arc<Page>>,
+    pub(crate) space: Mutex<SpaceMap>,
+    counts: Mutex<Counts>,
+    log: Mutex<Vec<(Extent, i8)>>,
+}
+
+#[derive(Default)]
+struct Counts {
+    over_one: HashMap<u64, u64>,
+    changed: BTreeSet<u64>,
+}
+
+impl PageStore {
+    /// A store over `usable` in which nothing is free and no page is shared yet.
+    pub(crate) fn new(device: Arc<dyn Device>, usable: Extent) -> Self {
+        Self {
+            device,
+            usable,
+            cache: Cache::new(CACHE_PAGES),
+            space: Mutex::new(SpaceMap::new(usable)),
+            counts: Mutex::default(),
+            log: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn usable(&self) -> Extent {
+        self.usable
+    }
+
+    /// Discards `extents`, which nothing durable names. Best effort: a discard that fails leaves
+    /// space allocated on the medium and changes nothing else.
+    pub(crate) fn discard(&self, extents: &[Extent]) {
+        for extent in extents {
+            if self.device.discard(extent.addr, extent.len).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The page that `link` points to, which must have `height` if that is known.
+    pub(crate) fn resolve(
+        &self,
+        shape: &Shape,
+        link: &Link,
+        height: Option<u8>,
+    ) -> Result<Arc<Page>> {
+        let page = match link {
+            Link::Dirty(page) => page.clone(),
+            Link::Disk(at) => match self.cache.get(at) {
+                Some(page) => page,
+                None => self.read(shape, *at)?,
+            },
+        };
+        match height {
+            // Keeps walks finite: every step down a corrupt tree still falls by one.
+            Some(height) if page.height != height => Err(Error::corrupt(
+                shape.structure.name(),
+                page.addr,
+                format!("height {} where {height} belongs", page.height),
+            )),
+            _ => Ok(page),
+        }
+    }
+
+    fn read(&self, shape: &Shape, at: PageRef) -> Result<Arc<Page>> {
+        let name = shape.structure.name();
+        let extent = Extent::new(at.addr, shape.page_bytes.into());
+        extent
+            .validate(self.usable)
+            .map_err(Error::extent(name, at.addr))?;
+        let mut bytes = vec![0; shape.page_bytes as usize];
+        self.device.read_at(at.addr, &mut bytes)?;
+        let found = checksum(&bytes);
+        if found != at.checksum {
+            let detail = format!("checksum {found:#018x}, expected {:#018x}", at.checksum);
+            return Err(Error::corrupt(name, at.addr, detail));
+        }
+        let page = Arc::new(Page::decode(shape, at.addr, &bytes)?);
+        // The checksum is part of the cache key, so a page left behind at a reused address is
+        // never found again.
+        self.cache.insert(at, page.clone());
+        Ok(page)
+    }
+
+    pub(crate) fn cache_page(&self, at: PageRef, page: Arc<Page>) {
+        self.cache.insert(at, page);
+    }
+
+    pub(crate) fn alloc_page(&self, shape: &Shape) -> Result<u64> {
+        let extent = self
+            .space
+            .lock()
+            .alloc(shape.page_bytes.into(), Purpose::Checkpoint)?;
+        self.log.lock().push((extent, -1));
+        Ok(extent.addr)
+    }
+
+    /// Frees a page that was never flushed.
+    pub(crate) fn free_fresh(&self, shape: &Shape, addr: u64) {
+        let extent = Extent::new(addr, shape.page_bytes.into());
+        self.log.lock().push((extent, 1));
+        self.space.lock().free_now(extent);
+    }
+
+    /// Frees a page that a durable checkpoint may name.
+    pub(crate) fn free_flushed(&self, shape: &Shape, addr: u64) {
+        let extent = Extent::new(addr, shape.page_bytes.into());
+        self.log.lock().push((extent, 1));
+        self.space.lock().free_at_commit(extent);
+    }
+
+    /// Allocations (-1) and freeings (+1) of pages since the last call.
+    pub(crate) fn take_log(&self) -> Vec<(Extent, i8)> {
+        std::mem::take(&mut *self.log.lock())
+    }
+
+    pub(crate) fn count(&self, addr: u64) -> u64 {
+        self.counts.lock().over_one.get(&addr).copied().unwrap_or(1)
+    }
+
+    pub(crate) fn add_reference(&self, addr: u64) {
+        let mut counts = self.counts.lock();
+        *counts.over_one.entry(addr).or_insert(1) += 1;
+        counts.changed.insert(addr);
+    }
+
+    /// Takes one reference away, unless it is the last. Says whether it did.
+    pub(crate) fn drop_shared_reference(&self, addr: u64) -> bool {
+        let mut counts = self.counts.lock();
+        let Some(count) = counts.over_one.get_mut(&addr) else {
+            return false;
+        };
+        *count -= 1;
+        if *count == 1 {
+            counts.over_one.remove(&addr);
+        }
+        counts.changed.insert(addr);
+        true
+    }
+
+    /// Installs a count read from disk.
+    pub(crate) fn load_count(&self, addr: u64, count: u64) {
+        self.counts.lock().over_one.insert(addr, count);
+    }
+
+    /// Addresses whose count changed since the last call, with the count.
+    pub(crate) fn take_changed_counts(&self) -> Vec<(u64, u64)> {
+        let mut counts = self.counts.lock();
+        let changed = std::mem::take(&mut counts.changed);
+        let count = |addr: u64| counts.over_one.get(&addr).copied().unwrap_or(1);
+        changed
+            .into_iter()
+            .map(|addr| (addr, count(addr)))
+            .collect()
+    }
+
+    /// Every count above one.
+    pub(crate) fn counts_over_one(&self) -> HashMap<u64, u64> {
+        self.counts.lock().over_one.clone()
+    }
+
+    /// Lets go of `page`, which a writer replaces by a copy: a shared page loses one reference and
+    /// its children, now named by the copy as well, gain one; an unshared page is freed.
+    pub(crate) fn release_for_copy(&self, shape: &Shape, link: &Link, page: &Page) {
+        if self.drop_shared_reference(page.addr) {
+            if let Body::Index(entries) = &page.body {
+                entries
+                    .iter()
+                    .for_each(|entry| self.add_reference(entry.link.addr()));
+            }
+        } else {
+            self.free_page(shape, link);
+        }
+    }
+
+    pub(crate) fn free_page(&self, shape: &Shape, link: &Link) {
+        match link {
+            Link::Dirty(page) if !page.is_written() => self.free_fresh(shape, page.addr),
+            link => self.free_flushed(shape, link.addr()),
+        }
+    }
+}
+
+/// Collects encoded pages and writes neighbours with one call.
+pub(crate) struct Batch<'a> {
+    store: &'a PageStore,
+    pages: Vec<(u64, Vec<u8>)>,
+    bytes: usize,
+}
+
+impl<'a> Batch<'a> {
+    pub fn new(store: &'a PageStore) -> Self {
+        Self {
+            store,
+            pages: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    pub fn push(&mut self, addr: u64, bytes: Vec<u8>) -> Result<()> {
+        self.bytes += bytes.len();
+        self.pages.push((addr, bytes));
+        if self.bytes >= BATCH_BYTES {
+            self.write()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Writes what is left. Not durable before the device is synced.
+    pub fn write(&mut self) -> Result<()> {
+        self.bytes = 0;
+        let mut pages = std::mem::take(&mut self.pages);
+        pages.sort_unstable_by_key(|page| page.0);
+        let mut run: Option<(u64, Vec<u8>)> = None;
+        for (addr, bytes) in pages {
+            match &mut run {
+                Some((start, run)) if *start + run.len() as u64 == addr => {
+                    run.extend_from_slice(&bytes);
+                }
+                _ => {
+                    if let Some((start, run)) = run.replace((addr, bytes)) {
+                        self.store.device.write_at(start, &run)?;
+                    }
+                }
+            }
+        }
+        match run {
+            Some((start, run)) => Ok(self.store.device.write_at(start, &run)?),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! The node table: from node number to place, checksum, count and children.
+//!
+//! Writers: one commit at a time (`commit.rs`), under the writer lock. Readers take the published
+//! root (one short read lock) and walk pages without locks. A reader may be overtaken: the commit
+//! after its snapshot becomes durable, pages of the snapshot are reused, and a checksum fails. It
+//! then sees that another root has been published meanwhile and starts again from that one; only a
+//! failure under an unchanged root is corruption.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use ramet_block::{Device, Extent, PageRef};
+
+use crate::error::{Error, Result};
+use crate::forest::open_store;
+use crate::maps::Maps;
+use crate::record::{
+    Head, KeyKind, Meta, NodeId, NodeRecord, SHAPE, parse_key, piece_key, record_key, zombie_key,
+};
+use crate::space::Purpose;
+use crate::store::PageStore;
+use crate::tree::{Root, ShadowTree, lookup};
+
+/// A reader overtaken this often in a row gives up; each time needs a whole checkpoint in between.
+const OVERTAKEN_MAX: u32 = 64;
+
+/// What a superblock has to name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TableRoots {
+    /// Root page of the node table; none while there is no node.
+    pub node_table: PageRef,
+    /// Root page of the free-space map.
+    pub space_map: PageRef,
+    /// Root page of the page counts; none while no page is shared.
+    pub refcounts: PageRef,
+}
+
+/// Sizes are bytes. `total` = `allocated` + `free` + `pending_free`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SpaceStats {
+    /// The area that nodes and pages share.
+    pub total: u64,
+    /// Allocatable now, the reserve included.
+    pub free: u64,
+    /// Freed by a checkpoint that is not durable yet.
+    pub pending_free: u64,
+    /// Part of `free` that only checkpoints may use.
+    pub reserved: u64,
+    /// In use by nodes, pages, and allocations that no checkpoint names yet.
+    pub allocated: u64,
+    /// Bytes of the extents of the nodes in the table.
+    pub node_bytes: u64,
+    /// Nodes in the table, zombies included.
+    pub nodes: u64,
+    /// Of these, leaves.
+    pub leaves: u64,
+    /// Of these, segments.
+    pub segments: u64,
+    /// Of these, skeletons.
+    pub skeletons: u64,
+    /// Nodes without references that wait to be reclaimed.
+    pub zombies: u64,
+}
+
+/// The node table of one volume.
+pub struct NodeTable {
+    pub(crate) store: Arc<PageStore>,
+    read_only: bool,
+    poisoned: AtomicBool,
+    pub(crate) writer: Mutex<Writer>,
+    published: RwLock<Published>,
+}
+
+/// What only commits touch.
+pub(crate) struct Writer {
+    pub tree: ShadowTree,
+    pub maps: Maps,
+    pub meta: Meta,
+    /// Nodes with refs 0, as in the tree.
+    pub zombies: BTreeSet<NodeId>,
+}
+
+struct Published {
+    root: Root,
+    meta: Meta,
+    zombies: u64,
+    /// Counts publications.
+    version: u64,
+}
+
+impl NodeTable {
+    /// Writes an empty table over `usable`, the area behind superblocks and journal. Not durable
+    /// before the device is synced and a superblock names the roots.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] when `usable` cannot hold even that, [`Error::Io`], or [`Error::Corrupt`]
+    /// when `usable` is unaligned or outside of the device.
+    pub fn format(device: &Arc<dyn Device>, usable: Extent) -> Result<TableRoots> {
+        let store = open_store(device, usable)?;
+        store.space.lock().free_now(usable);
+        let mut maps = Maps::new(&store);
+        maps.settle(vec![(usable, 1)])?;
+        let (space_map, refcounts) = maps.flush()?;
+        Ok(TableRoots {
+            node_table: PageRef::NONE,
+            space_map,
+            refcounts,
+        })
+    }
+
+    /// Opens the table of a checkpoint. Reads the free-space map, the page counts and the zombies;
+    /// everything else is read when it is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Corrupt`].
+    pub fn open(
+        device: &Arc<dyn Device>,
+        roots: TableRoots,
+        usable: Extent,
+        read_only: bool,
+    ) -> Result<Self> {
+        let store = open_store(device, usable)?;
+        let maps = Maps::load(&store, roots.space_map, roots.refcounts)?;
+        let tree = ShadowTree::open(store.clone(), SHAPE, roots.node_table);
+        let meta = match tree.lookup(&Meta::KEY)? {
+            Some(bytes) => Meta::decode(&bytes)?,
+            None => Meta::default(),
+        };
+        let mut zombies = BTreeSet::new();
+        for entry in tree.range(&zombie_key(NodeId(0))) {
+            match parse_key(&entry?.0)? {
+                KeyKind::Zombie(id) => zombies.insert(id),
+                other => {
+                    let detail = format!("{other:?} among the zombies");
+                    return Err(Error::corrupt("node table", 0, detail));
+                }
+            };
+        }
+        let published = RwLock::new(Published {
+            root: tree.root.clone(),
+            meta,
+            zombies: zombies.len() as u64,
+            version: 0,
+        });
+        let writer = Mutex::new(Writer {
+            tree,
+            maps,
+            meta,
+            zombies,
+        });
+        Ok(Self {
+            store,
+            read_only,
+            poisoned: AtomicBool::new(false),
+            writer,
+            published,
+        })
+    }
+
+    /// The record of a node as of the last finished commit. Waits for no commit and no allocation.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Corrupt`].
+    pub fn get(&self, id: NodeId) -> Result<Option<NodeRecord>> {
+        let mut overtaken = 0;
+        loop {
+            let (root, version) = {
+                let published = self.published.read();
+                (published.root.clone(), published.version)
+            };
+            match read_record(&self.store, &root, id) {
+                Err(Error::Corrupt { .. })
+                    if overtaken < OVERTAKEN_MAX && self.published.read().version != version =>
+                {
+                    overtaken += 1;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// The root node of the last finished commit.
+    pub fn root(&self) -> Option<NodeId> {
+        let root = self.published.read().meta.root;
+        (root != 0).then_some(NodeId(root))
+    }
+
+    /// Space for a new node, `len_bytes` rounded up to blocks. Until a commit names it, it is
+    /// allocated in memory only: a crash gives it back.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] when no hole is long enough or the reserve would be touched;
+    /// [`Error::ReadOnly`], [`Error::Poisoned`].
+    pub fn alloc(&self, len_bytes: u64) -> Result<Extent> {
+        self.writable()?;
+        self.store.space.lock().alloc(len_bytes, Purpose::Contents)
+    }
+
+    /// As [`NodeTable::alloc`] for what a checkpoint has to write: may use the reserve.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Poisoned`].
+    pub fn alloc_reserved(&self, len_bytes: u64) -> Result<Extent> {
+        self.writable()?;
+        self.store
+            .space
+            .lock()
+            .alloc(len_bytes, Purpose::Checkpoint)
+    }
+
+    /// Takes back an extent that no commit ever named. It is allocatable at once.
+    ///
+    /// # Panics
+    /// When the extent is free already: two owners would follow.
+    pub fn free_unpublished(&self, extent: Extent) {
+        self.store.space.lock().free_now(extent);
+    }
+
+    /// Counters, in constant time.
+    pub fn stats(&self) -> SpaceStats {
+        let (meta, zombies) = {
+            let published = self.published.read();
+            (published.meta, published.zombies)
+        };
+        let space = self.store.space.lock();
+        let (free, pending) = (space.free_bytes(), space.pending_bytes());
+        let total = self.store.usable().len;
+        SpaceStats {
+            total,
+            free,
+            pending_free: pending,
+            reserved: space.reserve_bytes().min(free),
+            allocated: total.saturating_sub(free).saturating_sub(pending),
+            node_bytes: meta.node_bytes,
+            nodes: meta.leaves + meta.segments + meta.skeletons,
+            leaves: meta.leaves,
+            segments: meta.segments,
+            skeletons: meta.skeletons,
+            zombies,
+        }
+    }
+
+    /// Visits every record of the last commit in the order of numbers. Commits wait meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Corrupt`]; records before the fault have been visited.
+    pub fn for_each(&self, visit: &mut dyn FnMut(NodeId, &NodeRecord)) -> Result<()> {
+        let writer = self.writer.lock();
+        for entry in writer.tree.range(&record_key(NodeId(0))) {
+            let (key, value) = entry?;
+            match parse_key(&key)? {
+                KeyKind::Record(id) => {
+                    let head = Head::decode(id, &value, self.store.usable())?;
+                    visit(id, &with_pieces(&self.store, &writer.tree.root, id, head)?);
+                }
+                KeyKind::Piece(..) => {}
+                KeyKind::Meta | KeyKind::Zombie(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.read_only {
+            Err(Error::ReadOnly)
+        } else if self.poisoned.load(Ordering::Acquire) {
+            Err(Error::Poisoned)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(crate) fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn publish(&self, writer: &Writer) {
+        let mut published = self.published.write();
+        published.root = writer.tree.root.clone();
+        published.meta = writer.meta;
+        published.zombies = writer.zombies.len() as u64;
+        published.version += 1;
+    }
+}
+
+/// The fixed part of the record of `id` in the snapshot `root`.
+pub(crate) fn read_head(store: &PageStore, root: &Root, id: NodeId) -> Result<Option<Head>> {
+    match lookup(store, &SHAPE, root, &record_key(id))? {
+        Some(bytes) => Head::decode(id, &bytes, store.usable()).map(Some),
+        None => Ok(None),
+    }
+}
+
+pub(crate) fn read_record(
+    store: &PageStore,
+    root: &Root,
+    id: NodeId,
+) -> Result<Option<NodeRecord>> {
+    match read_head(store, root, id)? {
+        Some(head) => with_pieces(store, root, id, head).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn with_pieces(store: &PageStore, root: &Root, id: NodeId, head: Head) -> Result<NodeRecord> {
+    let mut pieces = Vec::new();
+    for piece in 1..=head.pieces() {
+        let found = lookup(store, &SHAPE, root, &piece_key(id, piece))?;
+        let missing = || Error::corrupt("node record", id.0, format!("piece {piece} is missing"));
+        pieces.push(found.ok_or_else(missing)?);
+    }
+    head.into_record(id, &pieces)
+}

@@ -1,0 +1,243 @@
+//! Invariants of the shadowing trees and of the maps.
+//!
+//! - S1: keys ascend strictly within a page and lie within the bounds that the parents give.
+//! - S2: heights fall by one per step, and height 0 is a leaf.
+//! - S3: entry bytes are counted right and fit; away from the root, a leaf holds a quarter of the
+//!   capacity less one entry or more, an index page at least two children; a root index as well.
+//! - S4: a page's count is the number of pointers to it from pages and roots.
+//! - S5: the first key of an index page is the lower bound that its parent gives.
+//! - S6: no two pages overlap.
+//! - S7: a page on disk names only pages on disk (checked where pages are encoded).
+//! - M1: holes of the free-space map are sorted, disjoint, inside, and do not touch.
+//! - M2: holes are exactly what neither pages nor extents of nodes cover.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use ramet_block::Extent;
+
+use crate::error::{Error, Result};
+use crate::maps::Maps;
+use crate::page::{Body, Entry, Link, Page, Shape};
+use crate::store::PageStore;
+use crate::tree::ShadowTree;
+
+/// A broken invariant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Violation {
+    /// Its number: S1 to S7, M1, M2, N1 to N8.
+    pub invariant: &'static str,
+    /// Where and how.
+    pub detail: String,
+}
+
+impl Violation {
+    pub(crate) fn new(invariant: &'static str, detail: impl Into<String>) -> Self {
+        Self {
+            invariant,
+            detail: detail.into(),
+        }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.invariant, self.detail)
+    }
+}
+
+/// A page to look at: how to reach it, its height, its bounds.
+struct Visit {
+    link: Link,
+    height: Option<u8>,
+    low: Box<[u8]>,
+    high: Option<Box<[u8]>>,
+}
+
+struct Walk<'a> {
+    store: &'a PageStore,
+    /// Pointers found to each page.
+    pointers: HashMap<u64, u64>,
+    pages: Vec<Extent>,
+    violations: Vec<Violation>,
+}
+
+/// Walks all `trees` of a store, each shared page once, and checks S1 to S5. Returns the violations
+/// and the extents of all pages.
+pub(crate) fn verify_trees(
+    store: &PageStore,
+    trees: &[&ShadowTree],
+) -> Result<(Vec<Violation>, Vec<Extent>)> {
+    let mut walk = Walk {
+        store,
+        pointers: HashMap::new(),
+        pages: vec![],
+        violations: vec![],
+    };
+    for tree in trees {
+        walk.tree(tree)?;
+    }
+    let counts = store.counts_over_one();
+    for (addr, pointers) in &walk.pointers {
+        let count = counts.get(addr).copied().unwrap_or(1);
+        if count != *pointers {
+            let detail = format!("page {addr:#x} has count {count} and {pointers} pointers");
+            walk.violations.push(Violation::new("S4", detail));
+        }
+    }
+    for addr in counts
+        .keys()
+        .filter(|addr| !walk.pointers.contains_key(addr))
+    {
+        walk.violations.push(Violation::new(
+            "S4",
+            format!("count for no page at {addr:#x}"),
+        ));
+    }
+    Ok((walk.violations, walk.pages))
+}
+
+impl Walk<'_> {
+    fn tree(&mut self, tree: &ShadowTree) -> Result<()> {
+        let Some(root) = &tree.root else {
+            return Ok(());
+        };
+        let low: Box<[u8]> = Box::default();
+        let mut stack = vec![Visit {
+            link: root.clone(),
+            height: None,
+            low,
+            high: None,
+        }];
+        while let Some(visit) = stack.pop() {
+            let pointers = self.pointers.entry(visit.link.addr()).or_default();
+            *pointers += 1;
+            if *pointers > 1 {
+                continue;
+            }
+            let page = self.store.resolve(&tree.shape, &visit.link, visit.height)?;
+            self.pages
+                .push(Extent::new(page.addr, tree.shape.page_bytes.into()));
+            self.page(&tree.shape, &visit, &page);
+            if let Body::Index(entries) = &page.body {
+                for (at, entry) in entries.iter().enumerate() {
+                    let high = entries.get(at + 1).map(|next| next.key.clone());
+                    stack.push(Visit {
+                        link: entry.link.clone(),
+                        height: Some(page.height - 1),
+                        low: entry.key.clone(),
+                        high: high.or_else(|| visit.high.clone()),
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn page(&mut self, shape: &Shape, visit: &Visit, page: &Arc<Page>) {
+        let mut wrong = |invariant, detail: String| {
+            let detail = format!("page {:#x}: {detail}", page.addr);
+            self.violations.push(Violation::new(invariant, detail));
+        };
+        let (keys, used): (Vec<&[u8]>, usize) = match &page.body {
+            Body::Leaf(e) => (
+                e.iter().map(Entry::key).collect(),
+                e.iter().map(Entry::size).sum(),
+            ),
+            Body::Index(e) => (
+                e.iter().map(Entry::key).collect(),
+                e.iter().map(Entry::size).sum(),
+            ),
+        };
+        let ordered = keys.windows(2).all(|pair| pair[0] < pair[1]);
+        let bounded = keys.first().is_none_or(|first| **first >= *visit.low)
+            && visit
+                .high
+                .as_ref()
+                .is_none_or(|high| keys.last().is_none_or(|last| **last < **high));
+        if !ordered || !bounded {
+            wrong("S1", "keys out of order or bounds".into());
+        }
+        let is_leaf = matches!(page.body, Body::Leaf(_));
+        if is_leaf != (page.height == 0) {
+            wrong(
+                "S2",
+                format!("kind does not go with height {}", page.height),
+            );
+        }
+        if used != page.used || used > shape.capacity() {
+            wrong("S3", format!("{used} entry bytes, {} counted", page.used));
+        }
+        let least = (shape.capacity() / 4).saturating_sub(shape.entry_max(0));
+        if is_leaf && visit.height.is_some() && (used < least || keys.is_empty()) {
+            wrong("S3", format!("only {used} entry bytes"));
+        }
+        if !is_leaf && keys.len() < 2 {
+            wrong("S3", "an index page with fewer than two children".into());
+        }
+        if !is_leaf && keys.first().is_some_and(|first| **first != *visit.low) {
+            wrong(
+                "S5",
+                "first key differs from the bound in the parent".into(),
+            );
+        }
+    }
+}
+
+/// Checks M1, M2 and S6. `taken` begins with all other pages and extents of nodes.
+pub(crate) fn verify_maps(
+    store: &PageStore,
+    maps: &Maps,
+    taken: &mut Vec<Extent>,
+) -> Result<Vec<Violation>> {
+    let mut violations = Vec::new();
+    let holes = match maps.holes() {
+        Ok(holes) => holes,
+        Err(Error::Corrupt { detail, .. }) => return Ok(vec![Violation::new("M1", detail)]),
+        Err(error) => return Err(error),
+    };
+    for tree in [&maps.space, &maps.counts] {
+        let mut walk = Walk {
+            store,
+            pointers: HashMap::new(),
+            pages: vec![],
+            violations: vec![],
+        };
+        walk.tree(tree)?;
+        taken.append(&mut walk.pages);
+        violations.append(&mut walk.violations);
+    }
+    taken.sort_unstable();
+    for pair in taken.windows(2).filter(|pair| pair[0].overlaps(&pair[1])) {
+        violations.push(Violation::new(
+            "S6",
+            format!("{} and {} overlap", pair[0], pair[1]),
+        ));
+    }
+    let mut covered: Vec<(Extent, bool)> = taken.iter().map(|extent| (*extent, false)).collect();
+    covered.extend(holes.into_iter().map(|hole| (hole, true)));
+    covered.sort_unstable();
+    let mut at = store.usable().addr;
+    for (extent, is_hole) in covered {
+        if extent.addr > at {
+            let gap = Extent::new(at, extent.addr - at);
+            violations.push(Violation::new(
+                "M2",
+                format!("{gap} is neither free nor in use"),
+            ));
+        }
+        if extent.addr < at && is_hole {
+            violations.push(Violation::new("M2", format!("{extent} is free and in use")));
+        }
+        at = at.max(extent.end());
+    }
+    if at < store.usable().end() {
+        let gap = Extent::new(at, store.usable().end() - at);
+        violations.push(Violation::new(
+            "M2",
+            format!("{gap} is neither free nor in use"),
+        ));
+    }
+    Ok(violations)
+}

@@ -1,0 +1,249 @@
+//! Random steps that make ranges meet.
+//!
+//! Keys are short strings over a few bytes, 0x00 and 0xff among them, so that prefixes nest, ranges
+//! overlap in every way and successors of prefixes carry. Half of the keys are taken from what is
+//! there. Clones may take anything to anywhere: into itself, over itself, the whole key space.
+
+use bytes::Bytes;
+use ramet_betree::successor_of_prefix;
+
+use crate::{Change, Fill, Model, Rng, Step};
+
+const ALPHABET: [u8; 5] = [0x00, 0x01, b'a', b'b', 0xff];
+const KEY_BYTES_MAX: usize = 160;
+
+/// Makes the next step from the state that the steps before left.
+#[derive(Clone, Debug)]
+pub struct Generator {
+    rng: Rng,
+    /// Above this many keys, a clone or put gives way to a deletion.
+    keys_max: usize,
+    salt: u32,
+}
+
+impl Generator {
+    /// The history of `seed`, in a key space of about `keys_max` keys.
+    #[must_use]
+    pub fn new(seed: u64, keys_max: usize) -> Self {
+        Self {
+            rng: Rng::new(seed),
+            keys_max,
+            salt: 0,
+        }
+    }
+
+    /// The next step.
+    pub fn step(&mut self, model: &Model) -> Step {
+        match self.rng.below(1000) {
+            0..600 => self.apply(model),
+            600..860 => Step::Get(self.key(model)),
+            860..960 => {
+                let (lo, hi) = self.range(model);
+                Step::Scan {
+                    lo,
+                    hi,
+                    limit: self.rng.below(40),
+                }
+            }
+            960..964 => Step::ScanAll,
+            964..974 => Step::Snapshot,
+            974..984 => Step::VerifySnapshot,
+            984..992 => Step::Sync,
+            992..997 => Step::Checkpoint,
+            997..999 => Step::Reopen,
+            _ => Step::Crash,
+        }
+    }
+
+    fn apply(&mut self, model: &Model) -> Step {
+        let count = if self.rng.one_in(6) {
+            1 + self.rng.below(8)
+        } else {
+            1
+        };
+        if count == 1 {
+            return Step::Apply(vec![self.change(model)]);
+        }
+        // Later changes of a batch see the earlier ones, and so must the generator, which keeps the
+        // key space in bounds.
+        let mut state = model.clone();
+        let changes = (0..count).map(|_| {
+            let change = self.change(&state);
+            state.change(&change);
+            change
+        });
+        Step::Apply(changes.collect())
+    }
+
+    /// A change that leaves something to work with: one that takes away a large part of the keys is
+    /// drawn again, except now and then.
+    fn change(&mut self, model: &Model) -> Change {
+        let is_full = model.len() > self.keys_max;
+        let part = if is_full { 2 } else { 8 };
+        for _ in 0..6 {
+            let change = if is_full {
+                self.deletion(model)
+            } else {
+                self.any_change(model)
+            };
+            let (removed, added) = effect(model, &change);
+            let loses = removed.saturating_sub(added);
+            let grows = added.saturating_sub(removed);
+            let fits = model.len() + grows <= self.keys_max + self.keys_max / 2
+                && key_bytes_max(model, &change) <= KEY_BYTES_MAX;
+            if fits && (loses <= 2 + model.len() / part || self.rng.one_in(200)) {
+                return change;
+            }
+        }
+        Change::Put {
+            key: self.key(model),
+            value: self.fill(300),
+        }
+    }
+
+    fn any_change(&mut self, model: &Model) -> Change {
+        match self.rng.below(100) {
+            0..50 => Change::Put {
+                key: self.key(model),
+                value: self.fill(300),
+            },
+            50..58 => Change::Delete {
+                key: self.key(model),
+            },
+            58..75 => {
+                let offset = u32::try_from(self.rng.below(400)).expect("small");
+                Change::Patch {
+                    key: self.key(model),
+                    offset,
+                    bytes: Fill { len: 1 + u16::try_from(self.rng.below(50)).expect("small"), salt: offset },
+                }
+            }
+            75..80 => self.deletion(model),
+            _ => self.clone(model),
+        }
+    }
+
+    fn deletion(&mut self, model: &Model) -> Change {
+        if self.rng.one_in(2) {
+            return Change::DeletePrefix {
+                prefix: self.prefix(model),
+            };
+        }
+        let (lo, hi) = self.range(model);
+        Change::DeleteRange { lo, hi }
+    }
+
+    fn clone(&mut self, model: &Model) -> Change {
+        let dst = self.prefix(model);
+        let lifted = self.prefix(model);
+        if self.rng.one_in(2) {
+            return Change::ClonePrefix { src: lifted, dst };
+        }
+        let (lo, hi) = (self.below(&lifted), self.below(&lifted));
+        let (lo, hi) = if lo <= hi { (lo, hi) } else { (hi, lo) };
+        let is_open = self.rng.one_in(4);
+        let hi = if is_open {
+            successor_of_prefix(&lifted)
+        } else {
+            Some(hi)
+        };
+        let strip = u32::try_from(lifted.len()).expect("keys are short");
+        Change::CloneRange {
+            lo,
+            hi,
+            strip,
+            prefix: dst,
+        }
+    }
+
+    fn fill(&mut self, len_max: usize) -> Fill {
+        self.salt += 1;
+        let len = if self.rng.one_in(12) {
+            0
+        } else {
+            self.rng.below(len_max + 1)
+        };
+        Fill {
+            len: u16::try_from(len).expect("values are short"),
+            salt: self.salt,
+        }
+    }
+
+    fn letters(&mut self, len: usize) -> Vec<u8> {
+        (0..len)
+            .map(|_| ALPHABET[self.rng.below(ALPHABET.len())])
+            .collect()
+    }
+
+    fn existing(&mut self, model: &Model) -> Option<Bytes> {
+        let len = self.rng.below(8);
+        let probe = self.letters(len);
+        model.key_near(&probe).cloned()
+    }
+
+    fn key(&mut self, model: &Model) -> Bytes {
+        if self.rng.one_in(2)
+            && let Some(key) = self.existing(model)
+        {
+            return key;
+        }
+        let len = self.rng.below(9);
+        let mut key = self.letters(len);
+        if self.rng.one_in(20) {
+            key.resize(key.len() + 60, b'z');
+        }
+        key.into()
+    }
+
+    /// A short string, often the beginning of a key that is there, seldom empty.
+    fn prefix(&mut self, model: &Model) -> Bytes {
+        if self.rng.one_in(3)
+            && let Some(key) = self.existing(model)
+        {
+            let len = self.rng.below(key.len() + 1);
+            return if len == 0 { key } else { key.slice(..len) };
+        }
+        let len = if self.rng.one_in(30) {
+            0
+        } else {
+            1 + self.rng.below(5)
+        };
+        self.letters(len).into()
+    }
+
+    fn below(&mut self, prefix: &[u8]) -> Bytes {
+        let len = self.rng.below(4);
+        [prefix, &self.letters(len)].concat().into()
+    }
+
+    fn range(&mut self, model: &Model) -> (Bytes, Option<Bytes>) {
+        let (one, other) = (self.key(model), self.key(model));
+        match self.rng.below(10) {
+            0 => (one, None),
+            1 => (Bytes::new(), Some(one)),
+            // Empty or backwards, now and then.
+            2 => (one, Some(other)),
+            _ => (one.clone().min(other.clone()), Some(one.max(other))),
+        }
+    }
+}
+
+/// How many keys a change of a range takes away, and how many it adds. Point changes count nothing.
+fn effect(model: &Model, change: &Change) -> (usize, usize) {
+    let count = |(lo, hi): (Bytes, Option<Bytes>)| model.range(&lo, hi.as_deref()).count();
+    let added = change.source().map_or(0, count);
+    (change.replaced().map_or(0, count), added)
+}
+
+/// The longest key that a clone makes; 0 for other changes.
+fn key_bytes_max(model: &Model, change: &Change) -> usize {
+    let (Some((lo, hi)), Some((dst, _))) = (change.source(), change.replaced()) else {
+        return 0;
+    };
+    let grows = dst.len().saturating_sub(lo.len());
+    model
+        .range(&lo, hi.as_deref())
+        .map(|(key, _)| key.len() + grows)
+        .max()
+        .unwrap_or(0)
+}

@@ -1,0 +1,183 @@
+//! The steps of a history, small enough to keep a million of them and to read when printed.
+
+use std::fmt;
+
+use bytes::Bytes;
+use ramet_betree::{Batch, successor_of_prefix};
+
+/// Value bytes, told by their length and where they start in a fixed sequence.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Fill {
+    /// Length in bytes.
+    pub len: u16,
+    /// Makes values of one length differ.
+    pub salt: u32,
+}
+
+impl Fill {
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(self) -> Bytes {
+        let mut state = self.salt.wrapping_mul(0x9e37_79b9) | 1;
+        (0..self.len)
+            .map(|_| {
+                state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+                (state >> 24) as u8
+            })
+            .collect()
+    }
+}
+
+impl fmt::Debug for Fill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Fill {{ len: {}, salt: {} }}", self.len, self.salt)
+    }
+}
+
+/// One change of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are those of the calls of Batch")]
+pub enum Change {
+    Put {
+        key: Bytes,
+        value: Fill,
+    },
+    Delete {
+        key: Bytes,
+    },
+    Patch {
+        key: Bytes,
+        offset: u32,
+        bytes: Fill,
+    },
+    DeleteRange {
+        lo: Bytes,
+        hi: Option<Bytes>,
+    },
+    DeletePrefix {
+        prefix: Bytes,
+    },
+    CloneRange {
+        lo: Bytes,
+        hi: Option<Bytes>,
+        strip: u32,
+        prefix: Bytes,
+    },
+    ClonePrefix {
+        src: Bytes,
+        dst: Bytes,
+    },
+}
+
+type KeyRange = (Bytes, Option<Bytes>);
+
+fn concat(front: &[u8], back: &[u8]) -> Bytes {
+    [front, back].concat().into()
+}
+
+fn prefix_range(prefix: &Bytes) -> KeyRange {
+    (prefix.clone(), successor_of_prefix(prefix))
+}
+
+impl Change {
+    /// The range that a clone copies.
+    #[must_use]
+    pub fn source(&self) -> Option<KeyRange> {
+        match self {
+            Change::CloneRange { lo, hi, .. } => Some((lo.clone(), hi.clone())),
+            Change::ClonePrefix { src, .. } => Some(prefix_range(src)),
+            _ => None,
+        }
+    }
+
+    /// The range whose keys go, or are replaced by copies.
+    #[must_use]
+    pub fn replaced(&self) -> Option<KeyRange> {
+        match self {
+            Change::Put { .. } | Change::Delete { .. } | Change::Patch { .. } => None,
+            Change::DeleteRange { lo, hi } => Some((lo.clone(), hi.clone())),
+            Change::DeletePrefix { prefix } => Some(prefix_range(prefix)),
+            Change::ClonePrefix { dst, .. } => Some(prefix_range(dst)),
+            Change::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                let (lifted, rest) = lo.split_at(*strip as usize);
+                let end = hi.as_ref().and_then(|hi| hi.strip_prefix(lifted));
+                let hi = match end {
+                    Some(end) => Some(concat(prefix, end)),
+                    None => successor_of_prefix(prefix),
+                };
+                Some((concat(prefix, rest), hi))
+            }
+        }
+    }
+
+    /// Leading bytes that the copies lose, and gain.
+    #[must_use]
+    pub fn translation(&self) -> Option<(usize, &Bytes)> {
+        match self {
+            Change::CloneRange { strip, prefix, .. } => Some((*strip as usize, prefix)),
+            Change::ClonePrefix { src, dst } => Some((src.len(), dst)),
+            _ => None,
+        }
+    }
+}
+
+/// One thing that happens to the tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// One batch.
+    Apply(Vec<Change>),
+    /// Looks a key up.
+    Get(Bytes),
+    /// Scans `[lo, hi)`, and stops after `limit` keys.
+    Scan {
+        /// First key.
+        lo: Bytes,
+        /// End, exclusive.
+        hi: Option<Bytes>,
+        /// Keys after which the scan is dropped.
+        limit: usize,
+    },
+    /// Compares the whole tree with the model.
+    ScanAll,
+    /// Takes a snapshot and keeps it.
+    Snapshot,
+    /// Compares the oldest kept snapshot with the model of its time and drops it.
+    VerifySnapshot,
+    /// Makes everything durable.
+    Sync,
+    /// Writes a checkpoint.
+    Checkpoint,
+    /// Closes and opens again.
+    Reopen,
+    /// Opens an image of the device taken at this moment.
+    Crash,
+}
+
+/// The batch of a step.
+pub(crate) fn batch_of(changes: &[Change]) -> Batch {
+    let mut batch = Batch::new();
+    for change in changes {
+        match change.clone() {
+            Change::Put { key, value } => batch.put(key, value.bytes()),
+            Change::Delete { key } => batch.delete(key),
+            Change::Patch { key, offset, bytes } => batch.patch(key, offset, bytes.bytes()),
+            Change::DeleteRange { lo, hi } => batch.delete_range(lo, hi),
+            Change::DeletePrefix { prefix } => batch.delete_prefix(prefix),
+            Change::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                batch.clone_range(lo, hi, strip, prefix);
+            }
+            Change::ClonePrefix { src, dst } => batch.clone_prefix(src, dst),
+        }
+    }
+    batch
+}
