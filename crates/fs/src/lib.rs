@@ -1,14 +1,64 @@
 //! The file system of a Ramet volume: paths, inodes, data and clones on the tree.
+//!
+//! A [`Volume`] offers what FUSE asks for, by inode number, and clones. Everything lies in one key space
+//! (`keys.rs`, `record.rs`); every operation is one batch of the tree. `docs/fs.md` has the semantics.
+//!
+//! # Locks
+//!
+//! In this order, each kind in the order of inode numbers; nothing is taken before one that is held:
+//!
+//! 1. the positions of an open directory stream;
+//! 2. `Inode::names` of directories: their entries. Held over the look whether a name exists and
+//!    the change that follows; may wait for the device;
+//! 3. `Volume::links`: which names hard links have; may wait for the device;
+//! 4. `Inode::state`: the record and the contents; may wait for the device;
+//! 5. `Volume::topology`: where inodes lie. Held for reading while keys are made and the batch is
+//!    applied or a snapshot is taken, for writing while directories move: memory only;
+//! 6. `Inode::loc`, `Inode::place`, the shards of the table, the counters: for a moment, one at a time.
+//!
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before all of them.
 #![forbid(unsafe_code)]
 
+mod attr;
+mod change;
+mod check;
+mod clock;
+mod clone;
 pub mod control;
+mod copy;
+mod create;
+mod data;
+mod dir;
 mod error;
+mod inode;
+mod keys;
+mod link;
+mod lookup;
+mod permit;
+mod place;
+mod record;
+mod rename;
+mod unlink;
+mod volume;
+mod xattr;
 
 use std::sync::Arc;
 
+pub use attr::{SetAttr, SetTime};
+pub use check::Finding;
+pub use clock::{Clock, SystemClock};
+pub use clone::Invalidation;
+pub use create::NewInode;
+pub use data::{BLOCK_BYTES, FILE_BYTES_MAX};
+pub use dir::{DirEntry, DirStream};
 pub use error::{Error, Result};
-use ramet_betree::Tree;
-use ramet_block::Device;
+pub use inode::{Ino, ROOT_INO};
+pub use lookup::Attr;
+pub use permit::Caller;
+pub use record::{Kind, Time};
+pub use rename::RenameMode;
+pub use volume::Volume;
+pub use xattr::{SetXattr, XATTR_BYTES_MAX};
 
 /// How reading a file changes its access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +88,10 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// How reading changes access times.
     pub access_time: AccessTime,
+    /// Where times come from; `None` is the clock of the machine.
+    pub clock: Option<Arc<dyn Clock>>,
+    /// Seed of the random numbers, for runs that can be repeated.
+    pub seed: Option<u64>,
 }
 
 /// Counters of a volume. Sizes in bytes.
@@ -77,66 +131,4 @@ pub struct VolumeStats {
     pub inodes_in_memory: u64,
     /// Why the volume takes no writes any more, if so.
     pub poisoned: Option<String>,
-}
-
-/// A volume that is open. All methods may be called from any thread.
-pub struct Volume {
-    tree: Tree,
-}
-
-impl Volume {
-    /// Makes an empty volume on `device`, durable on return. Whatever was there is lost.
-    ///
-    /// # Errors
-    /// Those of the tree: the device is too small, or failed.
-    pub fn format(device: &Arc<dyn Device>, _options: &FormatOptions) -> Result<()> {
-        Tree::format(device, &ramet_betree::FormatOptions::default())?;
-        Ok(())
-    }
-
-    /// Opens the volume on `device`: recovers, and reclaims files that were unlinked while open.
-    ///
-    /// # Errors
-    /// Not a volume, a newer version, or the device failed.
-    pub fn open(device: Arc<dyn Device>, _options: OpenOptions) -> Result<Arc<Self>> {
-        Ok(Arc::new(Self {
-            tree: Tree::open(device, ramet_betree::OpenOptions::default())?,
-        }))
-    }
-
-    /// Makes everything durable and stops the background work. Later calls fail.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn close(&self) -> Result<()> {
-        Ok(self.tree.close()?)
-    }
-
-    /// Makes every change that returned before this call durable.
-    ///
-    /// # Errors
-    /// Those of the device; the volume takes no writes afterwards.
-    pub fn sync_all(&self) -> Result<()> {
-        Ok(self.tree.sync()?)
-    }
-
-    /// Writes a checkpoint and waits for it.
-    ///
-    /// # Errors
-    /// Those of the device; the volume takes no writes afterwards.
-    pub fn checkpoint(&self) -> Result<()> {
-        Ok(self.tree.checkpoint()?)
-    }
-
-    /// Counters.
-    #[must_use]
-    pub fn stats(&self) -> VolumeStats {
-        VolumeStats::default()
-    }
-
-    /// The tree below, for tools.
-    #[must_use]
-    pub fn tree(&self) -> &Tree {
-        &self.tree
-    }
 }
