@@ -1,13 +1,25 @@
 //! A Ramet volume as a mounted file system, through FUSE.
+//!
+//! The kernel may cache everything for ever: nobody but it changes the volume, with two exceptions that
+//! are notified (`notify.rs`): clones and removals by ioctl, and setuid bits cleared by a write. It
+//! checks permissions itself (`default_permissions`).
+//!
+//! Requests are served on the threads that read them, except what may take long: syncs go to a few
+//! workers, clones with their notifications to a thread of their own.
 #![forbid(unsafe_code)]
 
+mod caller;
+mod convert;
+mod errno;
+mod ioctl;
+mod notify;
 mod options;
-
-use std::path::Path;
-use std::sync::Arc;
+mod serve;
+mod session;
+mod workers;
 
 pub use options::MountOptions;
-use ramet_fs::Volume;
+pub use session::{Mounted, Unmounter, mount};
 use thiserror::Error;
 
 /// Why a volume could not be mounted, or its mount ended badly.
@@ -24,6 +36,14 @@ pub enum Error {
         /// What the kernel answered.
         source: std::io::Error,
     },
+    /// The kernel or fusermount3 refused.
+    #[error("cannot unmount {dir}: {source}")]
+    Unmount {
+        /// The mount point.
+        dir: String,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
     /// The connection to the kernel failed while mounted.
     #[error("the FUSE session failed: {0}")]
     Session(std::io::Error),
@@ -31,53 +51,3 @@ pub enum Error {
 
 /// Result of mounting.
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// A mounted volume. Dropping it unmounts.
-pub struct Mounted {}
-
-/// Unmounts from another thread than the one in [`Mounted::wait`]. Cheap to clone.
-#[derive(Clone)]
-pub struct Unmounter {}
-
-impl Unmounter {
-    /// Asks the kernel to unmount; [`Mounted::wait`] returns when it is done.
-    ///
-    /// # Errors
-    /// `EBUSY` when files are open.
-    pub fn unmount(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
-/// Mounts `volume` on `dir`; usable on return. Threads of this process serve it.
-///
-/// # Errors
-/// What the kernel or fusermount3 answered.
-pub fn mount(_volume: Arc<Volume>, _dir: &Path, _options: &MountOptions) -> Result<Mounted> {
-    Ok(Mounted {})
-}
-
-impl Mounted {
-    /// A handle that can unmount.
-    #[must_use]
-    pub fn unmounter(&self) -> Unmounter {
-        Unmounter {}
-    }
-
-    /// Returns once the mount is gone and no request is being served. The volume is then still
-    /// open: the caller closes it.
-    ///
-    /// # Errors
-    /// The connection to the kernel failed.
-    pub fn wait(self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Unmounts and waits.
-    ///
-    /// # Errors
-    /// `EBUSY` when files are open; the mount then stays until it is unmounted from outside.
-    pub fn unmount(self) -> Result<()> {
-        Ok(())
-    }
-}
