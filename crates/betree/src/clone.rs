@@ -17,7 +17,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
@@ -32,8 +32,8 @@ pub(crate) enum Captured {
 }
 
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
-/// `patient`: copy whatever waits above, however much.
-pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range: &KeyRange, patient: bool) -> Result<Captured> {
+/// `patient`: copy whatever waits above, however much. Targets higher than `height_max` are refused.
+pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range: &KeyRange, patient: bool, height_max: u8) -> Result<Captured> {
     let limit = if patient { usize::MAX } else { store.shape.clone_copy_bytes };
     // What waits on each level, newest level first, in the source's key space.
     let mut above: Vec<MemRun> = Vec::new();
@@ -103,7 +103,7 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
             return Ok(Captured::Message(RangeMsg::Null));
         }
         let bare = Skeleton::empty(1, range.clone());
-        return Ok(Captured::Message(goto(store, bare, waiting, Xf::identity())));
+        return goto(store, bare, waiting, Xf::identity(), height_max).map(Captured::Message);
     };
     let is_root = Arc::ptr_eq(&handle, root);
     if waiting.is_empty() && !is_root {
@@ -115,12 +115,12 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
         copy.clip(&inside);
         let waiting = waiting.extract(range, &xf);
         bump(&store.counters.unshares);
-        return Ok(Captured::Message(goto(store, copy, waiting, xf)));
+        return goto(store, copy, waiting, xf, height_max).map(Captured::Message);
     }
     let live_bytes = store.run(&handle)?.estimate_bytes(&xf.range(range)) as u64;
     let mut over_leaf = Skeleton::empty(1, range.clone());
     over_leaf.edges = vec![Edge { lo: range.lo.clone(), watermark: 0, child: Some(Child { xf, node: handle, live_bytes }) }];
-    Ok(Captured::Message(goto(store, over_leaf, waiting, Xf::identity())))
+    goto(store, over_leaf, waiting, Xf::identity(), height_max).map(Captured::Message)
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
@@ -152,15 +152,18 @@ fn join(above: Vec<MemRun>) -> MemRun {
 }
 
 /// A GOTO to `node` with `waiting`, in its key space, as the newest segment.
-fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf) -> RangeMsg {
+fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf, height_max: u8) -> Result<RangeMsg> {
     if !waiting.is_empty() {
         let goto_height = store.goto_height(&waiting);
         let bytes = waiting.size_bytes() as u64;
         let clip = node.range();
         node.push_seg(store.new_segment(waiting), clip, Xf::identity(), goto_height, bytes);
     }
-    node.height = node.height_below() + 1;
-    RangeMsg::Goto(Target { xf, node: store.new_skeleton(node) })
+    if node.height_below() >= height_max {
+        return Err(Error::Invalid("clones of clones nest too deep"));
+    }
+    node.height = node.label();
+    Ok(RangeMsg::Goto(Target { xf, node: store.new_skeleton(node) }))
 }
 
 /// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.
