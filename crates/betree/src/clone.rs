@@ -9,6 +9,8 @@
 //! - else a copy of its skeleton with what waited as its newest segment: the segments and
 //!   children below are shared, nothing is flushed or copied.
 //!
+//! A range that lies in one leaf and is small is copied instead: into the buffer, as puts over a null.
+//!
 //! When more waits above than is worth copying into each clone, the caller first has it pushed down
 //! ([`Store::sink`]) and tries again; the next clones of the same source then find nothing above.
 
@@ -22,11 +24,14 @@ use crate::memrun::MemRun;
 use crate::message::{RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
 use crate::skeleton::{Child, Edge, Skeleton};
+use crate::view::MappedCursor;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
     /// The range message that a copy of the range is; its translation leads from the source's keys.
     Message(RangeMsg),
+    /// The state itself, over nothing, in the source's key space: cheaper than a share of a node when it is small.
+    Copy(MemRun),
     /// Too much waits above the lowest node that covers the range.
     TooMuchAbove,
 }
@@ -102,9 +107,17 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
         if waiting.is_empty() {
             return Ok(Captured::Message(RangeMsg::Null));
         }
+        if waiting.size_bytes() <= store.shape.clone_copy_bytes {
+            return Ok(Captured::Copy(over_nothing(range, MemRun::default(), &waiting)));
+        }
         let bare = Skeleton::empty(1, range.clone());
         return goto(store, bare, waiting, Xf::identity(), height_max).map(Captured::Message);
     };
+    if handle.kind() == Kind::Leaf {
+        if let Some(state) = small_state(store, &handle, &xf, range, &waiting)? {
+            return Ok(Captured::Copy(state));
+        }
+    }
     let is_root = Arc::ptr_eq(&handle, root);
     if waiting.is_empty() && !is_root {
         return Ok(Captured::Message(RangeMsg::Goto(Target { xf, node: handle })));
@@ -121,6 +134,35 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
     let mut over_leaf = Skeleton::empty(1, range.clone());
     over_leaf.edges = vec![Edge { lo: range.lo.clone(), watermark: 0, child: Some(Child { xf, node: handle, live_bytes }) }];
     goto(store, over_leaf, waiting, Xf::identity(), height_max).map(Captured::Message)
+}
+
+/// The state of `range` when it lies in one leaf and is no larger than what a clone may copy. Moving small
+/// things as messages keeps crumbs of shared leaves out of the tree (the trade-off of zones in BetrFS 0.2,
+/// section 4, here for one leaf).
+fn small_state(store: &Store, leaf: &Arc<Handle>, xf: &Xf, range: &KeyRange, waiting: &MemRun) -> Result<Option<MemRun>> {
+    let limit = store.shape.clone_copy_bytes;
+    let run = store.run(leaf)?;
+    let inside = xf.range(range);
+    if run.estimate_bytes(&inside) > limit + 2 * store.shape.block_bytes {
+        return Ok(None);
+    }
+    let mut cursor = MappedCursor::new(&run, range, xf, 0);
+    let mut base = MemRun::default();
+    while let Some((key, point)) = cursor.take(store)? {
+        base.push_point(key, point.detached());
+        if base.size_bytes() + waiting.size_bytes() > limit {
+            return Ok(None);
+        }
+    }
+    Ok(Some(over_nothing(range, base, waiting)))
+}
+
+fn over_nothing(range: &KeyRange, base: MemRun, waiting: &MemRun) -> MemRun {
+    let mut all = MemRun::default();
+    all.add_range(range.clone(), RangeMsg::Null);
+    all.add_all(&base);
+    all.add_all(waiting);
+    all
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.

@@ -171,6 +171,7 @@ impl Inner {
                 match capture(&self.store, &state.buffer, &state.root, &source, patient, height_max)? {
                     Captured::TooMuchAbove => return Ok(Err(source)),
                     Captured::Message(msg) => state.buffer.add_range(range, msg.behind(&back)),
+                    Captured::Copy(run) => state.buffer.add_all(&run.extract(&source, &back.inverse(&range.lo))),
                 }
             }
         }
