@@ -5,6 +5,11 @@
 //! compared and every invariant is verified; now and then the forest is opened again from its roots.
 //! `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a failed step of a test is a failed test"
+)]
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -163,7 +168,7 @@ fn trees_and_256_clones_behave_like_maps_and_copies() {
     while !world.live.is_empty() {
         let at = rng.random_range(0..world.live.len());
         world.live.swap_remove(at).0.delete_tree().unwrap();
-        if world.live.len() % 50 == 0 {
+        if world.live.len().is_multiple_of(50) {
             world.commit(rng.random_bool(0.5), false);
         }
     }

@@ -1,6 +1,11 @@
 //! The node table against a model: a set of nodes with child lists, of which a commit keeps what the
 //! root or a pin reaches. `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
 
+#![expect(
+    clippy::unwrap_used,
+    reason = "a failed step of a test is a failed test"
+)]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
@@ -99,10 +104,15 @@ impl Model {
         };
         let mut base: Vec<u64> = root_only.reachable().into_iter().collect();
         let mut new = Vec::new();
-        for _ in 0..rng.random_range(1..12) {
+        let count = rng.random_range(1..12);
+        for n in 0..count {
             self.next += 1;
             // Now and then a child list that needs several entries of the table.
-            let most = if rng.random_bool(0.02) { 4000 } else { 12 };
+            let most = match n + 1 == count {
+                _ if rng.random_bool(0.02) => 4000,
+                true => 200,
+                false => 12,
+            };
             let count = if base.is_empty() {
                 0
             } else {
@@ -125,7 +135,9 @@ fn a_commit_keeps_what_root_and_pins_reach() {
     let device = memory();
     let (mut table, mut roots) = fresh(&device);
     let mut model = Model::default();
+    let mut most = 0;
     for step in 0..number("RAMET_STEPS", 600) {
+        most = most.max(model.nodes.len());
         let ids = model.grow(&mut rng);
         let len = |rng: &mut StdRng| [4096, 10_000, 65_536][rng.random_range(0..3)];
         let mut new: Vec<NewNode> = ids
@@ -136,8 +148,8 @@ fn a_commit_keeps_what_root_and_pins_reach() {
             new.reverse();
         }
         match rng.random_range(0..20) {
-            0 => model.root = 0,
-            1..4 => {}
+            0 if rng.random_bool(0.2) => model.root = 0,
+            0..4 => {}
             _ => model.root = model.next,
         }
         model.pins.retain(|_| rng.random_bool(0.8));
@@ -192,6 +204,7 @@ fn a_commit_keeps_what_root_and_pins_reach() {
             check(&table);
         }
     }
+    println!("{most} nodes at most");
     let last = commit(&table, vec![], 0);
     table.committed(last);
     check(&table);
@@ -518,10 +531,11 @@ fn a_large_commit_is_quick() {
     );
 }
 
-/// Fails the n-th write from now on, and every later one.
+/// Fails the n-th write (or read) from now on, and every later one.
 struct Failing {
     inner: MemDevice,
     left: AtomicU64,
+    reads: bool,
 }
 
 impl Failing {
@@ -542,11 +556,16 @@ impl Device for Failing {
     }
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        if self.reads {
+            self.step()?;
+        }
         self.inner.read_at(addr, buf)
     }
 
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
-        self.step()?;
+        if !self.reads {
+            self.step()?;
+        }
         self.inner.write_at(addr, buf)
     }
 
@@ -559,42 +578,52 @@ impl Device for Failing {
     }
 }
 
-#[test]
-fn a_failed_write_at_any_point_harms_nothing_durable() {
-    for fail_at in 0.. {
-        let failing = Arc::new(Failing {
-            inner: MemDevice::new(USABLE.end()),
-            left: u64::MAX.into(),
-        });
-        let device: Arc<dyn Device> = failing.clone();
-        let (table, _) = fresh(&device);
-        let new = (1..=300)
-            .map(|id| node(&table, id, 4096, &[]))
-            .collect::<Vec<_>>();
-        let mut new = new;
-        new.push(node(&table, 301, 4096, &(1..=300).collect::<Vec<_>>()));
-        let first = commit(&table, new, 301);
-        let roots = first.roots;
-        table.committed(first);
-        let before = records(&table);
-        let next = node(&table, 302, 4096, &(1..=150).collect::<Vec<_>>());
-        failing.left.store(fail_at, Ordering::Relaxed);
-        let got = table.commit(vec![next], Some(NodeId(302)), usize::MAX, &|_| false);
-        failing.left.store(u64::MAX, Ordering::Relaxed);
-        if let Ok(commit) = got {
-            assert!(fail_at > 0);
-            table.committed(commit);
-            check(&table);
-            return;
-        }
-        assert!(matches!(got, Err(Error::Io(_))));
-        assert!(matches!(
-            table.commit(vec![], None, 0, &|_| false),
-            Err(Error::Poisoned)
-        ));
-        let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+/// One commit with the n-th write or read failing; says whether it got through.
+fn commit_with_fault(reads: bool, fail_at: u64) -> bool {
+    let left = AtomicU64::new(u64::MAX);
+    let failing = Arc::new(Failing {
+        inner: MemDevice::new(USABLE.end()),
+        left,
+        reads,
+    });
+    let device: Arc<dyn Device> = failing.clone();
+    let (table, _) = fresh(&device);
+    let mut new: Vec<_> = (1..=3000).map(|id| node(&table, id, 4096, &[])).collect();
+    new.push(node(&table, 3001, 4096, &(1..=3000).collect::<Vec<_>>()));
+    let first = commit(&table, new, 3001);
+    let roots = first.roots;
+    table.committed(first);
+    let before = records(&table);
+    // Opened anew, nothing is cached, and the commit has to read.
+    let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+    let next = node(&table, 3002, 4096, &(1..=1500).collect::<Vec<_>>());
+    failing.left.store(fail_at, Ordering::Relaxed);
+    let got = table.commit(vec![next], Some(NodeId(3002)), usize::MAX, &|_| false);
+    failing.left.store(u64::MAX, Ordering::Relaxed);
+    if let Ok(commit) = got {
+        table.committed(commit);
         check(&table);
-        assert_eq!(records(&table), before);
+        return true;
+    }
+    assert!(matches!(got, Err(Error::Io(_))));
+    assert!(matches!(
+        table.commit(vec![], None, 0, &|_| false),
+        Err(Error::Poisoned)
+    ));
+    let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+    check(&table);
+    assert_eq!(records(&table), before);
+    false
+}
+
+#[test]
+fn a_failed_write_or_read_at_any_point_harms_nothing_durable() {
+    for reads in [false, true] {
+        let faults = (0..)
+            .take_while(|fail_at| !commit_with_fault(reads, *fail_at))
+            .count();
+        println!("{faults} faults, reads: {reads}");
+        assert!(faults > 0);
     }
 }
 
