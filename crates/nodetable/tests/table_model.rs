@@ -8,8 +8,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use ramet_block::{Device, Extent, MemDevice};
@@ -529,6 +529,75 @@ fn a_large_commit_is_quick() {
         elapsed.as_millis() < 3000,
         "far beyond the 300 ms of an idle machine"
     );
+}
+
+type Hook = Box<dyn FnOnce() + Send>;
+
+/// Runs a hook once, before the next read.
+struct Interrupting {
+    inner: MemDevice,
+    hook: Mutex<Option<Hook>>,
+}
+
+impl Device for Interrupting {
+    fn len_bytes(&self) -> u64 {
+        self.inner.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        let hook = self.hook.lock().unwrap().take();
+        if let Some(hook) = hook {
+            hook();
+        }
+        self.inner.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.inner.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.inner.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        // What a reader must not come to see.
+        self.inner.write_at(addr, &vec![0xdd; len_bytes as usize])
+    }
+}
+
+#[test]
+fn a_reader_overtaken_by_checkpoints_starts_again() {
+    let inner = MemDevice::new(USABLE.end());
+    let interrupting = Arc::new(Interrupting {
+        inner,
+        hook: Mutex::new(None),
+    });
+    let device: Arc<dyn Device> = interrupting.clone();
+    let (table, _) = fresh(&device);
+    let leaves: Vec<u64> = (1..=3000).collect();
+    let mut new: Vec<_> = leaves
+        .iter()
+        .map(|id| node(&table, *id, 4096, &[]))
+        .collect();
+    new.push(node(&table, 3001, 4096, &leaves));
+    let first = commit(&table, new, 3001);
+    let roots = first.roots;
+    table.committed(first);
+    let table = Arc::new(NodeTable::open(&device, roots, USABLE, false).unwrap());
+    let overtaking = table.clone();
+    let interrupt = Box::new(move || {
+        let all: Vec<u64> = (1..=3001).collect();
+        let next = commit(&overtaking, vec![node(&overtaking, 3002, 4096, &all)], 3002);
+        overtaking.committed(next);
+    });
+    *interrupting.hook.lock().unwrap() = Some(interrupt);
+    assert_eq!(table.get(NodeId(1500)).unwrap().unwrap().refs, 2);
+    assert!(
+        interrupting.hook.lock().unwrap().is_none(),
+        "the reader had to read"
+    );
+    check(&table);
 }
 
 /// Fails the n-th write (or read) from now on, and every later one.
