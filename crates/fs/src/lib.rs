@@ -1,1 +1,134 @@
-//! Placeholder while the crate is being built.
+//! The file system of a Ramet volume: paths, inodes, data and clones on the tree.
+//!
+//! A [`Volume`] offers what FUSE asks for, by inode number, and clones. Everything lies in one key space
+//! (`keys.rs`, `record.rs`); every operation is one batch of the tree. `docs/fs.md` has the semantics.
+//!
+//! # Locks
+//!
+//! In this order, each kind in the order of inode numbers; nothing is taken before one that is held:
+//!
+//! 1. the positions of an open directory stream;
+//! 2. `Inode::names` of directories: their entries. Held over the look whether a name exists and
+//!    the change that follows; may wait for the device;
+//! 3. `Volume::links`: which names hard links have; may wait for the device;
+//! 4. `Inode::state`: the record and the contents; may wait for the device;
+//! 5. `Volume::topology`: where inodes lie. Held for reading while keys are made and the batch is
+//!    applied or a snapshot is taken, for writing while directories move: memory only;
+//! 6. `Inode::loc`, `Inode::place`, the shards of the table, the counters: for a moment, one at a time.
+//!
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before all of them.
+#![forbid(unsafe_code)]
+
+mod attr;
+mod change;
+mod check;
+mod clock;
+mod clone;
+pub mod control;
+mod copy;
+mod create;
+mod data;
+mod dir;
+mod error;
+mod inode;
+mod keys;
+mod link;
+mod lookup;
+mod permit;
+mod place;
+mod record;
+mod rename;
+mod unlink;
+mod volume;
+mod xattr;
+
+use std::sync::Arc;
+
+pub use attr::{SetAttr, SetTime};
+pub use check::Finding;
+pub use clock::{Clock, SystemClock};
+pub use clone::Invalidation;
+pub use create::NewInode;
+pub use data::{BLOCK_BYTES, FILE_BYTES_MAX};
+pub use dir::{DirEntry, DirStream};
+pub use error::{Error, Result};
+pub use inode::{Ino, ROOT_INO};
+pub use lookup::Attr;
+pub use permit::Caller;
+pub use record::{Kind, Time};
+pub use rename::RenameMode;
+pub use volume::Volume;
+pub use xattr::{SetXattr, XATTR_BYTES_MAX};
+
+/// How reading a file changes its access time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AccessTime {
+    /// When it is not later than the last change, or a day old.
+    #[default]
+    Relative,
+    /// Never.
+    Never,
+}
+
+/// How to make a new volume.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// Identity of the volume.
+    pub uuid: [u8; 16],
+    /// Owner and group of the root directory.
+    pub owner: (u32, u32),
+}
+
+/// How to open a volume.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Memory for cached nodes, in bytes; `None` leaves the choice to the tree.
+    pub cache_bytes: Option<u64>,
+    /// Refuse every change.
+    pub read_only: bool,
+    /// How reading changes access times.
+    pub access_time: AccessTime,
+    /// Where times come from; `None` is the clock of the machine.
+    pub clock: Option<Arc<dyn Clock>>,
+    /// Seed of the random numbers, for runs that can be repeated.
+    pub seed: Option<u64>,
+}
+
+/// Counters of a volume. Sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct VolumeStats {
+    /// Process that serves the volume.
+    pub pid: u32,
+    /// Size of the device.
+    pub device_bytes: u64,
+    /// Space in use.
+    pub allocated_bytes: u64,
+    /// Space left for new data.
+    pub free_bytes: u64,
+    /// Space kept back so that deleting and syncing always succeed.
+    pub reserved_bytes: u64,
+    /// Nodes of the tree.
+    pub nodes: u64,
+    /// Segments of the tree.
+    pub segments: u64,
+    /// Leaves of the tree.
+    pub leaves: u64,
+    /// Height of the tree.
+    pub height: u64,
+    /// Messages on their way to the leaves.
+    pub pending_message_bytes: u64,
+    /// Time since the last checkpoint, in nanoseconds.
+    pub checkpoint_age_ns: u64,
+    /// Journal written since the last checkpoint.
+    pub journal_bytes: u64,
+    /// Nodes found in the cache.
+    pub cache_hits: u64,
+    /// Nodes not found in the cache.
+    pub cache_misses: u64,
+    /// Nodes read from the device.
+    pub node_reads: u64,
+    /// Inodes in memory.
+    pub inodes_in_memory: u64,
+    /// Why the volume takes no writes any more, if so.
+    pub poisoned: Option<String>,
+}

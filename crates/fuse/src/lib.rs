@@ -1,1 +1,53 @@
-//! Placeholder while the crate is being built.
+//! A Ramet volume as a mounted file system, through FUSE.
+//!
+//! The kernel may cache everything for ever: nobody but it changes the volume, with two exceptions that
+//! are notified (`notify.rs`): clones and removals by ioctl, and setuid bits cleared by a write. It
+//! checks permissions itself (`default_permissions`).
+//!
+//! Requests are served on the threads that read them, except what may take long: syncs go to a few
+//! workers, clones with their notifications to a thread of their own.
+#![forbid(unsafe_code)]
+
+mod caller;
+mod convert;
+mod errno;
+mod ioctl;
+mod notify;
+mod options;
+mod serve;
+mod session;
+mod workers;
+
+pub use options::MountOptions;
+pub use session::{Mounted, Unmounter, mount};
+use thiserror::Error;
+
+/// Why a volume could not be mounted, or its mount ended badly.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// A mount option that is not known, or needs a value.
+    #[error("mount option `{0}` is not known")]
+    UnknownOption(String),
+    /// The kernel or fusermount3 refused.
+    #[error("cannot mount on {dir}: {source}")]
+    Mount {
+        /// The mount point.
+        dir: String,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+    /// The kernel or fusermount3 refused.
+    #[error("cannot unmount {dir}: {source}")]
+    Unmount {
+        /// The mount point.
+        dir: String,
+        /// What the kernel answered.
+        source: std::io::Error,
+    },
+    /// The connection to the kernel failed while mounted.
+    #[error("the FUSE session failed: {0}")]
+    Session(std::io::Error),
+}
+
+/// Result of mounting.
+pub type Result<T> = std::result::Result<T, Error>;

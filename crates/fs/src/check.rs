@@ -1,0 +1,441 @@
+//! The invariants of the key space, and the check of them: one pass over all keys.
+//!
+//! - F1 Every key parses, every value decodes.
+//! - F2 Every key lies in an inode that exists and may have it: entries in directories, blocks in
+//!   files, bodies and stubs in clone roots. Orphans exist only while the volume is open.
+//! - F3 A directory has 2 links and one for each directory in it.
+//! - F4 A body has as many links as stubs name it; the stub index has exactly the stubs, each
+//!   under the nearest clone root.
+//! - F5 No two inodes have one visible number, and a stub shows its body's.
+//! - F6 Blocks have numbers below the size rounded up, at most 4096 bytes, and zeros beyond the size.
+//! - F7 A file that is not marked sparse has every block.
+//! - F8 Extended attributes lie only in inodes marked to have some.
+//! - F9 Every body's number is below the volume's counter.
+//!
+//! It remembers every inode: some hundred bytes for each.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use bytes::Bytes;
+
+use crate::data::BLOCK_BYTES;
+use crate::error::{Error, Result};
+use crate::inode::ROOT_INO;
+use crate::keys;
+use crate::record::{Entry, FLAG_CLONE_ROOT, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, Stub};
+use crate::volume::Volume;
+
+/// A violated invariant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Its number: `F3`.
+    pub invariant: &'static str,
+    /// What was found.
+    pub detail: String,
+}
+
+/// What a key stands for, after the path of what it belongs to.
+enum Tail {
+    Entry(Bytes),
+    Block(u64),
+    Xattr,
+    Record,
+    Stub { dir: Bytes, name: Bytes },
+    Counter,
+    Root,
+}
+
+/// Splits a key after its index: the path it belongs to and what it is there.
+fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
+    let mut at = 1;
+    loop {
+        let owner = key.slice(1..at);
+        if at == key.len() {
+            return Some((owner, Tail::Record));
+        }
+        let (&zero, &tag) = (key.get(at)?, key.get(at + 1)?);
+        if zero != 0 {
+            return None;
+        }
+        let rest = key.slice(at + 2..);
+        match tag {
+            0 if at == 1 && rest.is_empty() => return Some((owner, Tail::Root)),
+            1 => return Some((owner, Tail::Entry(rest))),
+            2 => {
+                let len = rest.iter().position(|&byte| byte == 0)?;
+                at += 2 + len;
+            }
+            3 => {
+                return Some((
+                    owner,
+                    Tail::Block(u64::from_be_bytes(rest[..].try_into().ok()?)),
+                ));
+            }
+            4 => return Some((owner, Tail::Xattr)),
+            5 | 7 if rest.len() >= 8 => at += 10,
+            6 => {
+                let split = rest.iter().rposition(|&byte| byte == 0)?;
+                let name = rest
+                    .slice(split..)
+                    .strip_prefix(&[0, 1])
+                    .map(|_| rest.slice(split + 2..))?;
+                return Some((
+                    owner,
+                    Tail::Stub {
+                        dir: rest.slice(..split),
+                        name,
+                    },
+                ));
+            }
+            8 if at == 1 => return Some((owner, Tail::Counter)),
+            _ => return None,
+        }
+    }
+}
+
+struct Object {
+    record: Record,
+    stored: u64,
+    /// Directory whose acc the number is stored with.
+    home: Bytes,
+    is_body: bool,
+}
+
+#[derive(Default)]
+struct Scan {
+    objects: BTreeMap<Bytes, Object>,
+    stubs: Vec<(Bytes, Bytes, Stub)>,
+    indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
+    with_xattrs: BTreeSet<Bytes>,
+    findings: Vec<Finding>,
+}
+
+impl Scan {
+    fn found(&mut self, invariant: &'static str, detail: String) {
+        self.findings.push(Finding { invariant, detail });
+    }
+
+    fn meta(&mut self, key: &Bytes, value: &Bytes) {
+        let Some((owner, tail)) = parse(key) else {
+            return self.found("F1", format!("key {key:?}"));
+        };
+        match tail {
+            Tail::Counter => {}
+            Tail::Xattr => {
+                self.with_xattrs.insert(owner);
+            }
+            Tail::Block(_) => self.found("F1", format!("key {key:?}")),
+            Tail::Stub { dir, name } => match value[..].try_into() {
+                Ok(link) => {
+                    self.indexed
+                        .insert((owner, dir, name, u64::from_be_bytes(link)));
+                }
+                Err(_) => self.found("F1", format!("stub index {key:?}: {value:?}")),
+            },
+            Tail::Root => self.record(Bytes::new(), Bytes::new(), value, false),
+            Tail::Entry(name) => self.record(keys::child(&owner, &name), owner, value, false),
+            Tail::Record => match owner.len().checked_sub(10) {
+                Some(at) if owner[at..at + 2] == [0, 5] => {
+                    self.record(owner.clone(), owner.slice(..at), value, true)
+                }
+                _ => self.found("F2", format!("record of an orphan: {key:?}")),
+            },
+        }
+    }
+
+    fn record(&mut self, path: Bytes, home: Bytes, value: &Bytes, is_body: bool) {
+        match Entry::decode(value) {
+            Ok(Entry::Inode { record, stored }) => {
+                self.objects.insert(
+                    path,
+                    Object {
+                        record,
+                        stored,
+                        home,
+                        is_body,
+                    },
+                );
+            }
+            Ok(Entry::Stub(stub)) if !is_body => self.stubs.push((path, home, stub)),
+            Ok(Entry::Stub(_)) => self.found("F1", format!("body {path:?} is a stub")),
+            Err(error) => self.found("F1", format!("{path:?}: {error}")),
+        }
+    }
+
+    /// The object that something at `path` lies in: what the path is cut from.
+    fn root_of(&self, dir: &Bytes) -> Option<Bytes> {
+        let mut at = dir.clone();
+        loop {
+            let object = self.objects.get(&at)?;
+            if object.record.has(FLAG_CLONE_ROOT) {
+                return Some(at);
+            }
+            at = object.home.clone();
+        }
+    }
+
+    /// The acc of each directory; keys are sorted, so a parent comes before its children.
+    fn accs(&mut self) -> HashMap<Bytes, u64> {
+        let mut accs = HashMap::new();
+        let mut findings = Vec::new();
+        for (path, object) in &self.objects {
+            let is_dir = Kind::from_mode(object.record.mode) == Some(Kind::Directory);
+            let outer = if path.is_empty() {
+                Some(0)
+            } else {
+                accs.get(&object.home).copied()
+            };
+            match outer {
+                Some(outer) if is_dir => {
+                    accs.insert(path.clone(), outer ^ object.record.salt);
+                }
+                Some(_) => {}
+                None => findings.push(Finding {
+                    invariant: "F2",
+                    detail: format!("{path:?} lies in no directory"),
+                }),
+            }
+        }
+        self.findings.extend(findings);
+        accs
+    }
+
+    fn finish(&mut self, next_ino: u64) {
+        let accs = self.accs();
+        let mut subdirs: HashMap<Bytes, u32> = HashMap::new();
+        let mut numbers: HashMap<u64, Bytes> = HashMap::new();
+        let mut findings = Vec::new();
+        let mut found = |invariant, detail| findings.push(Finding { invariant, detail });
+        let visible = |object: &Object, path: &Bytes| {
+            let acc = if path.is_empty() {
+                Some(0)
+            } else {
+                accs.get(&object.home).copied()
+            };
+            acc.map(|acc| object.stored ^ acc)
+        };
+        for (path, object) in &self.objects {
+            let is_dir = Kind::from_mode(object.record.mode) == Some(Kind::Directory);
+            if is_dir && !path.is_empty() {
+                *subdirs.entry(object.home.clone()).or_default() += 1;
+            }
+            if let Some(ino) = visible(object, path)
+                && let Some(other) = numbers.insert(ino, path.clone())
+            {
+                found(
+                    "F5",
+                    format!("{path:?} and {other:?} both have number {ino}"),
+                );
+            }
+            if object.is_body
+                && !self
+                    .objects
+                    .get(&object.home)
+                    .is_some_and(|home| home.record.has(FLAG_CLONE_ROOT))
+            {
+                found("F2", format!("body {path:?} lies in no clone root"));
+            }
+        }
+        for (path, object) in &self.objects {
+            if Kind::from_mode(object.record.mode) == Some(Kind::Directory) {
+                let links = 2 + subdirs.get(path).copied().unwrap_or(0);
+                if object.record.nlink != links {
+                    found(
+                        "F3",
+                        format!("{path:?} has {} links, not {links}", object.record.nlink),
+                    );
+                }
+            } else if !object.is_body && object.record.nlink != 1 {
+                found(
+                    "F4",
+                    format!("{path:?} has {} links and one name", object.record.nlink),
+                );
+            }
+        }
+        let mut names: HashMap<Bytes, u32> = HashMap::new();
+        let mut indexed = self.indexed.clone();
+        for (path, dir, stub) in &self.stubs {
+            let Some(root) = self.root_of(dir) else {
+                found("F2", format!("stub {path:?} lies in no directory"));
+                continue;
+            };
+            let name = path.slice(dir.len() + 2..);
+            if !indexed.remove(&(root.clone(), dir.slice(root.len()..), name, stub.link)) {
+                found(
+                    "F4",
+                    format!("stub {path:?} is not in the index of {root:?}"),
+                );
+            }
+            let body = keys::body(&root, stub.link);
+            match self.objects.get(&body) {
+                Some(object) => {
+                    if Kind::from_mode(object.record.mode) != Some(stub.kind) {
+                        found(
+                            "F4",
+                            format!("stub {path:?} is of another kind than {body:?}"),
+                        );
+                    }
+                    if visible(object, &body) != accs.get(dir).map(|acc| stub.stored ^ acc) {
+                        found(
+                            "F5",
+                            format!("stub {path:?} shows another number than {body:?}"),
+                        );
+                    }
+                }
+                None => found(
+                    "F4",
+                    format!("stub {path:?} names body {body:?}, which is missing"),
+                ),
+            }
+            if stub.link >= next_ino {
+                found(
+                    "F9",
+                    format!("body {body:?} is above the counter, {next_ino}"),
+                );
+            }
+            *names.entry(body).or_default() += 1;
+        }
+        for (root, dir, name, link) in indexed {
+            found(
+                "F4",
+                format!("index of {root:?} has {link} for {dir:?} {name:?}, which is no stub"),
+            );
+        }
+        for (path, object) in self.objects.iter().filter(|(_, object)| object.is_body) {
+            let names = names.get(path).copied().unwrap_or(0);
+            if names != object.record.nlink {
+                found(
+                    "F4",
+                    format!(
+                        "body {path:?} has {} links and {names} names",
+                        object.record.nlink
+                    ),
+                );
+            }
+        }
+        for path in &self.with_xattrs {
+            match self.objects.get(path) {
+                Some(object) if object.record.has(FLAG_XATTRS) => {}
+                Some(_) => found("F8", format!("{path:?} has attributes and is not marked")),
+                None => found("F2", format!("attributes of {path:?}, which is missing")),
+            }
+        }
+        self.findings.append(&mut findings);
+    }
+}
+
+/// Blocks of one file, as the pass over the data index meets them.
+struct File {
+    path: Bytes,
+    blocks: u64,
+}
+
+impl Scan {
+    fn block(&mut self, key: &Bytes, value: &Bytes, file: &mut Option<File>) {
+        let Some((owner, Tail::Block(number))) = parse(key) else {
+            return self.found("F1", format!("key {key:?}"));
+        };
+        let size_bytes = match self.objects.get(&owner) {
+            Some(object) if Kind::from_mode(object.record.mode) == Some(Kind::Regular) => {
+                object.record.size_bytes
+            }
+            _ => {
+                return self.found(
+                    "F2",
+                    format!("block {number} of {owner:?}, which is no file"),
+                );
+            }
+        };
+        if file.as_ref().is_none_or(|file| file.path != owner) {
+            *file = Some(File {
+                path: owner.clone(),
+                blocks: 0,
+            });
+        }
+        if let Some(file) = file {
+            file.blocks += 1;
+            if let Some(object) = self.objects.get_mut(&owner) {
+                // The stored count is not needed any more.
+                object.record.blocks = file.blocks;
+            }
+        }
+        let start = number.saturating_mul(BLOCK_BYTES);
+        let kept = usize::try_from(size_bytes.saturating_sub(start)).unwrap_or(usize::MAX);
+        if start >= size_bytes || value.len() as u64 > BLOCK_BYTES {
+            self.found(
+                "F6",
+                format!(
+                    "block {number} of {} bytes in {owner:?}, {size_bytes} bytes",
+                    value.len()
+                ),
+            );
+        } else if value
+            .get(kept..)
+            .is_some_and(|rest| rest.iter().any(|&byte| byte != 0))
+        {
+            self.found(
+                "F6",
+                format!("block {number} of {owner:?} has bytes beyond the end"),
+            );
+        }
+    }
+}
+
+impl Volume {
+    /// Checks every invariant of the file system on a snapshot. Files that are unlinked and open are
+    /// left out.
+    ///
+    /// # Errors
+    /// Those of the tree. What is wrong with the file system is the result.
+    pub fn check(&self) -> Result<Vec<Finding>> {
+        let snapshot = self.tree.snapshot();
+        let mut scan = Scan::default();
+        let skip = |index| keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
+        for item in snapshot.scan(&[keys::META], Some(&[keys::META + 1])) {
+            let (key, value) = item?;
+            if !key.starts_with(&skip(keys::META)) {
+                scan.meta(&key, &value);
+            }
+        }
+        if !scan.objects.contains_key(&Bytes::new()) {
+            return Err(Error::Corrupt {
+                what: "record of the root",
+                detail: format!("{} is missing", ROOT_INO.0),
+            });
+        }
+        let next = snapshot.get(&keys::counter(b"ino"))?.unwrap_or_default();
+        let next = next[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
+        scan.finish(next);
+        let sparse: BTreeSet<Bytes> = scan
+            .objects
+            .iter()
+            .filter(|(_, object)| object.record.has(FLAG_SPARSE))
+            .map(|(path, _)| path.clone())
+            .collect();
+        for object in scan.objects.values_mut() {
+            object.record.blocks = 0;
+        }
+        let mut file = None;
+        for item in snapshot.scan(&[keys::DATA], Some(&[keys::DATA + 1])) {
+            let (key, value) = item?;
+            if !key.starts_with(&skip(keys::DATA)) {
+                scan.block(&key, &value, &mut file);
+            }
+        }
+        let mut missing = Vec::new();
+        for (path, object) in &scan.objects {
+            let blocks = object.record.size_bytes.div_ceil(BLOCK_BYTES);
+            let is_file = Kind::from_mode(object.record.mode) == Some(Kind::Regular);
+            if is_file && !sparse.contains(path) && object.record.blocks != blocks {
+                missing.push(format!(
+                    "{path:?} has {} blocks of {blocks}",
+                    object.record.blocks
+                ));
+            }
+        }
+        for detail in missing {
+            scan.found("F7", detail);
+        }
+        Ok(scan.findings)
+    }
+}

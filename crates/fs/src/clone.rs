@@ -1,0 +1,458 @@
+//! Clones and removals of whole trees: one batch, whatever the size.
+//!
+//! The range of the source in both indexes is cloned to the range of the destination, which replaces
+//! all that was there, and the destination gets a record: the source's with a number of its own and
+//! a random salt, so that every visible number below is new too. A directory becomes a clone root.
+//! A source that is a clone root carries the bodies of its hard links in its range. Below any other
+//! directory the stubs, if there are some, name bodies above it: those are cloned into the new
+//! root's hidden range, with the names inside of the copy counted. That is the only cost that is not
+//! constant.
+//!
+//! What is replaced or removed is gone for whoever holds on to it (`Stale`), except open files: they
+//! become orphans and keep working.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_betree::successor_of_prefix;
+
+use crate::change::{Change, lock_states};
+use crate::error::{Error, Result};
+use crate::inode::Place;
+use crate::inode::{Ino, Inode, Loc, ROOT_INO};
+use crate::keys;
+use crate::lookup::check_name;
+use crate::permit::Caller;
+use crate::place::Topology;
+use crate::record::{FLAG_CLONE_ROOT, FLAG_XATTRS, Kind};
+use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
+
+/// Something that the kernel may have cached and that is out of date.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Invalidation {
+    /// What a name leads to, and everything below.
+    Entry {
+        /// The directory.
+        dir: Ino,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// Attributes.
+    Attributes(Ino),
+}
+
+/// Names of hard links below a directory, by body.
+struct Stubs {
+    /// The clone root that has the bodies.
+    root: Arc<Inode>,
+    bodies: Vec<Linked>,
+}
+
+struct Linked {
+    inode: Arc<Inode>,
+    link: u64,
+    names: u32,
+}
+
+/// What is in the way of a destination.
+struct Victim {
+    inode: Arc<Inode>,
+    stubs: Option<Stubs>,
+}
+
+impl Volume {
+    /// Clones the file or directory tree `source` to `name` in `dir`, replacing what is there unless
+    /// `no_replace`. Atomic, durable with the next sync. `source` must be known (looked up).
+    ///
+    /// The caller needs search on the way to the source and must own it or be privileged; needs write
+    /// and search on `dir`, where its own path was checked when it was opened; and to replace a
+    /// directory must own that or be privileged.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `Access`, `NotPermitted`, `Stale`, and those of the tree.
+    pub fn clone_entry(
+        &self,
+        caller: &Caller,
+        source: Ino,
+        dir: Ino,
+        name: &[u8],
+        no_replace: bool,
+    ) -> Result<Vec<Invalidation>> {
+        check_name(name)?;
+        let (source, dir) = (self.inode(source)?, self.dir(dir)?);
+        self.may_reach(caller, &source)?;
+        self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        let ino = self.new_ino()?;
+        let _names = dir.names.write();
+        let found = self.find(&dir, name)?;
+        match &found {
+            Some(_) if no_replace => return Err(Error::Exists),
+            Some(found) if found.ino == source.ino => return Ok(Vec::new()),
+            _ => {}
+        }
+        let _links = self.links.write();
+        let source_stubs = self.stubs_below(&source)?;
+        let victim = self.victim(found)?;
+        let locked = inodes(&[&dir, &source], victim.as_ref(), source_stubs.as_ref());
+        let mut change = Change::new(lock_states(&locked));
+        caller.may_copy(change.get(&source))?;
+        caller.may_change(change.get(&dir))?;
+        if let Some(victim) = &victim {
+            caller.may_remove(change.get(&dir), change.get(&victim.inode))?;
+        }
+        let few = self.few_blocks(&source, change.get(&source))?;
+
+        let mut topology = self.topology.write();
+        let from = topology.path(&source).map_err(gone_is_not_found)?;
+        let place = topology.place(&dir).map_err(gone_is_not_found)?;
+        let to = keys::child(&place.path, name);
+        let replaces_tree = victim.as_ref().is_some_and(|victim| victim.inode.is_dir());
+        match &victim {
+            Some(victim) if replaces_tree => {
+                self.keep_open_files(&mut change, &topology, &victim.inode)?
+            }
+            Some(victim) => self.drop_name(&mut change, &topology, &dir, name, &victim.inode)?,
+            None => {}
+        }
+        let mut record = change.get(&source).clone();
+        if source.is_dir() || replaces_tree {
+            let stage = source_stubs
+                .as_ref()
+                .map(|stubs| self.stage_bodies(&mut change, &topology, stubs, &source, &to));
+            let stage = stage.transpose()?;
+            for index in [keys::META, keys::DATA] {
+                change
+                    .batch
+                    .clone_prefix(keys::range(index, &from), keys::range(index, &to));
+            }
+            if source.ino == ROOT_INO {
+                for tag in keys::VOLUME_TAGS {
+                    change
+                        .batch
+                        .delete_prefix(keys::tagged(keys::META, &to, tag));
+                    change
+                        .batch
+                        .delete_prefix(keys::tagged(keys::DATA, &to, tag));
+                }
+            }
+            if let Some(stage) = stage {
+                unstage_bodies(&mut change, &stage, &to);
+            }
+        } else {
+            copy_contents(&mut change, &record, &from, &to, few);
+        }
+        if let Some(victim) = victim.as_ref().filter(|_| replaces_tree) {
+            self.drop_tree_names(&mut change, &topology, victim, &to)?;
+        }
+
+        let now = self.now();
+        record.ctime = now;
+        if source.is_dir() {
+            record.flags |= FLAG_CLONE_ROOT;
+            record.salt = self.new_salt();
+        } else {
+            record.nlink = 1;
+        }
+        change.batch.put(
+            keys::entry(&place.path, name),
+            record.encode(ino.0 ^ place.acc),
+        );
+        let parent = change.edit(&dir);
+        (parent.mtime, parent.ctime) = (now, now);
+        if source.is_dir() {
+            parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
+        }
+        if replaces_tree {
+            parent.nlink = parent.nlink.saturating_sub(1);
+        }
+        change.apply(&topology, &self.tree)?;
+        topology.generation += 1;
+        Ok(invalidations(&dir, name, victim.as_ref()))
+    }
+
+    /// Removes `name` in `dir` with everything below it. Atomic, durable with the next sync.
+    ///
+    /// The caller needs write and search on `dir`, and to remove a directory must own it or be
+    /// privileged.
+    ///
+    /// # Errors
+    /// `NotFound`, `Access`, `NotPermitted`, and those of the tree.
+    pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
+        check_name(name)?;
+        let dir = self.dir(dir)?;
+        self.tree.admit(RECORDS_BYTES)?;
+        let _names = dir.names.write();
+        let found = self.find(&dir, name)?.ok_or(Error::NotFound)?;
+        let _links = self.links.write();
+        let Some(victim) = self.victim(Some(found))? else {
+            return Err(Error::NotFound);
+        };
+        let locked = inodes(&[&dir], Some(&victim), None);
+        let mut change = Change::new(lock_states(&locked));
+        caller.may_change(change.get(&dir))?;
+        caller.may_remove(change.get(&dir), change.get(&victim.inode))?;
+        let mut topology = self.topology.write();
+        let place = topology.place(&dir).map_err(gone_is_not_found)?;
+        let now = self.now();
+        let parent = change.edit(&dir);
+        (parent.mtime, parent.ctime) = (now, now);
+        if victim.inode.is_dir() {
+            parent.nlink = parent.nlink.saturating_sub(1);
+            let path = keys::child(&place.path, name);
+            self.keep_open_files(&mut change, &topology, &victim.inode)?;
+            self.drop_tree_names(&mut change, &topology, &victim, &path)?;
+            for index in [keys::META, keys::DATA] {
+                change.batch.delete_prefix(keys::range(index, &path));
+            }
+            change.batch.delete(keys::entry(&place.path, name));
+        } else {
+            self.drop_name(&mut change, &topology, &dir, name, &victim.inode)?;
+        }
+        change.apply(&topology, &self.tree)?;
+        topology.generation += 1;
+        Ok(invalidations(&dir, name, Some(&victim)))
+    }
+
+    fn victim(&self, found: Option<Arc<Inode>>) -> Result<Option<Victim>> {
+        let Some(inode) = found else { return Ok(None) };
+        let stubs = self.stubs_below(&inode)?;
+        Ok(Some(Victim { inode, stubs }))
+    }
+
+    /// The stubs below a directory that is no clone root itself, if there are some. `links` is held for
+    /// writing, so they stay.
+    fn stubs_below(&self, dir: &Arc<Inode>) -> Result<Option<Stubs>> {
+        if !dir.is_dir() || dir.clone_root {
+            return Ok(None);
+        }
+        let view = self.view(dir)?;
+        let lo = keys::stubs(&view.root_place.path, &view.place.path);
+        let hi = successor_of_prefix(&lo);
+        let mut names: BTreeMap<u64, u32> = BTreeMap::new();
+        for item in view.snapshot.scan(&lo, hi.as_deref()) {
+            let (_, value) = item?;
+            let link = value[..].try_into().map(u64::from_be_bytes);
+            let link = link.map_err(|_| Error::Corrupt {
+                what: "stub index",
+                detail: format!("{value:?}"),
+            })?;
+            *names.entry(link).or_default() += 1;
+        }
+        if names.is_empty() {
+            return Ok(None);
+        }
+        let bodies = names.into_iter().map(|(link, names)| {
+            Ok(Linked {
+                inode: self.body(&view, link, dir)?,
+                link,
+                names,
+            })
+        });
+        Ok(Some(Stubs {
+            root: Arc::clone(&view.root),
+            bodies: bodies.collect::<Result<_>>()?,
+        }))
+    }
+
+    /// Open files in the range of a tree that goes become orphans.
+    fn keep_open_files(
+        &self,
+        change: &mut Change<'_>,
+        topology: &Topology,
+        tree: &Arc<Inode>,
+    ) -> Result<()> {
+        let above = topology.path(tree)?;
+        for inode in self.table.open_inodes() {
+            let path = match topology.path(&inode) {
+                Ok(path) => path,
+                Err(Error::Stale) => continue,
+                Err(other) => return Err(other),
+            };
+            if keys::is_below(&path, &above) {
+                let orphan = keys::orphan(inode.ino);
+                for index in [keys::META, keys::DATA] {
+                    change
+                        .batch
+                        .clone_prefix(keys::range(index, &path), keys::range(index, &orphan));
+                }
+                change.move_to(&inode, Loc::Orphan);
+            }
+        }
+        Ok(())
+    }
+
+    /// The names inside of a tree that goes no longer count for the bodies outside.
+    fn drop_tree_names(
+        &self,
+        change: &mut Change<'_>,
+        topology: &Topology,
+        victim: &Victim,
+        path: &Bytes,
+    ) -> Result<()> {
+        if let Some(stubs) = &victim.stubs {
+            let root = topology.place(&stubs.root)?.path;
+            change.batch.delete_prefix(keys::stubs(&root, path));
+            for body in &stubs.bodies {
+                self.drop_links(
+                    change,
+                    &body.inode,
+                    &keys::body(&root, body.link),
+                    body.names,
+                );
+            }
+        }
+        change.edit(&victim.inode).nlink = 0;
+        change.move_to(&victim.inode, Loc::Gone);
+        Ok(())
+    }
+
+    /// Copies the bodies and the stub index of a source to where they survive its clone, and says
+    /// where that is: the clone replaces the destination's range, which may be all around the
+    /// source and its clone root.
+    fn stage_bodies(
+        &self,
+        change: &mut Change<'_>,
+        topology: &Topology,
+        stubs: &Stubs,
+        source: &Arc<Inode>,
+        to: &Bytes,
+    ) -> Result<Staged> {
+        let root = topology.place(&stubs.root)?.path;
+        let Place { path: from, acc } = topology.place(source)?;
+        let staged = root == *to || keys::is_below(&root, to);
+        let mut copies = Vec::new();
+        for body in &stubs.bodies {
+            let mut record = change.get(&body.inode).clone();
+            record.nlink = body.names;
+            // Below the copy of the source every number changes by the same, so must the bodies'.
+            let value = record.encode(body.inode.ino.0 ^ acc);
+            let mut ranges = Vec::new();
+            if record.has(FLAG_XATTRS) {
+                ranges.push(keys::META);
+            }
+            if body.inode.kind == Kind::Regular && record.size_bytes > 0 {
+                ranges.push(keys::DATA);
+            }
+            copies.push(Copy {
+                link: body.link,
+                from: keys::body(&root, body.link),
+                value,
+                ranges,
+            });
+        }
+        let index = keys::stubs(&root, &from);
+        if staged {
+            let stage = keys::stage(0);
+            put_bodies(change, &copies, &index, &stage);
+            return Ok(Staged::At(stage));
+        }
+        Ok(Staged::Still { copies, index })
+    }
+}
+
+/// A body on its way into a copy.
+struct Copy {
+    link: u64,
+    from: Bytes,
+    value: Bytes,
+    ranges: Vec<u8>,
+}
+
+enum Staged {
+    /// Where they were: nothing is in the way.
+    Still { copies: Vec<Copy>, index: Bytes },
+    /// Below this path.
+    At(Bytes),
+}
+
+fn put_bodies(change: &mut Change<'_>, copies: &[Copy], index: &Bytes, root: &Bytes) {
+    for copy in copies {
+        let to = keys::body(root, copy.link);
+        change.batch.put(keys::body_record(&to), copy.value.clone());
+        for range in &copy.ranges {
+            change
+                .batch
+                .clone_prefix(keys::range(*range, &copy.from), keys::range(*range, &to));
+        }
+    }
+    change
+        .batch
+        .clone_prefix(index.clone(), keys::stubs(root, root));
+}
+
+fn unstage_bodies(change: &mut Change<'_>, staged: &Staged, to: &Bytes) {
+    match staged {
+        Staged::Still { copies, index } => put_bodies(change, copies, index, to),
+        Staged::At(stage) => {
+            change
+                .batch
+                .clone_prefix(keys::stub_index(stage), keys::stub_index(to));
+            for index in [keys::META, keys::DATA] {
+                change
+                    .batch
+                    .clone_prefix(keys::bodies(index, stage), keys::bodies(index, to));
+                change.batch.delete_prefix(keys::range(index, stage));
+            }
+        }
+    }
+}
+
+/// Copies what a file at `from` has to an empty path.
+fn copy_contents(
+    change: &mut Change<'_>,
+    record: &crate::record::Record,
+    from: &Bytes,
+    to: &Bytes,
+    few: Option<Vec<(u64, Bytes)>>,
+) {
+    if record.has(FLAG_XATTRS) {
+        change
+            .batch
+            .clone_prefix(keys::range(keys::META, from), keys::range(keys::META, to));
+    }
+    match few {
+        Some(few) => {
+            let blocks = keys::blocks(to);
+            for (number, value) in few {
+                change.batch.put(keys::block(&blocks, number), value);
+            }
+        }
+        None if record.size_bytes > 0 && Kind::from_mode(record.mode) == Some(Kind::Regular) => {
+            change
+                .batch
+                .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to));
+        }
+        None => {}
+    }
+}
+
+fn inodes<'a>(
+    inodes: &[&'a Arc<Inode>],
+    victim: Option<&'a Victim>,
+    stubs: Option<&'a Stubs>,
+) -> Vec<&'a Arc<Inode>> {
+    let mut all = inodes.to_vec();
+    let stubs = stubs
+        .into_iter()
+        .chain(victim.and_then(|victim| victim.stubs.as_ref()));
+    all.extend(stubs.flat_map(|stubs| stubs.bodies.iter().map(|body| &body.inode)));
+    all.extend(victim.map(|victim| &victim.inode));
+    all
+}
+
+fn invalidations(dir: &Arc<Inode>, name: &[u8], victim: Option<&Victim>) -> Vec<Invalidation> {
+    let mut stale = vec![
+        Invalidation::Entry {
+            dir: dir.ino,
+            name: name.to_vec(),
+        },
+        Invalidation::Attributes(dir.ino),
+    ];
+    if let Some(victim) = victim {
+        stale.push(Invalidation::Attributes(victim.inode.ino));
+        let bodies = victim.stubs.iter().flat_map(|stubs| &stubs.bodies);
+        stale.extend(bodies.map(|body| Invalidation::Attributes(body.inode.ino)));
+    }
+    stale
+}

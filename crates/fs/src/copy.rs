@@ -1,0 +1,126 @@
+//! Copying from file to file without the bytes passing through the caller.
+//!
+//! Whole blocks at the same offset in both files are cloned; so is a whole file over one that is not
+//! longer, which is what `cp` asks for. Other ranges are read and written. (Blocks have numbers in
+//! their keys, and a clone replaces a prefix: it cannot shift numbers.)
+
+use crate::attr::clear_setid;
+use crate::change::{Change, lock_states};
+use crate::data::{BLOCK_BYTES, FEW_BLOCKS};
+use crate::error::{Error, Result};
+use crate::inode::Ino;
+use crate::keys;
+use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record};
+use crate::volume::{RECORDS_BYTES, Volume};
+
+/// Bytes that one call copies through memory at most.
+const COPY_BYTES_MAX: u64 = 1 << 20;
+
+/// Counts the blocks of a range `[first, last)` cloned from `source`.
+fn account_clone(record: &mut Record, source: &Record, end: u64, first: u64, last: u64) {
+    let old_blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
+    if first == 0 && last >= old_blocks {
+        record.flags &= !(FLAG_SPARSE | FLAG_GUESSED);
+        if source.has(FLAG_SPARSE) {
+            let covers = last == source.size_bytes.div_ceil(BLOCK_BYTES);
+            record.flags |=
+                source.flags & FLAG_GUESSED | FLAG_SPARSE | if covers { 0 } else { FLAG_GUESSED };
+            record.blocks = source.blocks.min(last);
+        }
+    } else if record.has(FLAG_SPARSE) || source.has(FLAG_SPARSE) || first > old_blocks {
+        let had = if record.has(FLAG_SPARSE) {
+            record.blocks
+        } else {
+            old_blocks
+        };
+        record.flags |= FLAG_SPARSE | FLAG_GUESSED;
+        record.blocks = (had + (last - first)).min(old_blocks.max(last));
+    }
+    record.size_bytes = record.size_bytes.max(end);
+}
+
+impl Volume {
+    /// Copies up to `len` bytes, and says how many: fewer at the end of the source, or when the rest
+    /// needs another call.
+    ///
+    /// # Errors
+    /// `Invalid` when the ranges overlap or one is no file, `IsDirectory`, `TooBig`, `Stale`, and
+    /// those of the tree.
+    pub fn copy_range(
+        &self,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        len: u64,
+        kill_privileges: bool,
+    ) -> Result<u64> {
+        let (source, target) = (self.inode(from.0)?, self.inode(to.0)?);
+        for inode in [&source, &target] {
+            match inode.kind {
+                Kind::Regular => {}
+                Kind::Directory => return Err(Error::IsDirectory),
+                _ => return Err(Error::Invalid("not a file")),
+            }
+        }
+        if source.ino == target.ino
+            && from.1 < to.1.saturating_add(len)
+            && to.1 < from.1.saturating_add(len)
+        {
+            return Err(Error::Invalid("ranges overlap"));
+        }
+        self.tree.admit(RECORDS_BYTES)?;
+        let mut change = Change::new(lock_states(&[&source, &target]));
+        let source_record = change.get(&source).clone();
+        // What fits into the reply, in whole blocks.
+        let len = len
+            .min(source_record.size_bytes.saturating_sub(from.1))
+            .min(u64::from(u32::MAX) / BLOCK_BYTES * BLOCK_BYTES);
+        let (offset, end) = (from.1, from.1 + len);
+        let reaches_both_ends =
+            end == source_record.size_bytes && end >= change.get(&target).size_bytes;
+        let is_aligned = offset % BLOCK_BYTES == 0 && (end % BLOCK_BYTES == 0 || reaches_both_ends);
+        let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+        if from.1 != to.1 || !is_aligned || source.ino == target.ino || last - first <= FEW_BLOCKS {
+            drop(change);
+            return self.copy_bytes(from, to, len, kill_privileges);
+        }
+        let topology = self.topology.read();
+        let target_path = topology.path(&target)?;
+        let (from_blocks, to_blocks) = (
+            keys::blocks(&topology.path(&source)?),
+            keys::blocks(&target_path),
+        );
+        if offset == 0 && reaches_both_ends {
+            change.batch.clone_prefix(from_blocks, to_blocks);
+        } else {
+            let strip = u32::try_from(from_blocks.len()).map_err(|_| Error::Invalid("path"))?;
+            let (lo, hi) = (
+                keys::block(&from_blocks, first),
+                keys::block(&from_blocks, last),
+            );
+            change.batch.clone_range(lo, Some(hi), strip, to_blocks);
+        }
+        change.clear_capability(&target, &target_path);
+        let now = self.now();
+        let record = change.edit(&target);
+        account_clone(record, &source_record, end, first, last);
+        if kill_privileges {
+            clear_setid(record);
+        }
+        (record.mtime, record.ctime) = (now, now);
+        change.apply(&topology, &self.tree)?;
+        Ok(len)
+    }
+
+    fn copy_bytes(
+        &self,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        len: u64,
+        kill_privileges: bool,
+    ) -> Result<u64> {
+        let len = u32::try_from(len.min(COPY_BYTES_MAX)).expect("at most a mebibyte");
+        let data = self.read(from.0, from.1, len)?;
+        self.write(to.0, to.1, &data, kill_privileges)?;
+        Ok(data.len() as u64)
+    }
+}

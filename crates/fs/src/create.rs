@@ -1,0 +1,122 @@
+//! Creating files, directories and the rest.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::change::{Change, lock_states};
+use crate::error::{Error, Result};
+use crate::inode::{Ino, Inode, Loc};
+use crate::keys;
+use crate::lookup::{Attr, attr_of, check_name};
+use crate::record::{Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
+use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
+
+/// What to create.
+#[derive(Clone, Copy, Debug)]
+pub struct NewInode<'a> {
+    /// What it is.
+    pub kind: Kind,
+    /// Permission bits, the umask applied.
+    pub perm: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group, unless the directory is setgid and gives its own.
+    pub gid: u32,
+    /// Device number of a device node.
+    pub rdev: u32,
+    /// Target of a symbolic link.
+    pub target: &'a [u8],
+}
+
+impl Volume {
+    /// Creates `name` in a directory. It counts as a lookup.
+    ///
+    /// # Errors
+    /// `Exists`, `NotFound` when the directory is gone, `NameTooLong`, and those of the tree.
+    pub fn create(&self, dir: Ino, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
+        self.create_with(dir, name, new, false)
+    }
+
+    /// The same for a file that is open at once: see [`Volume::open_inode`].
+    ///
+    /// # Errors
+    /// As [`Volume::create`].
+    pub fn create_open(&self, dir: Ino, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
+        self.create_with(dir, name, new, true)
+    }
+
+    fn create_with(&self, dir: Ino, name: &[u8], new: &NewInode<'_>, open: bool) -> Result<Attr> {
+        check_name(name)?;
+        let dir = self.dir(dir)?;
+        if new.target.len() > TARGET_BYTES_MAX {
+            return Err(Error::NameTooLong);
+        }
+        if (new.kind == Kind::Symlink) == new.target.is_empty() {
+            return Err(Error::Invalid("target of a symbolic link"));
+        }
+        self.tree.admit(RECORDS_BYTES)?;
+        let mut ino = self.new_ino()?;
+        while self.table.get(ino).is_some() {
+            // A number inside of a clone may be any.
+            ino = self.new_ino()?;
+        }
+        let now = self.now();
+        let _names = dir.names.write();
+        let view = self.view(&dir)?;
+        if view
+            .snapshot
+            .get(&keys::entry(&view.place.path, name))?
+            .is_some()
+        {
+            return Err(Error::Exists);
+        }
+        let mut change = Change::new(lock_states(&[&dir]));
+        let parent = change.get(&dir);
+        let mut record = Record::new(
+            new.kind.mode_bits() | new.perm & !S_IFMT & 0o7777,
+            new.uid,
+            new.gid,
+            now,
+        );
+        if parent.mode & S_ISGID != 0 {
+            record.gid = parent.gid;
+            if new.kind == Kind::Directory {
+                record.mode |= S_ISGID;
+            }
+        }
+        record.rdev = new.rdev;
+        record.target = Bytes::copy_from_slice(new.target);
+        record.size_bytes = new.target.len() as u64;
+        let topology = self.topology.read();
+        let place = topology.place(&dir).map_err(gone_is_not_found)?;
+        change.batch.put(
+            keys::entry(&place.path, name),
+            record.encode(ino.0 ^ place.acc),
+        );
+        let parent = change.edit(&dir);
+        (parent.mtime, parent.ctime) = (now, now);
+        if new.kind == Kind::Directory {
+            parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
+        }
+        change.apply(&topology, &self.tree)?;
+        drop(topology);
+        let attr = attr_of(ino, &record);
+        let loc = Loc::Child {
+            parent: Arc::clone(&dir),
+            name: Bytes::copy_from_slice(name),
+        };
+        let inode = Inode::new(&self.table, ino, new.kind, record, loc);
+        // A lookup that reads it from now on finds it in the table, where it is already, or counts
+        // as an eviction when it is gone again.
+        inode
+            .touched
+            .store(true, std::sync::atomic::Ordering::SeqCst);
+        self.table.adopt(&inode, None);
+        self.table.remember(&inode);
+        if open {
+            self.table.opened(&inode);
+        }
+        Ok(attr)
+    }
+}

@@ -1,0 +1,529 @@
+//! Contents of files: blocks of 4 KiB.
+//!
+//! A block is the value of its key; a value shorter than a block goes on with zeros, an absent key
+//! is a hole. Two rules keep reading and growing simple: no block lies at or beyond the size
+//! rounded up, and bytes of the last block beyond the size are zero. Writing never reads: a whole
+//! block is put, a part of one is patched blindly.
+//!
+//! How many blocks are allocated is known without counting while a file never had a hole. Once it
+//! has (`FLAG_SPARSE`), writes beyond the end are still counted exactly, and writes before it may or may
+//! not fill a hole: they are counted as if they did (`FLAG_GUESSED`).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_betree::{Snapshot, successor_of_prefix};
+
+use crate::attr::clear_setid;
+use crate::change::{Change, lock_states};
+use crate::error::{Error, Result};
+use crate::inode::{Ino, Inode};
+use crate::keys;
+use crate::place::Topology;
+use crate::record::{FLAG_CAPABILITY, FLAG_GUESSED, FLAG_SPARSE, Kind, Record, S_ISGID, S_ISUID};
+use crate::volume::{RECORDS_BYTES, Volume};
+
+/// Size of a block.
+pub const BLOCK_BYTES: u64 = 4096;
+const BLOCK: usize = BLOCK_BYTES as usize;
+/// Largest size of a file.
+pub const FILE_BYTES_MAX: u64 = 1 << 62;
+/// Up to this many blocks are removed one by one, which is cheaper than one structural message.
+pub(crate) const FEW_BLOCKS: u64 = 8;
+
+/// The blocks that a range of bytes touches.
+struct Span {
+    offset: u64,
+    end: u64,
+}
+
+impl Span {
+    fn new(offset: u64, len: u64) -> Result<Self> {
+        let end = offset
+            .checked_add(len)
+            .filter(|end| *end <= FILE_BYTES_MAX)
+            .ok_or(Error::TooBig)?;
+        Ok(Self { offset, end })
+    }
+
+    fn first(&self) -> u64 {
+        self.offset / BLOCK_BYTES
+    }
+
+    /// One after the last block.
+    fn last(&self) -> u64 {
+        self.end.div_ceil(BLOCK_BYTES)
+    }
+}
+
+/// Counts the blocks that a write of `span` allocates, and sets the new size.
+fn account_write(record: &mut Record, span: &Span) {
+    let old_blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
+    let (first, last) = (span.first(), span.last());
+    if !record.has(FLAG_SPARSE) && first > old_blocks {
+        record.flags |= FLAG_SPARSE;
+        record.blocks = old_blocks;
+    }
+    if record.has(FLAG_SPARSE) {
+        if first < old_blocks {
+            record.flags |= FLAG_GUESSED;
+        }
+        record.blocks = (record.blocks + (last - first)).min(old_blocks.max(last));
+    }
+    record.size_bytes = record.size_bytes.max(span.end);
+}
+
+/// Counts the blocks that a hole of `holes` whole blocks leaves in a file of this size.
+fn account_hole(record: &mut Record, holes: u64) {
+    let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
+    let before = if record.has(FLAG_SPARSE) {
+        record.blocks
+    } else {
+        blocks
+    };
+    if record.has(FLAG_SPARSE) {
+        record.flags |= FLAG_GUESSED;
+    }
+    record.flags |= FLAG_SPARSE;
+    record.blocks = before.saturating_sub(holes).min(blocks);
+}
+
+/// A file's size and blocks at one moment.
+struct Contents {
+    size_bytes: u64,
+    is_sparse: bool,
+    blocks: Bytes,
+    snapshot: Snapshot,
+}
+
+impl Volume {
+    fn regular(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let inode = self.inode(ino)?;
+        match inode.kind {
+            Kind::Regular => Ok(inode),
+            Kind::Directory => Err(Error::IsDirectory),
+            _ => Err(Error::Invalid("not a file")),
+        }
+    }
+
+    fn contents(&self, inode: &Arc<Inode>) -> Result<Contents> {
+        let record = inode.state.read();
+        let topology = self.topology.read();
+        Ok(Contents {
+            size_bytes: record.size_bytes,
+            is_sparse: record.has(FLAG_SPARSE),
+            blocks: keys::blocks(&topology.path(inode)?),
+            snapshot: self.tree.snapshot(),
+        })
+    }
+
+    /// Reads up to `len` bytes from `offset`; fewer only at the end of the file.
+    ///
+    /// # Errors
+    /// `Stale`, `IsDirectory`, and those of the tree.
+    pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
+        let inode = self.regular(ino)?;
+        let contents = self.contents(&inode)?;
+        self.read_now(&inode);
+        let end = contents
+            .size_bytes
+            .min(offset.saturating_add(u64::from(len)));
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        let span = Span::new(offset, end - offset)?;
+        let mut out = vec![0; usize::try_from(end - offset).map_err(|_| Error::TooBig)?];
+        let mut fill = |number: u64, value: &[u8]| {
+            let start = number * BLOCK_BYTES;
+            let value = &value[..value.len().min(BLOCK)];
+            let (from, to) = (start.max(offset), (start + value.len() as u64).min(end));
+            if from < to {
+                let at = |byte: u64, base: u64| {
+                    usize::try_from(byte - base).expect("inside of one read")
+                };
+                out[at(from, offset)..at(to, offset)]
+                    .copy_from_slice(&value[at(from, start)..at(to, start)]);
+            }
+        };
+        if span.last() - span.first() == 1 {
+            let key = keys::block(&contents.blocks, span.first());
+            if let Some(value) = contents.snapshot.get(&key)? {
+                fill(span.first(), &value);
+            }
+        } else {
+            let (lo, hi) = (
+                keys::block(&contents.blocks, span.first()),
+                keys::block(&contents.blocks, span.last()),
+            );
+            for item in contents.snapshot.scan(&lo, Some(&hi)) {
+                let (key, value) = item?;
+                fill(block_number(&contents.blocks, &key)?, &value);
+            }
+        }
+        Ok(out)
+    }
+
+    /// Writes `data` at `offset`. With `kill_privileges` setuid and setgid go; whether they were
+    /// there is the result.
+    ///
+    /// # Errors
+    /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree; nothing is written then.
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_privileges: bool) -> Result<bool> {
+        let inode = self.regular(ino)?;
+        let span = Span::new(offset, data.len() as u64)?;
+        if data.is_empty() {
+            return Ok(false);
+        }
+        self.tree.admit(data.len() + RECORDS_BYTES)?;
+        let mut change = Change::new(lock_states(&[&inode]));
+        let topology = self.topology.read();
+        let path = topology.path(&inode)?;
+        let was_privileged = change.get(&inode).mode & (S_ISUID | S_ISGID) != 0;
+        let had_capability = change.get(&inode).has(FLAG_CAPABILITY);
+        self.put_bytes(&mut change, &inode, &path, &span, data);
+        change.clear_capability(&inode, &path);
+        let now = self.now();
+        let record = change.edit(&inode);
+        if kill_privileges {
+            clear_setid(record);
+        }
+        (record.mtime, record.ctime) = (now, now);
+        change.apply(&topology, &self.tree)?;
+        Ok(kill_privileges && was_privileged || had_capability)
+    }
+
+    fn put_bytes(
+        &self,
+        change: &mut Change<'_>,
+        inode: &Arc<Inode>,
+        path: &[u8],
+        span: &Span,
+        data: &[u8],
+    ) {
+        let size_bytes = change.get(inode).size_bytes;
+        let blocks = keys::blocks(path);
+        let data = Bytes::copy_from_slice(data);
+        for number in span.first()..span.last() {
+            let start = number * BLOCK_BYTES;
+            let (from, to) = (span.offset.max(start), span.end.min(start + BLOCK_BYTES));
+            let at = |byte: u64| usize::try_from(byte - span.offset).expect("inside of the data");
+            let bytes = data.slice(at(from)..at(to));
+            let key = keys::block(&blocks, number);
+            // Nothing of the block is left when the write starts it and reaches its end or the file's.
+            if from == start && (to == start + BLOCK_BYTES || to >= size_bytes) {
+                change.batch.put(key, bytes);
+            } else {
+                let offset = u32::try_from(from - start).expect("inside of a block");
+                change.batch.patch(key, offset, bytes);
+            }
+        }
+        account_write(change.edit(inode), span);
+    }
+
+    /// Sets the size of a file: what lies beyond goes, what is added is a hole.
+    pub(crate) fn truncate(
+        &self,
+        change: &mut Change<'_>,
+        topology: &Topology,
+        inode: &Arc<Inode>,
+        size_bytes: u64,
+    ) -> Result<()> {
+        if size_bytes > FILE_BYTES_MAX {
+            return Err(Error::TooBig);
+        }
+        let path = topology.path(inode)?;
+        let old = change.get(inode).size_bytes;
+        if size_bytes < old {
+            let blocks = keys::blocks(&path);
+            self.cut(change, &blocks, size_bytes, old);
+            let record = change.edit(inode);
+            let (kept, had) = (size_bytes.div_ceil(BLOCK_BYTES), old.div_ceil(BLOCK_BYTES));
+            if kept == 0 {
+                record.flags &= !(FLAG_SPARSE | FLAG_GUESSED);
+                record.blocks = 0;
+            } else if record.has(FLAG_SPARSE) && kept < had {
+                record.flags |= FLAG_GUESSED;
+                record.blocks = record.blocks.min(kept);
+            }
+            record.size_bytes = size_bytes;
+        } else if size_bytes > old {
+            let record = change.edit(inode);
+            let had = old.div_ceil(BLOCK_BYTES);
+            if size_bytes.div_ceil(BLOCK_BYTES) > had && !record.has(FLAG_SPARSE) {
+                record.flags |= FLAG_SPARSE;
+                record.blocks = had;
+            }
+            record.size_bytes = size_bytes;
+        }
+        Ok(())
+    }
+
+    /// Removes the bytes `[offset, end)`, `end` being that of the file, and zeroes the rest of the
+    /// block `offset` lies in.
+    fn cut(&self, change: &mut Change<'_>, blocks: &Bytes, offset: u64, end: u64) {
+        let inside = usize::try_from(offset % BLOCK_BYTES).expect("inside of a block");
+        if inside > 0 {
+            let key = keys::block(blocks, offset / BLOCK_BYTES);
+            let at = u32::try_from(inside).expect("inside of a block");
+            change.batch.patch(key, at, vec![0; BLOCK - inside]);
+        }
+        self.delete_blocks(
+            change,
+            blocks,
+            offset.div_ceil(BLOCK_BYTES),
+            end.div_ceil(BLOCK_BYTES),
+        );
+    }
+
+    fn delete_blocks(&self, change: &mut Change<'_>, blocks: &Bytes, first: u64, last: u64) {
+        if last.saturating_sub(first) <= FEW_BLOCKS {
+            for number in first..last {
+                change.batch.delete(keys::block(blocks, number));
+            }
+        } else {
+            change
+                .batch
+                .delete_range(keys::block(blocks, first), Some(keys::block(blocks, last)));
+        }
+    }
+
+    /// Removes all contents and attributes of the object at `path`, whose record this is.
+    pub(crate) fn erase(&self, change: &mut Change<'_>, record: &Record, path: &Bytes) {
+        if record.has(crate::record::FLAG_XATTRS) {
+            change.batch.delete_prefix(keys::xattr(path, b""));
+        }
+        if Kind::from_mode(record.mode) == Some(Kind::Regular) {
+            let blocks = keys::blocks(path);
+            self.delete_blocks(change, &blocks, 0, record.size_bytes.div_ceil(BLOCK_BYTES));
+        }
+    }
+
+    /// The blocks of a small file whose state is locked, so that they can be moved as values; `None`
+    /// when moving its range is cheaper.
+    pub(crate) fn few_blocks(
+        &self,
+        inode: &Arc<Inode>,
+        record: &Record,
+    ) -> Result<Option<Vec<(u64, Bytes)>>> {
+        if inode.kind != Kind::Regular || record.size_bytes > FEW_BLOCKS * BLOCK_BYTES {
+            return Ok(None);
+        }
+        if record.size_bytes == 0 {
+            return Ok(Some(Vec::new()));
+        }
+        let (blocks, snapshot) = {
+            let topology = self.topology.read();
+            (keys::blocks(&topology.path(inode)?), self.tree.snapshot())
+        };
+        let hi = successor_of_prefix(&blocks);
+        let found = snapshot.scan(&blocks, hi.as_deref()).map(|item| {
+            let (key, value) = item?;
+            Ok((block_number(&blocks, &key)?, value))
+        });
+        found.collect::<Result<Vec<_>>>().map(Some)
+    }
+
+    /// Moves contents and attributes from one path to another, empty one.
+    pub(crate) fn move_contents(
+        &self,
+        change: &mut Change<'_>,
+        record: &Record,
+        from: &Bytes,
+        to: &Bytes,
+        few: Option<Vec<(u64, Bytes)>>,
+    ) {
+        if record.has(crate::record::FLAG_XATTRS) {
+            change
+                .batch
+                .clone_prefix(keys::range(keys::META, from), keys::range(keys::META, to));
+            change.batch.delete_prefix(keys::range(keys::META, from));
+        }
+        if Kind::from_mode(record.mode) != Some(Kind::Regular) || record.size_bytes == 0 {
+            return;
+        }
+        match few {
+            Some(few) => {
+                let (from, to) = (keys::blocks(from), keys::blocks(to));
+                for (number, value) in few {
+                    change.batch.delete(keys::block(&from, number));
+                    change.batch.put(keys::block(&to, number), value);
+                }
+            }
+            None => {
+                change
+                    .batch
+                    .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to));
+                change.batch.delete_prefix(keys::range(keys::DATA, from));
+            }
+        }
+    }
+
+    /// Gives space back, or zeroes: after it `[offset, offset + len)` reads as zeros. With
+    /// `keep_size` the file does not grow.
+    ///
+    /// # Errors
+    /// `Invalid` for an empty range, `TooBig`, and those of the tree.
+    pub fn zero_range(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        keep_size: bool,
+        kill_privileges: bool,
+    ) -> Result<()> {
+        let span = Span::new(offset, len)?;
+        self.reshape(ino, len, kill_privileges, |change, inode, path| {
+            let size_bytes = change.get(inode).size_bytes;
+            let end = span.end.min(size_bytes);
+            if span.offset < end {
+                self.zero(change, inode, &keys::blocks(path), span.offset, end);
+            }
+            let record = change.edit(inode);
+            if !keep_size && span.end > size_bytes {
+                extend(record, span.end);
+            }
+            Ok(())
+        })
+    }
+
+    /// Makes sure that the file is at least `offset + len` long, unless `keep_size`. No space is set
+    /// aside: every write of a copy-on-write volume needs new space anyway.
+    ///
+    /// # Errors
+    /// `Invalid` for an empty range, `TooBig`, and those of the tree.
+    pub fn allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        len: u64,
+        keep_size: bool,
+        kill_privileges: bool,
+    ) -> Result<()> {
+        let span = Span::new(offset, len)?;
+        self.reshape(ino, len, kill_privileges, |change, inode, _| {
+            let record = change.edit(inode);
+            if !keep_size && span.end > record.size_bytes {
+                extend(record, span.end);
+            }
+            Ok(())
+        })
+    }
+
+    fn reshape(
+        &self,
+        ino: Ino,
+        len: u64,
+        kill_privileges: bool,
+        edit: impl FnOnce(&mut Change<'_>, &Arc<Inode>, &Bytes) -> Result<()>,
+    ) -> Result<()> {
+        let inode = self.regular(ino)?;
+        if len == 0 {
+            return Err(Error::Invalid("empty range"));
+        }
+        self.tree.admit(RECORDS_BYTES)?;
+        let mut change = Change::new(lock_states(&[&inode]));
+        let topology = self.topology.read();
+        let path = topology.path(&inode)?;
+        edit(&mut change, &inode, &path)?;
+        change.clear_capability(&inode, &path);
+        let now = self.now();
+        let record = change.edit(&inode);
+        if kill_privileges {
+            clear_setid(record);
+        }
+        (record.mtime, record.ctime) = (now, now);
+        change.apply(&topology, &self.tree)
+    }
+
+    /// Zeroes `[offset, end)` of a file that reaches at least as far: whole blocks become holes.
+    fn zero(
+        &self,
+        change: &mut Change<'_>,
+        inode: &Arc<Inode>,
+        blocks: &Bytes,
+        offset: u64,
+        end: u64,
+    ) {
+        let size_bytes = change.get(inode).size_bytes;
+        if end >= size_bytes {
+            self.cut(change, blocks, offset, end);
+        } else {
+            let (first, last) = (offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+            let mut patch = |from: u64, to: u64| {
+                if from < to {
+                    let at = u32::try_from(from % BLOCK_BYTES).expect("inside of a block");
+                    let len = usize::try_from(to - from).expect("inside of a block");
+                    change
+                        .batch
+                        .patch(keys::block(blocks, from / BLOCK_BYTES), at, vec![0; len]);
+                }
+            };
+            if first > last {
+                patch(offset, end);
+            } else {
+                patch(offset, first * BLOCK_BYTES);
+                patch(last * BLOCK_BYTES, end);
+                self.delete_blocks(change, blocks, first, last);
+            }
+        }
+        let first = offset.div_ceil(BLOCK_BYTES);
+        let last = if end >= size_bytes {
+            end.div_ceil(BLOCK_BYTES)
+        } else {
+            end / BLOCK_BYTES
+        };
+        if last > first {
+            account_hole(change.edit(inode), last - first);
+        }
+    }
+
+    /// The first offset from `offset` on that holds data, or that does not.
+    ///
+    /// # Errors
+    /// `NoMoreData` when the file ends first.
+    pub fn seek(&self, ino: Ino, offset: u64, data: bool) -> Result<u64> {
+        let inode = self.regular(ino)?;
+        let contents = self.contents(&inode)?;
+        if offset >= contents.size_bytes {
+            return Err(Error::NoMoreData);
+        }
+        if !contents.is_sparse {
+            return Ok(if data { offset } else { contents.size_bytes });
+        }
+        let mut next = offset / BLOCK_BYTES;
+        let hi = successor_of_prefix(&contents.blocks);
+        for item in contents
+            .snapshot
+            .scan(&keys::block(&contents.blocks, next), hi.as_deref())
+        {
+            let number = block_number(&contents.blocks, &item?.0)?;
+            if data {
+                return Ok(offset.max(number * BLOCK_BYTES));
+            }
+            if number != next {
+                break;
+            }
+            next += 1;
+        }
+        if data {
+            return Err(Error::NoMoreData);
+        }
+        Ok(offset.max(next * BLOCK_BYTES).min(contents.size_bytes))
+    }
+}
+
+fn extend(record: &mut Record, size_bytes: u64) {
+    let had = record.size_bytes.div_ceil(BLOCK_BYTES);
+    if size_bytes.div_ceil(BLOCK_BYTES) > had && !record.has(FLAG_SPARSE) {
+        record.flags |= FLAG_SPARSE;
+        record.blocks = had;
+    }
+    record.size_bytes = size_bytes;
+}
+
+pub(crate) fn block_number(blocks: &[u8], key: &[u8]) -> Result<u64> {
+    keys::block_number(blocks, key).ok_or_else(|| Error::Corrupt {
+        what: "block key",
+        detail: format!("{} bytes", key.len()),
+    })
+}

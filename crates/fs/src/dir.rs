@@ -1,0 +1,260 @@
+//! Reading directories.
+//!
+//! Entries come in the order of their names, straight from a scan, so a directory may be of any
+//! size. A cookie is a position in one open stream: its entries are numbered as they are handed out, and the
+//! stream remembers the names of the last ones, and of every so-many-th before. Going on after a
+//! remembered cookie means scanning from that name, whatever was created or removed since. An
+//! older cookie is found by scanning from the nearest remembered name before it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use ramet_betree::successor_of_prefix;
+
+use crate::error::Result;
+use crate::inode::{Ino, Inode};
+use crate::keys;
+use crate::lookup::Attr;
+use crate::record::{Entry, Kind};
+use crate::volume::Volume;
+
+/// Cookie after `.`.
+const AFTER_DOT: u64 = 1;
+/// Cookie after `..`, before the first entry.
+const AFTER_DOTS: u64 = 2;
+/// Names of the last entries that are remembered.
+const RECENT: usize = 8192;
+/// Of the others, each so-many-th is.
+const MARK_EVERY: u64 = 512;
+
+/// One entry, as `getdents` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirEntry {
+    /// Inode number.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: Kind,
+    /// Its name.
+    pub name: Bytes,
+    /// Pass it to go on after this entry.
+    pub cookie: u64,
+}
+
+#[derive(Default)]
+struct Positions {
+    recent: VecDeque<Bytes>,
+    /// Cookie of the last of `recent`; those before it count down.
+    last: u64,
+    marks: BTreeMap<u64, Bytes>,
+}
+
+impl Positions {
+    fn push(&mut self, cookie: u64, name: Bytes) {
+        if cookie != self.last + 1 {
+            self.recent.clear();
+        }
+        self.last = cookie;
+        if cookie.is_multiple_of(MARK_EVERY) {
+            self.marks.insert(cookie, name.clone());
+        }
+        self.recent.push_back(name);
+        if self.recent.len() > RECENT {
+            self.recent.pop_front();
+        }
+    }
+
+    /// The nearest remembered name at or before `cookie`, and its cookie.
+    fn find(&self, cookie: u64) -> (u64, Option<Bytes>) {
+        let back = self
+            .last
+            .checked_sub(cookie)
+            .and_then(|back| usize::try_from(back).ok());
+        let recent = back
+            .and_then(|back| self.recent.len().checked_sub(back + 1))
+            .and_then(|at| self.recent.get(at));
+        if let Some(name) = recent {
+            return (cookie, Some(name.clone()));
+        }
+        match self.marks.range(..=cookie).next_back() {
+            Some((&cookie, name)) => (cookie, Some(name.clone())),
+            None => (AFTER_DOTS, None),
+        }
+    }
+}
+
+/// An open directory.
+pub struct DirStream {
+    dir: Arc<Inode>,
+    positions: Mutex<Positions>,
+}
+
+impl DirStream {
+    /// The directory it is of.
+    #[must_use]
+    pub fn ino(&self) -> Ino {
+        self.dir.ino
+    }
+}
+
+impl Volume {
+    /// Opens a directory for reading its entries.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `Stale`.
+    pub fn open_dir(&self, ino: Ino) -> Result<DirStream> {
+        Ok(DirStream {
+            dir: self.dir(ino)?,
+            positions: Mutex::default(),
+        })
+    }
+
+    /// Hands the entries after `cookie` (0: from the start) to `each`, which says whether it took the
+    /// one it got; the first that it refuses comes again when asked to go on after the one before.
+    ///
+    /// # Errors
+    /// Those of the tree. What `each` took before stays taken.
+    pub fn read_dir(
+        &self,
+        stream: &DirStream,
+        cookie: u64,
+        mut each: impl FnMut(&DirEntry) -> bool,
+    ) -> Result<()> {
+        self.stream(stream, cookie, |entry, _| Ok(each(entry)))
+    }
+
+    /// The same with attributes. Each entry that was taken, other than `.` and `..`, counts as a lookup.
+    ///
+    /// # Errors
+    /// Those of the tree. What `each` took before stays taken.
+    pub fn read_dir_plus(
+        &self,
+        stream: &DirStream,
+        cookie: u64,
+        mut each: impl FnMut(&DirEntry, &Attr) -> bool,
+    ) -> Result<()> {
+        self.stream(stream, cookie, |entry, inode| {
+            let inode = inode()?;
+            let attr = self.attr(&inode)?;
+            let counts = entry.cookie > AFTER_DOTS;
+            if counts {
+                self.table.remember(&inode);
+            }
+            let taken = each(entry, &attr);
+            if counts && !taken {
+                self.table.forget(inode.ino, 1);
+            }
+            Ok(taken)
+        })
+    }
+
+    fn stream(
+        &self,
+        stream: &DirStream,
+        cookie: u64,
+        mut each: impl FnMut(&DirEntry, &mut dyn FnMut() -> Result<Arc<Inode>>) -> Result<bool>,
+    ) -> Result<()> {
+        let dir = &stream.dir;
+        let dots: [(u64, &'static [u8], Arc<Inode>); 2] = [
+            (AFTER_DOT, b".", Arc::clone(dir)),
+            (AFTER_DOTS, b"..", self.parent(dir)),
+        ];
+        for (at, name, inode) in dots {
+            let entry = DirEntry {
+                ino: inode.ino,
+                kind: Kind::Directory,
+                name: Bytes::from_static(name),
+                cookie: at,
+            };
+            if cookie < at && !each(&entry, &mut || Ok(Arc::clone(&inode)))? {
+                return Ok(());
+            }
+        }
+        let mut positions = stream.positions.lock();
+        let _names = dir.names.read();
+        let view = match self.view(dir) {
+            Ok(view) => view,
+            Err(crate::Error::NotFound) => return Ok(()),
+            Err(other) => return Err(other),
+        };
+        self.read_now(dir);
+        let entries = keys::entries(&view.place.path);
+        let (mut at, name) = positions.find(cookie.max(AFTER_DOTS));
+        let mut lo = entries.to_vec();
+        if let Some(name) = name {
+            lo.extend_from_slice(&name);
+            lo.push(0);
+        }
+        let hi = successor_of_prefix(&entries);
+        for item in view.snapshot.scan(&lo, hi.as_deref()) {
+            let (key, value) = item?;
+            at += 1;
+            let name = key.slice(entries.len()..);
+            if at > cookie {
+                let decoded = Entry::decode(&value)?;
+                let (stored, kind) = match &decoded {
+                    Entry::Inode { record, stored } => (
+                        *stored,
+                        Kind::from_mode(record.mode).expect("the decoder checked the mode"),
+                    ),
+                    Entry::Stub(stub) => (stub.stored, stub.kind),
+                };
+                let entry = DirEntry {
+                    ino: Ino(stored ^ view.place.acc),
+                    kind,
+                    name: name.clone(),
+                    cookie: at,
+                };
+                let mut decoded = Some(decoded);
+                let mut inode = || {
+                    let decoded = decoded
+                        .take()
+                        .ok_or(crate::Error::Invalid("entry resolved twice"))?;
+                    self.resolve(&view, dir, &name, decoded)
+                };
+                match each(&entry, &mut inode) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+            positions.push(at, name);
+        }
+        Ok(())
+    }
+
+    /// Whether a directory, whose names are locked, has no entries.
+    pub(crate) fn is_empty(&self, dir: &Arc<Inode>) -> Result<bool> {
+        let view = self.view(dir)?;
+        let lo = keys::entries(&view.place.path);
+        let hi = successor_of_prefix(&lo);
+        Ok(view
+            .snapshot
+            .scan(&lo, hi.as_deref())
+            .next()
+            .transpose()?
+            .is_none())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_remember_recent_names_and_marks() {
+        let mut positions = Positions::default();
+        for cookie in 3..20_000u64 {
+            positions.push(cookie, Bytes::from(cookie.to_string()));
+        }
+        let at = |cookie: u64| (cookie, Some(Bytes::from(cookie.to_string())));
+        assert_eq!(positions.find(19_999), at(19_999));
+        assert_eq!(positions.find(12_000), at(12_000));
+        assert_eq!(positions.find(5000), at(4608));
+        assert_eq!(positions.find(100), (AFTER_DOTS, None));
+        positions.push(3, Bytes::from_static(b"3"));
+        assert_eq!(positions.find(3), at(3));
+        assert_eq!(positions.find(19_999), at(19_968));
+    }
+}

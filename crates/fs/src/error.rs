@@ -1,0 +1,86 @@
+//! Errors of the file system. `ramet-fuse` has the one table that turns them into errno values.
+
+use thiserror::Error;
+
+/// What can go wrong in the file system.
+#[derive(Clone, Debug, Error)]
+pub enum Error {
+    /// The name, or the object itself, does not exist.
+    #[error("no such file or directory")]
+    NotFound,
+    /// The name exists already.
+    #[error("the file exists")]
+    Exists,
+    /// A directory is needed.
+    #[error("not a directory")]
+    NotDirectory,
+    /// Anything but a directory is needed.
+    #[error("is a directory")]
+    IsDirectory,
+    /// The directory still has entries.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// A name has more than 255 bytes, or a symbolic link more than 4095.
+    #[error("the name is too long")]
+    NameTooLong,
+    /// The arguments make no sense together.
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    /// A hard link would have names in two clone roots.
+    #[error("a hard link cannot cross the root of a clone")]
+    CrossRoot,
+    /// Only the owner or a privileged user may do this.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// The permission bits refuse this.
+    #[error("permission denied")]
+    Access,
+    /// The object was removed, or replaced by a clone, while the caller held on to it.
+    #[error("the object is gone")]
+    Stale,
+    /// A file would grow beyond 2^62 bytes.
+    #[error("the file is too large")]
+    TooBig,
+    /// There is no such extended attribute.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The caller's buffer is too small.
+    #[error("the result does not fit")]
+    Range,
+    /// The extended attribute or its name is too long.
+    #[error("the attribute is too large")]
+    AttributeTooBig,
+    /// The file system does not offer this.
+    #[error("not supported")]
+    Unsupported,
+    /// No data, or no hole, from this offset on.
+    #[error("no data beyond this offset")]
+    NoMoreData,
+    /// The object has as many names as it can count.
+    #[error("too many links")]
+    TooManyLinks,
+    /// Stored bytes of the file system's own that make no sense.
+    #[error("corrupt {what}: {detail}")]
+    Corrupt {
+        /// The structure.
+        what: &'static str,
+        /// What was found.
+        detail: String,
+    },
+    /// The volume was made by a newer version.
+    #[error(
+        "the volume has file system version {found}; this program knows versions up to {known}"
+    )]
+    NewerVersion {
+        /// Version on the volume.
+        found: u32,
+        /// Newest version this program can read.
+        known: u32,
+    },
+    /// The tree or the device below failed.
+    #[error(transparent)]
+    Tree(#[from] ramet_betree::Error),
+}
+
+/// Result of the file system.
+pub type Result<T> = std::result::Result<T, Error>;

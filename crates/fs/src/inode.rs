@@ -1,0 +1,289 @@
+//! Inodes in memory, and the table of them.
+//!
+//! The table has at most one [`Inode`] for a visible number, so whoever changes an inode changes
+//! that one. Its record is authoritative while it is in memory; every change is written through, so
+//! an inode can be dropped and read again at any time. What keeps one alive is a reference: by the
+//! kernel (counted, see [`Table::remember`]), by a child that needs it to know its path, by an
+//! operation.
+//!
+//! Reading a record and putting it in the table are two steps. An inode that was changed and
+//! dropped in between would come back with old contents; [`Table::evictions`] tells, and the reader
+//! then reads again with the inode already in the table and locked (`Volume::adopt`).
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+
+use crate::record::{FLAG_CLONE_ROOT, Kind, Record};
+
+/// A visible inode number: what `stat` shows and the kernel knows an inode by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ino(pub u64);
+
+/// Number of the root.
+pub const ROOT_INO: Ino = Ino(1);
+
+/// Where an inode lies.
+#[derive(Clone)]
+pub(crate) enum Loc {
+    /// The root of the volume.
+    Root,
+    /// Its only name.
+    Child { parent: Arc<Inode>, name: Bytes },
+    /// It has, or had, several names: body `link` in the hidden range of the clone root `root`. `via`
+    /// is a directory it was last found through.
+    Body {
+        root: Arc<Inode>,
+        link: u64,
+        via: Arc<Inode>,
+    },
+    /// It lost its last name while open.
+    Orphan,
+    /// It lost its last name, and its contents.
+    Gone,
+}
+
+/// Path and acc of a directory, as of a generation of the topology.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// `P` of `keys.rs`.
+    pub(crate) path: Bytes,
+    /// What the stored numbers inside are combined with.
+    pub(crate) acc: u64,
+}
+
+/// One file, directory or other object.
+pub(crate) struct Inode {
+    pub(crate) ino: Ino,
+    pub(crate) kind: Kind,
+    /// Of a directory: its entries. Held for writing over a change with the existence check before it.
+    pub(crate) names: RwLock<()>,
+    /// The record. Held for writing over a change of it or of the contents.
+    pub(crate) state: RwLock<Record>,
+    /// Changes with `state` held for writing or the topology held for writing.
+    pub(crate) loc: RwLock<Loc>,
+    /// Copy of the record's salt, changed with the topology held for writing.
+    pub(crate) salt: AtomicU64,
+    /// Whether bodies of hard links live here.
+    pub(crate) clone_root: bool,
+    /// Path of a directory with the generation it is valid in.
+    pub(crate) place: Mutex<Option<(u64, Place)>>,
+    /// How often it is open.
+    pub(crate) opens: AtomicU32,
+    /// Whether it was changed since it was read.
+    pub(crate) touched: AtomicBool,
+    table: Arc<Table>,
+}
+
+impl Inode {
+    pub(crate) fn new(
+        table: &Arc<Table>,
+        ino: Ino,
+        kind: Kind,
+        record: Record,
+        loc: Loc,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            ino,
+            kind,
+            names: RwLock::new(()),
+            salt: AtomicU64::new(record.salt),
+            clone_root: record.has(FLAG_CLONE_ROOT),
+            state: RwLock::new(record),
+            loc: RwLock::new(loc),
+            place: Mutex::new(None),
+            opens: AtomicU32::new(0),
+            touched: AtomicBool::new(false),
+            table: Arc::clone(table),
+        })
+    }
+
+    pub(crate) fn is_dir(&self) -> bool {
+        self.kind == Kind::Directory
+    }
+
+    /// Whether the last name is gone.
+    pub(crate) fn is_nameless(&self) -> bool {
+        matches!(*self.loc.read(), Loc::Orphan | Loc::Gone)
+    }
+}
+
+fn take_parent(loc: &mut Loc) -> Option<Arc<Inode>> {
+    match std::mem::replace(loc, Loc::Gone) {
+        Loc::Child { parent, .. } => Some(parent),
+        Loc::Body { root, via, .. } => {
+            // Either one is an ancestor of the other, or they share one that `via` keeps.
+            drop(root);
+            Some(via)
+        }
+        Loc::Root | Loc::Orphan | Loc::Gone => None,
+    }
+}
+
+impl Drop for Inode {
+    fn drop(&mut self) {
+        if *self.touched.get_mut() {
+            self.table.evictions.fetch_add(1, Ordering::SeqCst);
+        }
+        self.table.remove(self);
+        // A child holds its parent; dropping a chain of ten thousand must not recurse as deep.
+        let mut next = take_parent(self.loc.get_mut());
+        while let Some(parent) = next {
+            next = Arc::into_inner(parent).and_then(|mut parent| take_parent(parent.loc.get_mut()));
+        }
+    }
+}
+
+const SHARDS: usize = 64;
+
+struct Slot {
+    inode: Weak<Inode>,
+    held: Option<Arc<Inode>>,
+    lookups: u64,
+}
+
+/// All inodes in memory, by visible number.
+pub(crate) struct Table {
+    shards: Vec<Mutex<HashMap<u64, Slot>>>,
+    evictions: AtomicU64,
+    open: Mutex<HashMap<u64, Arc<Inode>>>,
+}
+
+/// What became of an inode that was offered to the table.
+pub(crate) enum Adopted {
+    /// It is in the table.
+    New,
+    /// Another one was there already.
+    Known(Arc<Inode>),
+    /// What it was read from may be out of date, and it is not in the table.
+    Outdated,
+}
+
+impl Table {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            evictions: AtomicU64::new(0),
+            open: Mutex::default(),
+        })
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<u64, Slot>> {
+        let hash = ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
+        &self.shards[usize::try_from(hash).expect("six bits") % SHARDS]
+    }
+
+    /// Counts the changed inodes that were dropped. Sample it before reading a record.
+    pub(crate) fn evictions(&self) -> u64 {
+        self.evictions.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
+        self.shard(ino).lock().get(&ino.0)?.inode.upgrade()
+    }
+
+    /// Puts an inode in whose record was read after `seen` was sampled; `None` puts it in anyway.
+    pub(crate) fn adopt(&self, inode: &Arc<Inode>, seen: Option<u64>) -> Adopted {
+        let mut shard = self.shard(inode.ino).lock();
+        let slot = shard.get(&inode.ino.0);
+        if let Some(known) = slot.and_then(|slot| slot.inode.upgrade()) {
+            return Adopted::Known(known);
+        }
+        // A dead slot belongs to an inode whose drop has not counted itself yet.
+        if seen.is_some_and(|seen| slot.is_some() || seen != self.evictions()) {
+            return Adopted::Outdated;
+        }
+        shard.insert(
+            inode.ino.0,
+            Slot {
+                inode: Arc::downgrade(inode),
+                held: None,
+                lookups: 0,
+            },
+        );
+        Adopted::New
+    }
+
+    fn remove(&self, inode: &Inode) {
+        let mut shard = self.shard(inode.ino).lock();
+        if shard
+            .get(&inode.ino.0)
+            .is_some_and(|slot| std::ptr::eq(slot.inode.as_ptr(), inode))
+        {
+            shard.remove(&inode.ino.0);
+        }
+    }
+
+    /// The kernel was told about the inode once more.
+    pub(crate) fn remember(&self, inode: &Arc<Inode>) {
+        let mut shard = self.shard(inode.ino).lock();
+        if let Some(slot) = shard.get_mut(&inode.ino.0) {
+            slot.lookups += 1;
+            slot.held.get_or_insert_with(|| Arc::clone(inode));
+        }
+    }
+
+    /// The kernel forgot `lookups` of the times it was told.
+    pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
+        let mut shard = self.shard(ino).lock();
+        let Some(slot) = shard.get_mut(&ino.0) else {
+            return;
+        };
+        slot.lookups = slot.lookups.saturating_sub(lookups);
+        let held = if slot.lookups == 0 {
+            slot.held.take()
+        } else {
+            None
+        };
+        // Dropping the inode takes the lock of the shard.
+        drop(shard);
+        drop(held);
+    }
+
+    /// Counts one more open.
+    pub(crate) fn opened(&self, inode: &Arc<Inode>) {
+        let mut open = self.open.lock();
+        inode.opens.fetch_add(1, Ordering::SeqCst);
+        open.entry(inode.ino.0).or_insert_with(|| Arc::clone(inode));
+    }
+
+    /// Counts one less; whether it was the last.
+    pub(crate) fn closed(&self, inode: &Arc<Inode>) -> bool {
+        let mut open = self.open.lock();
+        let last = inode.opens.fetch_sub(1, Ordering::SeqCst) == 1;
+        let held = if last {
+            open.remove(&inode.ino.0)
+        } else {
+            None
+        };
+        drop(open);
+        drop(held);
+        last
+    }
+
+    /// Every inode that is open now.
+    pub(crate) fn open_inodes(&self) -> Vec<Arc<Inode>> {
+        self.open.lock().values().cloned().collect()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Lets go of everything the kernel remembered: the mount is gone.
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let held: Vec<_> = shard
+                .lock()
+                .values_mut()
+                .filter_map(|slot| slot.held.take())
+                .collect();
+            drop(held);
+        }
+        let open = std::mem::take(&mut *self.open.lock());
+        drop(open);
+    }
+}

@@ -1,0 +1,246 @@
+//! The key space: how paths, blocks, attributes and links become keys of the tree.
+//!
+//! A *path* `P` is what keys are built from; `P(root)` is empty and
+//!
+//! ```text
+//! P(child `name` of D) = P(D) 00 02 name
+//! P(body `n` of C)     = P(C) 00 05 n              a file with several names, see below
+//! P(orphan `ino`)      =      00 07 ino            an open file without a name
+//! ```
+//!
+//! Names hold neither NUL nor `/`, so the NUL in front of every tag ends a name and sorts before
+//! any longer one: a directory's own keys lie together, entries first, before its descendants.
+//! The first byte of a key is its index, 01 for metadata and 02 for data:
+//!
+//! ```text
+//! 01 00 00                       record of the root
+//! 01 P(D) 00 01 name             entry of D: an inode record, or a stub naming a body
+//! 02 P(X) 00 03 n                block n of a file
+//! 01 P(X) 00 04 name             extended attribute
+//! 01 P(C) 00 05 n                record of a body
+//! 01 P(C) 00 06 dir 00 01 name   stub index: every stub below C, dir = P(its directory) - P(C)
+//! 01 00 08 name                  counters of the volume
+//! ```
+//!
+//! Numbers are big-endian `u64` so that they sort. The *range of X* in an index is every key that
+//! starts with `index P(X) 00`: all that lives in or below X. The record of X itself is outside of it,
+//! with X's siblings, which is why a clone or a rename of X moves two ranges and writes one record.
+
+use bytes::Bytes;
+
+use crate::inode::Ino;
+
+/// Index of metadata.
+pub(crate) const META: u8 = 1;
+/// Index of data.
+pub(crate) const DATA: u8 = 2;
+
+const ROOT: u8 = 0;
+const ENTRY: u8 = 1;
+const CHILD: u8 = 2;
+const BLOCK: u8 = 3;
+const XATTR: u8 = 4;
+const BODY: u8 = 5;
+const STUB: u8 = 6;
+const ORPHAN: u8 = 7;
+const COUNTER: u8 = 8;
+const STAGE: u8 = 9;
+
+/// Tags of the root's range that belong to the volume and not to the tree of files: a clone of
+/// the root leaves them out.
+pub(crate) const VOLUME_TAGS: [u8; 4] = [ROOT, ORPHAN, COUNTER, STAGE];
+
+fn join(parts: &[&[u8]]) -> Bytes {
+    let mut key = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for part in parts {
+        key.extend_from_slice(part);
+    }
+    key.into()
+}
+
+/// Path of `name` in the directory at `dir`.
+pub(crate) fn child(dir: &[u8], name: &[u8]) -> Bytes {
+    join(&[dir, &[0, CHILD], name])
+}
+
+/// Path of body `link` of the clone root at `root`.
+pub(crate) fn body(root: &[u8], link: u64) -> Bytes {
+    join(&[root, &[0, BODY], &link.to_be_bytes()])
+}
+
+/// Path of an open file without a name.
+pub(crate) fn orphan(ino: Ino) -> Bytes {
+    join(&[&[0, ORPHAN], &ino.0.to_be_bytes()])
+}
+
+/// Paths under which parts of a structural change wait within one batch; `number` is below 2.
+pub(crate) fn stage(number: u8) -> Bytes {
+    join(&[&[0, STAGE, number]])
+}
+
+/// Key of the root's record.
+pub(crate) fn root_record() -> Bytes {
+    Bytes::from_static(&[META, 0, ROOT])
+}
+
+/// Key of a counter of the volume.
+pub(crate) fn counter(name: &[u8]) -> Bytes {
+    join(&[&[META, 0, COUNTER], name])
+}
+
+/// Key of the entry `name` of the directory at `dir`.
+pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Bytes {
+    join(&[&[META], dir, &[0, ENTRY], name])
+}
+
+/// What the entries of the directory at `dir` start with; a name follows.
+pub(crate) fn entries(dir: &[u8]) -> Bytes {
+    entry(dir, b"")
+}
+
+/// Key of the record of the body at `path`.
+pub(crate) fn body_record(path: &[u8]) -> Bytes {
+    join(&[&[META], path])
+}
+
+/// What the bodies of the clone root at `root` start with, in either index.
+pub(crate) fn bodies(index: u8, root: &[u8]) -> Bytes {
+    join(&[&[index], root, &[0, BODY]])
+}
+
+/// What the stub index of the clone root at `root` starts with.
+pub(crate) fn stub_index(root: &[u8]) -> Bytes {
+    join(&[&[META], root, &[0, STUB]])
+}
+
+/// What everything in or below the object at `path` starts with.
+pub(crate) fn range(index: u8, path: &[u8]) -> Bytes {
+    join(&[&[index], path, &[0]])
+}
+
+/// What the keys of the root's range with this tag start with, moved to `path`.
+pub(crate) fn tagged(index: u8, path: &[u8], tag: u8) -> Bytes {
+    join(&[&[index], path, &[0, tag]])
+}
+
+/// Whether the object at `path` lies in the range of the one at `ancestor`.
+pub(crate) fn is_below(path: &[u8], ancestor: &[u8]) -> bool {
+    path.strip_prefix(ancestor)
+        .is_some_and(|rest| rest.first() == Some(&0))
+}
+
+/// What the blocks of the file at `path` start with; the number follows.
+pub(crate) fn blocks(path: &[u8]) -> Bytes {
+    join(&[&[DATA], path, &[0, BLOCK]])
+}
+
+/// Key of a block, from what [`blocks`] gave.
+pub(crate) fn block(blocks: &[u8], number: u64) -> Bytes {
+    join(&[blocks, &number.to_be_bytes()])
+}
+
+/// Number of the block with this key, from what [`blocks`] gave.
+pub(crate) fn block_number(blocks: &[u8], key: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(
+        key.strip_prefix(blocks)?.try_into().ok()?,
+    ))
+}
+
+/// Key of an extended attribute; with an empty name what all of them start with.
+pub(crate) fn xattr(path: &[u8], name: &[u8]) -> Bytes {
+    join(&[&[META], path, &[0, XATTR], name])
+}
+
+/// Key in the stub index of the clone root at `root` for `name` in the directory at `dir`.
+pub(crate) fn stub(root: &[u8], dir: &[u8], name: &[u8]) -> Bytes {
+    join(&[
+        &[META],
+        root,
+        &[0, STUB],
+        &dir[root.len()..],
+        &[0, ENTRY],
+        name,
+    ])
+}
+
+/// What the index has for all stubs in and below the directory at `dir`.
+pub(crate) fn stubs(root: &[u8], dir: &[u8]) -> Bytes {
+    join(&[&[META], root, &[0, STUB], &dir[root.len()..], &[0]])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_and_its_descendants_are_one_range_whatever_the_names() {
+        let names: [&[u8]; 6] = [b"\x01", b"a", b"a\x01", b"ab", b"a\xff", b"\xff\xff"];
+        for outer in names {
+            let path = child(b"", outer);
+            let range_of = range(META, &path);
+            for inner in names {
+                let inside = child(&path, inner);
+                assert!(is_below(&inside, &path) && !is_below(&path, &inside));
+                for key in [
+                    entry(&path, inner),
+                    xattr(&path, inner),
+                    entry(&inside, b"x"),
+                    body_record(&body(&path, 1)),
+                ] {
+                    assert!(key.starts_with(&range_of), "{key:?}");
+                    assert!(entries(&path) <= key);
+                }
+                if inner != outer {
+                    assert!(!is_below(&child(b"", inner), &path));
+                    assert!(!entry(b"", inner).starts_with(&range_of));
+                    assert!(!entry(&child(b"", inner), b"x").starts_with(&range_of));
+                }
+            }
+            assert!(!entry(b"", outer).starts_with(&range_of));
+        }
+    }
+
+    #[test]
+    fn entries_sort_by_name_and_before_what_lies_deeper() {
+        let dir = child(b"", b"d");
+        let keys = [
+            entry(&dir, b"\x01"),
+            entry(&dir, b"\xff"),
+            entry(&child(&dir, b"\x01"), b"x"),
+            xattr(&dir, b"user.x"),
+            body_record(&body(&dir, 0)),
+            stub(&dir, &dir, b"x"),
+        ];
+        assert!(keys.is_sorted());
+    }
+
+    #[test]
+    fn stubs_below_a_directory_are_one_prefix() {
+        let (root, sibling) = (child(b"", b"r"), child(&child(b"", b"r"), b"d\x01"));
+        let dir = child(&root, b"d");
+        let below = stubs(&root, &dir);
+        assert!(stub(&root, &dir, b"x").starts_with(&below));
+        assert!(stub(&root, &child(&dir, b"e"), b"x").starts_with(&below));
+        assert!(!stub(&root, &root, b"d").starts_with(&below));
+        assert!(!stub(&root, &sibling, b"x").starts_with(&below));
+    }
+
+    #[test]
+    fn keys_are_pinned() {
+        let dir = child(b"", b"d");
+        assert_eq!(entry(&dir, b"f")[..], *b"\x01\0\x02d\0\x01f");
+        assert_eq!(
+            block(&blocks(&child(&dir, b"f")), 258)[..],
+            *b"\x02\0\x02d\0\x02f\0\x03\0\0\0\0\0\0\x01\x02"
+        );
+        assert_eq!(stub(b"", &dir, b"f")[..], *b"\x01\0\x06\0\x02d\0\x01f");
+        assert_eq!(
+            body_record(&body(b"", 7))[..],
+            *b"\x01\0\x05\0\0\0\0\0\0\0\x07"
+        );
+        assert_eq!(
+            block_number(&blocks(&dir), &block(&blocks(&dir), 9)),
+            Some(9)
+        );
+    }
+}

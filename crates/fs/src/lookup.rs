@@ -1,0 +1,251 @@
+//! Finding inodes, and what is known about them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::AccessTime;
+use crate::control::NAME_BYTES_MAX;
+use crate::data::BLOCK_BYTES;
+use crate::error::{Error, Result};
+use crate::inode::{Ino, Inode, Loc, ROOT_INO};
+use crate::keys;
+use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record, Time};
+use crate::volume::Volume;
+
+/// A sparse file of at most this many blocks has them counted when asked, if the count is a guess.
+const COUNT_BLOCKS_MAX: u64 = 1024;
+
+/// What `stat` shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// What it is.
+    pub kind: Kind,
+    /// Permission bits with setuid, setgid and sticky.
+    pub perm: u16,
+    /// Names; of a directory 2 and one for each directory inside.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device node.
+    pub rdev: u32,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// Allocated space in units of 512 bytes.
+    pub sectors: u64,
+    /// Last read.
+    pub atime: Time,
+    /// Last change of the contents.
+    pub mtime: Time,
+    /// Last change of the contents or the attributes.
+    pub ctime: Time,
+    /// Creation.
+    pub btime: Time,
+}
+
+/// Refuses what cannot be the name of an entry.
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_BYTES_MAX {
+        return Err(Error::NameTooLong);
+    }
+    if name.is_empty() || name == b"." || name == b".." || name.contains(&0) || name.contains(&b'/')
+    {
+        return Err(Error::Invalid("name"));
+    }
+    Ok(())
+}
+
+impl Volume {
+    /// The object that `name` in a directory leads to; `.` and `..` too. Until [`Volume::forget`] is
+    /// told about it, the caller may use its number.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`, and those of the tree.
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let dir = self.dir(dir)?;
+        let found = match name {
+            b"." => dir,
+            b".." => self.parent(&dir),
+            _ => {
+                check_name(name)?;
+                let _names = dir.names.read();
+                self.find(&dir, name)?.ok_or(Error::NotFound)?
+            }
+        };
+        self.table.remember(&found);
+        self.attr(&found)
+            .inspect_err(|_| self.table.forget(found.ino, 1))
+    }
+
+    /// The directory above `dir`; of the root, and of a removed directory, itself.
+    pub(crate) fn parent(&self, dir: &Arc<Inode>) -> Arc<Inode> {
+        match &*dir.loc.read() {
+            Loc::Child { parent, .. } => Arc::clone(parent),
+            Loc::Root | Loc::Body { .. } | Loc::Orphan | Loc::Gone => Arc::clone(dir),
+        }
+    }
+
+    /// The caller drops `lookups` of the references that lookups gave it.
+    pub fn forget(&self, ino: Ino, lookups: u64) {
+        if ino != ROOT_INO {
+            self.table.forget(ino, lookups);
+        }
+    }
+
+    /// Attributes of an inode the caller knows.
+    ///
+    /// # Errors
+    /// `Stale` when it is not known.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        self.attr(&self.inode(ino)?)
+    }
+
+    pub(crate) fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {
+        let record = inode.state.read();
+        let mut attr = attr_of(inode.ino, &record);
+        if inode.is_nameless() {
+            attr.nlink = 0;
+        }
+        let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
+        if record.has(FLAG_GUESSED) && blocks <= COUNT_BLOCKS_MAX {
+            match self.count_blocks(inode) {
+                Ok(counted) => attr.sectors = counted * (BLOCK_BYTES / 512),
+                Err(Error::Stale) => {}
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(attr)
+    }
+
+    /// Allocated blocks of a file whose state is locked.
+    fn count_blocks(&self, inode: &Arc<Inode>) -> Result<u64> {
+        let (blocks, snapshot) = {
+            let topology = self.topology.read();
+            (keys::blocks(&topology.path(inode)?), self.tree.snapshot())
+        };
+        let end = ramet_betree::successor_of_prefix(&blocks);
+        let mut counted = 0;
+        for item in snapshot.scan(&blocks, end.as_deref()) {
+            item?;
+            counted += 1;
+        }
+        Ok(counted)
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// `Invalid` when it is none.
+    pub fn readlink(&self, ino: Ino) -> Result<bytes::Bytes> {
+        let inode = self.inode(ino)?;
+        if inode.kind != Kind::Symlink {
+            return Err(Error::Invalid("not a symbolic link"));
+        }
+        self.read_now(&inode);
+        let target = inode.state.read().target.clone();
+        Ok(target)
+    }
+
+    /// Notes that the inode was read. Only memory changes; the new time is stored with the next
+    /// change of the record, and is lost when there is none before the inode leaves the memory.
+    pub(crate) fn read_now(&self, inode: &Arc<Inode>) {
+        const DAY_SECS: i64 = 24 * 60 * 60;
+        if self.access_time == AccessTime::Never {
+            return;
+        }
+        let now = self.now();
+        let is_due = |record: &Record| {
+            record.atime <= record.mtime
+                || record.atime <= record.ctime
+                || now.secs - record.atime.secs >= DAY_SECS
+        };
+        if is_due(&inode.state.read()) {
+            inode.state.write().atime = now;
+        }
+    }
+
+    /// Counts an open, so that the contents outlive the last name until [`Volume::release`].
+    ///
+    /// # Errors
+    /// `Stale` when the inode lost its last name before.
+    pub fn open_inode(&self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        let _record = inode.state.read();
+        // Structural changes look at the open files with the topology held for writing.
+        let topology = self.topology.read();
+        if !matches!(*inode.loc.read(), Loc::Orphan) {
+            topology.path(&inode)?;
+        }
+        self.table.opened(&inode);
+        Ok(())
+    }
+
+    /// Counts a close. The last one of a file without a name frees its contents.
+    ///
+    /// # Errors
+    /// Those of the tree: the contents are then freed when the volume is opened the next time.
+    pub fn release(&self, ino: Ino) -> Result<()> {
+        let inode = self.inode(ino)?;
+        if !self.table.closed(&inode) {
+            return Ok(());
+        }
+        let is_orphan = {
+            // Whoever saw it open and is taking its name away has one of these.
+            let (_record, _topology) = (inode.state.read(), self.topology.read());
+            matches!(*inode.loc.read(), Loc::Orphan)
+        };
+        if is_orphan {
+            self.free_orphan(&inode)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn free_orphan(&self, inode: &Arc<Inode>) -> Result<()> {
+        self.tree.admit(crate::volume::RECORDS_BYTES)?;
+        let _record = inode.state.write();
+        if inode.opens.load(Ordering::SeqCst) > 0 || !matches!(*inode.loc.read(), Loc::Orphan) {
+            return Ok(());
+        }
+        let mut batch = ramet_betree::Batch::new();
+        for index in [keys::META, keys::DATA] {
+            batch.delete_prefix(keys::range(index, &keys::orphan(inode.ino)));
+        }
+        self.tree.apply(batch)?;
+        *inode.loc.write() = Loc::Gone;
+        Ok(())
+    }
+}
+
+/// What `stat` shows of a record.
+pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
+    let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
+    let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
+    let blocks = match kind {
+        Kind::Regular if record.has(FLAG_SPARSE) => record.blocks.min(blocks),
+        Kind::Regular => blocks,
+        _ => 0,
+    };
+    Attr {
+        ino,
+        kind,
+        perm: u16::try_from(record.mode & 0o7777).expect("twelve bits"),
+        nlink: record.nlink,
+        uid: record.uid,
+        gid: record.gid,
+        rdev: record.rdev,
+        size_bytes: if kind == Kind::Directory {
+            BLOCK_BYTES
+        } else {
+            record.size_bytes
+        },
+        sectors: blocks * (BLOCK_BYTES / 512),
+        atime: record.atime,
+        mtime: record.mtime,
+        ctime: record.ctime,
+        btime: record.btime,
+    }
+}

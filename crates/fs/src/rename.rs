@@ -1,0 +1,407 @@
+//! Renaming.
+//!
+//! A file takes its few blocks along as values, or its range; a directory its two ranges, whatever is in
+//! them. Below a directory nothing else changes: its salt makes up for the acc of the new parent, so
+//! every visible number stays. Only stubs are tied to their clone root: what has some below can
+//! move within it, and not to another.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::change::{Change, lock_states};
+use crate::error::{Error, Result};
+use crate::inode::{Ino, Inode, Loc};
+use crate::keys;
+use crate::lookup::check_name;
+use crate::place::Topology;
+use crate::record::{Kind, Record, Stub};
+use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
+
+/// What a rename does with a destination that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    /// Replaces it, as `rename(2)`.
+    Replace,
+    /// Fails.
+    NoReplace,
+    /// Puts it in the place of the source; it must exist.
+    Exchange,
+}
+
+/// A name in a directory.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    dir: &'a Arc<Inode>,
+    name: &'a [u8],
+}
+
+impl At<'_> {
+    fn loc(&self) -> Loc {
+        Loc::Child {
+            parent: Arc::clone(self.dir),
+            name: Bytes::copy_from_slice(self.name),
+        }
+    }
+}
+
+impl Volume {
+    /// Renames. With `whiteout` a whiteout (a character device 0:0 of this owner and group) takes the
+    /// source's place.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid` for a directory
+    /// into itself, `CrossRoot`, and those of the tree.
+    pub fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        mode: RenameMode,
+        whiteout: Option<(u32, u32)>,
+    ) -> Result<()> {
+        check_name(from.1)?;
+        check_name(to.1)?;
+        let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
+        self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        let whiteout = match whiteout {
+            Some(owner) => Some((self.new_ino()?, owner)),
+            None => None,
+        };
+        let from = At {
+            dir: &from_dir,
+            name: from.1,
+        };
+        let to = At {
+            dir: &to_dir,
+            name: to.1,
+        };
+        self.with_victim(&[&from_dir, &to_dir], &to_dir, to.name, |victim| {
+            let source = self.find(&from_dir, from.name)?.ok_or(Error::NotFound)?;
+            match (mode, victim) {
+                (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
+                (RenameMode::Exchange, None) => Err(Error::NotFound),
+                (_, Some(victim)) if victim.ino == source.ino => Ok(()),
+                (RenameMode::Exchange, Some(victim)) => self.exchange(from, &source, to, victim),
+                (RenameMode::Replace | RenameMode::NoReplace, victim) => {
+                    self.check_victim(&source, victim)?;
+                    if source.is_dir() {
+                        self.rename_dir(from, to, &source, victim, whiteout)
+                    } else {
+                        self.rename_file(from, to, &source, victim, whiteout)
+                    }
+                }
+            }
+        })
+    }
+
+    fn check_victim(&self, source: &Arc<Inode>, victim: Option<&Arc<Inode>>) -> Result<()> {
+        let Some(victim) = victim else { return Ok(()) };
+        match (source.is_dir(), victim.is_dir()) {
+            (true, false) => Err(Error::NotDirectory),
+            (false, true) => Err(Error::IsDirectory),
+            (true, true) if !self.is_empty(victim)? => Err(Error::NotEmpty),
+            (true, true) | (false, false) => Ok(()),
+        }
+    }
+
+    fn rename_file(
+        &self,
+        from: At<'_>,
+        to: At<'_>,
+        source: &Arc<Inode>,
+        victim: Option<&Arc<Inode>>,
+        whiteout: Option<(Ino, (u32, u32))>,
+    ) -> Result<()> {
+        let _links = self.links.read();
+        let mut change = Change::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
+        let is_stub = matches!(*source.loc.read(), Loc::Body { .. });
+        let few = if is_stub {
+            None
+        } else {
+            self.few_blocks(source, change.get(source))?
+        };
+        let topology = self.topology.read();
+        if let Some(victim) = victim {
+            self.drop_name(&mut change, &topology, to.dir, to.name, victim)?;
+        }
+        if is_stub {
+            self.move_stub(&mut change, &topology, from, to, source)?;
+        } else {
+            let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
+            let record = change.get(source).clone();
+            self.move_contents(&mut change, &record, &from_path, &to_path, few);
+            change.batch.delete(entry(&topology, from)?);
+            change.move_to(source, to.loc());
+        }
+        self.finish_rename(&mut change, &topology, from, to, source, whiteout)?;
+        change.apply(&topology, &self.tree)
+    }
+
+    fn move_stub(
+        &self,
+        change: &mut Change<'_>,
+        topology: &Topology,
+        from: At<'_>,
+        to: At<'_>,
+        inode: &Arc<Inode>,
+    ) -> Result<()> {
+        let Loc::Body { root, link, .. } = change.loc(inode) else {
+            return Err(Error::Stale);
+        };
+        if !Arc::ptr_eq(&topology.clone_root(to.dir)?, &root) {
+            return Err(Error::CrossRoot);
+        }
+        let root_path = topology.place(&root)?.path;
+        let (from_dir, to_dir) = (topology.place(from.dir)?, topology.place(to.dir)?);
+        change.batch.delete(keys::entry(&from_dir.path, from.name));
+        change
+            .batch
+            .delete(keys::stub(&root_path, &from_dir.path, from.name));
+        self.put_stub(change, topology, to, inode, &root_path, link)?;
+        debug_assert_ne!(
+            (&from_dir.path, from.name),
+            (&to_dir.path, to.name),
+            "a rename to itself was answered before"
+        );
+        change.move_to(
+            inode,
+            Loc::Body {
+                root,
+                link,
+                via: Arc::clone(to.dir),
+            },
+        );
+        Ok(())
+    }
+
+    fn put_stub(
+        &self,
+        change: &mut Change<'_>,
+        topology: &Topology,
+        at: At<'_>,
+        inode: &Arc<Inode>,
+        root_path: &Bytes,
+        link: u64,
+    ) -> Result<()> {
+        let dir = topology.place(at.dir)?;
+        let stub = Stub {
+            kind: inode.kind,
+            stored: inode.ino.0 ^ dir.acc,
+            link,
+        };
+        change
+            .batch
+            .put(keys::entry(&dir.path, at.name), stub.encode());
+        change.batch.put(
+            keys::stub(root_path, &dir.path, at.name),
+            link.to_be_bytes().to_vec(),
+        );
+        Ok(())
+    }
+
+    fn rename_dir(
+        &self,
+        from: At<'_>,
+        to: At<'_>,
+        source: &Arc<Inode>,
+        victim: Option<&Arc<Inode>>,
+        whiteout: Option<(Ino, (u32, u32))>,
+    ) -> Result<()> {
+        let _links = self.links.write();
+        let has_stubs = self.has_stubs(source)?;
+        let mut change = Change::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
+        let mut topology = self.topology.write();
+        if topology.is_within(to.dir, source) {
+            return Err(Error::Invalid("a directory cannot move into itself"));
+        }
+        if let Some(victim) = victim {
+            self.drop_empty_dir(&mut change, &topology, to.dir, to.name, victim)?;
+        }
+        let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
+        if has_stubs {
+            let root = one_root(&topology, from, to)?;
+            let (old, new) = (keys::stubs(&root, &from_path), keys::stubs(&root, &to_path));
+            change.batch.clone_prefix(old.clone(), new);
+            change.batch.delete_prefix(old);
+        }
+        for index in [keys::META, keys::DATA] {
+            let old = keys::range(index, &from_path);
+            change
+                .batch
+                .clone_prefix(old.clone(), keys::range(index, &to_path));
+            change.batch.delete_prefix(old);
+        }
+        change.batch.delete(entry(&topology, from)?);
+        change.move_to(source, to.loc());
+        change_parent(&mut change, &topology, source, from, to)?;
+        self.finish_rename(&mut change, &topology, from, to, source, whiteout)?;
+        change.apply(&topology, &self.tree)?;
+        topology.generation += 1;
+        Ok(())
+    }
+
+    /// Whether names of hard links, whose bodies lie above, are below this directory.
+    pub(crate) fn has_stubs(&self, dir: &Arc<Inode>) -> Result<bool> {
+        if !dir.is_dir() || dir.clone_root {
+            return Ok(false);
+        }
+        let view = self.view(dir)?;
+        let lo = keys::stubs(&view.root_place.path, &view.place.path);
+        let hi = ramet_betree::successor_of_prefix(&lo);
+        Ok(view
+            .snapshot
+            .scan(&lo, hi.as_deref())
+            .next()
+            .transpose()?
+            .is_some())
+    }
+
+    fn finish_rename(
+        &self,
+        change: &mut Change<'_>,
+        topology: &Topology,
+        from: At<'_>,
+        to: At<'_>,
+        source: &Arc<Inode>,
+        whiteout: Option<(Ino, (u32, u32))>,
+    ) -> Result<()> {
+        let now = self.now();
+        change.edit(source).ctime = now;
+        for dir in [from.dir, to.dir] {
+            let record = change.edit(dir);
+            (record.mtime, record.ctime) = (now, now);
+        }
+        if let Some((ino, (uid, gid))) = whiteout {
+            let acc = topology.place(from.dir)?.acc;
+            let record = Record::new(Kind::CharDevice.mode_bits(), uid, gid, now);
+            change
+                .batch
+                .put(entry(topology, from)?, record.encode(ino.0 ^ acc));
+        }
+        Ok(())
+    }
+
+    fn exchange(
+        &self,
+        from: At<'_>,
+        source: &Arc<Inode>,
+        to: At<'_>,
+        target: &Arc<Inode>,
+    ) -> Result<()> {
+        let _links = self.links.write();
+        let has_stubs = self.has_stubs(source)? || self.has_stubs(target)?;
+        let mut change = Change::new(lock_states(&[from.dir, to.dir, source, target]));
+        let mut topology = self.topology.write();
+        if topology.is_within(to.dir, source) || topology.is_within(from.dir, target) {
+            return Err(Error::Invalid("a directory cannot move into itself"));
+        }
+        let paths = [child(&topology, from)?, child(&topology, to)?];
+        if has_stubs {
+            let root = one_root(&topology, from, to)?;
+            let (one, two) = (keys::stubs(&root, &paths[0]), keys::stubs(&root, &paths[1]));
+            swap(
+                &mut change,
+                &one,
+                &two,
+                &keys::range(keys::META, &keys::stage(1)),
+            );
+        }
+        for index in [keys::META, keys::DATA] {
+            let (one, two) = (keys::range(index, &paths[0]), keys::range(index, &paths[1]));
+            swap(
+                &mut change,
+                &one,
+                &two,
+                &keys::range(index, &keys::stage(0)),
+            );
+        }
+        // The index loses both names before it gains them, whichever of the two are stubs.
+        let mut stubs = Vec::new();
+        for (inode, old, new) in [(source, from, to), (target, to, from)] {
+            if let Loc::Body { root, link, .. } = change.loc(inode) {
+                if !Arc::ptr_eq(&topology.clone_root(new.dir)?, &root) {
+                    return Err(Error::CrossRoot);
+                }
+                let root_path = topology.place(&root)?.path;
+                change.batch.delete(keys::stub(
+                    &root_path,
+                    &topology.place(old.dir)?.path,
+                    old.name,
+                ));
+                change.move_to(
+                    inode,
+                    Loc::Body {
+                        root,
+                        link,
+                        via: Arc::clone(new.dir),
+                    },
+                );
+                stubs.push((inode, new, root_path, link));
+            } else {
+                change.move_to(inode, new.loc());
+            }
+        }
+        for (inode, new, root_path, link) in stubs {
+            self.put_stub(&mut change, &topology, new, inode, &root_path, link)?;
+        }
+        change_parent(&mut change, &topology, source, from, to)?;
+        change_parent(&mut change, &topology, target, to, from)?;
+        change.edit(target).ctime = self.now();
+        self.finish_rename(&mut change, &topology, from, to, source, None)?;
+        change.apply(&topology, &self.tree)?;
+        topology.generation += 1;
+        Ok(())
+    }
+}
+
+fn with<'a>(inodes: &[&'a Arc<Inode>], one: Option<&'a Arc<Inode>>) -> Vec<&'a Arc<Inode>> {
+    inodes.iter().copied().chain(one).collect()
+}
+
+fn child(topology: &Topology, at: At<'_>) -> Result<Bytes> {
+    Ok(keys::child(
+        &topology.place(at.dir).map_err(gone_is_not_found)?.path,
+        at.name,
+    ))
+}
+
+fn entry(topology: &Topology, at: At<'_>) -> Result<Bytes> {
+    Ok(keys::entry(
+        &topology.place(at.dir).map_err(gone_is_not_found)?.path,
+        at.name,
+    ))
+}
+
+/// Path of the clone root of both directories, if they have the same.
+fn one_root(topology: &Topology, from: At<'_>, to: At<'_>) -> Result<Bytes> {
+    let root = topology.clone_root(from.dir)?;
+    if !Arc::ptr_eq(&topology.clone_root(to.dir)?, &root) {
+        return Err(Error::CrossRoot);
+    }
+    Ok(topology.place(&root)?.path)
+}
+
+/// A directory keeps its visible numbers below another parent, and is counted there.
+fn change_parent(
+    change: &mut Change<'_>,
+    topology: &Topology,
+    inode: &Arc<Inode>,
+    from: At<'_>,
+    to: At<'_>,
+) -> Result<()> {
+    if inode.is_dir() {
+        change.edit(inode).salt ^= topology.place(from.dir)?.acc ^ topology.place(to.dir)?.acc;
+        let parent = change.edit(from.dir);
+        parent.nlink = parent.nlink.saturating_sub(1);
+        let parent = change.edit(to.dir);
+        parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
+    }
+    Ok(())
+}
+
+fn swap(change: &mut Change<'_>, one: &Bytes, two: &Bytes, stage: &Bytes) {
+    change.batch.clone_prefix(one.clone(), stage.clone());
+    change.batch.clone_prefix(two.clone(), one.clone());
+    change.batch.clone_prefix(stage.clone(), two.clone());
+    change.batch.delete_prefix(stage.clone());
+}

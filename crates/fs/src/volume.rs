@@ -1,0 +1,460 @@
+//! The volume: what its operations share.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+use ramet_betree::{Batch, Snapshot, Tree};
+use ramet_block::Device;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use crate::clock::{Clock, SystemClock};
+use crate::error::{Error, Result};
+use crate::inode::{Adopted, Ino, Inode, Loc, Place, ROOT_INO, Table};
+use crate::keys;
+use crate::place::Topology;
+use crate::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
+use crate::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
+
+/// Newest version of the keys and records that this program knows.
+const VERSION: u32 = 1;
+/// Inode numbers that one durable reservation covers.
+const INO_RESERVE: u64 = 1 << 16;
+/// Bytes that a batch of records, without data, may take: what the tree is asked to have room for.
+pub(crate) const RECORDS_BYTES: usize = 16 * 1024;
+
+struct InoCounter {
+    next: u64,
+    /// Numbers below this one are never given out again, even after a crash.
+    reserved: u64,
+}
+
+/// A volume that is open. All methods may be called from any thread.
+pub struct Volume {
+    pub(crate) tree: Tree,
+    pub(crate) table: Arc<Table>,
+    /// Keeps the root in the table, whatever the kernel forgets.
+    _root: Arc<Inode>,
+    /// Held for reading by whatever changes the names of hard links, for writing by what moves or
+    /// copies directories, which needs to know the stubs below them.
+    pub(crate) links: RwLock<()>,
+    pub(crate) topology: RwLock<Topology>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) access_time: AccessTime,
+    inos: Mutex<InoCounter>,
+    random: Mutex<StdRng>,
+}
+
+fn counter_value(value: &Bytes, what: &'static str) -> Result<u64> {
+    let bytes = value[..].try_into().map_err(|_| Error::Corrupt {
+        what,
+        detail: format!("{} bytes", value.len()),
+    })?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+impl Volume {
+    /// Makes an empty volume on `device`, durable on return. Whatever was there is lost.
+    ///
+    /// # Errors
+    /// Those of the tree: the device is too small, or failed.
+    pub fn format(device: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
+        Tree::format(
+            device,
+            &ramet_betree::FormatOptions {
+                uuid: options.uuid,
+                ..Default::default()
+            },
+        )?;
+        let tree = Tree::open(Arc::clone(device), ramet_betree::OpenOptions::default())?;
+        let (uid, gid) = options.owner;
+        let mut root = Record::new(
+            Kind::Directory.mode_bits() | 0o755,
+            uid,
+            gid,
+            SystemClock.now(),
+        );
+        root.flags = FLAG_CLONE_ROOT;
+        let mut batch = Batch::new();
+        batch.put(
+            keys::counter(b"version"),
+            u64::from(VERSION).to_le_bytes().to_vec(),
+        );
+        batch.put(
+            keys::counter(b"ino"),
+            (ROOT_INO.0 + 1).to_le_bytes().to_vec(),
+        );
+        batch.put(keys::root_record(), root.encode(ROOT_INO.0));
+        tree.admit(RECORDS_BYTES)?;
+        tree.apply(batch)?;
+        tree.close()?;
+        Ok(())
+    }
+
+    /// Opens the volume on `device`: recovers, and reclaims files that were unlinked while open.
+    ///
+    /// # Errors
+    /// Not a volume, a newer version, or the device failed.
+    pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
+        let tree_options = ramet_betree::OpenOptions {
+            cache_bytes: options.cache_bytes,
+            read_only: options.read_only,
+            ..Default::default()
+        };
+        let tree = Tree::open(device, tree_options)?;
+        let missing = |what| Error::Corrupt {
+            what,
+            detail: "missing".to_owned(),
+        };
+        let version = tree
+            .get(&keys::counter(b"version"))?
+            .ok_or_else(|| missing("file system version"))?;
+        let version = counter_value(&version, "file system version")?;
+        if version != u64::from(VERSION) {
+            let found = u32::try_from(version).unwrap_or(u32::MAX);
+            return Err(Error::NewerVersion {
+                found,
+                known: VERSION,
+            });
+        }
+        let next = tree
+            .get(&keys::counter(b"ino"))?
+            .ok_or_else(|| missing("inode counter"))?;
+        let next = counter_value(&next, "inode counter")?;
+        let root = tree
+            .get(&keys::root_record())?
+            .ok_or_else(|| missing("record of the root"))?;
+        let Entry::Inode { record, stored } = Entry::decode(&root)? else {
+            return Err(Error::Corrupt {
+                what: "record of the root",
+                detail: "a stub".to_owned(),
+            });
+        };
+        if stored != ROOT_INO.0
+            || Kind::from_mode(record.mode) != Some(Kind::Directory)
+            || !record.has(FLAG_CLONE_ROOT)
+        {
+            return Err(Error::Corrupt {
+                what: "record of the root",
+                detail: format!("{record:?}"),
+            });
+        }
+        let table = Table::new();
+        let root = Inode::new(&table, ROOT_INO, Kind::Directory, record, Loc::Root);
+        table.adopt(&root, None);
+        let random = match options.seed {
+            Some(seed) => StdRng::seed_from_u64(seed),
+            None => StdRng::from_os_rng(),
+        };
+        let volume = Self {
+            tree,
+            table,
+            _root: root,
+            links: RwLock::new(()),
+            topology: RwLock::new(Topology { generation: 0 }),
+            clock: options.clock.unwrap_or_else(|| Arc::new(SystemClock)),
+            access_time: options.access_time,
+            inos: Mutex::new(InoCounter {
+                next,
+                reserved: next,
+            }),
+            random: Mutex::new(random),
+        };
+        if !options.read_only {
+            volume.reclaim_orphans()?;
+        }
+        Ok(Arc::new(volume))
+    }
+
+    /// Frees what was unlinked while open when the volume was last in use.
+    fn reclaim_orphans(&self) -> Result<()> {
+        for index in [keys::META, keys::DATA] {
+            let orphans = keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
+            let end = ramet_betree::successor_of_prefix(&orphans);
+            if self
+                .tree
+                .scan(&orphans, end.as_deref())
+                .next()
+                .transpose()?
+                .is_some()
+            {
+                let mut batch = Batch::new();
+                batch.delete_prefix(orphans);
+                self.tree.admit(RECORDS_BYTES)?;
+                self.tree.apply(batch)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes everything durable and stops the background work. Later calls fail.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn close(&self) -> Result<()> {
+        self.table.clear();
+        Ok(self.tree.close()?)
+    }
+
+    /// Makes every change that returned before this call durable.
+    ///
+    /// # Errors
+    /// Those of the device; the volume takes no writes afterwards.
+    pub fn sync_all(&self) -> Result<()> {
+        Ok(self.tree.sync()?)
+    }
+
+    /// Writes a checkpoint and waits for it.
+    ///
+    /// # Errors
+    /// Those of the device; the volume takes no writes afterwards.
+    pub fn checkpoint(&self) -> Result<()> {
+        Ok(self.tree.checkpoint()?)
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> VolumeStats {
+        let tree = self.tree.stats();
+        VolumeStats {
+            pid: std::process::id(),
+            device_bytes: tree.device_bytes,
+            allocated_bytes: tree.allocated_bytes,
+            free_bytes: tree.free_bytes,
+            reserved_bytes: tree.reserved_bytes,
+            nodes: tree.nodes,
+            segments: tree.segments,
+            leaves: tree.leaves,
+            height: tree.height,
+            pending_message_bytes: tree.pending_message_bytes,
+            checkpoint_age_ns: tree.checkpoint_age_ns,
+            journal_bytes: tree.journal_bytes,
+            cache_hits: tree.cache_hits,
+            cache_misses: tree.cache_misses,
+            node_reads: tree.node_reads,
+            inodes_in_memory: self.table.len() as u64,
+            poisoned: tree.poisoned,
+        }
+    }
+
+    /// The tree below, for tools.
+    #[must_use]
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// A salt that makes every visible number below a clone new.
+    pub(crate) fn new_salt(&self) -> u64 {
+        self.random.lock().random::<u64>() >> 1
+    }
+
+    /// A number that no inode, and no body, of the volume ever had.
+    pub(crate) fn new_ino(&self) -> Result<Ino> {
+        let mut inos = self.inos.lock();
+        if inos.next >= inos.reserved {
+            // A batch of its own, in the tree before any batch that uses one of the numbers: what
+            // survives a crash is a prefix of the batches.
+            let reserved = inos.next + INO_RESERVE;
+            let mut batch = Batch::new();
+            batch.put(keys::counter(b"ino"), reserved.to_le_bytes().to_vec());
+            self.tree.admit(RECORDS_BYTES)?;
+            self.tree.apply(batch)?;
+            inos.reserved = reserved;
+        }
+        inos.next += 1;
+        Ok(Ino(inos.next - 1))
+    }
+
+    /// An inode that the kernel knows.
+    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
+        self.table.get(ino).ok_or(Error::Stale)
+    }
+
+    /// A directory that the kernel knows.
+    pub(crate) fn dir(&self, ino: Ino) -> Result<Arc<Inode>> {
+        let inode = self.inode(ino)?;
+        if inode.is_dir() {
+            Ok(inode)
+        } else {
+            Err(Error::NotDirectory)
+        }
+    }
+
+    /// The inode that `name` in `dir` leads to. The caller holds the names of `dir`.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory is gone; `Corrupt` when two live inodes have one number.
+    pub(crate) fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
+        let view = self.view(dir)?;
+        let Some(value) = view.snapshot.get(&keys::entry(&view.place.path, name))? else {
+            return Ok(None);
+        };
+        self.resolve(&view, dir, name, Entry::decode(&value)?)
+            .map(Some)
+    }
+
+    /// What to read a directory from.
+    pub(crate) fn view(&self, dir: &Arc<Inode>) -> Result<View> {
+        let seen = self.table.evictions();
+        let topology = self.topology.read();
+        let view = || -> Result<View> {
+            let root = topology.clone_root(dir)?;
+            let (place, root_place) = (topology.place(dir)?, topology.place(&root)?);
+            Ok(View {
+                place,
+                root,
+                root_place,
+                snapshot: self.tree.snapshot(),
+                seen,
+            })
+        };
+        view().map_err(gone_is_not_found)
+    }
+
+    /// The inode of an entry of `dir` that was read from `view`. The caller holds the names of `dir`.
+    pub(crate) fn resolve(
+        &self,
+        view: &View,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        entry: Entry,
+    ) -> Result<Arc<Inode>> {
+        let (ino, link, known) = match entry {
+            Entry::Inode { record, stored } => {
+                let ino = Ino(stored ^ view.place.acc);
+                let loc = || Loc::Child {
+                    parent: Arc::clone(dir),
+                    name: Bytes::copy_from_slice(name),
+                };
+                (ino, None, self.adopt(ino, record, loc, view.seen)?)
+            }
+            Entry::Stub(stub) => {
+                let ino = Ino(stub.stored ^ view.place.acc);
+                let known = match self.table.get(ino) {
+                    Some(known) => known,
+                    None => self.body(view, stub.link, dir)?,
+                };
+                (ino, Some(stub.link), known)
+            }
+        };
+        let is_same = match &*known.loc.read() {
+            // The directory was replaced meanwhile.
+            Loc::Orphan | Loc::Gone => return Err(Error::Stale),
+            Loc::Child { parent, name: its } => {
+                link.is_none() && Arc::ptr_eq(parent, dir) && its == name
+            }
+            Loc::Body {
+                root, link: its, ..
+            } => link == Some(*its) && Arc::ptr_eq(root, &view.root),
+            Loc::Root => false,
+        };
+        if is_same && known.ino == ino {
+            Ok(known)
+        } else {
+            Err(Error::Corrupt {
+                what: "inode number",
+                detail: format!("{} has two owners", ino.0),
+            })
+        }
+    }
+
+    /// The inode of body `link` of the view's clone root, found through a name in `via`.
+    pub(crate) fn body(&self, view: &View, link: u64, via: &Arc<Inode>) -> Result<Arc<Inode>> {
+        let missing = || Error::Corrupt {
+            what: "hard link",
+            detail: format!("body {link} is missing"),
+        };
+        let key = keys::body_record(&keys::body(&view.root_place.path, link));
+        let value = view.snapshot.get(&key)?.ok_or_else(missing)?;
+        let Entry::Inode { record, stored } = Entry::decode(&value)? else {
+            return Err(missing());
+        };
+        let loc = || Loc::Body {
+            root: Arc::clone(&view.root),
+            link,
+            via: Arc::clone(via),
+        };
+        self.adopt(Ino(stored ^ view.root_place.acc), record, loc, view.seen)
+    }
+
+    /// The inode with this number: the one in memory, or a new one.
+    fn adopt(
+        &self,
+        ino: Ino,
+        record: Record,
+        loc: impl FnOnce() -> Loc,
+        seen: u64,
+    ) -> Result<Arc<Inode>> {
+        if let Some(known) = self.table.get(ino) {
+            return Ok(known);
+        }
+        let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
+        let inode = Inode::new(&self.table, ino, kind, record, loc());
+        match self.table.adopt(&inode, Some(seen)) {
+            Adopted::New => return Ok(inode),
+            Adopted::Known(known) => return Ok(known),
+            Adopted::Outdated => {}
+        }
+        // Whoever finds it in the table waits for its state, so what is read now stays right.
+        let mut state = inode.state.write();
+        if let Adopted::Known(known) = self.table.adopt(&inode, None) {
+            drop(state);
+            return Ok(known);
+        }
+        match self.reread(&inode) {
+            Ok(record) => *state = record,
+            Err(error) => {
+                *inode.loc.write() = Loc::Gone;
+                return Err(error);
+            }
+        }
+        drop(state);
+        Ok(inode)
+    }
+
+    fn reread(&self, inode: &Arc<Inode>) -> Result<Record> {
+        let (key, snapshot) = {
+            let topology = self.topology.read();
+            let found = topology.record_at(&inode.loc.read().clone())?;
+            (found.ok_or(Error::Stale)?.0, self.tree.snapshot())
+        };
+        let value = snapshot.get(&key)?.ok_or(Error::Stale)?;
+        match Entry::decode(&value)? {
+            Entry::Inode { record, .. } if Kind::from_mode(record.mode) == Some(inode.kind) => {
+                Ok(record)
+            }
+            Entry::Inode { .. } | Entry::Stub(_) => Err(Error::Stale),
+        }
+    }
+}
+
+/// A directory that was removed has no entries and takes none.
+pub(crate) fn gone_is_not_found(error: Error) -> Error {
+    if matches!(error, Error::Stale) {
+        Error::NotFound
+    } else {
+        error
+    }
+}
+
+/// A directory, its clone root, and a snapshot in which they lie where this says.
+pub(crate) struct View {
+    pub(crate) place: Place,
+    pub(crate) root: Arc<Inode>,
+    pub(crate) root_place: Place,
+    pub(crate) snapshot: Snapshot,
+    /// Evictions of the table before the snapshot was taken.
+    seen: u64,
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        // Inodes hold the table and the table holds inodes.
+        self.table.clear();
+    }
+}

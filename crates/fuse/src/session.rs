@@ -1,0 +1,177 @@
+//! Mounting and unmounting.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use fuser::{Config, MountOption, Session, SessionACL};
+use ramet_fs::Volume;
+
+use crate::notify::Kernel;
+use crate::options::MountOptions;
+use crate::serve::Server;
+use crate::{Error, Result};
+
+/// A mounted volume. Dropping it unmounts, lazily if files are open.
+pub struct Mounted {
+    session: Option<JoinHandle<std::io::Result<()>>>,
+    unmounter: Unmounter,
+}
+
+/// Unmounts from another thread than the one in [`Mounted::wait`]. Cheap to clone.
+#[derive(Clone)]
+pub struct Unmounter {
+    dir: Arc<PathBuf>,
+}
+
+impl Unmounter {
+    /// Asks the kernel to unmount; [`Mounted::wait`] returns when it is done.
+    ///
+    /// # Errors
+    /// `EBUSY` when files are open.
+    pub fn unmount(&self) -> Result<()> {
+        self.unmount_with(rustix::mount::UnmountFlags::empty(), &[])
+    }
+
+    fn unmount_with(
+        &self,
+        flags: rustix::mount::UnmountFlags,
+        helper_flags: &[&str],
+    ) -> Result<()> {
+        let failed = |source| Error::Unmount {
+            dir: self.dir.display().to_string(),
+            source,
+        };
+        match rustix::mount::unmount(&*self.dir, flags) {
+            Ok(()) => return Ok(()),
+            // Only root unmounts by itself.
+            Err(rustix::io::Errno::PERM) => {}
+            Err(errno) => return Err(failed(errno.into())),
+        }
+        let output = Command::new("fusermount3")
+            .arg("-u")
+            .args(helper_flags)
+            .arg("--")
+            .arg(&*self.dir)
+            .output();
+        let output = output.map_err(failed)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(failed(std::io::Error::other(text)))
+    }
+}
+
+fn config(options: &MountOptions) -> Config {
+    let is_root = rustix::process::geteuid().is_root();
+    let mut mount_options = vec![
+        MountOption::FSName(options.fsname.clone()),
+        MountOption::Subtype("ramet".to_owned()),
+        MountOption::DefaultPermissions,
+    ];
+    let choices = [
+        (options.read_only, MountOption::RO),
+        (options.nosuid, MountOption::NoSuid),
+        (options.nodev, MountOption::NoDev),
+        (options.noexec, MountOption::NoExec),
+        (options.noatime, MountOption::NoAtime),
+        // fusermount3 gives nobody else these two.
+        (is_root && !options.nosuid, MountOption::Suid),
+        (is_root && !options.nodev, MountOption::Dev),
+    ];
+    mount_options.extend(
+        choices
+            .into_iter()
+            .filter(|(chosen, _)| *chosen)
+            .map(|(_, option)| option),
+    );
+    let mut config = Config::default();
+    config.mount_options = mount_options;
+    config.acl = if options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.n_threads = Some(match options.threads {
+        0 => std::thread::available_parallelism().map_or(4, |cpus| (2 * cpus.get()).clamp(4, 16)),
+        threads => threads,
+    });
+    config
+}
+
+/// Mounts `volume` on `dir`; usable on return. Threads of this process serve it.
+///
+/// # Errors
+/// What the kernel or fusermount3 answered.
+pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<Mounted> {
+    let failed = |source| Error::Mount {
+        dir: dir.display().to_string(),
+        source,
+    };
+    let dir = dir.canonicalize().map_err(failed)?;
+    let kernel = Kernel::default();
+    let server = Server::new(volume, kernel.clone()).map_err(failed)?;
+    let session = Session::new(server, &dir, &config(options)).map_err(failed)?;
+    kernel.connect(session.notifier());
+    let unmounter = Unmounter {
+        dir: Arc::new(dir.clone()),
+    };
+    let thread = std::thread::Builder::new()
+        .name("session".to_owned())
+        .spawn(move || session.run());
+    Ok(Mounted {
+        session: Some(thread.map_err(failed)?),
+        unmounter,
+    })
+}
+
+impl Mounted {
+    /// A handle that can unmount.
+    #[must_use]
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Returns once the mount is gone and no request is being served. The volume is then still
+    /// open: the caller closes it.
+    ///
+    /// # Errors
+    /// The connection to the kernel failed.
+    pub fn wait(mut self) -> Result<()> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        let Some(session) = self.session.take() else {
+            return Ok(());
+        };
+        match session.join() {
+            Ok(ended) => ended.map_err(Error::Session),
+            Err(_) => Err(Error::Session(std::io::Error::other("a thread panicked"))),
+        }
+    }
+
+    /// Unmounts and waits.
+    ///
+    /// # Errors
+    /// `EBUSY` when files are open; it is then unmounted lazily, and the volume stays in use until they
+    /// are closed.
+    pub fn unmount(mut self) -> Result<()> {
+        self.unmounter.unmount()?;
+        self.join()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.session.is_some()
+            && let Err(error) = self
+                .unmounter
+                .unmount_with(rustix::mount::UnmountFlags::DETACH, &["-z"])
+        {
+            tracing::error!(%error, "left mounted");
+        }
+    }
+}

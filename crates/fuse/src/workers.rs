@@ -1,0 +1,84 @@
+//! Threads for what takes too long for a thread that reads requests.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// A few threads with one queue. Dropping it waits until all jobs are done.
+pub(crate) struct Workers {
+    queue: Mutex<Option<Sender<Job>>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Workers {
+    pub(crate) fn new(name: &str, count: usize) -> std::io::Result<Self> {
+        let (sender, receiver) = channel::<Job>();
+        let receiver = Arc::new(Mutex::new(receiver));
+        let spawn = |number| {
+            let receiver = Arc::clone(&receiver);
+            std::thread::Builder::new()
+                .name(format!("{name}-{number}"))
+                .spawn(move || run(&receiver))
+        };
+        let threads = (0..count).map(spawn).collect::<std::io::Result<_>>()?;
+        Ok(Self {
+            queue: Mutex::new(Some(sender)),
+            threads,
+        })
+    }
+
+    /// Runs a job soon, on one of the threads.
+    pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
+        if let Some(queue) = &*self.queue.lock() {
+            queue
+                .send(Box::new(job))
+                .expect("the threads live as long as the queue is open");
+        }
+    }
+}
+
+fn run(jobs: &Mutex<Receiver<Job>>) {
+    loop {
+        let job = jobs.lock().recv();
+        match job {
+            Ok(job) => job(),
+            Err(_) => return,
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.queue.lock().take();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a worker thread panicked");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn dropping_waits_for_every_job() {
+        let done = Arc::new(AtomicU32::new(0));
+        let workers = Workers::new("test", 3).unwrap();
+        for _ in 0..100 {
+            let done = Arc::clone(&done);
+            workers.run(move || {
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        drop(workers);
+        assert_eq!(done.load(Ordering::SeqCst), 100);
+    }
+}
