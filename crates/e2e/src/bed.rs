@@ -1,6 +1,7 @@
 //! A volume and its mount in a temporary folder, undone in every case.
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -144,6 +145,7 @@ impl Bed {
         Mount {
             dir,
             pid,
+            process: rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("it runs"),
             gone: false,
         }
     }
@@ -165,6 +167,7 @@ fn ramet_stat(dir: &Path) -> String {
 pub struct Mount {
     dir: PathBuf,
     pid: Pid,
+    process: OwnedFd,
     gone: bool,
 }
 
@@ -233,9 +236,8 @@ impl Mount {
         run_ok(ramet_bin(), &[OsStr::new("umount"), self.dir.as_ref()]);
         self.gone = true;
         assert!(
-            rustix::process::test_kill_process(self.pid).is_err(),
-            "ramet umount returned before the daemon {} ended",
-            self.pid.as_raw_pid()
+            ends_within(&self.process, Duration::ZERO),
+            "ramet umount returned before the daemon ended"
         );
     }
 
@@ -246,9 +248,11 @@ impl Mount {
 
     /// Asks the daemon to end, as a machine that shuts down does, and waits for it.
     pub fn terminate(mut self) {
-        let fd = rustix::process::pidfd_open(self.pid, PidfdFlags::empty()).expect("it runs");
         rustix::process::kill_process(self.pid, Signal::TERM).expect("it is ours");
-        wait_for_exit(&fd);
+        assert!(
+            ends_within(&self.process, EXIT_PATIENCE),
+            "SIGTERM does not end the daemon"
+        );
         self.gone = true;
     }
 
@@ -268,18 +272,24 @@ pub fn kill_and_wait(pid: Pid) {
     // Already gone is as good.
     let _ = rustix::process::kill_process(pid, Signal::KILL);
     if let Ok(fd) = fd {
-        wait_for_exit(&fd);
+        assert!(
+            ends_within(&fd, EXIT_PATIENCE),
+            "SIGKILL does not end the daemon"
+        );
     }
 }
 
-fn wait_for_exit(pidfd: &rustix::fd::OwnedFd) {
+/// Whether a process ends within `limit` (a zombie has ended).
+fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let limit = Timespec {
-        tv_sec: EXIT_PATIENCE.as_secs() as i64,
+        tv_sec: limit.as_secs() as i64,
         tv_nsec: 0,
     };
-    let ended = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit));
-    assert!(matches!(ended, Ok(1)), "the daemon does not end");
+    matches!(
+        poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)),
+        Ok(1)
+    )
 }
 
 impl Drop for Mount {
