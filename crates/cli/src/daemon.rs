@@ -80,6 +80,7 @@ fn start(plan: &Plan) -> Outcome<Serving> {
         } else {
             AccessTime::Relative
         },
+        ..OpenOptions::default()
     };
     let volume =
         Volume::open(Arc::new(device), options).map_err(|e| Failure::at(&plan.volume, e))?;

@@ -52,7 +52,7 @@ fn counters(target: &Path) -> Outcome<Value> {
     let mut counters = counters.map_err(|e| Failure::at(target, e))?;
     if let Value::Object(counters) = &mut counters {
         // No process serves it.
-        counters.remove("pid");
+        counters.shift_remove("pid");
     }
     Ok(counters)
 }
