@@ -9,6 +9,8 @@
 //! - else a copy of its skeleton with what waited as its newest segment: the segments and
 //!   children below are shared, nothing is flushed or copied.
 //!
+//! A range that lies in one leaf and is small is copied instead: into the buffer, as puts over a null.
+//!
 //! When more waits above than is worth copying into each clone, the caller first has it pushed down
 //! ([`Store::sink`]) and tries again; the next clones of the same source then find nothing above.
 
@@ -17,23 +19,26 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
 use crate::skeleton::{Child, Edge, Skeleton};
+use crate::view::MappedCursor;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
     /// The range message that a copy of the range is; its translation leads from the source's keys.
     Message(RangeMsg),
+    /// The state itself, over nothing, in the source's key space: cheaper than a share of a node when it is small.
+    Copy(MemRun),
     /// Too much waits above the lowest node that covers the range.
     TooMuchAbove,
 }
 
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
-/// `patient`: copy whatever waits above, however much.
-pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range: &KeyRange, patient: bool) -> Result<Captured> {
+/// `patient`: copy whatever waits above, however much. Targets higher than `height_max` are refused.
+pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range: &KeyRange, patient: bool, height_max: u8) -> Result<Captured> {
     let limit = if patient { usize::MAX } else { store.shape.clone_copy_bytes };
     // What waits on each level, newest level first, in the source's key space.
     let mut above: Vec<MemRun> = Vec::new();
@@ -102,9 +107,17 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
         if waiting.is_empty() {
             return Ok(Captured::Message(RangeMsg::Null));
         }
+        if waiting.size_bytes() <= store.shape.clone_copy_bytes {
+            return Ok(Captured::Copy(over_nothing(range, MemRun::default(), &waiting)));
+        }
         let bare = Skeleton::empty(1, range.clone());
-        return Ok(Captured::Message(goto(store, bare, waiting, Xf::identity())));
+        return goto(store, bare, waiting, Xf::identity(), height_max).map(Captured::Message);
     };
+    if handle.kind() == Kind::Leaf {
+        if let Some(state) = small_state(store, &handle, &xf, range, &waiting)? {
+            return Ok(Captured::Copy(state));
+        }
+    }
     let is_root = Arc::ptr_eq(&handle, root);
     if waiting.is_empty() && !is_root {
         return Ok(Captured::Message(RangeMsg::Goto(Target { xf, node: handle })));
@@ -115,12 +128,41 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
         copy.clip(&inside);
         let waiting = waiting.extract(range, &xf);
         bump(&store.counters.unshares);
-        return Ok(Captured::Message(goto(store, copy, waiting, xf)));
+        return goto(store, copy, waiting, xf, height_max).map(Captured::Message);
     }
     let live_bytes = store.run(&handle)?.estimate_bytes(&xf.range(range)) as u64;
     let mut over_leaf = Skeleton::empty(1, range.clone());
     over_leaf.edges = vec![Edge { lo: range.lo.clone(), watermark: 0, child: Some(Child { xf, node: handle, live_bytes }) }];
-    Ok(Captured::Message(goto(store, over_leaf, waiting, Xf::identity())))
+    goto(store, over_leaf, waiting, Xf::identity(), height_max).map(Captured::Message)
+}
+
+/// The state of `range` when it lies in one leaf and is no larger than what a clone may copy. Moving small
+/// things as messages keeps crumbs of shared leaves out of the tree (the trade-off of zones in BetrFS 0.2,
+/// section 4, here for one leaf).
+fn small_state(store: &Store, leaf: &Arc<Handle>, xf: &Xf, range: &KeyRange, waiting: &MemRun) -> Result<Option<MemRun>> {
+    let limit = store.shape.clone_copy_bytes;
+    let run = store.run(leaf)?;
+    let inside = xf.range(range);
+    if run.estimate_bytes(&inside) > limit + 2 * store.shape.block_bytes {
+        return Ok(None);
+    }
+    let mut cursor = MappedCursor::new(&run, range, xf, 0);
+    let mut base = MemRun::default();
+    while let Some((key, point)) = cursor.take(store)? {
+        base.push_point(key, point.detached());
+        if base.size_bytes() + waiting.size_bytes() > limit {
+            return Ok(None);
+        }
+    }
+    Ok(Some(over_nothing(range, base, waiting)))
+}
+
+fn over_nothing(range: &KeyRange, base: MemRun, waiting: &MemRun) -> MemRun {
+    let mut all = MemRun::default();
+    all.add_range(range.clone(), RangeMsg::Null);
+    all.add_all(&base);
+    all.add_all(waiting);
+    all
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
@@ -152,15 +194,18 @@ fn join(above: Vec<MemRun>) -> MemRun {
 }
 
 /// A GOTO to `node` with `waiting`, in its key space, as the newest segment.
-fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf) -> RangeMsg {
+fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf, height_max: u8) -> Result<RangeMsg> {
     if !waiting.is_empty() {
         let goto_height = store.goto_height(&waiting);
         let bytes = waiting.size_bytes() as u64;
         let clip = node.range();
         node.push_seg(store.new_segment(waiting), clip, Xf::identity(), goto_height, bytes);
     }
-    node.height = node.height_below() + 1;
-    RangeMsg::Goto(Target { xf, node: store.new_skeleton(node) })
+    if node.height_below() >= height_max {
+        return Err(Error::Invalid("clones of clones nest too deep"));
+    }
+    node.height = node.label();
+    Ok(RangeMsg::Goto(Target { xf, node: store.new_skeleton(node) }))
 }
 
 /// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.

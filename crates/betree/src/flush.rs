@@ -149,11 +149,9 @@ impl Store {
             self.convert_edge(node, at, pieces, &mut edges)?;
         }
         node.edges = edges;
-        let above = node.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.node.height() + 1)).max();
-        if let Some(height) = above.filter(|&h| h > node.height) {
-            assert!(top, "T3: a GOTO sinks only into nodes above its target");
-            node.height = height;
-        }
+        let height = node.label();
+        assert!(top || height <= node.height, "T3: a GOTO sinks only into nodes above its target");
+        node.height = height;
         Ok(())
     }
 
@@ -325,6 +323,7 @@ impl Store {
         let goto_height = self.goto_height(&run);
         if goto_height > 0 {
             bump(&self.counters.goto_sinks);
+            assert!(goto_height <= child.height, "T3: a GOTO sinks only into nodes above its target");
         }
         let bytes = run.size_bytes() as u64;
         let clip = child.range();
@@ -352,15 +351,20 @@ impl Store {
                 edges.push(Edge { lo, watermark, child: None });
                 continue;
             }
-            if let ([only], []) = (&part.edges[..], &part.segs[..]) {
-                // A node with one child and no messages is no more than its edge.
+            if part.segs.is_empty() && part.edges.len() <= (self.shape.fanout / 8).max(1) {
+                // A node with few children and no messages is better off as edges of its parent.
                 bump(&self.counters.collapses);
-                let child = only.child.as_ref().map(|c| Child { xf: Xf::stripping(lift).then(&c.xf), ..c.clone() });
-                edges.push(Edge { lo, watermark, child });
+                let down = Xf::stripping(lift);
+                edges.extend(part.edges.iter().map(|e| Edge {
+                    lo: up.key(&e.lo),
+                    watermark,
+                    child: e.child.as_ref().map(|c| Child { xf: down.then(&c.xf), ..c.clone() }),
+                }));
                 continue;
             }
             let more = inner.common_prefix_len();
             part.lift(more);
+            part.height = part.label();
             let live_bytes = part.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.live_bytes)).sum();
             let child = Child { xf: Xf::stripping(lift + more), node: self.new_skeleton(part), live_bytes };
             edges.push(Edge { lo, watermark, child: Some(child) });

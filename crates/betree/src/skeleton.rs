@@ -33,6 +33,13 @@ const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
 /// More edges or segments than any sound node has; bounds what a decoder allocates.
 const ITEMS_MAX: u32 = 1 << 20;
 
+/// No clone is made of a greater height. Heights grow by one for each clone of a range that holds the clone
+/// before, whose logical size doubles each time.
+pub(crate) const HEIGHT_MAX: u8 = 160;
+/// The same for clones from the journal: a replay may meet a tree that is flushed to another degree, and must not refuse
+/// what was accepted.
+pub(crate) const HEIGHT_MAX_REPLAYED: u8 = 240;
+
 /// What an edge leads to.
 #[derive(Clone, Debug)]
 pub(crate) struct Child {
@@ -179,6 +186,11 @@ impl Skeleton {
         let edges = self.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.node.height()));
         let gotos = self.segs.iter().filter(|s| s.goto_height > 0).map(|s| s.goto_height - 1);
         edges.chain(gotos).max().unwrap_or(0)
+    }
+
+    /// The label that keeps T3. Clones below [`HEIGHT_MAX`] leave room for the few levels that splits add.
+    pub(crate) fn label(&self) -> u8 {
+        self.height_below().checked_add(1).expect("clones stop at HEIGHT_MAX, and a tree of 2^64 keys adds fewer levels than are left")
     }
 
     /// Memory that it takes, roughly, in bytes.

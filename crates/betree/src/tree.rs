@@ -34,7 +34,7 @@ use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store};
 use crate::record;
 use crate::scan::{TreeScan, View};
-use crate::skeleton::{Child, Edge, Skeleton};
+use crate::skeleton::{Child, Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::stats::Stats;
 use crate::view::RunView;
 
@@ -156,7 +156,7 @@ impl Inner {
 
     // ---- writing ----
 
-    fn apply_op(&self, state: &mut State, op: Op, patient: bool) -> Result<std::result::Result<(), KeyRange>> {
+    fn apply_op(&self, state: &mut State, op: Op, patient: bool, height_max: u8) -> Result<std::result::Result<(), KeyRange>> {
         match op {
             Op::Put { key, value } => state.buffer.add_point(key, Point::Put(value)),
             Op::Delete { key } => state.buffer.add_point(key, Point::Delete),
@@ -168,9 +168,10 @@ impl Inner {
                     return Ok(Ok(()));
                 }
                 let (range, back) = destination(&source, strip as usize, &prefix);
-                match capture(&self.store, &state.buffer, &state.root, &source, patient)? {
+                match capture(&self.store, &state.buffer, &state.root, &source, patient, height_max)? {
                     Captured::TooMuchAbove => return Ok(Err(source)),
                     Captured::Message(msg) => state.buffer.add_range(range, msg.behind(&back)),
+                    Captured::Copy(run) => state.buffer.add_all(&run.extract(&source, &back.inverse(&range.lo))),
                 }
             }
         }
@@ -180,6 +181,7 @@ impl Inner {
     /// Applies a batch whose journal record is `record`, or that is being replayed.
     pub(crate) fn apply(&self, batch: Batch, record: Option<&[u8]>, replayed: Option<Seq>) -> Result<Seq> {
         let clones = batch.ops.iter().any(|op| matches!(op, Op::CloneRange { .. }));
+        let height_max = if replayed.is_some() { HEIGHT_MAX_REPLAYED } else { HEIGHT_MAX };
         let mut patient = false;
         for round in 0.. {
             if clones {
@@ -190,7 +192,7 @@ impl Inner {
             let saved = clones.then(|| state.buffer.clone());
             let mut too_much = None;
             for op in batch.ops.iter().cloned() {
-                match self.apply_op(&mut state, op, patient) {
+                match self.apply_op(&mut state, op, patient, height_max) {
                     Ok(Ok(())) => {}
                     Ok(Err(source)) => {
                         too_much = Some(Ok(source));
@@ -240,7 +242,7 @@ impl Inner {
             if let Op::CloneRange { lo, hi, .. } = op {
                 let range = KeyRange::new(lo.clone(), hi.clone());
                 if !range.is_empty() {
-                    drop(capture(&self.store, &buffer, &root, &range, false)?);
+                    drop(capture(&self.store, &buffer, &root, &range, false, HEIGHT_MAX_REPLAYED)?);
                 }
             }
         }
@@ -289,18 +291,19 @@ impl Inner {
     fn shape_root(&self, root: &mut Skeleton) -> Result<()> {
         let store = &self.store;
         while root.edges.len() > store.shape.fanout {
-            let (next_ord, height) = (root.next_ord, root.height);
+            let next_ord = root.next_ord;
             let old = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
             let mut edges = Vec::new();
             for mut part in store.split(old)? {
                 let range = part.range();
                 let lift = range.common_prefix_len();
                 part.lift(lift);
+                part.height = part.label();
                 let live_bytes = part.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.live_bytes)).sum();
                 let child = Child { xf: Xf::stripping(lift), node: store.new_skeleton(part), live_bytes };
                 edges.push(Edge { lo: range.lo, watermark: 0, child: Some(child) });
             }
-            *root = Skeleton { height: height + 1, hi: None, edges, segs: Vec::new(), next_ord };
+            *root = Skeleton { height: 1, hi: None, edges, segs: Vec::new(), next_ord };
         }
         while let ([edge], []) = (&root.edges[..], &root.segs[..]) {
             let Some(child) = edge.child.as_ref().filter(|c| c.node.height() > 0 && c.xf.is_identity()) else { break };
@@ -312,6 +315,7 @@ impl Inner {
             only.next_ord = only.next_ord.max(next_ord);
             *root = only;
         }
+        root.height = root.label();
         Ok(())
     }
 

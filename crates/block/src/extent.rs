@@ -51,10 +51,11 @@ impl Extent {
         self.addr <= other.addr && other.end() <= self.end()
     }
 
-    /// Whether the two have a byte in common.
+    /// Whether the two have a byte in common; an empty extent has none.
     #[must_use]
     pub const fn overlaps(&self, other: &Extent) -> bool {
-        self.addr < other.end() && other.addr < self.end()
+        let common = self.addr < other.end() && other.addr < self.end();
+        common && !self.is_empty() && !other.is_empty()
     }
 
     /// `self` when it is aligned, not empty, and inside of `within`.
@@ -179,6 +180,7 @@ mod tests {
     fn neighbours_do_not_overlap() {
         let (a, b) = (Extent::new(0, 4096), Extent::new(4096, 4096));
         assert!(!a.overlaps(&b) && !b.overlaps(&a));
+        assert!(!Extent::new(4096, 0).overlaps(&Extent::new(0, 8192)));
         assert!(a.overlaps(&Extent::new(0, 8192)) && Extent::new(0, 8192).contains(&b));
     }
 }

@@ -1,1 +1,63 @@
-fn main() {}
+//! The `ramet` command: volumes are made, mounted, cloned within, checked and looked at with it.
+#![forbid(unsafe_code)]
+
+mod args;
+mod control;
+mod daemon;
+mod failure;
+mod fsck;
+mod mkfs;
+mod mount;
+mod mounts;
+mod progress;
+mod size;
+mod stat;
+mod umount;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use args::{Ramet, Verb};
+use clap::Parser;
+use clap::error::ErrorKind;
+use failure::{Outcome, status};
+
+fn main() -> ExitCode {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let ramet = match Ramet::try_parse_from(&line) {
+        Ok(ramet) => ramet,
+        Err(error) => return usage(&line, &error),
+    };
+    match run(ramet.verb) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            eprintln!("ramet: {failure}");
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+fn run(verb: Verb) -> Outcome<u8> {
+    match verb {
+        Verb::Mkfs(args) => mkfs::run(&args)?,
+        Verb::Mount(args) => mount::run(&args)?,
+        Verb::Umount(args) => umount::run(&args)?,
+        Verb::Clone(args) => control::clone(&args)?,
+        Verb::Rm(args) => control::remove(&args)?,
+        Verb::Sync(args) => control::sync(&args)?,
+        Verb::Fsck(args) => return fsck::run(&args),
+        Verb::Stat(args) => stat::run(&args)?,
+    }
+    Ok(0)
+}
+
+/// Shows help, or what is wrong with the command line, with the exit status of the verb.
+fn usage(line: &[OsString], error: &clap::Error) -> ExitCode {
+    // Nowhere left to tell when this fails.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ if line.get(1).is_some_and(|verb| verb == "fsck") => ExitCode::from(status::FSCK_USAGE),
+        _ => ExitCode::from(2),
+    }
+}

@@ -142,3 +142,174 @@ impl Census {
         violations
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ramet_block::{Device, Extent, MemDevice};
+
+    use super::*;
+    use crate::record::{NewNode, NodeKind, piece_key, zombie_key};
+
+    const USABLE: Extent = Extent::new(1 << 20, 15 << 20);
+
+    /// Twenty leaves under one skeleton.
+    fn table() -> NodeTable {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
+        let roots = NodeTable::format(&device, USABLE).unwrap();
+        let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+        let node = |id, children: Vec<NodeId>| NewNode {
+            id: NodeId(id),
+            extent: table.alloc(4096).unwrap(),
+            used_bytes: 4096,
+            checksum: 1,
+            kind: if children.is_empty() {
+                NodeKind::Leaf
+            } else {
+                NodeKind::Skeleton
+            },
+            height: u8::from(!children.is_empty()),
+            children,
+        };
+        let mut new: Vec<_> = (1..=20).map(|id| node(id, vec![])).collect();
+        new.push(node(21, (1..=20).map(NodeId).collect()));
+        let commit = table.commit(new, Some(NodeId(21)), 0, &|_| false).unwrap();
+        table.committed(commit);
+        table
+    }
+
+    fn found(forge: impl FnOnce(&NodeTable, &mut Writer)) -> Vec<&'static str> {
+        let table = table();
+        assert_eq!(table.check(&mut |_| {}).unwrap(), []);
+        forge(&table, &mut table.writer.lock());
+        let violations = table.check(&mut |_| {}).unwrap();
+        violations
+            .iter()
+            .map(|violation| violation.invariant)
+            .collect()
+    }
+
+    fn change_head(writer: &mut Writer, id: u64, change: impl FnOnce(&mut Head)) {
+        let key = record_key(NodeId(id));
+        let bytes = writer.tree.lookup(&key).unwrap().unwrap();
+        let mut head = Head::decode(NodeId(id), &bytes, USABLE).unwrap();
+        change(&mut head);
+        writer.tree.insert(&key, &head.encode()).unwrap();
+        writer.maps.settle(vec![]).unwrap();
+    }
+
+    #[test]
+    fn n1_a_record_that_does_not_decode() {
+        let got = found(|_, writer| {
+            writer.tree.insert(&record_key(NodeId(3)), &[9, 9]).unwrap();
+        });
+        assert_eq!(got, ["N1"]);
+    }
+
+    #[test]
+    fn n1_a_piece_without_an_owner() {
+        let got = found(|_, writer| {
+            writer.tree.insert(&piece_key(NodeId(3), 1), &[1]).unwrap();
+            writer.maps.settle(vec![]).unwrap();
+        });
+        assert_eq!(got, ["N1"]);
+    }
+
+    #[test]
+    fn n2_a_wrong_count() {
+        assert_eq!(
+            found(|_, writer| change_head(writer, 3, |head| head.refs += 1)),
+            ["N2"]
+        );
+    }
+
+    #[test]
+    fn n3_a_named_node_that_is_missing() {
+        let got = found(|_, writer| {
+            writer.tree.remove(&record_key(NodeId(3))).unwrap();
+            writer.maps.settle(vec![]).unwrap();
+        });
+        assert_eq!(got, ["N3", "N6", "M2"]);
+    }
+
+    #[test]
+    fn n4_two_nodes_in_one_place() {
+        let got = found(|_, writer| {
+            let key = record_key(NodeId(4));
+            let bytes = writer.tree.lookup(&key).unwrap().unwrap();
+            let place = Head::decode(NodeId(4), &bytes, USABLE).unwrap().extent;
+            change_head(writer, 3, |head| head.extent = place);
+        });
+        assert_eq!(got, ["S6", "M2"]);
+    }
+
+    #[test]
+    fn n5_a_living_zombie() {
+        let got = found(|_, writer| {
+            writer.tree.insert(&zombie_key(NodeId(3)), &[]).unwrap();
+            writer.maps.settle(vec![]).unwrap();
+        });
+        assert_eq!(got, ["N5"]);
+    }
+
+    #[test]
+    fn n6_a_wrong_counter() {
+        let got = found(|_, writer| {
+            let meta = Meta {
+                leaves: 19,
+                ..writer.meta
+            };
+            writer.tree.insert(&Meta::KEY, &meta.encode()).unwrap();
+            writer.maps.settle(vec![]).unwrap();
+        });
+        assert_eq!(got, ["N6"]);
+    }
+
+    #[test]
+    fn n7_an_allocator_that_hands_out_what_is_in_use() {
+        let got = found(|table, writer| {
+            let bytes = writer.tree.lookup(&record_key(NodeId(3))).unwrap().unwrap();
+            let extent = Head::decode(NodeId(3), &bytes, USABLE).unwrap().extent;
+            table.store.space.lock().free_now(extent);
+        });
+        assert_eq!(got, ["N7"]);
+    }
+
+    #[test]
+    fn m1_holes_that_touch() {
+        let got = found(|_, writer| {
+            let hole = *writer.maps.holes().unwrap().last().unwrap();
+            let middle = hole.addr + 8192;
+            let set = |writer: &mut Writer, addr: u64, len: u64| {
+                writer
+                    .maps
+                    .space
+                    .insert(&addr.to_be_bytes(), &len.to_le_bytes())
+                    .unwrap();
+            };
+            set(writer, hole.addr, 8192);
+            set(writer, middle, hole.end() - middle);
+        });
+        assert_eq!(got, ["M1"]);
+    }
+
+    #[test]
+    fn m2_space_that_leaked() {
+        let got = found(|table, writer| {
+            let extent = table.alloc(4096).unwrap();
+            writer.maps.settle(vec![(extent, -1)]).unwrap();
+        });
+        assert_eq!(got, ["M2"]);
+    }
+
+    #[test]
+    fn m2_space_in_use_that_is_free_on_disk_too() {
+        let got = found(|_, writer| {
+            let bytes = writer.tree.lookup(&record_key(NodeId(3))).unwrap().unwrap();
+            let extent = Head::decode(NodeId(3), &bytes, USABLE).unwrap().extent;
+            writer.maps.settle(vec![(extent, 1)]).unwrap();
+        });
+        assert_eq!(got, ["M2"]);
+    }
+}

@@ -70,5 +70,5 @@ pub use forest::{Forest, ForestRoots, Freed};
 pub use page::{KEY_MAX, Shape, Structure};
 pub use record::{NewNode, NodeId, NodeKind, NodeRecord};
 pub use table::{NodeTable, SpaceStats, TableRoots};
-pub use tree::{Range, ShadowTree};
+pub use tree::{KeyValue, Range, ShadowTree};
 pub use verify::Violation;

@@ -23,6 +23,9 @@ const FIXED_MAX: usize = 2 + 8 + 6 * 10;
 const PIECE_MAX: usize = SHAPE.value_max() - FIXED_MAX;
 const PIECES_MAX: usize = 255;
 
+// Part of the format: where a child list is cut.
+const _: () = assert!(PIECE_MAX == 1905);
+
 const RECORD: &str = "node record";
 const META_KEY: [u8; 1] = [0];
 

@@ -31,6 +31,9 @@ pub struct ShadowTree {
     pub(crate) root: Root,
 }
 
+/// A key and its value.
+pub type KeyValue = (Box<[u8]>, Box<[u8]>);
+
 /// The root of a tree; none when it is empty.
 pub(crate) type Root = Option<Link>;
 
@@ -54,7 +57,7 @@ impl ShadowTree {
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Corrupt`].
-    pub fn floor(&self, key: &[u8]) -> Result<Option<(Box<[u8]>, Box<[u8]>)>> {
+    pub fn floor(&self, key: &[u8]) -> Result<Option<KeyValue>> {
         let Some(mut link) = self.root.clone() else {
             return Ok(None);
         };
@@ -83,7 +86,7 @@ impl ShadowTree {
     }
 
     /// The last entry under `link`. Leaves of a tree of several pages are never empty.
-    fn last(&self, mut link: Link, height: u8) -> Result<Option<(Box<[u8]>, Box<[u8]>)>> {
+    fn last(&self, mut link: Link, height: u8) -> Result<Option<KeyValue>> {
         let mut height = Some(height);
         loop {
             let page = self.store.resolve(&self.shape, &link, height)?;
@@ -255,7 +258,7 @@ pub(crate) fn route(page: &Page, key: &[u8]) -> usize {
     }
 }
 
-fn pair(entry: &LeafEntry) -> (Box<[u8]>, Box<[u8]>) {
+fn pair(entry: &LeafEntry) -> KeyValue {
     (entry.key.clone(), entry.value.clone())
 }
 
@@ -289,7 +292,7 @@ impl Range<'_> {
         }
     }
 
-    fn step(&mut self) -> Result<Option<(Box<[u8]>, Box<[u8]>)>> {
+    fn step(&mut self) -> Result<Option<KeyValue>> {
         if let Some((link, start)) = self.pending.take() {
             self.descend(link, &start)?;
         }
@@ -315,7 +318,7 @@ impl Range<'_> {
 }
 
 impl Iterator for Range<'_> {
-    type Item = Result<(Box<[u8]>, Box<[u8]>)>;
+    type Item = Result<KeyValue>;
 
     /// The next entry. After an error the iterator ends.
     fn next(&mut self) -> Option<Self::Item> {

@@ -241,3 +241,153 @@ pub(crate) fn verify_maps(
     }
     Ok(violations)
 }
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice, PageRef};
+
+    use super::*;
+    use crate::forest::Forest;
+    use crate::page::Structure;
+
+    const USABLE: Extent = Extent::new(1 << 20, 15 << 20);
+    const SHAPE: Shape = Shape::new(Structure::Plain, 4096).with_capacity(704);
+
+    /// The violations after `forge` has changed the root page of a tree of height 1.
+    fn found(forge: impl FnOnce(&mut Page)) -> Vec<&'static str> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
+        let mut forest = Forest::format(&device, USABLE).unwrap();
+        let mut tree = forest.tree(SHAPE, PageRef::NONE);
+        for n in 0..40u32 {
+            tree.insert(&n.to_be_bytes(), &[1; 30]).unwrap();
+        }
+        let (_, _, freed) = forest.commit(&mut [&mut tree]).unwrap();
+        forest.committed(freed);
+        tree.insert(&7u32.to_be_bytes(), &[2; 30]).unwrap();
+        let (violations, _) = verify_trees(&tree.store, &[&tree]).unwrap();
+        assert_eq!(violations, []);
+        let Some(Link::Dirty(root)) = &mut tree.root else {
+            panic!("the root was shadowed")
+        };
+        let root = Arc::get_mut(root).unwrap();
+        assert_eq!(root.height, 1);
+        forge(root);
+        let (violations, _) = verify_trees(&tree.store, &[&tree]).unwrap();
+        violations
+            .iter()
+            .map(|violation| violation.invariant)
+            .collect()
+    }
+
+    fn dirty_leaf(root: &mut Page) -> &mut Page {
+        let Body::Index(entries) = &mut root.body else {
+            panic!("an index page")
+        };
+        let dirty = entries.iter_mut().find_map(|entry| match &mut entry.link {
+            Link::Dirty(page) => Arc::get_mut(page),
+            Link::Disk(_) => None,
+        });
+        dirty.unwrap()
+    }
+
+    #[test]
+    fn s1_keys_out_of_order() {
+        let got = found(|root| {
+            let Body::Leaf(entries) = &mut dirty_leaf(root).body else {
+                panic!("a leaf")
+            };
+            entries.swap(0, 1);
+        });
+        assert_eq!(got, ["S1"]);
+    }
+
+    #[test]
+    fn s1_a_key_beyond_the_bounds_of_its_leaf() {
+        let got = found(|root| {
+            let Body::Leaf(entries) = &mut dirty_leaf(root).body else {
+                panic!("a leaf")
+            };
+            entries.last_mut().unwrap().key = [0xff; 4].into();
+        });
+        assert_eq!(got, ["S1"]);
+    }
+
+    #[test]
+    fn s2_a_leaf_above_the_ground() {
+        // A child of height 1 under a root of height 1 cannot even be walked.
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
+        let forest = Forest::format(&device, USABLE).unwrap();
+        let mut tree = forest.tree(SHAPE, PageRef::NONE);
+        tree.insert(b"k", b"v").unwrap();
+        let Some(Link::Dirty(root)) = &mut tree.root else {
+            panic!("a dirty root")
+        };
+        Arc::get_mut(root).unwrap().height = 1;
+        let (violations, _) = verify_trees(&tree.store, &[&tree]).unwrap();
+        assert_eq!(
+            violations.iter().map(|v| v.invariant).collect::<Vec<_>>(),
+            ["S2"]
+        );
+    }
+
+    #[test]
+    fn s2_heights_that_do_not_fall_by_one_are_corrupt() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
+        let forest = Forest::format(&device, USABLE).unwrap();
+        let mut tree = forest.tree(SHAPE, PageRef::NONE);
+        for n in 0..40u32 {
+            tree.insert(&n.to_be_bytes(), &[1; 30]).unwrap();
+        }
+        let Some(Link::Dirty(root)) = &mut tree.root else {
+            panic!("a dirty root")
+        };
+        Arc::get_mut(root).unwrap().height = 2;
+        assert!(matches!(tree.lookup(b"1234"), Err(Error::Corrupt { .. })));
+        assert!(matches!(
+            verify_trees(&tree.store, &[&tree]),
+            Err(Error::Corrupt { .. })
+        ));
+    }
+
+    #[test]
+    fn s3_miscounted_bytes() {
+        assert_eq!(found(|root| dirty_leaf(root).used += 1), ["S3"]);
+    }
+
+    #[test]
+    fn s3_an_index_page_with_one_child() {
+        let got = found(|root| {
+            let Body::Index(entries) = &mut root.body else {
+                panic!("an index page")
+            };
+            entries.truncate(1);
+            root.used = entries[0].size();
+        });
+        assert_eq!(got, ["S3"]);
+    }
+
+    #[test]
+    fn s4_a_count_without_pointers() {
+        let got = found(|root| {
+            let Body::Index(entries) = &mut root.body else {
+                panic!("an index page")
+            };
+            // The same child twice: S1 for its bounds, and its count is one too low.
+            let twin = entries[1].link.clone();
+            entries[2].link = twin;
+        });
+        assert!(got.contains(&"S4"), "{got:?}");
+    }
+
+    #[test]
+    fn s5_an_index_page_that_begins_elsewhere() {
+        let got = found(|root| {
+            let Body::Index(entries) = &mut root.body else {
+                panic!("an index page")
+            };
+            entries[0].key = [0, 0].into();
+            root.used += 2;
+        });
+        assert_eq!(got, ["S5"]);
+    }
+}

@@ -206,6 +206,7 @@ impl Runner {
             }
             Step::Reopen => {
                 self.snapshots.clear();
+                self.verify()?;
                 told("close", self.tree().close())?;
                 self.tree = None;
                 self.acknowledge();
@@ -218,8 +219,18 @@ impl Runner {
                 self.tree = None;
                 self.device = Arc::new(image);
                 self.open()?;
+                self.verify()?;
                 self.settle_after_crash()
             }
+        }
+    }
+
+    /// Every invariant of the tree and of its node table.
+    fn verify(&self) -> Outcome {
+        let violations = told("verify", self.tree().verify(&mut |_| {}))?;
+        match violations.first() {
+            None => Ok(()),
+            Some(first) => Err(format!("{} violations, the first: {first}", violations.len())),
         }
     }
 

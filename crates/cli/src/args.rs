@@ -1,0 +1,145 @@
+//! The command line, as the user types it.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::size::Size;
+
+/// A file system whose clones of files and whole trees are instant, whatever their size.
+#[derive(Debug, Parser)]
+#[command(name = "ramet", version, disable_help_subcommand = true)]
+pub struct Ramet {
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Make an empty volume in an image file or on a block device
+    Mkfs(Mkfs),
+    /// Mount a volume on a directory; returns once it is usable
+    Mount(Mount),
+    /// Unmount; returns once everything is durable and the daemon has ended
+    Umount(Umount),
+    /// Clone a file or a directory tree, in constant time
+    Clone(Clone),
+    /// Remove a file or a whole directory tree, in constant time
+    Rm(Rm),
+    /// Make everything written so far durable
+    Sync(Sync),
+    /// Check an unmounted volume (exit status as of fsck(8))
+    Fsck(Fsck),
+    /// Show what a volume holds and how it does
+    Stat(Stat),
+}
+
+#[derive(Debug, Args)]
+pub struct Mkfs {
+    /// Size of the volume, like 20G (suffixes K, M, G, T); an image file is created with it, sparse
+    #[arg(long, value_name = "N")]
+    pub size: Option<Size>,
+    /// Overwrite what is there
+    #[arg(long)]
+    pub force: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Mount {
+    /// Mount options, comma separated: ro, noatime, nosuid, nodev, noexec, allow_other, ...
+    #[arg(short = 'o', value_name = "OPTS")]
+    pub options: Vec<String>,
+    /// Serve in the foreground until unmounted
+    #[arg(long)]
+    pub foreground: bool,
+    /// Memory for the cache, like 512M; a quarter of the machine's when absent
+    #[arg(long, value_name = "N")]
+    pub cache_size: Option<Size>,
+    /// Append the daemon's diagnostics to this file
+    #[arg(long, value_name = "FILE")]
+    pub log: Option<PathBuf>,
+    /// Report readiness or failure on standard output (how `ramet mount` starts its daemon)
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+    /// Image file or block device
+    pub volume: PathBuf,
+    /// Directory to mount on
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Umount {
+    /// Where the volume is mounted
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Clone {
+    /// Refuse when DST exists instead of replacing it
+    #[arg(long)]
+    pub no_replace: bool,
+    /// File or directory on a Ramet mount
+    pub src: PathBuf,
+    /// Path of the copy on the same mount; what is there is replaced whole
+    pub dst: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Rm {
+    /// File or directory on a Ramet mount
+    pub path: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Sync {
+    /// Also write a checkpoint, so that space counters are exact and the journal is empty
+    #[arg(long)]
+    pub checkpoint: bool,
+    /// Any directory on the mount
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Fsck {
+    /// Mend what can be mended without losing data
+    #[arg(long)]
+    pub repair: bool,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Image file or block device, not mounted
+    pub volume: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Stat {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// A directory on a Ramet mount, or an unmounted volume
+    pub target: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Ramet::command().debug_assert();
+    }
+
+    #[test]
+    fn verbs_parse_as_documented() {
+        let line = "ramet mount -o ro,noatime --cache-size 64M vol.img /mnt";
+        let Verb::Mount(mount) = Ramet::try_parse_from(line.split(' ')).unwrap().verb else {
+            panic!("not a mount");
+        };
+        assert_eq!(mount.options, ["ro,noatime"]);
+        assert_eq!(mount.cache_size.map(|s| s.bytes()), Some(64 << 20));
+        assert!(Ramet::try_parse_from(["ramet", "mkfs", "--size", "4X", "v"]).is_err());
+    }
+}

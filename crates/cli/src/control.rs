@@ -1,0 +1,183 @@
+//! Verbs on a mounted volume: an ioctl to the daemon that serves it.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+
+use ramet_block::control_ioctl;
+use ramet_fs::VolumeStats;
+use ramet_fs::control::{
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, REMOVE, RemoveRequest, STAT, STAT_BYTES,
+    SYNC, decode_stat_reply,
+};
+use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat, syncfs};
+use rustix::io::Errno;
+
+use crate::args;
+use crate::failure::{Failure, Outcome};
+
+/// An open directory on a mount.
+pub struct Root(OwnedFd);
+
+type Answer<T = ()> = rustix::io::Result<T>;
+
+impl Root {
+    pub fn open_dir(dir: &Path) -> Answer<Root> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Root(openat(CWD, dir, flags, Mode::empty())?))
+    }
+
+    fn call(&self, number: u32, buffer: &mut [u8]) -> Answer {
+        control_ioctl(&self.0, number, buffer)
+            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    }
+
+    /// The daemon's counters.
+    pub fn stats(&self) -> Answer<VolumeStats> {
+        serde_json::from_value(self.stats_json()?).map_err(|_| Errno::PROTO)
+    }
+
+    /// The daemon's counters as it tells them: a newer daemon may have more than we know.
+    pub fn stats_json(&self) -> Answer<serde_json::Value> {
+        let mut reply = vec![0; STAT_BYTES];
+        self.call(STAT, &mut reply)?;
+        let text = decode_stat_reply(&reply).map_err(|_| Errno::PROTO)?;
+        serde_json::from_str(text).map_err(|_| Errno::PROTO)
+    }
+
+    /// Hands the kernel's dirty pages (of shared mappings) to the daemon.
+    fn write_back(&self) -> Answer {
+        syncfs(&self.0)
+    }
+
+    /// Makes everything written so far durable.
+    pub fn sync(&self) -> Answer {
+        self.write_back()?;
+        self.call(SYNC, &mut [])
+    }
+
+    fn device(&self) -> Answer<u64> {
+        fstat(&self.0).map(|found| found.st_dev)
+    }
+}
+
+pub fn clone(args: &args::Clone) -> Outcome {
+    let source = look_at(&args.src)?;
+    let (parent, name) = split(&args.dst)?;
+    let root = open_parent(&parent)?;
+    let device = root.device().map_err(|e| Failure::system(&parent, e))?;
+    if device != source.st_dev {
+        // Whichever of the two is at fault: `--` of another file system, or of another volume.
+        require_ramet(&args.src)?;
+        root.stats_json().map_err(|e| mounted(&args.dst, e))?;
+        return Err(Failure::at(
+            &args.dst,
+            "source and destination must be on the same Ramet mount",
+        ));
+    }
+    let request = CloneRequest {
+        flags: if args.no_replace { CLONE_NO_REPLACE } else { 0 },
+        src_ino: source.st_ino,
+        name: name.as_bytes().to_vec(),
+    };
+    let mut bytes = request.encode().map_err(|e| Failure::at(&args.dst, e))?;
+    root.write_back()
+        .and_then(|()| root.call(CLONE, &mut bytes))
+        .map_err(|e| match e {
+            Errno::PERM => Failure::at(&args.src, "only its owner or root may clone it"),
+            Errno::NOENT => Failure::at(&args.src, "was removed meanwhile"),
+            e => mounted(&args.dst, e),
+        })
+}
+
+pub fn remove(args: &args::Rm) -> Outcome {
+    look_at(&args.path)?;
+    let (parent, name) = split(&args.path)?;
+    let root = open_parent(&parent)?;
+    let request = RemoveRequest {
+        name: name.as_bytes().to_vec(),
+    };
+    let mut bytes = request.encode().map_err(|e| Failure::at(&args.path, e))?;
+    root.call(REMOVE, &mut bytes)
+        .map_err(|e| mounted(&args.path, e))
+}
+
+pub fn sync(args: &args::Sync) -> Outcome {
+    let root = Root::open_dir(&args.dir).map_err(|e| Failure::system(&args.dir, e))?;
+    // Asked before the kernel writes back all of some other file system.
+    root.stats_json().map_err(|e| mounted(&args.dir, e))?;
+    root.sync().map_err(|e| mounted(&args.dir, e))?;
+    if args.checkpoint {
+        root.call(CHECKPOINT, &mut [])
+            .map_err(|e| mounted(&args.dir, e))?;
+    }
+    Ok(())
+}
+
+/// What is at `path`, links themselves included; a trailing slash follows them, as everywhere.
+fn look_at(path: &Path) -> Outcome<Stat> {
+    let slash = path.as_os_str().as_bytes().ends_with(b"/");
+    let found = if slash {
+        rustix::fs::stat(path)
+    } else {
+        rustix::fs::lstat(path)
+    };
+    found.map_err(|e| Failure::system(path, e))
+}
+
+/// The parent directory and the last name of a path that names an entry.
+fn split(path: &Path) -> Outcome<(PathBuf, &OsStr)> {
+    let Some(Component::Normal(name)) = path.components().next_back() else {
+        return Err(Failure::at(path, "not a name in a directory"));
+    };
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
+        _ => PathBuf::from("."),
+    };
+    Ok((parent, name))
+}
+
+fn open_parent(parent: &Path) -> Outcome<Root> {
+    Root::open_dir(parent).map_err(|e| Failure::system(parent, e))
+}
+
+fn require_ramet(path: &Path) -> Outcome {
+    let (parent, _) = split(path)?;
+    let asked = open_parent(&parent)?.stats_json();
+    asked.map(drop).map_err(|e| mounted(path, e))
+}
+
+/// A refusal of the daemon, or that there is none.
+fn mounted(path: &Path, e: Errno) -> Failure {
+    match e {
+        Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP => Failure::at(path, "not on a Ramet mount"),
+        e => Failure::system(path, e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_splits_into_parent_and_name() {
+        let parts = |path: &str| {
+            split(Path::new(path))
+                .ok()
+                .map(|(parent, name)| (parent, name.to_os_string()))
+        };
+        for (path, parent, name) in [
+            ("a", ".", "a"),
+            ("a/b/", "a", "b"),
+            ("/a", "/", "a"),
+            ("../a", "..", "a"),
+            ("a/./b", "a", "b"),
+        ] {
+            assert_eq!(parts(path), Some((parent.into(), name.into())), "{path}");
+        }
+        for path in ["/", ".", "..", "a/.."] {
+            assert_eq!(parts(path), None, "{path}");
+        }
+    }
+}

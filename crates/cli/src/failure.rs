@@ -1,0 +1,116 @@
+//! What the command says when it cannot: one line, what and why, and an exit status.
+
+use std::fmt;
+use std::path::Path;
+
+use ramet_block::OpenError;
+use rustix::io::Errno;
+
+/// Exit statuses of fsck(8), which is where `ramet` differs from 0 and 1.
+pub mod status {
+    pub const FAILED: u8 = 1;
+    pub const FSCK_CORRECTED: u8 = 1;
+    pub const FSCK_UNCORRECTED: u8 = 4;
+    pub const FSCK_OPERATIONAL: u8 = 8;
+    pub const FSCK_USAGE: u8 = 16;
+}
+
+/// A failure, ready to be shown.
+#[derive(Debug)]
+pub struct Failure {
+    message: String,
+    pub status: u8,
+}
+
+pub type Outcome<T = ()> = Result<T, Failure>;
+
+impl Failure {
+    pub fn new(message: impl Into<String>) -> Failure {
+        Failure {
+            message: message.into(),
+            status: status::FAILED,
+        }
+    }
+
+    /// The same words with another exit status.
+    pub fn with_status(self, status: u8) -> Failure {
+        Failure { status, ..self }
+    }
+
+    /// `path: why`, with a cause in words a user can act on.
+    pub fn at(path: &Path, why: impl fmt::Display) -> Failure {
+        Failure::new(format!("{}: {why}", path.display()))
+    }
+
+    /// An error that is a sentence of its own.
+    pub fn new_from(error: impl fmt::Display) -> Failure {
+        Failure::new(error.to_string())
+    }
+
+    /// Why a volume could not be opened.
+    pub fn device(error: OpenError) -> Failure {
+        match error {
+            OpenError::NotFound(path) => Failure::at(&path, "no such file or directory"),
+            OpenError::Busy(path) => {
+                Failure::at(&path, "already mounted, or in use by another process")
+            }
+            OpenError::Io { path, source } => Failure::system(&path, source),
+            other => Failure::new_from(other),
+        }
+    }
+
+    /// `path: why` for an error of the system.
+    pub fn system(path: &Path, error: impl Into<std::io::Error>) -> Failure {
+        Failure::at(path, reason(&error.into()))
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // One line whatever an error below put into its text.
+        f.write_str(&self.message.replace('\n', "; "))
+    }
+}
+
+/// An errno in words, without Rust's "(os error N)".
+pub fn reason(error: &std::io::Error) -> String {
+    let errno = Errno::from_io_error(error);
+    let known = match errno {
+        Some(Errno::NOENT) => "no such file or directory",
+        Some(Errno::NOTCONN) => {
+            "the mount is dead: its daemon ended without unmounting ('ramet umount' removes it)"
+        }
+        Some(Errno::ACCESS | Errno::PERM) => "permission denied",
+        Some(Errno::NOSPC) => "no space left on the volume",
+        Some(Errno::ROFS) => {
+            "the volume is read-only (mounted so, or because a write failed earlier)"
+        }
+        Some(Errno::XDEV) => "source and destination must be on the same Ramet mount",
+        Some(Errno::EXIST) => "already exists",
+        Some(Errno::NOTDIR) => "not a directory",
+        Some(Errno::BUSY) => "busy: something still uses it",
+        Some(Errno::IO) => "input/output error: the volume could not be read or written",
+        Some(Errno::NAMETOOLONG) => "name is longer than 255 bytes",
+        Some(Errno::LOOP) => "too many levels of symbolic links",
+        _ => {
+            let text = error.to_string();
+            let plain = text.split(" (os error").next().unwrap_or_default();
+            return plain.to_lowercase();
+        }
+    };
+    known.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_of_what_and_why() {
+        let shown = Failure::system(Path::new("/v"), Errno::NOENT).to_string();
+        assert_eq!(shown, "/v: no such file or directory");
+        let shown = Failure::system(Path::new("/v"), Errno::MFILE).to_string();
+        assert_eq!(shown, "/v: too many open files");
+        assert_eq!(Failure::new("a\nb").to_string(), "a; b");
+    }
+}

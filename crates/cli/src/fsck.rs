@@ -1,0 +1,112 @@
+//! `ramet fsck`: checks a volume that is not mounted. Exit status as of fsck(8).
+//!
+//! The check opens the volume read-only, which replays the journal in memory: a volume that was not
+//! unmounted is judged by what the next mount would find, and nothing on it changes. `--repair`
+//! opens it as a mount would, writes a checkpoint, and checks again.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ramet_block::superblock::read_superblock;
+use ramet_block::{Access, FileDevice, SuperblockError};
+use ramet_fs::{OpenOptions, Volume};
+use serde_json::json;
+
+use crate::args::Fsck;
+use crate::failure::{Failure, Outcome, status};
+use crate::progress::Progress;
+
+/// What a check found.
+struct Findings {
+    nodes: u64,
+    violations: Vec<String>,
+}
+
+pub fn run(args: &Fsck) -> Outcome<u8> {
+    let path = &args.volume;
+    let first = check(path, Access::ReadOnly)?;
+    let (last, status) = if first.violations.is_empty() {
+        (first, 0)
+    } else if !args.repair {
+        (first, status::FSCK_UNCORRECTED)
+    } else {
+        match check(path, Access::ReadWrite)? {
+            mended if mended.violations.is_empty() => (mended, status::FSCK_CORRECTED),
+            still => (still, status::FSCK_UNCORRECTED),
+        }
+    };
+    if args.json {
+        let report = json!({
+            "volume": path.to_string_lossy(),
+            "clean": last.violations.is_empty(),
+            "corrected": status == status::FSCK_CORRECTED,
+            "nodes": last.nodes,
+            "violations": last.violations,
+        });
+        println!("{report:#}");
+    } else {
+        for violation in &last.violations {
+            println!("{violation}");
+        }
+        let verdict = match (last.violations.len(), status) {
+            (0, 0) => "clean".to_string(),
+            (0, _) => "mended".to_string(),
+            (n, _) => format!("{n} violations"),
+        };
+        println!(
+            "{}: {verdict}, {} nodes checked",
+            path.display(),
+            last.nodes
+        );
+    }
+    Ok(status)
+}
+
+fn check(path: &Path, access: Access) -> Outcome<Findings> {
+    let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
+    let device = FileDevice::open(path, access).map_err(|e| operational(Failure::device(e)))?;
+    read_superblock(&device).map_err(|e| {
+        let damaged = matches!(
+            e,
+            SuperblockError::Corrupt { .. } | SuperblockError::BothCorrupt(..)
+        );
+        judged(path, e, damaged)
+    })?;
+    let options = OpenOptions {
+        read_only: access == Access::ReadOnly,
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(Arc::new(device), options).map_err(|e| failed(path, e))?;
+    if access == Access::ReadWrite {
+        volume.checkpoint().map_err(|e| failed(path, e))?;
+    }
+    let total = volume.stats().nodes;
+    let mut progress = Progress::new("checking");
+    let mut nodes = 0;
+    let verified = volume.tree().verify(&mut |done| {
+        nodes = done;
+        progress.set(done, total);
+    });
+    drop(progress);
+    let violations = verified.map_err(|e| failed(path, e.into()))?;
+    volume.close().map_err(|e| failed(path, e))?;
+    Ok(Findings { nodes, violations })
+}
+
+/// A failure of the check itself, or damage so deep that it ended the check.
+fn failed(path: &Path, error: ramet_fs::Error) -> Failure {
+    let damaged = matches!(
+        error,
+        ramet_fs::Error::Corrupt { .. }
+            | ramet_fs::Error::Tree(ramet_betree::Error::Corrupt { .. })
+    );
+    judged(path, error, damaged)
+}
+
+fn judged(path: &Path, error: impl std::fmt::Display, damaged: bool) -> Failure {
+    Failure::at(path, error).with_status(if damaged {
+        status::FSCK_UNCORRECTED
+    } else {
+        status::FSCK_OPERATIONAL
+    })
+}

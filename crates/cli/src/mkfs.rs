@@ -1,0 +1,207 @@
+//! `ramet mkfs`: makes an empty volume, and never by mistake over something else.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+use ramet_block::superblock::read_superblock;
+use ramet_block::{Access, BLOCK_BYTES, Device, FileDevice, SuperblockError, create_image};
+use ramet_fs::{FormatOptions, Volume};
+
+use crate::args::Mkfs;
+use crate::failure::{Failure, Outcome};
+use crate::progress::Progress;
+use crate::size::Size;
+
+/// Block devices are looked at and discarded in pieces of this.
+const PIECE_BYTES: u64 = 256 << 20;
+/// How much of each end of a block device is looked at: every partition table, boot sector, RAID
+/// label and superblock in use lies there.
+const END_BYTES: u64 = 1 << 20;
+
+pub fn run(args: &Mkfs) -> Outcome {
+    let path = &args.volume;
+    let kind = match fs::metadata(path) {
+        Ok(found) => Some(found.file_type()),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(Failure::system(path, e)),
+    };
+    let size = args
+        .size
+        .map(|size| size.bytes().next_multiple_of(BLOCK_BYTES));
+    let device = match (kind, size) {
+        (None, None) => {
+            return Err(Failure::at(
+                path,
+                "does not exist: give --size N to create it",
+            ));
+        }
+        (None, Some(bytes)) => create_image(path, bytes, false).map_err(Failure::device)?,
+        (Some(kind), Some(_)) if kind.is_block_device() => {
+            return Err(Failure::at(
+                path,
+                "a block device is used whole: leave --size out",
+            ));
+        }
+        (Some(kind), size) => {
+            let device = FileDevice::open(path, Access::ReadWrite).map_err(Failure::device)?;
+            if !args.force {
+                refuse_data(path, &device, kind.is_block_device())?;
+            }
+            match size {
+                // The lock must go before the image is made anew; `create_image` takes it again
+                // before it changes anything.
+                Some(bytes) => {
+                    drop(device);
+                    create_image(path, bytes, true).map_err(Failure::device)?
+                }
+                None => device,
+            }
+        }
+    };
+    let fresh = kind.is_none();
+    if fresh {
+        // An image holds the files of every user of the mount, whatever their modes.
+        fs::set_permissions(path, PermissionsExt::from_mode(0o600))
+            .map_err(|e| Failure::system(path, e))?;
+    }
+    let made = make(path, device);
+    if made.is_err() && fresh {
+        // Nothing of anybody's was in it.
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+fn make(path: &Path, device: FileDevice) -> Outcome {
+    let device: Arc<dyn Device> = Arc::new(device);
+    discard(device.as_ref()).map_err(|e| Failure::system(path, e))?;
+    let options = FormatOptions {
+        uuid: random_uuid()?,
+        owner: (
+            rustix::process::geteuid().as_raw(),
+            rustix::process::getegid().as_raw(),
+        ),
+    };
+    Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
+    println!(
+        "{}: a volume of {}",
+        path.display(),
+        Size::new(device.len_bytes())
+    );
+    Ok(())
+}
+
+/// Gives the device's old contents back; devices that cannot are left as they are.
+fn discard(device: &dyn Device) -> io::Result<()> {
+    let total = device.len_bytes();
+    let mut progress = Progress::new("discarding");
+    let mut at = 0;
+    while at < total {
+        let len = PIECE_BYTES.min(total - at);
+        device.discard(at, len)?;
+        at += len;
+        progress.set(at, total);
+    }
+    Ok(())
+}
+
+/// A random (version 4) UUID.
+fn random_uuid() -> Outcome<[u8; 16]> {
+    let source = Path::new("/dev/urandom");
+    let mut uuid = [0; 16];
+    File::open(source)
+        .and_then(|mut file| file.read_exact(&mut uuid))
+        .map_err(|e| Failure::system(source, e))?;
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
+/// Fails when there is anything on `device` that somebody may want to keep.
+fn refuse_data(path: &Path, device: &FileDevice, block_device: bool) -> Outcome {
+    match read_superblock(device) {
+        Err(SuperblockError::NotAVolume) => {}
+        Err(SuperblockError::Io(e)) => return Err(Failure::system(path, e)),
+        // A damaged volume, or one of a newer version, is a volume too.
+        Ok(_) | Err(_) => {
+            return Err(Failure::at(
+                path,
+                "holds a Ramet volume: --force makes a new one over it",
+            ));
+        }
+    }
+    let data = if block_device {
+        ends_hold_data(device)
+    } else {
+        file_holds_data(path)
+    };
+    match data {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(Failure::at(path, "holds other data: --force overwrites it")),
+        Err(e) => Err(Failure::system(path, e)),
+    }
+}
+
+fn ends_hold_data(device: &FileDevice) -> io::Result<bool> {
+    let total = device.len_bytes();
+    let len = END_BYTES.min(total);
+    let mut piece = vec![0; len as usize];
+    for at in [0, total - len] {
+        device.read_at(at, &mut piece)?;
+        if piece.iter().any(|&b| b != 0) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a file has a byte that is not zero; holes are passed over.
+fn file_holds_data(path: &Path) -> io::Result<bool> {
+    let mut file = File::open(path)?;
+    let total = file.metadata()?.len();
+    let mut progress = Progress::new("looking for data");
+    let mut piece = vec![0; 1 << 20];
+    let mut at = 0;
+    while at < total {
+        match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => at = data,
+            Err(rustix::io::Errno::NXIO) => return Ok(false),
+            // A file system without holes: every byte is data.
+            Err(_) => {
+                file.seek(SeekFrom::Start(at))?;
+            }
+        }
+        let n = file.read(&mut piece)?;
+        if n == 0 {
+            break;
+        }
+        if piece[..n].iter().any(|&b| b != 0) {
+            return Ok(true);
+        }
+        at += n as u64;
+        progress.set(at, total);
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn one_byte_far_inside_a_sparse_file_is_data() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        let file = File::create(&path).unwrap();
+        assert!(!file_holds_data(&path).unwrap());
+        file.set_len(1 << 30).unwrap();
+        file.write_all_at(&[0; 70_000], 5 << 20).unwrap();
+        assert!(!file_holds_data(&path).unwrap());
+        file.write_all_at(b"x", 700 << 20).unwrap();
+        assert!(file_holds_data(&path).unwrap());
+    }
+}

@@ -1,0 +1,85 @@
+//! `ramet stat`: counters of a volume, mounted or not.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ramet_block::{Access, FileDevice, OpenError};
+use ramet_fs::{OpenOptions, Volume};
+use serde_json::{Map, Value};
+
+use crate::args::Stat;
+use crate::control::Root;
+use crate::failure::{Failure, Outcome};
+use crate::mounts;
+use crate::size::Size;
+
+pub fn run(args: &Stat) -> Outcome {
+    let counters = counters(&args.target)?;
+    if args.json {
+        println!("{counters:#}");
+    } else if let Value::Object(counters) = &counters {
+        show(counters);
+    }
+    Ok(())
+}
+
+fn counters(target: &Path) -> Outcome<Value> {
+    let meta = std::fs::metadata(target).map_err(|e| Failure::system(target, e))?;
+    if meta.is_dir() {
+        return ask_daemon(target);
+    }
+    let device = match FileDevice::open(target, Access::ReadOnly) {
+        Ok(device) => device,
+        Err(busy @ OpenError::Busy(_)) => {
+            let mounted = mounts::list()?
+                .into_iter()
+                .find(|mount| mounts::same_place(&mount.volume, target));
+            return match mounted {
+                Some(mount) => ask_daemon(&mount.dir),
+                None => Err(Failure::device(busy)),
+            };
+        }
+        Err(e) => return Err(Failure::device(e)),
+    };
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(Arc::new(device), options).map_err(|e| Failure::at(target, e))?;
+    let counters = serde_json::to_value(volume.stats());
+    volume.close().map_err(|e| Failure::at(target, e))?;
+    let mut counters = counters.map_err(|e| Failure::at(target, e))?;
+    if let Value::Object(counters) = &mut counters {
+        // No process serves it.
+        counters.shift_remove("pid");
+    }
+    Ok(counters)
+}
+
+fn ask_daemon(dir: &Path) -> Outcome<Value> {
+    let asked = Root::open_dir(dir).and_then(|root| root.stats_json());
+    asked.map_err(|e| match e {
+        rustix::io::Errno::NOTTY | rustix::io::Errno::NOSYS => {
+            Failure::at(dir, "not on a Ramet mount")
+        }
+        e => Failure::system(dir, e),
+    })
+}
+
+/// One counter a line, in the order of the JSON; units are told by the names.
+fn show(counters: &Map<String, Value>) {
+    for (name, value) in counters.iter().filter(|(_, value)| !value.is_null()) {
+        let number = value.as_u64();
+        let (label, text) = if let (Some(label), Some(n)) = (name.strip_suffix("_bytes"), number) {
+            (label, format!("{} ({n})", Size::new(n)))
+        } else if let (Some(label), Some(n)) = (name.strip_suffix("_ns"), number) {
+            (label, format!("{:.1?}", Duration::from_nanos(n)))
+        } else if let Value::String(text) = value {
+            (name.as_str(), text.clone())
+        } else {
+            (name.as_str(), value.to_string())
+        };
+        println!("{:<20} {text}", label.replace('_', " "));
+    }
+}

@@ -1,0 +1,89 @@
+//! `ramet umount`: returns once everything is durable and the daemon has ended.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, PidfdFlags};
+
+use crate::args::Umount;
+use crate::control::Root;
+use crate::failure::{Failure, Outcome};
+use crate::{daemon, mounts};
+
+pub fn run(args: &Umount) -> Outcome {
+    let dir = mounts::resolve(&args.dir);
+    let Some(mount) = mounts::at(&dir)? else {
+        return Err(Failure::at(&args.dir, "not a Ramet mount"));
+    };
+    let root = match Root::open_dir(&dir) {
+        Ok(root) => root,
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => return detach(&dir, UnmountFlags::DETACH),
+        Err(e) => return Err(Failure::system(&dir, e)),
+    };
+    let stats = root.stats().map_err(|e| Failure::system(&dir, e))?;
+    let pid = i32::try_from(stats.pid).ok().and_then(Pid::from_raw);
+    // Opened while the daemon is alive for certain: its number could be another process's later.
+    let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+    root.sync().map_err(|e| Failure::system(&dir, e))?;
+    drop(root);
+    detach(&dir, UnmountFlags::empty())?;
+    if let Some(daemon) = daemon {
+        loop {
+            match poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None) {
+                Ok(_) => break,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(Failure::system(&dir, e)),
+            }
+        }
+    }
+    if !mount.read_only && daemon::closed_cleanly(&mount.volume) == Some(false) {
+        return Err(Failure::at(
+            &mount.volume,
+            "unmounted, but the daemon could not close the volume in order; the next mount \
+             recovers it from its journal",
+        ));
+    }
+    Ok(())
+}
+
+/// Unmounts: by ourselves when we may, else through fusermount3.
+fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => return Ok(()),
+        Err(Errno::PERM) => {}
+        Err(Errno::BUSY) => return Err(busy(dir)),
+        Err(e) => return Err(Failure::system(dir, e)),
+    }
+    let mut command = Command::new("fusermount3");
+    command.args(["-q", "-u"]);
+    if flags.contains(UnmountFlags::DETACH) {
+        command.arg("-z");
+    }
+    let out = command
+        .arg("--")
+        .arg(dir)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|_| Failure::at(dir, "fusermount3 is missing (install the package 'fuse3')"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    if said.contains("busy") || mounts::at(dir)?.is_some() && said.trim().is_empty() {
+        return Err(busy(dir));
+    }
+    Err(Failure::at(
+        dir,
+        said.trim().trim_start_matches("fusermount3: "),
+    ))
+}
+
+fn busy(dir: &Path) -> Failure {
+    Failure::at(
+        dir,
+        "busy: a file on it is open, or somebody's current directory is there",
+    )
+}

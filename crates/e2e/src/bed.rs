@@ -1,0 +1,307 @@
+//! A volume and its mount in a temporary folder, undone in every case.
+
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long a daemon may take to end after it was told to.
+const EXIT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// The command under test: `RAMET_BIN`, or a release build of this workspace.
+pub fn ramet_bin() -> &'static Path {
+    static BIN: OnceLock<PathBuf> = OnceLock::new();
+    BIN.get_or_init(|| {
+        if let Some(path) = std::env::var_os("RAMET_BIN") {
+            return path.into();
+        }
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let out = Command::new(cargo)
+            .args(["build", "--release", "--quiet", "-p", "ramet-cli"])
+            .args(["--message-format", "json"])
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .stderr(Stdio::inherit())
+            .output()
+            .expect("cargo runs");
+        assert!(out.status.success(), "ramet does not build");
+        String::from_utf8_lossy(&out.stdout)
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
+            .next_back()
+            .expect("cargo names the executable it built")
+    })
+}
+
+/// Runs a program to its end and returns what it said.
+pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> Output {
+    let program = program.as_ref();
+    Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap_or_else(|e| {
+            panic!(
+                "{}: {e} (./test installs what is missing)",
+                program.display()
+            )
+        })
+}
+
+/// Runs a program that must succeed; returns its standard output.
+pub fn run_ok<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> String {
+    let shown: Vec<_> = args.iter().map(|a| a.as_ref().to_string_lossy()).collect();
+    let shown = format!("{} {}", program.as_ref().display(), shown.join(" "));
+    let out = run(program, args);
+    assert!(
+        out.status.success(),
+        "{shown}\n{}\n{}{}",
+        out.status,
+        String::from_utf8_lossy(&out.stdout),
+        String::from_utf8_lossy(&out.stderr)
+    );
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// A temporary folder with a volume image and an empty mount point.
+pub struct Bed {
+    dir: TempDir,
+}
+
+impl Bed {
+    /// Makes the folder and a volume of `size` (as `mkfs --size` takes it) in it.
+    ///
+    /// The folder is in `RAMET_E2E_DIR`, or in the system's folder for temporary files; it must be
+    /// on a file system with holes and extended attributes.
+    pub fn new(size: &str) -> Bed {
+        let bed = Bed::without_volume();
+        run_ok(
+            ramet_bin(),
+            &[
+                "mkfs",
+                "--size",
+                size,
+                bed.volume().to_str().expect("temporary paths are UTF-8"),
+            ],
+        );
+        bed
+    }
+
+    /// The folder and the mount point, without a volume.
+    pub fn without_volume() -> Bed {
+        assert!(
+            Path::new("/dev/fuse").exists(),
+            "end-to-end tests need /dev/fuse (modprobe fuse)"
+        );
+        let parent =
+            std::env::var_os("RAMET_E2E_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        let dir = tempfile::Builder::new()
+            .prefix("ramet-e2e-")
+            .tempdir_in(parent)
+            .expect("a temporary folder can be made");
+        std::fs::create_dir(dir.path().join("mnt")).expect("the folder is new");
+        Bed { dir }
+    }
+
+    /// The folder itself, for files that belong beside the volume.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// Where the volume image is.
+    pub fn volume(&self) -> PathBuf {
+        self.dir.path().join("volume.ramet")
+    }
+
+    /// Where it is mounted.
+    pub fn mount_point(&self) -> PathBuf {
+        self.dir.path().join("mnt")
+    }
+
+    /// Lets every user reach the folder, and gives `uid` the volume and the mount point.
+    pub fn hand_to(&self, uid: u32, gid: u32) {
+        std::fs::set_permissions(self.path(), PermissionsExt::from_mode(0o755)).expect("ours");
+        for path in [self.volume(), self.mount_point()] {
+            std::os::unix::fs::chown(path, Some(uid), Some(gid)).expect("tests run as root");
+        }
+    }
+
+    /// Mounts the volume with further `ramet mount` arguments.
+    pub fn mount(&self, args: &[&str]) -> Mount {
+        let (volume, dir) = (self.volume(), self.mount_point());
+        let mut all: Vec<&OsStr> = vec!["mount".as_ref(), volume.as_ref(), dir.as_ref()];
+        all.extend(args.iter().map(OsStr::new));
+        run_ok(ramet_bin(), &all);
+        let stat: Value = serde_json::from_str(&ramet_stat(&dir)).expect("stat --json is JSON");
+        let pid = stat["pid"].as_i64().expect("stat tells the daemon's pid");
+        let pid = Pid::from_raw(pid.try_into().expect("a pid")).expect("not zero");
+        Mount {
+            dir,
+            pid,
+            process: rustix::process::pidfd_open(pid, PidfdFlags::empty()).expect("it runs"),
+            gone: false,
+        }
+    }
+
+    /// Asserts that `ramet fsck` finds the (unmounted) volume clean.
+    pub fn fsck(&self) {
+        run_ok(ramet_bin(), &[OsStr::new("fsck"), self.volume().as_ref()]);
+    }
+}
+
+fn ramet_stat(dir: &Path) -> String {
+    run_ok(
+        ramet_bin(),
+        &[OsStr::new("stat"), "--json".as_ref(), dir.as_ref()],
+    )
+}
+
+/// A mounted volume. Dropping it ends the daemon and the mount in every case.
+pub struct Mount {
+    dir: PathBuf,
+    pid: Pid,
+    process: OwnedFd,
+    gone: bool,
+}
+
+impl Mount {
+    /// The root of the mount.
+    pub fn root(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The daemon's process id.
+    pub fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// What `ramet stat --json` says.
+    pub fn stat(&self) -> Value {
+        serde_json::from_str(&ramet_stat(&self.dir)).expect("stat --json is JSON")
+    }
+
+    /// Bytes of the volume in use, after everything so far is on it and a checkpoint is made.
+    pub fn allocated_settled(&self) -> u64 {
+        run_ok(
+            ramet_bin(),
+            &[
+                OsStr::new("sync"),
+                "--checkpoint".as_ref(),
+                self.dir.as_ref(),
+            ],
+        );
+        self.stat()["allocated_bytes"]
+            .as_u64()
+            .expect("a counter of stat")
+    }
+
+    /// Clones by the command.
+    pub fn clone_path(&self, src: &Path, dst: &Path) {
+        run_ok(
+            ramet_bin(),
+            &[OsStr::new("clone"), src.as_ref(), dst.as_ref()],
+        );
+    }
+
+    /// Removes a whole tree by the command.
+    pub fn remove(&self, path: &Path) {
+        run_ok(ramet_bin(), &[OsStr::new("rm"), path.as_ref()]);
+    }
+
+    /// The daemon's memory in bytes by `key` of /proc/PID/status (`VmHWM`, `VmRSS`, `RssAnon`).
+    pub fn memory(&self, key: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid.as_raw_pid()))
+            .expect("the daemon runs");
+        let line = status
+            .lines()
+            .find_map(|l| l.strip_prefix(key).and_then(|l| l.strip_prefix(':')))
+            .unwrap_or_else(|| panic!("no {key} in /proc/PID/status"));
+        let kib: u64 = line
+            .trim()
+            .trim_end_matches(" kB")
+            .parse()
+            .expect("a number of kB");
+        kib * 1024
+    }
+
+    /// Unmounts by the command, which must leave no daemon behind.
+    pub fn umount(mut self) {
+        run_ok(ramet_bin(), &[OsStr::new("umount"), self.dir.as_ref()]);
+        self.gone = true;
+        assert!(
+            ends_within(&self.process, Duration::ZERO),
+            "ramet umount returned before the daemon ended"
+        );
+    }
+
+    /// Kills the daemon as a crash would and leaves its dead mount in place.
+    pub fn kill_daemon(&self) {
+        kill_and_wait(self.pid);
+    }
+
+    /// Asks the daemon to end, as a machine that shuts down does, and waits for it.
+    pub fn terminate(mut self) {
+        rustix::process::kill_process(self.pid, Signal::TERM).expect("it is ours");
+        assert!(
+            ends_within(&self.process, EXIT_PATIENCE),
+            "SIGTERM does not end the daemon"
+        );
+        self.gone = true;
+    }
+
+    /// Removes the dead mount by the command.
+    pub fn detach_dead(mut self) {
+        run_ok(ramet_bin(), &[OsStr::new("umount"), self.dir.as_ref()]);
+        self.gone = true;
+    }
+}
+
+/// Kills a process that need not be a child, and waits for its end.
+///
+/// # Panics
+/// If it does not end.
+pub fn kill_and_wait(pid: Pid) {
+    let fd = rustix::process::pidfd_open(pid, PidfdFlags::empty());
+    // Already gone is as good.
+    let _ = rustix::process::kill_process(pid, Signal::KILL);
+    if let Ok(fd) = fd {
+        assert!(
+            ends_within(&fd, EXIT_PATIENCE),
+            "SIGKILL does not end the daemon"
+        );
+    }
+}
+
+/// Whether a process ends within `limit` (a zombie has ended).
+fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let limit = Timespec {
+        tv_sec: limit.as_secs() as i64,
+        tv_nsec: 0,
+    };
+    matches!(
+        poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)),
+        Ok(1)
+    )
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.gone {
+            return;
+        }
+        let done = run(ramet_bin(), &[OsStr::new("umount"), self.dir.as_ref()]);
+        if !done.status.success() {
+            // Best effort in a test that already failed: no daemon and no mount may stay.
+            let _ = rustix::process::kill_process(self.pid, Signal::KILL);
+            let _ = rustix::mount::unmount(&self.dir, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Steps of `./demo` that need more than a shell: `ramet-e2e VERB ARGUMENTS`.
+//!
+//! ```text
+//! edit SEED COUNT DIR...           the same random edits in every DIR
+//! compare DIR DIR                  everything a user can see, but times; fails when it differs
+//! clone SRC DIR NAME               clones SRC to DIR/NAME by the ioctl; prints its microseconds
+//! crash SEED MILLISECONDS VOLUME MOUNT
+//!                                  writers, kill -9 in their midst, fsck, mount, check; ends mounted
+//! ```
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ramet_e2e::tree::Times;
+use ramet_e2e::{control, crash, edit, kill_and_wait, ramet_bin, run_ok, tree};
+use rand::SeedableRng;
+use rand::rngs::StdRng;
+use rustix::process::Pid;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match step(&words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("ramet-e2e: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn step(words: &[&str]) -> Result<(), String> {
+    match words {
+        ["edit", seed, count, dirs @ ..] => {
+            let mut rng = StdRng::seed_from_u64(number(seed)?);
+            let roots: Vec<&Path> = dirs.iter().map(Path::new).collect();
+            edit::mirror(&roots, number(count)? as usize, &mut rng)
+        }
+        ["compare", left, right] => {
+            let found = tree::differences(Path::new(left), Path::new(right), Times::Ignore);
+            if found.is_empty() {
+                return Ok(());
+            }
+            Err(format!("{left} and {right} differ:\n{}", found.join("\n")))
+        }
+        ["clone", src, into, name] => {
+            let time = control::clone_timed(Path::new(src), Path::new(into), name)
+                .map_err(|e| format!("{src}: {e}"))?;
+            println!("{}", time.as_micros());
+            Ok(())
+        }
+        ["crash", seed, millis, volume, dir] => crash_once(
+            &mut StdRng::seed_from_u64(number(seed)?),
+            Duration::from_millis(number(millis)?),
+            Path::new(volume),
+            Path::new(dir),
+        ),
+        _ => Err("usage: see the head of crates/e2e/src/main.rs".to_string()),
+    }
+}
+
+fn crash_once(rng: &mut StdRng, load: Duration, volume: &Path, dir: &Path) -> Result<(), String> {
+    let stat = run_ok(ramet_bin(), &[Path::new("stat"), Path::new("--json"), dir]);
+    let stat: serde_json::Value = serde_json::from_str(&stat).map_err(|e| e.to_string())?;
+    let pid = stat["pid"]
+        .as_i64()
+        .and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?))
+        .ok_or("ramet stat tells no pid")?;
+    let folders: Vec<PathBuf> = (0..4).map(|k| dir.join(format!("writer{k}"))).collect();
+    let recover = || {
+        run_ok(ramet_bin(), &[Path::new("umount"), dir]);
+        run_ok(ramet_bin(), &[Path::new("fsck"), volume]);
+        run_ok(ramet_bin(), &[Path::new("mount"), volume, dir]);
+    };
+    let report = crash::round(&folders, load, rng, || kill_and_wait(pid), recover)?;
+    println!(
+        "{} changes issued, {} acknowledged durable, {} found",
+        report.issued, report.durable, report.found
+    );
+    Ok(())
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse()
+        .map_err(|_| format!("'{text}' is not a number"))
+}

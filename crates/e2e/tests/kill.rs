@@ -1,0 +1,45 @@
+//! Killing the daemon under load loses nothing that was acknowledged.
+//!
+//! `RAMET_ROUNDS` rounds (default 3) of `RAMET_LOAD_MS` each.
+
+use std::time::Duration;
+
+use ramet_e2e::{Bed, crash, kill_and_wait, number, seeded};
+use rand::Rng;
+
+#[test]
+fn acknowledged_changes_survive_a_killed_daemon() {
+    let bed = Bed::new("8G");
+    let mut rng = seeded("kill");
+    let folders: Vec<_> = (0..4)
+        .map(|k| bed.mount_point().join(format!("writer{k}")))
+        .collect();
+    let load_ms = number("RAMET_LOAD_MS", 1500);
+    let rounds = number("RAMET_ROUNDS", 3);
+    let mut mount = Some(bed.mount(&[]));
+    for round in 1..=rounds {
+        let load = Duration::from_millis(rng.random_range(load_ms / 3..=load_ms));
+        let old = mount.take().expect("mounted by the round before");
+        let pid = old.pid();
+        let report = crash::round(
+            &folders,
+            load,
+            &mut rng,
+            || kill_and_wait(pid),
+            || {
+                old.detach_dead();
+                bed.fsck();
+                mount = Some(bed.mount(&[]));
+            },
+        );
+        match report {
+            Ok(r) => println!(
+                "round {round}: {} changes issued, {} acknowledged durable, {} found",
+                r.issued, r.durable, r.found
+            ),
+            Err(why) => panic!("round {round}: {why}"),
+        }
+    }
+    mount.take().expect("mounted by the last round").umount();
+    bed.fsck();
+}

@@ -1,0 +1,150 @@
+//! What the command says when it cannot: one line, what and why, and a useful exit status.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use ramet_e2e::{Bed, ramet_bin, run};
+
+/// Runs `ramet` expecting failure; returns the exit status and the one line it said.
+fn refused(args: &[&Path]) -> (i32, String) {
+    let out = run(ramet_bin(), args);
+    let text = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert!(!out.status.success(), "{args:?} succeeded");
+    assert!(out.stdout.is_empty(), "{args:?} wrote to standard output");
+    assert_eq!(text.lines().count(), 1, "{args:?} said: {text}");
+    assert!(text.starts_with("ramet: "), "{args:?} said: {text}");
+    (out.status.code().expect("it exits"), text)
+}
+
+fn says(args: &[&Path], words: &str) {
+    let (_, text) = refused(args);
+    assert!(text.contains(words), "expected '{words}', got: {text}");
+}
+
+fn path(text: &str) -> &Path {
+    Path::new(text)
+}
+
+#[test]
+fn refusals_before_a_mount_say_why() {
+    let bed = Bed::new("64M");
+    let (volume, dir) = (bed.volume(), bed.mount_point());
+    let text = bed.path().join("letter.txt");
+    fs::write(&text, "Dear volume,\n".repeat(1000)).expect("ours");
+    let nowhere = bed.path().join("nowhere");
+
+    says(&[path("mount"), &text, &dir], "not a Ramet volume");
+    says(&[path("mount"), &nowhere, &dir], "no such file");
+    says(&[path("mount"), &volume, &nowhere], "no such file");
+    says(&[path("mount"), &volume, &text], "not a directory");
+    says(
+        &[path("mount"), bed.path(), &dir],
+        "neither a regular file nor a block device",
+    );
+    says(&[path("mkfs"), &volume], "--force");
+    says(
+        &[path("mkfs"), path("--size"), path("1G"), &text],
+        "--force",
+    );
+    says(&[path("mkfs"), &nowhere], "--size");
+    says(&[path("umount"), &dir], "not a Ramet mount");
+    says(&[path("sync"), &dir], "not on a Ramet mount");
+    says(&[path("clone"), &text, &nowhere], "not on a Ramet mount");
+    says(&[path("rm"), &text], "not on a Ramet mount");
+    says(&[path("stat"), &text], "not a Ramet volume");
+
+    let short = bed.path().join("short");
+    fs::copy(&volume, &short).expect("there is room");
+    File::options()
+        .write(true)
+        .open(&short)
+        .expect("ours")
+        .set_len(1 << 20)
+        .expect("ours");
+    says(&[path("mount"), &short, &dir], "truncated");
+}
+
+#[test]
+fn fsck_exits_as_fsck_does() {
+    let bed = Bed::new("64M");
+    assert!(
+        run(ramet_bin(), &[path("fsck"), &bed.volume()])
+            .status
+            .success()
+    );
+    let text = bed.path().join("letter.txt");
+    fs::write(&text, "Dear volume,\n".repeat(1000)).expect("ours");
+    assert_eq!(refused(&[path("fsck"), &text]).0, 8);
+    assert_eq!(refused(&[path("fsck"), path("/nowhere")]).0, 8);
+    assert_eq!(
+        run(ramet_bin(), &["fsck", "--no-such-option"])
+            .status
+            .code(),
+        Some(16)
+    );
+    // Both superblocks lost: there is a volume, but nothing to start from.
+    let file = File::options()
+        .write(true)
+        .open(bed.volume())
+        .expect("ours");
+    file.write_all_at(&[0xaa; 4000], 64).expect("ours");
+    file.write_all_at(&[0xaa; 4000], 65536 + 64).expect("ours");
+    let (status, _) = refused(&[path("fsck"), &bed.volume()]);
+    assert!(status & 12 != 0, "exit status {status}");
+}
+
+#[test]
+fn refusals_on_a_mount_say_why() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let other = Bed::new("64M");
+    let root = mount.root().to_path_buf();
+    let (a, b) = (root.join("a"), root.join("b"));
+    fs::create_dir(&a).expect("the mount is writable");
+    fs::create_dir(&b).expect("the mount is writable");
+
+    says(
+        &[path("mount"), &bed.volume(), &other.mount_point()],
+        "already mounted",
+    );
+    says(&[path("mount"), &other.volume(), &root], "already");
+    says(&[path("fsck"), &bed.volume()], "mounted");
+    says(&[path("mkfs"), path("--force"), &bed.volume()], "mounted");
+    says(&[path("clone"), path("--no-replace"), &a, &b], "exists");
+    says(
+        &[path("clone"), &a, &bed.path().join("outside")],
+        "same Ramet mount",
+    );
+    says(&[path("clone"), &root.join("none"), &b], "no such file");
+    says(&[path("rm"), &root.join("none")], "no such file");
+    says(&[path("umount"), &a], "not a Ramet mount");
+    let held = File::create(root.join("held")).expect("the mount is writable");
+    says(&[path("umount"), &root], "busy");
+    drop(held);
+
+    mount.kill_daemon();
+    says(&[path("sync"), &root], "ramet umount");
+    says(&[path("clone"), &a, &b], "ramet umount");
+    says(&[path("stat"), &root], "ramet umount");
+    says(&[path("mount"), &other.volume(), &root], "ramet umount");
+    mount.detach_dead();
+    bed.mount(&[]).umount();
+    bed.fsck();
+}
+
+#[test]
+fn a_terminated_daemon_unmounts_cleanly() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    fs::write(mount.root().join("file"), "kept").expect("the mount is writable");
+    mount.terminate();
+    assert!(!bed.mount_point().join("file").exists());
+    bed.fsck();
+    let mount = bed.mount(&[]);
+    assert_eq!(
+        fs::read_to_string(mount.root().join("file")).expect("kept"),
+        "kept"
+    );
+    mount.umount();
+}
