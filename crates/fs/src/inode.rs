@@ -75,6 +75,9 @@ pub(crate) struct Inode {
     pub(crate) opens: AtomicU32,
     /// Whether it was changed since it was read.
     pub(crate) touched: AtomicBool,
+    /// Which of the inodes that had this number in memory one after the other. The address would not
+    /// tell: the end of a chain of parents moves them (see `drop`).
+    serial: u64,
     table: Arc<Table>,
 }
 
@@ -97,6 +100,7 @@ impl Inode {
             place: Mutex::new(None),
             opens: AtomicU32::new(0),
             touched: AtomicBool::new(false),
+            serial: table.serials.fetch_add(1, Ordering::Relaxed),
             table: Arc::clone(table),
         })
     }
@@ -141,6 +145,7 @@ const SHARDS: usize = 64;
 
 struct Slot {
     inode: Weak<Inode>,
+    serial: u64,
     held: Option<Arc<Inode>>,
     lookups: u64,
 }
@@ -149,6 +154,7 @@ struct Slot {
 pub(crate) struct Table {
     shards: Vec<Mutex<HashMap<u64, Slot>>>,
     evictions: AtomicU64,
+    serials: AtomicU64,
     open: Mutex<HashMap<u64, Arc<Inode>>>,
 }
 
@@ -167,6 +173,7 @@ impl Table {
         Arc::new(Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             evictions: AtomicU64::new(0),
+            serials: AtomicU64::new(0),
             open: Mutex::default(),
         })
     }
@@ -200,6 +207,7 @@ impl Table {
             inode.ino.0,
             Slot {
                 inode: Arc::downgrade(inode),
+                serial: inode.serial,
                 held: None,
                 lookups: 0,
             },
@@ -211,7 +219,7 @@ impl Table {
         let mut shard = self.shard(inode.ino).lock();
         if shard
             .get(&inode.ino.0)
-            .is_some_and(|slot| std::ptr::eq(slot.inode.as_ptr(), inode))
+            .is_some_and(|slot| slot.serial == inode.serial)
         {
             shard.remove(&inode.ino.0);
         }
