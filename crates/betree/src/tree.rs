@@ -110,6 +110,10 @@ impl Drop for StopGuard {
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
+/// Bytes queued for the journal from which on writers write them out, without a device sync.
+const JOURNAL_QUEUE_SOFT: u64 = 4 << 20;
+/// Bytes queued for the journal from which on writers wait for the device.
+const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
 
 impl Inner {
     pub(crate) fn new(store: Arc<Store>, journal: Option<Journal>, state: State, sb: Superblock) -> Self {
@@ -451,14 +455,14 @@ impl Inner {
             let crowded = fresh > 2 * self.fresh_limit();
             let journal_full = !journal.has_room(bytes);
             if !crowded && !journal_full {
-                break;
+                return self.drain_journal(journal);
             }
             if self.threads.lock().is_empty() {
                 self.checkpoint()?;
-                if self.journal.as_ref().is_some_and(|j| !j.has_room(bytes)) {
+                if !journal.has_room(bytes) {
                     return Err(Error::Invalid("the batch is larger than the journal takes"));
                 }
-                break;
+                return Ok(());
             }
             let mut wanted = self.wanted.lock();
             wanted.flush = true;
@@ -466,7 +470,18 @@ impl Inner {
             self.work.notify_all();
             self.progress.wait_for(&mut wanted, Duration::from_millis(100));
         }
-        Ok(())
+    }
+
+    /// Keeps what waits in memory for the journal bounded: whoever writes much helps to write it out.
+    fn drain_journal(&self, journal: &Journal) -> Result<()> {
+        let queued = journal.queued_bytes();
+        let written = match queued {
+            0..JOURNAL_QUEUE_SOFT => return Ok(()),
+            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
+            // Somebody else is writing; wait for the device with everybody.
+            _ => return self.sync(),
+        };
+        written.inspect_err(|error| self.poison(error))
     }
 
     /// Refuses what could not be written down to the leaves any more.
