@@ -43,10 +43,6 @@ impl MemRun {
         self.bytes + self.ranges.len() * ENTRY_BYTES
     }
 
-    pub(crate) fn point_count(&self) -> usize {
-        self.points.len()
-    }
-
     pub(crate) fn range_count(&self) -> usize {
         self.ranges.len()
     }
@@ -214,11 +210,6 @@ impl MemRun {
         let points = self.points_in(range).fold((0, 0), |(b, n), (k, p)| (b + cost(k, p), n + 1));
         let ranges = self.ranges_in(range).count();
         (points.0 + ranges * ENTRY_BYTES, points.1 + ranges)
-    }
-
-    /// Whether anything lies in `range`.
-    pub(crate) fn touches(&self, range: &KeyRange) -> bool {
-        self.points_in(range).next().is_some() || self.ranges_in(range).next().is_some()
     }
 
     /// Invariant of the module header, for tests and debug builds.
