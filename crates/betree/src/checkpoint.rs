@@ -38,7 +38,7 @@ impl Inner {
         let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
-        self.freeze_now()?;
+        self.freeze(&mut self.state.lock());
         match self.flush(true) {
             // A full device must not keep what is in memory from becoming durable.
             Ok(()) | Err(Error::NoSpace) => {}
@@ -47,7 +47,6 @@ impl Inner {
         let (root, seq, cut) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
-            self.check_alive()?;
             (state.root.clone(), state.seq, journal.cut())
         };
         let fresh = write_fresh(&self.store, &root)?;
@@ -82,11 +81,6 @@ impl Inner {
         self.checkpointed_seq.store(seq, Ordering::Relaxed);
         *self.last_checkpoint.lock() = Instant::now();
         Ok(())
-    }
-
-    fn freeze_now(&self) -> Result<()> {
-        self.freeze(&mut self.state.lock());
-        self.check_alive()
     }
 }
 

@@ -63,8 +63,21 @@ pub struct OpenOptions {
 pub(crate) struct State {
     pub(crate) buffer: MemRun,
     pub(crate) root: Arc<Handle>,
+    /// Contents of `root`, held here so that freezing the buffer never reads.
+    pub(crate) top: Arc<Skeleton>,
     /// Number of the last batch applied.
     pub(crate) seq: Seq,
+}
+
+impl State {
+    pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
+        Ok(Self { buffer: MemRun::default(), top: store.skeleton(&root)?, root, seq })
+    }
+
+    fn set_root(&mut self, store: &Store, root: Skeleton) {
+        self.root = store.new_skeleton(root);
+        self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
+    }
 }
 
 #[derive(Default)]
@@ -259,36 +272,24 @@ impl Inner {
             return;
         }
         let run = std::mem::take(&mut state.buffer);
-        let root = state.root.fresh_skeleton();
-        let mut root = match root {
-            Some(root) => Skeleton::clone(&root),
-            // The root is kept in memory by whoever made it, so this is a cache hit or one small read.
-            None => match self.store.skeleton(&state.root) {
-                Ok(root) => Skeleton::clone(&root),
-                Err(error) => {
-                    // Keep what is in memory readable; nothing can be written any more.
-                    state.buffer = run;
-                    self.poison(&error);
-                    return;
-                }
-            },
-        };
+        let mut root = Skeleton::clone(&state.top);
         let goto_height = self.store.goto_height(&run);
         let bytes = run.size_bytes() as u64;
         root.push_seg(self.store.new_segment(run), KeyRange::all(), Xf::identity(), goto_height, bytes);
-        state.root = self.store.new_skeleton(root);
+        state.set_root(&self.store, root);
     }
 
     // ---- structure ----
 
     /// Builds a new root from the current one and publishes it. Caller holds `structure`.
     fn rebuild(&self, change: impl FnOnce(&Store, &mut Skeleton) -> Result<()>) -> Result<()> {
-        let handle = self.state.lock().root.clone();
-        let mut root = Skeleton::clone(&*self.store.skeleton(&handle)?);
+        let top = self.state.lock().top.clone();
+        let mut root = Skeleton::clone(&top);
         let seen = root.next_ord;
         change(&self.store, &mut root)?;
         self.shape_root(&mut root)?;
-        self.publish(root, seen)
+        self.publish(root, seen);
+        Ok(())
     }
 
     /// Gives a root with too many edges a level more, and one with a single child a level less.
@@ -323,26 +324,20 @@ impl Inner {
         Ok(())
     }
 
-    fn publish(&self, mut root: Skeleton, seen: u64) -> Result<()> {
-        loop {
-            let current = self.state.lock().root.clone();
-            let now = self.store.skeleton(&current)?;
-            let mut state = self.state.lock();
-            if !Arc::ptr_eq(&state.root, &current) {
-                continue;
-            }
-            // What was frozen while the new root was built lies over it.
-            let mut ord = root.next_ord;
-            for seg in now.segs.iter().filter(|s| s.ord >= seen) {
-                let mut seg = seg.clone();
-                seg.ord = ord;
-                ord += 1;
-                root.segs.push(seg);
-            }
-            root.next_ord = ord;
-            state.root = self.store.new_skeleton(root);
-            return Ok(());
+    fn publish(&self, mut root: Skeleton, seen: u64) {
+        let mut state = self.state.lock();
+        // What was frozen while the new root was built lies over it.
+        for seg in state.top.segs.iter().filter(|s| s.ord >= seen) {
+            let mut seg = seg.clone();
+            seg.ord = root.next_ord;
+            root.next_ord += 1;
+            root.segs.push(seg);
         }
+        let old = state.top.clone();
+        state.set_root(&self.store, root);
+        drop(state);
+        // What only the old root held goes without the lock.
+        drop(old);
     }
 
     fn sink(&self, range: &KeyRange) -> Result<()> {
