@@ -288,12 +288,10 @@ impl Volume {
             let at = u32::try_from(inside).expect("inside of a block");
             change.batch.patch(key, at, vec![0; BLOCK - inside]);
         }
-        self.delete_blocks(
-            change,
-            blocks,
-            offset.div_ceil(BLOCK_BYTES),
-            end.div_ceil(BLOCK_BYTES),
-        );
+        // One block too many, which is not there: a batch that deletes nothing could be refused
+        // for want of space, and cutting must not.
+        let (first, last) = (offset.div_ceil(BLOCK_BYTES), end.div_ceil(BLOCK_BYTES));
+        self.delete_blocks(change, blocks, first, last.max(first + 1));
     }
 
     fn delete_blocks(&self, change: &mut Change<'_>, blocks: &Bytes, first: u64, last: u64) {
