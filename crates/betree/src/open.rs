@@ -96,6 +96,11 @@ impl Tree {
     /// # Errors
     /// `NotAVolume` with the reason, `Corrupt`, `Io`.
     pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
+        if !options.read_only {
+            // A process that died may have left writes that were never synced, a superblock among them. What is
+            // read here must be durable before the place of anything older is written over.
+            dev.sync().map_err(io("syncing what an earlier mount wrote"))?;
+        }
         let mut sb = read_superblock(&*dev)?;
         let shape = options.shape.clone().unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
         let roots = TableRoots { node_table: sb.node_table, space_map: sb.space_map, refcounts: sb.refcounts };
