@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use ramet_block::Superblock;
 use ramet_block::superblock::write_superblock;
 use ramet_nodetable::NodeId;
 
@@ -33,8 +34,19 @@ impl Inner {
         self.checkpoint_as(false)
     }
 
-    /// Writes a checkpoint; `clean` marks the volume as properly closed.
+    /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace` ends all
+    /// writing.
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
+        let done = self.write_checkpoint(clean);
+        if let Err(error) = &done {
+            if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
+                self.poison(error);
+            }
+        }
+        done
+    }
+
+    fn write_checkpoint(&self, clean: bool) -> Result<()> {
         let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
@@ -53,10 +65,15 @@ impl Inner {
         let fresh = write_fresh(&self.store, &root)?;
         let new = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
-        let commit = self.store.table.commit(new, Some(root.id()), RECLAIM_MAX, &pinned)?;
-
-        let io = |what| move |e| Error::Io { what, source: Arc::new(e) };
-        self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        let commit = match self.store.table.commit(new, Some(root.id()), RECLAIM_MAX, &pinned) {
+            Ok(commit) => commit,
+            Err(error) => {
+                // The table is half changed in memory: nothing more can be written, whatever was missing.
+                let error = Error::from(error);
+                self.poison(&error);
+                return Err(error);
+            }
+        };
         let mut next = sb.clone();
         next.generation += 1;
         next.journal_start = cut;
@@ -67,8 +84,12 @@ impl Inner {
         next.next_node = self.store.next_id();
         next.next_seq = seq + 1;
         next.clean = clean;
-        write_superblock(&*self.store.dev, &next)?;
-        self.store.dev.sync().map_err(io("syncing a superblock"))?;
+        if let Err(error) = self.switch_to(&next) {
+            // The device may hold the new superblock all the same. What it names must stay as it is, also when
+            // the handles of `fresh` go.
+            self.poison(&error);
+            return Err(error);
+        }
         *sb = next;
 
         for handle in &fresh {
@@ -82,6 +103,14 @@ impl Inner {
         self.checkpointed_seq.store(seq, Ordering::Relaxed);
         *self.last_checkpoint.lock() = Instant::now();
         Ok(())
+    }
+
+    /// Makes what was written durable, then the superblock that names it.
+    fn switch_to(&self, next: &Superblock) -> Result<()> {
+        let io = |what| move |e| Error::Io { what, source: Arc::new(e) };
+        self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        write_superblock(&*self.store.dev, next)?;
+        self.store.dev.sync().map_err(io("syncing a superblock"))
     }
 
     fn freeze_now(&self) -> Result<()> {

@@ -17,7 +17,7 @@ use crate::journal::{Journal, REGION_BYTES_MIN};
 use crate::memrun::MemRun;
 use crate::node::{Kind, Store, TreeShape};
 use crate::record;
-use crate::tree::{Inner, OpenOptions, State, Tree, empty_root, machine_cache_bytes};
+use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
 
 /// Smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
@@ -125,14 +125,15 @@ impl Tree {
         let uuid_low = uuid_low(&sb.uuid);
         let mut replayed = 0u64;
         let end = Journal::replay(&*dev, sb.journal, uuid_low, sb.epoch, sb.journal_start, &mut |seq, bytes| {
-            let batch = record::decode(bytes).map_err(|e| Error::Corrupt {
-                what: "journal record",
-                addr: sb.journal.addr,
-                detail: e.to_string(),
-            })?;
+            let corrupt = |detail| Error::Corrupt { what: "journal record", addr: sb.journal.addr, detail };
+            let batch = record::decode(bytes).map_err(|e| corrupt(e.to_string()))?;
+            check(&batch).map_err(|e| corrupt(e.to_string()))?;
             inner.apply(batch, None, Some(seq))?;
             if inner.store.fresh_bytes.load(std::sync::atomic::Ordering::Relaxed) > 2 * inner.store.shape.memory_bytes as u64 && !options.read_only {
-                inner.flush(false)?;
+                match inner.flush(false) {
+                    Ok(()) | Err(Error::NoSpace) => {}
+                    Err(error) => return Err(error),
+                }
             }
             replayed += 1;
             Ok(())

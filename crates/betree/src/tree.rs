@@ -132,6 +132,7 @@ impl Inner {
 
     /// Remembers the first failure after which nothing may be written any more.
     pub(crate) fn poison(&self, error: &Error) {
+        self.store.table.poison();
         let text: Arc<str> = error.to_string().into();
         if self.failure.set(text.clone()).is_ok() {
             tracing::error!("the volume stops taking writes: {text}");
@@ -209,8 +210,12 @@ impl Inner {
                     state.buffer = saved;
                 }
                 drop(state);
-                self.sink(&trouble?)?;
-                patient = round >= 2;
+                patient = match self.sink(&trouble?) {
+                    Ok(()) => round >= 2,
+                    // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
+                    Err(Error::NoSpace | Error::ReadOnly) => true,
+                    Err(error) => return Err(error),
+                };
                 continue;
             }
             drop(saved);
@@ -385,9 +390,9 @@ impl Inner {
                 }
                 wanted.flush = false;
             }
-            match self.flush(false) {
+            match self.check_alive().and_then(|()| self.flush(false)) {
                 // Without space messages stay where they are; admission refuses more of them.
-                Ok(()) | Err(Error::NoSpace) => {}
+                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => self.poison(&error),
             }
             self.progress.notify_all();
@@ -517,7 +522,7 @@ fn batch_bytes(batch: &Batch) -> usize {
         .sum()
 }
 
-fn check(batch: &Batch) -> Result<()> {
+pub(crate) fn check(batch: &Batch) -> Result<()> {
     for op in &batch.ops {
         let (key, value) = match op {
             Op::Put { key, value } => (key, value.len()),
@@ -640,13 +645,7 @@ impl Tree {
     /// As [`Tree::sync`], and `NoSpace`.
     pub fn checkpoint(&self) -> Result<()> {
         self.inner.check_alive()?;
-        match self.inner.checkpoint() {
-            Err(error) if !matches!(error, Error::NoSpace | Error::ReadOnly) => {
-                self.inner.poison(&error);
-                Err(error)
-            }
-            done => done,
-        }
+        self.inner.checkpoint()
     }
 
     /// Counters.
@@ -666,7 +665,11 @@ impl Tree {
             return Ok(());
         }
         self.inner.check_alive()?;
-        let done = self.inner.checkpoint_as(true);
+        let done = match self.inner.checkpoint_as(true) {
+            // Nothing is lost as long as the journal holds it.
+            Err(Error::NoSpace) => self.inner.sync(),
+            done => done,
+        };
         let _ = self.inner.failure.set("it was closed".into());
         done
     }
