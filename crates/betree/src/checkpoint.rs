@@ -29,6 +29,10 @@ use crate::tree::Inner;
 /// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
 const RECLAIM_MAX: usize = 1 << 16;
 
+/// Space for the pages that any commit shadows, and for those that one reclaimed node does, in bytes.
+const COMMIT_BYTES: u64 = 128 << 10;
+const RECLAIM_BYTES: u64 = 16 << 10;
+
 impl Inner {
     pub(crate) fn checkpoint(&self) -> Result<()> {
         self.checkpoint_as(false)
@@ -63,9 +67,10 @@ impl Inner {
             (state.root.clone(), state.seq, journal.cut())
         };
         let fresh = write_fresh(&self.store, &root)?;
-        let new = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
+        let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
-        let commit = match self.store.table.commit(new, Some(root.id()), RECLAIM_MAX, &pinned) {
+        let reclaim_max = self.reclaim_max(new.len())?;
+        let commit = match self.store.table.commit(new, Some(root.id()), reclaim_max, &pinned) {
             Ok(commit) => commit,
             Err(error) => {
                 // The table is half changed in memory: nothing more can be written, whatever was missing.
@@ -103,6 +108,15 @@ impl Inner {
         self.checkpointed_seq.store(seq, Ordering::Relaxed);
         *self.last_checkpoint.lock() = Instant::now();
         Ok(())
+    }
+
+    /// How many dead nodes a commit of `new` nodes has the space to reclaim: each may shadow pages of its own. A
+    /// commit that ran out of space would be the last one, so it is not begun then.
+    fn reclaim_max(&self, new: usize) -> Result<usize> {
+        let free = self.store.table.stats().free;
+        let certain = COMMIT_BYTES + new as u64 * 512;
+        let left = free.checked_sub(certain).ok_or(Error::NoSpace)?;
+        Ok(usize::try_from(left / RECLAIM_BYTES).unwrap_or(usize::MAX).min(RECLAIM_MAX))
     }
 
     /// Makes what was written durable, then the superblock that names it.

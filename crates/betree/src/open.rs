@@ -37,6 +37,13 @@ fn journal_extent(bytes: u64) -> Extent {
     Extent::new(AREA_END, len)
 }
 
+/// Nodes of a volume of `bytes`: a few leaves must fit what a full volume keeps for structural work.
+fn shape_for(bytes: u64) -> TreeShape {
+    let usual = TreeShape::default();
+    let leaf_bytes = usize::try_from(bytes / 128).unwrap_or(usize::MAX).next_power_of_two().clamp(32 << 10, usual.leaf_bytes);
+    TreeShape { leaf_bytes, ..usual }
+}
+
 fn usable(sb: &Superblock) -> Extent {
     let start = sb.journal.end();
     Extent::new(start, (sb.volume_bytes - start) / BLOCK_BYTES * BLOCK_BYTES)
@@ -56,7 +63,7 @@ impl Tree {
         if bytes < VOLUME_BYTES_MIN {
             return Err(Error::Invalid("a volume takes at least 4 MiB"));
         }
-        let shape = options.shape.clone().unwrap_or_default();
+        let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
         let narrow = |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
         let mut sb = Superblock {
             uuid: options.uuid,
