@@ -54,7 +54,7 @@ impl Inner {
         let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
-        self.freeze_now()?;
+        self.freeze(&mut self.state.lock());
         match self.flush(true) {
             // A full device must not keep what is in memory from becoming durable.
             Ok(()) | Err(Error::NoSpace) => {}
@@ -63,7 +63,6 @@ impl Inner {
         let (root, seq, cut) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
-            self.check_alive()?;
             (state.root.clone(), state.seq, journal.cut())
         };
         let fresh = write_fresh(&self.store, &root)?;
@@ -125,11 +124,6 @@ impl Inner {
         self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
         write_superblock(&*self.store.dev, next)?;
         self.store.dev.sync().map_err(io("syncing a superblock"))
-    }
-
-    fn freeze_now(&self) -> Result<()> {
-        self.freeze(&mut self.state.lock());
-        self.check_alive()
     }
 }
 

@@ -74,10 +74,6 @@ impl MemRun {
         Some(entry)
     }
 
-    pub(crate) fn point_count(&self) -> usize {
-        self.points.len()
-    }
-
     pub(crate) fn range_count(&self) -> usize {
         self.ranges.len()
     }
@@ -253,11 +249,6 @@ impl MemRun {
             sum.count += 1;
         }
         sum
-    }
-
-    /// Whether anything lies in `range`.
-    pub(crate) fn touches(&self, range: &KeyRange) -> bool {
-        self.points_in(range).next().is_some() || self.ranges_in(range).next().is_some()
     }
 
     /// Invariant of the module header, for tests and debug builds.

@@ -143,7 +143,7 @@ impl Drop for Handle {
 enum Cached {
     Skeleton(Arc<Skeleton>),
     Index(Arc<RunIndex>),
-    Block(Arc<Block>, u32),
+    Block(Arc<Block>),
 }
 
 #[derive(Clone)]
@@ -157,7 +157,7 @@ impl Weighter<CacheKey, Cached> for ByBytes {
         match value {
             Cached::Skeleton(node) => node.weight() as u64,
             Cached::Index(index) => index.weight() as u64,
-            Cached::Block(_, weight) => u64::from(*weight) + 64,
+            Cached::Block(block) => u64::from(block.weight) + 64,
         }
     }
 }
@@ -522,7 +522,7 @@ impl Store {
     pub(crate) fn block(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Arc<Block>> {
         let id = run.handle.id.0;
         let key = |n: usize| (id, u32::try_from(n + 1).expect("blocks of a run fit 32 bits"));
-        if let Some(Cached::Block(block, _)) = self.cache.get(&key(at)) {
+        if let Some(Cached::Block(block)) = self.cache.get(&key(at)) {
             bump(&self.counters.cache_hits);
             return Ok(block);
         }
@@ -546,8 +546,7 @@ impl Store {
                 Err(_) if n > at => break,
                 Err(e) => return Err(e),
             };
-            let weight = u32::try_from(Block::weight(meta, block.entries.len())).unwrap_or(u32::MAX);
-            self.cache.insert(key(n), Cached::Block(block.clone(), weight));
+            self.cache.insert(key(n), Cached::Block(block.clone()));
             if n == at {
                 wanted = Some(block);
             }

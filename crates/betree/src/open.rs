@@ -14,7 +14,6 @@ use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result};
 use crate::journal::{Journal, REGION_BYTES_MIN};
-use crate::memrun::MemRun;
 use crate::node::{Kind, Store, TreeShape};
 use crate::record;
 use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
@@ -125,8 +124,7 @@ impl Tree {
                 store.recorded(NodeId(id), Kind::Skeleton, record.height)
             }
         };
-        store.skeleton(&root)?;
-        let state = State { buffer: MemRun::default(), root, seq: sb.next_seq - 1 };
+        let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());
 
         let uuid_low = uuid_low(&sb.uuid);

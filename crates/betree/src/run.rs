@@ -54,6 +54,8 @@ pub(crate) struct RunIndex {
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) entries: Vec<(Bytes, Point)>,
+    /// Memory that it takes, roughly, in bytes.
+    pub(crate) weight: u32,
 }
 
 /// A run ready to be written.
@@ -423,21 +425,17 @@ impl Block {
         if r.remaining() != 0 {
             return Err(MALFORMED);
         }
-        let keys = Bytes::from(keys);
+        let weight = 128 + raw.len() + keys.len() + spans.len() * (size_of::<(Bytes, Point)>() + 24);
+        let keys = Bytes::from(keys.into_boxed_slice());
         let entries: Vec<_> = spans.into_iter().map(|(s, e, p)| (keys.slice(s..e), p)).collect();
         if entries.first().is_none_or(|(k, _)| *k != meta.first_key) {
             return Err(MALFORMED);
         }
-        Ok(Block { entries })
+        Ok(Block { entries, weight: u32::try_from(weight).unwrap_or(u32::MAX) })
     }
 
     pub(crate) fn point(&self, key: &[u8]) -> Option<&Point> {
         let at = self.entries.binary_search_by(|(k, _)| k[..].cmp(key)).ok()?;
         Some(&self.entries[at].1)
-    }
-
-    /// Memory that it takes, roughly, in bytes.
-    pub(crate) fn weight(meta: &BlockMeta, entries: usize) -> usize {
-        64 + meta.raw_bytes as usize + entries * (size_of::<(Bytes, Point)>() + 24)
     }
 }

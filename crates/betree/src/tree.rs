@@ -63,8 +63,21 @@ pub struct OpenOptions {
 pub(crate) struct State {
     pub(crate) buffer: MemRun,
     pub(crate) root: Arc<Handle>,
+    /// Contents of `root`, held here so that freezing the buffer never reads.
+    pub(crate) top: Arc<Skeleton>,
     /// Number of the last batch applied.
     pub(crate) seq: Seq,
+}
+
+impl State {
+    pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
+        Ok(Self { buffer: MemRun::default(), top: store.skeleton(&root)?, root, seq })
+    }
+
+    fn set_root(&mut self, store: &Store, root: Skeleton) {
+        self.root = store.new_skeleton(root);
+        self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
+    }
 }
 
 #[derive(Default)]
@@ -112,6 +125,10 @@ const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
 /// Rounds of background work that an admission waits for before it writes a checkpoint itself.
 const WAITS_MAX: u32 = 20;
+/// Bytes queued for the journal from which on writers write them out, without a device sync.
+const JOURNAL_QUEUE_SOFT: u64 = 4 << 20;
+/// Bytes queued for the journal from which on writers wait for the device.
+const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
 
 impl Inner {
     pub(crate) fn new(store: Arc<Store>, journal: Option<Journal>, state: State, sb: Superblock) -> Self {
@@ -264,36 +281,24 @@ impl Inner {
         }
         let run = std::mem::take(&mut state.buffer);
         self.store.buffered_bytes.store(0, Ordering::Relaxed);
-        let root = state.root.fresh_skeleton();
-        let mut root = match root {
-            Some(root) => Skeleton::clone(&root),
-            // The root is kept in memory by whoever made it, so this is a cache hit or one small read.
-            None => match self.store.skeleton(&state.root) {
-                Ok(root) => Skeleton::clone(&root),
-                Err(error) => {
-                    // Keep what is in memory readable; nothing can be written any more.
-                    state.buffer = run;
-                    self.poison(&error);
-                    return;
-                }
-            },
-        };
+        let mut root = Skeleton::clone(&state.top);
         let goto_height = self.store.goto_height(&run);
         let bytes = run.size_bytes() as u64;
         root.push_seg(self.store.new_segment(run), KeyRange::all(), Xf::identity(), goto_height, bytes);
-        state.root = self.store.new_skeleton(root);
+        state.set_root(&self.store, root);
     }
 
     // ---- structure ----
 
     /// Builds a new root from the current one and publishes it. Caller holds `structure`.
     fn rebuild(&self, change: impl FnOnce(&Store, &mut Skeleton) -> Result<()>) -> Result<()> {
-        let handle = self.state.lock().root.clone();
-        let mut root = Skeleton::clone(&*self.store.skeleton(&handle)?);
+        let top = self.state.lock().top.clone();
+        let mut root = Skeleton::clone(&top);
         let seen = root.next_ord;
         change(&self.store, &mut root)?;
         self.shape_root(&mut root)?;
-        self.publish(root, seen)
+        self.publish(root, seen);
+        Ok(())
     }
 
     /// Gives a root with too many edges a level more, and one with a single child a level less.
@@ -328,26 +333,20 @@ impl Inner {
         Ok(())
     }
 
-    fn publish(&self, mut root: Skeleton, seen: u64) -> Result<()> {
-        loop {
-            let current = self.state.lock().root.clone();
-            let now = self.store.skeleton(&current)?;
-            let mut state = self.state.lock();
-            if !Arc::ptr_eq(&state.root, &current) {
-                continue;
-            }
-            // What was frozen while the new root was built lies over it.
-            let mut ord = root.next_ord;
-            for seg in now.segs.iter().filter(|s| s.ord >= seen) {
-                let mut seg = seg.clone();
-                seg.ord = ord;
-                ord += 1;
-                root.segs.push(seg);
-            }
-            root.next_ord = ord;
-            state.root = self.store.new_skeleton(root);
-            return Ok(());
+    fn publish(&self, mut root: Skeleton, seen: u64) {
+        let mut state = self.state.lock();
+        // What was frozen while the new root was built lies over it.
+        for seg in state.top.segs.iter().filter(|s| s.ord >= seen) {
+            let mut seg = seg.clone();
+            seg.ord = root.next_ord;
+            root.next_ord += 1;
+            root.segs.push(seg);
         }
+        let old = state.top.clone();
+        state.set_root(&self.store, root);
+        drop(state);
+        // What only the old root held goes without the lock.
+        drop(old);
     }
 
     fn sink(&self, range: &KeyRange) -> Result<()> {
@@ -452,19 +451,21 @@ impl Inner {
 
     /// Waits until memory and journal have room for `bytes` more.
     fn admit(&self, bytes: usize) -> Result<()> {
-        for round in 0.. {
+        let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
+        if bytes > crate::journal::record_bytes_max(journal.capacity_bytes()) {
+            return Err(Error::Invalid("the batch is larger than the journal takes"));
+        }
+        let mut rounds = 0;
+        loop {
             self.check_alive()?;
-            let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
             // What is fresh beyond a checkpoint of everything is held by snapshots, and waiting does not help.
             let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 2 * self.fresh_limit() && self.is_behind();
             if !crowded && journal.has_room(bytes) {
-                break;
-            }
-            if !crowded && !self.is_behind() {
-                return Err(Error::Invalid("the batch is larger than the journal takes"));
+                return self.drain_journal(journal);
             }
             // Whoever has waited for long does it, and learns what is in the way.
-            if round >= WAITS_MAX || self.threads.lock().is_empty() {
+            rounds += 1;
+            if rounds > WAITS_MAX || self.threads.lock().is_empty() {
                 self.checkpoint()?;
                 continue;
             }
@@ -474,7 +475,18 @@ impl Inner {
             self.work.notify_all();
             self.progress.wait_for(&mut wanted, Duration::from_millis(100));
         }
-        Ok(())
+    }
+
+    /// Keeps what waits in memory for the journal bounded: whoever writes much helps to write it out.
+    fn drain_journal(&self, journal: &Journal) -> Result<()> {
+        let queued = journal.queued_bytes();
+        let written = match queued {
+            0..JOURNAL_QUEUE_SOFT => return Ok(()),
+            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
+            // Somebody else is writing; wait for the device with everybody.
+            _ => return self.sync(),
+        };
+        written.inspect_err(|error| self.poison(error))
     }
 
     /// Refuses what could not be written any more, after checkpoints have given back what they can. A batch that

@@ -120,7 +120,7 @@ impl RunView {
     /// Mean bytes of a point of the whole run, from the index alone.
     pub(crate) fn point_bytes_mean(&self) -> usize {
         match self {
-            RunView::Mem(run) => run.size_bytes() / run.point_count().max(1),
+            RunView::Mem(run) => run.size_bytes() / run.weigh(&KeyRange::all()).count.max(1),
             RunView::Disk(run) => {
                 let (bytes, points) = run.index.blocks.iter().fold((0usize, 0usize), |(b, n), m| (b + m.raw_bytes as usize, n + m.points as usize));
                 bytes / points.max(1)

@@ -164,26 +164,47 @@ impl Volume {
     }
 
     /// Writes `data` at `offset`. With `kill_privileges` setuid and setgid go; whether they were
-    /// there is the result.
+    /// there is the result. One batch, unless that is more than the journal of a small volume takes.
     ///
     /// # Errors
-    /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree; nothing is written then.
+    /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree; what does not fit into one batch may be
+    /// written in part then.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_privileges: bool) -> Result<bool> {
         let inode = self.regular(ino)?;
-        let span = Span::new(offset, data.len() as u64)?;
-        if data.is_empty() {
-            return Ok(false);
+        Span::new(offset, data.len() as u64)?;
+        let path_bytes = self.topology.read().path(&inode)?.len();
+        let blocks_max = (self.tree.batch_bytes_max().saturating_sub(RECORDS_BYTES)
+            / (BLOCK + path_bytes + 64))
+            .max(1);
+        let (mut rest, mut at, mut cleared) = (data, offset, false);
+        while !rest.is_empty() {
+            let inside = usize::try_from(at % BLOCK_BYTES).expect("inside of a block");
+            let (now, later) = rest.split_at(rest.len().min(blocks_max * BLOCK - inside));
+            cleared |= self.write_batch(&inode, at, now, kill_privileges)?;
+            at += now.len() as u64;
+            rest = later;
         }
+        Ok(cleared)
+    }
+
+    fn write_batch(
+        &self,
+        inode: &Arc<Inode>,
+        offset: u64,
+        data: &[u8],
+        kill_privileges: bool,
+    ) -> Result<bool> {
+        let span = Span::new(offset, data.len() as u64)?;
         self.tree.admit(data.len() + RECORDS_BYTES)?;
-        let mut change = Change::new(lock_states(&[&inode]));
+        let mut change = Change::new(lock_states(&[inode]));
         let topology = self.topology.read();
-        let path = topology.path(&inode)?;
-        let was_privileged = change.get(&inode).mode & (S_ISUID | S_ISGID) != 0;
-        let had_capability = change.get(&inode).has(FLAG_CAPABILITY);
-        self.put_bytes(&mut change, &inode, &path, &span, data);
-        change.clear_capability(&inode, &path);
+        let path = topology.path(inode)?;
+        let was_privileged = change.get(inode).mode & (S_ISUID | S_ISGID) != 0;
+        let had_capability = change.get(inode).has(FLAG_CAPABILITY);
+        self.put_bytes(&mut change, inode, &path, &span, data);
+        change.clear_capability(inode, &path);
         let now = self.now();
-        let record = change.edit(&inode);
+        let record = change.edit(inode);
         if kill_privileges {
             clear_setid(record);
         }
