@@ -31,6 +31,8 @@ mod checkpoint;
 mod clone;
 mod error;
 mod flush;
+#[cfg(test)]
+mod format_tests;
 mod journal;
 mod memrun;
 mod message;
