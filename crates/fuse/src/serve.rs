@@ -66,26 +66,6 @@ impl Server {
         self.syncs.run(move || done(reply, volume.sync_all()));
     }
 
-    /// Opens a file, emptying it with `O_TRUNC`, which is left to us when a CREATE finds a file.
-    fn open_file(&self, request: &Request, node: INodeNo, flags: i32) -> Result<()> {
-        self.volume.open_inode(ino(node))?;
-        if flags & rustix_flag(rustix::fs::OFlags::TRUNC) == 0 {
-            return Ok(());
-        }
-        let set = SetAttr {
-            size_bytes: Some(0),
-            kill_privileges: request.uid() != 0,
-            ..SetAttr::default()
-        };
-        match self.volume.setattr(ino(node), &set) {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                self.release_file(node);
-                Err(error)
-            }
-        }
-    }
-
     fn release_file(&self, node: INodeNo) {
         if let Err(error) = self.volume.release(ino(node)) {
             tracing::warn!(%error, "space of an unlinked file is freed at the next mount");
@@ -353,8 +333,8 @@ impl Filesystem for Server {
         );
     }
 
-    fn open(&self, request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        match self.open_file(request, node, flags.0) {
+    fn open(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.volume.open_inode(ino(node)) {
             Ok(()) => reply.opened(FileHandle(0), open_flags()),
             Err(error) => reply.error(errno(&error)),
         }
@@ -380,17 +360,11 @@ impl Filesystem for Server {
             target: b"",
         };
         let created = match self.volume.create_open(ino(parent), name.as_bytes(), &new) {
-            // Somebody was faster; without O_EXCL that is as good.
-            Err(Error::Exists) if flags & rustix_flag(rustix::fs::OFlags::EXCL) == 0 => self
-                .volume
-                .lookup(ino(parent), name.as_bytes())
-                .and_then(|attr| {
-                    let node = INodeNo(attr.ino.0);
-                    let opened = self
-                        .open_file(request, node, flags)
-                        .and_then(|()| self.volume.getattr(attr.ino));
-                    opened.inspect_err(|_| self.volume.forget(attr.ino, 1))
-                }),
+            // A clone was faster than the kernel's news of it. Opened here, nobody would check what
+            // the caller may do with it: the kernel looks again, and does, when it hears this.
+            Err(Error::Exists) if flags & rustix_flag(rustix::fs::OFlags::EXCL) == 0 => {
+                Err(Error::Stale)
+            }
             created => created,
         };
         match created {

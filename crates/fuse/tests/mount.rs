@@ -324,3 +324,38 @@ fn a_write_by_another_user_clears_setuid_also_in_the_kernel() {
     assert_eq!(fs::read_to_string(&path).unwrap(), "xyz");
     mount.finish();
 }
+
+/// What a clone is for a moment: a file where the kernel still believes that there is none.
+#[test]
+fn opening_to_create_gives_no_access_to_a_file_the_kernel_did_not_know_of() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mount = Mount::new();
+    let root = mount.dir.path();
+    fs::set_permissions(root, fs::Permissions::from_mode(0o1777)).unwrap();
+    assert!(!mount.path("secret").exists(), "and the kernel remembers");
+    let new = ramet_fs::NewInode {
+        kind: ramet_fs::Kind::Regular,
+        perm: 0o600,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    let made = mount.volume.create(ramet_fs::ROOT_INO, b"secret", &new);
+    let ino = made.unwrap().ino;
+    mount.volume.write(ino, 0, b"secret", false).unwrap();
+    mount.volume.forget(ino, 1);
+    for script in ["exec 3<>secret; cat <&3", "printf x > secret"] {
+        let output = std::process::Command::new("setpriv")
+            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+            .args(["sh", "-c", script])
+            .current_dir(root)
+            .output()
+            .unwrap();
+        assert!(!output.status.success(), "{script}: {output:?}");
+    }
+    assert_eq!(fs::read_to_string(mount.path("secret")).unwrap(), "secret");
+    mount.finish();
+}
