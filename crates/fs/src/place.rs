@@ -13,6 +13,17 @@ use crate::error::{Error, Result};
 use crate::inode::{Inode, Loc, Place};
 use crate::keys;
 
+/// Paths up to this length are kept by every directory.
+const KEPT_BYTES: usize = 4096;
+
+/// Whether a directory keeps its path, which is `len` bytes long, `above` those of its parent. In a deep
+/// chain, whose paths together are as long as the square of its depth, few do; the others walk up to
+/// the next that does.
+fn is_kept(above: usize, len: usize) -> bool {
+    let step = (len / 8).next_power_of_two();
+    len <= KEPT_BYTES || above / step != len / step
+}
+
 /// Proof that the topology is held.
 pub(crate) struct Topology {
     /// Counts the changes that move or remove directories with something inside.
@@ -47,13 +58,20 @@ impl Topology {
                 Loc::Body { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
             }
         };
+        let mut path = Vec::new();
+        if !chain.is_empty() {
+            path.extend_from_slice(&place.path);
+        }
         while let Some((inode, name)) = chain.pop() {
-            let path = keys::child(&place.path, &name);
-            place = Place {
-                path,
-                acc: place.acc ^ inode.salt.load(Ordering::SeqCst),
-            };
-            *inode.place.lock() = Some((self.generation, place.clone()));
+            let above = path.len();
+            keys::push_child(&mut path, &name);
+            place.acc ^= inode.salt.load(Ordering::SeqCst);
+            let is_last = chain.is_empty();
+            if is_last || is_kept(above, path.len()) {
+                place.path = Bytes::copy_from_slice(&path);
+            }
+            *inode.place.lock() =
+                is_kept(above, path.len()).then(|| (self.generation, place.clone()));
             // An empty directory is removed without a new generation: it clears its own cache after
             // saying that it is gone.
             if matches!(*inode.loc.read(), Loc::Gone) {
@@ -132,6 +150,29 @@ impl Topology {
                 Loc::Root | Loc::Body { .. } | Loc::Orphan | Loc::Gone => return false,
             };
             at = parent;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deep_chain_keeps_few_paths_and_no_way_up_is_long() {
+        for name_bytes in [1, 20, 255] {
+            let (mut len, mut kept_bytes, mut since, mut longest) = (0, 0, 0, 0);
+            while len < ramet_betree::KEY_BYTES_MAX {
+                let above = len;
+                len += name_bytes + 2;
+                if is_kept(above, len) {
+                    kept_bytes += if len > KEPT_BYTES { len } else { 0 };
+                    since = len;
+                }
+                longest = longest.max((len - since) * 8 / len.max(KEPT_BYTES));
+            }
+            assert!(kept_bytes < 32 * len, "{kept_bytes} bytes for {len}");
+            assert!(longest <= 2, "{longest} eighths of the path are walked");
         }
     }
 }
