@@ -519,3 +519,66 @@ fn changes_survive_threads_that_forget_each_others_inodes() {
     );
     finish(&volume);
 }
+
+#[test]
+fn a_hard_link_is_cloned_by_any_name_that_can_be_reached() {
+    let volume = volume();
+    let user = Caller {
+        uid: 7,
+        gid: 7,
+        groups: Vec::new(),
+    };
+    let dir = |name: &str, perm: u32| {
+        let new = new(Kind::Directory, perm, 0);
+        volume.create(ROOT_INO, name.as_bytes(), &new).unwrap().ino
+    };
+    let (open, closed, gone) = (dir("open", 0o755), dir("closed", 0o700), dir("gone", 0o755));
+    let deep = make(&volume, open, "deep", Kind::Directory).ino;
+    let own = volume
+        .create(ROOT_INO, b"own", &new(Kind::Directory, 0o755, 7))
+        .unwrap()
+        .ino;
+    let file = volume
+        .create(deep, b"f", &new(Kind::Regular, 0o644, 7))
+        .unwrap()
+        .ino;
+    volume.write(file, 0, b"text", false).unwrap();
+    volume.link(file, closed, b"f").unwrap();
+    volume.link(file, gone, b"f").unwrap();
+
+    // The name it was last found by is gone with its directory.
+    volume
+        .remove_tree(&Caller::root(), ROOT_INO, b"gone")
+        .unwrap();
+    volume.clone_entry(&user, file, own, b"one", true).unwrap();
+    let one = volume.lookup(own, b"one").unwrap().ino;
+    assert_eq!(volume.read(one, 0, 10).unwrap(), b"text");
+    // It is out of reach.
+    volume.lookup(closed, b"f").unwrap();
+    volume.clone_entry(&user, file, own, b"two", true).unwrap();
+    // And so are all.
+    let shut = SetAttr {
+        perm: Some(0o700),
+        ..SetAttr::default()
+    };
+    volume.setattr(open, &shut).unwrap();
+    let refused = volume.clone_entry(&user, file, own, b"three", true);
+    assert!(matches!(refused, Err(Error::Access)), "{refused:?}");
+    finish(&volume);
+}
+
+#[test]
+fn a_sparse_file_that_was_counted_stays_counted_right() {
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let sectors = || volume.getattr(file).unwrap().sectors / 8;
+    volume.write(file, 40_960, b"x", false).unwrap();
+    assert_eq!(sectors(), 1);
+    for _ in 0..3 {
+        volume.write(file, 4096, b"x", false).unwrap();
+        assert_eq!((sectors(), sectors()), (2, 2));
+    }
+    volume.zero_range(file, 40_960, 4096, true, false).unwrap();
+    assert_eq!(sectors(), 1);
+    finish(&volume);
+}
