@@ -100,7 +100,6 @@ impl Volume {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         }
         change.apply(&topology, &self.tree)?;
-        drop(topology);
         let attr = attr_of(ino, &record);
         let loc = Loc::Child {
             parent: Arc::clone(&dir),
@@ -115,6 +114,7 @@ impl Volume {
         self.table.adopt(&inode, None);
         self.table.remember(&inode);
         if open {
+            // With the topology still held: who removes a tree right after this finds it open.
             self.table.opened(&inode);
         }
         Ok(attr)

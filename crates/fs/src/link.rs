@@ -53,7 +53,9 @@ impl Volume {
             if unchanged {
                 self.link_locked(&inode, first.as_ref(), &dir, name, new_link)?;
                 self.table.remember(&inode);
-                return self.attr(&inode);
+                return self
+                    .attr(&inode)
+                    .inspect_err(|_| self.table.forget(inode.ino, 1));
             }
         }
     }

@@ -104,18 +104,30 @@ impl Volume {
     }
 
     pub(crate) fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {
-        let record = inode.state.read();
+        let is_countable = |record: &Record| {
+            record.has(FLAG_GUESSED) && record.size_bytes.div_ceil(BLOCK_BYTES) <= COUNT_BLOCKS_MAX
+        };
+        let mut record = inode.state.read();
+        if is_countable(&record) {
+            drop(record);
+            let mut guessed = inode.state.write();
+            if is_countable(&guessed) {
+                match self.count_blocks(inode) {
+                    // Stored with the next change; until then it need not be counted again.
+                    Ok(counted) => {
+                        guessed.blocks = counted;
+                        guessed.flags &= !FLAG_GUESSED;
+                    }
+                    Err(Error::Stale) => {}
+                    Err(other) => return Err(other),
+                }
+            }
+            drop(guessed);
+            record = inode.state.read();
+        }
         let mut attr = attr_of(inode.ino, &record);
         if inode.is_nameless() {
             attr.nlink = 0;
-        }
-        let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
-        if record.has(FLAG_GUESSED) && blocks <= COUNT_BLOCKS_MAX {
-            match self.count_blocks(inode) {
-                Ok(counted) => attr.sectors = counted * (BLOCK_BYTES / 512),
-                Err(Error::Stale) => {}
-                Err(other) => return Err(other),
-            }
         }
         Ok(attr)
     }
