@@ -16,9 +16,17 @@ use crate::inode::{Inode, Loc};
 use crate::place::Topology;
 use crate::record::Record;
 
-/// The states of several inodes, locked for writing.
+/// The states of several inodes, locked for writing, in the order of their numbers.
 pub(crate) struct States<'a> {
-    locked: Vec<(&'a Arc<Inode>, RwLockWriteGuard<'a, Record>)>,
+    locked: Vec<Locked<'a>>,
+}
+
+/// An inode with what becomes of it.
+struct Locked<'a> {
+    inode: &'a Arc<Inode>,
+    state: RwLockWriteGuard<'a, Record>,
+    edited: Option<Record>,
+    moved: Option<Loc>,
 }
 
 /// Locks the states of these inodes, each once, in the order of their numbers.
@@ -26,11 +34,30 @@ pub(crate) fn lock_states<'a>(inodes: &[&'a Arc<Inode>]) -> States<'a> {
     let mut sorted = inodes.to_vec();
     sorted.sort_unstable_by_key(|inode| inode.ino);
     sorted.dedup_by_key(|inode| inode.ino);
+    let locked = sorted.into_iter().map(|inode| Locked {
+        inode,
+        state: inode.state.write(),
+        edited: None,
+        moved: None,
+    });
     States {
-        locked: sorted
-            .into_iter()
-            .map(|inode| (inode, inode.state.write()))
-            .collect(),
+        locked: locked.collect(),
+    }
+}
+
+impl<'a> States<'a> {
+    fn find(&self, inode: &Inode) -> Option<&Locked<'a>> {
+        let at = self
+            .locked
+            .binary_search_by_key(&inode.ino, |one| one.inode.ino);
+        at.ok().map(|at| &self.locked[at])
+    }
+
+    fn find_mut(&mut self, inode: &Inode) -> Option<&mut Locked<'a>> {
+        let at = self
+            .locked
+            .binary_search_by_key(&inode.ino, |one| one.inode.ino);
+        at.ok().map(|at| &mut self.locked[at])
     }
 }
 
@@ -49,70 +76,54 @@ pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<RwLockWriteGuard<'a
 pub(crate) struct Change<'a> {
     pub(crate) batch: Batch,
     states: States<'a>,
-    edited: Vec<(Arc<Inode>, Record)>,
-    moved: Vec<(Arc<Inode>, Loc)>,
+    /// Inodes that move and whose states are not locked: the topology is held for writing.
+    others: Vec<(Arc<Inode>, Loc)>,
 }
+
+const LOCKED: &str = "the operation locked the state of every inode it changes";
 
 impl<'a> Change<'a> {
     pub(crate) fn new(states: States<'a>) -> Self {
         Self {
             batch: Batch::new(),
             states,
-            edited: Vec::new(),
-            moved: Vec::new(),
+            others: Vec::new(),
         }
     }
 
     /// The record of an inode whose state is locked, as this change leaves it.
     pub(crate) fn get(&self, inode: &Arc<Inode>) -> &Record {
-        if let Some((_, record)) = self
-            .edited
-            .iter()
-            .find(|(edited, _)| edited.ino == inode.ino)
-        {
-            return record;
-        }
-        let locked = self
-            .states
-            .locked
-            .iter()
-            .find(|(locked, _)| locked.ino == inode.ino);
-        &locked
-            .expect("the operation locked the state of every inode it changes")
-            .1
+        let locked = self.states.find(inode).expect(LOCKED);
+        locked.edited.as_ref().unwrap_or(&locked.state)
     }
 
     /// The same, to be edited; it is written with the change.
     pub(crate) fn edit(&mut self, inode: &Arc<Inode>) -> &mut Record {
-        let at = self
-            .edited
-            .iter()
-            .position(|(edited, _)| edited.ino == inode.ino);
-        let at = at.unwrap_or_else(|| {
-            let record = self.get(inode).clone();
-            self.edited.push((Arc::clone(inode), record));
-            self.edited.len() - 1
-        });
-        &mut self.edited[at].1
+        let locked = self.states.find_mut(inode).expect(LOCKED);
+        locked.edited.get_or_insert_with(|| locked.state.clone())
     }
 
     /// Where an inode lies after this change.
     pub(crate) fn loc(&self, inode: &Arc<Inode>) -> Loc {
-        match self
-            .moved
-            .iter()
-            .rev()
-            .find(|(moved, _)| moved.ino == inode.ino)
-        {
-            Some((_, loc)) => loc.clone(),
-            None => inode.loc.read().clone(),
-        }
+        let moved = match self.states.find(inode) {
+            Some(locked) => locked.moved.as_ref(),
+            None => {
+                let mut others = self.others.iter().rev();
+                others
+                    .find(|(other, _)| other.ino == inode.ino)
+                    .map(|(_, loc)| loc)
+            }
+        };
+        moved.cloned().unwrap_or_else(|| inode.loc.read().clone())
     }
 
     /// Says where an inode lies after this change. Its state is locked, or the topology is held for
     /// writing.
     pub(crate) fn move_to(&mut self, inode: &Arc<Inode>, loc: Loc) {
-        self.moved.push((Arc::clone(inode), loc));
+        match self.states.find_mut(inode) {
+            Some(locked) => locked.moved = Some(loc),
+            None => self.others.push((Arc::clone(inode), loc)),
+        }
     }
 
     /// Hands the change to the tree and then shows it in memory.
@@ -120,33 +131,38 @@ impl<'a> Change<'a> {
     /// # Errors
     /// Those of the tree; nothing is changed then.
     pub(crate) fn apply(mut self, topology: &Topology, tree: &Tree) -> Result<()> {
-        for (inode, record) in &self.edited {
-            if let Some((key, acc)) = topology.record_at(&self.loc(inode))? {
-                self.batch.put(key, record.encode(inode.ino.0 ^ acc));
+        for locked in &self.states.locked {
+            let Some(record) = &locked.edited else {
+                continue;
+            };
+            if let Some((key, acc)) = topology.record_at(&self.loc(locked.inode))? {
+                self.batch.put(key, record.encode(locked.inode.ino.0 ^ acc));
             }
         }
         if !self.batch.is_empty() {
             tree.apply(self.batch)?;
         }
-        for (inode, record) in self.edited {
-            inode.touched.store(true, Ordering::SeqCst);
-            inode.salt.store(record.salt, Ordering::SeqCst);
-            if let Some((_, state)) = self
-                .states
-                .locked
-                .iter_mut()
-                .find(|(locked, _)| locked.ino == inode.ino)
-            {
-                **state = record;
+        for locked in &mut self.states.locked {
+            if let Some(record) = locked.edited.take() {
+                locked.inode.touched.store(true, Ordering::SeqCst);
+                locked.inode.salt.store(record.salt, Ordering::SeqCst);
+                *locked.state = record;
+            }
+            if let Some(loc) = locked.moved.take() {
+                show_move(locked.inode, loc);
             }
         }
-        for (inode, loc) in self.moved {
-            inode.touched.store(true, Ordering::SeqCst);
-            let before = std::mem::replace(&mut *inode.loc.write(), loc);
-            // Dropped only now: it may hold the last reference to a directory.
-            drop(before);
-            *inode.place.lock() = None;
+        for (inode, loc) in self.others {
+            show_move(&inode, loc);
         }
         Ok(())
     }
+}
+
+fn show_move(inode: &Inode, loc: Loc) {
+    inode.touched.store(true, Ordering::SeqCst);
+    let before = std::mem::replace(&mut *inode.loc.write(), loc);
+    // Dropped only now: it may hold the last reference to a directory.
+    drop(before);
+    *inode.place.lock() = None;
 }
