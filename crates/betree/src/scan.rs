@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::bounds::{KeyRange, Xf, below, min_hi};
 use crate::error::Result;
 use crate::message::{Point, RangeMsg};
-use crate::node::{Handle, Kind, Store};
+use crate::node::{Handle, Kind, Store, bump};
 use crate::skeleton::Skeleton;
 use crate::view::{MappedCursor, RangeAt, RunView};
 
@@ -116,6 +116,7 @@ fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Poin
             Base::Nothing | Base::Draft(_) => return Ok(found.unwrap_or(Point::Delete).apply(None)),
         };
         key = xf.key(&key);
+        bump(&store.counters.node_visits);
         if node.kind() == Kind::Leaf {
             let value = store.run(&node)?.point(store, &key)?;
             let point = match (found, value) {
@@ -129,6 +130,7 @@ fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Poin
         let edge = &skeleton.edges[skeleton.edge_of(&key)];
         let mut next = edge.child.as_ref().map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
         for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
+            bump(&store.counters.node_visits);
             let run = store.run(&seg.run)?;
             let inside = seg.xf.key(&key);
             if let Some(older) = run.point(store, &inside)? {

@@ -1,5 +1,6 @@
 //! What a tree tells about itself.
 
+use std::ops::AddAssign;
 use std::sync::atomic::Ordering;
 
 use crate::tree::Inner;
@@ -43,6 +44,8 @@ pub struct Stats {
     pub cached_bytes: u64,
     /// Reads of nodes from the device.
     pub node_reads: u64,
+    /// Nodes and segments that lookups went through, in the cache or not.
+    pub node_visits: u64,
     /// Bytes of nodes read.
     pub bytes_read: u64,
     /// Bytes of nodes written.
@@ -90,6 +93,52 @@ pub struct PathCounts {
     pub checkpoints: u64,
 }
 
+impl PathCounts {
+    /// All counts, with their names.
+    #[must_use]
+    pub fn by_name(&self) -> [(&'static str, u64); 16] {
+        [
+            ("splits", self.splits),
+            ("flushes", self.flushes),
+            ("rewrites", self.rewrites),
+            ("coalesces", self.coalesces),
+            ("collapses", self.collapses),
+            ("segment_merges", self.segment_merges),
+            ("goto_sinks", self.goto_sinks),
+            ("goto_waits", self.goto_waits),
+            ("conversions", self.conversions),
+            ("overlaps_left", self.overlaps_left),
+            ("overlaps_right", self.overlaps_right),
+            ("overlaps_both", self.overlaps_both),
+            ("unshares", self.unshares),
+            ("prunes", self.prunes),
+            ("reclaimed", self.reclaimed),
+            ("checkpoints", self.checkpoints),
+        ]
+    }
+}
+
+impl AddAssign for PathCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.splits += other.splits;
+        self.flushes += other.flushes;
+        self.rewrites += other.rewrites;
+        self.coalesces += other.coalesces;
+        self.collapses += other.collapses;
+        self.segment_merges += other.segment_merges;
+        self.goto_sinks += other.goto_sinks;
+        self.goto_waits += other.goto_waits;
+        self.conversions += other.conversions;
+        self.overlaps_left += other.overlaps_left;
+        self.overlaps_right += other.overlaps_right;
+        self.overlaps_both += other.overlaps_both;
+        self.unshares += other.unshares;
+        self.prunes += other.prunes;
+        self.reclaimed += other.reclaimed;
+        self.checkpoints += other.checkpoints;
+    }
+}
+
 impl Inner {
     pub(crate) fn stats(&self) -> Stats {
         let store = &self.store;
@@ -119,6 +168,7 @@ impl Inner {
             cache_misses: get(&c.cache_misses),
             cached_bytes: store.cached_bytes(),
             node_reads: get(&c.node_reads),
+            node_visits: get(&c.node_visits),
             bytes_read: get(&c.bytes_read),
             bytes_written: get(&c.bytes_written),
             paths: PathCounts {
