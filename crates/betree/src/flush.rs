@@ -75,7 +75,9 @@ impl Store {
     fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
         let live = edge.child.as_ref().map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
         let size = live.max(self.shape.leaf_bytes / 2);
-        pending.count > 0 && pending.bytes + pending.dropped >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
+        // What goes for the most part is cheap to write anew, however small it is.
+        let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live;
+        mostly_dropped || pending.count > 0 && pending.bytes + pending.dropped >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
     }
 
     fn push_fullest(&self, node: &mut Skeleton, pending: &mut Vec<Pending>, settle: bool) -> Result<()> {
@@ -108,7 +110,8 @@ impl Store {
                 }
                 let run = self.run(&seg.run)?;
                 let inside = seg.xf.range(&part);
-                let (bytes, count) = run.weigh(self, &inside)?;
+                // Range messages that have become edges count no more.
+                let (bytes, count) = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
                 sum.bytes += bytes;
                 sum.count += count;
                 if count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
@@ -204,13 +207,15 @@ impl Store {
         Ok(pieces)
     }
 
-    fn convert_edge(&self, node: &Skeleton, at: usize, pieces: Vec<(KeyRange, Piece)>, out: &mut Vec<Edge>) -> Result<()> {
-        let edge = &node.edges[at];
+    fn convert_edge(&self, node: &Skeleton, edge_at: usize, pieces: Vec<(KeyRange, Piece)>, out: &mut Vec<Edge>) -> Result<()> {
+        let edge = &node.edges[edge_at];
         let whole = pieces.iter().all(|(_, p)| matches!(p, Piece::Covered { .. }));
         let sinks_into = edge.child.as_ref().filter(|c| c.node.kind() == Kind::Skeleton).map(|c| c.node.height());
         let count = pieces.len();
         let mut kept_here = false;
+        let mut kept = Vec::new();
         for (n, (range, piece)) in pieces.into_iter().enumerate() {
+            let mut goto_waits = false;
             if let Piece::Covered { child, points_step, goto } = piece {
                 let can_sink = match &child {
                     None => true,
@@ -229,7 +234,7 @@ impl Store {
                         _ => bump(&self.counters.overlaps_both),
                     }
                     let child = match child {
-                        Some(c) => Some(self.with_live_bytes(c, &range)?),
+                        Some(c) => self.narrow(c, &range)?,
                         None => None,
                     };
                     out.push(Edge { lo: range.lo, watermark: points_step, child });
@@ -239,26 +244,73 @@ impl Store {
                 if goto {
                     bump(&self.counters.goto_waits);
                 }
+                goto_waits = goto;
             }
             if !kept_here {
-                let child = match &edge.child {
-                    Some(c) if count > 1 => Some(self.with_live_bytes(c.clone(), &range)?),
-                    other => other.clone(),
-                };
-                out.push(Edge { lo: range.lo, watermark: edge.watermark, child });
+                kept.push((out.len(), false));
+                out.push(Edge { lo: range.lo, watermark: edge.watermark, child: edge.child.clone() });
                 kept_here = true;
+            }
+            if let Some((_, waits)) = kept.last_mut() {
+                *waits |= goto_waits;
+            }
+        }
+        if count == 1 || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len() {
+            return Ok(());
+        }
+        // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
+        // keeps its child, which is higher than the target.
+        for at in kept.into_iter().filter_map(|(at, goto_waits)| (!goto_waits).then_some(at)) {
+            let hi = out.get(at + 1).map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
+            let range = KeyRange::new(out[at].lo.clone(), hi);
+            if let Some(child) = out[at].child.take() {
+                out[at].child = self.narrow(child, &range)?;
             }
         }
         Ok(())
     }
 
-    fn with_live_bytes(&self, mut child: Child, range: &KeyRange) -> Result<Child> {
-        child.live_bytes = match child.node.kind() {
-            Kind::Leaf => self.run(&child.node)?.estimate_bytes(&child.xf.range(range)) as u64,
-            // Anything that is not small: an interior node is never coalesced.
-            _ => self.shape.leaf_bytes as u64,
-        };
-        Ok(child)
+    /// Whether edge `at` sees a message in `range`, a part of its own.
+    fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
+        let edge = &node.edges[at];
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(range);
+            let with_ranges = seg.ranges_step() >= edge.watermark;
+            if !part.is_empty() && self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?.1 > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None` when it sees nothing.
+    /// What an edge was cut off from must neither be kept alive by it nor add to heights.
+    pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
+        while child.node.kind() == Kind::Skeleton {
+            let node = self.skeleton(&child.node)?;
+            let inside = child.xf.range(range);
+            let at = node.edge_of(&inside.lo);
+            if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
+                // Anything that is not small: an interior node is never coalesced.
+                child.live_bytes = self.shape.leaf_bytes as u64;
+                return Ok(Some(child));
+            }
+            let Some(below) = &node.edges[at].child else { return Ok(None) };
+            child = Child { xf: child.xf.then(&below.xf), ..below.clone() };
+        }
+        let run = self.run(&child.node)?;
+        let inside = child.xf.range(range);
+        let mut bytes = run.estimate_bytes(&inside);
+        // Of few blocks most may lie outside: then count what is inside.
+        if bytes <= 4 * self.shape.block_bytes {
+            let (exact, count) = run.weigh(self, &inside, false)?;
+            if count == 0 {
+                return Ok(None);
+            }
+            bytes = exact;
+        }
+        child.live_bytes = bytes as u64;
+        Ok(Some(child))
     }
 
     // ---- messages move down ----
@@ -309,7 +361,15 @@ impl Store {
             bump(&self.counters.unshares);
         }
         let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
+        let before = copy.range();
         copy.clip(&child.xf.range(&range));
+        let clipped = copy.range();
+        let last = copy.edges.len() - 1;
+        for (at, cut) in [(0, before.lo != clipped.lo), (last, before.hi != clipped.hi)] {
+            if cut && let Some(child) = copy.edges[at].child.take() {
+                copy.edges[at].child = self.narrow(child, &copy.edge_range(at))?;
+            }
+        }
         let lift = range.common_prefix_len();
         copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
         Ok((copy, lift))
@@ -325,9 +385,18 @@ impl Store {
             bump(&self.counters.goto_sinks);
             assert!(goto_height <= child.height, "T3: a GOTO sinks only into nodes above its target");
         }
-        let bytes = run.size_bytes() as u64;
-        let clip = child.range();
-        child.push_seg(self.new_segment(run), clip, Xf::identity(), goto_height, bytes);
+        self.push_run(child, run);
+    }
+
+    /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
+    /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
+    /// pointed at, nor a null that waits.
+    pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
+        for part in run.into_kinds() {
+            let goto_height = self.goto_height(&part);
+            let bytes = part.size_bytes() as u64;
+            node.push_seg(self.new_segment(part), node.range(), Xf::identity(), goto_height, bytes);
+        }
     }
 
     pub(crate) fn goto_height(&self, run: &MemRun) -> u8 {
@@ -351,7 +420,8 @@ impl Store {
                 edges.push(Edge { lo, watermark, child: None });
                 continue;
             }
-            if part.segs.is_empty() && part.edges.len() <= (self.shape.fanout / 8).max(1) {
+            let children = part.edges.iter().filter(|e| e.child.is_some()).count();
+            if part.segs.is_empty() && children <= (self.shape.fanout / 8).max(1) && part.edges.len() <= (self.shape.fanout / 2).max(1) {
                 // A node with few children and no messages is better off as edges of its parent.
                 bump(&self.counters.collapses);
                 let down = Xf::stripping(lift);
@@ -414,7 +484,8 @@ impl Store {
                 if part.is_empty() {
                     continue;
                 }
-                let (bytes, count) = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part))?;
+                let with_ranges = seg.ranges_step() >= watermark;
+                let (bytes, count) = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?;
                 if count > 0 {
                     sees = true;
                     live[n] += bytes as u64;
@@ -442,7 +513,10 @@ impl Store {
 
     /// Merges the newest segments while there are too many, small ones first (size tiers).
     fn merge_segments(&self, node: &mut Skeleton) -> Result<()> {
-        while node.segs.len() > self.shape.segments {
+        let mut before = usize::MAX;
+        // A merge leaves up to three, one for each kind of message.
+        while node.segs.len() > self.shape.segments && node.segs.len() < before {
+            before = node.segs.len();
             // The longest newest run of segments none of which is larger than those after it together.
             let mut from = node.segs.len() - 1;
             let mut sum = node.segs[from].bytes;
@@ -456,17 +530,10 @@ impl Store {
                 let part = self.gather(node, at, &node.segs[from..])?;
                 merged.add_all(&part);
             }
-            // With the newest ordinal every edge sees of the merged run just what it saw of the parts: what a
+            // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
             // watermark hid is not in it.
-            let ord = node.segs[node.segs.len() - 1].ord;
             node.segs.truncate(from);
-            if merged.is_empty() {
-                continue;
-            }
-            let goto_height = self.goto_height(&merged);
-            let bytes = merged.size_bytes() as u64;
-            let run = self.new_segment(merged);
-            node.segs.push(SegRef { run, ord, clip: node.range(), xf: Xf::identity(), goto_height, bytes });
+            self.push_run(node, merged);
         }
         Ok(())
     }

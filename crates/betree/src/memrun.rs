@@ -209,10 +209,25 @@ impl MemRun {
         self.ranges.remove(&lo).map(|entry| entry.msg)
     }
 
-    /// Bytes of messages in `range`, and how many.
-    pub(crate) fn weigh(&self, range: &KeyRange) -> (usize, usize) {
+    /// GOTOs, nulls and points as runs of their own, in this order, without empty ones. Laid on top of each other they
+    /// are this run: its ranges are disjoint, and older than its points.
+    pub(crate) fn into_kinds(self) -> impl Iterator<Item = MemRun> {
+        let (mut gotos, mut nulls) = (OrdMap::new(), OrdMap::new());
+        for (lo, entry) in self.ranges {
+            match entry.msg {
+                RangeMsg::Goto(_) => gotos.insert(lo, entry),
+                RangeMsg::Null => nulls.insert(lo, entry),
+            };
+        }
+        let of_ranges = |ranges| MemRun { ranges, ..MemRun::default() };
+        let points = MemRun { points: self.points, ranges: OrdMap::new(), bytes: self.bytes };
+        [of_ranges(gotos), of_ranges(nulls), points].into_iter().filter(|run| !run.is_empty())
+    }
+
+    /// Bytes of messages in `range`, and how many; of the points alone unless `with_ranges`.
+    pub(crate) fn weigh(&self, range: &KeyRange, with_ranges: bool) -> (usize, usize) {
         let points = self.points_in(range).fold((0, 0), |(b, n), (k, p)| (b + cost(k, p), n + 1));
-        let ranges = self.ranges_in(range).count();
+        let ranges = if with_ranges { self.ranges_in(range).count() } else { 0 };
         (points.0 + ranges * ENTRY_BYTES, points.1 + ranges)
     }
 

@@ -269,9 +269,7 @@ impl Inner {
                 }
             },
         };
-        let goto_height = self.store.goto_height(&run);
-        let bytes = run.size_bytes() as u64;
-        root.push_seg(self.store.new_segment(run), KeyRange::all(), Xf::identity(), goto_height, bytes);
+        self.store.push_run(&mut root, run);
         state.root = self.store.new_skeleton(root);
     }
 

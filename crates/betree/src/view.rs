@@ -79,13 +79,13 @@ impl RunView {
         RunCursor { run: self.clone(), next_lo: range.lo, hi: range.hi, page: Vec::new(), at: 0, next_block: None, done: false, ahead }
     }
 
-    /// Bytes of the messages in `range`, and about how many there are. Exact at the borders.
-    pub(crate) fn weigh(&self, store: &Store, range: &KeyRange) -> Result<(usize, usize)> {
+    /// Bytes of the messages in `range`, and how many there are; of the points alone unless `with_ranges`.
+    pub(crate) fn weigh(&self, store: &Store, range: &KeyRange, with_ranges: bool) -> Result<(usize, usize)> {
         let run = match self {
-            RunView::Mem(run) => return Ok(run.weigh(range)),
+            RunView::Mem(run) => return Ok(run.weigh(range, with_ranges)),
             RunView::Disk(run) => run,
         };
-        let ranges = run.index.ranges_in(range).count();
+        let ranges = if with_ranges { run.index.ranges_in(range).count() } else { 0 };
         let (mut bytes, mut count) = (ranges * 48, ranges);
         if range.is_empty() {
             return Ok((0, 0));
@@ -115,7 +115,7 @@ impl RunView {
     /// Stored bytes of the blocks that `range` meets, from the index alone.
     pub(crate) fn estimate_bytes(&self, range: &KeyRange) -> usize {
         let run = match self {
-            RunView::Mem(run) => return run.weigh(range).0,
+            RunView::Mem(run) => return run.weigh(range, true).0,
             RunView::Disk(run) => run,
         };
         let blocks = &run.index.blocks;
