@@ -4,7 +4,8 @@
 //! [`Store::tend`] brings one interior node within its limits:
 //!
 //! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
-//!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning.
+//!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning. Children that clones
+//!    have made too high are flattened (see [`crate::flatten`]).
 //! 2. *Rewrite* leaves for which messages of `theta` of their size wait, shared or private alike
 //!    (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
 //!    relifting of leaves are this one operation.
@@ -51,6 +52,7 @@ impl Store {
     /// a free label. With `settle` range messages are pushed as deep as they go.
     pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
         self.convert(node, top)?;
+        self.flatten_high(node)?;
         let mut pending = self.weigh_edges(node)?;
         let mut at = 0;
         while at < node.edges.len() {

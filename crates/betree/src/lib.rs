@@ -30,6 +30,7 @@ mod bounds;
 mod checkpoint;
 mod clone;
 mod error;
+mod flatten;
 mod flush;
 mod journal;
 mod memrun;

@@ -211,6 +211,7 @@ pub(crate) struct Counters {
     pub(crate) rewrites: AtomicU64,
     pub(crate) coalesces: AtomicU64,
     pub(crate) collapses: AtomicU64,
+    pub(crate) flattens: AtomicU64,
     pub(crate) segment_merges: AtomicU64,
     pub(crate) goto_sinks: AtomicU64,
     pub(crate) goto_waits: AtomicU64,

@@ -174,11 +174,11 @@ impl View {
 
 /// A piece of the scan still to be done, in the scan's key space.
 #[derive(Debug)]
-struct Frame {
-    range: KeyRange,
-    base: Base,
-    /// Newest first, with the translation from the scan's key space.
-    overlays: Arc<[(RunView, Xf)]>,
+pub(crate) struct Frame {
+    pub(crate) range: KeyRange,
+    pub(crate) base: Base,
+    /// Newest first, with the translation from the scan's key space. Only their points count.
+    pub(crate) overlays: Arc<[(RunView, Xf)]>,
 }
 
 /// Merges cursors over the same range, the first one newest.
@@ -269,6 +269,18 @@ impl TreeScan {
             }
             let Some(frame) = self.frames.pop() else { return Ok(None) };
             self.open(store, frame)?;
+        }
+    }
+
+    /// The next uniform piece over nothing or over a node that is not higher than `height`.
+    pub(crate) fn next_piece(&mut self, store: &Store, height: u8) -> Result<Option<Frame>> {
+        loop {
+            let Some(frame) = self.frames.pop() else { return Ok(None) };
+            match &frame.base {
+                Base::Node(node, _) if node.height() > height => self.open(store, frame)?,
+                Base::Draft(_) => self.open(store, frame)?,
+                Base::Node(..) | Base::Nothing => return Ok(Some(frame)),
+            }
         }
     }
 

@@ -33,8 +33,12 @@ const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
 /// More edges or segments than any sound node has; bounds what a decoder allocates.
 const ITEMS_MAX: u32 = 1 << 20;
 
+/// Nodes above this height are flattened when the node above them is tended, as far as that helps.
+pub(crate) const HEIGHT_SOFT: u8 = 24;
+/// Clones of a greater height first have their source flushed and flattened.
+pub(crate) const HEIGHT_PATIENT: u8 = 64;
 /// No clone is made of a greater height. Heights grow by one for each clone of a range that holds the clone
-/// before, whose logical size doubles each time.
+/// before; those that flattening cannot take back double the logical size each time.
 pub(crate) const HEIGHT_MAX: u8 = 160;
 /// The same for clones from the journal: a replay may meet a tree that is flushed to another degree, and must not refuse
 /// what was accepted.

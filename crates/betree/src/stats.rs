@@ -69,6 +69,8 @@ pub struct PathCounts {
     pub coalesces: u64,
     /// Interior nodes that were no more than their only edge.
     pub collapses: u64,
+    /// Nodes that had become too high rebuilt as balanced trees over the same nodes further down.
+    pub flattens: u64,
     /// Segments of a node merged.
     pub segment_merges: u64,
     /// GOTOs pushed into a child.
@@ -96,13 +98,14 @@ pub struct PathCounts {
 impl PathCounts {
     /// All counts, with their names.
     #[must_use]
-    pub fn by_name(&self) -> [(&'static str, u64); 16] {
+    pub fn by_name(&self) -> [(&'static str, u64); 17] {
         [
             ("splits", self.splits),
             ("flushes", self.flushes),
             ("rewrites", self.rewrites),
             ("coalesces", self.coalesces),
             ("collapses", self.collapses),
+            ("flattens", self.flattens),
             ("segment_merges", self.segment_merges),
             ("goto_sinks", self.goto_sinks),
             ("goto_waits", self.goto_waits),
@@ -125,6 +128,7 @@ impl AddAssign for PathCounts {
         self.rewrites += other.rewrites;
         self.coalesces += other.coalesces;
         self.collapses += other.collapses;
+        self.flattens += other.flattens;
         self.segment_merges += other.segment_merges;
         self.goto_sinks += other.goto_sinks;
         self.goto_waits += other.goto_waits;
@@ -177,6 +181,7 @@ impl Inner {
                 rewrites: get(&c.rewrites),
                 coalesces: get(&c.coalesces),
                 collapses: get(&c.collapses),
+                flattens: get(&c.flattens),
                 segment_merges: get(&c.segment_merges),
                 goto_sinks: get(&c.goto_sinks),
                 goto_waits: get(&c.goto_waits),
