@@ -66,10 +66,6 @@ impl KeyRange {
         self.lo <= other.lo && cmp_hi(other.hi.as_deref(), self.hi.as_deref()).is_le()
     }
 
-    pub(crate) fn intersects(&self, other: &KeyRange) -> bool {
-        below(&self.lo, other.hi.as_deref()) && below(&other.lo, self.hi.as_deref())
-    }
-
     /// What both hold; empty ranges come out with `lo >= hi`.
     pub(crate) fn intersect(&self, other: &KeyRange) -> KeyRange {
         let lo = if self.lo >= other.lo { self.lo.clone() } else { other.lo.clone() };

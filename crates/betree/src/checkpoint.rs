@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use ramet_block::Superblock;
 use ramet_block::superblock::write_superblock;
 use ramet_nodetable::NodeId;
 
@@ -28,17 +29,32 @@ use crate::tree::Inner;
 /// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
 const RECLAIM_MAX: usize = 1 << 16;
 
+/// Space for the pages that any commit shadows, and for those that one reclaimed node does, in bytes.
+const COMMIT_BYTES: u64 = 128 << 10;
+const RECLAIM_BYTES: u64 = 16 << 10;
+
 impl Inner {
     pub(crate) fn checkpoint(&self) -> Result<()> {
         self.checkpoint_as(false)
     }
 
-    /// Writes a checkpoint; `clean` marks the volume as properly closed.
+    /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace` ends all
+    /// writing.
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
+        let done = self.write_checkpoint(clean);
+        if let Err(error) = &done {
+            if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
+                self.poison(error);
+            }
+        }
+        done
+    }
+
+    fn write_checkpoint(&self, clean: bool) -> Result<()> {
         let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
-        self.freeze_now()?;
+        self.freeze(&mut self.state.lock());
         match self.flush(true) {
             // A full device must not keep what is in memory from becoming durable.
             Ok(()) | Err(Error::NoSpace) => {}
@@ -47,16 +63,21 @@ impl Inner {
         let (root, seq, cut) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
-            self.check_alive()?;
             (state.root.clone(), state.seq, journal.cut())
         };
         let fresh = write_fresh(&self.store, &root)?;
-        let new = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
+        let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
-        let commit = self.store.table.commit(new, Some(root.id()), RECLAIM_MAX, &pinned)?;
-
-        let io = |what| move |e| Error::Io { what, source: Arc::new(e) };
-        self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        let reclaim_max = self.reclaim_max(new.len())?;
+        let commit = match self.store.table.commit(new, Some(root.id()), reclaim_max, &pinned) {
+            Ok(commit) => commit,
+            Err(error) => {
+                // The table is half changed in memory: nothing more can be written, whatever was missing.
+                let error = Error::from(error);
+                self.poison(&error);
+                return Err(error);
+            }
+        };
         let mut next = sb.clone();
         next.generation += 1;
         next.journal_start = cut;
@@ -67,8 +88,12 @@ impl Inner {
         next.next_node = self.store.next_id();
         next.next_seq = seq + 1;
         next.clean = clean;
-        write_superblock(&*self.store.dev, &next)?;
-        self.store.dev.sync().map_err(io("syncing a superblock"))?;
+        if let Err(error) = self.switch_to(&next) {
+            // The device may hold the new superblock all the same. What it names must stay as it is, also when
+            // the handles of `fresh` go.
+            self.poison(&error);
+            return Err(error);
+        }
         *sb = next;
 
         for handle in &fresh {
@@ -84,9 +109,21 @@ impl Inner {
         Ok(())
     }
 
-    fn freeze_now(&self) -> Result<()> {
-        self.freeze(&mut self.state.lock());
-        self.check_alive()
+    /// How many dead nodes a commit of `new` nodes has the space to reclaim: each may shadow pages of its own. A
+    /// commit that ran out of space would be the last one, so it is not begun then.
+    fn reclaim_max(&self, new: usize) -> Result<usize> {
+        let free = self.store.table.stats().free;
+        let certain = COMMIT_BYTES + new as u64 * 512;
+        let left = free.checked_sub(certain).ok_or(Error::NoSpace)?;
+        Ok(usize::try_from(left / RECLAIM_BYTES).unwrap_or(usize::MAX).min(RECLAIM_MAX))
+    }
+
+    /// Makes what was written durable, then the superblock that names it.
+    fn switch_to(&self, next: &Superblock) -> Result<()> {
+        let io = |what| move |e| Error::Io { what, source: Arc::new(e) };
+        self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        write_superblock(&*self.store.dev, next)?;
+        self.store.dev.sync().map_err(io("syncing a superblock"))
     }
 }
 

@@ -169,7 +169,8 @@ fn over_nothing(range: &KeyRange, base: MemRun, waiting: &MemRun) -> MemRun {
 
 /// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
 fn too_heavy(run: &MemRun, range: &KeyRange, limit: usize) -> bool {
-    let mut sum = 0;
+    // Each range message counts for as much as it adds to `MemRun::size_bytes`.
+    let mut sum = run.ranges_in(range).take(limit / 48 + 1).count() * 48;
     for (key, point) in run.points_in(range) {
         sum += key.len() + point.payload_bytes() + 48;
         if sum > limit {

@@ -12,6 +12,11 @@
 //! 3. *Push* messages into interior children while the node holds more than its buffer, fullest child first.
 //! 4. *Coalesce* small neighbouring leaves, merge small segments, drop segments that no edge sees.
 //!
+//! Without room for the nodes that a step makes the step is left out and the messages stay where they are, so that
+//! what is in memory can always be written as it is. The checkpoint after frees what other steps replaced, and
+//! makes room for the next ones. When room is short, everything goes down that can, because deletions free
+//! space only at the leaves.
+//!
 //! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
 //! its segments and children are shared until they are rewritten themselves.
 
@@ -20,7 +25,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf, below, min_hi};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg};
 use crate::node::{Kind, Store, bump};
@@ -35,6 +40,18 @@ enum Piece {
     Kept,
     /// Covered by a range message of the segment with this points step.
     Covered { child: Option<Child>, points_step: u64, goto: bool },
+}
+
+/// Space that pushing into a child takes beside the messages, about, in bytes.
+const PUSH_BYTES: u64 = 32 << 10;
+
+/// `None` when there was no room.
+fn with_room<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(Error::NoSpace) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// How much waits for an edge.
@@ -57,9 +74,10 @@ impl Store {
         let mut at = 0;
         while at < node.edges.len() {
             let is_leaf = node.edges[at].child.as_ref().is_none_or(|c| c.node.kind() == Kind::Leaf);
-            if is_leaf && self.is_abundant(&node.edges[at], pending[at]) {
+            let wanted = is_leaf && self.is_abundant(&node.edges[at], pending[at]);
+            let rewritten = if wanted { with_room(self.rewrite(node, at, at))? } else { None };
+            if let Some(edges) = rewritten {
                 bump(&self.counters.flushes);
-                let edges = self.rewrite(node, at, at)?;
                 let made = edges.len();
                 pending.splice(at..=at, std::iter::repeat_n(Pending::default(), made));
                 node.edges.splice(at..=at, edges);
@@ -85,10 +103,13 @@ impl Store {
     fn push_fullest(&self, node: &mut Skeleton, pending: &mut Vec<Pending>, settle: bool) -> Result<()> {
         let interior = |node: &Skeleton, at: usize| node.edges[at].child.as_ref().is_some_and(|c| c.node.kind() == Kind::Skeleton);
         let mut total: usize = pending.iter().map(|p| p.bytes).sum();
-        let high = self.shape.buffer_bytes;
+        let is_short = self.room_bytes() < 2 * self.slack_bytes();
+        let high = if is_short { 0 } else { self.shape.buffer_bytes };
         let low = if total > high { high / 2 } else { high };
         loop {
-            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && interior(node, at));
+            let room = self.room_bytes();
+            let fits = |pending: &Pending| pending.bytes as u64 + PUSH_BYTES <= room;
+            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && interior(node, at) && fits(&pending[at]));
             let forced = settle.then(|| candidates.clone().find(|&at| pending[at].ranges)).flatten();
             let fullest = (total > low).then(|| candidates.max_by_key(|&at| pending[at].bytes)).flatten();
             let Some(at) = forced.or(fullest) else { return Ok(()) };
@@ -113,10 +134,13 @@ impl Store {
                 let run = self.run(&seg.run)?;
                 let inside = seg.xf.range(&part);
                 // Range messages that have become edges count no more.
-                let (bytes, count) = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
-                sum.bytes += bytes;
-                sum.count += count;
-                if count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+                let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
+                sum.bytes += weight.bytes;
+                sum.count += weight.count;
+                if weight.deletes > 0 {
+                    sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
+                }
+                if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
                     for (covered, _) in run.ranges_in(&inside) {
                         sum.ranges = true;
                         sum.dropped += self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
@@ -134,6 +158,14 @@ impl Store {
             Some(child) if child.node.kind() == Kind::Leaf => {
                 Ok(self.run(&child.node)?.estimate_bytes(&child.xf.range(range)).saturating_sub(self.shape.block_bytes))
             }
+            _ => Ok(0),
+        }
+    }
+
+    /// Mean size of what a deletion drops from a leaf child, in bytes.
+    fn point_bytes_below(&self, edge: &Edge) -> Result<usize> {
+        match &edge.child {
+            Some(child) if child.node.kind() == Kind::Leaf => Ok(self.run(&child.node)?.point_bytes_mean()),
             _ => Ok(0),
         }
     }
@@ -278,7 +310,7 @@ impl Store {
         for seg in node.visible(edge) {
             let part = seg.clip.intersect(range);
             let with_ranges = seg.ranges_step() >= edge.watermark;
-            if !part.is_empty() && self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?.1 > 0 {
+            if !part.is_empty() && self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?.count > 0 {
                 return Ok(true);
             }
         }
@@ -305,11 +337,11 @@ impl Store {
         let mut bytes = run.estimate_bytes(&inside);
         // Of few blocks most may lie outside: then count what is inside.
         if bytes <= 4 * self.shape.block_bytes {
-            let (exact, count) = run.weigh(self, &inside, false)?;
-            if count == 0 {
+            let exact = run.weigh(self, &inside, false)?;
+            if exact.count == 0 {
                 return Ok(None);
             }
-            bytes = exact;
+            bytes = exact.bytes;
         }
         child.live_bytes = bytes as u64;
         Ok(Some(child))
@@ -487,10 +519,10 @@ impl Store {
                     continue;
                 }
                 let with_ranges = seg.ranges_step() >= watermark;
-                let (bytes, count) = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?;
-                if count > 0 {
+                let weight = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?;
+                if weight.count > 0 {
                     sees = true;
-                    live[n] += bytes as u64;
+                    live[n] += weight.bytes as u64;
                 }
             }
             if !sees {
@@ -525,6 +557,9 @@ impl Store {
             while from > 0 && (node.segs[from - 1].bytes <= sum * 2 || node.segs.len() - from < 2) {
                 from -= 1;
                 sum += node.segs[from].bytes;
+            }
+            if sum + PUSH_BYTES > self.room_bytes() {
+                return Ok(());
             }
             bump(&self.counters.segment_merges);
             let mut merged = MemRun::default();
@@ -583,9 +618,9 @@ impl Store {
                 leaves += usize::from(node.edges[to].child.is_some());
                 to += 1;
             }
-            if leaves >= least {
+            let joined = if leaves >= least { with_room(self.rewrite(node, from, to - 1))? } else { None };
+            if let Some(edges) = joined {
                 bump(&self.counters.coalesces);
-                let edges = self.rewrite(node, from, to - 1)?;
                 let made = edges.len();
                 pending.splice(from..to, std::iter::repeat_n(Pending::default(), made));
                 node.edges.splice(from..to, edges);
@@ -609,6 +644,9 @@ impl Store {
         if covers {
             let edges = if kind == Some(Kind::Skeleton) {
                 let messages = self.gather(node, at, &node.segs)?;
+                if messages.size_bytes() as u64 + PUSH_BYTES > self.room_bytes() {
+                    return Err(Error::NoSpace);
+                }
                 let bounds = node.edge_range(at);
                 let (mut child, lift) = self.open_child(node, at)?;
                 self.give(&mut child, &messages, &bounds, lift);
@@ -687,7 +725,7 @@ impl LeafWriter<'_> {
             builder.add(key.slice(lift..), &Point::Put(value.clone()));
         }
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
-        let node = self.store.write_run(builder.finish(std::iter::empty()), true)?;
+        let node = self.store.write_run(builder.finish(std::iter::empty()))?;
         let child = Child { xf: Xf::stripping(lift), node, live_bytes };
         self.edges.push(Edge { lo: range.lo, watermark: self.watermark, child: Some(child) });
         Ok(())

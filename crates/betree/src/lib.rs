@@ -32,6 +32,8 @@ mod clone;
 mod error;
 mod flatten;
 mod flush;
+#[cfg(test)]
+mod format_tests;
 mod journal;
 mod memrun;
 mod message;

@@ -29,8 +29,27 @@ pub(crate) struct MemRun {
     bytes: usize,
 }
 
+/// What lies in a part of a run.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Weight {
+    /// Bytes of messages, with a fixed cost for each.
+    pub(crate) bytes: usize,
+    /// Messages.
+    pub(crate) count: usize,
+    /// Of these, deletions of one key.
+    pub(crate) deletes: usize,
+}
+
 fn cost(key: &[u8], point: &Point) -> usize {
     key.len() + point.payload_bytes() + ENTRY_BYTES
+}
+
+fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
+    let prepend = match &entry.msg {
+        RangeMsg::Null => 0,
+        RangeMsg::Goto(target) => target.xf.prepend.len(),
+    };
+    lo.len() + entry.hi.as_ref().map_or(0, Bytes::len) + prepend + ENTRY_BYTES
 }
 
 impl MemRun {
@@ -40,11 +59,19 @@ impl MemRun {
 
     /// Bytes of messages, with a fixed cost for each.
     pub(crate) fn size_bytes(&self) -> usize {
-        self.bytes + self.ranges.len() * ENTRY_BYTES
+        self.bytes
     }
 
-    pub(crate) fn point_count(&self) -> usize {
-        self.points.len()
+    fn put_range(&mut self, lo: Bytes, entry: RangeEntry) {
+        self.bytes += range_cost(&lo, &entry);
+        let old = self.ranges.insert(lo.clone(), entry);
+        self.bytes -= old.map_or(0, |old| range_cost(&lo, &old));
+    }
+
+    fn take_range(&mut self, lo: &Bytes) -> Option<RangeEntry> {
+        let entry = self.ranges.remove(lo)?;
+        self.bytes -= range_cost(lo, &entry);
+        Some(entry)
     }
 
     pub(crate) fn range_count(&self) -> usize {
@@ -104,12 +131,12 @@ impl MemRun {
             if let Some(end) = &hi {
                 if let Some(RangeEntry { msg: RangeMsg::Null, hi: further }) = self.ranges.get(end) {
                     let further = further.clone();
-                    self.ranges.remove(&end.clone());
+                    self.take_range(&end.clone());
                     hi = further;
                 }
             }
         }
-        self.ranges.insert(lo, RangeEntry { hi, msg });
+        self.put_range(lo, RangeEntry { hi, msg });
     }
 
     fn remove_points(&mut self, range: &KeyRange) {
@@ -125,14 +152,14 @@ impl MemRun {
     fn carve(&mut self, range: &KeyRange) {
         let overlapping: Vec<(Bytes, RangeEntry)> = self.ranges_in(range).map(|(lo, e)| (lo.clone(), e.clone())).collect();
         for (lo, entry) in overlapping {
-            self.ranges.remove(&lo);
+            self.take_range(&lo);
             if let Some(end) = &range.hi {
                 if below(end, entry.hi.as_deref()) {
-                    self.ranges.insert(end.clone(), entry.clone());
+                    self.put_range(end.clone(), entry.clone());
                 }
             }
             if lo < range.lo {
-                self.ranges.insert(lo, RangeEntry { hi: Some(range.lo.clone()), msg: entry.msg });
+                self.put_range(lo, RangeEntry { hi: Some(range.lo.clone()), msg: entry.msg });
             }
         }
     }
@@ -206,34 +233,36 @@ impl MemRun {
             return None;
         }
         let lo = lo.clone();
-        self.ranges.remove(&lo).map(|entry| entry.msg)
+        self.take_range(&lo).map(|entry| entry.msg)
     }
 
     /// GOTOs, nulls and points as runs of their own, in this order, without empty ones. Laid on top of each other they
     /// are this run: its ranges are disjoint, and older than its points.
     pub(crate) fn into_kinds(self) -> impl Iterator<Item = MemRun> {
-        let (mut gotos, mut nulls) = (OrdMap::new(), OrdMap::new());
+        let mut kinds = [MemRun::default(), MemRun::default(), MemRun::default()];
         for (lo, entry) in self.ranges {
-            match entry.msg {
-                RangeMsg::Goto(_) => gotos.insert(lo, entry),
-                RangeMsg::Null => nulls.insert(lo, entry),
-            };
+            let kind = usize::from(matches!(entry.msg, RangeMsg::Null));
+            kinds[kind].put_range(lo, entry);
         }
-        let of_ranges = |ranges| MemRun { ranges, ..MemRun::default() };
-        let points = MemRun { points: self.points, ranges: OrdMap::new(), bytes: self.bytes };
-        [of_ranges(gotos), of_ranges(nulls), points].into_iter().filter(|run| !run.is_empty())
+        let of_ranges = kinds[0].bytes + kinds[1].bytes;
+        kinds[2].points = self.points;
+        kinds[2].bytes = self.bytes - of_ranges;
+        kinds.into_iter().filter(|run| !run.is_empty())
     }
 
-    /// Bytes of messages in `range`, and how many; of the points alone unless `with_ranges`.
-    pub(crate) fn weigh(&self, range: &KeyRange, with_ranges: bool) -> (usize, usize) {
-        let points = self.points_in(range).fold((0, 0), |(b, n), (k, p)| (b + cost(k, p), n + 1));
-        let ranges = if with_ranges { self.ranges_in(range).count() } else { 0 };
-        (points.0 + ranges * ENTRY_BYTES, points.1 + ranges)
-    }
-
-    /// Whether anything lies in `range`.
-    pub(crate) fn touches(&self, range: &KeyRange) -> bool {
-        self.points_in(range).next().is_some() || self.ranges_in(range).next().is_some()
+    /// What lies in `range`; of the points alone unless `with_ranges`.
+    pub(crate) fn weigh(&self, range: &KeyRange, with_ranges: bool) -> Weight {
+        let mut sum = Weight::default();
+        for (key, point) in self.points_in(range) {
+            sum.bytes += cost(key, point);
+            sum.count += 1;
+            sum.deletes += usize::from(matches!(point, Point::Delete));
+        }
+        for (lo, entry) in self.ranges_in(range).filter(|_| with_ranges) {
+            sum.bytes += range_cost(lo, entry);
+            sum.count += 1;
+        }
+        sum
     }
 
     /// Invariant of the module header, for tests and debug builds.

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use ramet_block::wire::WireError;
-use ramet_block::{Codec, Device, Extent, checksum};
+use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, checksum};
 use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
 use crate::error::{Error, Result};
@@ -71,6 +71,8 @@ pub(crate) struct Handle {
     id: NodeId,
     kind: Kind,
     height: u8,
+    /// Space that writing it takes, in bytes; counted in [`Store::owed_bytes`] while it is fresh.
+    owes: u64,
     state: Mutex<State>,
     store: Weak<Store>,
 }
@@ -127,8 +129,12 @@ impl Drop for Handle {
             State::Written { place, .. } => store.table.free_unpublished(place.extent),
             State::Run(run) => {
                 store.fresh_bytes.fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+                store.owed_bytes.fetch_sub(self.owes, Ordering::Relaxed);
             }
-            State::Skeleton(_) | State::Recorded(_) => {}
+            State::Skeleton(_) => {
+                store.owed_bytes.fetch_sub(self.owes, Ordering::Relaxed);
+            }
+            State::Recorded(_) => {}
         }
     }
 }
@@ -137,7 +143,7 @@ impl Drop for Handle {
 enum Cached {
     Skeleton(Arc<Skeleton>),
     Index(Arc<RunIndex>),
-    Block(Arc<Block>, u32),
+    Block(Arc<Block>),
 }
 
 #[derive(Clone)]
@@ -151,7 +157,7 @@ impl Weighter<CacheKey, Cached> for ByBytes {
         match value {
             Cached::Skeleton(node) => node.weight() as u64,
             Cached::Index(index) => index.weight() as u64,
-            Cached::Block(_, weight) => u64::from(*weight) + 64,
+            Cached::Block(block) => u64::from(block.weight) + 64,
         }
     }
 }
@@ -237,6 +243,10 @@ pub(crate) struct Store {
     pub(crate) counters: Counters,
     /// Bytes of messages in segments that are not written yet.
     pub(crate) fresh_bytes: AtomicU64,
+    /// Space that the next checkpoint takes to write what is in memory only, in bytes.
+    owed_bytes: AtomicU64,
+    /// Bytes of messages in the memory buffer.
+    pub(crate) buffered_bytes: AtomicU64,
     cache: Cache<CacheKey, Cached, ByBytes>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
@@ -262,6 +272,8 @@ impl Store {
             shape,
             counters: Counters::default(),
             fresh_bytes: AtomicU64::new(0),
+            owed_bytes: AtomicU64::new(0),
+            buffered_bytes: AtomicU64::new(0),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
@@ -280,14 +292,21 @@ impl Store {
         if let Some(handle) = handles.get(&id.0).and_then(Weak::upgrade) {
             return handle;
         }
-        let handle = Arc::new(Handle { id, kind, height, state: Mutex::new(State::Recorded(None)), store: self.me.clone() });
+        let handle = Arc::new(Handle { id, kind, height, owes: 0, state: Mutex::new(State::Recorded(None)), store: self.me.clone() });
         handles.insert(id.0, Arc::downgrade(&handle));
         handle
     }
 
     fn fresh(&self, kind: Kind, height: u8, state: State) -> Arc<Handle> {
         let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let handle = Arc::new(Handle { id, kind, height, state: Mutex::new(state), store: self.me.clone() });
+        let bytes = match &state {
+            State::Skeleton(node) => node.encoded_bytes_max(),
+            State::Run(run) => run.size_bytes() + RUN_HEADER_BYTES,
+            State::Written { .. } | State::Recorded(_) => 0,
+        };
+        let owes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
+        self.owed_bytes.fetch_add(owes, Ordering::Relaxed);
+        let handle = Arc::new(Handle { id, kind, height, owes, state: Mutex::new(state), store: self.me.clone() });
         self.handles.lock().insert(id.0, Arc::downgrade(&handle));
         handle
     }
@@ -301,9 +320,33 @@ impl Store {
         self.fresh(Kind::Segment, 0, State::Run(Arc::new(run)))
     }
 
-    /// Writes a run now; it is durable with the next checkpoint that names it.
-    pub(crate) fn write_run(&self, image: RunImage, reserved: bool) -> Result<Arc<Handle>> {
-        let place = self.write_node(&image.bytes, image.checksum, reserved)?;
+    /// Room that is kept for structural work when the volume is as full as it gets, in bytes: a few leaves, so that
+    /// deletions can be applied to the leaves that hold what they delete.
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        let total = self.table.stats().total;
+        let leaves = 6 * self.shape.leaf_bytes as u64;
+        let buffers = (2 * self.shape.buffer_bytes as u64).min(total / 64);
+        leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)
+    }
+
+    /// Space beyond the reserve and beyond what a checkpoint takes to write what is in memory now, in bytes.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let space = self.table.stats();
+        let owed = self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed);
+        space.free.saturating_sub(space.reserved).saturating_sub(owed)
+    }
+
+    /// Bytes that are in memory only.
+    pub(crate) fn owed_bytes(&self) -> u64 {
+        self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
+    pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
+        if (image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES) > self.room_bytes() {
+            return Err(Error::NoSpace);
+        }
+        let place = self.write_node(&image.bytes, image.checksum, false)?;
         Ok(self.fresh(image.kind, 0, State::Written { place, children: image.children }))
     }
 
@@ -347,6 +390,7 @@ impl Store {
 
     fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
         let old = std::mem::replace(&mut *handle.state.lock(), State::Written { place, children });
+        self.owed_bytes.fetch_sub(handle.owes, Ordering::Relaxed);
         // Dropped without the lock: the last hold on a node may go with it.
         drop(old);
     }
@@ -481,7 +525,7 @@ impl Store {
     pub(crate) fn block(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Arc<Block>> {
         let id = run.handle.id.0;
         let key = |n: usize| (id, u32::try_from(n + 1).expect("blocks of a run fit 32 bits"));
-        if let Some(Cached::Block(block, _)) = self.cache.get(&key(at)) {
+        if let Some(Cached::Block(block)) = self.cache.get(&key(at)) {
             bump(&self.counters.cache_hits);
             return Ok(block);
         }
@@ -505,8 +549,7 @@ impl Store {
                 Err(_) if n > at => break,
                 Err(e) => return Err(e),
             };
-            let weight = u32::try_from(Block::weight(meta, block.entries.len())).unwrap_or(u32::MAX);
-            self.cache.insert(key(n), Cached::Block(block.clone(), weight));
+            self.cache.insert(key(n), Cached::Block(block.clone()));
             if n == at {
                 wanted = Some(block);
             }

@@ -14,10 +14,9 @@ use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result};
 use crate::journal::{Journal, REGION_BYTES_MIN};
-use crate::memrun::MemRun;
 use crate::node::{Kind, Store, TreeShape};
 use crate::record;
-use crate::tree::{Inner, OpenOptions, State, Tree, empty_root, machine_cache_bytes};
+use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
 
 /// Smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
@@ -35,6 +34,13 @@ pub struct FormatOptions {
 fn journal_extent(bytes: u64) -> Extent {
     let len = (bytes / 16).clamp(REGION_BYTES_MIN.max(1 << 20), 256 << 20) / BLOCK_BYTES * BLOCK_BYTES;
     Extent::new(AREA_END, len)
+}
+
+/// Nodes of a volume of `bytes`: a few leaves must fit what a full volume keeps for structural work.
+fn shape_for(bytes: u64) -> TreeShape {
+    let usual = TreeShape::default();
+    let leaf_bytes = usize::try_from(bytes / 128).unwrap_or(usize::MAX).next_power_of_two().clamp(32 << 10, usual.leaf_bytes);
+    TreeShape { leaf_bytes, ..usual }
 }
 
 fn usable(sb: &Superblock) -> Extent {
@@ -56,7 +62,7 @@ impl Tree {
         if bytes < VOLUME_BYTES_MIN {
             return Err(Error::Invalid("a volume takes at least 4 MiB"));
         }
-        let shape = options.shape.clone().unwrap_or_default();
+        let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
         let narrow = |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
         let mut sb = Superblock {
             uuid: options.uuid,
@@ -96,6 +102,11 @@ impl Tree {
     /// # Errors
     /// `NotAVolume` with the reason, `Corrupt`, `Io`.
     pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
+        if !options.read_only {
+            // A process that died may have left writes that were never synced, a superblock among them. What is
+            // read here must be durable before the place of anything older is written over.
+            dev.sync().map_err(io("syncing what an earlier mount wrote"))?;
+        }
         let mut sb = read_superblock(&*dev)?;
         let shape = options.shape.clone().unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
         let roots = TableRoots { node_table: sb.node_table, space_map: sb.space_map, refcounts: sb.refcounts };
@@ -113,21 +124,21 @@ impl Tree {
                 store.recorded(NodeId(id), Kind::Skeleton, record.height)
             }
         };
-        store.skeleton(&root)?;
-        let state = State { buffer: MemRun::default(), root, seq: sb.next_seq - 1 };
+        let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());
 
         let uuid_low = uuid_low(&sb.uuid);
         let mut replayed = 0u64;
         let end = Journal::replay(&*dev, sb.journal, uuid_low, sb.epoch, sb.journal_start, &mut |seq, bytes| {
-            let batch = record::decode(bytes).map_err(|e| Error::Corrupt {
-                what: "journal record",
-                addr: sb.journal.addr,
-                detail: e.to_string(),
-            })?;
+            let corrupt = |detail| Error::Corrupt { what: "journal record", addr: sb.journal.addr, detail };
+            let batch = record::decode(bytes).map_err(|e| corrupt(e.to_string()))?;
+            check(&batch).map_err(|e| corrupt(e.to_string()))?;
             inner.apply(batch, None, Some(seq))?;
             if inner.store.fresh_bytes.load(std::sync::atomic::Ordering::Relaxed) > 2 * inner.store.shape.memory_bytes as u64 && !options.read_only {
-                inner.flush(false)?;
+                match inner.flush(false) {
+                    Ok(()) | Err(Error::NoSpace) => {}
+                    Err(error) => return Err(error),
+                }
             }
             replayed += 1;
             Ok(())

@@ -36,6 +36,8 @@ pub(crate) struct BlockMeta {
     pub(crate) stored_bytes: u32,
     pub(crate) raw_bytes: u32,
     pub(crate) points: u32,
+    /// Points that delete their key.
+    pub(crate) deletes: u32,
     codec: Codec,
     checksum: u64,
 }
@@ -52,6 +54,8 @@ pub(crate) struct RunIndex {
 #[derive(Debug)]
 pub(crate) struct Block {
     pub(crate) entries: Vec<(Bytes, Point)>,
+    /// Memory that it takes, roughly, in bytes.
+    pub(crate) weight: u32,
 }
 
 /// A run ready to be written.
@@ -113,6 +117,7 @@ pub(crate) struct RunBuilder {
     block_bytes: usize,
     block: Writer,
     block_points: u32,
+    block_deletes: u32,
     first_key: Bytes,
     last_key: Bytes,
     body: Vec<u8>,
@@ -127,6 +132,7 @@ impl RunBuilder {
             block_bytes,
             block: Writer::new(),
             block_points: 0,
+            block_deletes: 0,
             first_key: Bytes::new(),
             last_key: Bytes::new(),
             body: Vec::new(),
@@ -148,7 +154,10 @@ impl RunBuilder {
                 w.u8(0);
                 put_bytes(w, value);
             }
-            Point::Delete => w.u8(1),
+            Point::Delete => {
+                w.u8(1);
+                self.block_deletes += 1;
+            }
             Point::Patch(patches) => {
                 w.u8(2);
                 w.varint(patches.len() as u64);
@@ -178,11 +187,13 @@ impl RunBuilder {
             stored_bytes: u32::try_from(stored.len()).expect("a block is far below 4 GiB"),
             raw_bytes: u32::try_from(raw.len()).expect("a block is far below 4 GiB"),
             points: self.block_points,
+            deletes: self.block_deletes,
             codec,
             checksum: checksum(stored),
         });
         self.body.extend_from_slice(stored);
         self.block_points = 0;
+        self.block_deletes = 0;
     }
 
     /// The image, with these range messages (disjoint, in order).
@@ -213,6 +224,7 @@ impl RunBuilder {
             index.u32(meta.stored_bytes);
             index.u32(meta.raw_bytes);
             index.u32(meta.points);
+            index.u32(meta.deletes);
             index.u8(meta.codec as u8);
             index.u64(meta.checksum);
         }
@@ -274,16 +286,16 @@ impl RunIndex {
         let mut index = RunIndex { blocks: Vec::new(), ranges: Vec::new() };
         for _ in 0..blocks {
             let first_key = Bytes::copy_from_slice(take_bytes(&mut r)?);
-            let (offset, stored_bytes, raw_bytes, points) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+            let (offset, stored_bytes, raw_bytes, points, deletes) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
             let codec = Codec::from_tag(r.u8()?).map_err(|_| MALFORMED)?;
             let checksum = r.u64()?;
             let offset = offset.checked_add(len).ok_or(MALFORMED)?;
             let end = offset.checked_add(stored_bytes).ok_or(MALFORMED)?;
             let ordered = index.blocks.last().is_none_or(|b: &BlockMeta| b.first_key < first_key);
-            if end > used || raw_bytes as usize > BLOCK_BYTES_MAX || !ordered {
+            if end > used || raw_bytes as usize > BLOCK_BYTES_MAX || deletes > points || !ordered {
                 return Err(MALFORMED);
             }
-            index.blocks.push(BlockMeta { first_key, offset, stored_bytes, raw_bytes, points, codec, checksum });
+            index.blocks.push(BlockMeta { first_key, offset, stored_bytes, raw_bytes, points, deletes, codec, checksum });
         }
         for _ in 0..ranges {
             let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
@@ -413,21 +425,17 @@ impl Block {
         if r.remaining() != 0 {
             return Err(MALFORMED);
         }
-        let keys = Bytes::from(keys);
+        let weight = 128 + raw.len() + keys.len() + spans.len() * (size_of::<(Bytes, Point)>() + 24);
+        let keys = Bytes::from(keys.into_boxed_slice());
         let entries: Vec<_> = spans.into_iter().map(|(s, e, p)| (keys.slice(s..e), p)).collect();
         if entries.first().is_none_or(|(k, _)| *k != meta.first_key) {
             return Err(MALFORMED);
         }
-        Ok(Block { entries })
+        Ok(Block { entries, weight: u32::try_from(weight).unwrap_or(u32::MAX) })
     }
 
     pub(crate) fn point(&self, key: &[u8]) -> Option<&Point> {
         let at = self.entries.binary_search_by(|(k, _)| k[..].cmp(key)).ok()?;
         Some(&self.entries[at].1)
-    }
-
-    /// Memory that it takes, roughly, in bytes.
-    pub(crate) fn weight(meta: &BlockMeta, entries: usize) -> usize {
-        64 + meta.raw_bytes as usize + entries * (size_of::<(Bytes, Point)>() + 24)
     }
 }

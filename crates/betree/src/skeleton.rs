@@ -202,6 +202,13 @@ impl Skeleton {
         128 + self.edges.len() * 192 + self.segs.len() * 256
     }
 
+    /// No encoding of it is longer, in bytes.
+    pub(crate) fn encoded_bytes_max(&self) -> usize {
+        let edges = self.edges.iter().map(|e| e.lo.len() + e.child.as_ref().map_or(0, |c| c.xf.prepend.len()) + 64);
+        let segs = self.segs.iter().map(|s| s.clip.lo.len() + s.clip.hi.as_ref().map_or(0, Bytes::len) + s.xf.prepend.len() + 80);
+        64 + self.hi.as_ref().map_or(0, Bytes::len) + edges.chain(segs).sum::<usize>()
+    }
+
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut w = Writer::new();
         w.u32(SKELETON_MAGIC);

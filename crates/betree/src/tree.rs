@@ -63,8 +63,21 @@ pub struct OpenOptions {
 pub(crate) struct State {
     pub(crate) buffer: MemRun,
     pub(crate) root: Arc<Handle>,
+    /// Contents of `root`, held here so that freezing the buffer never reads.
+    pub(crate) top: Arc<Skeleton>,
     /// Number of the last batch applied.
     pub(crate) seq: Seq,
+}
+
+impl State {
+    pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
+        Ok(Self { buffer: MemRun::default(), top: store.skeleton(&root)?, root, seq })
+    }
+
+    fn set_root(&mut self, store: &Store, root: Skeleton) {
+        self.root = store.new_skeleton(root);
+        self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
+    }
 }
 
 #[derive(Default)]
@@ -110,6 +123,12 @@ impl Drop for StopGuard {
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
+/// Rounds of background work that an admission waits for before it writes a checkpoint itself.
+const WAITS_MAX: u32 = 20;
+/// Bytes queued for the journal from which on writers write them out, without a device sync.
+const JOURNAL_QUEUE_SOFT: u64 = 4 << 20;
+/// Bytes queued for the journal from which on writers wait for the device.
+const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
 
 impl Inner {
     pub(crate) fn new(store: Arc<Store>, journal: Option<Journal>, state: State, sb: Superblock) -> Self {
@@ -132,6 +151,7 @@ impl Inner {
 
     /// Remembers the first failure after which nothing may be written any more.
     pub(crate) fn poison(&self, error: &Error) {
+        self.store.table.poison();
         let text: Arc<str> = error.to_string().into();
         if self.failure.set(text.clone()).is_ok() {
             tracing::error!("the volume stops taking writes: {text}");
@@ -209,8 +229,12 @@ impl Inner {
                     state.buffer = saved;
                 }
                 drop(state);
-                self.sink(&trouble?)?;
-                patient = round >= 2;
+                patient = match self.sink(&trouble?) {
+                    Ok(()) => round >= 2,
+                    // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
+                    Err(Error::NoSpace | Error::ReadOnly) => true,
+                    Err(error) => return Err(error),
+                };
                 continue;
             }
             drop(saved);
@@ -223,6 +247,7 @@ impl Inner {
             if full {
                 self.freeze(&mut state);
             }
+            self.store.buffered_bytes.store(state.buffer.size_bytes() as u64, Ordering::Relaxed);
             drop(state);
             if full {
                 self.want(|w| w.flush = true);
@@ -255,34 +280,23 @@ impl Inner {
             return;
         }
         let run = std::mem::take(&mut state.buffer);
-        let root = state.root.fresh_skeleton();
-        let mut root = match root {
-            Some(root) => Skeleton::clone(&root),
-            // The root is kept in memory by whoever made it, so this is a cache hit or one small read.
-            None => match self.store.skeleton(&state.root) {
-                Ok(root) => Skeleton::clone(&root),
-                Err(error) => {
-                    // Keep what is in memory readable; nothing can be written any more.
-                    state.buffer = run;
-                    self.poison(&error);
-                    return;
-                }
-            },
-        };
+        self.store.buffered_bytes.store(0, Ordering::Relaxed);
+        let mut root = Skeleton::clone(&state.top);
         self.store.push_run(&mut root, run);
-        state.root = self.store.new_skeleton(root);
+        state.set_root(&self.store, root);
     }
 
     // ---- structure ----
 
     /// Builds a new root from the current one and publishes it. Caller holds `structure`.
     fn rebuild(&self, change: impl FnOnce(&Store, &mut Skeleton) -> Result<()>) -> Result<()> {
-        let handle = self.state.lock().root.clone();
-        let mut root = Skeleton::clone(&*self.store.skeleton(&handle)?);
+        let top = self.state.lock().top.clone();
+        let mut root = Skeleton::clone(&top);
         let seen = root.next_ord;
         change(&self.store, &mut root)?;
         self.shape_root(&mut root)?;
-        self.publish(root, seen)
+        self.publish(root, seen);
+        Ok(())
     }
 
     /// Gives a root with too many edges a level more, and one with a single child a level less.
@@ -317,26 +331,20 @@ impl Inner {
         Ok(())
     }
 
-    fn publish(&self, mut root: Skeleton, seen: u64) -> Result<()> {
-        loop {
-            let current = self.state.lock().root.clone();
-            let now = self.store.skeleton(&current)?;
-            let mut state = self.state.lock();
-            if !Arc::ptr_eq(&state.root, &current) {
-                continue;
-            }
-            // What was frozen while the new root was built lies over it.
-            let mut ord = root.next_ord;
-            for seg in now.segs.iter().filter(|s| s.ord >= seen) {
-                let mut seg = seg.clone();
-                seg.ord = ord;
-                ord += 1;
-                root.segs.push(seg);
-            }
-            root.next_ord = ord;
-            state.root = self.store.new_skeleton(root);
-            return Ok(());
+    fn publish(&self, mut root: Skeleton, seen: u64) {
+        let mut state = self.state.lock();
+        // What was frozen while the new root was built lies over it.
+        for seg in state.top.segs.iter().filter(|s| s.ord >= seen) {
+            let mut seg = seg.clone();
+            seg.ord = root.next_ord;
+            root.next_ord += 1;
+            root.segs.push(seg);
         }
+        let old = state.top.clone();
+        state.set_root(&self.store, root);
+        drop(state);
+        // What only the old root held goes without the lock.
+        drop(old);
     }
 
     fn sink(&self, range: &KeyRange) -> Result<()> {
@@ -364,8 +372,7 @@ impl Inner {
 
     fn checkpoint_due(&self) -> bool {
         let Some(journal) = &self.journal else { return false };
-        let behind = self.state.lock().seq > self.checkpointed_seq.load(Ordering::Relaxed);
-        behind
+        self.is_behind()
             && (journal.used_bytes() > journal.capacity_bytes() / 2
                 || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
                 || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
@@ -383,9 +390,9 @@ impl Inner {
                 }
                 wanted.flush = false;
             }
-            match self.flush(false) {
+            match self.check_alive().and_then(|()| self.flush(false)) {
                 // Without space messages stay where they are; admission refuses more of them.
-                Ok(()) | Err(Error::NoSpace) => {}
+                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => self.poison(&error),
             }
             self.progress.notify_all();
@@ -394,7 +401,7 @@ impl Inner {
 
     fn keeper(&self) {
         loop {
-            {
+            let asked = {
                 let mut wanted = self.wanted.lock();
                 if !wanted.checkpoint && !wanted.stop {
                     self.work.wait_for(&mut wanted, TICK);
@@ -402,13 +409,13 @@ impl Inner {
                 if wanted.stop {
                     return;
                 }
-                wanted.checkpoint = false;
-            }
+                std::mem::take(&mut wanted.checkpoint)
+            };
             if self.failure().is_some() {
                 self.progress.notify_all();
                 continue;
             }
-            let done = if self.checkpoint_due() { self.checkpoint() } else { self.sync() };
+            let done = if (asked && self.is_behind()) || self.checkpoint_due() { self.checkpoint() } else { self.sync() };
             match done {
                 Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => self.poison(&error),
@@ -440,23 +447,25 @@ impl Inner {
         }
     }
 
-    /// Waits until memory, journal and device have room for `bytes` more.
+    /// Waits until memory and journal have room for `bytes` more.
     fn admit(&self, bytes: usize) -> Result<()> {
+        let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
+        if bytes > crate::journal::record_bytes_max(journal.capacity_bytes()) {
+            return Err(Error::Invalid("the batch is larger than the journal takes"));
+        }
+        let mut rounds = 0;
         loop {
             self.check_alive()?;
-            let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
-            let fresh = self.store.fresh_bytes.load(Ordering::Relaxed);
-            let crowded = fresh > 2 * self.fresh_limit();
-            let journal_full = !journal.has_room(bytes);
-            if !crowded && !journal_full {
-                break;
+            // What is fresh beyond a checkpoint of everything is held by snapshots, and waiting does not help.
+            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 2 * self.fresh_limit() && self.is_behind();
+            if !crowded && journal.has_room(bytes) {
+                return self.drain_journal(journal);
             }
-            if self.threads.lock().is_empty() {
+            // Whoever has waited for long does it, and learns what is in the way.
+            rounds += 1;
+            if rounds > WAITS_MAX || self.threads.lock().is_empty() {
                 self.checkpoint()?;
-                if self.journal.as_ref().is_some_and(|j| !j.has_room(bytes)) {
-                    return Err(Error::Invalid("the batch is larger than the journal takes"));
-                }
-                break;
+                continue;
             }
             let mut wanted = self.wanted.lock();
             wanted.flush = true;
@@ -464,23 +473,45 @@ impl Inner {
             self.work.notify_all();
             self.progress.wait_for(&mut wanted, Duration::from_millis(100));
         }
-        Ok(())
     }
 
-    /// Refuses what could not be written down to the leaves any more.
-    fn admit_growth(&self, bytes: usize) -> Result<()> {
-        let space = self.store.table.stats();
-        let owed = self.store.fresh_bytes.load(Ordering::Relaxed) + self.state.lock().buffer.size_bytes() as u64;
-        let slack = (self.store.shape.leaf_bytes as u64 * 4).min(self.volume_bytes / 16);
-        let needed = (owed + bytes as u64) * 3 / 2 + slack;
-        if space.free.saturating_sub(space.reserved) < needed {
-            // Room may only wait for a checkpoint.
-            if space.pending_free > 0 || space.zombies > 0 {
-                self.want(|w| w.checkpoint = true);
+    /// Keeps what waits in memory for the journal bounded: whoever writes much helps to write it out.
+    fn drain_journal(&self, journal: &Journal) -> Result<()> {
+        let queued = journal.queued_bytes();
+        let written = match queued {
+            0..JOURNAL_QUEUE_SOFT => return Ok(()),
+            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
+            // Somebody else is writing; wait for the device with everybody.
+            _ => return self.sync(),
+        };
+        written.inspect_err(|error| self.poison(error))
+    }
+
+    /// Refuses what could not be written any more, after checkpoints have given back what they can. A batch that
+    /// removes something is refused later than one that only adds: it may go halfway into the
+    /// slack, and so leaves room to apply it.
+    fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
+        let slack = self.store.slack_bytes();
+        let mut before = None;
+        loop {
+            let room = self.store.room_bytes();
+            let growth = if frees { slack / 2 } else { slack + self.store.owed_bytes() / 2 + bytes as u64 / 2 };
+            if room >= growth + bytes as u64 {
+                return Ok(());
             }
-            return Err(Error::NoSpace);
+            let pending = self.store.table.stats().pending_free > 0;
+            let better = before.is_none_or(|before| room > before);
+            if !better || !(self.is_behind() || pending) {
+                return Err(Error::NoSpace);
+            }
+            before = Some(room);
+            self.checkpoint()?;
         }
-        Ok(())
+    }
+
+    /// Whether something was applied that no checkpoint holds.
+    fn is_behind(&self) -> bool {
+        self.state.lock().seq > self.checkpointed_seq.load(Ordering::Relaxed)
     }
 
     pub(crate) fn sync(&self) -> Result<()> {
@@ -510,12 +541,14 @@ fn batch_bytes(batch: &Batch) -> usize {
             Op::Put { key, value } => key.len() + value.len() + 16,
             Op::Delete { key } => key.len() + 16,
             Op::Patch { key, bytes, .. } => key.len() + bytes.len() + 16,
-            Op::DeleteRange { lo, .. } | Op::CloneRange { lo, .. } => 2 * lo.len() + 256,
+            Op::DeleteRange { lo, .. } => 2 * lo.len() + 256,
+            // At most a copy of a skeleton and a small segment.
+            Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 4096,
         })
         .sum()
 }
 
-fn check(batch: &Batch) -> Result<()> {
+pub(crate) fn check(batch: &Batch) -> Result<()> {
     for op in &batch.ops {
         let (key, value) = match op {
             Op::Put { key, value } => (key, value.len()),
@@ -596,9 +629,7 @@ impl Tree {
         inner.check_alive()?;
         check(&batch)?;
         let bytes = batch_bytes(&batch);
-        if batch.ops.iter().any(|op| matches!(op, Op::Put { .. } | Op::Patch { .. } | Op::CloneRange { .. })) && !batch.frees() {
-            inner.admit_growth(bytes)?;
-        }
+        inner.admit_space(bytes, batch.frees())?;
         let record = record::encode(&batch);
         if record.len() > self.batch_bytes_max() {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
@@ -638,13 +669,7 @@ impl Tree {
     /// As [`Tree::sync`], and `NoSpace`.
     pub fn checkpoint(&self) -> Result<()> {
         self.inner.check_alive()?;
-        match self.inner.checkpoint() {
-            Err(error) if !matches!(error, Error::NoSpace | Error::ReadOnly) => {
-                self.inner.poison(&error);
-                Err(error)
-            }
-            done => done,
-        }
+        self.inner.checkpoint()
     }
 
     /// Counters.
@@ -664,7 +689,11 @@ impl Tree {
             return Ok(());
         }
         self.inner.check_alive()?;
-        let done = self.inner.checkpoint_as(true);
+        let done = match self.inner.checkpoint_as(true) {
+            // Nothing is lost as long as the journal holds it.
+            Err(Error::NoSpace) => self.inner.sync(),
+            done => done,
+        };
         let _ = self.inner.failure.set("it was closed".into());
         done
     }

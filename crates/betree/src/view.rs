@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf, below};
 use crate::error::Result;
-use crate::memrun::MemRun;
+use crate::memrun::{MemRun, Weight};
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store};
 use crate::run::{Block, RunIndex};
@@ -79,16 +79,19 @@ impl RunView {
         RunCursor { run: self.clone(), next_lo: range.lo, hi: range.hi, page: Vec::new(), at: 0, next_block: None, done: false, ahead }
     }
 
-    /// Bytes of the messages in `range`, and how many there are; of the points alone unless `with_ranges`.
-    pub(crate) fn weigh(&self, store: &Store, range: &KeyRange, with_ranges: bool) -> Result<(usize, usize)> {
+    /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
+    pub(crate) fn weigh(&self, store: &Store, range: &KeyRange, with_ranges: bool) -> Result<Weight> {
         let run = match self {
             RunView::Mem(run) => return Ok(run.weigh(range, with_ranges)),
             RunView::Disk(run) => run,
         };
-        let ranges = if with_ranges { run.index.ranges_in(range).count() } else { 0 };
-        let (mut bytes, mut count) = (ranges * 48, ranges);
+        let mut sum = Weight::default();
         if range.is_empty() {
-            return Ok((0, 0));
+            return Ok(sum);
+        }
+        for (covered, _) in run.index.ranges_in(range).filter(|_| with_ranges) {
+            sum.count += 1;
+            sum.bytes += covered.lo.len() + covered.hi.as_ref().map_or(0, Bytes::len) + 48;
         }
         let blocks = &run.index.blocks;
         let first = run.index.block_of(&range.lo).unwrap_or(0);
@@ -99,23 +102,36 @@ impl RunView {
             let inside = meta.first_key >= range.lo
                 && blocks.get(at + 1).map_or(range.hi.is_none(), |next| range.hi.as_ref().is_none_or(|hi| next.first_key <= *hi));
             if inside {
-                bytes += meta.raw_bytes as usize + 48 * meta.points as usize;
-                count += meta.points as usize;
+                sum.bytes += meta.raw_bytes as usize + 48 * meta.points as usize;
+                sum.count += meta.points as usize;
+                sum.deletes += meta.deletes as usize;
                 continue;
             }
             let block = store.block(run, at, 0)?;
             for (key, point) in block.entries.iter().filter(|(k, _)| range.contains(k)) {
-                bytes += key.len() + point.payload_bytes() + 48;
-                count += 1;
+                sum.bytes += key.len() + point.payload_bytes() + 48;
+                sum.count += 1;
+                sum.deletes += usize::from(matches!(point, Point::Delete));
             }
         }
-        Ok((bytes, count))
+        Ok(sum)
+    }
+
+    /// Mean bytes of a point of the whole run, from the index alone.
+    pub(crate) fn point_bytes_mean(&self) -> usize {
+        match self {
+            RunView::Mem(run) => run.size_bytes() / run.weigh(&KeyRange::all(), true).count.max(1),
+            RunView::Disk(run) => {
+                let (bytes, points) = run.index.blocks.iter().fold((0usize, 0usize), |(b, n), m| (b + m.raw_bytes as usize, n + m.points as usize));
+                bytes / points.max(1)
+            }
+        }
     }
 
     /// Stored bytes of the blocks that `range` meets, from the index alone.
     pub(crate) fn estimate_bytes(&self, range: &KeyRange) -> usize {
         let run = match self {
-            RunView::Mem(run) => return run.weigh(range, true).0,
+            RunView::Mem(run) => return run.weigh(range, true).bytes,
             RunView::Disk(run) => run,
         };
         let blocks = &run.index.blocks;

@@ -108,15 +108,15 @@ impl Volume {
         let place = topology.place(&dir).map_err(gone_is_not_found)?;
         let to = keys::child(&place.path, name);
         let replaces_tree = victim.as_ref().is_some_and(|victim| victim.inode.is_dir());
+        // The source may be all around the destination, and is copied with what is replaced in it.
+        let replaces_range = source.is_dir() || replaces_tree;
         match &victim {
-            Some(victim) if replaces_tree => {
-                self.keep_open_files(&mut change, &topology, &victim.inode)?
-            }
+            Some(_) if replaces_range => self.keep_open_files(&mut change, &topology, &to)?,
             Some(victim) => self.drop_name(&mut change, &topology, &dir, name, &victim.inode)?,
             None => {}
         }
         let mut record = change.get(&source).clone();
-        if source.is_dir() || replaces_tree {
+        if replaces_range {
             let stage = source_stubs
                 .as_ref()
                 .map(|stubs| self.stage_bodies(&mut change, &topology, stubs, &source, &to));
@@ -142,8 +142,8 @@ impl Volume {
         } else {
             copy_contents(&mut change, &record, &from, &to, few);
         }
-        if let Some(victim) = victim.as_ref().filter(|_| replaces_tree) {
-            self.drop_tree_names(&mut change, &topology, victim, &to)?;
+        if let Some(victim) = victim.as_ref().filter(|_| replaces_range) {
+            self.drop_replaced(&mut change, &topology, victim, &place.path, name)?;
         }
 
         let now = self.now();
@@ -200,8 +200,8 @@ impl Volume {
         if victim.inode.is_dir() {
             parent.nlink = parent.nlink.saturating_sub(1);
             let path = keys::child(&place.path, name);
-            self.keep_open_files(&mut change, &topology, &victim.inode)?;
-            self.drop_tree_names(&mut change, &topology, &victim, &path)?;
+            self.keep_open_files(&mut change, &topology, &path)?;
+            self.drop_replaced(&mut change, &topology, &victim, &place.path, name)?;
             for index in [keys::META, keys::DATA] {
                 change.batch.delete_prefix(keys::range(index, &path));
             }
@@ -255,21 +255,20 @@ impl Volume {
         }))
     }
 
-    /// Open files in the range of a tree that goes become orphans.
+    /// Open files at and below a path whose range goes become orphans.
     fn keep_open_files(
         &self,
         change: &mut Change<'_>,
         topology: &Topology,
-        tree: &Arc<Inode>,
+        gone: &Bytes,
     ) -> Result<()> {
-        let above = topology.path(tree)?;
         for inode in self.table.open_inodes() {
             let path = match topology.path(&inode) {
                 Ok(path) => path,
                 Err(Error::Stale) => continue,
                 Err(other) => return Err(other),
             };
-            if keys::is_below(&path, &above) {
+            if path == *gone || keys::is_below(&path, gone) {
                 let orphan = keys::orphan(inode.ino);
                 for index in [keys::META, keys::DATA] {
                     change
@@ -282,17 +281,27 @@ impl Volume {
         Ok(())
     }
 
-    /// The names inside of a tree that goes no longer count for the bodies outside.
-    fn drop_tree_names(
+    /// The victim `name` in the directory at `dir`, whose range is gone or replaced, and the names below
+    /// it no longer count for the bodies outside.
+    fn drop_replaced(
         &self,
         change: &mut Change<'_>,
         topology: &Topology,
         victim: &Victim,
-        path: &Bytes,
+        dir: &Bytes,
+        name: &[u8],
     ) -> Result<()> {
+        if let Loc::Body { root, link, .. } = change.loc(&victim.inode) {
+            let root = topology.place(&root)?.path;
+            change.batch.delete(keys::stub(&root, dir, name));
+            self.drop_links(change, &victim.inode, &keys::body(&root, link), 1);
+            return Ok(());
+        }
         if let Some(stubs) = &victim.stubs {
             let root = topology.place(&stubs.root)?.path;
-            change.batch.delete_prefix(keys::stubs(&root, path));
+            change
+                .batch
+                .delete_prefix(keys::stubs(&root, &keys::child(dir, name)));
             for body in &stubs.bodies {
                 self.drop_links(
                     change,
@@ -303,7 +312,9 @@ impl Volume {
             }
         }
         change.edit(&victim.inode).nlink = 0;
-        change.move_to(&victim.inode, Loc::Gone);
+        if !matches!(change.loc(&victim.inode), Loc::Orphan) {
+            change.move_to(&victim.inode, Loc::Gone);
+        }
         Ok(())
     }
 

@@ -190,7 +190,8 @@ impl Volume {
         for item in view.snapshot.scan(&lo, hi.as_deref()) {
             let (key, value) = item?;
             at += 1;
-            let name = key.slice(entries.len()..);
+            // A copy: a slice would keep all keys of the block in memory for as long as the kernel knows the name.
+            let name = Bytes::copy_from_slice(&key[entries.len()..]);
             if at > cookie {
                 let decoded = Entry::decode(&value)?;
                 let (stored, kind) = match &decoded {

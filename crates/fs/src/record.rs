@@ -264,7 +264,8 @@ impl Entry {
         let mode = u32_at(bytes, 4);
         let kind = Kind::from_mode(mode).ok_or_else(|| corrupt(format!("mode {mode:#o}")))?;
         let size_bytes = u64_at(bytes, 24);
-        let target = bytes.slice(RECORD_BYTES..);
+        // A copy: a slice would keep the block that the record came from in memory.
+        let target = Bytes::copy_from_slice(&bytes[RECORD_BYTES..]);
         let target_bytes = if kind == Kind::Symlink { size_bytes } else { 0 };
         if target.len() as u64 != target_bytes || target.len() > TARGET_BYTES_MAX {
             return Err(corrupt(format!(

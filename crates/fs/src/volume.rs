@@ -354,6 +354,7 @@ impl Volume {
             Loc::Root => false,
         };
         if is_same && known.ino == ino {
+            found_through(&known, dir);
             Ok(known)
         } else {
             Err(Error::Corrupt {
@@ -431,6 +432,18 @@ impl Volume {
             Entry::Inode { .. } | Entry::Stub(_) => Err(Error::Stale),
         }
     }
+}
+
+/// Notes the directory that one of several names was last found in.
+fn found_through(inode: &Inode, dir: &Arc<Inode>) {
+    if !matches!(&*inode.loc.read(), Loc::Body { via, .. } if !Arc::ptr_eq(via, dir)) {
+        return;
+    }
+    let mut before = None;
+    if let Loc::Body { via, .. } = &mut *inode.loc.write() {
+        before = Some(std::mem::replace(via, Arc::clone(dir)));
+    }
+    drop(before);
 }
 
 /// A directory that was removed has no entries and takes none.

@@ -66,7 +66,7 @@ impl Server {
         self.syncs.run(move || done(reply, volume.sync_all()));
     }
 
-    /// Opens a file, emptying it with `O_TRUNC`, which the kernel leaves to us.
+    /// Opens a file, emptying it with `O_TRUNC`, which is left to us when a CREATE finds a file.
     fn open_file(&self, request: &Request, node: INodeNo, flags: i32) -> Result<()> {
         self.volume.open_inode(ino(node))?;
         if flags & rustix_flag(rustix::fs::OFlags::TRUNC) == 0 {
@@ -132,8 +132,9 @@ fn xattr(reply: ReplyXattr, size: u32, result: Result<impl AsRef<[u8]>>) {
 
 impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Not FUSE_ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file
+        // is a running program and refuses.
         let wanted = [
-            InitFlags::FUSE_ATOMIC_O_TRUNC,
             InitFlags::FUSE_EXPORT_SUPPORT,
             InitFlags::FUSE_DO_READDIRPLUS,
             InitFlags::FUSE_READDIRPLUS_AUTO,

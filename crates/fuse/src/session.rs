@@ -68,7 +68,8 @@ fn config(options: &MountOptions) -> Config {
     let is_root = rustix::process::geteuid().is_root();
     let mut mount_options = vec![
         MountOption::FSName(options.fsname.clone()),
-        MountOption::Subtype("ramet".to_owned()),
+        // As an option of its own: fuser's is for fusermount3 only.
+        MountOption::CUSTOM("subtype=ramet".to_owned()),
         MountOption::DefaultPermissions,
     ];
     let choices = [

@@ -272,7 +272,10 @@ impl NodeTable {
         }
     }
 
-    pub(crate) fn poison(&self) {
+    /// Refuses allocations and commits from now on. For a caller that cannot tell whether a commit
+    /// became durable: space that the commit before it had freed, or that was never published, may
+    /// then be named by the superblock on the device, and must not be written again.
+    pub fn poison(&self) {
         self.poisoned.store(true, Ordering::Release);
     }
 

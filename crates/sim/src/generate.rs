@@ -56,13 +56,18 @@ impl Generator {
     }
 
     fn apply(&mut self, model: &Model) -> Step {
+        Step::Apply(self.changes(model))
+    }
+
+    /// The changes of the next batch.
+    pub fn changes(&mut self, model: &Model) -> Vec<Change> {
         let count = if self.rng.one_in(6) {
             1 + self.rng.below(8)
         } else {
             1
         };
         if count == 1 {
-            return Step::Apply(vec![self.change(model)]);
+            return vec![self.change(model)];
         }
         // Later changes of a batch see the earlier ones, and so must the generator, which keeps the
         // key space in bounds.
@@ -72,7 +77,7 @@ impl Generator {
             state.change(&change);
             change
         });
-        Step::Apply(changes.collect())
+        changes.collect()
     }
 
     /// A change that leaves something to work with: one that takes away a large part of the keys is

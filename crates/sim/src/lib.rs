@@ -5,13 +5,15 @@
 //! against the tree and against a `BTreeMap` in which a clone is a copy of the range; at the first
 //! difference it makes the history shorter and prints it.
 //!
-//! Fault model of a crash here: the device keeps every write in order, the process loses its
+//! Fault model of a crash there: the device keeps every write in order, the process loses its
 //! memory. So the tree must come back as a prefix of the history that holds everything
-//! acknowledged by a sync, a checkpoint or a close. Lost, reordered and torn writes are not
-//! simulated here.
+//! acknowledged by a sync, a checkpoint or a close. [`CrashRun`] cuts the power instead: unsynced
+//! writes are lost, reordered and torn.
 #![forbid(unsafe_code)]
 
+mod crash;
 mod device;
+mod disk;
 mod generate;
 mod model;
 mod rng;
@@ -19,7 +21,9 @@ mod run;
 mod shrink;
 mod step;
 
+pub use crash::{CrashPlan, CrashReport, CrashRun};
 pub use device::SparseDevice;
+pub use disk::{Keep, LoggedDevice, PowerCut, Told};
 pub use generate::Generator;
 pub use model::Model;
 pub use rng::Rng;

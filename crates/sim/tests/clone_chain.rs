@@ -34,6 +34,9 @@ struct Chain {
     /// Most nodes that a lookup may go through on average, at any depth.
     visits_max: f64,
     height_max: u64,
+    /// What may be left at the end, as a part of what was there: interior nodes that were split for the chain do not
+    /// merge again, which counts when nodes are small.
+    left_max: f64,
 }
 
 fn small_shape() -> TreeShape {
@@ -139,8 +142,8 @@ impl Chain {
             "  allocated: {start_bytes} bytes before the chain, {end_bytes} after its deletion"
         );
         assert!(
-            end_bytes <= start_bytes + start_bytes / 100,
-            "the space came back within 1 %"
+            end_bytes as f64 <= start_bytes as f64 * (1.0 + self.left_max),
+            "the space came back"
         );
         tree.close().expect("close");
     }
@@ -304,8 +307,9 @@ fn a_deep_chain_of_a_directory_stays_flat_and_gives_its_space_back() {
         shape: None,
         levels: 10_000,
         ballast_keys: 80_000,
-        visits_max: 24.0,
+        visits_max: 40.0,
         height_max: 16,
+        left_max: 0.01,
     }
     .run();
 }
@@ -318,9 +322,10 @@ fn a_deep_chain_in_small_nodes_stays_flat_and_gives_its_space_back() {
         value_bytes: 200,
         shape: Some(small_shape()),
         levels: 2000,
-        ballast_keys: 160_000,
+        ballast_keys: 80_000,
         visits_max: 48.0,
         height_max: 32,
+        left_max: 0.02,
     }
     .run();
 }
@@ -334,8 +339,9 @@ fn a_deep_chain_of_several_leaves_stays_flat_and_gives_its_space_back() {
         shape: None,
         levels: 1000,
         ballast_keys: 80_000,
-        visits_max: 24.0,
+        visits_max: 40.0,
         height_max: 16,
+        left_max: 0.01,
     }
     .run();
 }

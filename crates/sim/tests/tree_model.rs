@@ -12,7 +12,7 @@ use ramet_sim::{Change, Fill, Setup, Step, env_u64, run_random, run_steps};
 #[test]
 fn random_histories_equal_the_model() {
     let first = env_u64("RAMET_SEED", 1);
-    let ops = usize::try_from(env_u64("RAMET_OPS", 6000)).expect("fits");
+    let ops = usize::try_from(env_u64("RAMET_OPS", 10_000)).expect("fits");
     let mut paths = PathCounts::default();
     for seed in first..first + env_u64("RAMET_SEEDS", 6) {
         let setup = Setup::tiny_nodes_of(seed);

@@ -1,0 +1,169 @@
+//! Golden bytes of nodes, forged violations of T1 to T7, and decoders on damaged bytes.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_block::{Codec, Device, Extent, MemDevice, checksum};
+use ramet_nodetable::{NodeId, NodeTable};
+
+use crate::bounds::{KeyRange, Xf};
+use crate::memrun::MemRun;
+use crate::message::{Point, RangeMsg, Target};
+use crate::node::{Handle, Kind, Store, TreeShape};
+use crate::run::{Block, RunImage, RunIndex, index_len, segment_image};
+use crate::skeleton::{Child, Edge, Skeleton};
+use crate::verify::check_skeleton;
+
+fn store() -> Arc<Store> {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+    let usable = Extent::new(1 << 20, 7 << 20);
+    let roots = NodeTable::format(&dev, usable).expect("a new table");
+    let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+    Store::new(dev, table, TreeShape::default(), 1 << 20, 10)
+}
+
+fn key(text: &'static str) -> Bytes {
+    Bytes::from_static(text.as_bytes())
+}
+
+fn range(lo: &'static str, hi: &'static str) -> KeyRange {
+    KeyRange::new(key(lo), Some(key(hi)))
+}
+
+fn sample_run(store: &Store) -> MemRun {
+    let mut run = MemRun::default();
+    let node = store.recorded(NodeId(7), Kind::Leaf, 0);
+    run.add_range(range("b", "c"), RangeMsg::Null);
+    run.add_range(range("dx", "dy"), RangeMsg::Goto(Target { xf: Xf { strip: 1, prepend: key("s") }, node }));
+    run.add_point(key("aa"), Point::Put(key("v")));
+    run.add_point(key("ab"), Point::Delete);
+    run.add_point(key("bz"), Point::Put(key("w")));
+    run.add_point(key("z"), Point::patch(3, key("pq")));
+    run
+}
+
+fn sample_image(store: &Store) -> RunImage {
+    segment_image(&sample_run(store), Codec::Raw, 4096)
+}
+
+fn sample_skeleton(store: &Store) -> Skeleton {
+    let child = |id, strip, prepend| Child { xf: Xf { strip, prepend: key(prepend) }, node: store.recorded(NodeId(id), Kind::Leaf, 0), live_bytes: 300 };
+    let mut node = Skeleton {
+        height: 1,
+        hi: Some(key("q")),
+        edges: vec![
+            Edge { lo: key("a"), watermark: 0, child: Some(child(3, 0, "")) },
+            Edge { lo: key("cc"), watermark: 3, child: None },
+            Edge { lo: key("pa"), watermark: 2, child: Some(child(4, 1, "t")) },
+        ],
+        segs: Vec::new(),
+        next_ord: 1,
+    };
+    let run = store.recorded(NodeId(5), Kind::Segment, 0);
+    node.push_seg(run, range("a", "q"), Xf::identity(), 0, 40);
+    node
+}
+
+fn decode(store: &Store, bytes: &[u8]) -> Option<Skeleton> {
+    let mut node_of = |id, height| Some(store.recorded(NodeId(id), if height == 0 { Kind::Leaf } else { Kind::Skeleton }, height));
+    let mut run_of = |id| Some(store.recorded(NodeId(id), Kind::Segment, 0));
+    Skeleton::decode(bytes, &mut node_of, &mut run_of).ok()
+}
+
+fn decode_front(store: &Store, front: &[u8], used: usize) -> Option<RunIndex> {
+    let mut node_of = |id, height| Some(store.recorded(NodeId(id), Kind::Leaf, height));
+    RunIndex::decode(front, Kind::Segment, u32::try_from(used).expect("small"), &mut node_of).ok()
+}
+
+#[test]
+fn skeleton_has_its_golden_bytes() {
+    let store = store();
+    let bytes = sample_skeleton(&store).encode();
+    let golden: &[&[u8]] = &[
+        b"RSKL\x01\0\0\0",
+        b"\x03\0\0\0\x01\0\0\0",
+        b"\x02\0\0\0\0\0\0\0",
+        b"\x01\x01q",
+        b"\x01a\x00\x01\x00\x00\x03\0\0\0\0\0\0\0\x00\xac\x02",
+        b"\x02cc\x03\x00",
+        b"\x02pa\x02\x01\x01\x01t\x04\0\0\0\0\0\0\0\x00\xac\x02",
+        b"\x05\0\0\0\0\0\0\0\x01\x01a\x01\x01q\x00\x00\x00\x28",
+    ];
+    assert_eq!(bytes, golden.concat());
+    let again = decode(&store, &bytes).expect("what was encoded decodes");
+    assert_eq!(again.encode(), bytes);
+}
+
+#[test]
+fn run_has_its_golden_bytes() {
+    let store = store();
+    let image = sample_image(&store);
+    let block: &[&[u8]] = &[b"\x00\x02aa\x00\x01v", b"\x01\x01b\x01", b"\x00\x02bz\x00\x01w", b"\x00\x01z\x02\x01\x03\x02pq"];
+    let block = block.concat();
+    let front: &[&[u8]] = &[
+        b"RRUN\x02\0\0\0",
+        b"\x56\0\0\0\x71\0\0\0\x01\0\0\0\x02\0\0\0\0\0\0\0\0\0\0\0",
+        b"\x02aa\0\0\0\0\x1b\0\0\0\x1b\0\0\0\x04\0\0\0\x00",
+        &checksum(&block).to_le_bytes(),
+        b"\x01b\x01\x01c\x00",
+        b"\x02dx\x01\x02dy\x01\x01\x01s\x07\0\0\0\0\0\0\0\x00",
+    ];
+    let front = front.concat();
+    assert_eq!(image.bytes, [&front[..], &block[..]].concat());
+    assert_eq!(image.checksum, checksum(&front));
+    let index = decode_front(&store, &front, image.bytes.len()).expect("what was encoded decodes");
+    let block = Block::decode(&index.blocks[0], Kind::Segment, &image.bytes[front.len()..], 0).expect("decodes");
+    assert_eq!(block.entries.len(), 4);
+    assert!(Block::decode(&index.blocks[0], Kind::Leaf, &image.bytes[front.len()..], 0).is_err(), "T5: a leaf holds puts only");
+}
+
+/// Every byte of every structure, set to a few other values: an error or a sound structure, never a panic.
+#[test]
+fn damaged_nodes_do_not_panic() {
+    let store = store();
+    let skeleton = sample_skeleton(&store).encode();
+    let image = sample_image(&store);
+    let front_len = index_len(&image.bytes, u32::try_from(image.bytes.len()).expect("small")).expect("sound");
+    let mut refused = 0;
+    for value in [0u8, 1, 2, 0x7f, 0x80, 0xff] {
+        for at in 0..skeleton.len() {
+            let mut bytes = skeleton.clone();
+            bytes[at] = value;
+            match decode(&store, &bytes) {
+                None => refused += 1,
+                Some(node) => assert!(check_skeleton(&handle(&store, &node), &node).is_empty(), "byte {at} = {value}"),
+            }
+        }
+        for at in 0..front_len {
+            let mut front = image.bytes[..front_len].to_vec();
+            front[at] = value;
+            refused += usize::from(decode_front(&store, &front, image.bytes.len()).is_none());
+        }
+    }
+    for cut in 0..skeleton.len() {
+        assert!(decode(&store, &skeleton[..cut]).is_none(), "cut at {cut}");
+    }
+    assert!(refused > 100, "only {refused} damaged nodes were refused");
+}
+
+fn handle(store: &Store, node: &Skeleton) -> Arc<Handle> {
+    store.new_skeleton(node.clone())
+}
+
+#[test]
+fn forged_skeletons_are_found_by_number() {
+    let store = store();
+    let forge = |number: &str, change: &dyn Fn(&mut Skeleton)| {
+        let mut node = sample_skeleton(&store);
+        assert!(check_skeleton(&handle(&store, &node), &node).is_empty(), "the sample is sound");
+        change(&mut node);
+        let found = check_skeleton(&handle(&store, &node), &node);
+        assert!(found.iter().any(|v| v.starts_with(number)), "{number}: {found:?}");
+        assert!(decode(&store, &node.encode()).is_none(), "{number}: the decoder refuses it too");
+    };
+    forge("T1", &|n| n.edges.swap(0, 1));
+    forge("T2", &|n| n.edges[0].child.as_mut().expect("has one").xf.strip = 1);
+    forge("T2", &|n| n.segs[0].xf.strip = 1);
+    forge("T3", &|n| n.edges[0].child.as_mut().expect("has one").node = store.recorded(NodeId(99), Kind::Skeleton, 1));
+    forge("T4", &|n| n.next_ord = 1);
+}

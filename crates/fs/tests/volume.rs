@@ -1,0 +1,521 @@
+//! What the comparison with a reference does not reach.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use ramet_betree::VOLUME_BYTES_MIN;
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{
+    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode,
+    SetAttr, SetTime, SetXattr, Time, Volume,
+};
+
+fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(bytes));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    let volume = Volume::open(Arc::clone(&device), OpenOptions::default()).unwrap();
+    (device, volume)
+}
+
+fn volume() -> Arc<Volume> {
+    volume_of(256 << 20).1
+}
+
+fn new(kind: Kind, perm: u32, uid: u32) -> NewInode<'static> {
+    NewInode {
+        kind,
+        perm,
+        uid,
+        gid: uid,
+        rdev: 0,
+        target: b"",
+    }
+}
+
+fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
+    volume
+        .create(dir, name.as_bytes(), &new(kind, 0o755, 0))
+        .unwrap()
+}
+
+fn finish(volume: &Volume) {
+    assert_eq!(volume.check().unwrap(), []);
+}
+
+#[test]
+fn a_large_write_fits_into_the_smallest_volume() {
+    let (_, volume) = volume_of(VOLUME_BYTES_MIN);
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 3) as u8).collect();
+    volume.write(file, 100, &data, false).unwrap();
+    assert!(volume.read(file, 100, 1 << 20).unwrap() == data);
+    finish(&volume);
+}
+
+#[test]
+fn a_full_volume_says_so_and_takes_deletions() {
+    let (_, volume) = volume_of(16 << 20);
+    let mut full = None;
+    for number in 0.. {
+        let name = format!("f{number}");
+        let written = volume
+            .create(ROOT_INO, name.as_bytes(), &new(Kind::Regular, 0o644, 0))
+            // Not compressible.
+            .and_then(|attr| {
+                let data: Vec<u8> = (0..100_000u64)
+                    .map(|at| (at.wrapping_mul(at ^ number ^ 0x9e37_79b9) >> 7) as u8)
+                    .collect();
+                volume.write(attr.ino, 0, &data, false)
+            });
+        match written {
+            Ok(_) => {}
+            Err(Error::Tree(ramet_betree::Error::NoSpace)) => {
+                full = Some(number);
+                break;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    let full = full.unwrap();
+    assert!(full > 20, "{full} files of 100 kB in 16 MiB");
+    finish(&volume);
+    for number in 0..full {
+        volume
+            .unlink(ROOT_INO, format!("f{number}").as_bytes())
+            .unwrap();
+    }
+    volume.sync_all().unwrap();
+    volume.checkpoint().unwrap();
+    volume.checkpoint().unwrap();
+    let file = make(&volume, ROOT_INO, "again", Kind::Regular).ino;
+    volume.write(file, 0, &vec![7; 1 << 20], false).unwrap();
+    finish(&volume);
+}
+
+#[test]
+fn a_file_may_be_huge_and_not_larger() {
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let end = 1u64 << 62;
+    volume.write(file, end - 5000, &[1; 5000], false).unwrap();
+    assert_eq!(volume.getattr(file).unwrap().size_bytes, end);
+    assert!(volume.getattr(file).unwrap().sectors <= 24);
+    assert!(matches!(
+        volume.write(file, end - 1, &[1; 2], false),
+        Err(Error::TooBig)
+    ));
+    assert!(matches!(
+        volume.write(file, u64::MAX, &[1; 2], false),
+        Err(Error::TooBig)
+    ));
+    assert_eq!(
+        volume.seek(file, 0, true).unwrap(),
+        (end - 5000) / 4096 * 4096
+    );
+    assert_eq!(volume.seek(file, 0, false).unwrap(), 0);
+    assert!(matches!(
+        volume.seek(file, end, true),
+        Err(Error::NoMoreData)
+    ));
+    let set = SetAttr {
+        size_bytes: Some(end + 1),
+        ..SetAttr::default()
+    };
+    assert!(matches!(volume.setattr(file, &set), Err(Error::TooBig)));
+    finish(&volume);
+}
+
+#[test]
+fn orphans_are_freed_when_the_volume_is_opened_again() {
+    let (device, volume) = volume_of(64 << 20);
+    let file = volume
+        .create_open(ROOT_INO, b"f", &new(Kind::Regular, 0o644, 0))
+        .unwrap()
+        .ino;
+    volume.write(file, 0, &vec![1; 100_000], false).unwrap();
+    volume
+        .setxattr(file, b"user.x", b"y", SetXattr::Any)
+        .unwrap();
+    volume.unlink(ROOT_INO, b"f").unwrap();
+    assert_eq!(volume.read(file, 99_999, 9).unwrap(), [1]);
+    assert_eq!(volume.getxattr(file, b"user.x").unwrap()[..], *b"y");
+    let keys = |volume: &Volume| {
+        volume
+            .tree()
+            .scan(b"\x01\0\x07", Some(b"\x01\0\x08"))
+            .count()
+            + volume
+                .tree()
+                .scan(b"\x02\0\x07", Some(b"\x02\0\x08"))
+                .count()
+    };
+    assert!(keys(&volume) > 10);
+    volume.close().unwrap();
+    drop(volume);
+    let volume = Volume::open(device, OpenOptions::default()).unwrap();
+    assert_eq!(keys(&volume), 0);
+    finish(&volume);
+}
+
+#[test]
+fn numbers_are_never_given_out_twice_across_mounts() {
+    let (device, volume) = volume_of(64 << 20);
+    let first = make(&volume, ROOT_INO, "a", Kind::Regular).ino;
+    volume.unlink(ROOT_INO, b"a").unwrap();
+    volume.close().unwrap();
+    drop(volume);
+    let volume = Volume::open(device, OpenOptions::default()).unwrap();
+    assert!(make(&volume, ROOT_INO, "b", Kind::Regular).ino > first);
+}
+
+#[test]
+fn chown_and_write_clear_privileges() {
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let perm = |perm| {
+        volume
+            .setattr(
+                file,
+                &SetAttr {
+                    perm: Some(perm),
+                    ..SetAttr::default()
+                },
+            )
+            .unwrap()
+    };
+    perm(0o6755);
+    volume
+        .setxattr(file, b"security.capability", b"cap", SetXattr::Any)
+        .unwrap();
+    let set = SetAttr {
+        uid: Some(5),
+        ..SetAttr::default()
+    };
+    assert_eq!(volume.setattr(file, &set).unwrap().perm, 0o755);
+    assert!(matches!(
+        volume.getxattr(file, b"security.capability"),
+        Err(Error::NoAttribute)
+    ));
+    perm(0o6745);
+    assert!(volume.write(file, 0, b"x", true).unwrap());
+    assert_eq!(
+        volume.getattr(file).unwrap().perm,
+        0o2745,
+        "without group execution setgid is something else"
+    );
+    perm(0o4755);
+    assert!(!volume.write(file, 0, b"x", false).unwrap());
+    assert_eq!(volume.getattr(file).unwrap().perm, 0o4755);
+    finish(&volume);
+}
+
+#[test]
+fn times_before_1970_and_nanoseconds_are_kept() {
+    let (device, volume) = volume_of(64 << 20);
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let (early, late) = (
+        Time {
+            secs: -5,
+            nanos: 999_999_999,
+        },
+        Time {
+            secs: 1 << 40,
+            nanos: 1,
+        },
+    );
+    let set = SetAttr {
+        atime: Some(SetTime::At(early)),
+        mtime: Some(SetTime::At(late)),
+        ..SetAttr::default()
+    };
+    volume.setattr(file, &set).unwrap();
+    volume.close().unwrap();
+    let volume = Volume::open(device, OpenOptions::default()).unwrap();
+    let attr = volume.lookup(ROOT_INO, b"f").unwrap();
+    assert_eq!((attr.atime, attr.mtime), (early, late));
+}
+
+#[test]
+fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
+    let volume = volume();
+    let user = Caller {
+        uid: 7,
+        gid: 7,
+        groups: vec![9],
+    };
+    let own = volume
+        .create(ROOT_INO, b"own", &new(Kind::Directory, 0o755, 7))
+        .unwrap()
+        .ino;
+    let secret = volume
+        .create(ROOT_INO, b"secret", &new(Kind::Directory, 0o700, 0))
+        .unwrap()
+        .ino;
+    let hidden = volume
+        .create(secret, b"f", &new(Kind::Regular, 0o777, 7))
+        .unwrap()
+        .ino;
+    let foreign = volume
+        .create(ROOT_INO, b"foreign", &new(Kind::Regular, 0o777, 0))
+        .unwrap()
+        .ino;
+    let mine = volume
+        .create(own, b"mine", &new(Kind::Regular, 0o600, 7))
+        .unwrap()
+        .ino;
+    let device = volume
+        .create(own, b"dev", &new(Kind::CharDevice, 0o600, 7))
+        .unwrap()
+        .ino;
+    let clone = |source, dir, name: &[u8]| {
+        volume
+            .clone_entry(&user, source, dir, name, false)
+            .map(|_| ())
+    };
+
+    clone(mine, own, b"copy").unwrap();
+    assert!(
+        matches!(clone(hidden, own, b"x"), Err(Error::Access)),
+        "no way to it"
+    );
+    assert!(
+        matches!(clone(foreign, own, b"x"), Err(Error::NotPermitted)),
+        "not the owner"
+    );
+    assert!(
+        matches!(clone(device, own, b"x"), Err(Error::NotPermitted)),
+        "a device"
+    );
+    assert!(
+        matches!(clone(mine, ROOT_INO, b"x"), Err(Error::Access)),
+        "directory not writable"
+    );
+    volume
+        .setattr(
+            secret,
+            &SetAttr {
+                gid: Some(9),
+                perm: Some(0o710),
+                ..SetAttr::default()
+            },
+        )
+        .unwrap();
+    clone(hidden, own, b"x").unwrap();
+
+    let tree = volume
+        .create(own, b"tree", &new(Kind::Directory, 0o755, 0))
+        .unwrap()
+        .ino;
+    make(&volume, tree, "inside", Kind::Regular);
+    assert!(
+        matches!(clone(mine, own, b"tree"), Err(Error::NotPermitted)),
+        "a tree of somebody else"
+    );
+    assert!(matches!(
+        volume.remove_tree(&user, own, b"tree"),
+        Err(Error::NotPermitted)
+    ));
+    volume.remove_tree(&user, own, b"copy").unwrap();
+    volume
+        .setattr(
+            own,
+            &SetAttr {
+                perm: Some(0o1777),
+                uid: Some(0),
+                ..SetAttr::default()
+            },
+        )
+        .unwrap();
+    volume
+        .create(own, b"other", &new(Kind::Regular, 0o777, 8))
+        .unwrap();
+    assert!(
+        matches!(clone(mine, own, b"other"), Err(Error::NotPermitted)),
+        "sticky"
+    );
+    finish(&volume);
+}
+
+#[test]
+fn a_whiteout_takes_the_place_of_what_was_renamed() {
+    let volume = volume();
+    make(&volume, ROOT_INO, "a", Kind::Regular);
+    volume
+        .rename(
+            (ROOT_INO, b"a"),
+            (ROOT_INO, b"b"),
+            RenameMode::Replace,
+            Some((0, 0)),
+        )
+        .unwrap();
+    let whiteout = volume.lookup(ROOT_INO, b"a").unwrap();
+    assert_eq!((whiteout.kind, whiteout.rdev), (Kind::CharDevice, 0));
+    assert_eq!(volume.lookup(ROOT_INO, b"b").unwrap().kind, Kind::Regular);
+    finish(&volume);
+}
+
+#[test]
+fn paths_may_be_as_deep_as_clones_make_them() {
+    let volume = volume();
+    let mut dir = ROOT_INO;
+    for _ in 0..2000 {
+        dir = make(&volume, dir, "d", Kind::Directory).ino;
+    }
+    let file = make(&volume, dir, "f", Kind::Regular).ino;
+    volume.write(file, 0, b"deep", false).unwrap();
+    let top = volume.lookup(ROOT_INO, b"d").unwrap().ino;
+    volume
+        .clone_entry(&Caller::root(), top, dir, b"again", false)
+        .unwrap();
+    let again = volume.lookup(dir, b"again").unwrap().ino;
+    volume
+        .rename(
+            (ROOT_INO, b"d"),
+            (ROOT_INO, b"e"),
+            RenameMode::Replace,
+            None,
+        )
+        .unwrap();
+    let mut at = again;
+    for _ in 1..2000 {
+        at = volume.lookup(at, b"d").unwrap().ino;
+    }
+    let copy = volume.lookup(at, b"f").unwrap().ino;
+    assert_eq!(volume.read(copy, 0, 9).unwrap(), b"deep");
+    assert_ne!(copy, file);
+    finish(&volume);
+}
+
+#[test]
+fn a_large_directory_is_listed_whole_while_it_changes() {
+    let volume = volume();
+    let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
+    for number in 0..30_000 {
+        let attr = make(&volume, dir, &format!("{number:05}"), Kind::Regular);
+        volume.forget(attr.ino, 1);
+    }
+    let stream = volume.open_dir(dir).unwrap();
+    let (mut cookie, mut seen) = (0, Vec::new());
+    loop {
+        let before = seen.len();
+        volume
+            .read_dir(&stream, cookie, |entry| {
+                seen.push(entry.name.clone());
+                cookie = entry.cookie;
+                seen.len() < before + 700
+            })
+            .unwrap();
+        // The one that was refused comes again.
+        if seen.len() == before + 700 {
+            seen.pop();
+            cookie -= 1;
+        } else {
+            break;
+        }
+        // Those already listed go, and others come before them.
+        for name in seen.iter().skip(before.max(2)).step_by(3) {
+            volume.unlink(dir, name).unwrap();
+        }
+        volume
+            .create(
+                dir,
+                format!("!{before}").as_bytes(),
+                &new(Kind::Regular, 0o644, 0),
+            )
+            .unwrap();
+    }
+    assert_eq!(seen.len(), 30_002);
+    assert!(seen[2..].is_sorted());
+    finish(&volume);
+}
+
+#[test]
+fn attributes_keep_to_their_rules() {
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    assert!(matches!(
+        volume.getxattr(file, b"user.x"),
+        Err(Error::NoAttribute)
+    ));
+    assert!(matches!(
+        volume.setxattr(file, b"user.x", b"", SetXattr::Replace),
+        Err(Error::NoAttribute)
+    ));
+    volume
+        .setxattr(file, b"user.x", b"", SetXattr::Create)
+        .unwrap();
+    assert!(matches!(
+        volume.setxattr(file, b"user.x", b"", SetXattr::Create),
+        Err(Error::Exists)
+    ));
+    assert!(matches!(
+        volume.setxattr(file, b"system.x", b"", SetXattr::Any),
+        Err(Error::Unsupported)
+    ));
+    assert!(matches!(
+        volume.setxattr(file, b"user.x", &[0; 65537], SetXattr::Any),
+        Err(Error::AttributeTooBig)
+    ));
+    for number in 0..1000 {
+        volume
+            .setxattr(
+                file,
+                format!("user.{number}").as_bytes(),
+                &[1; 100],
+                SetXattr::Any,
+            )
+            .unwrap();
+    }
+    volume
+        .setxattr(file, b"trusted.t", &[2; 65536], SetXattr::Any)
+        .unwrap();
+    assert_eq!(volume.listxattr(file, false).unwrap().len(), 1001);
+    assert_eq!(volume.listxattr(file, true).unwrap().len(), 1002);
+    finish(&volume);
+}
+
+/// Inodes leave the memory and come back all the time; no change may be lost on the way.
+#[test]
+fn changes_survive_threads_that_forget_each_others_inodes() {
+    let volume = volume();
+    for name in ["a", "b"] {
+        let ino = make(&volume, ROOT_INO, name, Kind::Regular).ino;
+        volume.forget(ino, 1);
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let volume = &volume;
+            scope.spawn(move || {
+                for step in 0..3000u64 {
+                    let name: &[u8] = if step % 2 == 0 { b"a" } else { b"b" };
+                    let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
+                    let end = step * 4 + thread;
+                    volume.write(ino, end, b"x", false).unwrap();
+                    volume.forget(ino, 1);
+                    let link = format!("{thread}.{step}");
+                    let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
+                    let links = volume.link(ino, ROOT_INO, link.as_bytes()).unwrap().nlink;
+                    assert!((2..=5).contains(&links), "{links}");
+                    volume.forget(ino, 2);
+                    let attr = volume.lookup(ROOT_INO, link.as_bytes()).unwrap();
+                    assert!(
+                        attr.size_bytes > end,
+                        "{} bytes, not {end}",
+                        attr.size_bytes
+                    );
+                    volume.unlink(ROOT_INO, link.as_bytes()).unwrap();
+                    volume.forget(attr.ino, 1);
+                }
+            });
+        }
+    });
+    for (name, size_bytes) in [(&b"a"[..], 2998 * 4 + 4), (b"b", 2999 * 4 + 4)] {
+        let attr = volume.lookup(ROOT_INO, name).unwrap();
+        assert_eq!((attr.nlink, attr.size_bytes), (1, size_bytes));
+    }
+    assert!(
+        volume.stats().inodes_in_memory <= 3,
+        "what is forgotten leaves the memory"
+    );
+    finish(&volume);
+}

@@ -1,0 +1,326 @@
+//! A volume in memory, mounted for real: what only the kernel's caches and locks can break.
+//!
+//! Needs `/dev/fuse`, and root or fusermount3.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use ramet_block::{Device, MemDevice, control_ioctl};
+use ramet_fs::control::{CLONE, CLONE_NO_REPLACE, CloneRequest, REMOVE, RemoveRequest};
+use ramet_fs::{FormatOptions, Volume};
+use ramet_fuse::{MountOptions, Mounted, mount};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+struct Mount {
+    mounted: Option<Mounted>,
+    volume: Arc<Volume>,
+    dir: tempfile::TempDir,
+}
+
+impl Mount {
+    fn new() -> Self {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 30));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, ramet_fs::OpenOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = mount(Arc::clone(&volume), dir.path(), &MountOptions::new("test")).unwrap();
+        Self {
+            mounted: Some(mounted),
+            volume,
+            dir,
+        }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Unmounts and checks the volume.
+    fn finish(mut self) {
+        self.mounted.take().unwrap().unmount().unwrap();
+        let findings = self.volume.check().unwrap();
+        assert!(findings.is_empty(), "{findings:#?}");
+        self.volume.close().unwrap();
+    }
+}
+
+fn parent_and_name(path: &Path) -> (File, Vec<u8>) {
+    let name = path
+        .file_name()
+        .unwrap()
+        .to_str()
+        .unwrap()
+        .as_bytes()
+        .to_vec();
+    (File::open(path.parent().unwrap()).unwrap(), name)
+}
+
+fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
+    let source = File::open(from)?;
+    let (dir, name) = parent_and_name(to);
+    let request = CloneRequest {
+        flags,
+        src_ino: source.metadata()?.ino(),
+        name,
+    };
+    control_ioctl(dir, CLONE, &mut request.encode().unwrap())
+}
+
+fn remove(path: &Path) -> io::Result<()> {
+    let (dir, name) = parent_and_name(path);
+    control_ioctl(dir, REMOVE, &mut RemoveRequest { name }.encode().unwrap())
+}
+
+#[test]
+fn a_clone_is_seen_at_once_whatever_the_kernel_cached() {
+    let mount = Mount::new();
+    let (src, dst) = (mount.path("src"), mount.path("dst"));
+    fs::create_dir_all(src.join("a/b")).unwrap();
+    fs::write(src.join("a/b/file"), "one").unwrap();
+    fs::hard_link(src.join("a/b/file"), src.join("link")).unwrap();
+    assert!(!dst.exists(), "and the kernel remembers that");
+    let links = fs::metadata(mount.dir.path()).unwrap().nlink();
+
+    clone(&src, &dst, 0).unwrap();
+    assert_eq!(fs::metadata(mount.dir.path()).unwrap().nlink(), links + 1);
+    assert_eq!(fs::read_to_string(dst.join("a/b/file")).unwrap(), "one");
+    assert_eq!(
+        fs::metadata(dst.join("link")).unwrap().ino(),
+        fs::metadata(dst.join("a/b/file")).unwrap().ino()
+    );
+    fs::write(dst.join("link"), "two").unwrap();
+    assert_eq!(fs::read_to_string(dst.join("a/b/file")).unwrap(), "two");
+    assert_eq!(fs::read_to_string(src.join("a/b/file")).unwrap(), "one");
+
+    // Everything below is cached now, and replaced.
+    let mut open = File::open(dst.join("a/b/file")).unwrap();
+    let stale_dir = File::open(dst.join("a")).unwrap();
+    clone(&src, &dst, 0).unwrap();
+    assert_eq!(fs::read_to_string(dst.join("a/b/file")).unwrap(), "one");
+    assert_eq!(fs::read_to_string(dst.join("link")).unwrap(), "one");
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "two", "an open file survives its tree");
+    assert!(stale_dir.metadata().is_ok());
+    let error = clone(&src, &dst, CLONE_NO_REPLACE).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+
+    remove(&dst).unwrap();
+    assert!(!dst.exists());
+    assert_eq!(fs::metadata(mount.dir.path()).unwrap().nlink(), links);
+    drop((open, stale_dir));
+    mount.finish();
+}
+
+#[test]
+fn a_clone_over_a_name_of_a_hard_link_updates_the_others() {
+    let mount = Mount::new();
+    for name in ["one", "two"] {
+        fs::create_dir(mount.path(name)).unwrap();
+    }
+    fs::write(mount.path("one/file"), "x").unwrap();
+    fs::hard_link(mount.path("one/file"), mount.path("two/file")).unwrap();
+    fs::write(mount.path("other"), "y").unwrap();
+    assert_eq!(fs::metadata(mount.path("two/file")).unwrap().nlink(), 2);
+    clone(&mount.path("other"), &mount.path("one"), 0).unwrap();
+    assert_eq!(fs::read_to_string(mount.path("one")).unwrap(), "y");
+    assert_eq!(fs::metadata(mount.path("two/file")).unwrap().nlink(), 1);
+    mount.finish();
+}
+
+/// Edits of one file, each followed by a comparison with what memory says, through descriptors
+/// with and without direct I/O.
+#[test]
+fn random_edits_of_a_file_read_back() {
+    let seed = std::env::var("RAMET_SEED")
+        .map_or_else(|_| rand::rng().random(), |seed| seed.parse().unwrap());
+    println!("RAMET_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mount = Mount::new();
+    let path = mount.path("file");
+    let mut options = OpenOptions::new();
+    let mut file = options
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .unwrap();
+    let mut want: Vec<u8> = Vec::new();
+    let size_max = 300_000usize;
+    for step in 0..6000 {
+        let (at, len) = (
+            random.random_range(0..size_max),
+            random.random_range(1..70_000),
+        );
+        let len = len.min(size_max - at).max(1);
+        let (from, to) = (at as u64, (at + len) as u64);
+        match random.random_range(0..8) {
+            0 | 1 => {
+                let byte = random.random::<u8>();
+                let data: Vec<u8> = (0..len)
+                    .map(|at| byte.wrapping_add((at / 7) as u8))
+                    .collect();
+                file.write_all_at(&data, from).unwrap();
+                want.resize(want.len().max(at + len), 0);
+                want[at..at + len].copy_from_slice(&data);
+            }
+            2 => {
+                file.set_len(from).unwrap();
+                want.resize(at, 0);
+            }
+            3 => {
+                use rustix::fs::FallocateFlags;
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                rustix::fs::fallocate(&file, flags, from, to - from).unwrap();
+                let end = (at + len).min(want.len());
+                want[at.min(end)..end].fill(0);
+            }
+            4 => {
+                rustix::fs::fallocate(
+                    &file,
+                    rustix::fs::FallocateFlags::ZERO_RANGE,
+                    from,
+                    to - from,
+                )
+                .unwrap();
+                want.resize(want.len().max(at + len), 0);
+                want[at..at + len].fill(0);
+            }
+            5 => {
+                let copy = mount.path("copy");
+                fs::copy(&path, &copy).unwrap();
+                assert!(fs::read(&copy).unwrap() == want, "copy, step {step}");
+            }
+            6 => {
+                file = OpenOptions::new()
+                    .read(true)
+                    .write(true)
+                    .open(&path)
+                    .unwrap()
+            }
+            _ => {
+                // The file without what the kernel has cached.
+                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+                let mut text = Vec::new();
+                file.rewind().unwrap();
+                file.read_to_end(&mut text).unwrap();
+                assert!(text == want, "step {step}");
+            }
+        }
+        let end = (at + len).min(want.len());
+        let mut part = vec![0; end.saturating_sub(at)];
+        file.read_exact_at(&mut part, from).unwrap();
+        assert!(
+            part == want[at.min(end)..end],
+            "range {at}..{end}, step {step}"
+        );
+        assert_eq!(
+            file.metadata().unwrap().len(),
+            want.len() as u64,
+            "step {step}"
+        );
+    }
+    drop(file);
+    mount.finish();
+}
+
+#[test]
+fn threads_that_do_everything_at_once_neither_hang_nor_break_the_tree() {
+    let mount = Mount::new();
+    let root = mount.dir.path();
+    for dir in 0..3 {
+        fs::create_dir_all(root.join(format!("d{dir}/e"))).unwrap();
+    }
+    let stop = AtomicBool::new(false);
+    let done = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..6u64 {
+            let (stop, done) = (&stop, &done);
+            scope.spawn(move || {
+                let mut random = StdRng::seed_from_u64(thread);
+                while !stop.load(Ordering::Relaxed) {
+                    let mut pick = || {
+                        let dir = random.random_range(0..3);
+                        let deep = if random.random_bool(0.5) { "e/" } else { "" };
+                        root.join(format!("d{dir}/{deep}f{}", random.random_range(0..4)))
+                    };
+                    let (one, two) = (pick(), pick());
+                    // Most fail: the names come and go.
+                    let result: io::Result<()> = match random.random_range(0..14) {
+                        0..3 => fs::write(&one, vec![7; random.random_range(0..60_000)]),
+                        3 => fs::read(&one).map(|_| ()),
+                        4 => fs::remove_file(&one),
+                        5 => fs::rename(&one, &two),
+                        6 => fs::hard_link(&one, &two),
+                        7 => fs::create_dir(&one),
+                        8 => fs::remove_dir(&one),
+                        9 => fs::read_dir(one.parent().unwrap()).map(|dir| dir.for_each(drop)),
+                        10 => fs::rename(one.parent().unwrap(), two.parent().unwrap()),
+                        11 => clone(one.parent().unwrap(), &two, 0),
+                        12 => File::open(&one).and_then(|file| file.sync_all()),
+                        _ if random.random_bool(0.1) => remove(&one),
+                        _ => fs::metadata(&one).map(|_| ()),
+                    };
+                    let errno = result.err().and_then(|error| error.raw_os_error());
+                    assert_ne!(errno, Some(rustix::io::Errno::IO.raw_os_error()));
+                    for dir in 0..3 {
+                        let _ = fs::create_dir_all(root.join(format!("d{dir}/e")));
+                    }
+                    done.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let start = Instant::now();
+        let mut before = 0;
+        while start.elapsed() < Duration::from_secs(8) {
+            std::thread::sleep(Duration::from_secs(2));
+            let now = done.load(Ordering::Relaxed);
+            assert!(
+                now > before,
+                "nothing moves any more after {now} operations"
+            );
+            before = now;
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    println!("{} operations", done.load(Ordering::Relaxed));
+    mount.finish();
+}
+
+#[test]
+fn a_write_by_another_user_clears_setuid_also_in_the_kernel() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let mount = Mount::new();
+    let path = mount.path("program");
+    fs::write(&path, "x").unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+    fs::set_permissions(mount.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let script = format!("printf y >> {}", path.display());
+    let mut command = std::process::Command::new("setpriv");
+    command.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "sh",
+        "-c",
+        &script,
+    ]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
+    let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+    file.write_all(b"z").unwrap();
+    drop(file);
+    assert_eq!(fs::read_to_string(&path).unwrap(), "xyz");
+    mount.finish();
+}

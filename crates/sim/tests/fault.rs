@@ -1,0 +1,139 @@
+//! One write or sync fails, the device works again at once, and background threads go on: nothing
+//! may be acknowledged any more, and what the device holds must still be the tree.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use ramet_betree::{Batch, Error, OpenOptions, Tree};
+use ramet_block::Device;
+use ramet_sim::{Rng, Setup, SparseDevice, env_u64};
+
+/// Fails the change or sync whose number is in `fail_at`, once.
+struct FailsOnce {
+    device: Arc<SparseDevice>,
+    count: AtomicU64,
+    fail_at: u64,
+}
+
+impl FailsOnce {
+    fn count(&self) -> io::Result<()> {
+        if self.count.fetch_add(1, Ordering::Relaxed) == self.fail_at {
+            return Err(io::Error::other("injected"));
+        }
+        Ok(())
+    }
+}
+
+impl Device for FailsOnce {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.device.read_at(addr, buf)
+    }
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        // What a failed write leaves is unknown: here all of it.
+        self.device.write_at(addr, buf)?;
+        self.count()
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.count()
+    }
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.device.discard(addr, len_bytes)
+    }
+}
+
+fn key(number: usize) -> Bytes {
+    format!("{number:06}").into_bytes().into()
+}
+
+/// Writes rounds of values until the device fails; returns the last round acknowledged and begun.
+fn work(tree: &Tree, rng: &mut Rng, rounds: u64) -> (u64, u64) {
+    let mut acknowledged = 0;
+    for round in 1..=rounds {
+        let mut batch = Batch::new();
+        batch.put(&b"round"[..], round.to_le_bytes().to_vec());
+        for _ in 0..12 {
+            batch.put(key(rng.below(300)), vec![round as u8; 1 + rng.below(200)]);
+        }
+        match tree.apply(batch) {
+            Ok(_) => {}
+            Err(Error::Io { .. } | Error::Poisoned(_)) => return (acknowledged, round),
+            Err(error) => panic!("apply: {error}"),
+        }
+        let done = match rng.below(6) {
+            0 => tree.checkpoint(),
+            1..3 => tree.sync(),
+            _ => continue,
+        };
+        match done {
+            Ok(()) => acknowledged = round,
+            Err(Error::Io { .. } | Error::Poisoned(_)) => {
+                assert!(
+                    matches!(tree.sync(), Err(Error::Poisoned(_))),
+                    "a later sync does not pretend"
+                );
+                assert!(matches!(tree.checkpoint(), Err(Error::Poisoned(_))));
+                return (acknowledged, round);
+            }
+            Err(error) => panic!("sync: {error}"),
+        }
+    }
+    (acknowledged, rounds)
+}
+
+fn round_of(tree: &Tree) -> u64 {
+    let value = tree.get(b"round").expect("get");
+    value.map_or(0, |v| {
+        u64::from_le_bytes(v[..].try_into().expect("eight bytes"))
+    })
+}
+
+#[test]
+fn a_failure_ends_writing_and_loses_nothing_acknowledged() {
+    let setup = Setup {
+        device_bytes: 6 << 20,
+        ..Setup::tiny_nodes()
+    };
+    let mut failures = 0;
+    for fail_at in 0..env_u64("RAMET_FAULTS", 250) {
+        let manual = fail_at % 2 == 0;
+        let device = Arc::new(SparseDevice::new(setup.device_bytes));
+        let plain: Arc<dyn Device> = device.clone();
+        Tree::format(&plain, &setup.format).expect("format");
+        let fails: Arc<dyn Device> = Arc::new(FailsOnce {
+            device: device.clone(),
+            count: AtomicU64::new(0),
+            fail_at,
+        });
+        let options = OpenOptions {
+            manual,
+            ..setup.open.clone()
+        };
+        let mut rng = Rng::new(fail_at);
+        let (acknowledged, begun) = match Tree::open(fails, options) {
+            Ok(tree) => {
+                let (acknowledged, begun) = work(&tree, &mut rng, 60);
+                failures += u64::from(tree.stats().poisoned.is_some());
+                let _snapshot = tree.snapshot();
+                drop(tree);
+                (acknowledged, begun)
+            }
+            Err(_) => (0, 0),
+        };
+        let tree = Tree::open(plain, setup.open.clone()).expect("open after a failure");
+        let violations = tree.verify(&mut |_| {}).expect("verify");
+        assert!(violations.is_empty(), "fault {fail_at}: {violations:?}");
+        let round = round_of(&tree);
+        assert!(
+            (acknowledged..=begun).contains(&round),
+            "fault {fail_at}: round {round}, acknowledged {acknowledged}, begun {begun}"
+        );
+        assert!(tree.scan(b"", None).all(|entry| entry.is_ok()));
+    }
+    println!("{failures} failures met");
+    assert!(failures > 100);
+}
