@@ -24,6 +24,7 @@ use ramet_nodetable::NodeId;
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
 use crate::node::{Handle, Store, bump};
+use crate::pieces::Pieces;
 use crate::tree::Inner;
 
 /// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
@@ -65,7 +66,16 @@ impl Inner {
             self.freeze(&mut state);
             (state.root.clone(), state.seq, journal.cut())
         };
-        let fresh = write_fresh(&self.store, &root)?;
+        let mut pieces = Pieces::new();
+        let fresh = write_fresh(&self.store, &root, &mut pieces)?;
+        if !pieces.is_empty() {
+            // The segments that were cut go, with the contents of the root that still refer to them.
+            let top = self.store.skeleton(&root)?;
+            let mut state = self.state.lock();
+            let old = Arc::ptr_eq(&state.root, &root).then(|| std::mem::replace(&mut state.top, top));
+            drop(state);
+            drop(old);
+        }
         let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
         let reclaim_max = self.reclaim_max(new.len())?;
@@ -129,7 +139,7 @@ impl Inner {
 
 /// Writes every node below `root` that is in memory only, and returns all that no checkpoint names yet,
 /// children before parents.
-fn write_fresh(store: &Store, root: &Arc<Handle>) -> Result<Vec<Arc<Handle>>> {
+fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result<Vec<Arc<Handle>>> {
     enum Step {
         Enter(Arc<Handle>),
         Leave(Arc<Handle>),
@@ -140,7 +150,8 @@ fn write_fresh(store: &Store, root: &Arc<Handle>) -> Result<Vec<Arc<Handle>>> {
     while let Some(step) = steps.pop() {
         match step {
             Step::Leave(handle) => {
-                store.write_back(&handle)?;
+                store.write_back(&handle, pieces)?;
+                done.extend(pieces.get(&handle.id()).into_iter().flatten().map(|piece| piece.run.clone()));
                 done.push(handle);
             }
             Step::Enter(handle) => {

@@ -38,6 +38,7 @@ mod memrun;
 mod message;
 mod node;
 mod open;
+mod pieces;
 mod record;
 mod run;
 mod scan;
