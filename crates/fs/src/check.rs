@@ -439,3 +439,180 @@ impl Volume {
         Ok(scan.findings)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ramet_betree::Batch;
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::{FormatOptions, NewInode, OpenOptions};
+
+    /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l` and `m`.
+    fn volume() -> Arc<Volume> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let make = |dir, name: &[u8], kind| {
+            let new = NewInode {
+                kind,
+                perm: 0o755,
+                uid: 0,
+                gid: 0,
+                rdev: 0,
+                target: b"",
+            };
+            volume.create(dir, name, &new).unwrap().ino
+        };
+        let dir = make(ROOT_INO, b"d", Kind::Directory);
+        let file = make(dir, b"f", Kind::Regular);
+        volume.write(file, 0, &[1; 5000], false).unwrap();
+        let linked = make(dir, b"l", Kind::Regular);
+        volume.link(linked, ROOT_INO, b"m").unwrap();
+        assert_eq!(volume.check().unwrap(), []);
+        volume
+    }
+
+    fn invariants(forge: impl FnOnce(&Volume, &mut Batch)) -> Vec<&'static str> {
+        let volume = volume();
+        let mut batch = Batch::new();
+        forge(&volume, &mut batch);
+        volume.tree().apply(batch).unwrap();
+        let mut found: Vec<_> = volume
+            .check()
+            .unwrap()
+            .iter()
+            .map(|finding| finding.invariant)
+            .collect();
+        found.dedup();
+        found
+    }
+
+    fn entry_of(volume: &Volume, key: &[u8]) -> (Record, u64) {
+        match Entry::decode(&volume.tree().get(key).unwrap().unwrap()).unwrap() {
+            Entry::Inode { record, stored } => (record, stored),
+            Entry::Stub(_) => panic!("a stub"),
+        }
+    }
+
+    fn link_of(volume: &Volume) -> u64 {
+        match Entry::decode(&volume.tree().get(&keys::entry(b"", b"m")).unwrap().unwrap()).unwrap()
+        {
+            Entry::Stub(stub) => stub.link,
+            Entry::Inode { .. } => panic!("no stub"),
+        }
+    }
+
+    fn dir() -> Bytes {
+        keys::child(b"", b"d")
+    }
+
+    fn blocks() -> Bytes {
+        keys::blocks(&keys::child(&dir(), b"f"))
+    }
+
+    #[test]
+    fn f1_bytes_that_are_nothing_are_found() {
+        assert_eq!(
+            invariants(|_, batch| batch.put(&b"\x01\0\x0b"[..], "")),
+            ["F1"]
+        );
+        assert_eq!(
+            invariants(|_, batch| batch.put(keys::entry(&dir(), b"x"), "nonsense")),
+            ["F1"]
+        );
+        assert_eq!(
+            invariants(|_, batch| batch.put(keys::xattr(b"\0\x02d\0\x0c", b""), "")),
+            ["F1"]
+        );
+    }
+
+    #[test]
+    fn f2_what_lies_in_nothing_is_found() {
+        let value = |volume: &Volume| entry_of(volume, &keys::entry(&dir(), b"f")).0.encode(77);
+        let lost = keys::entry(&keys::child(b"", b"lost"), b"x");
+        assert!(invariants(|volume, batch| batch.put(lost, value(volume))).contains(&"F2"));
+        let block = keys::block(&keys::blocks(&dir()), 0);
+        assert_eq!(invariants(|_, batch| batch.put(block, "x")), ["F2"]);
+        let xattr = keys::xattr(&keys::child(b"", b"lost"), b"user.x");
+        assert_eq!(invariants(|_, batch| batch.put(xattr, "x")), ["F2"]);
+    }
+
+    #[test]
+    fn f3_a_wrong_number_of_subdirectories_is_found() {
+        let forged = invariants(|volume, batch| {
+            let key = keys::entry(b"", b"d");
+            let (mut record, stored) = entry_of(volume, &key);
+            record.nlink = 3;
+            batch.put(key, record.encode(stored));
+        });
+        assert_eq!(forged, ["F3"]);
+    }
+
+    #[test]
+    fn f4_links_that_disagree_are_found() {
+        let index = keys::stub(b"", &dir(), b"l");
+        assert_eq!(invariants(|_, batch| batch.delete(index)), ["F4"]);
+        let body = |volume: &Volume| keys::body_record(&keys::body(b"", link_of(volume)));
+        assert_eq!(
+            invariants(|volume, batch| batch.delete(body(volume))),
+            ["F4"]
+        );
+        assert_eq!(
+            invariants(|_, batch| batch.delete(keys::entry(b"", b"m"))),
+            ["F4"]
+        );
+        let extra = keys::stub(b"", b"", b"extra");
+        assert_eq!(
+            invariants(|_, batch| batch.put(extra, 5u64.to_be_bytes().to_vec())),
+            ["F4"]
+        );
+    }
+
+    #[test]
+    fn f5_one_number_for_two_is_found() {
+        let forged = invariants(|volume, batch| {
+            let (record, stored) = entry_of(volume, &keys::entry(&dir(), b"f"));
+            let mut empty = record;
+            empty.size_bytes = 0;
+            batch.put(keys::entry(b"", b"twin"), empty.encode(stored));
+        });
+        assert_eq!(forged, ["F5"]);
+    }
+
+    #[test]
+    fn f6_blocks_beyond_the_end_are_found() {
+        assert!(invariants(|_, batch| batch.put(keys::block(&blocks(), 2), "x")).contains(&"F6"));
+        assert_eq!(
+            invariants(|_, batch| batch.put(keys::block(&blocks(), 1), vec![1; 905])),
+            ["F6"]
+        );
+        assert_eq!(
+            invariants(|_, batch| batch.put(keys::block(&blocks(), 0), vec![1; 4097])),
+            ["F6"]
+        );
+    }
+
+    #[test]
+    fn f7_a_missing_block_is_found() {
+        assert_eq!(
+            invariants(|_, batch| batch.delete(keys::block(&blocks(), 0))),
+            ["F7"]
+        );
+    }
+
+    #[test]
+    fn f8_an_attribute_of_an_unmarked_inode_is_found() {
+        let key = keys::xattr(&keys::child(&dir(), b"f"), b"user.x");
+        assert_eq!(invariants(|_, batch| batch.put(key, "x")), ["F8"]);
+    }
+
+    #[test]
+    fn f9_a_body_above_the_counter_is_found() {
+        let forged =
+            invariants(|_, batch| batch.put(keys::counter(b"ino"), 3u64.to_le_bytes().to_vec()));
+        assert_eq!(forged, ["F9"]);
+    }
+}

@@ -287,3 +287,67 @@ impl Table {
         drop(open);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::Time;
+
+    fn inode(table: &Arc<Table>, ino: u64, kind: Kind, loc: Loc) -> Arc<Inode> {
+        let record = Record::new(kind.mode_bits(), 0, 0, Time::default());
+        Inode::new(table, Ino(ino), kind, record, loc)
+    }
+
+    #[test]
+    fn a_record_read_before_its_inode_was_changed_and_dropped_is_outdated() {
+        let table = Table::new();
+        for (touched, outdated) in [(true, true), (false, false)] {
+            let first = inode(&table, 7, Kind::Regular, Loc::Gone);
+            assert!(matches!(table.adopt(&first, None), Adopted::New));
+            let seen = table.evictions();
+            first.touched.store(touched, Ordering::SeqCst);
+            drop(first);
+            let second = inode(&table, 7, Kind::Regular, Loc::Gone);
+            assert_eq!(
+                matches!(table.adopt(&second, Some(seen)), Adopted::Outdated),
+                outdated
+            );
+        }
+    }
+
+    #[test]
+    fn the_table_has_one_inode_for_a_number_and_keeps_what_is_remembered() {
+        let table = Table::new();
+        let first = inode(&table, 7, Kind::Regular, Loc::Gone);
+        assert!(matches!(
+            table.adopt(&first, Some(table.evictions())),
+            Adopted::New
+        ));
+        let second = inode(&table, 7, Kind::Regular, Loc::Gone);
+        let known = table.adopt(&second, Some(table.evictions()));
+        assert!(matches!(known, Adopted::Known(known) if Arc::ptr_eq(&known, &first)));
+        drop(second);
+        table.remember(&first);
+        table.remember(&first);
+        drop(first);
+        table.forget(Ino(7), 1);
+        assert!(table.get(Ino(7)).is_some());
+        table.forget(Ino(7), 1);
+        assert!(table.get(Ino(7)).is_none());
+        assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn a_chain_of_directories_is_dropped_without_recursion() {
+        let table = Table::new();
+        let mut at = inode(&table, 1, Kind::Directory, Loc::Root);
+        for ino in 2..200_000 {
+            let loc = Loc::Child {
+                parent: at,
+                name: Bytes::from_static(b"d"),
+            };
+            at = inode(&table, ino, Kind::Directory, loc);
+        }
+        drop(at);
+    }
+}

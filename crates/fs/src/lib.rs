@@ -30,6 +30,7 @@ mod create;
 mod data;
 mod dir;
 mod error;
+mod holes;
 mod inode;
 mod keys;
 mod link;

@@ -473,3 +473,49 @@ fn attributes_keep_to_their_rules() {
     assert_eq!(volume.listxattr(file, true).unwrap().len(), 1002);
     finish(&volume);
 }
+
+/// Inodes leave the memory and come back all the time; no change may be lost on the way.
+#[test]
+fn changes_survive_threads_that_forget_each_others_inodes() {
+    let volume = volume();
+    for name in ["a", "b"] {
+        let ino = make(&volume, ROOT_INO, name, Kind::Regular).ino;
+        volume.forget(ino, 1);
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            let volume = &volume;
+            scope.spawn(move || {
+                for step in 0..3000u64 {
+                    let name: &[u8] = if step % 2 == 0 { b"a" } else { b"b" };
+                    let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
+                    let end = step * 4 + thread;
+                    volume.write(ino, end, b"x", false).unwrap();
+                    volume.forget(ino, 1);
+                    let link = format!("{thread}.{step}");
+                    let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
+                    let links = volume.link(ino, ROOT_INO, link.as_bytes()).unwrap().nlink;
+                    assert!((2..=5).contains(&links), "{links}");
+                    volume.forget(ino, 2);
+                    let attr = volume.lookup(ROOT_INO, link.as_bytes()).unwrap();
+                    assert!(
+                        attr.size_bytes > end,
+                        "{} bytes, not {end}",
+                        attr.size_bytes
+                    );
+                    volume.unlink(ROOT_INO, link.as_bytes()).unwrap();
+                    volume.forget(attr.ino, 1);
+                }
+            });
+        }
+    });
+    for (name, size_bytes) in [(&b"a"[..], 2998 * 4 + 4), (b"b", 2999 * 4 + 4)] {
+        let attr = volume.lookup(ROOT_INO, name).unwrap();
+        assert_eq!((attr.nlink, attr.size_bytes), (1, size_bytes));
+    }
+    assert!(
+        volume.stats().inodes_in_memory <= 3,
+        "what is forgotten leaves the memory"
+    );
+    finish(&volume);
+}
