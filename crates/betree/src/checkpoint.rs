@@ -42,13 +42,11 @@ impl Inner {
     /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace` ends all
     /// writing.
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
-        let done = self.write_checkpoint(clean);
-        if let Err(error) = &done {
+        self.write_checkpoint(clean).inspect_err(|error| {
             if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
                 self.poison(error);
             }
-        }
-        done
+        })
     }
 
     fn write_checkpoint(&self, clean: bool) -> Result<()> {
