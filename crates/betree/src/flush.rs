@@ -62,6 +62,8 @@ struct Pending {
     /// Bytes below that range messages are going to drop.
     dropped: usize,
     ranges: bool,
+    /// There was no room to push it down.
+    stays: bool,
 }
 
 impl Store {
@@ -107,49 +109,69 @@ impl Store {
         let high = if is_short { 0 } else { self.shape.buffer_bytes };
         let low = if total > high { high / 2 } else { high };
         loop {
-            let room = self.room_bytes();
-            let fits = |pending: &Pending| pending.bytes as u64 + PUSH_BYTES <= room;
-            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && interior(node, at) && fits(&pending[at]));
+            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && !pending[at].stays && interior(node, at));
             let forced = settle.then(|| candidates.clone().find(|&at| pending[at].ranges)).flatten();
             let fullest = (total > low).then(|| candidates.max_by_key(|&at| pending[at].bytes)).flatten();
             let Some(at) = forced.or(fullest) else { return Ok(()) };
-            let edges = self.push(node, at, settle)?;
-            total -= pending[at].bytes;
-            pending.splice(at..=at, std::iter::repeat_n(Pending::default(), edges.len()));
-            node.edges.splice(at..=at, edges);
+            if let Some(edges) = with_room(self.push(node, at, settle))? {
+                total -= pending[at].bytes;
+                pending.splice(at..=at, std::iter::repeat_n(Pending::default(), edges.len()));
+                node.edges.splice(at..=at, edges);
+            } else if let Some(right) = self.halve_edge(node, at)? {
+                // Half of the messages may find room where all do not.
+                node.edges.insert(at + 1, right);
+                pending[at] = self.weigh_edge(node, at)?;
+                pending.insert(at + 1, self.weigh_edge(node, at + 1)?);
+                total = pending.iter().map(|p| p.bytes).sum();
+            } else {
+                pending[at].stays = true;
+            }
         }
     }
 
-    /// What each edge sees in the node's segments.
+    /// The right part of an edge that is to be cut in the middle of its interior child; both parts keep the child.
+    fn halve_edge(&self, node: &Skeleton, at: usize) -> Result<Option<Edge>> {
+        let edge = &node.edges[at];
+        let Some(child) = &edge.child else { return Ok(None) };
+        let range = node.edge_range(at);
+        let inside = child.xf.range(&range);
+        let below = self.skeleton(&child.node)?;
+        let within: Vec<&Bytes> = below.edges.iter().map(|e| &e.lo).filter(|lo| **lo > inside.lo && inside.contains(lo)).collect();
+        let Some(middle) = within.get(within.len() / 2) else { return Ok(None) };
+        Ok(Some(Edge { lo: child.xf.inverse(&range.lo).key(middle), ..edge.clone() }))
+    }
+
     fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
-        let mut all = Vec::with_capacity(node.edges.len());
-        for (at, edge) in node.edges.iter().enumerate() {
-            let range = node.edge_range(at);
-            let mut sum = Pending::default();
-            for seg in node.visible(edge) {
-                let part = seg.clip.intersect(&range);
-                if part.is_empty() {
-                    continue;
-                }
-                let run = self.run(&seg.run)?;
-                let inside = seg.xf.range(&part);
-                // Range messages that have become edges count no more.
-                let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
-                sum.bytes += weight.bytes;
-                sum.count += weight.count;
-                if weight.deletes > 0 {
-                    sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
-                }
-                if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
-                    for (covered, _) in run.ranges_in(&inside) {
-                        sum.ranges = true;
-                        sum.dropped += self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
-                    }
+        (0..node.edges.len()).map(|at| self.weigh_edge(node, at)).collect()
+    }
+
+    /// What an edge sees in the node's segments.
+    fn weigh_edge(&self, node: &Skeleton, at: usize) -> Result<Pending> {
+        let edge = &node.edges[at];
+        let range = node.edge_range(at);
+        let mut sum = Pending::default();
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(&range);
+            if part.is_empty() {
+                continue;
+            }
+            let run = self.run(&seg.run)?;
+            let inside = seg.xf.range(&part);
+            // Range messages that have become edges count no more.
+            let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
+            sum.bytes += weight.bytes;
+            sum.count += weight.count;
+            if weight.deletes > 0 {
+                sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
+            }
+            if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+                for (covered, _) in run.ranges_in(&inside) {
+                    sum.ranges = true;
+                    sum.dropped += self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
                 }
             }
-            all.push(sum);
         }
-        Ok(all)
+        Ok(sum)
     }
 
     /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half.
@@ -377,14 +399,23 @@ impl Store {
         Ok(all)
     }
 
-    /// Moves what an edge sees into its interior child; returns the edges that take its place.
+    /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, settle: bool) -> Result<Vec<Edge>> {
-        bump(&self.counters.flushes);
         let messages = self.gather(node, at, &node.segs)?;
+        self.check_room(&messages)?;
+        bump(&self.counters.flushes);
         let (mut child, lift) = self.open_child(node, at)?;
         self.give(&mut child, &messages, &node.edge_range(at), lift);
         self.tend(&mut child, false, settle)?;
         self.close_child(node, at, child, lift)
+    }
+
+    /// Whether a child may take `messages` as a new segment.
+    fn check_room(&self, messages: &MemRun) -> Result<()> {
+        if messages.size_bytes() as u64 + PUSH_BYTES > self.room_bytes() {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
     }
 
     /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
@@ -554,7 +585,8 @@ impl Store {
             // The longest newest run of segments none of which is larger than those after it together.
             let mut from = node.segs.len() - 1;
             let mut sum = node.segs[from].bytes;
-            while from > 0 && (node.segs[from - 1].bytes <= sum * 2 || node.segs.len() - from < 2) {
+            let is_piece = |node: &Skeleton, at: usize| node.segs[at - 1].ord == node.segs[at].ord;
+            while from > 0 && (node.segs[from - 1].bytes <= sum * 2 || node.segs.len() - from < 2 || is_piece(node, from)) {
                 from -= 1;
                 sum += node.segs[from].bytes;
             }
@@ -644,9 +676,7 @@ impl Store {
         if covers {
             let edges = if kind == Some(Kind::Skeleton) {
                 let messages = self.gather(node, at, &node.segs)?;
-                if messages.size_bytes() as u64 + PUSH_BYTES > self.room_bytes() {
-                    return Err(Error::NoSpace);
-                }
+                self.check_room(&messages)?;
                 let bounds = node.edge_range(at);
                 let (mut child, lift) = self.open_child(node, at)?;
                 self.give(&mut child, &messages, &bounds, lift);
@@ -725,7 +755,18 @@ impl LeafWriter<'_> {
             builder.add(key.slice(lift..), &Point::Put(value.clone()));
         }
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
-        let node = self.store.write_run(builder.finish(std::iter::empty()))?;
+        let image = builder.finish(std::iter::empty());
+        let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16 && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
+        let node = match self.store.write_run(image) {
+            Err(Error::NoSpace) if fragments && entries.len() > 1 => {
+                // There is room, and no hole that is long enough.
+                let (left, right) = entries.split_at(entries.len() / 2);
+                let pivot = right[0].0.slice(..=shared_prefix(&left[left.len() - 1].0, &right[0].0));
+                self.write(KeyRange::new(range.lo, Some(pivot.clone())), left)?;
+                return self.write(KeyRange::new(pivot, range.hi), right);
+            }
+            done => done?,
+        };
         let child = Child { xf: Xf::stripping(lift), node, live_bytes };
         self.edges.push(Edge { lo: range.lo, watermark: self.watermark, child: Some(child) });
         Ok(())

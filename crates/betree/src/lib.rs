@@ -39,6 +39,7 @@ mod memrun;
 mod message;
 mod node;
 mod open;
+mod pieces;
 mod record;
 mod run;
 mod scan;

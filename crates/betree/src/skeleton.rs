@@ -18,7 +18,8 @@
 //! edges, and still show its points.
 //!
 //! Keeps T1 (edges ascend from the node's low end), T2 (an edge's range shares what its
-//! translation strips), T3 (heights fall along edges and targets), T4 (ordinals ascend and lie below `next_ord`).
+//! translation strips), T3 (heights fall along edges and targets), T4 (ordinals
+//! ascend and lie below `next_ord`; pieces of one segment share one, with ascending disjoint clips).
 
 use std::sync::Arc;
 
@@ -82,6 +83,11 @@ pub(crate) struct SegRef {
 impl SegRef {
     pub(crate) fn ranges_step(&self) -> u64 {
         2 * self.ord
+    }
+
+    /// Whether a segment with this ordinal and clip may follow: newer, or a further piece of the same one.
+    pub(crate) fn comes_before(&self, ord: u64, clip: &KeyRange) -> bool {
+        self.ord < ord || self.ord == ord && self.clip.hi.as_ref().is_some_and(|hi| *hi <= clip.lo)
     }
 
     pub(crate) fn points_step(&self) -> u64 {
@@ -292,7 +298,7 @@ impl Skeleton {
             let clip = KeyRange::new(lo, take_hi(&mut r)?);
             let xf = take_xf(&mut r)?;
             let (goto_height, bytes) = (r.u8()?, r.varint()?);
-            let ordered = node.segs.last().is_none_or(|s: &SegRef| s.ord < ord);
+            let ordered = node.segs.last().is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
             if !ordered || ord >= next_ord || clip.is_empty() || !clip.shares_prefix(xf.strip) {
                 return Err(MALFORMED);
             }
