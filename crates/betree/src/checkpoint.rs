@@ -24,6 +24,7 @@ use ramet_nodetable::NodeId;
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
 use crate::node::{Handle, Store, bump};
+use crate::pieces::Pieces;
 use crate::tree::Inner;
 
 /// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
@@ -41,13 +42,11 @@ impl Inner {
     /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace` ends all
     /// writing.
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
-        let done = self.write_checkpoint(clean);
-        if let Err(error) = &done {
+        self.write_checkpoint(clean).inspect_err(|error| {
             if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
                 self.poison(error);
             }
-        }
-        done
+        })
     }
 
     fn write_checkpoint(&self, clean: bool) -> Result<()> {
@@ -65,7 +64,16 @@ impl Inner {
             self.freeze(&mut state);
             (state.root.clone(), state.seq, journal.cut())
         };
-        let fresh = write_fresh(&self.store, &root)?;
+        let mut pieces = Pieces::new();
+        let fresh = write_fresh(&self.store, &root, &mut pieces)?;
+        if !pieces.is_empty() {
+            // The segments that were cut go, with the contents of the root that still refer to them.
+            let top = self.store.skeleton(&root)?;
+            let mut state = self.state.lock();
+            let old = Arc::ptr_eq(&state.root, &root).then(|| std::mem::replace(&mut state.top, top));
+            drop(state);
+            drop(old);
+        }
         let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
         let reclaim_max = self.reclaim_max(new.len())?;
@@ -129,7 +137,7 @@ impl Inner {
 
 /// Writes every node below `root` that is in memory only, and returns all that no checkpoint names yet,
 /// children before parents.
-fn write_fresh(store: &Store, root: &Arc<Handle>) -> Result<Vec<Arc<Handle>>> {
+fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result<Vec<Arc<Handle>>> {
     enum Step {
         Enter(Arc<Handle>),
         Leave(Arc<Handle>),
@@ -140,7 +148,8 @@ fn write_fresh(store: &Store, root: &Arc<Handle>) -> Result<Vec<Arc<Handle>>> {
     while let Some(step) = steps.pop() {
         match step {
             Step::Leave(handle) => {
-                store.write_back(&handle)?;
+                store.write_back(&handle, pieces)?;
+                done.extend(pieces.get(&handle.id()).into_iter().flatten().map(|piece| piece.run.clone()));
                 done.push(handle);
             }
             Step::Enter(handle) => {

@@ -23,7 +23,7 @@ use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
-use crate::skeleton::{Child, Edge, Skeleton};
+use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, Skeleton};
 use crate::view::MappedCursor;
 
 /// Outcome of looking for the state of a range.
@@ -32,7 +32,7 @@ pub(crate) enum Captured {
     Message(RangeMsg),
     /// The state itself, over nothing, in the source's key space: cheaper than a share of a node when it is small.
     Copy(MemRun),
-    /// Too much waits above the lowest node that covers the range.
+    /// Too much waits above the lowest node that covers the range, or that node has too many segments or is too high.
     TooMuchAbove,
 }
 
@@ -74,8 +74,10 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
         let at = skeleton.edge_of(&inside.lo);
         if !skeleton.edge_range(at).covers(&inside) {
             let held: u64 = skeleton.segs.iter().map(|s| s.bytes).sum();
-            if !patient && held > store.shape.buffer_bytes as u64 {
-                // The copy would inherit more than a node may hold and push it down on its own.
+            let crowded = skeleton.segs.len() > 2 * store.shape.segments;
+            if !patient && (held > store.shape.buffer_bytes as u64 || crowded) {
+                // The copy would inherit more than a node may hold, and push or merge it on its own. In a chain of
+                // clones each level adds a segment: without this a lookup would visit as many as the chain is deep.
                 return Ok(Captured::TooMuchAbove);
             }
             lca = Some(skeleton);
@@ -111,7 +113,7 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
             return Ok(Captured::Copy(over_nothing(range, MemRun::default(), &waiting)));
         }
         let bare = Skeleton::empty(1, range.clone());
-        return goto(store, bare, waiting, Xf::identity(), height_max).map(Captured::Message);
+        return goto(store, bare, waiting, Xf::identity(), patient, height_max);
     };
     if handle.kind() == Kind::Leaf {
         if let Some(state) = small_state(store, &handle, &xf, range, &waiting)? {
@@ -128,12 +130,12 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
         copy.clip(&inside);
         let waiting = waiting.extract(range, &xf);
         bump(&store.counters.unshares);
-        return goto(store, copy, waiting, xf, height_max).map(Captured::Message);
+        return goto(store, copy, waiting, xf, patient, height_max);
     }
     let live_bytes = store.run(&handle)?.estimate_bytes(&xf.range(range)) as u64;
     let mut over_leaf = Skeleton::empty(1, range.clone());
     over_leaf.edges = vec![Edge { lo: range.lo.clone(), watermark: 0, child: Some(Child { xf, node: handle, live_bytes }) }];
-    goto(store, over_leaf, waiting, Xf::identity(), height_max).map(Captured::Message)
+    goto(store, over_leaf, waiting, Xf::identity(), patient, height_max)
 }
 
 /// The state of `range` when it lies in one leaf and is no larger than what a clone may copy. Moving small
@@ -195,18 +197,18 @@ fn join(above: Vec<MemRun>) -> MemRun {
 }
 
 /// A GOTO to `node` with `waiting`, in its key space, as the newest segment.
-fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf, height_max: u8) -> Result<RangeMsg> {
+fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf, patient: bool, height_max: u8) -> Result<Captured> {
     if !waiting.is_empty() {
-        let goto_height = store.goto_height(&waiting);
-        let bytes = waiting.size_bytes() as u64;
-        let clip = node.range();
-        node.push_seg(store.new_segment(waiting), clip, Xf::identity(), goto_height, bytes);
+        store.push_run(&mut node, waiting);
+    }
+    if !patient && node.height_below() >= HEIGHT_PATIENT {
+        return Ok(Captured::TooMuchAbove);
     }
     if node.height_below() >= height_max {
         return Err(Error::Invalid("clones of clones nest too deep"));
     }
     node.height = node.label();
-    Ok(RangeMsg::Goto(Target { xf, node: store.new_skeleton(node) }))
+    Ok(Captured::Message(RangeMsg::Goto(Target { xf, node: store.new_skeleton(node) })))
 }
 
 /// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.

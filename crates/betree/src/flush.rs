@@ -4,7 +4,8 @@
 //! [`Store::tend`] brings one interior node within its limits:
 //!
 //! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
-//!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning.
+//!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning. Children that clones
+//!    have made too high are flattened (see [`crate::flatten`]).
 //! 2. *Rewrite* leaves for which messages of `theta` of their size wait, shared or private alike
 //!    (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
 //!    relifting of leaves are this one operation.
@@ -61,6 +62,8 @@ struct Pending {
     /// Bytes below that range messages are going to drop.
     dropped: usize,
     ranges: bool,
+    /// There was no room to push it down.
+    stays: bool,
 }
 
 impl Store {
@@ -68,6 +71,7 @@ impl Store {
     /// a free label. With `settle` range messages are pushed as deep as they go.
     pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
         self.convert(node, top)?;
+        self.flatten_high(node)?;
         let mut pending = self.weigh_edges(node)?;
         let mut at = 0;
         while at < node.edges.len() {
@@ -93,7 +97,9 @@ impl Store {
     fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
         let live = edge.child.as_ref().map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
         let size = live.max(self.shape.leaf_bytes / 2);
-        pending.count > 0 && pending.bytes + pending.dropped >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
+        // What goes for the most part is cheap to write anew, however small it is.
+        let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live;
+        mostly_dropped || pending.count > 0 && pending.bytes + pending.dropped >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
     }
 
     fn push_fullest(&self, node: &mut Skeleton, pending: &mut Vec<Pending>, settle: bool) -> Result<()> {
@@ -103,48 +109,69 @@ impl Store {
         let high = if is_short { 0 } else { self.shape.buffer_bytes };
         let low = if total > high { high / 2 } else { high };
         loop {
-            let room = self.room_bytes();
-            let fits = |pending: &Pending| pending.bytes as u64 + PUSH_BYTES <= room;
-            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && interior(node, at) && fits(&pending[at]));
+            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && !pending[at].stays && interior(node, at));
             let forced = settle.then(|| candidates.clone().find(|&at| pending[at].ranges)).flatten();
             let fullest = (total > low).then(|| candidates.max_by_key(|&at| pending[at].bytes)).flatten();
             let Some(at) = forced.or(fullest) else { return Ok(()) };
-            let edges = self.push(node, at, settle)?;
-            total -= pending[at].bytes;
-            pending.splice(at..=at, std::iter::repeat_n(Pending::default(), edges.len()));
-            node.edges.splice(at..=at, edges);
+            if let Some(edges) = with_room(self.push(node, at, settle))? {
+                total -= pending[at].bytes;
+                pending.splice(at..=at, std::iter::repeat_n(Pending::default(), edges.len()));
+                node.edges.splice(at..=at, edges);
+            } else if let Some(right) = self.halve_edge(node, at)? {
+                // Half of the messages may find room where all do not.
+                node.edges.insert(at + 1, right);
+                pending[at] = self.weigh_edge(node, at)?;
+                pending.insert(at + 1, self.weigh_edge(node, at + 1)?);
+                total = pending.iter().map(|p| p.bytes).sum();
+            } else {
+                pending[at].stays = true;
+            }
         }
     }
 
-    /// What each edge sees in the node's segments.
+    /// The right part of an edge that is to be cut in the middle of its interior child; both parts keep the child.
+    fn halve_edge(&self, node: &Skeleton, at: usize) -> Result<Option<Edge>> {
+        let edge = &node.edges[at];
+        let Some(child) = &edge.child else { return Ok(None) };
+        let range = node.edge_range(at);
+        let inside = child.xf.range(&range);
+        let below = self.skeleton(&child.node)?;
+        let within: Vec<&Bytes> = below.edges.iter().map(|e| &e.lo).filter(|lo| **lo > inside.lo && inside.contains(lo)).collect();
+        let Some(middle) = within.get(within.len() / 2) else { return Ok(None) };
+        Ok(Some(Edge { lo: child.xf.inverse(&range.lo).key(middle), ..edge.clone() }))
+    }
+
     fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
-        let mut all = Vec::with_capacity(node.edges.len());
-        for (at, edge) in node.edges.iter().enumerate() {
-            let range = node.edge_range(at);
-            let mut sum = Pending::default();
-            for seg in node.visible(edge) {
-                let part = seg.clip.intersect(&range);
-                if part.is_empty() {
-                    continue;
-                }
-                let run = self.run(&seg.run)?;
-                let inside = seg.xf.range(&part);
-                let weight = run.weigh(self, &inside)?;
-                sum.bytes += weight.bytes;
-                sum.count += weight.count;
-                if weight.deletes > 0 {
-                    sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
-                }
-                if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
-                    for (covered, _) in run.ranges_in(&inside) {
-                        sum.ranges = true;
-                        sum.dropped += self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
-                    }
+        (0..node.edges.len()).map(|at| self.weigh_edge(node, at)).collect()
+    }
+
+    /// What an edge sees in the node's segments.
+    fn weigh_edge(&self, node: &Skeleton, at: usize) -> Result<Pending> {
+        let edge = &node.edges[at];
+        let range = node.edge_range(at);
+        let mut sum = Pending::default();
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(&range);
+            if part.is_empty() {
+                continue;
+            }
+            let run = self.run(&seg.run)?;
+            let inside = seg.xf.range(&part);
+            // Range messages that have become edges count no more.
+            let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
+            sum.bytes += weight.bytes;
+            sum.count += weight.count;
+            if weight.deletes > 0 {
+                sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
+            }
+            if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+                for (covered, _) in run.ranges_in(&inside) {
+                    sum.ranges = true;
+                    sum.dropped += self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
                 }
             }
-            all.push(sum);
         }
-        Ok(all)
+        Ok(sum)
     }
 
     /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half.
@@ -236,13 +263,15 @@ impl Store {
         Ok(pieces)
     }
 
-    fn convert_edge(&self, node: &Skeleton, at: usize, pieces: Vec<(KeyRange, Piece)>, out: &mut Vec<Edge>) -> Result<()> {
-        let edge = &node.edges[at];
+    fn convert_edge(&self, node: &Skeleton, edge_at: usize, pieces: Vec<(KeyRange, Piece)>, out: &mut Vec<Edge>) -> Result<()> {
+        let edge = &node.edges[edge_at];
         let whole = pieces.iter().all(|(_, p)| matches!(p, Piece::Covered { .. }));
         let sinks_into = edge.child.as_ref().filter(|c| c.node.kind() == Kind::Skeleton).map(|c| c.node.height());
         let count = pieces.len();
         let mut kept_here = false;
+        let mut kept = Vec::new();
         for (n, (range, piece)) in pieces.into_iter().enumerate() {
+            let mut goto_waits = false;
             if let Piece::Covered { child, points_step, goto } = piece {
                 let can_sink = match &child {
                     None => true,
@@ -261,7 +290,7 @@ impl Store {
                         _ => bump(&self.counters.overlaps_both),
                     }
                     let child = match child {
-                        Some(c) => Some(self.with_live_bytes(c, &range)?),
+                        Some(c) => self.narrow(c, &range)?,
                         None => None,
                     };
                     out.push(Edge { lo: range.lo, watermark: points_step, child });
@@ -271,26 +300,73 @@ impl Store {
                 if goto {
                     bump(&self.counters.goto_waits);
                 }
+                goto_waits = goto;
             }
             if !kept_here {
-                let child = match &edge.child {
-                    Some(c) if count > 1 => Some(self.with_live_bytes(c.clone(), &range)?),
-                    other => other.clone(),
-                };
-                out.push(Edge { lo: range.lo, watermark: edge.watermark, child });
+                kept.push((out.len(), false));
+                out.push(Edge { lo: range.lo, watermark: edge.watermark, child: edge.child.clone() });
                 kept_here = true;
+            }
+            if let Some((_, waits)) = kept.last_mut() {
+                *waits |= goto_waits;
+            }
+        }
+        if count == 1 || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len() {
+            return Ok(());
+        }
+        // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
+        // keeps its child, which is higher than the target.
+        for at in kept.into_iter().filter_map(|(at, goto_waits)| (!goto_waits).then_some(at)) {
+            let hi = out.get(at + 1).map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
+            let range = KeyRange::new(out[at].lo.clone(), hi);
+            if let Some(child) = out[at].child.take() {
+                out[at].child = self.narrow(child, &range)?;
             }
         }
         Ok(())
     }
 
-    fn with_live_bytes(&self, mut child: Child, range: &KeyRange) -> Result<Child> {
-        child.live_bytes = match child.node.kind() {
-            Kind::Leaf => self.run(&child.node)?.estimate_bytes(&child.xf.range(range)) as u64,
-            // Anything that is not small: an interior node is never coalesced.
-            _ => self.shape.leaf_bytes as u64,
-        };
-        Ok(child)
+    /// Whether edge `at` sees a message in `range`, a part of its own.
+    fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
+        let edge = &node.edges[at];
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(range);
+            let with_ranges = seg.ranges_step() >= edge.watermark;
+            if !part.is_empty() && self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?.count > 0 {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None` when it sees nothing.
+    /// What an edge was cut off from must neither be kept alive by it nor add to heights.
+    pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
+        while child.node.kind() == Kind::Skeleton {
+            let node = self.skeleton(&child.node)?;
+            let inside = child.xf.range(range);
+            let at = node.edge_of(&inside.lo);
+            if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
+                // Anything that is not small: an interior node is never coalesced.
+                child.live_bytes = self.shape.leaf_bytes as u64;
+                return Ok(Some(child));
+            }
+            let Some(below) = &node.edges[at].child else { return Ok(None) };
+            child = Child { xf: child.xf.then(&below.xf), ..below.clone() };
+        }
+        let run = self.run(&child.node)?;
+        let inside = child.xf.range(range);
+        let mut bytes = run.estimate_bytes(&inside);
+        // Of few blocks most may lie outside: then count what is inside.
+        if bytes <= 4 * self.shape.block_bytes {
+            let exact = run.weigh(self, &inside, false)?;
+            if exact.count == 0 {
+                return Ok(None);
+            }
+            bytes = exact.bytes;
+        }
+        child.live_bytes = bytes as u64;
+        Ok(Some(child))
     }
 
     // ---- messages move down ----
@@ -323,14 +399,23 @@ impl Store {
         Ok(all)
     }
 
-    /// Moves what an edge sees into its interior child; returns the edges that take its place.
+    /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, settle: bool) -> Result<Vec<Edge>> {
-        bump(&self.counters.flushes);
         let messages = self.gather(node, at, &node.segs)?;
+        self.check_room(&messages)?;
+        bump(&self.counters.flushes);
         let (mut child, lift) = self.open_child(node, at)?;
         self.give(&mut child, &messages, &node.edge_range(at), lift);
         self.tend(&mut child, false, settle)?;
         self.close_child(node, at, child, lift)
+    }
+
+    /// Whether a child may take `messages` as a new segment.
+    fn check_room(&self, messages: &MemRun) -> Result<()> {
+        if messages.size_bytes() as u64 + PUSH_BYTES > self.room_bytes() {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
     }
 
     /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
@@ -341,7 +426,15 @@ impl Store {
             bump(&self.counters.unshares);
         }
         let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
+        let before = copy.range();
         copy.clip(&child.xf.range(&range));
+        let clipped = copy.range();
+        let last = copy.edges.len() - 1;
+        for (at, cut) in [(0, before.lo != clipped.lo), (last, before.hi != clipped.hi)] {
+            if cut && let Some(child) = copy.edges[at].child.take() {
+                copy.edges[at].child = self.narrow(child, &copy.edge_range(at))?;
+            }
+        }
         let lift = range.common_prefix_len();
         copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
         Ok((copy, lift))
@@ -357,9 +450,18 @@ impl Store {
             bump(&self.counters.goto_sinks);
             assert!(goto_height <= child.height, "T3: a GOTO sinks only into nodes above its target");
         }
-        let bytes = run.size_bytes() as u64;
-        let clip = child.range();
-        child.push_seg(self.new_segment(run), clip, Xf::identity(), goto_height, bytes);
+        self.push_run(child, run);
+    }
+
+    /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
+    /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
+    /// pointed at, nor a null that waits.
+    pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
+        for part in run.into_kinds() {
+            let goto_height = self.goto_height(&part);
+            let bytes = part.size_bytes() as u64;
+            node.push_seg(self.new_segment(part), node.range(), Xf::identity(), goto_height, bytes);
+        }
     }
 
     pub(crate) fn goto_height(&self, run: &MemRun) -> u8 {
@@ -383,7 +485,8 @@ impl Store {
                 edges.push(Edge { lo, watermark, child: None });
                 continue;
             }
-            if part.segs.is_empty() && part.edges.len() <= (self.shape.fanout / 8).max(1) {
+            let children = part.edges.iter().filter(|e| e.child.is_some()).count();
+            if part.segs.is_empty() && children <= (self.shape.fanout / 8).max(1) && part.edges.len() <= (self.shape.fanout / 2).max(1) {
                 // A node with few children and no messages is better off as edges of its parent.
                 bump(&self.counters.collapses);
                 let down = Xf::stripping(lift);
@@ -446,7 +549,8 @@ impl Store {
                 if part.is_empty() {
                     continue;
                 }
-                let weight = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part))?;
+                let with_ranges = seg.ranges_step() >= watermark;
+                let weight = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?;
                 if weight.count > 0 {
                     sees = true;
                     live[n] += weight.bytes as u64;
@@ -474,11 +578,15 @@ impl Store {
 
     /// Merges the newest segments while there are too many, small ones first (size tiers).
     fn merge_segments(&self, node: &mut Skeleton) -> Result<()> {
-        while node.segs.len() > self.shape.segments {
+        let mut before = usize::MAX;
+        // A merge leaves up to three, one for each kind of message.
+        while node.segs.len() > self.shape.segments && node.segs.len() < before {
+            before = node.segs.len();
             // The longest newest run of segments none of which is larger than those after it together.
             let mut from = node.segs.len() - 1;
             let mut sum = node.segs[from].bytes;
-            while from > 0 && (node.segs[from - 1].bytes <= sum * 2 || node.segs.len() - from < 2) {
+            let is_piece = |node: &Skeleton, at: usize| node.segs[at - 1].ord == node.segs[at].ord;
+            while from > 0 && (node.segs[from - 1].bytes <= sum * 2 || node.segs.len() - from < 2 || is_piece(node, from)) {
                 from -= 1;
                 sum += node.segs[from].bytes;
             }
@@ -491,17 +599,10 @@ impl Store {
                 let part = self.gather(node, at, &node.segs[from..])?;
                 merged.add_all(&part);
             }
-            // With the newest ordinal every edge sees of the merged run just what it saw of the parts: what a
+            // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
             // watermark hid is not in it.
-            let ord = node.segs[node.segs.len() - 1].ord;
             node.segs.truncate(from);
-            if merged.is_empty() {
-                continue;
-            }
-            let goto_height = self.goto_height(&merged);
-            let bytes = merged.size_bytes() as u64;
-            let run = self.new_segment(merged);
-            node.segs.push(SegRef { run, ord, clip: node.range(), xf: Xf::identity(), goto_height, bytes });
+            self.push_run(node, merged);
         }
         Ok(())
     }
@@ -575,9 +676,7 @@ impl Store {
         if covers {
             let edges = if kind == Some(Kind::Skeleton) {
                 let messages = self.gather(node, at, &node.segs)?;
-                if messages.size_bytes() as u64 + PUSH_BYTES > self.room_bytes() {
-                    return Err(Error::NoSpace);
-                }
+                self.check_room(&messages)?;
                 let bounds = node.edge_range(at);
                 let (mut child, lift) = self.open_child(node, at)?;
                 self.give(&mut child, &messages, &bounds, lift);
@@ -656,7 +755,18 @@ impl LeafWriter<'_> {
             builder.add(key.slice(lift..), &Point::Put(value.clone()));
         }
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
-        let node = self.store.write_run(builder.finish(std::iter::empty()))?;
+        let image = builder.finish(std::iter::empty());
+        let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16 && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
+        let node = match self.store.write_run(image) {
+            Err(Error::NoSpace) if fragments && entries.len() > 1 => {
+                // There is room, and no hole that is long enough.
+                let (left, right) = entries.split_at(entries.len() / 2);
+                let pivot = right[0].0.slice(..=shared_prefix(&left[left.len() - 1].0, &right[0].0));
+                self.write(KeyRange::new(range.lo, Some(pivot.clone())), left)?;
+                return self.write(KeyRange::new(pivot, range.hi), right);
+            }
+            done => done?,
+        };
         let child = Child { xf: Xf::stripping(lift), node, live_bytes };
         self.edges.push(Edge { lo: range.lo, watermark: self.watermark, child: Some(child) });
         Ok(())

@@ -30,6 +30,7 @@ mod bounds;
 mod checkpoint;
 mod clone;
 mod error;
+mod flatten;
 mod flush;
 #[cfg(test)]
 mod format_tests;
@@ -38,6 +39,7 @@ mod memrun;
 mod message;
 mod node;
 mod open;
+mod pieces;
 mod record;
 mod run;
 mod scan;

@@ -236,15 +236,29 @@ impl MemRun {
         self.take_range(&lo).map(|entry| entry.msg)
     }
 
-    /// What lies in `range`.
-    pub(crate) fn weigh(&self, range: &KeyRange) -> Weight {
+    /// GOTOs, nulls and points as runs of their own, in this order, without empty ones. Laid on top of each other they
+    /// are this run: its ranges are disjoint, and older than its points.
+    pub(crate) fn into_kinds(self) -> impl Iterator<Item = MemRun> {
+        let mut kinds = [MemRun::default(), MemRun::default(), MemRun::default()];
+        for (lo, entry) in self.ranges {
+            let kind = usize::from(matches!(entry.msg, RangeMsg::Null));
+            kinds[kind].put_range(lo, entry);
+        }
+        let of_ranges = kinds[0].bytes + kinds[1].bytes;
+        kinds[2].points = self.points;
+        kinds[2].bytes = self.bytes - of_ranges;
+        kinds.into_iter().filter(|run| !run.is_empty())
+    }
+
+    /// What lies in `range`; of the points alone unless `with_ranges`.
+    pub(crate) fn weigh(&self, range: &KeyRange, with_ranges: bool) -> Weight {
         let mut sum = Weight::default();
         for (key, point) in self.points_in(range) {
             sum.bytes += cost(key, point);
             sum.count += 1;
             sum.deletes += usize::from(matches!(point, Point::Delete));
         }
-        for (lo, entry) in self.ranges_in(range) {
+        for (lo, entry) in self.ranges_in(range).filter(|_| with_ranges) {
             sum.bytes += range_cost(lo, entry);
             sum.count += 1;
         }

@@ -25,6 +25,7 @@ use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
+use crate::pieces::Pieces;
 use crate::run::{Block, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image};
 use crate::skeleton::Skeleton;
 use crate::view::{DiskRun, RunView};
@@ -207,6 +208,8 @@ pub(crate) struct Counters {
     pub(crate) cache_hits: AtomicU64,
     pub(crate) cache_misses: AtomicU64,
     pub(crate) node_reads: AtomicU64,
+    /// Nodes and segments that lookups went through.
+    pub(crate) node_visits: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_written: AtomicU64,
     // Structural paths taken.
@@ -215,6 +218,7 @@ pub(crate) struct Counters {
     pub(crate) rewrites: AtomicU64,
     pub(crate) coalesces: AtomicU64,
     pub(crate) collapses: AtomicU64,
+    pub(crate) flattens: AtomicU64,
     pub(crate) segment_merges: AtomicU64,
     pub(crate) goto_sinks: AtomicU64,
     pub(crate) goto_waits: AtomicU64,
@@ -333,6 +337,12 @@ impl Store {
         space.free.saturating_sub(space.reserved).saturating_sub(owed)
     }
 
+    /// Grows with every step that moves messages down.
+    pub(crate) fn structural_work(&self) -> u64 {
+        let c = &self.counters;
+        [&c.rewrites, &c.flushes, &c.conversions].iter().map(|n| n.load(Ordering::Relaxed)).sum()
+    }
+
     /// Bytes that are in memory only.
     pub(crate) fn owed_bytes(&self) -> u64 {
         self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed)
@@ -368,14 +378,29 @@ impl Store {
         Ok(Place { extent, used_bytes, checksum: sum })
     }
 
-    /// Writes a fresh segment or skeleton whose children are all written; no effect on others.
-    pub(crate) fn write_back(&self, handle: &Arc<Handle>) -> Result<()> {
+    /// Writes a new segment for a checkpoint.
+    pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
+        let place = self.write_node(&image.bytes, image.checksum, true)?;
+        Ok(self.fresh(image.kind, 0, State::Written { place, children: image.children }))
+    }
+
+    /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
+    /// hole takes goes to `pieces` and stays fresh.
+    pub(crate) fn write_back(&self, handle: &Arc<Handle>, pieces: &mut Pieces) -> Result<()> {
         if let Some(run) = handle.fresh_run() {
             let image = segment_image(&run, self.shape.codec, self.shape.block_bytes);
-            let place = self.write_node(&image.bytes, image.checksum, true)?;
-            self.become_written(handle, place, image.children);
-            self.fresh_bytes.fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+            match self.write_node(&image.bytes, image.checksum, true) {
+                Ok(place) => {
+                    self.become_written(handle, place, image.children);
+                    self.fresh_bytes.fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+                }
+                Err(Error::NoSpace) if self.table.stats().free >= image.bytes.len() as u64 => {
+                    pieces.insert(handle.id, self.write_in_pieces(&run)?);
+                }
+                Err(error) => return Err(error),
+            }
         } else if let Some(node) = handle.fresh_skeleton() {
+            let node = node.with_pieces(pieces).map_or(node, Arc::new);
             let bytes = node.encode();
             let place = self.write_node(&bytes, checksum(&bytes), true)?;
             let children = node.children().cloned().collect();

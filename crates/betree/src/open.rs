@@ -63,12 +63,14 @@ impl Tree {
             return Err(Error::Invalid("a volume takes at least 4 MiB"));
         }
         let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
+        // Frames of an older volume of the same identity may lie where the new journal does.
+        let epoch = read_superblock(&**dev).map_or(1, |old| old.epoch.saturating_add(1));
         let narrow = |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
         let mut sb = Superblock {
             uuid: options.uuid,
             format_version: FORMAT_VERSION,
             generation: 1,
-            epoch: 1,
+            epoch,
             volume_bytes: bytes,
             journal: journal_extent(bytes),
             journal_start: JournalPos::default(),

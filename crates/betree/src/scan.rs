@@ -13,7 +13,7 @@ use bytes::Bytes;
 use crate::bounds::{KeyRange, Xf, below, min_hi};
 use crate::error::Result;
 use crate::message::{Point, RangeMsg};
-use crate::node::{Handle, Kind, Store};
+use crate::node::{Handle, Kind, Store, bump};
 use crate::skeleton::Skeleton;
 use crate::view::{MappedCursor, RangeAt, RunView};
 
@@ -116,6 +116,7 @@ fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Poin
             Base::Nothing | Base::Draft(_) => return Ok(found.unwrap_or(Point::Delete).apply(None)),
         };
         key = xf.key(&key);
+        bump(&store.counters.node_visits);
         if node.kind() == Kind::Leaf {
             let value = store.run(&node)?.point(store, &key)?;
             let point = match (found, value) {
@@ -129,6 +130,7 @@ fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Poin
         let edge = &skeleton.edges[skeleton.edge_of(&key)];
         let mut next = edge.child.as_ref().map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
         for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
+            bump(&store.counters.node_visits);
             let run = store.run(&seg.run)?;
             let inside = seg.xf.key(&key);
             if let Some(older) = run.point(store, &inside)? {
@@ -172,11 +174,11 @@ impl View {
 
 /// A piece of the scan still to be done, in the scan's key space.
 #[derive(Debug)]
-struct Frame {
-    range: KeyRange,
-    base: Base,
-    /// Newest first, with the translation from the scan's key space.
-    overlays: Arc<[(RunView, Xf)]>,
+pub(crate) struct Frame {
+    pub(crate) range: KeyRange,
+    pub(crate) base: Base,
+    /// Newest first, with the translation from the scan's key space. Only their points count.
+    pub(crate) overlays: Arc<[(RunView, Xf)]>,
 }
 
 /// Merges cursors over the same range, the first one newest.
@@ -267,6 +269,18 @@ impl TreeScan {
             }
             let Some(frame) = self.frames.pop() else { return Ok(None) };
             self.open(store, frame)?;
+        }
+    }
+
+    /// The next uniform piece over nothing or over a node that is not higher than `height`.
+    pub(crate) fn next_piece(&mut self, store: &Store, height: u8) -> Result<Option<Frame>> {
+        loop {
+            let Some(frame) = self.frames.pop() else { return Ok(None) };
+            match &frame.base {
+                Base::Node(node, _) if node.height() > height => self.open(store, frame)?,
+                Base::Draft(_) => self.open(store, frame)?,
+                Base::Node(..) | Base::Nothing => return Ok(Some(frame)),
+            }
         }
     }
 

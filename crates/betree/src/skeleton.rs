@@ -18,7 +18,8 @@
 //! edges, and still show its points.
 //!
 //! Keeps T1 (edges ascend from the node's low end), T2 (an edge's range shares what its
-//! translation strips), T3 (heights fall along edges and targets), T4 (ordinals ascend and lie below `next_ord`).
+//! translation strips), T3 (heights fall along edges and targets), T4 (ordinals
+//! ascend and lie below `next_ord`; pieces of one segment share one, with ascending disjoint clips).
 
 use std::sync::Arc;
 
@@ -33,8 +34,12 @@ const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
 /// More edges or segments than any sound node has; bounds what a decoder allocates.
 const ITEMS_MAX: u32 = 1 << 20;
 
+/// Nodes above this height are flattened when the node above them is tended, as far as that helps.
+pub(crate) const HEIGHT_SOFT: u8 = 24;
+/// Clones of a greater height first have their source flushed and flattened.
+pub(crate) const HEIGHT_PATIENT: u8 = 64;
 /// No clone is made of a greater height. Heights grow by one for each clone of a range that holds the clone
-/// before, whose logical size doubles each time.
+/// before; those that flattening cannot take back double the logical size each time.
 pub(crate) const HEIGHT_MAX: u8 = 160;
 /// The same for clones from the journal: a replay may meet a tree that is flushed to another degree, and must not refuse
 /// what was accepted.
@@ -78,6 +83,11 @@ pub(crate) struct SegRef {
 impl SegRef {
     pub(crate) fn ranges_step(&self) -> u64 {
         2 * self.ord
+    }
+
+    /// Whether a segment with this ordinal and clip may follow: newer, or a further piece of the same one.
+    pub(crate) fn comes_before(&self, ord: u64, clip: &KeyRange) -> bool {
+        self.ord < ord || self.ord == ord && self.clip.hi.as_ref().is_some_and(|hi| *hi <= clip.lo)
     }
 
     pub(crate) fn points_step(&self) -> u64 {
@@ -288,7 +298,7 @@ impl Skeleton {
             let clip = KeyRange::new(lo, take_hi(&mut r)?);
             let xf = take_xf(&mut r)?;
             let (goto_height, bytes) = (r.u8()?, r.varint()?);
-            let ordered = node.segs.last().is_none_or(|s: &SegRef| s.ord < ord);
+            let ordered = node.segs.last().is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
             if !ordered || ord >= next_ord || clip.is_empty() || !clip.shares_prefix(xf.strip) {
                 return Err(MALFORMED);
             }

@@ -1,5 +1,6 @@
 //! What a tree tells about itself.
 
+use std::ops::AddAssign;
 use std::sync::atomic::Ordering;
 
 use crate::tree::Inner;
@@ -43,6 +44,8 @@ pub struct Stats {
     pub cached_bytes: u64,
     /// Reads of nodes from the device.
     pub node_reads: u64,
+    /// Nodes and segments that lookups went through, in the cache or not.
+    pub node_visits: u64,
     /// Bytes of nodes read.
     pub bytes_read: u64,
     /// Bytes of nodes written.
@@ -66,6 +69,8 @@ pub struct PathCounts {
     pub coalesces: u64,
     /// Interior nodes that were no more than their only edge.
     pub collapses: u64,
+    /// Nodes that had become too high rebuilt as balanced trees over the same nodes further down.
+    pub flattens: u64,
     /// Segments of a node merged.
     pub segment_merges: u64,
     /// GOTOs pushed into a child.
@@ -88,6 +93,54 @@ pub struct PathCounts {
     pub reclaimed: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
+}
+
+impl PathCounts {
+    /// All counts, with their names.
+    #[must_use]
+    pub fn by_name(&self) -> [(&'static str, u64); 17] {
+        [
+            ("splits", self.splits),
+            ("flushes", self.flushes),
+            ("rewrites", self.rewrites),
+            ("coalesces", self.coalesces),
+            ("collapses", self.collapses),
+            ("flattens", self.flattens),
+            ("segment_merges", self.segment_merges),
+            ("goto_sinks", self.goto_sinks),
+            ("goto_waits", self.goto_waits),
+            ("conversions", self.conversions),
+            ("overlaps_left", self.overlaps_left),
+            ("overlaps_right", self.overlaps_right),
+            ("overlaps_both", self.overlaps_both),
+            ("unshares", self.unshares),
+            ("prunes", self.prunes),
+            ("reclaimed", self.reclaimed),
+            ("checkpoints", self.checkpoints),
+        ]
+    }
+}
+
+impl AddAssign for PathCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.splits += other.splits;
+        self.flushes += other.flushes;
+        self.rewrites += other.rewrites;
+        self.coalesces += other.coalesces;
+        self.collapses += other.collapses;
+        self.flattens += other.flattens;
+        self.segment_merges += other.segment_merges;
+        self.goto_sinks += other.goto_sinks;
+        self.goto_waits += other.goto_waits;
+        self.conversions += other.conversions;
+        self.overlaps_left += other.overlaps_left;
+        self.overlaps_right += other.overlaps_right;
+        self.overlaps_both += other.overlaps_both;
+        self.unshares += other.unshares;
+        self.prunes += other.prunes;
+        self.reclaimed += other.reclaimed;
+        self.checkpoints += other.checkpoints;
+    }
 }
 
 impl Inner {
@@ -119,6 +172,7 @@ impl Inner {
             cache_misses: get(&c.cache_misses),
             cached_bytes: store.cached_bytes(),
             node_reads: get(&c.node_reads),
+            node_visits: get(&c.node_visits),
             bytes_read: get(&c.bytes_read),
             bytes_written: get(&c.bytes_written),
             paths: PathCounts {
@@ -127,6 +181,7 @@ impl Inner {
                 rewrites: get(&c.rewrites),
                 coalesces: get(&c.coalesces),
                 collapses: get(&c.collapses),
+                flattens: get(&c.flattens),
                 segment_merges: get(&c.segment_merges),
                 goto_sinks: get(&c.goto_sinks),
                 goto_waits: get(&c.goto_waits),

@@ -96,6 +96,8 @@ pub(crate) struct Inner {
     pub(crate) last_checkpoint: Mutex<Instant>,
     /// Batches whose loss a checkpoint would repair, for deciding whether one is due.
     pub(crate) checkpointed_seq: AtomicU64,
+    /// One more than the number of the batch after which checkpoints had no more space to give back; 0 for none.
+    exhausted_at: AtomicU64,
     failure: OnceLock<Arc<str>>,
     wanted: Mutex<Wanted>,
     work: Condvar,
@@ -123,6 +125,8 @@ impl Drop for StopGuard {
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
+/// Checkpoints that one admission writes at most to get space back.
+const RECLAIM_ROUNDS_MAX: u32 = 32;
 /// Rounds of background work that an admission waits for before it writes a checkpoint itself.
 const WAITS_MAX: u32 = 20;
 /// Bytes queued for the journal from which on writers write them out, without a device sync.
@@ -137,6 +141,7 @@ impl Inner {
             journal,
             volume_bytes: sb.volume_bytes,
             checkpointed_seq: AtomicU64::new(state.seq),
+            exhausted_at: AtomicU64::new(0),
             state: Mutex::new(state),
             structure: Mutex::new(()),
             checkpointing: Mutex::new(sb),
@@ -282,9 +287,7 @@ impl Inner {
         let run = std::mem::take(&mut state.buffer);
         self.store.buffered_bytes.store(0, Ordering::Relaxed);
         let mut root = Skeleton::clone(&state.top);
-        let goto_height = self.store.goto_height(&run);
-        let bytes = run.size_bytes() as u64;
-        root.push_seg(self.store.new_segment(run), KeyRange::all(), Xf::identity(), goto_height, bytes);
+        self.store.push_run(&mut root, run);
         state.set_root(&self.store, root);
     }
 
@@ -374,7 +377,7 @@ impl Inner {
 
     fn checkpoint_due(&self) -> bool {
         let Some(journal) = &self.journal else { return false };
-        self.is_behind()
+        self.has_to_checkpoint()
             && (journal.used_bytes() > journal.capacity_bytes() / 2
                 || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
                 || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
@@ -417,7 +420,7 @@ impl Inner {
                 self.progress.notify_all();
                 continue;
             }
-            let done = if (asked && self.is_behind()) || self.checkpoint_due() { self.checkpoint() } else { self.sync() };
+            let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() { self.checkpoint() } else { self.sync() };
             match done {
                 Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => self.poison(&error),
@@ -494,21 +497,33 @@ impl Inner {
     /// slack, and so leaves room to apply it.
     fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
         let slack = self.store.slack_bytes();
-        let mut before = None;
-        loop {
+        for _ in 0..RECLAIM_ROUNDS_MAX {
             let room = self.store.room_bytes();
             let growth = if frees { slack / 2 } else { slack + self.store.owed_bytes() / 2 + bytes as u64 / 2 };
             if room >= growth + bytes as u64 {
                 return Ok(());
             }
-            let pending = self.store.table.stats().pending_free > 0;
-            let better = before.is_none_or(|before| room > before);
-            if !better || !(self.is_behind() || pending) {
-                return Err(Error::NoSpace);
+            let seq = self.state.lock().seq;
+            if self.exhausted_at.load(Ordering::Relaxed) == seq + 1 {
+                break;
             }
-            before = Some(room);
+            let work = self.store.structural_work();
             self.checkpoint()?;
+            // Work may free less in its first round than it takes: what it empties is shared by its next rounds.
+            if self.store.room_bytes() <= room && self.store.structural_work() == work {
+                self.exhausted_at.store(seq + 1, Ordering::Relaxed);
+            }
         }
+        if self.store.table.stats().zombies > 0 {
+            // Readers held them; by now perhaps no more.
+            self.want(|w| w.checkpoint = true);
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Whether a checkpoint would change anything.
+    fn has_to_checkpoint(&self) -> bool {
+        self.is_behind() || self.store.table.stats().zombies > 0
     }
 
     /// Whether something was applied that no checkpoint holds.

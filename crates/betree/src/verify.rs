@@ -3,7 +3,7 @@
 //! - T1 Edges ascend from the node's low end and cover its range without gaps.
 //! - T2 All keys of an edge, a clip or a GOTO share what its translation strips.
 //! - T3 Heights fall along edges, and from a segment's node to its GOTO targets.
-//! - T4 Ordinals of segments ascend and lie below the node's next one.
+//! - T4 Ordinals of segments ascend and lie below the node's next one; those that share one have ascending, disjoint clips.
 //! - T5 Points of a run ascend; range messages are disjoint and ascend; a leaf holds puts only.
 //! - T6 A node that is referred to has a record of the kind and height that the reference says.
 //! - T7 The child list in a node's record is what the node refers to.
@@ -18,7 +18,7 @@ use crate::bounds::KeyRange;
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
 use crate::node::{Handle, Kind, Store};
-use crate::skeleton::Skeleton;
+use crate::skeleton::{SegRef, Skeleton};
 use crate::tree::Inner;
 use crate::view::RunView;
 
@@ -100,10 +100,10 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
         if !seg.clip.shares_prefix(seg.xf.strip) || seg.clip.is_empty() {
             report("T2", format!("segment {} has a clip that its translation does not fit", seg.ord));
         }
-        if last.is_some_and(|l| l >= seg.ord) || seg.ord >= node.next_ord {
+        if last.is_some_and(|l: &SegRef| !l.comes_before(seg.ord, &seg.clip)) || seg.ord >= node.next_ord {
             report("T4", format!("segment {} is out of order", seg.ord));
         }
-        last = Some(seg.ord);
+        last = Some(seg);
     }
     found
 }

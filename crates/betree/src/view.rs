@@ -79,17 +79,17 @@ impl RunView {
         RunCursor { run: self.clone(), next_lo: range.lo, hi: range.hi, page: Vec::new(), at: 0, next_block: None, done: false, ahead }
     }
 
-    /// What lies in `range`. Exact at the borders.
-    pub(crate) fn weigh(&self, store: &Store, range: &KeyRange) -> Result<Weight> {
+    /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
+    pub(crate) fn weigh(&self, store: &Store, range: &KeyRange, with_ranges: bool) -> Result<Weight> {
         let run = match self {
-            RunView::Mem(run) => return Ok(run.weigh(range)),
+            RunView::Mem(run) => return Ok(run.weigh(range, with_ranges)),
             RunView::Disk(run) => run,
         };
         let mut sum = Weight::default();
         if range.is_empty() {
             return Ok(sum);
         }
-        for (covered, _) in run.index.ranges_in(range) {
+        for (covered, _) in run.index.ranges_in(range).filter(|_| with_ranges) {
             sum.count += 1;
             sum.bytes += covered.lo.len() + covered.hi.as_ref().map_or(0, Bytes::len) + 48;
         }
@@ -120,7 +120,7 @@ impl RunView {
     /// Mean bytes of a point of the whole run, from the index alone.
     pub(crate) fn point_bytes_mean(&self) -> usize {
         match self {
-            RunView::Mem(run) => run.size_bytes() / run.weigh(&KeyRange::all()).count.max(1),
+            RunView::Mem(run) => run.size_bytes() / run.weigh(&KeyRange::all(), true).count.max(1),
             RunView::Disk(run) => {
                 let (bytes, points) = run.index.blocks.iter().fold((0usize, 0usize), |(b, n), m| (b + m.raw_bytes as usize, n + m.points as usize));
                 bytes / points.max(1)
@@ -131,7 +131,7 @@ impl RunView {
     /// Stored bytes of the blocks that `range` meets, from the index alone.
     pub(crate) fn estimate_bytes(&self, range: &KeyRange) -> usize {
         let run = match self {
-            RunView::Mem(run) => return run.weigh(range).bytes,
+            RunView::Mem(run) => return run.weigh(range, true).bytes,
             RunView::Disk(run) => run,
         };
         let blocks = &run.index.blocks;

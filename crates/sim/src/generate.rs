@@ -120,7 +120,10 @@ impl Generator {
                 Change::Patch {
                     key: self.key(model),
                     offset,
-                    bytes: Fill { len: 1 + u16::try_from(self.rng.below(50)).expect("small"), salt: offset },
+                    bytes: Fill {
+                        len: 1 + u16::try_from(self.rng.below(50)).expect("small"),
+                        salt: offset,
+                    },
                 }
             }
             75..80 => self.deletion(model),

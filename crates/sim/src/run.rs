@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{FormatOptions, OpenOptions, Snapshot, Stats, Tree, TreeShape};
-use ramet_block::Device;
+use ramet_betree::{FormatOptions, OpenOptions, PathCounts, Snapshot, Stats, Tree, TreeShape};
+use ramet_block::{Codec, Device};
 
 use crate::step::batch_of;
-use crate::{Change, Model, SparseDevice, Step};
+use crate::{Change, Model, Rng, SparseDevice, Step};
 
 const SNAPSHOTS_MAX: usize = 6;
 
@@ -37,12 +37,52 @@ impl Setup {
             theta_256: 64,
             segments: 3,
             clone_copy_bytes: 256,
-            codec: ramet_block::Codec::Lz4,
+            codec: Codec::Lz4,
         };
+        Self::of_shape(shape)
+    }
+
+    /// Nodes as small, of other proportions for each seed. On every second one all clones are
+    /// structural: nothing is copied for being small.
+    #[must_use]
+    pub fn tiny_nodes_of(seed: u64) -> Self {
+        let mut rng = Rng::new(seed ^ 0x7469_6e79);
+        let mut one_of = |choices: &[usize]| choices[rng.below(choices.len())];
+        let leaf_bytes = one_of(&[512, 1024, 4096]);
+        let memory_bytes = one_of(&[1 << 10, 2 << 10, 8 << 10]);
+        Self::of_shape(TreeShape {
+            leaf_bytes,
+            block_bytes: leaf_bytes / 4,
+            fanout: one_of(&[4, 6, 8]),
+            buffer_bytes: memory_bytes + memory_bytes / 2,
+            memory_bytes,
+            theta_256: one_of(&[32, 64, 128]),
+            segments: one_of(&[2, 3, 5]),
+            clone_copy_bytes: if seed.is_multiple_of(2) {
+                0
+            } else {
+                one_of(&[64, 256, 2048])
+            },
+            codec: if one_of(&[0, 1]) == 0 {
+                Codec::Raw
+            } else {
+                Codec::Lz4
+            },
+        })
+    }
+
+    fn of_shape(shape: TreeShape) -> Self {
         Self {
             device_bytes: 1 << 30,
-            format: FormatOptions { shape: Some(shape.clone()), ..FormatOptions::default() },
-            open: OpenOptions { shape: Some(shape), cache_bytes: Some(4 << 20), ..OpenOptions::default() },
+            format: FormatOptions {
+                shape: Some(shape.clone()),
+                ..FormatOptions::default()
+            },
+            open: OpenOptions {
+                shape: Some(shape),
+                cache_bytes: Some(4 << 20),
+                ..OpenOptions::default()
+            },
         }
     }
 }
@@ -69,6 +109,8 @@ pub struct Report {
     pub crashes: u64,
     /// Applied batches that were lost in them, rightly: no sync came after.
     pub batches_lost: u64,
+    /// Structural paths taken, of all opens together.
+    pub paths: PathCounts,
     /// The tree's own counters when the run ended.
     pub stats: Stats,
 }
@@ -124,10 +166,10 @@ impl Runner {
     /// What the run did so far.
     #[must_use]
     pub fn report(&self) -> Report {
-        Report {
-            stats: self.tree().stats(),
-            ..self.report.clone()
-        }
+        let stats = self.tree().stats();
+        let mut report = self.report.clone();
+        report.paths += stats.paths;
+        Report { stats, ..report }
     }
 
     fn tree(&self) -> &Tree {
@@ -138,6 +180,13 @@ impl Runner {
         let device: Arc<dyn Device> = self.device.clone();
         self.tree = Some(told("open", Tree::open(device, self.setup.open.clone()))?);
         Ok(())
+    }
+
+    /// Drops the tree, whose counters go with it.
+    fn end_tree(&mut self) {
+        if let Some(tree) = self.tree.take() {
+            self.report.paths += tree.stats().paths;
+        }
     }
 
     /// Runs one step. A panic of the tree is a failure like any other.
@@ -208,7 +257,7 @@ impl Runner {
                 self.snapshots.clear();
                 self.verify()?;
                 told("close", self.tree().close())?;
-                self.tree = None;
+                self.end_tree();
                 self.acknowledge();
                 self.open()?;
                 self.scan_all()
@@ -216,7 +265,7 @@ impl Runner {
             Step::Crash => {
                 let image = self.device.image();
                 self.snapshots.clear();
-                self.tree = None;
+                self.end_tree();
                 self.device = Arc::new(image);
                 self.open()?;
                 self.verify()?;
@@ -230,7 +279,10 @@ impl Runner {
         let violations = told("verify", self.tree().verify(&mut |_| {}))?;
         match violations.first() {
             None => Ok(()),
-            Some(first) => Err(format!("{} violations, the first: {first}", violations.len())),
+            Some(first) => Err(format!(
+                "{} violations, the first: {first}",
+                violations.len()
+            )),
         }
     }
 

@@ -1,16 +1,18 @@
-//! Readers, committers and checkpoints while one thread writes: batches are seen whole or not at
-//! all, and what a reader has seen is never taken back.
+//! Readers, committers and checkpoints while one thread writes and clones: batches are seen whole or
+//! not at all, and what a reader has seen is never taken back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Snapshot, Tree};
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Snapshot, Tree, TreeShape};
 use ramet_block::Device;
-use ramet_sim::{SparseDevice, env_u64};
+use ramet_sim::{Setup, SparseDevice, env_u64};
 
 const KEYS: u32 = 300;
 const FILLER_BYTES: usize = 100;
+/// Copies of copies kept at a time.
+const COPIES: u64 = 5;
 
 fn key(prefix: u8, number: u32) -> Bytes {
     // Spread over the key space, so that one batch touches many nodes.
@@ -39,7 +41,27 @@ fn only_round(snapshot: &Snapshot) -> u64 {
     );
     let found = snapshot.get(&key(b'l', 7)).expect("get").expect("there");
     assert_eq!(round_of(&found), rounds[0], "lookups see what scans see");
+    check_older_copies(snapshot, rounds[0]);
     rounds[0]
+}
+
+/// Where the copy of a copy that `round` makes goes; the next copies go elsewhere.
+fn older_copy(round: u64) -> Vec<u8> {
+    format!("m{}/", round % COPIES).into_bytes()
+}
+
+/// The clones of the last rounds are each as they were made, with one key changed afterwards.
+fn check_older_copies(snapshot: &Snapshot, last: u64) {
+    for round in (last + 1).saturating_sub(COPIES)..=last {
+        let prefix = older_copy(round);
+        let hi = ramet_betree::successor_of_prefix(&prefix);
+        let entries = snapshot.scan(&prefix, hi.as_deref());
+        let values: Vec<Bytes> = entries.map(|entry| entry.expect("scan").1).collect();
+        assert_eq!(values.len(), KEYS as usize + 1, "the copy of round {round}");
+        let (added, copied) = values.split_first().expect("not empty");
+        assert_eq!(&added[..], b"added");
+        assert!(copied.iter().all(|value| round_of(value) == round));
+    }
 }
 
 /// Ends the other threads also when the writer panics.
@@ -53,10 +75,31 @@ impl Drop for StopOnDrop<'_> {
 
 #[test]
 fn batches_are_atomic_for_readers_and_in_order() {
-    let rounds = env_u64("RAMET_ROUNDS", 400);
+    run(None, env_u64("RAMET_ROUNDS", 400));
+}
+
+#[test]
+fn batches_are_atomic_also_in_tiny_nodes() {
+    let shape = Setup::tiny_nodes().open.shape;
+    let structural = shape.map(|shape| TreeShape {
+        clone_copy_bytes: 0,
+        ..shape
+    });
+    run(structural, env_u64("RAMET_ROUNDS", 100));
+}
+
+fn run(shape: Option<TreeShape>, rounds: u64) {
     let device: Arc<dyn Device> = Arc::new(SparseDevice::new(4 << 30));
-    Tree::format(&device, &FormatOptions::default()).expect("format");
-    let tree = Tree::open(device.clone(), OpenOptions::default()).expect("open");
+    let format = FormatOptions {
+        shape: shape.clone(),
+        ..FormatOptions::default()
+    };
+    Tree::format(&device, &format).expect("format");
+    let options = OpenOptions {
+        shape,
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(device.clone(), options.clone()).expect("open");
     let write = |round: u64| {
         let mut batch = Batch::new();
         let mut value = vec![round as u8; FILLER_BYTES];
@@ -65,6 +108,9 @@ fn batches_are_atomic_for_readers_and_in_order() {
             batch.put(key(b'k', number), value.clone());
         }
         batch.clone_prefix(&b"k"[..], &b"l"[..]);
+        let copy = older_copy(round);
+        batch.clone_prefix(&b"l"[..], copy.clone());
+        batch.put([&copy[..], b""].concat(), &b"added"[..]);
         tree.admit(KEYS as usize * 128).expect("admit");
         tree.apply(batch).expect("apply")
     };
@@ -105,6 +151,6 @@ fn batches_are_atomic_for_readers_and_in_order() {
     assert_eq!(only_round(&tree.snapshot()), rounds);
     tree.close().expect("close");
     drop(tree);
-    let tree = Tree::open(device, OpenOptions::default()).expect("open again");
+    let tree = Tree::open(device, options).expect("open again");
     assert_eq!(only_round(&tree.snapshot()), rounds);
 }

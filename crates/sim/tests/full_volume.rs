@@ -72,11 +72,12 @@ fn cycles(manual: bool, cycles: u64) {
     let mut first = None;
     for cycle in 0..cycles {
         let tree = open(&device, manual);
+        println!("opened: {:?}", tree.stats());
         let taken = timed("fill", Duration::from_secs(60), || {
             fill(&tree, &mut rng, 0..1 << 20)
         });
         let stats = tree.stats();
-        println!("cycle {cycle}: {taken} values, allocated {}, free {}", stats.allocated_bytes, stats.free_bytes);
+        println!("cycle {cycle}: {taken} values, allocated {}, free {}, pending {}, zombies {}, nodes {}, messages {}, checkpoints {}", stats.allocated_bytes, stats.free_bytes, stats.pending_free_bytes, stats.zombies, stats.nodes, stats.pending_message_bytes, stats.paths.checkpoints);
         let first = *first.get_or_insert(taken);
         assert!(
             taken * 10 >= first * 9,

@@ -6,19 +6,33 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use ramet_betree::PathCounts;
 use ramet_sim::{Change, Fill, Setup, Step, env_u64, run_random, run_steps};
 
 #[test]
 fn random_histories_equal_the_model() {
     let first = env_u64("RAMET_SEED", 1);
-    let ops = usize::try_from(env_u64("RAMET_OPS", 6000)).expect("fits");
-    for seed in first..first + env_u64("RAMET_SEEDS", 4) {
-        println!("RAMET_SEED={seed} RAMET_OPS={ops}");
-        match run_random(&Setup::tiny_nodes(), seed, ops, 1500, Duration::from_secs(60)) {
-            Ok(report) => println!("{report:?}"),
+    let ops = usize::try_from(env_u64("RAMET_OPS", 10_000)).expect("fits");
+    let mut paths = PathCounts::default();
+    for seed in first..first + env_u64("RAMET_SEEDS", 6) {
+        let setup = Setup::tiny_nodes_of(seed);
+        println!("RAMET_SEED={seed} RAMET_OPS={ops} {:?}", setup.open.shape);
+        match run_random(&setup, seed, ops, 1500, Duration::from_secs(60)) {
+            Ok(report) => {
+                println!("{report:?}");
+                paths += report.paths;
+            }
             Err(text) => panic!("{text}"),
         }
     }
+    for (name, count) in paths.by_name() {
+        println!("{name:>16} {count}");
+    }
+    let unseen = paths
+        .by_name()
+        .map(|(name, count)| (count == 0).then_some(name));
+    let unseen: Vec<&str> = unseen.into_iter().flatten().collect();
+    assert!(unseen.is_empty(), "paths never taken: {unseen:?}");
 }
 
 fn key(text: &'static [u8]) -> Bytes {
