@@ -106,6 +106,10 @@ pub struct Fsck {
     /// Mend what can be mended without losing data
     #[arg(long)]
     pub repair: bool,
+    /// Check every file of every clone too: takes time and memory by what a walk would see, not by
+    /// the space in use
+    #[arg(long)]
+    pub files: bool,
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,

@@ -77,7 +77,7 @@ pub fn reason(error: &std::io::Error) -> String {
     let errno = Errno::from_io_error(error);
     let known = match errno {
         Some(Errno::NOENT) => "no such file or directory",
-        Some(Errno::NOTCONN) => {
+        Some(Errno::NOTCONN | Errno::CONNABORTED) => {
             "the mount is dead: its daemon ended without unmounting ('ramet umount' removes it)"
         }
         Some(Errno::ACCESS | Errno::PERM) => "permission denied",

@@ -1,19 +1,24 @@
 //! `ramet fsck`: checks a volume that is not mounted. Exit status as of fsck(8).
 //!
-//! The check opens the volume read-only, which replays the journal in memory: a volume that was not
-//! unmounted is judged by what the next mount would find, and nothing on it changes. `--repair`
-//! opens it as a mount would, writes a checkpoint, and checks again.
+//! The check opens the volume as a mount would, with recovery from the journal, but on an overlay
+//! that keeps all changes in memory: a volume that was not unmounted is judged by what the next mount
+//! would find, and nothing on it changes. `--repair` does the same without the overlay.
+//!
+//! Nodes, checksums, references and space are checked once each, whatever the number of clones.
+//! `--files` adds the invariants of the file system, which shared nodes hide: it visits every file by
+//! every path.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use ramet_block::superblock::read_superblock;
-use ramet_block::{Access, FileDevice, SuperblockError};
+use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{OpenOptions, Volume};
 use serde_json::json;
 
 use crate::args::Fsck;
 use crate::failure::{Failure, Outcome, status};
+use crate::overlay::Overlay;
 use crate::progress::Progress;
 
 /// What a check found.
@@ -24,13 +29,13 @@ struct Findings {
 
 pub fn run(args: &Fsck) -> Outcome<u8> {
     let path = &args.volume;
-    let first = check(path, Access::ReadOnly)?;
+    let first = check(args, Access::ReadOnly)?;
     let (last, status) = if first.violations.is_empty() {
         (first, 0)
     } else if !args.repair {
         (first, status::FSCK_UNCORRECTED)
     } else {
-        match check(path, Access::ReadWrite)? {
+        match check(args, Access::ReadWrite)? {
             mended if mended.violations.is_empty() => (mended, status::FSCK_CORRECTED),
             still => (still, status::FSCK_UNCORRECTED),
         }
@@ -62,7 +67,8 @@ pub fn run(args: &Fsck) -> Outcome<u8> {
     Ok(status)
 }
 
-fn check(path: &Path, access: Access) -> Outcome<Findings> {
+fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
+    let path = &args.volume;
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
     let device = FileDevice::open(path, access).map_err(|e| operational(Failure::device(e)))?;
     read_superblock(&device).map_err(|e| {
@@ -72,14 +78,12 @@ fn check(path: &Path, access: Access) -> Outcome<Findings> {
         );
         judged(path, e, damaged)
     })?;
-    let options = OpenOptions {
-        read_only: access == Access::ReadOnly,
-        ..OpenOptions::default()
+    let device: Arc<dyn Device> = match access {
+        Access::ReadOnly => Arc::new(Overlay::new(device)),
+        Access::ReadWrite => Arc::new(device),
     };
-    let volume = Volume::open(Arc::new(device), options).map_err(|e| failed(path, e))?;
-    if access == Access::ReadWrite {
-        volume.checkpoint().map_err(|e| failed(path, e))?;
-    }
+    let volume = Volume::open(device, OpenOptions::default()).map_err(|e| failed(path, e))?;
+    volume.checkpoint().map_err(|e| failed(path, e))?;
     let total = volume.stats().nodes;
     let mut progress = Progress::new("checking");
     let mut nodes = 0;
@@ -88,7 +92,15 @@ fn check(path: &Path, access: Access) -> Outcome<Findings> {
         progress.set(done, total);
     });
     drop(progress);
-    let violations = verified.map_err(|e| failed(path, e.into()))?;
+    let mut violations = verified.map_err(|e| failed(path, e.into()))?;
+    if args.files {
+        let found = volume.check().map_err(|e| failed(path, e))?;
+        violations.extend(
+            found
+                .into_iter()
+                .map(|f| format!("{} {}", f.invariant, f.detail)),
+        );
+    }
     volume.close().map_err(|e| failed(path, e))?;
     Ok(Findings { nodes, violations })
 }

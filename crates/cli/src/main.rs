@@ -9,6 +9,7 @@ mod fsck;
 mod mkfs;
 mod mount;
 mod mounts;
+mod overlay;
 mod progress;
 mod size;
 mod stat;

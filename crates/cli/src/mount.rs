@@ -13,6 +13,7 @@ use ramet_fuse::MountOptions;
 use rustix::io::Errno;
 
 use crate::args::Mount;
+use crate::control::Root;
 use crate::failure::{Failure, Outcome};
 use crate::{daemon, mounts};
 
@@ -50,6 +51,10 @@ fn mount_point(dir: &Path) -> Outcome<std::path::PathBuf> {
         Err(e) => return Err(Failure::system(dir, e)),
     }
     if let Some(mount) = found {
+        // The kernel may remember the attributes of a mount point whose daemon is long dead.
+        if let Err(e @ (Errno::NOTCONN | Errno::CONNABORTED)) = Root::open_dir(dir) {
+            return Err(Failure::system(dir, e));
+        }
         let why = format!("{} is already mounted there", mount.volume.display());
         return Err(Failure::at(dir, why));
     }

@@ -12,6 +12,7 @@ use crate::args::Stat;
 use crate::control::Root;
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
+use crate::overlay::Overlay;
 use crate::size::Size;
 
 pub fn run(args: &Stat) -> Outcome {
@@ -42,11 +43,10 @@ fn counters(target: &Path) -> Outcome<Value> {
         }
         Err(e) => return Err(Failure::device(e)),
     };
-    let options = OpenOptions {
-        read_only: true,
-        ..OpenOptions::default()
-    };
-    let volume = Volume::open(Arc::new(device), options).map_err(|e| Failure::at(target, e))?;
+    // After a crash: as the next mount would find it, without changing it.
+    let device = Arc::new(Overlay::new(device));
+    let volume =
+        Volume::open(device, OpenOptions::default()).map_err(|e| Failure::at(target, e))?;
     let counters = serde_json::to_value(volume.stats());
     volume.close().map_err(|e| Failure::at(target, e))?;
     let mut counters = counters.map_err(|e| Failure::at(target, e))?;

@@ -1,9 +1,11 @@
 //! `ramet umount`: returns once everything is durable and the daemon has ended.
 
+use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
@@ -21,9 +23,17 @@ pub fn run(args: &Umount) -> Outcome {
     let root = match Root::open_dir(&dir) {
         Ok(root) => root,
         Err(Errno::NOTCONN | Errno::CONNABORTED) => return detach(&dir, UnmountFlags::DETACH),
+        // Root may unmount what it may not look into: another user's mount.
+        Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
+            detach(&dir, UnmountFlags::empty())?;
+            return wait_for_lock(&mount.volume);
+        }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
-    let stats = root.stats().map_err(|e| Failure::system(&dir, e))?;
+    let stats = root.stats().map_err(|e| match e {
+        Errno::NOTTY | Errno::NOSYS => Failure::at(&args.dir, "not a Ramet mount"),
+        e => Failure::system(&dir, e),
+    })?;
     let pid = i32::try_from(stats.pid).ok().and_then(Pid::from_raw);
     // Opened while the daemon is alive for certain: its number could be another process's later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -47,6 +57,12 @@ pub fn run(args: &Umount) -> Outcome {
         ));
     }
     Ok(())
+}
+
+/// Waits until the daemon lets go of the volume, which is the last thing it does.
+fn wait_for_lock(volume: &Path) -> Outcome {
+    let file = File::open(volume).map_err(|e| Failure::system(volume, e))?;
+    rustix::fs::flock(&file, FlockOperation::LockShared).map_err(|e| Failure::system(volume, e))
 }
 
 /// Unmounts: by ourselves when we may, else through fusermount3.

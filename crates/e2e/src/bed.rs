@@ -125,10 +125,10 @@ impl Bed {
         self.dir.path().join("mnt")
     }
 
-    /// Lets every user reach the folder, and gives `uid` the volume and the mount point.
+    /// Gives the folder and the mount point to `uid`, within reach of every user.
     pub fn hand_to(&self, uid: u32, gid: u32) {
         std::fs::set_permissions(self.path(), PermissionsExt::from_mode(0o755)).expect("ours");
-        for path in [self.volume(), self.mount_point()] {
+        for path in [self.path(), &self.mount_point()] {
             std::os::unix::fs::chown(path, Some(uid), Some(gid)).expect("tests run as root");
         }
     }
@@ -136,7 +136,9 @@ impl Bed {
     /// Mounts the volume with further `ramet mount` arguments.
     pub fn mount(&self, args: &[&str]) -> Mount {
         let (volume, dir) = (self.volume(), self.mount_point());
+        let log = self.dir.path().join("daemon.log");
         let mut all: Vec<&OsStr> = vec!["mount".as_ref(), volume.as_ref(), dir.as_ref()];
+        all.extend(["--log".as_ref(), log.as_os_str()]);
         all.extend(args.iter().map(OsStr::new));
         run_ok(ramet_bin(), &all);
         let stat: Value = serde_json::from_str(&ramet_stat(&dir)).expect("stat --json is JSON");
@@ -152,7 +154,14 @@ impl Bed {
 
     /// Asserts that `ramet fsck` finds the (unmounted) volume clean.
     pub fn fsck(&self) {
-        run_ok(ramet_bin(), &[OsStr::new("fsck"), self.volume().as_ref()]);
+        run_ok(
+            ramet_bin(),
+            &[
+                OsStr::new("fsck"),
+                "--files".as_ref(),
+                self.volume().as_ref(),
+            ],
+        );
     }
 }
 
@@ -290,6 +299,16 @@ fn ends_within(process: &OwnedFd, limit: Duration) -> bool {
         poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&limit)),
         Ok(1)
     )
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Ok(log) = std::fs::read_to_string(self.path().join("daemon.log"))
+        {
+            println!("the daemon said:\n{log}");
+        }
+    }
 }
 
 impl Drop for Mount {

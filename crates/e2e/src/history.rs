@@ -7,7 +7,7 @@
 //! tree found; nothing may be there twice, in part, or out of order. One write(2) reaches the
 //! daemon in pieces that end at page boundaries, so a write is remembered as its pieces.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -71,13 +71,16 @@ impl State {
             .collect()
     }
 
-    fn apply(&mut self, step: &Step) {
+    /// Makes one change; returns the names it touched.
+    fn apply(&mut self, step: &Step) -> Vec<PathBuf> {
         match step {
             Step::Create(path) => {
                 self.0.insert(path.clone(), Some(Vec::new()));
+                vec![path.clone()]
             }
             Step::Mkdir(path) => {
                 self.0.insert(path.clone(), None);
+                vec![path.clone()]
             }
             Step::Write(path, offset, bytes) => {
                 if let Some(Some(file)) = self.0.get_mut(path) {
@@ -87,19 +90,24 @@ impl State {
                     }
                     file[*offset as usize..end].copy_from_slice(bytes);
                 }
+                vec![path.clone()]
             }
             Step::Truncate(path, len) => {
                 if let Some(Some(file)) = self.0.get_mut(path) {
                     file.resize(*len as usize, 0);
                 }
+                vec![path.clone()]
             }
             Step::Rename(from, to) => {
-                self.remove(to);
+                let mut touched = self.remove(to);
                 for path in self.below(from) {
                     let rest = path.strip_prefix(from).expect("it is below").to_path_buf();
                     let node = self.0.remove(&path).expect("just listed");
-                    self.0.insert(join(to, &rest), node);
+                    let new = join(to, &rest);
+                    self.0.insert(new.clone(), node);
+                    touched.extend([path, new]);
                 }
+                touched
             }
             Step::Unlink(path) | Step::RemoveTree(path) => self.remove(path),
             Step::Clone(from, to) => {
@@ -109,17 +117,33 @@ impl State {
                     .into_iter()
                     .map(|path| (path.clone(), self.0[&path].clone()))
                     .collect();
-                self.remove(to);
+                let mut touched = self.remove(to);
                 for (path, node) in copied {
                     let rest = path.strip_prefix(from).expect("it is below").to_path_buf();
-                    self.0.insert(join(to, &rest), node);
+                    let new = join(to, &rest);
+                    self.0.insert(new.clone(), node);
+                    touched.push(new);
                 }
+                touched
             }
         }
     }
 
-    fn remove(&mut self, path: &Path) {
-        self.0.retain(|p, _| !p.starts_with(path));
+    fn remove(&mut self, path: &Path) -> Vec<PathBuf> {
+        let gone = self.below(path);
+        for name in &gone {
+            self.0.remove(name);
+        }
+        gone
+    }
+
+    /// The names below which two trees differ.
+    fn differing(&self, other: &State) -> BTreeSet<PathBuf> {
+        let names = self.0.keys().chain(other.0.keys());
+        names
+            .filter(|name| self.0.get(*name) != other.0.get(*name))
+            .cloned()
+            .collect()
     }
 
     fn files(&self) -> Vec<PathBuf> {
@@ -149,10 +173,8 @@ impl State {
             Some(None) => "a directory".to_string(),
             Some(Some(bytes)) => format!("{} bytes", bytes.len()),
         };
-        let names: std::collections::BTreeSet<_> = self.0.keys().chain(other.0.keys()).collect();
-        names
-            .into_iter()
-            .filter(|name| self.0.get(*name) != other.0.get(*name))
+        self.differing(other)
+            .iter()
             .take(5)
             .map(|name| {
                 let at = match (self.0.get(name), other.0.get(name)) {
@@ -266,7 +288,8 @@ impl Writer {
         stop: &dyn Fn() -> bool,
     ) -> io::Result<()> {
         while !stop() {
-            self.change(rng, structural)?;
+            self.change(rng, structural)
+                .map_err(|e| io::Error::new(e.kind(), format!("{e} in {:?}", self.steps.last())))?;
             progress.completed[self.index].store(self.steps.len() as u64, Ordering::SeqCst);
             if rng.random_bool(0.1) {
                 let files = self.now.files();
@@ -405,21 +428,29 @@ impl Writer {
         let durable = progress.durable[self.index].load(Ordering::SeqCst);
         let issued = self.steps.len() as u64;
         let mut state = self.start.clone();
+        let mut different = state.differing(&found);
         let mut too_old = None;
         let mut at_durable = String::new();
         for number in 0..=issued {
             if number == durable {
                 at_durable = found.describe_difference(&state);
             }
-            // A tree can repeat (a write of nothing new): the newest match counts.
-            if state == found {
+            // A tree can repeat (a write of nothing new): a match that is new enough counts.
+            if different.is_empty() {
                 if number >= durable {
                     return Ok((durable, number, issued));
                 }
                 too_old = Some(number);
             }
-            if let Some(step) = self.steps.get(number as usize) {
-                state.apply(step);
+            let Some(step) = self.steps.get(number as usize) else {
+                break;
+            };
+            for name in state.apply(step) {
+                if state.0.get(&name) == found.0.get(&name) {
+                    different.remove(&name);
+                } else {
+                    different.insert(name);
+                }
             }
         }
         let place = self.root.display();

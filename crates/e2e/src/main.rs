@@ -71,7 +71,10 @@ fn crash_once(rng: &mut StdRng, load: Duration, volume: &Path, dir: &Path) -> Re
     let folders: Vec<PathBuf> = (0..4).map(|k| dir.join(format!("writer{k}"))).collect();
     let recover = || {
         run_ok(ramet_bin(), &[Path::new("umount"), dir]);
-        run_ok(ramet_bin(), &[Path::new("fsck"), volume]);
+        run_ok(
+            ramet_bin(),
+            &[Path::new("fsck"), Path::new("--files"), volume],
+        );
         run_ok(ramet_bin(), &[Path::new("mount"), volume, dir]);
     };
     let report = crash::round(&folders, load, rng, || kill_and_wait(pid), recover)?;

@@ -114,7 +114,7 @@ fn refusals_on_a_mount_say_why() {
     says(&[path("clone"), path("--no-replace"), &a, &b], "exists");
     says(
         &[path("clone"), &a, &bed.path().join("outside")],
-        "same Ramet mount",
+        "not on a Ramet mount",
     );
     says(&[path("clone"), &root.join("none"), &b], "no such file");
     says(&[path("rm"), &root.join("none")], "no such file");

@@ -4,7 +4,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use ramet_e2e::{Bed, ramet_bin};
+use ramet_e2e::{Bed, ramet_bin, run_ok};
 
 /// `nobody`, which every Debian has.
 const USER: u32 = 65534;
@@ -15,7 +15,7 @@ fn an_ordinary_user_mounts_and_clones() {
         println!("not root: every other test of this run is already one by an ordinary user");
         return;
     }
-    let bed = Bed::new("1G");
+    let bed = Bed::without_volume();
     bed.hand_to(USER, USER);
     // The build's folder may be closed to others.
     let bin = bed.path().join("ramet");
@@ -41,6 +41,7 @@ fn an_ordinary_user_mounts_and_clones() {
         text
     };
     let ramet = bin.to_str().expect("temporary paths are UTF-8");
+    must(ramet, &["mkfs", "--size", "1G", "volume.ramet"]);
     must(ramet, &["mount", "volume.ramet", "mnt"]);
     let undo = Undo {
         ramet,
@@ -63,6 +64,14 @@ fn an_ordinary_user_mounts_and_clones() {
     must(ramet, &["umount", "mnt"]);
     std::mem::forget(undo);
     assert!(must("ls", &["mnt"]).is_empty());
+    must(ramet, &["fsck", "volume.ramet"]);
+
+    // Root may not look into it, but may end it.
+    must(ramet, &["mount", "volume.ramet", "mnt"]);
+    run_ok(
+        ramet_bin(),
+        &["umount".as_ref(), bed.mount_point().as_os_str()],
+    );
     must(ramet, &["fsck", "volume.ramet"]);
 }
 
