@@ -76,12 +76,17 @@ impl Batch {
 
     /// Whether it removes something, so that it must not be refused for want of space.
     pub(crate) fn frees(&self) -> bool {
-        self.ops.iter().any(|op| matches!(op, Op::Delete { .. } | Op::DeleteRange { .. }))
+        self.ops
+            .iter()
+            .any(|op| matches!(op, Op::Delete { .. } | Op::DeleteRange { .. }))
     }
 
     /// Sets `key` to `value`.
     pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
-        self.ops.push(Op::Put { key: key.into(), value: value.into() });
+        self.ops.push(Op::Put {
+            key: key.into(),
+            value: value.into(),
+        });
     }
 
     /// Removes `key`, present or not.
@@ -91,7 +96,11 @@ impl Batch {
 
     /// Writes `bytes`, at least one, at `offset` of the value of `key` without reading it.
     pub fn patch(&mut self, key: impl Into<Bytes>, offset: u32, bytes: impl Into<Bytes>) {
-        self.ops.push(Op::Patch { key: key.into(), offset, bytes: bytes.into() });
+        self.ops.push(Op::Patch {
+            key: key.into(),
+            offset,
+            bytes: bytes.into(),
+        });
     }
 
     /// Removes every key in `[lo, hi)`.
@@ -107,8 +116,19 @@ impl Batch {
     }
 
     /// Copies `[lo, hi)`: each key loses its first `strip` bytes and gains `prefix`.
-    pub fn clone_range(&mut self, lo: impl Into<Bytes>, hi: Option<Bytes>, strip: u32, prefix: impl Into<Bytes>) {
-        self.ops.push(Op::CloneRange { lo: lo.into(), hi, strip, prefix: prefix.into() });
+    pub fn clone_range(
+        &mut self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        strip: u32,
+        prefix: impl Into<Bytes>,
+    ) {
+        self.ops.push(Op::CloneRange {
+            lo: lo.into(),
+            hi,
+            strip,
+            prefix: prefix.into(),
+        });
     }
 
     /// Copies every key that starts with `src` to the key with `dst` in its place.
@@ -116,7 +136,12 @@ impl Batch {
         let lo = src.into();
         let hi = successor_of_prefix(&lo);
         let strip = u32::try_from(lo.len()).unwrap_or(u32::MAX);
-        self.ops.push(Op::CloneRange { lo, hi, strip, prefix: dst.into() });
+        self.ops.push(Op::CloneRange {
+            lo,
+            hi,
+            strip,
+            prefix: dst.into(),
+        });
     }
 }
 

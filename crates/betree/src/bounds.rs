@@ -42,7 +42,11 @@ pub(crate) fn below(key: &[u8], hi: Option<&[u8]>) -> bool {
 
 /// The smaller of two range ends.
 pub(crate) fn min_hi(a: Option<Bytes>, b: Option<Bytes>) -> Option<Bytes> {
-    if cmp_hi(a.as_deref(), b.as_deref()).is_le() { a } else { b }
+    if cmp_hi(a.as_deref(), b.as_deref()).is_le() {
+        a
+    } else {
+        b
+    }
 }
 
 impl KeyRange {
@@ -51,7 +55,10 @@ impl KeyRange {
     }
 
     pub(crate) fn all() -> Self {
-        Self { lo: Bytes::new(), hi: None }
+        Self {
+            lo: Bytes::new(),
+            hi: None,
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -68,8 +75,15 @@ impl KeyRange {
 
     /// What both hold; empty ranges come out with `lo >= hi`.
     pub(crate) fn intersect(&self, other: &KeyRange) -> KeyRange {
-        let lo = if self.lo >= other.lo { self.lo.clone() } else { other.lo.clone() };
-        KeyRange { lo, hi: min_hi(self.hi.clone(), other.hi.clone()) }
+        let lo = if self.lo >= other.lo {
+            self.lo.clone()
+        } else {
+            other.lo.clone()
+        };
+        KeyRange {
+            lo,
+            hi: min_hi(self.hi.clone(), other.hi.clone()),
+        }
     }
 
     /// Whether every key of the range starts with the first `len` bytes of `lo`.
@@ -87,11 +101,22 @@ impl KeyRange {
             // Only a run of 0xff bytes is shared by everything above `lo`.
             return self.lo.iter().take_while(|&&byte| byte == 0xff).count();
         };
-        let shared = self.lo.iter().zip(hi.iter()).take_while(|(a, b)| a == b).count();
+        let shared = self
+            .lo
+            .iter()
+            .zip(hi.iter())
+            .take_while(|(a, b)| a == b)
+            .count();
         // `hi` is exclusive, so keys of `[a, b)` all start with `a` when `b` is its successor; then
         // the first differing byte is shared, and so are the 0xff bytes that follow it.
-        if shared < self.lo.len() && shared + 1 == hi.len() && self.lo[shared].checked_add(1) == Some(hi[shared]) {
-            let run = self.lo[shared + 1..].iter().take_while(|&&byte| byte == 0xff).count();
+        if shared < self.lo.len()
+            && shared + 1 == hi.len()
+            && self.lo[shared].checked_add(1) == Some(hi[shared])
+        {
+            let run = self.lo[shared + 1..]
+                .iter()
+                .take_while(|&&byte| byte == 0xff)
+                .count();
             return shared + 1 + run;
         }
         shared.min(self.lo.len())
@@ -115,7 +140,10 @@ impl Xf {
     }
 
     pub(crate) fn stripping(strip: usize) -> Self {
-        Self { strip, prepend: Bytes::new() }
+        Self {
+            strip,
+            prepend: Bytes::new(),
+        }
     }
 
     pub(crate) fn prepending(prepend: Bytes) -> Self {
@@ -141,7 +169,10 @@ impl Xf {
     /// The image of a range that shares the stripped prefix (law L3).
     pub(crate) fn range(&self, range: &KeyRange) -> KeyRange {
         let prefix = &range.lo[..self.strip];
-        KeyRange { lo: self.key(&range.lo), hi: self.hi(prefix, range.hi.as_ref()) }
+        KeyRange {
+            lo: self.key(&range.lo),
+            hi: self.hi(prefix, range.hi.as_ref()),
+        }
     }
 
     /// The image of a range end; `prefix` is what is stripped.
@@ -157,20 +188,33 @@ impl Xf {
     pub(crate) fn then(&self, next: &Xf) -> Xf {
         if next.strip <= self.prepend.len() {
             if next.prepend.is_empty() {
-                return Xf { strip: self.strip, prepend: self.prepend.slice(next.strip..) };
+                return Xf {
+                    strip: self.strip,
+                    prepend: self.prepend.slice(next.strip..),
+                };
             }
-            let mut prepend = Vec::with_capacity(next.prepend.len() + self.prepend.len() - next.strip);
+            let mut prepend =
+                Vec::with_capacity(next.prepend.len() + self.prepend.len() - next.strip);
             prepend.extend_from_slice(&next.prepend);
             prepend.extend_from_slice(&self.prepend[next.strip..]);
-            Xf { strip: self.strip, prepend: prepend.into() }
+            Xf {
+                strip: self.strip,
+                prepend: prepend.into(),
+            }
         } else {
-            Xf { strip: self.strip + next.strip - self.prepend.len(), prepend: next.prepend.clone() }
+            Xf {
+                strip: self.strip + next.strip - self.prepend.len(),
+                prepend: next.prepend.clone(),
+            }
         }
     }
 
     /// The way back, for keys that start with `key_in`'s first `strip` bytes (law L2).
     pub(crate) fn inverse(&self, key_in: &Bytes) -> Xf {
-        Xf { strip: self.prepend.len(), prepend: key_in.slice(..self.strip) }
+        Xf {
+            strip: self.prepend.len(),
+            prepend: key_in.slice(..self.strip),
+        }
     }
 }
 
@@ -183,7 +227,10 @@ mod tests {
         let mut all: Vec<Vec<u8>> = vec![vec![]];
         let mut last = all.clone();
         for _ in 0..max {
-            last = last.iter().flat_map(|k| [0u8, 7, 0xff].map(|b| [&k[..], &[b]].concat())).collect();
+            last = last
+                .iter()
+                .flat_map(|k| [0u8, 7, 0xff].map(|b| [&k[..], &[b]].concat()))
+                .collect();
             all.extend(last.clone());
         }
         all.into_iter().map(Bytes::from).collect()
@@ -191,10 +238,17 @@ mod tests {
 
     fn ranges(max: usize) -> Vec<KeyRange> {
         let keys = keys(max);
-        let ends = keys.iter().cloned().map(Some).chain([None, Some(Bytes::from_static(&[8])), Some(Bytes::from_static(&[7, 1]))]);
-        ends.flat_map(|hi| keys.iter().map(move |lo| KeyRange::new(lo.clone(), hi.clone())))
-            .filter(|r| !r.is_empty())
-            .collect()
+        let ends = keys.iter().cloned().map(Some).chain([
+            None,
+            Some(Bytes::from_static(&[8])),
+            Some(Bytes::from_static(&[7, 1])),
+        ]);
+        ends.flat_map(|hi| {
+            keys.iter()
+                .map(move |lo| KeyRange::new(lo.clone(), hi.clone()))
+        })
+        .filter(|r| !r.is_empty())
+        .collect()
     }
 
     #[test]
@@ -202,7 +256,10 @@ mod tests {
         for range in ranges(2) {
             let n = range.common_prefix_len();
             assert!(range.shares_prefix(n), "{range:?} {n}");
-            assert!(!range.shares_prefix(n + 1) || n == range.lo.len(), "{range:?} {n}");
+            assert!(
+                !range.shares_prefix(n + 1) || n == range.lo.len(),
+                "{range:?} {n}"
+            );
         }
     }
 
@@ -217,7 +274,11 @@ mod tests {
                     let back = f.inverse(&range.lo);
                     assert_eq!(back.range(&image).lo, range.lo);
                     for k in probes.iter().filter(|k| k.starts_with(&range.lo[..strip])) {
-                        assert_eq!(range.contains(k), image.contains(&f.key(k)), "{range:?} {f:?} {k:?}");
+                        assert_eq!(
+                            range.contains(k),
+                            image.contains(&f.key(k)),
+                            "{range:?} {f:?} {k:?}"
+                        );
                         assert_eq!(back.key(&f.key(k)), *k);
                     }
                 }
@@ -232,9 +293,18 @@ mod tests {
             for p1 in keys(2) {
                 for s2 in 0..=2 {
                     for p2 in keys(1) {
-                        let f = Xf { strip: s1, prepend: p1.clone() };
-                        let g = Xf { strip: s2, prepend: p2 };
-                        for k in probes.iter().filter(|k| k.len() >= s1 && k.len() - s1 + p1.len() >= s2) {
+                        let f = Xf {
+                            strip: s1,
+                            prepend: p1.clone(),
+                        };
+                        let g = Xf {
+                            strip: s2,
+                            prepend: p2,
+                        };
+                        for k in probes
+                            .iter()
+                            .filter(|k| k.len() >= s1 && k.len() - s1 + p1.len() >= s2)
+                        {
                             assert_eq!(f.then(&g).key(k), g.key(&f.key(k)));
                         }
                     }

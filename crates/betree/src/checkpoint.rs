@@ -50,7 +50,9 @@ impl Inner {
     }
 
     fn write_checkpoint(&self, clean: bool) -> Result<()> {
-        let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
+        let Some(journal) = &self.journal else {
+            return Err(Error::ReadOnly);
+        };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
         self.freeze(&mut self.state.lock());
@@ -70,14 +72,19 @@ impl Inner {
             // The segments that were cut go, with the contents of the root that still refer to them.
             let top = self.store.skeleton(&root)?;
             let mut state = self.state.lock();
-            let old = Arc::ptr_eq(&state.root, &root).then(|| std::mem::replace(&mut state.top, top));
+            let old =
+                Arc::ptr_eq(&state.root, &root).then(|| std::mem::replace(&mut state.top, top));
             drop(state);
             drop(old);
         }
         let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
         let reclaim_max = self.reclaim_max(new.len())?;
-        let commit = match self.store.table.commit(new, Some(root.id()), reclaim_max, &pinned) {
+        let commit = match self
+            .store
+            .table
+            .commit(new, Some(root.id()), reclaim_max, &pinned)
+        {
             Ok(commit) => commit,
             Err(error) => {
                 // The table is half changed in memory: nothing more can be written, whatever was missing.
@@ -108,7 +115,10 @@ impl Inner {
             self.store.set_recorded(handle);
         }
         self.store.evict(&commit.removed);
-        self.store.counters.reclaimed.fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
+        self.store
+            .counters
+            .reclaimed
+            .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
         self.store.table.committed(commit);
         journal.release(cut);
         bump(&self.store.counters.checkpoints);
@@ -123,12 +133,19 @@ impl Inner {
         let free = self.store.table.stats().free;
         let certain = COMMIT_BYTES + new as u64 * 512;
         let left = free.checked_sub(certain).ok_or(Error::NoSpace)?;
-        Ok(usize::try_from(left / RECLAIM_BYTES).unwrap_or(usize::MAX).min(RECLAIM_MAX))
+        Ok(usize::try_from(left / RECLAIM_BYTES)
+            .unwrap_or(usize::MAX)
+            .min(RECLAIM_MAX))
     }
 
     /// Makes what was written durable, then the superblock that names it.
     fn switch_to(&self, next: &Superblock) -> Result<()> {
-        let io = |what| move |e| Error::Io { what, source: Arc::new(e) };
+        let io = |what| {
+            move |e| Error::Io {
+                what,
+                source: Arc::new(e),
+            }
+        };
         self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
         write_superblock(&*self.store.dev, next)?;
         self.store.dev.sync().map_err(io("syncing a superblock"))
@@ -149,7 +166,13 @@ fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result
         match step {
             Step::Leave(handle) => {
                 store.write_back(&handle, pieces)?;
-                done.extend(pieces.get(&handle.id()).into_iter().flatten().map(|piece| piece.run.clone()));
+                done.extend(
+                    pieces
+                        .get(&handle.id())
+                        .into_iter()
+                        .flatten()
+                        .map(|piece| piece.run.clone()),
+                );
                 done.push(handle);
             }
             Step::Enter(handle) => {
@@ -165,7 +188,10 @@ fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result
                     });
                     gotos.collect()
                 } else {
-                    handle.written().map(|(_, children)| children).unwrap_or_default()
+                    handle
+                        .written()
+                        .map(|(_, children)| children)
+                        .unwrap_or_default()
                 };
                 steps.push(Step::Leave(handle));
                 steps.extend(children.into_iter().map(Step::Enter));

@@ -38,8 +38,19 @@ pub(crate) enum Captured {
 
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
 /// `patient`: copy whatever waits above, however much. Targets higher than `height_max` are refused.
-pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range: &KeyRange, patient: bool, height_max: u8) -> Result<Captured> {
-    let limit = if patient { usize::MAX } else { store.shape.clone_copy_bytes };
+pub(crate) fn capture(
+    store: &Store,
+    buffer: &MemRun,
+    root: &Arc<Handle>,
+    range: &KeyRange,
+    patient: bool,
+    height_max: u8,
+) -> Result<Captured> {
+    let limit = if patient {
+        usize::MAX
+    } else {
+        store.shape.clone_copy_bytes
+    };
     // What waits on each level, newest level first, in the source's key space.
     let mut above: Vec<MemRun> = Vec::new();
     let mut waiting = 0;
@@ -88,13 +99,19 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
             let clip = seg.clip.intersect(&inside);
             if !clip.is_empty() && !patient {
                 let run = store.run(&seg.run)?;
-                if run.estimate_bytes(&seg.xf.range(&clip)) > 2 * limit.max(store.shape.block_bytes) {
+                if run.estimate_bytes(&seg.xf.range(&clip)) > 2 * limit.max(store.shape.block_bytes)
+                {
                     return Ok(Captured::TooMuchAbove);
                 }
             }
         }
-        let mut part = store.gather_range(&inside, edge.watermark, &skeleton.segs)?.extract(&inside, &xf.inverse(&range.lo));
-        node = edge.child.as_ref().map(|c| (c.node.clone(), xf.then(&c.xf)));
+        let mut part = store
+            .gather_range(&inside, edge.watermark, &skeleton.segs)?
+            .extract(&inside, &xf.inverse(&range.lo));
+        node = edge
+            .child
+            .as_ref()
+            .map(|c| (c.node.clone(), xf.then(&c.xf)));
         if let Some(msg) = part.take_cover(range) {
             // `extract` has put the target's translation behind the way back; here the keys are the source's.
             node = target_of(msg, &Xf::identity());
@@ -110,19 +127,26 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
             return Ok(Captured::Message(RangeMsg::Null));
         }
         if waiting.size_bytes() <= store.shape.clone_copy_bytes {
-            return Ok(Captured::Copy(over_nothing(range, MemRun::default(), &waiting)));
+            return Ok(Captured::Copy(over_nothing(
+                range,
+                MemRun::default(),
+                &waiting,
+            )));
         }
         let bare = Skeleton::empty(1, range.clone());
         return goto(store, bare, waiting, Xf::identity(), patient, height_max);
     };
-    if handle.kind() == Kind::Leaf {
-        if let Some(state) = small_state(store, &handle, &xf, range, &waiting)? {
-            return Ok(Captured::Copy(state));
-        }
+    if handle.kind() == Kind::Leaf
+        && let Some(state) = small_state(store, &handle, &xf, range, &waiting)?
+    {
+        return Ok(Captured::Copy(state));
     }
     let is_root = Arc::ptr_eq(&handle, root);
     if waiting.is_empty() && !is_root {
-        return Ok(Captured::Message(RangeMsg::Goto(Target { xf, node: handle })));
+        return Ok(Captured::Message(RangeMsg::Goto(Target {
+            xf,
+            node: handle,
+        })));
     }
     if let Some(skeleton) = lca {
         let mut copy = Skeleton::clone(&skeleton);
@@ -134,14 +158,35 @@ pub(crate) fn capture(store: &Store, buffer: &MemRun, root: &Arc<Handle>, range:
     }
     let live_bytes = store.run(&handle)?.estimate_bytes(&xf.range(range)) as u64;
     let mut over_leaf = Skeleton::empty(1, range.clone());
-    over_leaf.edges = vec![Edge { lo: range.lo.clone(), watermark: 0, child: Some(Child { xf, node: handle, live_bytes }) }];
-    goto(store, over_leaf, waiting, Xf::identity(), patient, height_max)
+    over_leaf.edges = vec![Edge {
+        lo: range.lo.clone(),
+        watermark: 0,
+        child: Some(Child {
+            xf,
+            node: handle,
+            live_bytes,
+        }),
+    }];
+    goto(
+        store,
+        over_leaf,
+        waiting,
+        Xf::identity(),
+        patient,
+        height_max,
+    )
 }
 
 /// The state of `range` when it lies in one leaf and is no larger than what a clone may copy. Moving small
 /// things as messages keeps crumbs of shared leaves out of the tree (the trade-off of zones in BetrFS 0.2,
 /// section 4, here for one leaf).
-fn small_state(store: &Store, leaf: &Arc<Handle>, xf: &Xf, range: &KeyRange, waiting: &MemRun) -> Result<Option<MemRun>> {
+fn small_state(
+    store: &Store,
+    leaf: &Arc<Handle>,
+    xf: &Xf,
+    range: &KeyRange,
+    waiting: &MemRun,
+) -> Result<Option<MemRun>> {
     let limit = store.shape.clone_copy_bytes;
     let run = store.run(leaf)?;
     let inside = xf.range(range);
@@ -197,7 +242,14 @@ fn join(above: Vec<MemRun>) -> MemRun {
 }
 
 /// A GOTO to `node` with `waiting`, in its key space, as the newest segment.
-fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf, patient: bool, height_max: u8) -> Result<Captured> {
+fn goto(
+    store: &Store,
+    mut node: Skeleton,
+    waiting: MemRun,
+    xf: Xf,
+    patient: bool,
+    height_max: u8,
+) -> Result<Captured> {
     if !waiting.is_empty() {
         store.push_run(&mut node, waiting);
     }
@@ -208,11 +260,17 @@ fn goto(store: &Store, mut node: Skeleton, waiting: MemRun, xf: Xf, patient: boo
         return Err(Error::Invalid("clones of clones nest too deep"));
     }
     node.height = node.label();
-    Ok(Captured::Message(RangeMsg::Goto(Target { xf, node: store.new_skeleton(node) })))
+    Ok(Captured::Message(RangeMsg::Goto(Target {
+        xf,
+        node: store.new_skeleton(node),
+    })))
 }
 
 /// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.
 pub(crate) fn destination(source: &KeyRange, strip: usize, prefix: &Bytes) -> (KeyRange, Xf) {
-    let there = Xf { strip, prepend: prefix.clone() };
+    let there = Xf {
+        strip,
+        prepend: prefix.clone(),
+    };
     (there.range(source), there.inverse(&source.lo))
 }

@@ -52,8 +52,19 @@ impl From<ramet_nodetable::Error> for Error {
             Table::NoSpace { .. } => Error::NoSpace,
             Table::ReadOnly => Error::ReadOnly,
             Table::Poisoned => Error::Poisoned(error.to_string().into()),
-            Table::Io(source) => Error::Io { what: "node table", source: Arc::new(source) },
-            Table::Corrupt { structure, addr, detail } => Error::Corrupt { what: structure, addr, detail },
+            Table::Io(source) => Error::Io {
+                what: "node table",
+                source: Arc::new(source),
+            },
+            Table::Corrupt {
+                structure,
+                addr,
+                detail,
+            } => Error::Corrupt {
+                what: structure,
+                addr,
+                detail,
+            },
             Table::TooLong { .. } => Error::Invalid("a node refers to too many others"),
         }
     }
@@ -62,7 +73,10 @@ impl From<ramet_nodetable::Error> for Error {
 impl From<ramet_block::SuperblockError> for Error {
     fn from(error: ramet_block::SuperblockError) -> Self {
         match error {
-            ramet_block::SuperblockError::Io(source) => Error::Io { what: "superblock", source: Arc::new(source) },
+            ramet_block::SuperblockError::Io(source) => Error::Io {
+                what: "superblock",
+                source: Arc::new(source),
+            },
             other => Error::NotAVolume(other.to_string()),
         }
     }

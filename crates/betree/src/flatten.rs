@@ -50,7 +50,11 @@ impl Store {
         let mut at = 0;
         while at < node.edges.len() {
             let height = node.edges[at].child.as_ref().map_or(0, |c| c.node.height());
-            let edges = if height > HEIGHT_SOFT { self.flatten(node, at, height)? } else { None };
+            let edges = if height > HEIGHT_SOFT {
+                self.flatten(node, at, height)?
+            } else {
+                None
+            };
             let Some(edges) = edges else {
                 at += 1;
                 continue;
@@ -68,8 +72,13 @@ impl Store {
         let height_max = height - height / 8;
         // Further down there may be too many pieces; further up flattening gains less.
         for base_height in [0, height / 4, height / 2, height / 4 * 3] {
-            let Some(mut edges) = self.rebuild_over(node, at, base_height)? else { continue };
-            let new_height = edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.node.height())).max();
+            let Some(mut edges) = self.rebuild_over(node, at, base_height)? else {
+                continue;
+            };
+            let new_height = edges
+                .iter()
+                .filter_map(|e| e.child.as_ref().map(|c| c.node.height()))
+                .max();
             if new_height.unwrap_or(0) <= height_max {
                 let watermark = node.next_step();
                 edges.iter_mut().for_each(|e| e.watermark = watermark);
@@ -79,14 +88,28 @@ impl Store {
         Ok(None)
     }
 
-    fn rebuild_over(&self, node: &Skeleton, at: usize, base_height: u8) -> Result<Option<Vec<Edge>>> {
+    fn rebuild_over(
+        &self,
+        node: &Skeleton,
+        at: usize,
+        base_height: u8,
+    ) -> Result<Option<Vec<Edge>>> {
         let range = node.edge_range(at);
         let mut draft = node.clone();
         draft.clip(&range);
         let mut pieces = TreeScan::of_base(Base::Draft(Arc::new(draft)), range);
-        let mut builder = Builder { store: self, edges: Vec::new(), points: MemRun::default(), done: Vec::new(), hi: None, bytes: 0 };
+        let mut builder = Builder {
+            store: self,
+            edges: Vec::new(),
+            points: MemRun::default(),
+            done: Vec::new(),
+            hi: None,
+            bytes: 0,
+        };
         for _ in 0..PIECES_MAX {
-            let Some(piece) = pieces.next_piece(self, base_height)? else { return builder.finish().map(Some) };
+            let Some(piece) = pieces.next_piece(self, base_height)? else {
+                return builder.finish().map(Some);
+            };
             builder.add(&piece)?;
             if builder.bytes > 8 * self.shape.buffer_bytes {
                 return Ok(None);
@@ -105,14 +128,24 @@ impl Builder<'_> {
         let range = &piece.range;
         let child = match &piece.base {
             Base::Nothing => None,
-            Base::Node(node, xf) => Some(Child { xf: xf.clone(), node: node.clone(), live_bytes: 0 }),
+            Base::Node(node, xf) => Some(Child {
+                xf: xf.clone(),
+                node: node.clone(),
+                live_bytes: 0,
+            }),
             Base::Draft(_) => unreachable!("a draft has no height to stop at"),
         };
         if !self.extends_last(child.as_ref(), range) {
-            if self.edges.len() >= self.per_node() || self.points.size_bytes() >= self.store.shape.buffer_bytes {
+            if self.edges.len() >= self.per_node()
+                || self.points.size_bytes() >= self.store.shape.buffer_bytes
+            {
                 self.close_node()?;
             }
-            self.edges.push(Edge { lo: range.lo.clone(), watermark: 0, child });
+            self.edges.push(Edge {
+                lo: range.lo.clone(),
+                watermark: 0,
+                child,
+            });
         }
         self.hi = range.hi.clone();
         let before = self.points.size_bytes();
@@ -129,7 +162,9 @@ impl Builder<'_> {
 
     /// Whether the last edge goes on: the piece was cut off only by a border of messages.
     fn extends_last(&self, child: Option<&Child>, range: &KeyRange) -> bool {
-        let Some(last) = self.edges.last() else { return false };
+        let Some(last) = self.edges.last() else {
+            return false;
+        };
         match (&last.child, child) {
             (None, None) => true,
             (Some(a), Some(b)) => {
@@ -144,7 +179,9 @@ impl Builder<'_> {
     fn take_edges(&mut self) -> Result<Vec<Edge>> {
         let mut edges = std::mem::take(&mut self.edges);
         for at in 0..edges.len() {
-            let hi = edges.get(at + 1).map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()));
+            let hi = edges
+                .get(at + 1)
+                .map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()));
             let range = KeyRange::new(edges[at].lo.clone(), hi);
             if let Some(child) = edges[at].child.take() {
                 edges[at].child = self.store.narrow(child, &range)?;
@@ -160,24 +197,42 @@ impl Builder<'_> {
         }
         let edges = self.take_edges()?;
         let points = std::mem::take(&mut self.points);
-        self.done.push(self.node_over(edges, points, self.hi.clone()));
+        self.done
+            .push(self.node_over(edges, points, self.hi.clone()));
         Ok(())
     }
 
     fn node_over(&self, edges: Vec<Edge>, points: MemRun, hi: Option<Bytes>) -> Edge {
         let lo = edges[0].lo.clone();
-        let live_bytes = edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.live_bytes)).sum();
+        let live_bytes = edges
+            .iter()
+            .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
+            .sum();
         if points.is_empty() && edges.len() == 1 {
             return edges.into_iter().next().expect("there is one");
         }
-        let mut node = Skeleton { height: 1, hi, edges, segs: Vec::new(), next_ord: 0 };
+        let mut node = Skeleton {
+            height: 1,
+            hi,
+            edges,
+            segs: Vec::new(),
+            next_ord: 0,
+        };
         if !points.is_empty() {
             self.store.push_run(&mut node, points);
         }
         let lift = node.range().common_prefix_len();
         node.lift(lift);
         node.height = node.label();
-        Edge { lo, watermark: 0, child: Some(Child { xf: Xf::stripping(lift), node: self.store.new_skeleton(node), live_bytes }) }
+        Edge {
+            lo,
+            watermark: 0,
+            child: Some(Child {
+                xf: Xf::stripping(lift),
+                node: self.store.new_skeleton(node),
+                live_bytes,
+            }),
+        }
     }
 
     /// The edges at the top, few enough to take the place of one.
@@ -193,7 +248,9 @@ impl Builder<'_> {
             let mut rest = edges.as_slice();
             while !rest.is_empty() {
                 let (part, more) = rest.split_at(rest.len().min(self.per_node()));
-                let end = more.first().map_or_else(|| hi.clone(), |e| Some(e.lo.clone()));
+                let end = more
+                    .first()
+                    .map_or_else(|| hi.clone(), |e| Some(e.lo.clone()));
                 above.push(self.node_over(part.to_vec(), MemRun::default(), end));
                 rest = more;
             }

@@ -39,7 +39,11 @@ enum Piece {
     /// Stays with the edge's child.
     Kept,
     /// Covered by a range message of the segment with this points step.
-    Covered { child: Option<Child>, points_step: u64, goto: bool },
+    Covered {
+        child: Option<Child>,
+        points_step: u64,
+        goto: bool,
+    },
 }
 
 /// Space that pushing into a child takes beside the messages, about, in bytes.
@@ -75,9 +79,16 @@ impl Store {
         let mut pending = self.weigh_edges(node)?;
         let mut at = 0;
         while at < node.edges.len() {
-            let is_leaf = node.edges[at].child.as_ref().is_none_or(|c| c.node.kind() == Kind::Leaf);
+            let is_leaf = node.edges[at]
+                .child
+                .as_ref()
+                .is_none_or(|c| c.node.kind() == Kind::Leaf);
             let wanted = is_leaf && self.is_abundant(&node.edges[at], pending[at]);
-            let rewritten = if wanted { with_room(self.rewrite(node, at, at))? } else { None };
+            let rewritten = if wanted {
+                with_room(self.rewrite(node, at, at))?
+            } else {
+                None
+            };
             if let Some(edges) = rewritten {
                 bump(&self.counters.flushes);
                 let made = edges.len();
@@ -95,27 +106,53 @@ impl Store {
     }
 
     fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
-        let live = edge.child.as_ref().map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
+        let live = edge
+            .child
+            .as_ref()
+            .map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
         let size = live.max(self.shape.leaf_bytes / 2);
         // What goes for the most part is cheap to write anew, however small it is.
         let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live;
-        mostly_dropped || pending.count > 0 && pending.bytes + pending.dropped >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
+        mostly_dropped
+            || pending.count > 0
+                && pending.bytes + pending.dropped
+                    >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
     }
 
-    fn push_fullest(&self, node: &mut Skeleton, pending: &mut Vec<Pending>, settle: bool) -> Result<()> {
-        let interior = |node: &Skeleton, at: usize| node.edges[at].child.as_ref().is_some_and(|c| c.node.kind() == Kind::Skeleton);
+    fn push_fullest(
+        &self,
+        node: &mut Skeleton,
+        pending: &mut Vec<Pending>,
+        settle: bool,
+    ) -> Result<()> {
+        let interior = |node: &Skeleton, at: usize| {
+            node.edges[at]
+                .child
+                .as_ref()
+                .is_some_and(|c| c.node.kind() == Kind::Skeleton)
+        };
         let mut total: usize = pending.iter().map(|p| p.bytes).sum();
         let is_short = self.room_bytes() < 2 * self.slack_bytes();
         let high = if is_short { 0 } else { self.shape.buffer_bytes };
         let low = if total > high { high / 2 } else { high };
         loop {
-            let candidates = (0..node.edges.len()).filter(|&at| pending[at].count > 0 && !pending[at].stays && interior(node, at));
-            let forced = settle.then(|| candidates.clone().find(|&at| pending[at].ranges)).flatten();
-            let fullest = (total > low).then(|| candidates.max_by_key(|&at| pending[at].bytes)).flatten();
-            let Some(at) = forced.or(fullest) else { return Ok(()) };
+            let candidates = (0..node.edges.len())
+                .filter(|&at| pending[at].count > 0 && !pending[at].stays && interior(node, at));
+            let forced = settle
+                .then(|| candidates.clone().find(|&at| pending[at].ranges))
+                .flatten();
+            let fullest = (total > low)
+                .then(|| candidates.max_by_key(|&at| pending[at].bytes))
+                .flatten();
+            let Some(at) = forced.or(fullest) else {
+                return Ok(());
+            };
             if let Some(edges) = with_room(self.push(node, at, settle))? {
                 total -= pending[at].bytes;
-                pending.splice(at..=at, std::iter::repeat_n(Pending::default(), edges.len()));
+                pending.splice(
+                    at..=at,
+                    std::iter::repeat_n(Pending::default(), edges.len()),
+                );
                 node.edges.splice(at..=at, edges);
             } else if let Some(right) = self.halve_edge(node, at)? {
                 // Half of the messages may find room where all do not.
@@ -132,17 +169,31 @@ impl Store {
     /// The right part of an edge that is to be cut in the middle of its interior child; both parts keep the child.
     fn halve_edge(&self, node: &Skeleton, at: usize) -> Result<Option<Edge>> {
         let edge = &node.edges[at];
-        let Some(child) = &edge.child else { return Ok(None) };
+        let Some(child) = &edge.child else {
+            return Ok(None);
+        };
         let range = node.edge_range(at);
         let inside = child.xf.range(&range);
         let below = self.skeleton(&child.node)?;
-        let within: Vec<&Bytes> = below.edges.iter().map(|e| &e.lo).filter(|lo| **lo > inside.lo && inside.contains(lo)).collect();
-        let Some(middle) = within.get(within.len() / 2) else { return Ok(None) };
-        Ok(Some(Edge { lo: child.xf.inverse(&range.lo).key(middle), ..edge.clone() }))
+        let within: Vec<&Bytes> = below
+            .edges
+            .iter()
+            .map(|e| &e.lo)
+            .filter(|lo| **lo > inside.lo && inside.contains(lo))
+            .collect();
+        let Some(middle) = within.get(within.len() / 2) else {
+            return Ok(None);
+        };
+        Ok(Some(Edge {
+            lo: child.xf.inverse(&range.lo).key(middle),
+            ..edge.clone()
+        }))
     }
 
     fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
-        (0..node.edges.len()).map(|at| self.weigh_edge(node, at)).collect()
+        (0..node.edges.len())
+            .map(|at| self.weigh_edge(node, at))
+            .collect()
     }
 
     /// What an edge sees in the node's segments.
@@ -167,7 +218,8 @@ impl Store {
             if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
                 for (covered, _) in run.ranges_in(&inside) {
                     sum.ranges = true;
-                    sum.dropped += self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
+                    sum.dropped +=
+                        self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
                 }
             }
         }
@@ -177,9 +229,10 @@ impl Store {
     /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half.
     fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {
         match &edge.child {
-            Some(child) if child.node.kind() == Kind::Leaf => {
-                Ok(self.run(&child.node)?.estimate_bytes(&child.xf.range(range)).saturating_sub(self.shape.block_bytes))
-            }
+            Some(child) if child.node.kind() == Kind::Leaf => Ok(self
+                .run(&child.node)?
+                .estimate_bytes(&child.xf.range(range))
+                .saturating_sub(self.shape.block_bytes)),
             _ => Ok(0),
         }
     }
@@ -187,7 +240,9 @@ impl Store {
     /// Mean size of what a deletion drops from a leaf child, in bytes.
     fn point_bytes_below(&self, edge: &Edge) -> Result<usize> {
         match &edge.child {
-            Some(child) if child.node.kind() == Kind::Leaf => Ok(self.run(&child.node)?.point_bytes_mean()),
+            Some(child) if child.node.kind() == Kind::Leaf => {
+                Ok(self.run(&child.node)?.point_bytes_mean())
+            }
             _ => Ok(0),
         }
     }
@@ -209,7 +264,10 @@ impl Store {
         }
         node.edges = edges;
         let height = node.label();
-        assert!(top || height <= node.height, "T3: a GOTO sinks only into nodes above its target");
+        assert!(
+            top || height <= node.height,
+            "T3: a GOTO sinks only into nodes above its target"
+        );
         node.height = height;
         Ok(())
     }
@@ -223,7 +281,10 @@ impl Store {
         while below(&lo, range.hi.as_deref()) {
             let mut hi = range.hi.clone();
             let mut piece = Piece::Kept;
-            for seg in node.visible(edge).filter(|s| s.ranges_step() >= edge.watermark) {
+            for seg in node
+                .visible(edge)
+                .filter(|s| s.ranges_step() >= edge.watermark)
+            {
                 if seg.clip.lo > lo {
                     hi = min_hi(hi, Some(seg.clip.lo.clone()));
                     continue;
@@ -233,7 +294,11 @@ impl Store {
                 }
                 hi = min_hi(hi, seg.clip.hi.clone());
                 let back = seg.xf.inverse(&lo);
-                let border = |bound: Option<Bytes>| bound.filter(|b| b.starts_with(&seg.xf.prepend)).map(|b| back.key(&b));
+                let border = |bound: Option<Bytes>| {
+                    bound
+                        .filter(|b| b.starts_with(&seg.xf.prepend))
+                        .map(|b| back.key(&b))
+                };
                 match self.run(&seg.run)?.range_at(&seg.xf.key(&lo)) {
                     RangeAt::Until(next) => {
                         if let Some(next) = border(next) {
@@ -247,9 +312,17 @@ impl Store {
                         let goto = matches!(msg, RangeMsg::Goto(_));
                         let child = match msg {
                             RangeMsg::Null => None,
-                            RangeMsg::Goto(t) => Some(Child { xf: seg.xf.then(&t.xf), node: t.node, live_bytes: 0 }),
+                            RangeMsg::Goto(t) => Some(Child {
+                                xf: seg.xf.then(&t.xf),
+                                node: t.node,
+                                live_bytes: 0,
+                            }),
                         };
-                        piece = Piece::Covered { child, points_step: seg.points_step(), goto };
+                        piece = Piece::Covered {
+                            child,
+                            points_step: seg.points_step(),
+                            goto,
+                        };
                         break;
                     }
                 }
@@ -263,16 +336,33 @@ impl Store {
         Ok(pieces)
     }
 
-    fn convert_edge(&self, node: &Skeleton, edge_at: usize, pieces: Vec<(KeyRange, Piece)>, out: &mut Vec<Edge>) -> Result<()> {
+    fn convert_edge(
+        &self,
+        node: &Skeleton,
+        edge_at: usize,
+        pieces: Vec<(KeyRange, Piece)>,
+        out: &mut Vec<Edge>,
+    ) -> Result<()> {
         let edge = &node.edges[edge_at];
-        let whole = pieces.iter().all(|(_, p)| matches!(p, Piece::Covered { .. }));
-        let sinks_into = edge.child.as_ref().filter(|c| c.node.kind() == Kind::Skeleton).map(|c| c.node.height());
+        let whole = pieces
+            .iter()
+            .all(|(_, p)| matches!(p, Piece::Covered { .. }));
+        let sinks_into = edge
+            .child
+            .as_ref()
+            .filter(|c| c.node.kind() == Kind::Skeleton)
+            .map(|c| c.node.height());
         let count = pieces.len();
         let mut kept_here = false;
         let mut kept = Vec::new();
         for (n, (range, piece)) in pieces.into_iter().enumerate() {
             let mut goto_waits = false;
-            if let Piece::Covered { child, points_step, goto } = piece {
+            if let Piece::Covered {
+                child,
+                points_step,
+                goto,
+            } = piece
+            {
                 let can_sink = match &child {
                     None => true,
                     Some(target) => sinks_into.is_some_and(|h| h > target.node.height()),
@@ -293,7 +383,11 @@ impl Store {
                         Some(c) => self.narrow(c, &range)?,
                         None => None,
                     };
-                    out.push(Edge { lo: range.lo, watermark: points_step, child });
+                    out.push(Edge {
+                        lo: range.lo,
+                        watermark: points_step,
+                        child,
+                    });
                     kept_here = false;
                     continue;
                 }
@@ -304,20 +398,31 @@ impl Store {
             }
             if !kept_here {
                 kept.push((out.len(), false));
-                out.push(Edge { lo: range.lo, watermark: edge.watermark, child: edge.child.clone() });
+                out.push(Edge {
+                    lo: range.lo,
+                    watermark: edge.watermark,
+                    child: edge.child.clone(),
+                });
                 kept_here = true;
             }
             if let Some((_, waits)) = kept.last_mut() {
                 *waits |= goto_waits;
             }
         }
-        if count == 1 || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len() {
+        if count == 1
+            || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len()
+        {
             return Ok(());
         }
         // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
         // keeps its child, which is higher than the target.
-        for at in kept.into_iter().filter_map(|(at, goto_waits)| (!goto_waits).then_some(at)) {
-            let hi = out.get(at + 1).map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
+        for at in kept
+            .into_iter()
+            .filter_map(|(at, goto_waits)| (!goto_waits).then_some(at))
+        {
+            let hi = out
+                .get(at + 1)
+                .map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
             let range = KeyRange::new(out[at].lo.clone(), hi);
             if let Some(child) = out[at].child.take() {
                 out[at].child = self.narrow(child, &range)?;
@@ -332,7 +437,13 @@ impl Store {
         for seg in node.visible(edge) {
             let part = seg.clip.intersect(range);
             let with_ranges = seg.ranges_step() >= edge.watermark;
-            if !part.is_empty() && self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?.count > 0 {
+            if !part.is_empty()
+                && self
+                    .run(&seg.run)?
+                    .weigh(self, &seg.xf.range(&part), with_ranges)?
+                    .count
+                    > 0
+            {
                 return Ok(true);
             }
         }
@@ -351,8 +462,13 @@ impl Store {
                 child.live_bytes = self.shape.leaf_bytes as u64;
                 return Ok(Some(child));
             }
-            let Some(below) = &node.edges[at].child else { return Ok(None) };
-            child = Child { xf: child.xf.then(&below.xf), ..below.clone() };
+            let Some(below) = &node.edges[at].child else {
+                return Ok(None);
+            };
+            child = Child {
+                xf: child.xf.then(&below.xf),
+                ..below.clone()
+            };
         }
         let run = self.run(&child.node)?;
         let inside = child.xf.range(range);
@@ -376,7 +492,12 @@ impl Store {
         self.gather_range(&node.edge_range(at), node.edges[at].watermark, segs)
     }
 
-    pub(crate) fn gather_range(&self, range: &KeyRange, watermark: u64, segs: &[SegRef]) -> Result<MemRun> {
+    pub(crate) fn gather_range(
+        &self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+    ) -> Result<MemRun> {
         let mut all = MemRun::default();
         for seg in segs.iter().filter(|s| s.points_step() >= watermark) {
             let part = seg.clip.intersect(range);
@@ -421,8 +542,12 @@ impl Store {
     /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
     fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
         let range = node.edge_range(at);
-        let child = node.edges[at].child.as_ref().expect("only edges with an interior child are opened");
-        if child.node.is_recorded() && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1) {
+        let child = node.edges[at]
+            .child
+            .as_ref()
+            .expect("only edges with an interior child are opened");
+        if child.node.is_recorded() && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)
+        {
             bump(&self.counters.unshares);
         }
         let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
@@ -430,7 +555,10 @@ impl Store {
         copy.clip(&child.xf.range(&range));
         let clipped = copy.range();
         let last = copy.edges.len() - 1;
-        for (at, cut) in [(0, before.lo != clipped.lo), (last, before.hi != clipped.hi)] {
+        for (at, cut) in [
+            (0, before.lo != clipped.lo),
+            (last, before.hi != clipped.hi),
+        ] {
             if cut && let Some(child) = copy.edges[at].child.take() {
                 copy.edges[at].child = self.narrow(child, &copy.edge_range(at))?;
             }
@@ -448,7 +576,10 @@ impl Store {
         let goto_height = self.goto_height(&run);
         if goto_height > 0 {
             bump(&self.counters.goto_sinks);
-            assert!(goto_height <= child.height, "T3: a GOTO sinks only into nodes above its target");
+            assert!(
+                goto_height <= child.height,
+                "T3: a GOTO sinks only into nodes above its target"
+            );
         }
         self.push_run(child, run);
     }
@@ -460,7 +591,13 @@ impl Store {
         for part in run.into_kinds() {
             let goto_height = self.goto_height(&part);
             let bytes = part.size_bytes() as u64;
-            node.push_seg(self.new_segment(part), node.range(), Xf::identity(), goto_height, bytes);
+            node.push_seg(
+                self.new_segment(part),
+                node.range(),
+                Xf::identity(),
+                goto_height,
+                bytes,
+            );
         }
     }
 
@@ -473,7 +610,13 @@ impl Store {
     }
 
     /// The edges of the parent for a child that was opened and changed.
-    fn close_child(&self, node: &Skeleton, at: usize, child: Skeleton, lift: usize) -> Result<Vec<Edge>> {
+    fn close_child(
+        &self,
+        node: &Skeleton,
+        at: usize,
+        child: Skeleton,
+        lift: usize,
+    ) -> Result<Vec<Edge>> {
         let prefix = node.edges[at].lo.slice(..lift);
         let up = Xf::prepending(prefix);
         let watermark = node.next_step();
@@ -482,27 +625,49 @@ impl Store {
             let inner = part.range();
             let lo = up.key(&inner.lo);
             if part.segs.is_empty() && part.edges.iter().all(|e| e.child.is_none()) {
-                edges.push(Edge { lo, watermark, child: None });
+                edges.push(Edge {
+                    lo,
+                    watermark,
+                    child: None,
+                });
                 continue;
             }
             let children = part.edges.iter().filter(|e| e.child.is_some()).count();
-            if part.segs.is_empty() && children <= (self.shape.fanout / 8).max(1) && part.edges.len() <= (self.shape.fanout / 2).max(1) {
+            if part.segs.is_empty()
+                && children <= (self.shape.fanout / 8).max(1)
+                && part.edges.len() <= (self.shape.fanout / 2).max(1)
+            {
                 // A node with few children and no messages is better off as edges of its parent.
                 bump(&self.counters.collapses);
                 let down = Xf::stripping(lift);
                 edges.extend(part.edges.iter().map(|e| Edge {
                     lo: up.key(&e.lo),
                     watermark,
-                    child: e.child.as_ref().map(|c| Child { xf: down.then(&c.xf), ..c.clone() }),
+                    child: e.child.as_ref().map(|c| Child {
+                        xf: down.then(&c.xf),
+                        ..c.clone()
+                    }),
                 }));
                 continue;
             }
             let more = inner.common_prefix_len();
             part.lift(more);
             part.height = part.label();
-            let live_bytes = part.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.live_bytes)).sum();
-            let child = Child { xf: Xf::stripping(lift + more), node: self.new_skeleton(part), live_bytes };
-            edges.push(Edge { lo, watermark, child: Some(child) });
+            let live_bytes = part
+                .edges
+                .iter()
+                .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
+                .sum();
+            let child = Child {
+                xf: Xf::stripping(lift + more),
+                node: self.new_skeleton(part),
+                live_bytes,
+            };
+            edges.push(Edge {
+                lo,
+                watermark,
+                child: Some(child),
+            });
         }
         Ok(edges)
     }
@@ -514,13 +679,19 @@ impl Store {
             return Ok(vec![node]);
         }
         bump(&self.counters.splits);
-        let parts = node.edges.len().div_ceil((self.shape.fanout * 3 / 4).max(2)).max(2);
+        let parts = node
+            .edges
+            .len()
+            .div_ceil((self.shape.fanout * 3 / 4).max(2))
+            .max(2);
         let step = node.edges.len() / parts;
         let mut cuts: Vec<usize> = Vec::new();
         for n in 1..parts {
             let (from, to) = (n * step - step / 4, n * step + step / 4);
             let from = from.max(cuts.last().map_or(1, |c| c + 1));
-            let best = (from..=to.max(from)).min_by_key(|&at| node.edges[at].lo.len()).expect("the range is not empty");
+            let best = (from..=to.max(from))
+                .min_by_key(|&at| node.edges[at].lo.len())
+                .expect("the range is not empty");
             cuts.push(best);
         }
         let mut out = Vec::with_capacity(parts);
@@ -544,13 +715,20 @@ impl Store {
             let range = node.edge_range(at);
             let watermark = node.edges[at].watermark;
             let mut sees = false;
-            for (n, seg) in node.segs.iter().enumerate().filter(|(_, s)| s.points_step() >= watermark) {
+            for (n, seg) in node
+                .segs
+                .iter()
+                .enumerate()
+                .filter(|(_, s)| s.points_step() >= watermark)
+            {
                 let part = seg.clip.intersect(&range);
                 if part.is_empty() {
                     continue;
                 }
                 let with_ranges = seg.ranges_step() >= watermark;
-                let weight = self.run(&seg.run)?.weigh(self, &seg.xf.range(&part), with_ranges)?;
+                let weight = self
+                    .run(&seg.run)?
+                    .weigh(self, &seg.xf.range(&part), with_ranges)?;
                 if weight.count > 0 {
                     sees = true;
                     live[n] += weight.bytes as u64;
@@ -586,7 +764,11 @@ impl Store {
             let mut from = node.segs.len() - 1;
             let mut sum = node.segs[from].bytes;
             let is_piece = |node: &Skeleton, at: usize| node.segs[at - 1].ord == node.segs[at].ord;
-            while from > 0 && (node.segs[from - 1].bytes <= sum * 2 || node.segs.len() - from < 2 || is_piece(node, from)) {
+            while from > 0
+                && (node.segs[from - 1].bytes <= sum * 2
+                    || node.segs.len() - from < 2
+                    || is_piece(node, from))
+            {
                 from -= 1;
                 sum += node.segs[from].bytes;
             }
@@ -613,17 +795,24 @@ impl Store {
     fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
         bump(&self.counters.rewrites);
         for edge in &node.edges[from..=to] {
-            if let Some(child) = edge.child.as_ref().filter(|c| c.node.is_recorded()) {
-                if self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1) {
-                    bump(&self.counters.unshares);
-                }
+            if let Some(child) = edge.child.as_ref().filter(|c| c.node.is_recorded())
+                && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)
+            {
+                bump(&self.counters.unshares);
             }
         }
         let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
         let mut draft = node.clone();
         draft.clip(&range);
         let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
-        let mut writer = LeafWriter { store: self, entries: Vec::new(), bytes: 0, lo: range.lo.clone(), watermark: node.next_step(), edges: Vec::new() };
+        let mut writer = LeafWriter {
+            store: self,
+            entries: Vec::new(),
+            bytes: 0,
+            lo: range.lo.clone(),
+            watermark: node.next_step(),
+            edges: Vec::new(),
+        };
         while let Some((key, value)) = scan.next(self)? {
             writer.add(key, value)?;
         }
@@ -635,7 +824,9 @@ impl Store {
         let crowded = node.edges.len() > self.shape.fanout;
         let size = |edge: &Edge, p: &Pending| match &edge.child {
             None => Some(p.bytes),
-            Some(c) if c.node.kind() == Kind::Leaf => Some(usize::try_from(c.live_bytes).unwrap_or(usize::MAX) + p.bytes),
+            Some(c) if c.node.kind() == Kind::Leaf => {
+                Some(usize::try_from(c.live_bytes).unwrap_or(usize::MAX) + p.bytes)
+            }
             Some(_) => None,
         };
         let least = if crowded { 2 } else { 4 };
@@ -650,7 +841,11 @@ impl Store {
                 leaves += usize::from(node.edges[to].child.is_some());
                 to += 1;
             }
-            let joined = if leaves >= least { with_room(self.rewrite(node, from, to - 1))? } else { None };
+            let joined = if leaves >= least {
+                with_room(self.rewrite(node, from, to - 1))?
+            } else {
+                None
+            };
             if let Some(edges) = joined {
                 bump(&self.counters.coalesces);
                 let made = edges.len();
@@ -732,7 +927,9 @@ impl LeafWriter<'_> {
                 best = Some((shared, at));
             }
         }
-        let Some((shared, at)) = best else { return Ok(()) };
+        let Some((shared, at)) = best else {
+            return Ok(());
+        };
         // The shortest key above the left part and not above the right one.
         let pivot = self.entries[at].0.slice(..=shared);
         let rest = self.entries.split_off(at);
@@ -746,29 +943,48 @@ impl LeafWriter<'_> {
 
     fn write(&mut self, range: KeyRange, entries: &[(Bytes, Bytes)]) -> Result<()> {
         if entries.is_empty() {
-            self.edges.push(Edge { lo: range.lo, watermark: self.watermark, child: None });
+            self.edges.push(Edge {
+                lo: range.lo,
+                watermark: self.watermark,
+                child: None,
+            });
             return Ok(());
         }
         let lift = range.common_prefix_len();
-        let mut builder = RunBuilder::new(Kind::Leaf, self.store.shape.codec, self.store.shape.block_bytes);
+        let mut builder = RunBuilder::new(
+            Kind::Leaf,
+            self.store.shape.codec,
+            self.store.shape.block_bytes,
+        );
         for (key, value) in entries {
             builder.add(key.slice(lift..), &Point::Put(value.clone()));
         }
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
         let image = builder.finish(std::iter::empty());
-        let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16 && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
+        let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
+            && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
         let node = match self.store.write_run(image) {
             Err(Error::NoSpace) if fragments && entries.len() > 1 => {
                 // There is room, and no hole that is long enough.
                 let (left, right) = entries.split_at(entries.len() / 2);
-                let pivot = right[0].0.slice(..=shared_prefix(&left[left.len() - 1].0, &right[0].0));
+                let pivot = right[0]
+                    .0
+                    .slice(..=shared_prefix(&left[left.len() - 1].0, &right[0].0));
                 self.write(KeyRange::new(range.lo, Some(pivot.clone())), left)?;
                 return self.write(KeyRange::new(pivot, range.hi), right);
             }
             done => done?,
         };
-        let child = Child { xf: Xf::stripping(lift), node, live_bytes };
-        self.edges.push(Edge { lo: range.lo, watermark: self.watermark, child: Some(child) });
+        let child = Child {
+            xf: Xf::stripping(lift),
+            node,
+            live_bytes,
+        };
+        self.edges.push(Edge {
+            lo: range.lo,
+            watermark: self.watermark,
+            child: Some(child),
+        });
         Ok(())
     }
 

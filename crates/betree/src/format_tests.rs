@@ -34,7 +34,16 @@ fn sample_run(store: &Store) -> MemRun {
     let mut run = MemRun::default();
     let node = store.recorded(NodeId(7), Kind::Leaf, 0);
     run.add_range(range("b", "c"), RangeMsg::Null);
-    run.add_range(range("dx", "dy"), RangeMsg::Goto(Target { xf: Xf { strip: 1, prepend: key("s") }, node }));
+    run.add_range(
+        range("dx", "dy"),
+        RangeMsg::Goto(Target {
+            xf: Xf {
+                strip: 1,
+                prepend: key("s"),
+            },
+            node,
+        }),
+    );
     run.add_point(key("aa"), Point::Put(key("v")));
     run.add_point(key("ab"), Point::Delete);
     run.add_point(key("bz"), Point::Put(key("w")));
@@ -47,14 +56,33 @@ fn sample_image(store: &Store) -> RunImage {
 }
 
 fn sample_skeleton(store: &Store) -> Skeleton {
-    let child = |id, strip, prepend| Child { xf: Xf { strip, prepend: key(prepend) }, node: store.recorded(NodeId(id), Kind::Leaf, 0), live_bytes: 300 };
+    let child = |id, strip, prepend| Child {
+        xf: Xf {
+            strip,
+            prepend: key(prepend),
+        },
+        node: store.recorded(NodeId(id), Kind::Leaf, 0),
+        live_bytes: 300,
+    };
     let mut node = Skeleton {
         height: 1,
         hi: Some(key("q")),
         edges: vec![
-            Edge { lo: key("a"), watermark: 0, child: Some(child(3, 0, "")) },
-            Edge { lo: key("cc"), watermark: 3, child: None },
-            Edge { lo: key("pa"), watermark: 2, child: Some(child(4, 1, "t")) },
+            Edge {
+                lo: key("a"),
+                watermark: 0,
+                child: Some(child(3, 0, "")),
+            },
+            Edge {
+                lo: key("cc"),
+                watermark: 3,
+                child: None,
+            },
+            Edge {
+                lo: key("pa"),
+                watermark: 2,
+                child: Some(child(4, 1, "t")),
+            },
         ],
         segs: Vec::new(),
         next_ord: 1,
@@ -65,14 +93,30 @@ fn sample_skeleton(store: &Store) -> Skeleton {
 }
 
 fn decode(store: &Store, bytes: &[u8]) -> Option<Skeleton> {
-    let mut node_of = |id, height| Some(store.recorded(NodeId(id), if height == 0 { Kind::Leaf } else { Kind::Skeleton }, height));
+    let mut node_of = |id, height| {
+        Some(store.recorded(
+            NodeId(id),
+            if height == 0 {
+                Kind::Leaf
+            } else {
+                Kind::Skeleton
+            },
+            height,
+        ))
+    };
     let mut run_of = |id| Some(store.recorded(NodeId(id), Kind::Segment, 0));
     Skeleton::decode(bytes, &mut node_of, &mut run_of).ok()
 }
 
 fn decode_front(store: &Store, front: &[u8], used: usize) -> Option<RunIndex> {
     let mut node_of = |id, height| Some(store.recorded(NodeId(id), Kind::Leaf, height));
-    RunIndex::decode(front, Kind::Segment, u32::try_from(used).expect("small"), &mut node_of).ok()
+    RunIndex::decode(
+        front,
+        Kind::Segment,
+        u32::try_from(used).expect("small"),
+        &mut node_of,
+    )
+    .ok()
 }
 
 #[test]
@@ -98,7 +142,12 @@ fn skeleton_has_its_golden_bytes() {
 fn run_has_its_golden_bytes() {
     let store = store();
     let image = sample_image(&store);
-    let block: &[&[u8]] = &[b"\x00\x02aa\x00\x01v", b"\x01\x01b\x01", b"\x00\x02bz\x00\x01w", b"\x00\x01z\x02\x01\x03\x02pq"];
+    let block: &[&[u8]] = &[
+        b"\x00\x02aa\x00\x01v",
+        b"\x01\x01b\x01",
+        b"\x00\x02bz\x00\x01w",
+        b"\x00\x01z\x02\x01\x03\x02pq",
+    ];
     let block = block.concat();
     let front: &[&[u8]] = &[
         b"RRUN\x02\0\0\0",
@@ -112,9 +161,18 @@ fn run_has_its_golden_bytes() {
     assert_eq!(image.bytes, [&front[..], &block[..]].concat());
     assert_eq!(image.checksum, checksum(&front));
     let index = decode_front(&store, &front, image.bytes.len()).expect("what was encoded decodes");
-    let block = Block::decode(&index.blocks[0], Kind::Segment, &image.bytes[front.len()..], 0).expect("decodes");
+    let block = Block::decode(
+        &index.blocks[0],
+        Kind::Segment,
+        &image.bytes[front.len()..],
+        0,
+    )
+    .expect("decodes");
     assert_eq!(block.entries.len(), 4);
-    assert!(Block::decode(&index.blocks[0], Kind::Leaf, &image.bytes[front.len()..], 0).is_err(), "T5: a leaf holds puts only");
+    assert!(
+        Block::decode(&index.blocks[0], Kind::Leaf, &image.bytes[front.len()..], 0).is_err(),
+        "T5: a leaf holds puts only"
+    );
 }
 
 /// Every byte of every structure, set to a few other values: an error or a sound structure, never a panic.
@@ -123,7 +181,11 @@ fn damaged_nodes_do_not_panic() {
     let store = store();
     let skeleton = sample_skeleton(&store).encode();
     let image = sample_image(&store);
-    let front_len = index_len(&image.bytes, u32::try_from(image.bytes.len()).expect("small")).expect("sound");
+    let front_len = index_len(
+        &image.bytes,
+        u32::try_from(image.bytes.len()).expect("small"),
+    )
+    .expect("sound");
     let mut refused = 0;
     for value in [0u8, 1, 2, 0x7f, 0x80, 0xff] {
         for at in 0..skeleton.len() {
@@ -131,7 +193,10 @@ fn damaged_nodes_do_not_panic() {
             bytes[at] = value;
             match decode(&store, &bytes) {
                 None => refused += 1,
-                Some(node) => assert!(check_skeleton(&handle(&store, &node), &node).is_empty(), "byte {at} = {value}"),
+                Some(node) => assert!(
+                    check_skeleton(&handle(&store, &node), &node).is_empty(),
+                    "byte {at} = {value}"
+                ),
             }
         }
         for at in 0..front_len {
@@ -155,15 +220,29 @@ fn forged_skeletons_are_found_by_number() {
     let store = store();
     let forge = |number: &str, change: &dyn Fn(&mut Skeleton)| {
         let mut node = sample_skeleton(&store);
-        assert!(check_skeleton(&handle(&store, &node), &node).is_empty(), "the sample is sound");
+        assert!(
+            check_skeleton(&handle(&store, &node), &node).is_empty(),
+            "the sample is sound"
+        );
         change(&mut node);
         let found = check_skeleton(&handle(&store, &node), &node);
-        assert!(found.iter().any(|v| v.starts_with(number)), "{number}: {found:?}");
-        assert!(decode(&store, &node.encode()).is_none(), "{number}: the decoder refuses it too");
+        assert!(
+            found.iter().any(|v| v.starts_with(number)),
+            "{number}: {found:?}"
+        );
+        assert!(
+            decode(&store, &node.encode()).is_none(),
+            "{number}: the decoder refuses it too"
+        );
     };
     forge("T1", &|n| n.edges.swap(0, 1));
-    forge("T2", &|n| n.edges[0].child.as_mut().expect("has one").xf.strip = 1);
+    forge("T2", &|n| {
+        n.edges[0].child.as_mut().expect("has one").xf.strip = 1
+    });
     forge("T2", &|n| n.segs[0].xf.strip = 1);
-    forge("T3", &|n| n.edges[0].child.as_mut().expect("has one").node = store.recorded(NodeId(99), Kind::Skeleton, 1));
+    forge("T3", &|n| {
+        n.edges[0].child.as_mut().expect("has one").node =
+            store.recorded(NodeId(99), Kind::Skeleton, 1)
+    });
     forge("T4", &|n| n.next_ord = 1);
 }

@@ -260,6 +260,7 @@ impl Journal {
         Ok(())
     }
 
+    #[cfg(test)]
     /// Everything up to and including this sequence number is durable; 0 as long as nothing that
     /// was appended here is.
     pub(crate) fn durable_seq(&self) -> u64 {

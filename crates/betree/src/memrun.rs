@@ -104,12 +104,24 @@ impl MemRun {
     }
 
     fn is_nulled(&self, key: &[u8]) -> bool {
-        matches!(self.range_over(key), Some((_, RangeEntry { msg: RangeMsg::Null, .. })))
+        matches!(
+            self.range_over(key),
+            Some((
+                _,
+                RangeEntry {
+                    msg: RangeMsg::Null,
+                    ..
+                }
+            ))
+        )
     }
 
     /// Appends a point whose key is above all others. For building from sorted input.
     pub(crate) fn push_point(&mut self, key: Bytes, point: Point) {
-        debug_assert!(self.points.get_max().is_none_or(|(last, _)| *last < key), "sorted input");
+        debug_assert!(
+            self.points.get_max().is_none_or(|(last, _)| *last < key),
+            "sorted input"
+        );
         self.bytes += cost(&key, &point);
         self.points.insert(key, point);
     }
@@ -123,17 +135,21 @@ impl MemRun {
         self.carve(&range);
         let (mut lo, mut hi) = (range.lo, range.hi);
         if matches!(msg, RangeMsg::Null) {
-            if let Some((left, entry)) = self.ranges.get_prev(&lo) {
-                if matches!(entry.msg, RangeMsg::Null) && entry.hi.as_ref() == Some(&lo) {
-                    lo = left.clone();
-                }
+            if let Some((left, entry)) = self.ranges.get_prev(&lo)
+                && matches!(entry.msg, RangeMsg::Null)
+                && entry.hi.as_ref() == Some(&lo)
+            {
+                lo = left.clone();
             }
-            if let Some(end) = &hi {
-                if let Some(RangeEntry { msg: RangeMsg::Null, hi: further }) = self.ranges.get(end) {
-                    let further = further.clone();
-                    self.take_range(&end.clone());
-                    hi = further;
-                }
+            if let Some(end) = &hi
+                && let Some(RangeEntry {
+                    msg: RangeMsg::Null,
+                    hi: further,
+                }) = self.ranges.get(end)
+            {
+                let further = further.clone();
+                self.take_range(&end.clone());
+                hi = further;
             }
         }
         self.put_range(lo, RangeEntry { hi, msg });
@@ -150,46 +166,81 @@ impl MemRun {
 
     /// Cuts `range` out of the range messages.
     fn carve(&mut self, range: &KeyRange) {
-        let overlapping: Vec<(Bytes, RangeEntry)> = self.ranges_in(range).map(|(lo, e)| (lo.clone(), e.clone())).collect();
+        let overlapping: Vec<(Bytes, RangeEntry)> = self
+            .ranges_in(range)
+            .map(|(lo, e)| (lo.clone(), e.clone()))
+            .collect();
         for (lo, entry) in overlapping {
             self.take_range(&lo);
-            if let Some(end) = &range.hi {
-                if below(end, entry.hi.as_deref()) {
-                    self.put_range(end.clone(), entry.clone());
-                }
+            if let Some(end) = &range.hi
+                && below(end, entry.hi.as_deref())
+            {
+                self.put_range(end.clone(), entry.clone());
             }
             if lo < range.lo {
-                self.put_range(lo, RangeEntry { hi: Some(range.lo.clone()), msg: entry.msg });
+                self.put_range(
+                    lo,
+                    RangeEntry {
+                        hi: Some(range.lo.clone()),
+                        msg: entry.msg,
+                    },
+                );
             }
         }
     }
 
     /// The range message that covers `key`.
     pub(crate) fn range_over(&self, key: &[u8]) -> Option<(&Bytes, &RangeEntry)> {
-        let (lo, entry) = self.ranges.range::<_, [u8]>((Bound::Unbounded, Bound::Included(key))).next_back()?;
+        let (lo, entry) = self
+            .ranges
+            .range::<_, [u8]>((Bound::Unbounded, Bound::Included(key)))
+            .next_back()?;
         below(key, entry.hi.as_deref()).then_some((lo, entry))
     }
 
     /// Start of the first range message above `key`.
     pub(crate) fn next_range_start(&self, key: &[u8]) -> Option<&Bytes> {
-        self.ranges.range::<_, [u8]>((Bound::Excluded(key), Bound::Unbounded)).next().map(|(lo, _)| lo)
+        self.ranges
+            .range::<_, [u8]>((Bound::Excluded(key), Bound::Unbounded))
+            .next()
+            .map(|(lo, _)| lo)
     }
 
     /// Range messages that overlap `range`, in order, not clipped.
-    pub(crate) fn ranges_in<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = (&'a Bytes, &'a RangeEntry)> {
+    pub(crate) fn ranges_in<'a>(
+        &'a self,
+        range: &'a KeyRange,
+    ) -> impl Iterator<Item = (&'a Bytes, &'a RangeEntry)> {
         let before = self.range_over(&range.lo).filter(|(lo, _)| **lo < range.lo);
-        let upto = if range.is_empty() { Some(&range.lo) } else { range.hi.as_ref() };
-        let within = self
-            .ranges
-            .range::<_, [u8]>((Bound::Included(&range.lo[..]), upto.map_or(Bound::Unbounded, |h| Bound::Excluded(&h[..]))));
-        before.filter(|_| !range.is_empty()).into_iter().chain(within)
+        let upto = if range.is_empty() {
+            Some(&range.lo)
+        } else {
+            range.hi.as_ref()
+        };
+        let within = self.ranges.range::<_, [u8]>((
+            Bound::Included(&range.lo[..]),
+            upto.map_or(Bound::Unbounded, |h| Bound::Excluded(&h[..])),
+        ));
+        before
+            .filter(|_| !range.is_empty())
+            .into_iter()
+            .chain(within)
     }
 
     /// Points of `range`, in order.
-    pub(crate) fn points_in<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = (&'a Bytes, &'a Point)> {
-        let hi = if range.is_empty() { Some(&range.lo) } else { range.hi.as_ref() };
-        self.points
-            .range::<_, [u8]>((Bound::Included(&range.lo[..]), hi.map_or(Bound::Unbounded, |h| Bound::Excluded(&h[..]))))
+    pub(crate) fn points_in<'a>(
+        &'a self,
+        range: &'a KeyRange,
+    ) -> impl Iterator<Item = (&'a Bytes, &'a Point)> {
+        let hi = if range.is_empty() {
+            Some(&range.lo)
+        } else {
+            range.hi.as_ref()
+        };
+        self.points.range::<_, [u8]>((
+            Bound::Included(&range.lo[..]),
+            hi.map_or(Bound::Unbounded, |h| Bound::Excluded(&h[..])),
+        ))
     }
 
     /// All range messages.
@@ -205,7 +256,10 @@ impl MemRun {
     /// Lays `newer` on top.
     pub(crate) fn add_all(&mut self, newer: &MemRun) {
         for (lo, entry) in newer.ranges() {
-            self.add_range(KeyRange::new(lo.clone(), entry.hi.clone()), entry.msg.clone());
+            self.add_range(
+                KeyRange::new(lo.clone(), entry.hi.clone()),
+                entry.msg.clone(),
+            );
         }
         for (key, point) in newer.points() {
             self.add_point(key.clone(), point.clone());
@@ -272,10 +326,10 @@ impl MemRun {
             if !below(lo, entry.hi.as_deref()) {
                 return Err(format!("empty range at {lo:?}"));
             }
-            if let Some(previous) = &end {
-                if cmp_hi(previous.as_deref(), Some(lo)).is_gt() {
-                    return Err(format!("ranges overlap at {lo:?}"));
-                }
+            if let Some(previous) = &end
+                && cmp_hi(previous.as_deref(), Some(lo)).is_gt()
+            {
+                return Err(format!("ranges overlap at {lo:?}"));
             }
             end = Some(entry.hi.clone());
         }

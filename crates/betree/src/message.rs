@@ -80,7 +80,13 @@ impl Point {
             Point::Put(value) => Point::Put(Bytes::copy_from_slice(value)),
             Point::Delete => Point::Delete,
             Point::Patch(patches) => Point::Patch(
-                patches.iter().map(|p| Patch { offset: p.offset, bytes: Bytes::copy_from_slice(&p.bytes) }).collect(),
+                patches
+                    .iter()
+                    .map(|p| Patch {
+                        offset: p.offset,
+                        bytes: Bytes::copy_from_slice(&p.bytes),
+                    })
+                    .collect(),
             ),
         }
     }
@@ -104,7 +110,10 @@ fn union(newer: &[Patch], older: &[Patch]) -> Arc<[Patch]> {
     for old in older {
         // What of `old` shows between the newer patches.
         let mut at = old.offset as usize;
-        for new in newer.iter().filter(|n| n.end() > old.offset as usize && (n.offset as usize) < old.end()) {
+        for new in newer
+            .iter()
+            .filter(|n| n.end() > old.offset as usize && (n.offset as usize) < old.end())
+        {
             if at < new.offset as usize {
                 pieces.push(slice(old, at, new.offset as usize));
             }
@@ -125,8 +134,14 @@ fn union(newer: &[Patch], older: &[Patch]) -> Arc<[Patch]> {
         if end == start + 1 {
             merged.push(pieces[start].clone());
         } else {
-            let bytes: Vec<u8> = pieces[start..end].iter().flat_map(|p| p.bytes.iter().copied()).collect();
-            merged.push(Patch { offset: pieces[start].offset, bytes: bytes.into() });
+            let bytes: Vec<u8> = pieces[start..end]
+                .iter()
+                .flat_map(|p| p.bytes.iter().copied())
+                .collect();
+            merged.push(Patch {
+                offset: pieces[start].offset,
+                bytes: bytes.into(),
+            });
         }
         start = end;
     }
@@ -136,7 +151,10 @@ fn union(newer: &[Patch], older: &[Patch]) -> Arc<[Patch]> {
 fn slice(patch: &Patch, from: usize, to: usize) -> Patch {
     let base = patch.offset as usize;
     let offset = u32::try_from(from).expect("a patch lies below 4 GiB, checked when it was made");
-    Patch { offset, bytes: patch.bytes.slice(from - base..to - base) }
+    Patch {
+        offset,
+        bytes: patch.bytes.slice(from - base..to - base),
+    }
 }
 
 /// Where the keys of a GOTO's range are to be found.
@@ -161,7 +179,10 @@ impl RangeMsg {
     pub(crate) fn behind(&self, xf: &Xf) -> RangeMsg {
         match self {
             RangeMsg::Null => RangeMsg::Null,
-            RangeMsg::Goto(t) => RangeMsg::Goto(Target { xf: xf.then(&t.xf), node: t.node.clone() }),
+            RangeMsg::Goto(t) => RangeMsg::Goto(Target {
+                xf: xf.then(&t.xf),
+                node: t.node.clone(),
+            }),
         }
     }
 }
@@ -184,7 +205,10 @@ mod tests {
                     let joined = second.clone().over(&first).apply(base.as_ref());
                     assert_eq!(one_by_one, joined);
                     let third = Point::patch(2, Bytes::from_static(&[3, 3]));
-                    let deep = third.clone().over(&second.over(&first)).apply(base.as_ref());
+                    let deep = third
+                        .clone()
+                        .over(&second.over(&first))
+                        .apply(base.as_ref());
                     assert_eq!(third.apply(one_by_one.as_ref()), deep);
                     cases += 1;
                 }

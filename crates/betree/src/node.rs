@@ -26,7 +26,9 @@ use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::pieces::Pieces;
-use crate::run::{Block, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image};
+use crate::run::{
+    Block, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
+};
 use crate::skeleton::Skeleton;
 use crate::view::{DiskRun, RunView};
 
@@ -62,7 +64,10 @@ pub(crate) struct Place {
 enum State {
     Skeleton(Arc<Skeleton>),
     Run(Arc<MemRun>),
-    Written { place: Place, children: Vec<Arc<Handle>> },
+    Written {
+        place: Place,
+        children: Vec<Arc<Handle>>,
+    },
     Recorded(Option<Place>),
 }
 
@@ -124,12 +129,16 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        let Some(store) = self.store.upgrade() else { return };
+        let Some(store) = self.store.upgrade() else {
+            return;
+        };
         store.forget(self.id);
         match self.state.get_mut() {
             State::Written { place, .. } => store.table.free_unpublished(place.extent),
             State::Run(run) => {
-                store.fresh_bytes.fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+                store
+                    .fresh_bytes
+                    .fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
                 store.owed_bytes.fetch_sub(self.owes, Ordering::Relaxed);
             }
             State::Skeleton(_) => {
@@ -261,12 +270,23 @@ impl std::fmt::Debug for Store {
 }
 
 fn io_error(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |e| Error::Io { what, source: Arc::new(e) }
+    move |e| Error::Io {
+        what,
+        source: Arc::new(e),
+    }
 }
 
 impl Store {
-    pub(crate) fn new(dev: Arc<dyn Device>, table: NodeTable, shape: TreeShape, cache_bytes: u64, next_id: u64) -> Arc<Self> {
-        let items = usize::try_from(cache_bytes / 16384).unwrap_or(usize::MAX).max(64);
+    pub(crate) fn new(
+        dev: Arc<dyn Device>,
+        table: NodeTable,
+        shape: TreeShape,
+        cache_bytes: u64,
+        next_id: u64,
+    ) -> Arc<Self> {
+        let items = usize::try_from(cache_bytes / 16384)
+            .unwrap_or(usize::MAX)
+            .max(64);
         Arc::new_cyclic(|me| Self {
             dev,
             table,
@@ -293,7 +313,14 @@ impl Store {
         if let Some(handle) = handles.get(&id.0).and_then(Weak::upgrade) {
             return handle;
         }
-        let handle = Arc::new(Handle { id, kind, height, owes: 0, state: Mutex::new(State::Recorded(None)), store: self.me.clone() });
+        let handle = Arc::new(Handle {
+            id,
+            kind,
+            height,
+            owes: 0,
+            state: Mutex::new(State::Recorded(None)),
+            store: self.me.clone(),
+        });
         handles.insert(id.0, Arc::downgrade(&handle));
         handle
     }
@@ -307,7 +334,14 @@ impl Store {
         };
         let owes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
         self.owed_bytes.fetch_add(owes, Ordering::Relaxed);
-        let handle = Arc::new(Handle { id, kind, height, owes, state: Mutex::new(state), store: self.me.clone() });
+        let handle = Arc::new(Handle {
+            id,
+            kind,
+            height,
+            owes,
+            state: Mutex::new(state),
+            store: self.me.clone(),
+        });
         self.handles.lock().insert(id.0, Arc::downgrade(&handle));
         handle
     }
@@ -317,7 +351,8 @@ impl Store {
     }
 
     pub(crate) fn new_segment(&self, run: MemRun) -> Arc<Handle> {
-        self.fresh_bytes.fetch_add(run.size_bytes() as u64, Ordering::Relaxed);
+        self.fresh_bytes
+            .fetch_add(run.size_bytes() as u64, Ordering::Relaxed);
         self.fresh(Kind::Segment, 0, State::Run(Arc::new(run)))
     }
 
@@ -333,14 +368,21 @@ impl Store {
     /// Space beyond the reserve and beyond what a checkpoint takes to write what is in memory now, in bytes.
     pub(crate) fn room_bytes(&self) -> u64 {
         let space = self.table.stats();
-        let owed = self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed);
-        space.free.saturating_sub(space.reserved).saturating_sub(owed)
+        let owed =
+            self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed);
+        space
+            .free
+            .saturating_sub(space.reserved)
+            .saturating_sub(owed)
     }
 
     /// Grows with every step that moves messages down.
     pub(crate) fn structural_work(&self) -> u64 {
         let c = &self.counters;
-        [&c.rewrites, &c.flushes, &c.conversions].iter().map(|n| n.load(Ordering::Relaxed)).sum()
+        [&c.rewrites, &c.flushes, &c.conversions]
+            .iter()
+            .map(|n| n.load(Ordering::Relaxed))
+            .sum()
     }
 
     /// Bytes that are in memory only.
@@ -354,12 +396,23 @@ impl Store {
             return Err(Error::NoSpace);
         }
         let place = self.write_node(&image.bytes, image.checksum, false)?;
-        Ok(self.fresh(image.kind, 0, State::Written { place, children: image.children }))
+        Ok(self.fresh(
+            image.kind,
+            0,
+            State::Written {
+                place,
+                children: image.children,
+            },
+        ))
     }
 
     fn write_node(&self, bytes: &[u8], sum: u64, reserved: bool) -> Result<Place> {
         let len = bytes.len() as u64;
-        let extent = if reserved { self.table.alloc_reserved(len) } else { self.table.alloc(len) }?;
+        let extent = if reserved {
+            self.table.alloc_reserved(len)
+        } else {
+            self.table.alloc(len)
+        }?;
         // Whole blocks: a partial block would make the device read before it writes.
         let mut padded;
         let out = if bytes.len() as u64 == extent.len {
@@ -369,19 +422,32 @@ impl Store {
             padded.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
             &padded
         };
-        self.counters.bytes_written.fetch_add(extent.len, Ordering::Relaxed);
+        self.counters
+            .bytes_written
+            .fetch_add(extent.len, Ordering::Relaxed);
         if let Err(e) = self.dev.write_at(extent.addr, out) {
             self.table.free_unpublished(extent);
             return Err(io_error("writing a node")(e));
         }
         let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
-        Ok(Place { extent, used_bytes, checksum: sum })
+        Ok(Place {
+            extent,
+            used_bytes,
+            checksum: sum,
+        })
     }
 
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
         let place = self.write_node(&image.bytes, image.checksum, true)?;
-        Ok(self.fresh(image.kind, 0, State::Written { place, children: image.children }))
+        Ok(self.fresh(
+            image.kind,
+            0,
+            State::Written {
+                place,
+                children: image.children,
+            },
+        ))
     }
 
     /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
@@ -392,7 +458,8 @@ impl Store {
             match self.write_node(&image.bytes, image.checksum, true) {
                 Ok(place) => {
                     self.become_written(handle, place, image.children);
-                    self.fresh_bytes.fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+                    self.fresh_bytes
+                        .fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
                 }
                 Err(Error::NoSpace) if self.table.stats().free >= image.bytes.len() as u64 => {
                     pieces.insert(handle.id, self.write_in_pieces(&run)?);
@@ -411,7 +478,10 @@ impl Store {
     }
 
     fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
-        let old = std::mem::replace(&mut *handle.state.lock(), State::Written { place, children });
+        let old = std::mem::replace(
+            &mut *handle.state.lock(),
+            State::Written { place, children },
+        );
         self.owed_bytes.fetch_sub(handle.owes, Ordering::Relaxed);
         // Dropped without the lock: the last hold on a node may go with it.
         drop(old);
@@ -452,7 +522,10 @@ impl Store {
 
     fn forget(&self, id: NodeId) {
         let mut handles = self.handles.lock();
-        if handles.get(&id.0).is_some_and(|weak| weak.strong_count() == 0) {
+        if handles
+            .get(&id.0)
+            .is_some_and(|weak| weak.strong_count() == 0)
+        {
             handles.remove(&id.0);
         }
     }
@@ -461,7 +534,9 @@ impl Store {
         match &*handle.state.lock() {
             State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
             State::Recorded(None) => {}
-            State::Skeleton(_) | State::Run(_) => unreachable!("the caller has seen that the node is not fresh"),
+            State::Skeleton(_) | State::Run(_) => {
+                unreachable!("the caller has seen that the node is not fresh")
+            }
         }
         let record = self.table.get(handle.id)?.ok_or_else(|| Error::Corrupt {
             what: "node table",
@@ -472,10 +547,17 @@ impl Store {
             return Err(Error::Corrupt {
                 what: "node table",
                 addr: record.extent.addr,
-                detail: format!("node {} is {:?} of height {}, expected {:?} of height {}", handle.id.0, record.kind, record.height, handle.kind, handle.height),
+                detail: format!(
+                    "node {} is {:?} of height {}, expected {:?} of height {}",
+                    handle.id.0, record.kind, record.height, handle.kind, handle.height
+                ),
             });
         }
-        let place = Place { extent: record.extent, used_bytes: record.used_bytes, checksum: record.checksum };
+        let place = Place {
+            extent: record.extent,
+            used_bytes: record.used_bytes,
+            checksum: record.checksum,
+        };
         if let State::Recorded(slot) = &mut *handle.state.lock() {
             *slot = Some(place);
         }
@@ -485,8 +567,12 @@ impl Store {
     fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0; len];
         bump(&self.counters.node_reads);
-        self.counters.bytes_read.fetch_add(len as u64, Ordering::Relaxed);
-        self.dev.read_at(addr, &mut buf).map_err(io_error("reading a node"))?;
+        self.counters
+            .bytes_read
+            .fetch_add(len as u64, Ordering::Relaxed);
+        self.dev
+            .read_at(addr, &mut buf)
+            .map_err(io_error("reading a node"))?;
         Ok(buf)
     }
 
@@ -499,9 +585,20 @@ impl Store {
             let place = self.place(handle)?;
             let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
             verify(&bytes, &place, "skeleton")?;
-            let mut node_of = |id, height| Some(self.recorded(NodeId(id), if height == 0 { Kind::Leaf } else { Kind::Skeleton }, height));
+            let mut node_of = |id, height| {
+                Some(self.recorded(
+                    NodeId(id),
+                    if height == 0 {
+                        Kind::Leaf
+                    } else {
+                        Kind::Skeleton
+                    },
+                    height,
+                ))
+            };
             let mut run_of = |id| Some(self.recorded(NodeId(id), Kind::Segment, 0));
-            let node = Skeleton::decode(&bytes, &mut node_of, &mut run_of).map_err(|e| malformed("skeleton", &place, &e))?;
+            let node = Skeleton::decode(&bytes, &mut node_of, &mut run_of)
+                .map_err(|e| malformed("skeleton", &place, &e))?;
             if node.height != handle.height {
                 return Err(malformed("skeleton", &place, &MALFORMED));
             }
@@ -520,7 +617,10 @@ impl Store {
         }
         let loaded = self.cached((handle.id.0, 0), || self.load_index(handle))?;
         match loaded {
-            Cached::Index(index) => Ok(RunView::Disk(DiskRun { handle: handle.clone(), index })),
+            Cached::Index(index) => Ok(RunView::Disk(DiskRun {
+                handle: handle.clone(),
+                index,
+            })),
             _ => unreachable!("part 0 of a run is its index"),
         }
     }
@@ -530,7 +630,9 @@ impl Store {
         let what = "front of a run";
         let guess = (place.used_bytes as usize).min(self.shape.block_bytes.max(4096));
         let mut front = self.read(place.extent.addr, guess)?;
-        let len = front.get(..RUN_HEADER_BYTES).and_then(|head| index_len(head, place.used_bytes));
+        let len = front
+            .get(..RUN_HEADER_BYTES)
+            .and_then(|head| index_len(head, place.used_bytes));
         let len = len.ok_or_else(|| malformed(what, &place, &MALFORMED))?;
         if len > front.len() {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
@@ -538,15 +640,31 @@ impl Store {
         }
         front.truncate(len);
         verify(&front, &place, what)?;
-        let mut node_of = |id, height| Some(self.recorded(NodeId(id), if height == 0 { Kind::Leaf } else { Kind::Skeleton }, height));
-        let index = RunIndex::decode(&front, handle.kind, place.used_bytes, &mut node_of).map_err(|e| malformed(what, &place, &e))?;
+        let mut node_of = |id, height| {
+            Some(self.recorded(
+                NodeId(id),
+                if height == 0 {
+                    Kind::Leaf
+                } else {
+                    Kind::Skeleton
+                },
+                height,
+            ))
+        };
+        let index = RunIndex::decode(&front, handle.kind, place.used_bytes, &mut node_of)
+            .map_err(|e| malformed(what, &place, &e))?;
         Ok(Cached::Index(Arc::new(index)))
     }
 
     /// Block `at` of a run; up to `ahead` blocks behind it come along in the same read when it has to be read.
     pub(crate) fn block(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Arc<Block>> {
         let id = run.handle.id.0;
-        let key = |n: usize| (id, u32::try_from(n + 1).expect("blocks of a run fit 32 bits"));
+        let key = |n: usize| {
+            (
+                id,
+                u32::try_from(n + 1).expect("blocks of a run fit 32 bits"),
+            )
+        };
         if let Some(Cached::Block(block)) = self.cache.get(&key(at)) {
             bump(&self.counters.cache_hits);
             return Ok(block);
@@ -557,14 +675,22 @@ impl Store {
         let place = self.place(&run.handle)?;
         let start = blocks[at].offset;
         let stop = blocks[end - 1].offset + blocks[end - 1].stored_bytes;
-        let bytes = self.read(place.extent.addr + u64::from(start), (stop - start) as usize)?;
+        let bytes = self.read(
+            place.extent.addr + u64::from(start),
+            (stop - start) as usize,
+        )?;
         let mut wanted = None;
         for (n, meta) in blocks.iter().enumerate().take(end).skip(at) {
             let from = (meta.offset - start) as usize;
             let Some(stored) = bytes.get(from..from + meta.stored_bytes as usize) else {
                 return Err(malformed("front of a run", &place, &MALFORMED));
             };
-            let decoded = Block::decode(meta, run.handle.kind, stored, place.extent.addr + u64::from(meta.offset));
+            let decoded = Block::decode(
+                meta,
+                run.handle.kind,
+                stored,
+                place.extent.addr + u64::from(meta.offset),
+            );
             let block = match decoded {
                 Ok(block) => Arc::new(block),
                 // What was read ahead is judged when it is asked for.
@@ -585,7 +711,11 @@ impl Store {
             missed = true;
             load()
         });
-        bump(if missed { &self.counters.cache_misses } else { &self.counters.cache_hits });
+        bump(if missed {
+            &self.counters.cache_misses
+        } else {
+            &self.counters.cache_hits
+        });
         found
     }
 
@@ -613,9 +743,17 @@ fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
         return Ok(());
     }
     let detail = format!("checksum {found:016x}, expected {:016x}", place.checksum);
-    Err(Error::Corrupt { what, addr: place.extent.addr, detail })
+    Err(Error::Corrupt {
+        what,
+        addr: place.extent.addr,
+        detail,
+    })
 }
 
 fn malformed(what: &'static str, place: &Place, why: &WireError) -> Error {
-    Error::Corrupt { what, addr: place.extent.addr, detail: format!("malformed, though its checksum holds: {why}") }
+    Error::Corrupt {
+        what,
+        addr: place.extent.addr,
+        detail: format!("malformed, though its checksum holds: {why}"),
+    }
 }

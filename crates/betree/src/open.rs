@@ -32,15 +32,22 @@ pub struct FormatOptions {
 
 /// Journal of a volume of `bytes`: a sixteenth, between 1 MiB and 256 MiB.
 fn journal_extent(bytes: u64) -> Extent {
-    let len = (bytes / 16).clamp(REGION_BYTES_MIN.max(1 << 20), 256 << 20) / BLOCK_BYTES * BLOCK_BYTES;
+    let len =
+        (bytes / 16).clamp(REGION_BYTES_MIN.max(1 << 20), 256 << 20) / BLOCK_BYTES * BLOCK_BYTES;
     Extent::new(AREA_END, len)
 }
 
 /// Nodes of a volume of `bytes`: a few leaves must fit what a full volume keeps for structural work.
 fn shape_for(bytes: u64) -> TreeShape {
     let usual = TreeShape::default();
-    let leaf_bytes = usize::try_from(bytes / 128).unwrap_or(usize::MAX).next_power_of_two().clamp(32 << 10, usual.leaf_bytes);
-    TreeShape { leaf_bytes, ..usual }
+    let leaf_bytes = usize::try_from(bytes / 128)
+        .unwrap_or(usize::MAX)
+        .next_power_of_two()
+        .clamp(32 << 10, usual.leaf_bytes);
+    TreeShape {
+        leaf_bytes,
+        ..usual
+    }
 }
 
 fn usable(sb: &Superblock) -> Extent {
@@ -49,7 +56,10 @@ fn usable(sb: &Superblock) -> Extent {
 }
 
 fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |e| Error::Io { what, source: Arc::new(e) }
+    move |e| Error::Io {
+        what,
+        source: Arc::new(e),
+    }
 }
 
 impl Tree {
@@ -65,7 +75,8 @@ impl Tree {
         let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
         // Frames of an older volume of the same identity may lie where the new journal does.
         let epoch = read_superblock(&**dev).map_or(1, |old| old.epoch.saturating_add(1));
-        let narrow = |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
+        let narrow =
+            |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
         let mut sb = Superblock {
             uuid: options.uuid,
             format_version: FORMAT_VERSION,
@@ -82,7 +93,8 @@ impl Tree {
             next_seq: 1,
             leaf_bytes: narrow(shape.leaf_bytes)?,
             basement_bytes: narrow(shape.block_bytes)?,
-            fanout: u16::try_from(shape.fanout).map_err(|_| Error::Invalid("the fanout is out of range"))?,
+            fanout: u16::try_from(shape.fanout)
+                .map_err(|_| Error::Invalid("the fanout is out of range"))?,
             codec: shape.codec,
             clean: true,
         };
@@ -107,13 +119,24 @@ impl Tree {
         if !options.read_only {
             // A process that died may have left writes that were never synced, a superblock among them. What is
             // read here must be durable before the place of anything older is written over.
-            dev.sync().map_err(io("syncing what an earlier mount wrote"))?;
+            dev.sync()
+                .map_err(io("syncing what an earlier mount wrote"))?;
         }
         let mut sb = read_superblock(&*dev)?;
-        let shape = options.shape.clone().unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
-        let roots = TableRoots { node_table: sb.node_table, space_map: sb.space_map, refcounts: sb.refcounts };
+        let shape = options
+            .shape
+            .clone()
+            .unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
+        let roots = TableRoots {
+            node_table: sb.node_table,
+            space_map: sb.space_map,
+            refcounts: sb.refcounts,
+        };
         let table = NodeTable::open(&dev, roots, usable(&sb), options.read_only)?;
-        let cache_bytes = options.cache_bytes.unwrap_or_else(machine_cache_bytes).max(1 << 20);
+        let cache_bytes = options
+            .cache_bytes
+            .unwrap_or_else(machine_cache_bytes)
+            .max(1 << 20);
         let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
         let root = match sb.root_node {
             0 => empty_root(&store),
@@ -131,20 +154,37 @@ impl Tree {
 
         let uuid_low = uuid_low(&sb.uuid);
         let mut replayed = 0u64;
-        let end = Journal::replay(&*dev, sb.journal, uuid_low, sb.epoch, sb.journal_start, &mut |seq, bytes| {
-            let corrupt = |detail| Error::Corrupt { what: "journal record", addr: sb.journal.addr, detail };
-            let batch = record::decode(bytes).map_err(|e| corrupt(e.to_string()))?;
-            check(&batch).map_err(|e| corrupt(e.to_string()))?;
-            inner.apply(batch, None, Some(seq))?;
-            if inner.store.fresh_bytes.load(std::sync::atomic::Ordering::Relaxed) > 2 * inner.store.shape.memory_bytes as u64 && !options.read_only {
-                match inner.flush(false) {
-                    Ok(()) | Err(Error::NoSpace) => {}
-                    Err(error) => return Err(error),
+        let end = Journal::replay(
+            &*dev,
+            sb.journal,
+            uuid_low,
+            sb.epoch,
+            sb.journal_start,
+            &mut |seq, bytes| {
+                let corrupt = |detail| Error::Corrupt {
+                    what: "journal record",
+                    addr: sb.journal.addr,
+                    detail,
+                };
+                let batch = record::decode(bytes).map_err(|e| corrupt(e.to_string()))?;
+                check(&batch).map_err(|e| corrupt(e.to_string()))?;
+                inner.apply(batch, None, Some(seq))?;
+                if inner
+                    .store
+                    .fresh_bytes
+                    .load(std::sync::atomic::Ordering::Relaxed)
+                    > 2 * inner.store.shape.memory_bytes as u64
+                    && !options.read_only
+                {
+                    match inner.flush(false) {
+                        Ok(()) | Err(Error::NoSpace) => {}
+                        Err(error) => return Err(error),
+                    }
                 }
-            }
-            replayed += 1;
-            Ok(())
-        })?;
+                replayed += 1;
+                Ok(())
+            },
+        )?;
         if options.read_only {
             return Ok(Tree::from_inner(Arc::new(inner)));
         }
@@ -152,7 +192,13 @@ impl Tree {
         // A new epoch must be durable before its first frame, together with where its frames start.
         sb.epoch += 1;
         sb.clean = false;
-        inner.journal = Some(Journal::open(dev.clone(), sb.journal, uuid_low, sb.epoch, end));
+        inner.journal = Some(Journal::open(
+            dev.clone(),
+            sb.journal,
+            uuid_low,
+            sb.epoch,
+            end,
+        ));
         if replayed > 0 {
             tracing::info!(replayed, "recovered from the journal");
         } else {
@@ -180,7 +226,8 @@ fn uuid_low(uuid: &[u8; 16]) -> u64 {
 fn shape_of(sb: &Superblock, cache_bytes: Option<u64>) -> TreeShape {
     let leaf_bytes = (sb.leaf_bytes as usize).max(256);
     let fanout = usize::from(sb.fanout).max(4);
-    let cache = usize::try_from(cache_bytes.unwrap_or_else(machine_cache_bytes)).unwrap_or(usize::MAX);
+    let cache =
+        usize::try_from(cache_bytes.unwrap_or_else(machine_cache_bytes)).unwrap_or(usize::MAX);
     let usual = TreeShape::default();
     TreeShape {
         leaf_bytes,
@@ -192,4 +239,3 @@ fn shape_of(sb: &Superblock, cache_bytes: Option<u64>) -> TreeShape {
         ..usual
     }
 }
-

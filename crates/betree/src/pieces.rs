@@ -39,8 +39,16 @@ impl Store {
         let mut done = Vec::new();
         let mut todo = Vec::from(halves(KeyRange::all(), run)?);
         while let Some((range, part)) = todo.pop() {
-            match self.write_segment(segment_image(&part, self.shape.codec, self.shape.block_bytes)) {
-                Ok(run) => done.push(Piece { range, run, bytes: part.size_bytes() as u64 }),
+            match self.write_segment(segment_image(
+                &part,
+                self.shape.codec,
+                self.shape.block_bytes,
+            )) {
+                Ok(run) => done.push(Piece {
+                    range,
+                    run,
+                    bytes: part.size_bytes() as u64,
+                }),
                 Err(Error::NoSpace) => todo.extend(halves(range, &part)?),
                 Err(error) => return Err(error),
             }
@@ -69,15 +77,26 @@ fn middle(run: &MemRun) -> Option<Bytes> {
         sum < run.size_bytes() / 2
     });
     let first = run.points().next().map(|(key, _)| key);
-    let by_points = later.map(|(key, _)| key).find(|key| Some(*key) != first).or_else(|| run.points().nth(1).map(|(key, _)| key));
-    let by_ranges = || run.ranges().nth((run.range_count() / 2).max(1)).map(|(lo, _)| lo);
+    let by_points = later
+        .map(|(key, _)| key)
+        .find(|key| Some(*key) != first)
+        .or_else(|| run.points().nth(1).map(|(key, _)| key));
+    let by_ranges = || {
+        run.ranges()
+            .nth((run.range_count() / 2).max(1))
+            .map(|(lo, _)| lo)
+    };
     by_points.or_else(by_ranges).cloned()
 }
 
 impl Skeleton {
     /// The same node with pieces in place of the segments that were written so; `None` when it refers to none.
     pub(crate) fn with_pieces(&self, pieces: &Pieces) -> Option<Skeleton> {
-        if !self.segs.iter().any(|seg| pieces.contains_key(&seg.run.id())) {
+        if !self
+            .segs
+            .iter()
+            .any(|seg| pieces.contains_key(&seg.run.id()))
+        {
             return None;
         }
         let mut segs = Vec::with_capacity(self.segs.len());
@@ -92,11 +111,19 @@ impl Skeleton {
                 let inside = image.intersect(&part.range);
                 if !inside.is_empty() {
                     let clip = back.range(&inside).intersect(&seg.clip);
-                    segs.push(SegRef { run: part.run.clone(), clip, bytes: part.bytes, ..seg.clone() });
+                    segs.push(SegRef {
+                        run: part.run.clone(),
+                        clip,
+                        bytes: part.bytes,
+                        ..seg.clone()
+                    });
                 }
             }
         }
-        Some(Skeleton { segs, ..self.clone() })
+        Some(Skeleton {
+            segs,
+            ..self.clone()
+        })
     }
 }
 
@@ -112,14 +139,26 @@ mod tests {
                 let mut run = MemRun::default();
                 for n in 0..ranges {
                     let at = |n: usize| Bytes::from(vec![b'a' + 3 * n as u8]);
-                    run.add_range(KeyRange::new(at(n), Some([&at(n)[..], b"z"].concat().into())), RangeMsg::Null);
+                    run.add_range(
+                        KeyRange::new(at(n), Some([&at(n)[..], b"z"].concat().into())),
+                        RangeMsg::Null,
+                    );
                 }
                 for n in 0..points {
-                    run.add_point(Bytes::from(vec![b'b' + n as u8]), Point::Put(Bytes::from(vec![0; n])));
+                    run.add_point(
+                        Bytes::from(vec![b'b' + n as u8]),
+                        Point::Put(Bytes::from(vec![0; n])),
+                    );
                 }
                 let cut = halves(KeyRange::all(), &run);
-                assert_eq!(cut.is_ok(), points > 1 || ranges > 1, "{points} points, {ranges} ranges");
-                let Ok([(right, b), (left, a)]) = cut else { continue };
+                assert_eq!(
+                    cut.is_ok(),
+                    points > 1 || ranges > 1,
+                    "{points} points, {ranges} ranges"
+                );
+                let Ok([(right, b), (left, a)]) = cut else {
+                    continue;
+                };
                 assert_eq!(left.hi.as_ref(), Some(&right.lo));
                 assert!(!a.is_empty() && !b.is_empty());
                 assert_eq!(a.points().count() + b.points().count(), points);

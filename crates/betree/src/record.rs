@@ -35,7 +35,12 @@ pub(crate) fn encode(batch: &Batch) -> Vec<u8> {
                 w.bytes(lo);
                 put_hi(&mut w, hi.as_ref());
             }
-            Op::CloneRange { lo, hi, strip, prefix } => {
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
                 w.u8(4);
                 w.bytes(lo);
                 put_hi(&mut w, hi.as_ref());
@@ -54,11 +59,26 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Batch, WireError> {
     for _ in 0..count {
         let narrow = |v: u64| u32::try_from(v).map_err(|_| MALFORMED);
         let op = match r.u8()? {
-            0 => Op::Put { key: take(&mut r)?, value: take(&mut r)? },
+            0 => Op::Put {
+                key: take(&mut r)?,
+                value: take(&mut r)?,
+            },
             1 => Op::Delete { key: take(&mut r)? },
-            2 => Op::Patch { key: take(&mut r)?, offset: narrow(r.varint()?)?, bytes: take(&mut r)? },
-            3 => Op::DeleteRange { lo: take(&mut r)?, hi: take_hi(&mut r)? },
-            4 => Op::CloneRange { lo: take(&mut r)?, hi: take_hi(&mut r)?, strip: narrow(r.varint()?)?, prefix: take(&mut r)? },
+            2 => Op::Patch {
+                key: take(&mut r)?,
+                offset: narrow(r.varint()?)?,
+                bytes: take(&mut r)?,
+            },
+            3 => Op::DeleteRange {
+                lo: take(&mut r)?,
+                hi: take_hi(&mut r)?,
+            },
+            4 => Op::CloneRange {
+                lo: take(&mut r)?,
+                hi: take_hi(&mut r)?,
+                strip: narrow(r.varint()?)?,
+                prefix: take(&mut r)?,
+            },
             _ => return Err(MALFORMED),
         };
         batch.ops.push(op);

@@ -12,8 +12,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::codec::{compress, decompress};
+use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::{Codec, checksum};
 
 use crate::bounds::{KeyRange, Xf, below};
@@ -68,7 +68,10 @@ pub(crate) struct RunImage {
 }
 
 /// A structure contradicts an invariant of the format.
-pub(crate) const MALFORMED: WireError = WireError::Value { field: "structure", found: 0 };
+pub(crate) const MALFORMED: WireError = WireError::Value {
+    field: "structure",
+    found: 0,
+};
 
 fn put_bytes(w: &mut Writer, bytes: &[u8]) {
     w.bytes(bytes);
@@ -103,7 +106,10 @@ pub(crate) fn put_xf(w: &mut Writer, xf: &Xf) {
 
 pub(crate) fn take_xf(r: &mut Reader<'_>) -> std::result::Result<Xf, WireError> {
     let strip = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
-    Ok(Xf { strip, prepend: Bytes::copy_from_slice(take_bytes(r)?) })
+    Ok(Xf {
+        strip,
+        prepend: Bytes::copy_from_slice(take_bytes(r)?),
+    })
 }
 
 pub(crate) fn put_key(w: &mut Writer, key: &[u8]) {
@@ -145,7 +151,11 @@ impl RunBuilder {
             self.first_key = key.clone();
             self.last_key = Bytes::new();
         }
-        let shared = key.iter().zip(self.last_key.iter()).take_while(|(a, b)| a == b).count();
+        let shared = key
+            .iter()
+            .zip(self.last_key.iter())
+            .take_while(|(a, b)| a == b)
+            .count();
         let w = &mut self.block;
         w.varint(shared as u64);
         put_bytes(w, &key[shared..]);
@@ -180,7 +190,9 @@ impl RunBuilder {
         }
         let raw = std::mem::replace(&mut self.block, Writer::new()).into_vec();
         let squeezed = compress(self.codec, &raw);
-        let (codec, stored) = squeezed.as_ref().map_or((Codec::Raw, &raw), |s| (self.codec, s));
+        let (codec, stored) = squeezed
+            .as_ref()
+            .map_or((Codec::Raw, &raw), |s| (self.codec, s));
         self.metas.push(BlockMeta {
             first_key: std::mem::take(&mut self.first_key),
             offset: u32::try_from(self.body.len()).expect("a run is far below 4 GiB"),
@@ -197,7 +209,10 @@ impl RunBuilder {
     }
 
     /// The image, with these range messages (disjoint, in order).
-    pub(crate) fn finish<'a>(mut self, ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>) -> RunImage {
+    pub(crate) fn finish<'a>(
+        mut self,
+        ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
+    ) -> RunImage {
         self.seal_block();
         let mut children = Vec::new();
         let mut tail = Writer::new();
@@ -230,7 +245,8 @@ impl RunBuilder {
         }
         index.raw(&tail.into_vec());
         let index = index.into_vec();
-        let index_len = u32::try_from(RUN_HEADER_BYTES + index.len()).expect("a run index is far below 4 GiB");
+        let index_len =
+            u32::try_from(RUN_HEADER_BYTES + index.len()).expect("a run index is far below 4 GiB");
         let used = index_len as usize + self.body.len();
         let mut w = Writer::new();
         w.u32(RUN_MAGIC);
@@ -246,7 +262,12 @@ impl RunBuilder {
         let mut bytes = w.into_vec();
         let sum = checksum(&bytes);
         bytes.extend_from_slice(&self.body);
-        RunImage { kind: self.kind, bytes, checksum: sum, children }
+        RunImage {
+            kind: self.kind,
+            bytes,
+            checksum: sum,
+            children,
+        }
     }
 }
 
@@ -256,7 +277,10 @@ pub(crate) fn segment_image(run: &MemRun, codec: Codec, block_bytes: usize) -> R
     for (key, point) in run.points() {
         builder.add(key.clone(), point);
     }
-    builder.finish(run.ranges().map(|(lo, e)| (KeyRange::new(lo.clone(), e.hi.clone()), &e.msg)))
+    builder.finish(
+        run.ranges()
+            .map(|(lo, e)| (KeyRange::new(lo.clone(), e.hi.clone()), &e.msg)),
+    )
 }
 
 /// Length of the checksummed front part, from the first [`RUN_HEADER_BYTES`] of a run.
@@ -265,7 +289,8 @@ pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
     let magic = r.u32().ok()?;
     r.u32().ok()?;
     let len = r.u32().ok()?;
-    (magic == RUN_MAGIC && len >= RUN_HEADER_BYTES as u32 && len <= used_bytes).then_some(len as usize)
+    (magic == RUN_MAGIC && len >= RUN_HEADER_BYTES as u32 && len <= used_bytes)
+        .then_some(len as usize)
 }
 
 impl RunIndex {
@@ -278,32 +303,53 @@ impl RunIndex {
     ) -> std::result::Result<RunIndex, WireError> {
         let mut r = Reader::new(front);
         let (magic, found, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
-        let (len, used, blocks, ranges, zero64) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u64()?);
-        let sane = magic == RUN_MAGIC && found == kind as u8 && zero8 == 0 && zero16 == 0 && zero64 == 0;
+        let (len, used, blocks, ranges, zero64) =
+            (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u64()?);
+        let sane =
+            magic == RUN_MAGIC && found == kind as u8 && zero8 == 0 && zero16 == 0 && zero64 == 0;
         if !sane || len as usize != front.len() || used != used_bytes {
             return Err(MALFORMED);
         }
-        let mut index = RunIndex { blocks: Vec::new(), ranges: Vec::new() };
+        let mut index = RunIndex {
+            blocks: Vec::new(),
+            ranges: Vec::new(),
+        };
         for _ in 0..blocks {
             let first_key = Bytes::copy_from_slice(take_bytes(&mut r)?);
-            let (offset, stored_bytes, raw_bytes, points, deletes) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+            let (offset, stored_bytes, raw_bytes, points, deletes) =
+                (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
             let codec = Codec::from_tag(r.u8()?).map_err(|_| MALFORMED)?;
             let checksum = r.u64()?;
             let offset = offset.checked_add(len).ok_or(MALFORMED)?;
             let end = offset.checked_add(stored_bytes).ok_or(MALFORMED)?;
-            let ordered = index.blocks.last().is_none_or(|b: &BlockMeta| b.first_key < first_key);
+            let ordered = index
+                .blocks
+                .last()
+                .is_none_or(|b: &BlockMeta| b.first_key < first_key);
             if end > used || raw_bytes as usize > BLOCK_BYTES_MAX || deletes > points || !ordered {
                 return Err(MALFORMED);
             }
-            index.blocks.push(BlockMeta { first_key, offset, stored_bytes, raw_bytes, points, deletes, codec, checksum });
+            index.blocks.push(BlockMeta {
+                first_key,
+                offset,
+                stored_bytes,
+                raw_bytes,
+                points,
+                deletes,
+                codec,
+                checksum,
+            });
         }
         for _ in 0..ranges {
             let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
             let hi = take_hi(&mut r)?;
             let range = KeyRange::new(lo, hi);
-            let ordered = index.ranges.last().is_none_or(|(last, _): &(KeyRange, RangeMsg)| {
-                last.hi.as_ref().is_some_and(|end| *end <= range.lo)
-            });
+            let ordered = index
+                .ranges
+                .last()
+                .is_none_or(|(last, _): &(KeyRange, RangeMsg)| {
+                    last.hi.as_ref().is_some_and(|end| *end <= range.lo)
+                });
             if kind == Kind::Leaf || range.is_empty() || !ordered {
                 return Err(MALFORMED);
             }
@@ -315,7 +361,10 @@ impl RunIndex {
                     if !range.shares_prefix(xf.strip) {
                         return Err(MALFORMED);
                     }
-                    RangeMsg::Goto(Target { xf, node: handle(id, height).ok_or(MALFORMED)? })
+                    RangeMsg::Goto(Target {
+                        xf,
+                        node: handle(id, height).ok_or(MALFORMED)?,
+                    })
                 }
                 _ => return Err(MALFORMED),
             };
@@ -329,22 +378,36 @@ impl RunIndex {
 
     /// The block that would hold `key`.
     pub(crate) fn block_of(&self, key: &[u8]) -> Option<usize> {
-        self.blocks.partition_point(|b| b.first_key <= key).checked_sub(1)
+        self.blocks
+            .partition_point(|b| b.first_key <= key)
+            .checked_sub(1)
     }
 
     pub(crate) fn range_over(&self, key: &[u8]) -> Option<&(KeyRange, RangeMsg)> {
-        let at = self.ranges.partition_point(|(r, _)| r.lo <= key).checked_sub(1)?;
+        let at = self
+            .ranges
+            .partition_point(|(r, _)| r.lo <= key)
+            .checked_sub(1)?;
         below(key, self.ranges[at].0.hi.as_deref()).then(|| &self.ranges[at])
     }
 
     pub(crate) fn next_range_start(&self, key: &[u8]) -> Option<&Bytes> {
-        self.ranges.get(self.ranges.partition_point(|(r, _)| r.lo <= key)).map(|(r, _)| &r.lo)
+        self.ranges
+            .get(self.ranges.partition_point(|(r, _)| r.lo <= key))
+            .map(|(r, _)| &r.lo)
     }
 
     /// Range messages that overlap `range`, not clipped.
-    pub(crate) fn ranges_in<'a>(&'a self, range: &'a KeyRange) -> impl Iterator<Item = &'a (KeyRange, RangeMsg)> {
-        let from = self.ranges.partition_point(|(r, _)| r.hi.as_ref().is_some_and(|hi| *hi <= range.lo));
-        self.ranges[from..].iter().take_while(|(r, _)| below(&r.lo, range.hi.as_deref()) && !range.is_empty())
+    pub(crate) fn ranges_in<'a>(
+        &'a self,
+        range: &'a KeyRange,
+    ) -> impl Iterator<Item = &'a (KeyRange, RangeMsg)> {
+        let from = self
+            .ranges
+            .partition_point(|(r, _)| r.hi.as_ref().is_some_and(|hi| *hi <= range.lo));
+        self.ranges[from..]
+            .iter()
+            .take_while(|(r, _)| below(&r.lo, range.hi.as_deref()) && !range.is_empty())
     }
 
     /// Memory that it takes, roughly, in bytes.
@@ -357,10 +420,17 @@ impl RunIndex {
 impl Block {
     /// Verifies and decodes one block. `addr` is where it lies, for the message.
     pub(crate) fn decode(meta: &BlockMeta, kind: Kind, stored: &[u8], addr: u64) -> Result<Block> {
-        let corrupt = |detail: String| Error::Corrupt { what: "block of a run", addr, detail };
+        let corrupt = |detail: String| Error::Corrupt {
+            what: "block of a run",
+            addr,
+            detail,
+        };
         let found = checksum(stored);
         if found != meta.checksum {
-            return Err(corrupt(format!("checksum {found:016x}, expected {:016x}", meta.checksum)));
+            return Err(corrupt(format!(
+                "checksum {found:016x}, expected {:016x}",
+                meta.checksum
+            )));
         }
         let raw: Bytes = match meta.codec {
             Codec::Raw => Bytes::copy_from_slice(stored),
@@ -369,12 +439,20 @@ impl Block {
                 .into(),
         };
         if raw.len() != meta.raw_bytes as usize {
-            return Err(corrupt(format!("{} bytes, expected {}", raw.len(), meta.raw_bytes)));
+            return Err(corrupt(format!(
+                "{} bytes, expected {}",
+                raw.len(),
+                meta.raw_bytes
+            )));
         }
         Self::decode_entries(&raw, meta, kind).map_err(|e| corrupt(e.to_string()))
     }
 
-    fn decode_entries(raw: &Bytes, meta: &BlockMeta, kind: Kind) -> std::result::Result<Block, WireError> {
+    fn decode_entries(
+        raw: &Bytes,
+        meta: &BlockMeta,
+        kind: Kind,
+    ) -> std::result::Result<Block, WireError> {
         let mut r = Reader::new(raw);
         let slice = |part: &[u8]| raw.slice_ref(part);
         // No entry takes fewer than three bytes, which bounds what is allocated.
@@ -409,9 +487,14 @@ impl Block {
                     for _ in 0..count {
                         let offset = u32::try_from(r.varint()?).map_err(|_| MALFORMED)?;
                         let bytes = slice(take_bytes(&mut r)?);
-                        let after = patches.last().map_or(0, |p| p.offset as usize + p.bytes.len());
+                        let after = patches
+                            .last()
+                            .map_or(0, |p| p.offset as usize + p.bytes.len());
                         let end = offset as usize + bytes.len();
-                        if bytes.is_empty() || (offset as usize) < after || end > crate::VALUE_BYTES_MAX {
+                        if bytes.is_empty()
+                            || (offset as usize) < after
+                            || end > crate::VALUE_BYTES_MAX
+                        {
                             return Err(MALFORMED);
                         }
                         patches.push(Patch { offset, bytes });
@@ -425,17 +508,27 @@ impl Block {
         if r.remaining() != 0 {
             return Err(MALFORMED);
         }
-        let weight = 128 + raw.len() + keys.len() + spans.len() * (size_of::<(Bytes, Point)>() + 24);
+        let weight =
+            128 + raw.len() + keys.len() + spans.len() * (size_of::<(Bytes, Point)>() + 24);
         let keys = Bytes::from(keys.into_boxed_slice());
-        let entries: Vec<_> = spans.into_iter().map(|(s, e, p)| (keys.slice(s..e), p)).collect();
+        let entries: Vec<_> = spans
+            .into_iter()
+            .map(|(s, e, p)| (keys.slice(s..e), p))
+            .collect();
         if entries.first().is_none_or(|(k, _)| *k != meta.first_key) {
             return Err(MALFORMED);
         }
-        Ok(Block { entries, weight: u32::try_from(weight).unwrap_or(u32::MAX) })
+        Ok(Block {
+            entries,
+            weight: u32::try_from(weight).unwrap_or(u32::MAX),
+        })
     }
 
     pub(crate) fn point(&self, key: &[u8]) -> Option<&Point> {
-        let at = self.entries.binary_search_by(|(k, _)| k[..].cmp(key)).ok()?;
+        let at = self
+            .entries
+            .binary_search_by(|(k, _)| k[..].cmp(key))
+            .ok()?;
         Some(&self.entries[at].1)
     }
 }

@@ -57,11 +57,22 @@ pub(crate) fn cut(store: &Store, node: &Skeleton, lo: &Bytes, hi: Option<Bytes>)
             continue;
         }
         if let Some(base) = under_range(&run, &seg.xf, lo, &mut end) {
-            return Ok(Cut { hi: end, overlays, base });
+            return Ok(Cut {
+                hi: end,
+                overlays,
+                base,
+            });
         }
     }
-    let base = edge.child.as_ref().map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
-    Ok(Cut { hi: end, overlays, base })
+    let base = edge
+        .child
+        .as_ref()
+        .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+    Ok(Cut {
+        hi: end,
+        overlays,
+        base,
+    })
 }
 
 /// What a range message of `run` puts at `lo`, if one covers it; `end` shrinks to where that changes.
@@ -69,10 +80,10 @@ fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> O
     let back = xf.inverse(lo);
     // An end beyond what translates back is no border within the piece.
     let mut shrink = |bound: Option<Bytes>| {
-        if let Some(bound) = bound {
-            if bound.starts_with(&back_prefix(xf)) {
-                *end = min_hi(end.take(), Some(back.key(&bound)));
-            }
+        if let Some(bound) = bound
+            && bound.starts_with(&back_prefix(xf))
+        {
+            *end = min_hi(end.take(), Some(back.key(&bound)));
         }
     };
     match run.range_at(&xf.key(lo)) {
@@ -95,7 +106,11 @@ fn back_prefix(xf: &Xf) -> Bytes {
 }
 
 /// The same for a buffer that is not part of a node: the memory buffer over the whole tree.
-pub(crate) fn cut_buffer(run: &RunView, lo: &Bytes, hi: Option<Bytes>) -> (Option<Bytes>, Option<Base>) {
+pub(crate) fn cut_buffer(
+    run: &RunView,
+    lo: &Bytes,
+    hi: Option<Bytes>,
+) -> (Option<Bytes>, Option<Base>) {
     let mut end = hi;
     let base = under_range(run, &Xf::identity(), lo, &mut end);
     (end, base)
@@ -109,11 +124,18 @@ pub(crate) struct View {
 }
 
 /// Follows one key down; `found` is what the newer levels know about it.
-fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Point>) -> Result<Option<Bytes>> {
+fn descend(
+    store: &Store,
+    mut base: Base,
+    mut key: Bytes,
+    mut found: Option<Point>,
+) -> Result<Option<Bytes>> {
     loop {
         let (node, xf) = match base {
             Base::Node(node, xf) => (node, xf),
-            Base::Nothing | Base::Draft(_) => return Ok(found.unwrap_or(Point::Delete).apply(None)),
+            Base::Nothing | Base::Draft(_) => {
+                return Ok(found.unwrap_or(Point::Delete).apply(None));
+            }
         };
         key = xf.key(&key);
         bump(&store.counters.node_visits);
@@ -128,7 +150,10 @@ fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Poin
         }
         let skeleton = store.skeleton(&node)?;
         let edge = &skeleton.edges[skeleton.edge_of(&key)];
-        let mut next = edge.child.as_ref().map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+        let mut next = edge
+            .child
+            .as_ref()
+            .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
         for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
             bump(&store.counters.node_visits);
             let run = store.run(&seg.run)?;
@@ -146,7 +171,9 @@ fn descend(store: &Store, mut base: Base, mut key: Bytes, mut found: Option<Poin
             if seg.ranges_step() >= edge.watermark {
                 match run.range_at(&inside) {
                     RangeAt::Covered(_, RangeMsg::Null) => next = Base::Nothing,
-                    RangeAt::Covered(_, RangeMsg::Goto(t)) => next = Base::Node(t.node, seg.xf.then(&t.xf)),
+                    RangeAt::Covered(_, RangeMsg::Goto(t)) => {
+                        next = Base::Node(t.node, seg.xf.then(&t.xf))
+                    }
                     RangeAt::Until(_) => continue,
                 }
                 break;
@@ -196,22 +223,22 @@ impl Merge {
     pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
         let mut least: Option<Bytes> = None;
         for cursor in &mut self.cursors {
-            if let Some(key) = cursor.key(store)? {
-                if least.as_ref().is_none_or(|l| key < l) {
-                    least = Some(key.clone());
-                }
+            if let Some(key) = cursor.key(store)?
+                && least.as_ref().is_none_or(|l| key < l)
+            {
+                least = Some(key.clone());
             }
         }
         let Some(least) = least else { return Ok(None) };
         let mut joined: Option<Point> = None;
         for cursor in &mut self.cursors {
-            if cursor.key(store)?.is_some_and(|k| *k == least) {
-                if let Some((_, point)) = cursor.take(store)? {
-                    joined = Some(match joined {
-                        Some(newer) => newer.over(&point),
-                        None => point,
-                    });
-                }
+            if cursor.key(store)?.is_some_and(|k| *k == least)
+                && let Some((_, point)) = cursor.take(store)?
+            {
+                joined = Some(match joined {
+                    Some(newer) => newer.over(&point),
+                    None => point,
+                });
             }
         }
         Ok(joined.map(|point| (least, point)))
@@ -250,13 +277,29 @@ impl TreeScan {
             }
         }
         frames.reverse();
-        Self { frames, merge: Merge::default(), ahead: 0 }
+        Self {
+            frames,
+            merge: Merge::default(),
+            ahead: 0,
+        }
     }
 
     /// Scans `range` of what `base` holds.
     pub(crate) fn of_base(base: Base, range: KeyRange) -> Self {
-        let frames = if range.is_empty() { Vec::new() } else { vec![Frame { range, base, overlays: Arc::from([]) }] };
-        Self { frames, merge: Merge::default(), ahead: SCAN_AHEAD }
+        let frames = if range.is_empty() {
+            Vec::new()
+        } else {
+            vec![Frame {
+                range,
+                base,
+                overlays: Arc::from([]),
+            }]
+        };
+        Self {
+            frames,
+            merge: Merge::default(),
+            ahead: SCAN_AHEAD,
+        }
     }
 
     /// The next key with its value.
@@ -267,7 +310,9 @@ impl TreeScan {
                     return Ok(Some((key, value)));
                 }
             }
-            let Some(frame) = self.frames.pop() else { return Ok(None) };
+            let Some(frame) = self.frames.pop() else {
+                return Ok(None);
+            };
             self.open(store, frame)?;
         }
     }
@@ -275,7 +320,9 @@ impl TreeScan {
     /// The next uniform piece over nothing or over a node that is not higher than `height`.
     pub(crate) fn next_piece(&mut self, store: &Store, height: u8) -> Result<Option<Frame>> {
         loop {
-            let Some(frame) = self.frames.pop() else { return Ok(None) };
+            let Some(frame) = self.frames.pop() else {
+                return Ok(None);
+            };
             match &frame.base {
                 Base::Node(node, _) if node.height() > height => self.open(store, frame)?,
                 Base::Draft(_) => self.open(store, frame)?,
@@ -285,11 +332,22 @@ impl TreeScan {
     }
 
     fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
-        let Frame { range, base, overlays } = frame;
+        let Frame {
+            range,
+            base,
+            overlays,
+        } = frame;
         let leaf = match base {
             Base::Node(node, xf) if node.kind() == Kind::Skeleton => {
                 let skeleton = store.skeleton(&node)?;
-                return self.split(store, range, &skeleton, &xf.clone(), Base::Node(node, xf), &overlays);
+                return self.split(
+                    store,
+                    range,
+                    &skeleton,
+                    &xf.clone(),
+                    Base::Node(node, xf),
+                    &overlays,
+                );
             }
             Base::Draft(skeleton) => {
                 let rest = Base::Draft(skeleton.clone());
@@ -300,7 +358,8 @@ impl TreeScan {
         };
         self.merge = Merge::default();
         for (run, xf) in overlays.iter().chain(leaf.as_ref()) {
-            self.merge.push_older(MappedCursor::new(run, &range, xf, self.ahead));
+            self.merge
+                .push_older(MappedCursor::new(run, &range, xf, self.ahead));
         }
         // The first piece of a scan may be all that is asked for; from the second on it is a long one.
         self.ahead = SCAN_AHEAD;
@@ -308,24 +367,47 @@ impl TreeScan {
     }
 
     /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
-    fn split(&mut self, store: &Store, range: KeyRange, skeleton: &Skeleton, xf: &Xf, same: Base, overlays: &Arc<[(RunView, Xf)]>) -> Result<()> {
+    fn split(
+        &mut self,
+        store: &Store,
+        range: KeyRange,
+        skeleton: &Skeleton,
+        xf: &Xf,
+        same: Base,
+        overlays: &Arc<[(RunView, Xf)]>,
+    ) -> Result<()> {
         let inside = xf.range(&range);
         let piece = cut(store, skeleton, &inside.lo, inside.hi.clone())?;
         let back = xf.inverse(&range.lo);
-        let end = if piece.hi == inside.hi { range.hi.clone() } else { piece.hi.as_ref().map(|hi| back.key(hi)) };
-        if end != range.hi {
-            if let Some(end) = &end {
-                let rest = KeyRange::new(end.clone(), range.hi.clone());
-                self.frames.push(Frame { range: rest, base: same, overlays: overlays.clone() });
-            }
+        let end = if piece.hi == inside.hi {
+            range.hi.clone()
+        } else {
+            piece.hi.as_ref().map(|hi| back.key(hi))
+        };
+        if end != range.hi
+            && let Some(end) = &end
+        {
+            let rest = KeyRange::new(end.clone(), range.hi.clone());
+            self.frames.push(Frame {
+                range: rest,
+                base: same,
+                overlays: overlays.clone(),
+            });
         }
-        let below = piece.overlays.into_iter().map(|(run, f)| (run, xf.then(&f)));
+        let below = piece
+            .overlays
+            .into_iter()
+            .map(|(run, f)| (run, xf.then(&f)));
         let overlays = overlays.iter().cloned().chain(below).collect();
         let base = match piece.base {
             Base::Node(node, f) => Base::Node(node, xf.then(&f)),
             other => other,
         };
-        self.frames.push(Frame { range: KeyRange::new(range.lo, end), base, overlays });
+        self.frames.push(Frame {
+            range: KeyRange::new(range.lo, end),
+            base,
+            overlays,
+        });
         Ok(())
     }
 }

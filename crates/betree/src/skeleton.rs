@@ -109,8 +109,18 @@ pub(crate) struct Skeleton {
 impl Skeleton {
     /// A node without anything below or in it.
     pub(crate) fn empty(height: u8, range: KeyRange) -> Self {
-        let edge = Edge { lo: range.lo, watermark: 0, child: None };
-        Self { height, hi: range.hi, edges: vec![edge], segs: Vec::new(), next_ord: 0 }
+        let edge = Edge {
+            lo: range.lo,
+            watermark: 0,
+            child: None,
+        };
+        Self {
+            height,
+            hi: range.hi,
+            edges: vec![edge],
+            segs: Vec::new(),
+            next_ord: 0,
+        }
     }
 
     pub(crate) fn range(&self) -> KeyRange {
@@ -119,11 +129,15 @@ impl Skeleton {
 
     /// The edge that holds `key`, which lies in the node's range.
     pub(crate) fn edge_of(&self, key: &[u8]) -> usize {
-        self.edges.partition_point(|e| e.lo <= key).saturating_sub(1)
+        self.edges
+            .partition_point(|e| e.lo <= key)
+            .saturating_sub(1)
     }
 
     pub(crate) fn edge_hi(&self, at: usize) -> Option<Bytes> {
-        self.edges.get(at + 1).map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()))
+        self.edges
+            .get(at + 1)
+            .map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()))
     }
 
     pub(crate) fn edge_range(&self, at: usize) -> KeyRange {
@@ -137,20 +151,39 @@ impl Skeleton {
 
     /// Segments that `edge` may see messages of, newest first.
     pub(crate) fn visible<'a>(&'a self, edge: &'a Edge) -> impl Iterator<Item = &'a SegRef> {
-        self.segs.iter().rev().take_while(|s| s.points_step() >= edge.watermark)
+        self.segs
+            .iter()
+            .rev()
+            .take_while(|s| s.points_step() >= edge.watermark)
     }
 
     /// Adds the newest segment.
-    pub(crate) fn push_seg(&mut self, run: Arc<Handle>, clip: KeyRange, xf: Xf, goto_height: u8, bytes: u64) {
+    pub(crate) fn push_seg(
+        &mut self,
+        run: Arc<Handle>,
+        clip: KeyRange,
+        xf: Xf,
+        goto_height: u8,
+        bytes: u64,
+    ) {
         let ord = self.next_ord;
         self.next_ord += 1;
-        self.segs.push(SegRef { run, ord, clip, xf, goto_height, bytes });
+        self.segs.push(SegRef {
+            run,
+            ord,
+            clip,
+            xf,
+            goto_height,
+            bytes,
+        });
     }
 
     /// Narrows the node to `range` (in its own key space, and inside its range), keeping the key space.
     pub(crate) fn clip(&mut self, range: &KeyRange) {
         let first = self.edge_of(&range.lo);
-        let end = self.edges.partition_point(|e| crate::bounds::below(&e.lo, range.hi.as_deref()));
+        let end = self
+            .edges
+            .partition_point(|e| crate::bounds::below(&e.lo, range.hi.as_deref()));
         self.edges.truncate(end.max(first + 1));
         self.edges.drain(..first);
         if self.edges[0].lo < range.lo {
@@ -187,20 +220,32 @@ impl Skeleton {
 
     /// Node ids that it refers to, one entry for each reference.
     pub(crate) fn children(&self) -> impl Iterator<Item = &Arc<Handle>> {
-        let below = self.edges.iter().filter_map(|e| e.child.as_ref().map(|c| &c.node));
+        let below = self
+            .edges
+            .iter()
+            .filter_map(|e| e.child.as_ref().map(|c| &c.node));
         below.chain(self.segs.iter().map(|s| &s.run))
     }
 
     /// Greatest height below, from edges and GOTO targets.
     pub(crate) fn height_below(&self) -> u8 {
-        let edges = self.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.node.height()));
-        let gotos = self.segs.iter().filter(|s| s.goto_height > 0).map(|s| s.goto_height - 1);
+        let edges = self
+            .edges
+            .iter()
+            .filter_map(|e| e.child.as_ref().map(|c| c.node.height()));
+        let gotos = self
+            .segs
+            .iter()
+            .filter(|s| s.goto_height > 0)
+            .map(|s| s.goto_height - 1);
         edges.chain(gotos).max().unwrap_or(0)
     }
 
     /// The label that keeps T3. Clones below [`HEIGHT_MAX`] leave room for the few levels that splits add.
     pub(crate) fn label(&self) -> u8 {
-        self.height_below().checked_add(1).expect("clones stop at HEIGHT_MAX, and a tree of 2^64 keys adds fewer levels than are left")
+        self.height_below().checked_add(1).expect(
+            "clones stop at HEIGHT_MAX, and a tree of 2^64 keys adds fewer levels than are left",
+        )
     }
 
     /// Memory that it takes, roughly, in bytes.
@@ -210,8 +255,13 @@ impl Skeleton {
 
     /// No encoding of it is longer, in bytes.
     pub(crate) fn encoded_bytes_max(&self) -> usize {
-        let edges = self.edges.iter().map(|e| e.lo.len() + e.child.as_ref().map_or(0, |c| c.xf.prepend.len()) + 64);
-        let segs = self.segs.iter().map(|s| s.clip.lo.len() + s.clip.hi.as_ref().map_or(0, Bytes::len) + s.xf.prepend.len() + 80);
+        let edges = self
+            .edges
+            .iter()
+            .map(|e| e.lo.len() + e.child.as_ref().map_or(0, |c| c.xf.prepend.len()) + 64);
+        let segs = self.segs.iter().map(|s| {
+            s.clip.lo.len() + s.clip.hi.as_ref().map_or(0, Bytes::len) + s.xf.prepend.len() + 80
+        });
         64 + self.hi.as_ref().map_or(0, Bytes::len) + edges.chain(segs).sum::<usize>()
     }
 
@@ -260,11 +310,24 @@ impl Skeleton {
         let mut r = Reader::new(bytes);
         let (magic, height, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
         let (edges, segs, next_ord) = (r.u32()?, r.u32()?, r.u64()?);
-        if magic != SKELETON_MAGIC || zero8 != 0 || zero16 != 0 || height == 0 || edges == 0 || edges.max(segs) > ITEMS_MAX || next_ord > 1 << 60 {
+        if magic != SKELETON_MAGIC
+            || zero8 != 0
+            || zero16 != 0
+            || height == 0
+            || edges == 0
+            || edges.max(segs) > ITEMS_MAX
+            || next_ord > 1 << 60
+        {
             return Err(MALFORMED);
         }
         let hi = take_hi(&mut r)?;
-        let mut node = Skeleton { height, hi, edges: Vec::new(), segs: Vec::new(), next_ord };
+        let mut node = Skeleton {
+            height,
+            hi,
+            edges: Vec::new(),
+            segs: Vec::new(),
+            next_ord,
+        };
         for _ in 0..edges {
             let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
             let watermark = r.varint()?;
@@ -276,14 +339,22 @@ impl Skeleton {
                     if child_height >= height {
                         return Err(MALFORMED);
                     }
-                    Some(Child { xf, node: handle(id, child_height).ok_or(MALFORMED)?, live_bytes })
+                    Some(Child {
+                        xf,
+                        node: handle(id, child_height).ok_or(MALFORMED)?,
+                        live_bytes,
+                    })
                 }
                 _ => return Err(MALFORMED),
             };
             if node.edges.last().is_some_and(|last: &Edge| last.lo >= lo) {
                 return Err(MALFORMED);
             }
-            node.edges.push(Edge { lo, watermark, child });
+            node.edges.push(Edge {
+                lo,
+                watermark,
+                child,
+            });
         }
         for at in 0..node.edges.len() {
             let range = node.edge_range(at);
@@ -298,11 +369,21 @@ impl Skeleton {
             let clip = KeyRange::new(lo, take_hi(&mut r)?);
             let xf = take_xf(&mut r)?;
             let (goto_height, bytes) = (r.u8()?, r.varint()?);
-            let ordered = node.segs.last().is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
+            let ordered = node
+                .segs
+                .last()
+                .is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
             if !ordered || ord >= next_ord || clip.is_empty() || !clip.shares_prefix(xf.strip) {
                 return Err(MALFORMED);
             }
-            node.segs.push(SegRef { run: run(id).ok_or(MALFORMED)?, ord, clip, xf, goto_height, bytes });
+            node.segs.push(SegRef {
+                run: run(id).ok_or(MALFORMED)?,
+                ord,
+                clip,
+                xf,
+                goto_height,
+                bytes,
+            });
         }
         if r.remaining() != 0 {
             return Err(MALFORMED);

@@ -149,7 +149,11 @@ impl Inner {
         let space = store.table.stats();
         let (buffered, root, seq) = {
             let state = self.state.lock();
-            (state.buffer.size_bytes() as u64, state.root.clone(), state.seq)
+            (
+                state.buffer.size_bytes() as u64,
+                state.root.clone(),
+                state.seq,
+            )
         };
         let c = &store.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -165,8 +169,12 @@ impl Inner {
             zombies: space.zombies,
             height: u64::from(root.height()),
             pending_message_bytes: buffered + get(&store.fresh_bytes),
-            checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos()).unwrap_or(u64::MAX),
-            journal_bytes: self.journal.as_ref().map_or(0, crate::journal::Journal::used_bytes),
+            checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos())
+                .unwrap_or(u64::MAX),
+            journal_bytes: self
+                .journal
+                .as_ref()
+                .map_or(0, crate::journal::Journal::used_bytes),
             seq,
             cache_hits: get(&c.cache_hits),
             cache_misses: get(&c.cache_misses),

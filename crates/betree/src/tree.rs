@@ -71,7 +71,12 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
-        Ok(Self { buffer: MemRun::default(), top: store.skeleton(&root)?, root, seq })
+        Ok(Self {
+            buffer: MemRun::default(),
+            top: store.skeleton(&root)?,
+            root,
+            seq,
+        })
     }
 
     fn set_root(&mut self, store: &Store, root: Skeleton) {
@@ -135,7 +140,12 @@ const JOURNAL_QUEUE_SOFT: u64 = 4 << 20;
 const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
 
 impl Inner {
-    pub(crate) fn new(store: Arc<Store>, journal: Option<Journal>, state: State, sb: Superblock) -> Self {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        journal: Option<Journal>,
+        state: State,
+        sb: Superblock,
+    ) -> Self {
         Self {
             store,
             journal,
@@ -176,27 +186,54 @@ impl Inner {
 
     pub(crate) fn view(&self) -> View {
         let state = self.state.lock();
-        View { buffer: RunView::Mem(Arc::new(state.buffer.clone())), root: state.root.clone() }
+        View {
+            buffer: RunView::Mem(Arc::new(state.buffer.clone())),
+            root: state.root.clone(),
+        }
     }
 
     // ---- writing ----
 
-    fn apply_op(&self, state: &mut State, op: Op, patient: bool, height_max: u8) -> Result<std::result::Result<(), KeyRange>> {
+    fn apply_op(
+        &self,
+        state: &mut State,
+        op: Op,
+        patient: bool,
+        height_max: u8,
+    ) -> Result<std::result::Result<(), KeyRange>> {
         match op {
             Op::Put { key, value } => state.buffer.add_point(key, Point::Put(value)),
             Op::Delete { key } => state.buffer.add_point(key, Point::Delete),
-            Op::Patch { key, offset, bytes } => state.buffer.add_point(key, Point::patch(offset, bytes)),
-            Op::DeleteRange { lo, hi } => state.buffer.add_range(KeyRange::new(lo, hi), RangeMsg::Null),
-            Op::CloneRange { lo, hi, strip, prefix } => {
+            Op::Patch { key, offset, bytes } => {
+                state.buffer.add_point(key, Point::patch(offset, bytes))
+            }
+            Op::DeleteRange { lo, hi } => state
+                .buffer
+                .add_range(KeyRange::new(lo, hi), RangeMsg::Null),
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
                 let source = KeyRange::new(lo, hi);
                 if source.is_empty() {
                     return Ok(Ok(()));
                 }
                 let (range, back) = destination(&source, strip as usize, &prefix);
-                match capture(&self.store, &state.buffer, &state.root, &source, patient, height_max)? {
+                match capture(
+                    &self.store,
+                    &state.buffer,
+                    &state.root,
+                    &source,
+                    patient,
+                    height_max,
+                )? {
                     Captured::TooMuchAbove => return Ok(Err(source)),
                     Captured::Message(msg) => state.buffer.add_range(range, msg.behind(&back)),
-                    Captured::Copy(run) => state.buffer.add_all(&run.extract(&source, &back.inverse(&range.lo))),
+                    Captured::Copy(run) => state
+                        .buffer
+                        .add_all(&run.extract(&source, &back.inverse(&range.lo))),
                 }
             }
         }
@@ -204,9 +241,21 @@ impl Inner {
     }
 
     /// Applies a batch whose journal record is `record`, or that is being replayed.
-    pub(crate) fn apply(&self, batch: Batch, record: Option<&[u8]>, replayed: Option<Seq>) -> Result<Seq> {
-        let clones = batch.ops.iter().any(|op| matches!(op, Op::CloneRange { .. }));
-        let height_max = if replayed.is_some() { HEIGHT_MAX_REPLAYED } else { HEIGHT_MAX };
+    pub(crate) fn apply(
+        &self,
+        batch: Batch,
+        record: Option<&[u8]>,
+        replayed: Option<Seq>,
+    ) -> Result<Seq> {
+        let clones = batch
+            .ops
+            .iter()
+            .any(|op| matches!(op, Op::CloneRange { .. }));
+        let height_max = if replayed.is_some() {
+            HEIGHT_MAX_REPLAYED
+        } else {
+            HEIGHT_MAX
+        };
         let mut patient = false;
         for round in 0.. {
             if clones {
@@ -252,7 +301,9 @@ impl Inner {
             if full {
                 self.freeze(&mut state);
             }
-            self.store.buffered_bytes.store(state.buffer.size_bytes() as u64, Ordering::Relaxed);
+            self.store
+                .buffered_bytes
+                .store(state.buffer.size_bytes() as u64, Ordering::Relaxed);
             drop(state);
             if full {
                 self.want(|w| w.flush = true);
@@ -272,7 +323,14 @@ impl Inner {
             if let Op::CloneRange { lo, hi, .. } = op {
                 let range = KeyRange::new(lo.clone(), hi.clone());
                 if !range.is_empty() {
-                    drop(capture(&self.store, &buffer, &root, &range, false, HEIGHT_MAX_REPLAYED)?);
+                    drop(capture(
+                        &self.store,
+                        &buffer,
+                        &root,
+                        &range,
+                        false,
+                        HEIGHT_MAX_REPLAYED,
+                    )?);
                 }
             }
         }
@@ -316,14 +374,38 @@ impl Inner {
                 let lift = range.common_prefix_len();
                 part.lift(lift);
                 part.height = part.label();
-                let live_bytes = part.edges.iter().filter_map(|e| e.child.as_ref().map(|c| c.live_bytes)).sum();
-                let child = Child { xf: Xf::stripping(lift), node: store.new_skeleton(part), live_bytes };
-                edges.push(Edge { lo: range.lo, watermark: 0, child: Some(child) });
+                let live_bytes = part
+                    .edges
+                    .iter()
+                    .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
+                    .sum();
+                let child = Child {
+                    xf: Xf::stripping(lift),
+                    node: store.new_skeleton(part),
+                    live_bytes,
+                };
+                edges.push(Edge {
+                    lo: range.lo,
+                    watermark: 0,
+                    child: Some(child),
+                });
             }
-            *root = Skeleton { height: 1, hi: None, edges, segs: Vec::new(), next_ord };
+            *root = Skeleton {
+                height: 1,
+                hi: None,
+                edges,
+                segs: Vec::new(),
+                next_ord,
+            };
         }
         while let ([edge], []) = (&root.edges[..], &root.segs[..]) {
-            let Some(child) = edge.child.as_ref().filter(|c| c.node.height() > 0 && c.xf.is_identity()) else { break };
+            let Some(child) = edge
+                .child
+                .as_ref()
+                .filter(|c| c.node.height() > 0 && c.xf.is_identity())
+            else {
+                break;
+            };
             crate::node::bump(&store.counters.collapses);
             let next_ord = root.next_ord;
             let mut only = Skeleton::clone(&*store.skeleton(&child.node)?);
@@ -376,7 +458,9 @@ impl Inner {
     }
 
     fn checkpoint_due(&self) -> bool {
-        let Some(journal) = &self.journal else { return false };
+        let Some(journal) = &self.journal else {
+            return false;
+        };
         self.has_to_checkpoint()
             && (journal.used_bytes() > journal.capacity_bytes() / 2
                 || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
@@ -420,7 +504,11 @@ impl Inner {
                 self.progress.notify_all();
                 continue;
             }
-            let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() { self.checkpoint() } else { self.sync() };
+            let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() {
+                self.checkpoint()
+            } else {
+                self.sync()
+            };
             match done {
                 Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => self.poison(&error),
@@ -435,9 +523,15 @@ impl Inner {
             std::thread::Builder::new()
                 .name(name.into())
                 .spawn(move || work(&inner))
-                .map_err(|e| Error::Io { what: "starting a thread", source: Arc::new(e) })
+                .map_err(|e| Error::Io {
+                    what: "starting a thread",
+                    source: Arc::new(e),
+                })
         };
-        let threads = [spawn("ramet-flush", Inner::flusher)?, spawn("ramet-keep", Inner::keeper)?];
+        let threads = [
+            spawn("ramet-flush", Inner::flusher)?,
+            spawn("ramet-keep", Inner::keeper)?,
+        ];
         self.threads.lock().extend(threads);
         Ok(())
     }
@@ -454,7 +548,9 @@ impl Inner {
 
     /// Waits until memory and journal have room for `bytes` more.
     fn admit(&self, bytes: usize) -> Result<()> {
-        let Some(journal) = &self.journal else { return Err(Error::ReadOnly) };
+        let Some(journal) = &self.journal else {
+            return Err(Error::ReadOnly);
+        };
         if bytes > crate::journal::record_bytes_max(journal.capacity_bytes()) {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
@@ -462,7 +558,8 @@ impl Inner {
         loop {
             self.check_alive()?;
             // What is fresh beyond a checkpoint of everything is held by snapshots, and waiting does not help.
-            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 2 * self.fresh_limit() && self.is_behind();
+            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 2 * self.fresh_limit()
+                && self.is_behind();
             if !crowded && journal.has_room(bytes) {
                 return self.drain_journal(journal);
             }
@@ -476,7 +573,8 @@ impl Inner {
             wanted.flush = true;
             wanted.checkpoint = true;
             self.work.notify_all();
-            self.progress.wait_for(&mut wanted, Duration::from_millis(100));
+            self.progress
+                .wait_for(&mut wanted, Duration::from_millis(100));
         }
     }
 
@@ -499,7 +597,11 @@ impl Inner {
         let slack = self.store.slack_bytes();
         for _ in 0..RECLAIM_ROUNDS_MAX {
             let room = self.store.room_bytes();
-            let growth = if frees { slack / 2 } else { slack + self.store.owed_bytes() / 2 + bytes as u64 / 2 };
+            let growth = if frees {
+                slack / 2
+            } else {
+                slack + self.store.owed_bytes() / 2 + bytes as u64 / 2
+            };
             if room >= growth + bytes as u64 {
                 return Ok(());
             }
@@ -538,7 +640,9 @@ impl Inner {
 
     fn sync_to(&self, seq: Seq) -> Result<()> {
         self.check_alive()?;
-        let Some(journal) = &self.journal else { return Ok(()) };
+        let Some(journal) = &self.journal else {
+            return Ok(());
+        };
         match journal.commit(seq) {
             Ok(()) => Ok(()),
             Err(Error::NoSpace) => self.checkpoint(),
@@ -569,13 +673,17 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
     for op in &batch.ops {
         let (key, value) = match op {
             Op::Put { key, value } => (key, value.len()),
-            Op::Patch { bytes, .. } if bytes.is_empty() => return Err(Error::Invalid("an empty patch")),
+            Op::Patch { bytes, .. } if bytes.is_empty() => {
+                return Err(Error::Invalid("an empty patch"));
+            }
             Op::Patch { key, offset, bytes } => (key, *offset as usize + bytes.len()),
             Op::Delete { key } => (key, 0),
             Op::DeleteRange { lo, .. } => (lo, 0),
             Op::CloneRange { lo, hi, strip, .. } => {
                 if !KeyRange::new(lo.clone(), hi.clone()).shares_prefix(*strip as usize) {
-                    return Err(Error::Invalid("the keys of a cloned range do not share the stripped prefix"));
+                    return Err(Error::Invalid(
+                        "the keys of a cloned range do not share the stripped prefix",
+                    ));
                 }
                 (lo, 0)
             }
@@ -593,7 +701,10 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
 impl Tree {
     pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
         let guard = Arc::new(StopGuard(inner.clone()));
-        Self { inner, _guard: guard }
+        Self {
+            inner,
+            _guard: guard,
+        }
     }
 
     /// The value of `key`.
@@ -606,7 +717,10 @@ impl Tree {
             let state = inner.state.lock();
             match state.buffer.point(key) {
                 Some(point) if point.is_final() => return Ok(point.apply(None)),
-                _ => View { buffer: RunView::Mem(Arc::new(state.buffer.clone())), root: state.root.clone() },
+                _ => View {
+                    buffer: RunView::Mem(Arc::new(state.buffer.clone())),
+                    root: state.root.clone(),
+                },
             }
         };
         view.get(&inner.store, key)
@@ -621,7 +735,10 @@ impl Tree {
     /// A frozen view of everything applied so far. O(1); never blocks writers, nor waits for them.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        Snapshot { view: self.inner.view(), inner: self.inner.clone() }
+        Snapshot {
+            view: self.inner.view(),
+            inner: self.inner.clone(),
+        }
     }
 
     /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before
@@ -658,7 +775,11 @@ impl Tree {
     /// Longest batch that can be applied, in bytes of keys and values with some room for overhead.
     #[must_use]
     pub fn batch_bytes_max(&self) -> usize {
-        let capacity = self.inner.journal.as_ref().map_or(0, Journal::capacity_bytes);
+        let capacity = self
+            .inner
+            .journal
+            .as_ref()
+            .map_or(0, Journal::capacity_bytes);
         crate::journal::record_bytes_max(capacity)
     }
 
@@ -744,7 +865,11 @@ impl Snapshot {
     #[must_use]
     pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
         let range = KeyRange::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
-        Scan { scan: TreeScan::of_view(&self.view, range), inner: self.inner.clone(), failed: false }
+        Scan {
+            scan: TreeScan::of_view(&self.view, range),
+            inner: self.inner.clone(),
+            failed: false,
+        }
     }
 }
 
@@ -775,6 +900,13 @@ pub(crate) fn empty_root(store: &Store) -> Arc<Handle> {
 
 pub(crate) fn machine_cache_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|l| l.strip_prefix("MemTotal:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let total = text.lines().find_map(|l| {
+        l.strip_prefix("MemTotal:")?
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
     total.map_or(256 << 20, |kib| kib * 1024 / 4)
 }

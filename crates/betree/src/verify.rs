@@ -45,7 +45,11 @@ pub(crate) fn verify(inner: &Inner, progress: &mut dyn FnMut(u64)) -> Result<Vec
     Ok(found)
 }
 
-fn check_node(store: &Store, handle: &Arc<Handle>, todo: &mut Vec<Arc<Handle>>) -> Result<Vec<String>> {
+fn check_node(
+    store: &Store,
+    handle: &Arc<Handle>,
+    todo: &mut Vec<Arc<Handle>>,
+) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let children: Vec<Arc<Handle>> = match handle.kind() {
         Kind::Skeleton => {
@@ -66,12 +70,21 @@ fn check_node(store: &Store, handle: &Arc<Handle>, todo: &mut Vec<Arc<Handle>>) 
         }
     };
     if handle.is_recorded() {
-        let mut recorded = store.table.get(handle.id())?.map(|r| r.children).unwrap_or_default();
+        let mut recorded = store
+            .table
+            .get(handle.id())?
+            .map(|r| r.children)
+            .unwrap_or_default();
         let mut referred: Vec<_> = children.iter().map(|c| c.id()).collect();
         recorded.sort_unstable();
         referred.sort_unstable();
         if recorded != referred {
-            found.push(format!("T7 node {}: its record lists {} children, it refers to {}", handle.id().0, recorded.len(), referred.len()));
+            found.push(format!(
+                "T7 node {}: its record lists {} children, it refers to {}",
+                handle.id().0,
+                recorded.len(),
+                referred.len()
+            ));
         }
     }
     todo.extend(children);
@@ -81,26 +94,50 @@ fn check_node(store: &Store, handle: &Arc<Handle>, todo: &mut Vec<Arc<Handle>>) 
 /// T1 to T4 of one interior node.
 pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
     let mut found = Vec::new();
-    let mut report = |number: &str, what: String| found.push(format!("{number} node {}: {what}", handle.id().0));
+    let mut report =
+        |number: &str, what: String| found.push(format!("{number} node {}: {what}", handle.id().0));
     for at in 0..node.edges.len() {
         let range = node.edge_range(at);
         if range.is_empty() {
             report("T1", format!("edge {at} is empty"));
         }
-        let Some(child) = &node.edges[at].child else { continue };
+        let Some(child) = &node.edges[at].child else {
+            continue;
+        };
         if !range.shares_prefix(child.xf.strip) {
-            report("T2", format!("edge {at} strips {} bytes that its keys do not share", child.xf.strip));
+            report(
+                "T2",
+                format!(
+                    "edge {at} strips {} bytes that its keys do not share",
+                    child.xf.strip
+                ),
+            );
         }
         if child.node.height() >= node.height {
-            report("T3", format!("edge {at} leads from height {} to {}", node.height, child.node.height()));
+            report(
+                "T3",
+                format!(
+                    "edge {at} leads from height {} to {}",
+                    node.height,
+                    child.node.height()
+                ),
+            );
         }
     }
     let mut last = None;
     for seg in &node.segs {
         if !seg.clip.shares_prefix(seg.xf.strip) || seg.clip.is_empty() {
-            report("T2", format!("segment {} has a clip that its translation does not fit", seg.ord));
+            report(
+                "T2",
+                format!(
+                    "segment {} has a clip that its translation does not fit",
+                    seg.ord
+                ),
+            );
         }
-        if last.is_some_and(|l: &SegRef| !l.comes_before(seg.ord, &seg.clip)) || seg.ord >= node.next_ord {
+        if last.is_some_and(|l: &SegRef| !l.comes_before(seg.ord, &seg.clip))
+            || seg.ord >= node.next_ord
+        {
             report("T4", format!("segment {} is out of order", seg.ord));
         }
         last = Some(seg);
@@ -111,10 +148,10 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
 /// T5 of one run.
 fn check_run(store: &Store, handle: &Arc<Handle>, view: &RunView) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    if let RunView::Mem(run) = view {
-        if let Err(what) = run.check() {
-            found.push(format!("T5 node {}: {what}", handle.id().0));
-        }
+    if let RunView::Mem(run) = view
+        && let Err(what) = run.check()
+    {
+        found.push(format!("T5 node {}: {what}", handle.id().0));
     }
     let mut cursor = view.cursor(KeyRange::all(), 15);
     let mut last: Option<bytes::Bytes> = None;

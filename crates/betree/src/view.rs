@@ -46,7 +46,10 @@ impl RunView {
     pub(crate) fn range_at(&self, key: &[u8]) -> RangeAt {
         match self {
             RunView::Mem(run) => match run.range_over(key) {
-                Some((lo, entry)) => RangeAt::Covered(KeyRange::new(lo.clone(), entry.hi.clone()), entry.msg.clone()),
+                Some((lo, entry)) => RangeAt::Covered(
+                    KeyRange::new(lo.clone(), entry.hi.clone()),
+                    entry.msg.clone(),
+                ),
                 None => RangeAt::Until(run.next_range_start(key).cloned()),
             },
             RunView::Disk(run) => match run.index.range_over(key) {
@@ -61,9 +64,18 @@ impl RunView {
         match self {
             RunView::Mem(run) => run
                 .ranges_in(range)
-                .map(|(lo, e)| (KeyRange::new(lo.clone(), e.hi.clone()).intersect(range), e.msg.clone()))
+                .map(|(lo, e)| {
+                    (
+                        KeyRange::new(lo.clone(), e.hi.clone()).intersect(range),
+                        e.msg.clone(),
+                    )
+                })
                 .collect(),
-            RunView::Disk(run) => run.index.ranges_in(range).map(|(r, m)| (r.intersect(range), m.clone())).collect(),
+            RunView::Disk(run) => run
+                .index
+                .ranges_in(range)
+                .map(|(r, m)| (r.intersect(range), m.clone()))
+                .collect(),
         }
     }
 
@@ -76,11 +88,25 @@ impl RunView {
 
     /// Points of `range`, in order; `ahead` blocks are read at a time.
     pub(crate) fn cursor(&self, range: KeyRange, ahead: usize) -> RunCursor {
-        RunCursor { run: self.clone(), next_lo: range.lo, hi: range.hi, page: Vec::new(), at: 0, next_block: None, done: false, ahead }
+        RunCursor {
+            run: self.clone(),
+            next_lo: range.lo,
+            hi: range.hi,
+            page: Vec::new(),
+            at: 0,
+            next_block: None,
+            done: false,
+            ahead,
+        }
     }
 
     /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
-    pub(crate) fn weigh(&self, store: &Store, range: &KeyRange, with_ranges: bool) -> Result<Weight> {
+    pub(crate) fn weigh(
+        &self,
+        store: &Store,
+        range: &KeyRange,
+        with_ranges: bool,
+    ) -> Result<Weight> {
         let run = match self {
             RunView::Mem(run) => return Ok(run.weigh(range, with_ranges)),
             RunView::Disk(run) => run,
@@ -100,7 +126,9 @@ impl RunView {
                 break;
             }
             let inside = meta.first_key >= range.lo
-                && blocks.get(at + 1).map_or(range.hi.is_none(), |next| range.hi.as_ref().is_none_or(|hi| next.first_key <= *hi));
+                && blocks.get(at + 1).map_or(range.hi.is_none(), |next| {
+                    range.hi.as_ref().is_none_or(|hi| next.first_key <= *hi)
+                });
             if inside {
                 sum.bytes += meta.raw_bytes as usize + 48 * meta.points as usize;
                 sum.count += meta.points as usize;
@@ -122,7 +150,10 @@ impl RunView {
         match self {
             RunView::Mem(run) => run.size_bytes() / run.weigh(&KeyRange::all(), true).count.max(1),
             RunView::Disk(run) => {
-                let (bytes, points) = run.index.blocks.iter().fold((0usize, 0usize), |(b, n), m| (b + m.raw_bytes as usize, n + m.points as usize));
+                let (bytes, points) =
+                    run.index.blocks.iter().fold((0usize, 0usize), |(b, n), m| {
+                        (b + m.raw_bytes as usize, n + m.points as usize)
+                    });
                 bytes / points.max(1)
             }
         }
@@ -136,7 +167,12 @@ impl RunView {
         };
         let blocks = &run.index.blocks;
         let first = run.index.block_of(&range.lo).unwrap_or(0);
-        blocks.iter().skip(first).take_while(|m| below(&m.first_key, range.hi.as_deref())).map(|m| m.raw_bytes as usize).sum()
+        blocks
+            .iter()
+            .skip(first)
+            .take_while(|m| below(&m.first_key, range.hi.as_deref()))
+            .map(|m| m.raw_bytes as usize)
+            .sum()
     }
 }
 
@@ -176,7 +212,11 @@ impl RunCursor {
         let range = KeyRange::new(self.next_lo.clone(), self.hi.clone());
         match &self.run {
             RunView::Mem(run) => {
-                self.page.extend(run.points_in(&range).take(PAGE_POINTS).map(|(k, p)| (k.clone(), p.clone())));
+                self.page.extend(
+                    run.points_in(&range)
+                        .take(PAGE_POINTS)
+                        .map(|(k, p)| (k.clone(), p.clone())),
+                );
                 match self.page.last() {
                     Some((last, _)) if self.page.len() == PAGE_POINTS => {
                         // The least key above `last` is `last` with a zero byte behind it.
@@ -187,17 +227,30 @@ impl RunCursor {
             }
             RunView::Disk(run) => {
                 while self.page.is_empty() && !self.done {
-                    let at = self.next_block.unwrap_or_else(|| run.index.block_of(&range.lo).unwrap_or(0));
-                    let within = run.index.blocks.get(at).is_some_and(|m| below(&m.first_key, self.hi.as_deref()));
+                    let at = self
+                        .next_block
+                        .unwrap_or_else(|| run.index.block_of(&range.lo).unwrap_or(0));
+                    let within = run
+                        .index
+                        .blocks
+                        .get(at)
+                        .is_some_and(|m| below(&m.first_key, self.hi.as_deref()));
                     if !within || range.is_empty() {
                         self.done = true;
                         break;
                     }
-                    let last = run.index.blocks.partition_point(|m| below(&m.first_key, self.hi.as_deref()));
-                    let block: Arc<Block> = store.block(run, at, self.ahead.min(last.saturating_sub(at + 1)))?;
+                    let last = run
+                        .index
+                        .blocks
+                        .partition_point(|m| below(&m.first_key, self.hi.as_deref()));
+                    let block: Arc<Block> =
+                        store.block(run, at, self.ahead.min(last.saturating_sub(at + 1)))?;
                     let from = block.entries.partition_point(|(k, _)| *k < range.lo);
-                    let to = block.entries.partition_point(|(k, _)| below(k, self.hi.as_deref()));
-                    self.page.extend_from_slice(&block.entries[from..to.max(from)]);
+                    let to = block
+                        .entries
+                        .partition_point(|(k, _)| below(k, self.hi.as_deref()));
+                    self.page
+                        .extend_from_slice(&block.entries[from..to.max(from)]);
                     self.next_block = Some(at + 1);
                 }
             }
@@ -218,7 +271,11 @@ pub(crate) struct MappedCursor {
 impl MappedCursor {
     /// Points of `run` that `xf` makes visible in `range`.
     pub(crate) fn new(run: &RunView, range: &KeyRange, xf: &Xf, ahead: usize) -> Self {
-        Self { cursor: run.cursor(xf.range(range), ahead), back: xf.inverse(&range.lo), key: None }
+        Self {
+            cursor: run.cursor(xf.range(range), ahead),
+            back: xf.inverse(&range.lo),
+            key: None,
+        }
     }
 
     pub(crate) fn key(&mut self, store: &Store) -> Result<Option<&Bytes>> {
@@ -231,7 +288,9 @@ impl MappedCursor {
 
     /// The point under the cursor, and on to the next one.
     pub(crate) fn take(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
-        let Some(key) = self.key(store)?.cloned() else { return Ok(None) };
+        let Some(key) = self.key(store)?.cloned() else {
+            return Ok(None);
+        };
         let point = self.cursor.peek(store)?.map(|(_, p)| p.clone());
         self.cursor.advance();
         self.key = None;

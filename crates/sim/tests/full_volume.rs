@@ -77,7 +77,16 @@ fn cycles(manual: bool, cycles: u64) {
             fill(&tree, &mut rng, 0..1 << 20)
         });
         let stats = tree.stats();
-        println!("cycle {cycle}: {taken} values, allocated {}, free {}, pending {}, zombies {}, nodes {}, messages {}, checkpoints {}", stats.allocated_bytes, stats.free_bytes, stats.pending_free_bytes, stats.zombies, stats.nodes, stats.pending_message_bytes, stats.paths.checkpoints);
+        println!(
+            "cycle {cycle}: {taken} values, allocated {}, free {}, pending {}, zombies {}, nodes {}, messages {}, checkpoints {}",
+            stats.allocated_bytes,
+            stats.free_bytes,
+            stats.pending_free_bytes,
+            stats.zombies,
+            stats.nodes,
+            stats.pending_message_bytes,
+            stats.paths.checkpoints
+        );
         let first = *first.get_or_insert(taken);
         assert!(
             taken * 10 >= first * 9,
