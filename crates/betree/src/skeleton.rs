@@ -295,7 +295,7 @@ impl Skeleton {
             let xf = take_xf(&mut r)?;
             let (goto_height, bytes) = (r.u8()?, r.varint()?);
             let ordered = node.segs.last().is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
-            if !ordered || ord >= next_ord || clip.is_empty() || !clip.shares_prefix(xf.strip) {
+            if !ordered || ord >= next_ord || goto_height > height || clip.is_empty() || !clip.shares_prefix(xf.strip) {
                 return Err(MALFORMED);
             }
             node.segs.push(SegRef { run: run(id).ok_or(MALFORMED)?, ord, clip, xf, goto_height, bytes });
