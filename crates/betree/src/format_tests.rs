@@ -32,7 +32,9 @@ fn range(lo: &'static str, hi: &'static str) -> KeyRange {
 
 fn sample_run(store: &Store) -> MemRun {
     let mut run = MemRun::default();
-    let node = store.recorded(NodeId(7), Kind::Leaf, 0);
+    let node = store
+        .recorded(NodeId(7), Kind::Leaf, 0)
+        .expect("no other kind is known");
     run.add_range(range("b", "c"), RangeMsg::Null);
     run.add_range(
         range("dx", "dy"),
@@ -61,7 +63,9 @@ fn sample_skeleton(store: &Store) -> Skeleton {
             strip,
             prepend: key(prepend),
         },
-        node: store.recorded(NodeId(id), Kind::Leaf, 0),
+        node: store
+            .recorded(NodeId(id), Kind::Leaf, 0)
+            .expect("no other kind is known"),
         live_bytes: 300,
     };
     let mut node = Skeleton {
@@ -87,14 +91,16 @@ fn sample_skeleton(store: &Store) -> Skeleton {
         segs: Vec::new(),
         next_ord: 1,
     };
-    let run = store.recorded(NodeId(5), Kind::Segment, 0);
+    let run = store
+        .recorded(NodeId(5), Kind::Segment, 0)
+        .expect("no other kind is known");
     node.push_seg(run, range("a", "q"), Xf::identity(), 0, 40);
     node
 }
 
 fn decode(store: &Store, bytes: &[u8]) -> Option<Skeleton> {
     let mut node_of = |id, height| {
-        Some(store.recorded(
+        store.recorded(
             NodeId(id),
             if height == 0 {
                 Kind::Leaf
@@ -102,14 +108,14 @@ fn decode(store: &Store, bytes: &[u8]) -> Option<Skeleton> {
                 Kind::Skeleton
             },
             height,
-        ))
+        )
     };
-    let mut run_of = |id| Some(store.recorded(NodeId(id), Kind::Segment, 0));
+    let mut run_of = |id| store.recorded(NodeId(id), Kind::Segment, 0);
     Skeleton::decode(bytes, &mut node_of, &mut run_of).ok()
 }
 
 fn decode_front(store: &Store, front: &[u8], used: usize) -> Option<RunIndex> {
-    let mut node_of = |id, height| Some(store.recorded(NodeId(id), Kind::Leaf, height));
+    let mut node_of = |id, height| store.recorded(NodeId(id), Kind::Leaf, height);
     RunIndex::decode(
         front,
         Kind::Segment,
@@ -241,8 +247,9 @@ fn forged_skeletons_are_found_by_number() {
     });
     forge("T2", &|n| n.segs[0].xf.strip = 1);
     forge("T3", &|n| {
-        n.edges[0].child.as_mut().expect("has one").node =
-            store.recorded(NodeId(99), Kind::Skeleton, 1)
+        n.edges[0].child.as_mut().expect("has one").node = store
+            .recorded(NodeId(99), Kind::Skeleton, 1)
+            .expect("no other kind is known")
     });
     forge("T4", &|n| n.next_ord = 1);
 }

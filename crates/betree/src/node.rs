@@ -307,11 +307,13 @@ impl Store {
         self.next_id.load(Ordering::Relaxed)
     }
 
-    /// The handle of a node that a checkpoint names.
-    pub(crate) fn recorded(&self, id: NodeId, kind: Kind, height: u8) -> Arc<Handle> {
+    /// The handle of a node that a checkpoint names; `None` when the node is known to be of another kind or height.
+    pub(crate) fn recorded(&self, id: NodeId, kind: Kind, height: u8) -> Option<Arc<Handle>> {
         let mut handles = self.handles.lock();
-        if let Some(handle) = handles.get(&id.0).and_then(Weak::upgrade) {
-            return handle;
+        let known = handles.get(&id.0).and_then(Weak::upgrade);
+        if let Some(handle) = known {
+            drop(handles);
+            return (handle.kind == kind && handle.height == height).then_some(handle);
         }
         let handle = Arc::new(Handle {
             id,
@@ -322,7 +324,7 @@ impl Store {
             store: self.me.clone(),
         });
         handles.insert(id.0, Arc::downgrade(&handle));
-        handle
+        Some(handle)
     }
 
     fn fresh(&self, kind: Kind, height: u8, state: State) -> Arc<Handle> {
@@ -586,7 +588,7 @@ impl Store {
             let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
             verify(&bytes, &place, "skeleton")?;
             let mut node_of = |id, height| {
-                Some(self.recorded(
+                self.recorded(
                     NodeId(id),
                     if height == 0 {
                         Kind::Leaf
@@ -594,9 +596,9 @@ impl Store {
                         Kind::Skeleton
                     },
                     height,
-                ))
+                )
             };
-            let mut run_of = |id| Some(self.recorded(NodeId(id), Kind::Segment, 0));
+            let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
             let node = Skeleton::decode(&bytes, &mut node_of, &mut run_of)
                 .map_err(|e| malformed("skeleton", &place, &e))?;
             if node.height != handle.height {
@@ -606,7 +608,7 @@ impl Store {
         })?;
         match loaded {
             Cached::Skeleton(node) => Ok(node),
-            _ => unreachable!("part 0 of a skeleton is the skeleton"),
+            _ => Err(two_kinds(handle)),
         }
     }
 
@@ -621,7 +623,7 @@ impl Store {
                 handle: handle.clone(),
                 index,
             })),
-            _ => unreachable!("part 0 of a run is its index"),
+            _ => Err(two_kinds(handle)),
         }
     }
 
@@ -641,7 +643,7 @@ impl Store {
         front.truncate(len);
         verify(&front, &place, what)?;
         let mut node_of = |id, height| {
-            Some(self.recorded(
+            self.recorded(
                 NodeId(id),
                 if height == 0 {
                     Kind::Leaf
@@ -649,7 +651,7 @@ impl Store {
                     Kind::Skeleton
                 },
                 height,
-            ))
+            )
         };
         let index = RunIndex::decode(&front, handle.kind, place.used_bytes, &mut node_of)
             .map_err(|e| malformed(what, &place, &e))?;
@@ -748,6 +750,19 @@ fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
         addr: place.extent.addr,
         detail,
     })
+}
+
+/// Two nodes refer to one as different kinds; the table knows only one of them, and it has been read.
+fn two_kinds(handle: &Handle) -> Error {
+    let detail = format!(
+        "node {} is referred to as {:?} and as another kind",
+        handle.id.0, handle.kind
+    );
+    Error::Corrupt {
+        what: "node table",
+        addr: 0,
+        detail,
+    }
 }
 
 fn malformed(what: &'static str, place: &Place, why: &WireError) -> Error {

@@ -146,7 +146,9 @@ impl Tree {
                     addr: 0,
                     detail: format!("the root is node {id}, which has no record"),
                 })?;
-                store.recorded(NodeId(id), Kind::Skeleton, record.height)
+                store
+                    .recorded(NodeId(id), Kind::Skeleton, record.height)
+                    .expect("nothing is known of any node yet")
             }
         };
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf, below, min_hi};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Kind, Store, bump};
 use crate::skeleton::Skeleton;
@@ -36,6 +36,9 @@ pub(crate) struct Cut {
 
 /// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space.
 pub(crate) fn cut(store: &Store, node: &Skeleton, lo: &Bytes, hi: Option<Bytes>) -> Result<Cut> {
+    if !node.range().contains(lo) {
+        return Err(outside(node));
+    }
     let at = node.edge_of(lo);
     let edge = &node.edges[at];
     let mut end = min_hi(hi, node.edge_hi(at));
@@ -73,6 +76,37 @@ pub(crate) fn cut(store: &Store, node: &Skeleton, lo: &Bytes, hi: Option<Bytes>)
         overlays,
         base,
     })
+}
+
+/// Nodes that lead out of a child's range, or not down, are forged: no write makes them.
+fn outside(node: &Skeleton) -> Error {
+    let detail = format!(
+        "a node of height {} is looked for keys that it does not hold",
+        node.height
+    );
+    Error::Corrupt {
+        what: "skeleton",
+        addr: 0,
+        detail,
+    }
+}
+
+fn check_falls(height: u8, base: &Base) -> Result<()> {
+    match base {
+        Base::Node(next, _) if next.height() >= height => {
+            let detail = format!(
+                "T3: height {height} leads to height {} of node {}",
+                next.height(),
+                next.id().0
+            );
+            Err(Error::Corrupt {
+                what: "skeleton",
+                addr: 0,
+                detail,
+            })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What a range message of `run` puts at `lo`, if one covers it; `end` shrinks to where that changes.
@@ -149,6 +183,9 @@ fn descend(
             return Ok(point.apply(None));
         }
         let skeleton = store.skeleton(&node)?;
+        if !skeleton.range().contains(&key) {
+            return Err(outside(&skeleton));
+        }
         let edge = &skeleton.edges[skeleton.edge_of(&key)];
         let mut next = edge
             .child
@@ -179,6 +216,7 @@ fn descend(
                 break;
             }
         }
+        check_falls(node.height(), &next)?;
         base = next;
     }
 }
@@ -378,6 +416,9 @@ impl TreeScan {
     ) -> Result<()> {
         let inside = xf.range(&range);
         let piece = cut(store, skeleton, &inside.lo, inside.hi.clone())?;
+        if let Base::Node(here, _) = &same {
+            check_falls(here.height(), &piece.base)?;
+        }
         let back = xf.inverse(&range.lo);
         let end = if piece.hi == inside.hi {
             range.hi.clone()

@@ -373,7 +373,12 @@ impl Skeleton {
                 .segs
                 .last()
                 .is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
-            if !ordered || ord >= next_ord || clip.is_empty() || !clip.shares_prefix(xf.strip) {
+            if !ordered
+                || ord >= next_ord
+                || goto_height > height
+                || clip.is_empty()
+                || !clip.shares_prefix(xf.strip)
+            {
                 return Err(MALFORMED);
             }
             node.segs.push(SegRef {

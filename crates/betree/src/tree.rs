@@ -79,7 +79,13 @@ impl State {
         })
     }
 
-    fn set_root(&mut self, store: &Store, root: Skeleton) {
+    fn set_root(&mut self, store: &Store, mut root: Skeleton) {
+        // Keeps T3 for what was frozen into it.
+        root.height = root
+            .segs
+            .iter()
+            .map(|seg| seg.goto_height)
+            .fold(root.height, u8::max);
         self.root = store.new_skeleton(root);
         self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
     }

@@ -135,6 +135,17 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
                 ),
             );
         }
+        if seg.goto_height > node.height {
+            report(
+                "T3",
+                format!(
+                    "segment {} holds a GOTO to height {} in a node of height {}",
+                    seg.ord,
+                    seg.goto_height - 1,
+                    node.height
+                ),
+            );
+        }
         if last.is_some_and(|l: &SegRef| !l.comes_before(seg.ord, &seg.clip))
             || seg.ord >= node.next_ord
         {
