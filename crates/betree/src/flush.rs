@@ -466,8 +466,7 @@ impl Store {
             let inside = child.xf.range(range);
             let at = node.edge_of(&inside.lo);
             if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
-                // Anything that is not small: an interior node is never coalesced.
-                child.live_bytes = self.shape.leaf_bytes as u64;
+                child.live_bytes = node.live_bytes_in(&inside);
                 return Ok(Some(child));
             }
             let Some(below) = &node.edges[at].child else {
