@@ -628,7 +628,7 @@ impl Store {
         let up = Xf::prepending(prefix);
         let watermark = node.next_step();
         let mut edges = Vec::new();
-        for mut part in self.split(child)? {
+        for part in self.split(child)? {
             let inner = part.range();
             let lo = up.key(&inner.lo);
             if part.segs.is_empty() && part.edges.iter().all(|e| e.child.is_none()) {
@@ -657,19 +657,7 @@ impl Store {
                 }));
                 continue;
             }
-            let more = inner.common_prefix_len();
-            part.lift(more);
-            part.height = part.label();
-            let live_bytes = part
-                .edges
-                .iter()
-                .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
-                .sum();
-            let child = Child {
-                xf: Xf::stripping(lift + more),
-                node: self.new_skeleton(part),
-                live_bytes,
-            };
+            let child = self.child_of(part, lift);
             edges.push(Edge {
                 lo,
                 watermark,
@@ -677,6 +665,19 @@ impl Store {
             });
         }
         Ok(edges)
+    }
+
+    /// The child that a node becomes, whose key space already lacks `lift` bytes: relifted by what its keys still
+    /// share, with the label that fits.
+    pub(crate) fn child_of(&self, mut node: Skeleton, lift: usize) -> Child {
+        let more = node.range().common_prefix_len();
+        node.lift(more);
+        node.height = node.label();
+        Child {
+            xf: Xf::stripping(lift + more),
+            live_bytes: node.live_bytes_in(&node.range()),
+            node: self.new_skeleton(node),
+        }
     }
 
     /// Cuts a node with too many edges, preferring borders with a short common prefix (*preferential

@@ -115,7 +115,7 @@ fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> O
     // An end beyond what translates back is no border within the piece.
     let mut shrink = |bound: Option<Bytes>| {
         if let Some(bound) = bound
-            && bound.starts_with(&back_prefix(xf))
+            && bound.starts_with(&xf.prepend)
         {
             *end = min_hi(end.take(), Some(back.key(&bound)));
         }
@@ -133,10 +133,6 @@ fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> O
             None
         }
     }
-}
-
-fn back_prefix(xf: &Xf) -> Bytes {
-    xf.prepend.clone()
 }
 
 /// The same for a buffer that is not part of a node: the memory buffer over the whole tree.

@@ -25,7 +25,7 @@ use parking_lot::{Condvar, Mutex};
 use ramet_block::Superblock;
 
 use crate::batch::{Batch, Op};
-use crate::bounds::{KeyRange, Xf};
+use crate::bounds::KeyRange;
 use crate::clone::{Captured, capture, destination};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
@@ -34,7 +34,7 @@ use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store};
 use crate::record;
 use crate::scan::{TreeScan, View};
-use crate::skeleton::{Child, Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
+use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::stats::Stats;
 use crate::view::RunView;
 
@@ -375,25 +375,11 @@ impl Inner {
             let next_ord = root.next_ord;
             let old = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
             let mut edges = Vec::new();
-            for mut part in store.split(old)? {
-                let range = part.range();
-                let lift = range.common_prefix_len();
-                part.lift(lift);
-                part.height = part.label();
-                let live_bytes = part
-                    .edges
-                    .iter()
-                    .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
-                    .sum();
-                let child = Child {
-                    xf: Xf::stripping(lift),
-                    node: store.new_skeleton(part),
-                    live_bytes,
-                };
+            for part in store.split(old)? {
                 edges.push(Edge {
-                    lo: range.lo,
+                    lo: part.range().lo,
                     watermark: 0,
-                    child: Some(child),
+                    child: Some(store.child_of(part, 0)),
                 });
             }
             *root = Skeleton {
