@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::memrun::MemRun;
 use crate::node::{Store, bump};
 use crate::scan::{Base, Frame, Merge, TreeScan};
-use crate::skeleton::{Child, Edge, HEIGHT_SOFT, Skeleton};
+use crate::skeleton::{Child, Edge, Skeleton};
 use crate::view::MappedCursor;
 
 /// Most pieces that one flattening handles.
@@ -45,17 +45,19 @@ struct Builder<'a> {
 }
 
 impl Store {
-    /// Flattens the interior children of `node` that are too high.
-    pub(crate) fn flatten_high(&self, node: &mut Skeleton) -> Result<()> {
+    /// Flattens the interior children of `node` that are higher than `height_soft`.
+    pub(crate) fn flatten_high(&self, node: &mut Skeleton, height_soft: u8) -> Result<()> {
         let mut at = 0;
         while at < node.edges.len() {
-            let height = node.edges[at].child.as_ref().map_or(0, |c| c.node.height());
-            let edges = if height > HEIGHT_SOFT {
-                self.flatten(node, at, height)?
-            } else {
-                None
+            let high = node.edges[at].child.as_ref().map(|c| &c.node);
+            let high = high.filter(|n| n.height() > height_soft && !self.is_unflattenable(n.id()));
+            let Some((id, height)) = high.map(|n| (n.id(), n.height())) else {
+                at += 1;
+                continue;
             };
-            let Some(edges) = edges else {
+            let Some(edges) = self.flatten(node, at, height)? else {
+                // Nodes never change, so there is no point in trying this one again.
+                self.set_unflattenable(id);
                 at += 1;
                 continue;
             };
@@ -111,7 +113,7 @@ impl Store {
                 return builder.finish().map(Some);
             };
             builder.add(&piece)?;
-            if builder.bytes > 8 * self.shape.buffer_bytes {
+            if builder.bytes > self.shape.buffer_bytes {
                 return Ok(None);
             }
         }

@@ -32,7 +32,7 @@ use crate::message::{Point, RangeMsg};
 use crate::node::{Kind, Store, bump};
 use crate::run::RunBuilder;
 use crate::scan::{Base, TreeScan};
-use crate::skeleton::{Child, Edge, SegRef, Skeleton};
+use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
 use crate::view::{MappedCursor, RangeAt};
 
 /// What a part of an edge's range becomes.
@@ -71,7 +71,15 @@ impl Store {
     /// a free label. With `settle` range messages are pushed as deep as they go.
     pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
         self.convert(node, top)?;
-        self.flatten_high(node)?;
+        // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
+        self.flatten_high(
+            node,
+            if settle {
+                HEIGHT_SOFT
+            } else {
+                HEIGHT_PATIENT - 1
+            },
+        )?;
         let mut pending = self.weigh_edges(node)?;
         let mut at = 0;
         while at < node.edges.len() {
@@ -510,8 +518,7 @@ impl Store {
             let inside = child.xf.range(range);
             let at = node.edge_of(&inside.lo);
             if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
-                // Anything that is not small: an interior node is never coalesced.
-                child.live_bytes = self.shape.leaf_bytes as u64;
+                child.live_bytes = node.live_bytes_in(&inside);
                 return Ok(Some(child));
             }
             let Some(below) = &node.edges[at].child else {

@@ -12,7 +12,7 @@
 //! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Store::is_pinned`]),
 //! so readers of older states never meet reused space.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -259,6 +259,9 @@ pub(crate) fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Most nodes remembered as not worth flattening.
+const UNFLATTENABLE_MAX: usize = 4096;
+
 /// All nodes of a volume.
 pub(crate) struct Store {
     pub(crate) dev: Arc<dyn Device>,
@@ -278,6 +281,8 @@ pub(crate) struct Store {
     cache: Cache<CacheKey, Cached, ByBytes>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
+    /// Nodes that flattening did not help, forgotten when they are many.
+    unflattenable: Mutex<HashSet<u64>>,
     me: Weak<Store>,
 }
 
@@ -318,6 +323,7 @@ impl Store {
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
+            unflattenable: Mutex::new(HashSet::new()),
             me: me.clone(),
         })
     }
@@ -766,6 +772,18 @@ impl Store {
         for id in ids {
             self.cache.remove(&(id.0, 0));
         }
+    }
+
+    pub(crate) fn is_unflattenable(&self, id: NodeId) -> bool {
+        self.unflattenable.lock().contains(&id.0)
+    }
+
+    pub(crate) fn set_unflattenable(&self, id: NodeId) {
+        let mut nodes = self.unflattenable.lock();
+        if nodes.len() >= UNFLATTENABLE_MAX {
+            nodes.clear();
+        }
+        nodes.insert(id.0);
     }
 
     /// Most bytes that the cache holds.

@@ -248,6 +248,16 @@ impl Skeleton {
         )
     }
 
+    /// Bytes that the edges meeting `range` can see below, estimated.
+    pub(crate) fn live_bytes_in(&self, range: &KeyRange) -> u64 {
+        let meets = |at: &usize| !self.edge_range(*at).intersect(range).is_empty();
+        let edges = (0..self.edges.len())
+            .filter(meets)
+            .map(|at| &self.edges[at]);
+        let bytes = edges.filter_map(|e| e.child.as_ref().map(|c| c.live_bytes));
+        bytes.fold(0, u64::saturating_add)
+    }
+
     /// Memory that it takes, roughly, in bytes.
     pub(crate) fn weight(&self) -> usize {
         128 + self.edges.len() * 192 + self.segs.len() * 256

@@ -3,6 +3,7 @@
 use std::ops::AddAssign;
 use std::sync::atomic::Ordering;
 
+use crate::bounds::KeyRange;
 use crate::tree::Inner;
 
 /// Counters of an open tree. Sizes in bytes, times in nanoseconds.
@@ -10,6 +11,9 @@ use crate::tree::Inner;
 pub struct Stats {
     /// Size of the volume.
     pub device_bytes: u64,
+    /// Bytes of keys and values that can be read, each clone counted in full; an estimate from the root's
+    /// edges, without what is in memory.
+    pub logical_bytes: u64,
     /// Space in use, with what only a checkpoint will free.
     pub allocated_bytes: u64,
     /// Space left.
@@ -147,11 +151,12 @@ impl Inner {
     pub(crate) fn stats(&self) -> Stats {
         let store = &self.store;
         let space = store.table.stats();
-        let (buffered, root, seq) = {
+        let (buffered, root, top, seq) = {
             let state = self.state.lock();
             (
                 state.buffer.size_bytes() as u64,
                 state.root.clone(),
+                state.top.clone(),
                 state.seq,
             )
         };
@@ -159,6 +164,7 @@ impl Inner {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             device_bytes: self.volume_bytes,
+            logical_bytes: top.live_bytes_in(&KeyRange::all()),
             allocated_bytes: space.allocated,
             free_bytes: space.free,
             reserved_bytes: space.reserved,

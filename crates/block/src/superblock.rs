@@ -426,12 +426,12 @@ mod tests {
     #[test]
     fn nonsense_under_a_valid_checksum_is_corrupt() {
         // Offset and value: unknown flag, version 0, journal into the superblocks, journal start
-        // beyond it, unaligned page, page outside, unknown codec, reserved byte.
+        // unaligned, unaligned page, page outside, unknown codec, reserved byte.
         let forged: [(usize, u8); 8] = [
             (12, 2),
             (8, 0),
             (58, 0),
-            (74, 0xff),
+            (72, 1),
             (88, 1),
             (92, 1),
             (170, 9),

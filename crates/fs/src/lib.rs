@@ -102,6 +102,8 @@ pub struct VolumeStats {
     pub pid: u32,
     /// Size of the device.
     pub device_bytes: u64,
+    /// Bytes that can be read, each clone counted in full; an estimate.
+    pub logical_bytes: u64,
     /// Space in use.
     pub allocated_bytes: u64,
     /// Space left for new data.

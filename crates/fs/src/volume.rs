@@ -220,6 +220,7 @@ impl Volume {
         VolumeStats {
             pid: std::process::id(),
             device_bytes: tree.device_bytes,
+            logical_bytes: tree.logical_bytes,
             allocated_bytes: tree.allocated_bytes,
             free_bytes: tree.free_bytes,
             reserved_bytes: tree.reserved_bytes,
