@@ -61,6 +61,10 @@ impl Inner {
             Ok(()) | Err(Error::NoSpace) => {}
             Err(error) => return Err(error),
         }
+        // On a full volume nobody may build on segments that are about to be written in pieces: they would be written
+        // twice.
+        let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
+        let structure = is_short.then(|| self.structure.lock());
         let (root, seq, cut) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
@@ -69,14 +73,9 @@ impl Inner {
         let mut pieces = Pieces::new();
         let fresh = write_fresh(&self.store, &root, &mut pieces)?;
         if !pieces.is_empty() {
-            // The segments that were cut go, with the contents of the root that still refer to them.
-            let top = self.store.skeleton(&root)?;
-            let mut state = self.state.lock();
-            let old =
-                Arc::ptr_eq(&state.root, &root).then(|| std::mem::replace(&mut state.top, top));
-            drop(state);
-            drop(old);
+            self.refer_to(&pieces, &root)?;
         }
+        drop(structure);
         let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
         let reclaim_max = self.reclaim_max(new.len())?;
@@ -124,6 +123,21 @@ impl Inner {
         bump(&self.store.counters.checkpoints);
         self.checkpointed_seq.store(seq, Ordering::Relaxed);
         *self.last_checkpoint.lock() = Instant::now();
+        Ok(())
+    }
+
+    /// Lets go of the segments that were written in pieces, with the contents of the root that still refer to them.
+    fn refer_to(&self, pieces: &Pieces, root: &Arc<Handle>) -> Result<()> {
+        let written = self.store.skeleton(root)?;
+        let mut state = self.state.lock();
+        let old = state.top.clone();
+        if Arc::ptr_eq(&state.root, root) {
+            state.top = written;
+        } else if let Some(top) = state.top.with_pieces(pieces) {
+            state.set_root(&self.store, top);
+        }
+        drop(state);
+        drop(old);
         Ok(())
     }
 

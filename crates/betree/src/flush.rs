@@ -21,6 +21,7 @@
 //! its segments and children are shared until they are rewritten themselves.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -49,24 +50,19 @@ enum Piece {
 /// Space that pushing into a child takes beside the messages, about, in bytes.
 const PUSH_BYTES: u64 = 32 << 10;
 
-/// `None` when there was no room.
-fn with_room<T>(done: Result<T>) -> Result<Option<T>> {
-    match done {
-        Ok(done) => Ok(Some(done)),
-        Err(Error::NoSpace) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
+/// One deletion in so many bytes of a leaf is worth being pushed down at a checkpoint.
+const DELETES_PER_LEAF_BYTES: usize = 2048;
 
 /// How much waits for an edge.
 #[derive(Clone, Copy, Default)]
 struct Pending {
     bytes: usize,
     count: usize,
-    /// Bytes below that range messages are going to drop.
+    /// Bytes below that range messages and deletions are going to drop.
     dropped: usize,
+    deletes: usize,
     ranges: bool,
-    /// There was no room to push it down.
+    /// Nothing is to be pushed down any more: that was done, or there was no room.
     stays: bool,
 }
 
@@ -93,7 +89,7 @@ impl Store {
                 .is_none_or(|c| c.node.kind() == Kind::Leaf);
             let wanted = is_leaf && self.is_abundant(&node.edges[at], pending[at]);
             let rewritten = if wanted {
-                with_room(self.rewrite(node, at, at))?
+                self.with_room(self.rewrite(node, at, at))?
             } else {
                 None
             };
@@ -108,9 +104,25 @@ impl Store {
             }
         }
         self.push_fullest(node, &mut pending, settle)?;
+        if settle && self.sweeping.load(Ordering::Relaxed) {
+            self.sweep(node, &mut pending)?;
+        }
         self.coalesce(node, &mut pending)?;
         self.drop_dead_segments(node)?;
+        self.compact_segments(node)?;
         self.merge_segments(node)
+    }
+
+    /// `None` when there was no room.
+    fn with_room<T>(&self, done: Result<T>) -> Result<Option<T>> {
+        match done {
+            Ok(done) => Ok(Some(done)),
+            Err(Error::NoSpace) => {
+                self.left_out.store(true, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
@@ -120,7 +132,8 @@ impl Store {
             .map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
         let size = live.max(self.shape.leaf_bytes / 2);
         // What goes for the most part is cheap to write anew, however small it is.
-        let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live;
+        let nothing_left = edge.child.is_none() && pending.deletes * 2 >= pending.count.max(1);
+        let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live || nothing_left;
         mostly_dropped
             || pending.count > 0
                 && pending.bytes + pending.dropped
@@ -141,13 +154,19 @@ impl Store {
         };
         let mut total: usize = pending.iter().map(|p| p.bytes).sum();
         let is_short = self.room_bytes() < 2 * self.slack_bytes();
+        // What they delete is not free before they arrive.
+        let deletes_max = (self.shape.leaf_bytes / DELETES_PER_LEAF_BYTES).max(1);
         let high = if is_short { 0 } else { self.shape.buffer_bytes };
         let low = if total > high { high / 2 } else { high };
         loop {
             let candidates = (0..node.edges.len())
                 .filter(|&at| pending[at].count > 0 && !pending[at].stays && interior(node, at));
             let forced = settle
-                .then(|| candidates.clone().find(|&at| pending[at].ranges))
+                .then(|| {
+                    candidates
+                        .clone()
+                        .find(|&at| pending[at].ranges || pending[at].deletes >= deletes_max)
+                })
                 .flatten();
             let fullest = (total > low)
                 .then(|| candidates.max_by_key(|&at| pending[at].bytes))
@@ -155,12 +174,13 @@ impl Store {
             let Some(at) = forced.or(fullest) else {
                 return Ok(());
             };
-            if let Some(edges) = with_room(self.push(node, at, settle))? {
+            if let Some(edges) = self.with_room(self.push(node, at, settle))? {
                 total -= pending[at].bytes;
-                pending.splice(
-                    at..=at,
-                    std::iter::repeat_n(Pending::default(), edges.len()),
-                );
+                let done = Pending {
+                    stays: true,
+                    ..Pending::default()
+                };
+                pending.splice(at..=at, std::iter::repeat_n(done, edges.len()));
                 node.edges.splice(at..=at, edges);
             } else if let Some(right) = self.halve_edge(node, at)? {
                 // Half of the messages may find room where all do not.
@@ -172,6 +192,37 @@ impl Store {
                 pending[at].stays = true;
             }
         }
+    }
+
+    /// Tends the children to which nothing was pushed: steps may have been left out there for want of room.
+    fn sweep(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let child = node.edges[at].child.as_ref();
+            if pending[at].stays || child.is_none_or(|c| c.node.kind() != Kind::Skeleton) {
+                at += 1;
+                continue;
+            }
+            let before = self.structural_work();
+            let (mut child, lift) = self.open_child(node, at)?;
+            // What waits for the edge goes on waiting.
+            let watermark = node.edges[at].watermark;
+            self.tend(&mut child, false, true)?;
+            if self.structural_work() == before {
+                at += 1;
+                continue;
+            }
+            let mut edges = self.close_child(node, at, child, lift)?;
+            edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+            let made = edges.len();
+            node.edges.splice(at..=at, edges);
+            pending.remove(at);
+            for new in at..at + made {
+                pending.insert(new, self.weigh_edge(node, new)?);
+            }
+            at += made;
+        }
+        Ok(())
     }
 
     /// The right part of an edge that is to be cut in the middle of its interior child; both parts keep the child.
@@ -220,6 +271,7 @@ impl Store {
             let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
             sum.bytes += weight.bytes;
             sum.count += weight.count;
+            sum.deletes += weight.deletes;
             if weight.deletes > 0 {
                 sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
             }
@@ -530,20 +582,13 @@ impl Store {
     /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, settle: bool) -> Result<Vec<Edge>> {
         let messages = self.gather(node, at, &node.segs)?;
-        self.check_room(&messages)?;
+        let room = self.take_room(messages.size_bytes() as u64 + PUSH_BYTES)?;
         bump(&self.counters.flushes);
         let (mut child, lift) = self.open_child(node, at)?;
         self.give(&mut child, &messages, &node.edge_range(at), lift);
+        drop(room);
         self.tend(&mut child, false, settle)?;
         self.close_child(node, at, child, lift)
-    }
-
-    /// Whether a child may take `messages` as a new segment.
-    fn check_room(&self, messages: &MemRun) -> Result<()> {
-        if messages.size_bytes() as u64 + PUSH_BYTES > self.room_bytes() {
-            return Err(Error::NoSpace);
-        }
-        Ok(())
     }
 
     /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
@@ -762,6 +807,48 @@ impl Store {
         Ok(())
     }
 
+    /// Copies what is left of segments that are mostly dead. A segment on the device lives as long as one edge sees
+    /// one message of it, and edges that few messages wait for may keep it for ever.
+    fn compact_segments(&self, node: &mut Skeleton) -> Result<()> {
+        let mut at = 0;
+        while at < node.segs.len() {
+            let seg = &node.segs[at];
+            let whole = self.run(&seg.run)?.stored_bytes().unwrap_or(0) as u64;
+            let is_worth = whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / 2;
+            let room = if is_worth {
+                self.with_room(self.take_room(seg.bytes + PUSH_BYTES))?
+            } else {
+                None
+            };
+            let Some(_room) = room else {
+                at += 1;
+                continue;
+            };
+            bump(&self.counters.segment_merges);
+            let mut left = MemRun::default();
+            for edge in 0..node.edges.len() {
+                left.add_all(&self.gather(node, edge, &node.segs[at..=at])?);
+            }
+            if left.is_empty() {
+                node.segs.remove(at);
+                continue;
+            }
+            let (goto_height, bytes) = (self.goto_height(&left), left.size_bytes() as u64);
+            let (ord, clip) = (seg.ord, seg.clip.clone());
+            let run = self.new_segment(left);
+            node.segs[at] = SegRef {
+                run,
+                ord,
+                clip,
+                xf: Xf::identity(),
+                goto_height,
+                bytes,
+            };
+            at += 1;
+        }
+        Ok(())
+    }
+
     /// Merges the newest segments while there are too many, small ones first (size tiers).
     fn merge_segments(&self, node: &mut Skeleton) -> Result<()> {
         let mut before = usize::MAX;
@@ -780,9 +867,9 @@ impl Store {
                 from -= 1;
                 sum += node.segs[from].bytes;
             }
-            if sum + PUSH_BYTES > self.room_bytes() {
+            let Some(_room) = self.with_room(self.take_room(sum + PUSH_BYTES))? else {
                 return Ok(());
-            }
+            };
             bump(&self.counters.segment_merges);
             let mut merged = MemRun::default();
             for at in 0..node.edges.len() {
@@ -801,7 +888,6 @@ impl Store {
 
     /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.
     fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
-        bump(&self.counters.rewrites);
         for edge in &node.edges[from..=to] {
             if let Some(child) = edge.child.as_ref().filter(|c| c.node.is_recorded())
                 && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)
@@ -824,7 +910,9 @@ impl Store {
         while let Some((key, value)) = scan.next(self)? {
             writer.add(key, value)?;
         }
-        writer.finish(range.hi)
+        let edges = writer.finish(range.hi)?;
+        bump(&self.counters.rewrites);
+        Ok(edges)
     }
 
     /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave crumbs.
@@ -850,7 +938,7 @@ impl Store {
                 to += 1;
             }
             let joined = if leaves >= least {
-                with_room(self.rewrite(node, from, to - 1))?
+                self.with_room(self.rewrite(node, from, to - 1))?
             } else {
                 None
             };
@@ -879,10 +967,11 @@ impl Store {
         if covers {
             let edges = if kind == Some(Kind::Skeleton) {
                 let messages = self.gather(node, at, &node.segs)?;
-                self.check_room(&messages)?;
+                let room = self.take_room(messages.size_bytes() as u64 + PUSH_BYTES)?;
                 let bounds = node.edge_range(at);
                 let (mut child, lift) = self.open_child(node, at)?;
                 self.give(&mut child, &messages, &bounds, lift);
+                drop(room);
                 self.sink(&mut child, &Xf::stripping(lift).range(range), false)?;
                 self.close_child(node, at, child, lift)?
             } else if self.weigh_edges(node)?[at].count > 0 {

@@ -15,6 +15,9 @@ use crate::message::{Point, RangeMsg};
 
 /// Bytes that one message costs beside key and payload, in the accounting of buffers.
 const ENTRY_BYTES: usize = 48;
+/// Memory that one message takes beyond that: its place in the map, and the allocations of key and
+/// payload.
+const MEMORY_ENTRY_BYTES: usize = 240;
 
 #[derive(Clone, Debug)]
 pub(crate) struct RangeEntry {
@@ -60,6 +63,12 @@ impl MemRun {
     /// Bytes of messages, with a fixed cost for each.
     pub(crate) fn size_bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Memory that it takes, about, in bytes: small messages take several times what they take in
+    /// a run on the device.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.bytes + (self.points.len() + self.ranges.len()) * MEMORY_ENTRY_BYTES
     }
 
     fn put_range(&mut self, lo: Bytes, entry: RangeEntry) {

@@ -13,7 +13,7 @@
 //! so readers of older states never meet reused space.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -78,7 +78,7 @@ pub(crate) struct Handle {
     kind: Kind,
     height: u8,
     /// Space that writing it takes, in bytes; counted in [`Store::owed_bytes`] while it is fresh.
-    owes: u64,
+    owes: AtomicU64,
     state: Mutex<State>,
     store: Weak<Store>,
 }
@@ -138,11 +138,11 @@ impl Drop for Handle {
             State::Run(run) => {
                 store
                     .fresh_bytes
-                    .fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
-                store.owed_bytes.fetch_sub(self.owes, Ordering::Relaxed);
+                    .fetch_sub(run.memory_bytes() as u64, Ordering::Relaxed);
+                store.settle(self);
             }
             State::Skeleton(_) => {
-                store.owed_bytes.fetch_sub(self.owes, Ordering::Relaxed);
+                store.settle(self);
             }
             State::Recorded(_) => {}
         }
@@ -158,6 +158,20 @@ enum Cached {
 
 #[derive(Clone)]
 struct ByBytes;
+
+/// Room set aside until the nodes that take it are counted themselves.
+pub(crate) struct Room<'a> {
+    store: &'a Store,
+    bytes: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.store
+            .owed_bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
 
 /// Part of a node in the cache: 0 is the skeleton or the index, `n + 1` block `n`.
 type CacheKey = (u64, u32);
@@ -254,12 +268,16 @@ pub(crate) struct Store {
     pub(crate) table: NodeTable,
     pub(crate) shape: TreeShape,
     pub(crate) counters: Counters,
-    /// Bytes of messages in segments that are not written yet.
+    /// Memory of segments that are not written yet, in bytes.
     pub(crate) fresh_bytes: AtomicU64,
     /// Space that the next checkpoint takes to write what is in memory only, in bytes.
     owed_bytes: AtomicU64,
     /// Bytes of messages in the memory buffer.
     pub(crate) buffered_bytes: AtomicU64,
+    /// A structural step was left out for want of room since the last sweep began.
+    pub(crate) left_out: AtomicBool,
+    /// The flush under way visits every node, for steps that were left out.
+    pub(crate) sweeping: AtomicBool,
     cache: Cache<CacheKey, Cached, ByBytes>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
@@ -300,6 +318,8 @@ impl Store {
             fresh_bytes: AtomicU64::new(0),
             owed_bytes: AtomicU64::new(0),
             buffered_bytes: AtomicU64::new(0),
+            left_out: AtomicBool::new(false),
+            sweeping: AtomicBool::new(false),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
@@ -325,7 +345,7 @@ impl Store {
             id,
             kind,
             height,
-            owes: 0,
+            owes: AtomicU64::new(0),
             state: Mutex::new(State::Recorded(None)),
             store: self.me.clone(),
         });
@@ -346,7 +366,7 @@ impl Store {
             id,
             kind,
             height,
-            owes,
+            owes: AtomicU64::new(owes),
             state: Mutex::new(state),
             store: self.me.clone(),
         });
@@ -360,7 +380,7 @@ impl Store {
 
     pub(crate) fn new_segment(&self, run: MemRun) -> Arc<Handle> {
         self.fresh_bytes
-            .fetch_add(run.size_bytes() as u64, Ordering::Relaxed);
+            .fetch_add(run.memory_bytes() as u64, Ordering::Relaxed);
         self.fresh(Kind::Segment, 0, State::Run(Arc::new(run)))
     }
 
@@ -384,13 +404,34 @@ impl Store {
             .saturating_sub(owed)
     }
 
+    /// Sets `bytes` of the room aside for nodes about to be made.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn take_room(&self, bytes: u64) -> Result<Room<'_>> {
+        // Counted before it is compared: others who ask meanwhile see it.
+        self.owed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let room = Room { store: self, bytes };
+        let space = self.table.stats();
+        if space.free.saturating_sub(space.reserved) < self.owed_bytes() {
+            return Err(Error::NoSpace);
+        }
+        Ok(room)
+    }
+
     /// Grows with every step that moves messages down.
     pub(crate) fn structural_work(&self) -> u64 {
         let c = &self.counters;
-        [&c.rewrites, &c.flushes, &c.conversions]
+        [&c.rewrites, &c.flushes, &c.conversions, &c.segment_merges]
             .iter()
             .map(|n| n.load(Ordering::Relaxed))
             .sum()
+    }
+
+    /// Nothing will be written for `handle` any more.
+    fn settle(&self, handle: &Handle) {
+        let owes = handle.owes.swap(0, Ordering::Relaxed);
+        self.owed_bytes.fetch_sub(owes, Ordering::Relaxed);
     }
 
     /// Bytes that are in memory only.
@@ -400,9 +441,7 @@ impl Store {
 
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
-        if (image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES) > self.room_bytes() {
-            return Err(Error::NoSpace);
-        }
+        let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
         let place = self.write_node(&image.bytes, image.checksum, false)?;
         Ok(self.fresh(
             image.kind,
@@ -467,10 +506,11 @@ impl Store {
                 Ok(place) => {
                     self.become_written(handle, place, image.children);
                     self.fresh_bytes
-                        .fetch_sub(run.size_bytes() as u64, Ordering::Relaxed);
+                        .fetch_sub(run.memory_bytes() as u64, Ordering::Relaxed);
                 }
                 Err(Error::NoSpace) if self.table.stats().free >= image.bytes.len() as u64 => {
                     pieces.insert(handle.id, self.write_in_pieces(&run)?);
+                    self.settle(handle);
                 }
                 Err(error) => return Err(error),
             }
@@ -490,7 +530,7 @@ impl Store {
             &mut *handle.state.lock(),
             State::Written { place, children },
         );
-        self.owed_bytes.fetch_sub(handle.owes, Ordering::Relaxed);
+        self.settle(handle);
         // Dropped without the lock: the last hold on a node may go with it.
         drop(old);
     }

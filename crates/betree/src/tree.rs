@@ -79,7 +79,7 @@ impl State {
         })
     }
 
-    fn set_root(&mut self, store: &Store, mut root: Skeleton) {
+    pub(crate) fn set_root(&mut self, store: &Store, mut root: Skeleton) {
         // Keeps T3 for what was frozen into it.
         root.height = root
             .segs
@@ -303,7 +303,7 @@ impl Inner {
             if let (Some(record), Some(journal)) = (record, &self.journal) {
                 journal.append(seq, &[record]);
             }
-            let full = state.buffer.size_bytes() > self.store.shape.memory_bytes;
+            let full = state.buffer.memory_bytes() > self.store.shape.memory_bytes;
             if full {
                 self.freeze(&mut state);
             }
@@ -435,6 +435,11 @@ impl Inner {
     /// Brings the root within its limits; with `settle` range messages go as deep as they can.
     pub(crate) fn flush(&self, settle: bool) -> Result<()> {
         let _structure = self.structure.lock();
+        let store = &self.store;
+        let sweeps = settle
+            && store.room_bytes() >= store.shape.leaf_bytes as u64
+            && store.left_out.swap(false, Ordering::Relaxed);
+        store.sweeping.store(sweeps, Ordering::Relaxed);
         self.rebuild(|store, root| store.tend(root, true, settle))
     }
 
@@ -587,6 +592,7 @@ impl Inner {
     /// slack, and so leaves room to apply it.
     fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
         let slack = self.store.slack_bytes();
+        let mut swept = false;
         for _ in 0..RECLAIM_ROUNDS_MAX {
             let room = self.store.room_bytes();
             let growth = if frees {
@@ -604,9 +610,16 @@ impl Inner {
             let work = self.store.structural_work();
             self.checkpoint()?;
             // Work may free less in its first round than it takes: what it empties is shared by its next rounds.
-            if self.store.room_bytes() <= room && self.store.structural_work() == work {
+            if self.store.room_bytes() > room || self.store.structural_work() != work {
+                continue;
+            }
+            if swept {
                 self.exhausted_at.store(seq + 1, Ordering::Relaxed);
             }
+            // Once more: without a flush that holds what was freed, and with a look at every node.
+            swept = true;
+            drop(self.structure.lock());
+            self.store.left_out.store(true, Ordering::Relaxed);
         }
         if self.store.table.stats().zombies > 0 {
             // Readers held them; by now perhaps no more.

@@ -145,6 +145,14 @@ impl RunView {
         Ok(sum)
     }
 
+    /// Bytes of all points of a run on the device, before compression; `None` when it is in memory.
+    pub(crate) fn stored_bytes(&self) -> Option<usize> {
+        match self {
+            RunView::Mem(_) => None,
+            RunView::Disk(run) => Some(run.index.blocks.iter().map(|m| m.raw_bytes as usize).sum()),
+        }
+    }
+
     /// Mean bytes of a point of the whole run, from the index alone.
     pub(crate) fn point_bytes_mean(&self) -> usize {
         match self {

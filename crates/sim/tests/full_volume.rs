@@ -72,7 +72,6 @@ fn cycles(manual: bool, cycles: u64) {
     let mut first = None;
     for cycle in 0..cycles {
         let tree = open(&device, manual);
-        println!("opened: {:?}", tree.stats());
         let taken = timed("fill", Duration::from_secs(60), || {
             fill(&tree, &mut rng, 0..1 << 20)
         });
