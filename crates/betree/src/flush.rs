@@ -1025,7 +1025,9 @@ impl<'a> LeafWriter<'a> {
             sum += entry_bytes(key, value);
             let shared = shared_prefix(key, &self.entries[at].0);
             let late = at + 1 == self.entries.len() && best.is_none();
-            if (sum >= target * 3 / 4 || late) && best.is_none_or(|(least, _)| shared < least) {
+            // Of equals the one next to the aimed-at size.
+            let is_better = |(least, _)| shared < least || shared == least && sum <= target;
+            if (sum >= target * 3 / 4 || late) && best.is_none_or(is_better) {
                 best = Some((shared, at));
             }
         }

@@ -493,7 +493,7 @@ impl Store {
     pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
         let place = self.write_node(&image.bytes, image.checksum, false)?;
-        Ok(self.fresh(
+        let handle = self.fresh(
             image.kind,
             0,
             State::Written {
@@ -501,7 +501,13 @@ impl Store {
                 children: image.children,
                 is_named: false,
             },
-        ))
+        );
+        // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
+        if let Some(index) = image.index {
+            let index = Cached::Index(Arc::new(index));
+            self.cache.insert((handle.id.0, 0), index);
+        }
+        Ok(handle)
     }
 
     fn write_node(&self, bytes: &[u8], sum: u64, reserved: bool) -> Result<Place> {

@@ -21,6 +21,7 @@ struct Counted {
 }
 
 #[derive(Clone, Copy, Debug)]
+#[expect(dead_code, reason = "printed")]
 struct Counts {
     written: u64,
     read: u64,
