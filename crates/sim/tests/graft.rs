@@ -1,0 +1,159 @@
+//! Grafts and power cuts, where chance seldom leads.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_betree::{Batch, Error, Graft, Tree};
+use ramet_block::Device;
+use ramet_sim::{Fill, Keep, LoggedDevice, PowerCut, Rng, Setup, SparseDevice};
+
+const VALUE_BYTES: usize = 50 << 10;
+
+fn entries(fill: u8, count: u8) -> Vec<(Bytes, Bytes)> {
+    // Nothing that a codec makes smaller.
+    let value = Fill {
+        len: u16::try_from(VALUE_BYTES).expect("short"),
+        salt: fill.into(),
+    };
+    let entry = |n| (Bytes::from(vec![n]), value.bytes());
+    (0..count).map(entry).collect()
+}
+
+fn contents(tree: &Tree) -> Vec<(Bytes, Bytes)> {
+    let found: Result<_, Error> = tree.scan(b"", None).collect();
+    found.expect("every leaf that the journal names is whole")
+}
+
+/// Prepares single values until the volume takes no more.
+fn fill_up(tree: &Tree, fill: u8) -> Vec<Graft> {
+    let mut held = Vec::new();
+    loop {
+        match tree.prepare(Bytes::new(), None, entries(fill, 1)) {
+            Ok(graft) => held.push(graft),
+            Err(Error::NoSpace) => return held,
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// A leaf that was overwritten in memory is dead, but a power cut brings back the record that names it. A full volume
+/// would like to have its space; it gets it by a checkpoint.
+#[test]
+fn a_dead_leaf_keeps_its_bytes_as_long_as_a_record_may_name_it() {
+    let mut setup = Setup::tiny_nodes();
+    setup.open.manual = true;
+    let device: Arc<dyn Device> = Arc::new(SparseDevice::new(4 << 20));
+    Tree::format(&device, &setup.format).expect("a new volume");
+    let blank = SparseDevice::new(4 << 20);
+    let mut bytes = vec![0; 4 << 20];
+    device.read_at(0, &mut bytes).expect("in memory");
+    blank.write_at(0, &bytes).expect("in memory");
+    let logged = Arc::new(LoggedDevice::new(blank.image()));
+    let tree = Tree::open(logged.clone(), setup.open.clone()).expect("opens");
+
+    let mut held = fill_up(&tree, 9);
+    held.truncate(held.len().checked_sub(10).expect("more than a few fit"));
+    let replace = |fill, count| {
+        let mut batch = Batch::new();
+        let graft = tree.prepare(Bytes::new(), None, entries(fill, count));
+        batch.graft(Bytes::new(), graft.expect("there is room"));
+        tree.apply(batch).expect("there is room");
+    };
+    replace(1, 4);
+    tree.sync().expect("in memory");
+    let synced = logged.log_len();
+    replace(2, 1);
+    let checkpoints = tree.stats().paths.checkpoints;
+    held.extend(fill_up(&tree, 3));
+    assert!(
+        tree.stats().paths.checkpoints > checkpoints,
+        "the space of what is dead came back"
+    );
+
+    let (old, new) = (entries(1, 4), entries(2, 1));
+    let mut rng = Rng::new(1);
+    let mut cut = PowerCut::before(blank);
+    let (mut olds, mut news) = (0, 0);
+    for (position, told) in logged.log().into_iter().enumerate() {
+        cut.pass(told);
+        if position + 1 < synced {
+            continue;
+        }
+        for keep in [Keep::None, Keep::All, Keep::Some] {
+            let image = Arc::new(cut.image(keep, &mut rng));
+            let tree = Tree::open(image, setup.open.clone()).expect("recovers");
+            let found = contents(&tree);
+            assert!(found == old || found == new, "cut after {position}");
+            olds += u32::from(found == old);
+            news += u32::from(found == new);
+        }
+    }
+    assert!(olds > 0 && news > 0);
+}
+
+#[test]
+fn a_graft_is_applied_once_and_frees_its_space_when_it_is_not() {
+    let setup = Setup::tiny_nodes();
+    let device: Arc<dyn Device> = Arc::new(SparseDevice::new(64 << 20));
+    Tree::format(&device, &setup.format).expect("a new volume");
+    let tree = Tree::open(device, setup.open.clone()).expect("opens");
+    let free = tree.stats().free_bytes;
+    let graft = tree.prepare(Bytes::new(), None, entries(1, 20));
+    let graft = graft.expect("there is room");
+    assert!(tree.stats().free_bytes + 20 * VALUE_BYTES as u64 <= free);
+    // A checkpoint in between neither names nor frees it.
+    tree.checkpoint().expect("there is room");
+    let mut twice = Batch::new();
+    twice.graft("a", graft.clone());
+    tree.apply(twice.clone()).expect("once");
+    assert!(matches!(tree.apply(twice), Err(Error::Invalid(_))));
+    assert_eq!(contents(&tree).len(), 20);
+    let unused = tree.prepare(Bytes::new(), None, entries(2, 20));
+    drop(unused.expect("there is room"));
+    let unsorted = entries(3, 3).into_iter().rev();
+    let unsorted = tree.prepare(Bytes::new(), None, unsorted);
+    assert!(matches!(unsorted, Err(Error::Invalid(_))));
+    tree.import("a", Some("b".into()), Vec::new())
+        .expect("a range may become empty");
+    assert_eq!(contents(&tree), []);
+    drop(graft);
+    for _ in 0..3 {
+        tree.checkpoint().expect("there is room");
+    }
+    assert!(
+        tree.stats().free_bytes + (64 << 10) >= free,
+        "space came back"
+    );
+}
+
+/// As many keys as many leaves take, in one step.
+#[test]
+fn an_import_replaces_a_range_atomically_and_survives_a_replay() {
+    let mut setup = Setup::tiny_nodes();
+    setup.open.manual = true;
+    let device: Arc<dyn Device> = Arc::new(SparseDevice::new(256 << 20));
+    Tree::format(&device, &setup.format).expect("a new volume");
+    let tree = Tree::open(device.clone(), setup.open.clone()).expect("opens");
+    let mut batch = Batch::new();
+    for key in ["a", "k", "k\0", "k9", "l", "z"] {
+        batch.put(key, "old");
+    }
+    tree.apply(batch).expect("there is room");
+    let entry = |n: u32| {
+        let key = Bytes::from(format!("k{n:08}"));
+        (key.clone(), key)
+    };
+    tree.import("k", Some("l".into()), (0..50_000).map(entry))
+        .expect("there is room");
+    tree.sync().expect("in memory");
+    let written = tree.stats().bytes_written;
+    assert!(tree.stats().paths.grafts == 1 && written > 0);
+    drop(tree);
+    let tree = Tree::open(device, setup.open.clone()).expect("replays");
+    let found = contents(&tree);
+    assert_eq!(found.len(), 50_000 + 3);
+    let imported = found.iter().filter(|(key, _)| key.starts_with(b"k"));
+    assert!(imported.eq((0..50_000).map(entry).collect::<Vec<_>>().iter()));
+    let violations = tree.verify(&mut |_| {}).expect("reads");
+    assert_eq!(violations, Vec::<String>::new());
+}
