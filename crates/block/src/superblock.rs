@@ -272,11 +272,13 @@ impl Superblock {
 /// What was read from the place of a copy.
 pub type Copy = Result<Superblock, SuperblockError>;
 
-/// The best of one slot's copies; the first is never older than the second.
+/// The best of one slot's copies, and what is wrong with its first one.
 fn best_copy(
     [first, second]: [Copy; 2],
 ) -> Result<(Superblock, Option<SuperblockError>), SuperblockError> {
     match (first, second) {
+        // The device lost the write of the first.
+        (Ok(first), Ok(second)) if first.generation < second.generation => Ok((second, None)),
         (Ok(sb), _) => Ok((sb, None)),
         (Err(error), Ok(sb)) => Ok((sb, Some(error))),
         (Err(SuperblockError::NotAVolume), Err(error)) | (Err(error), Err(_)) => Err(error),
@@ -563,7 +565,7 @@ mod tests {
         let newer = "made by a newer version";
         let lost = "the newest superblock may be lost, generation";
         type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);
-        let table: [Situation; 20] = [
+        let table: [Situation; 21] = [
             ([[Good(6), Good(6)], [Good(5), Good(5)]], Ok(6)),
             ([[Good(6), Good(6)], [Good(7), Good(7)]], Ok(7)),
             // Cut off while the newest was written: its first copy, or its second.
@@ -574,6 +576,7 @@ mod tests {
             ([[Torn(6), Good(6)], [Good(5), Good(5)]], Ok(6)),
             ([[Zero, Good(6)], [Good(5), Zero]], Ok(6)),
             ([[Unread, Good(6)], [Good(5), Unread]], Ok(6)),
+            ([[Good(4), Good(6)], [Good(5), Good(5)]], Ok(6)),
             ([[Good(6), Good(6)], [Unread, Good(7)]], Ok(7)),
             // What cannot be read may be generation 7.
             (
