@@ -624,6 +624,28 @@ mod tests {
     }
 
     #[test]
+    fn a_write_cut_at_any_byte_leaves_the_old_or_the_new() {
+        let device = MemDevice::new(16 << 20);
+        for generation in 4..7 {
+            write_superblock(&device, &sample(generation)).unwrap();
+        }
+        let (old, new) = (sample(5).encode(), sample(7).encode());
+        let differ = old.iter().zip(&new).rposition(|(a, b)| a != b);
+        let whole = differ.unwrap() + 1;
+        for place in SLOTS[1] {
+            for cut in 0..=BYTES {
+                device
+                    .write_at(place, &[&new[..cut], &old[cut..]].concat())
+                    .unwrap();
+                let is_new = cut >= whole || place != SLOTS[1][0];
+                let expected = if is_new { 7 } else { 6 };
+                let got = read_superblock(&device).unwrap();
+                assert_eq!(got.generation, expected, "cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
     fn any_one_block_of_the_area_may_rot() {
         let device = MemDevice::new(16 << 20);
         write_superblock(&device, &sample(5)).unwrap();
