@@ -29,6 +29,7 @@ mod batch;
 mod bounds;
 mod checkpoint;
 mod clone;
+mod diff;
 mod error;
 mod flatten;
 mod flush;
@@ -50,6 +51,7 @@ mod verify;
 mod view;
 
 pub use batch::{Batch, Op, successor_of_prefix};
+pub use diff::{Diff, Difference, Span};
 pub use error::{Error, Result};
 pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
