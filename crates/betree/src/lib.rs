@@ -36,6 +36,7 @@ mod flatten;
 mod flush;
 #[cfg(test)]
 mod format_tests;
+mod graft;
 mod journal;
 mod memrun;
 mod message;
@@ -58,6 +59,7 @@ mod weigh;
 pub use batch::{Batch, Op, successor_of_prefix};
 pub use diff::{Diff, Difference, Span};
 pub use error::{Error, Result};
+pub use graft::Graft;
 pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
 pub use stats::{PathCounts, Stats};
