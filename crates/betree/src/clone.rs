@@ -81,6 +81,7 @@ pub(crate) fn capture(
             break;
         }
         let skeleton = store.skeleton(&handle)?;
+        bump(&store.counters.node_visits);
         let inside = xf.range(range);
         let at = skeleton.edge_of(&inside.lo);
         if !skeleton.edge_range(at).covers(&inside) {
@@ -97,6 +98,7 @@ pub(crate) fn capture(
         let edge = &skeleton.edges[at];
         for seg in skeleton.visible(edge) {
             let clip = seg.clip.intersect(&inside);
+            bump(&store.counters.node_visits);
             if !clip.is_empty() && !patient {
                 let run = store.run(&seg.run)?;
                 if run.estimate_bytes(&seg.xf.range(&clip)) > 2 * limit.max(store.shape.block_bytes)

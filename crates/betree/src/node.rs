@@ -231,7 +231,7 @@ pub(crate) struct Counters {
     pub(crate) cache_hits: AtomicU64,
     pub(crate) cache_misses: AtomicU64,
     pub(crate) node_reads: AtomicU64,
-    /// Nodes and segments that lookups went through.
+    /// Nodes and segments that lookups and clones went through.
     pub(crate) node_visits: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_written: AtomicU64,

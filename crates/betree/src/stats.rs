@@ -48,7 +48,7 @@ pub struct Stats {
     pub cached_bytes: u64,
     /// Reads of nodes from the device.
     pub node_reads: u64,
-    /// Nodes and segments that lookups went through, in the cache or not.
+    /// Nodes and segments that lookups and clones went through, in the cache or not.
     pub node_visits: u64,
     /// Bytes of nodes read.
     pub bytes_read: u64,

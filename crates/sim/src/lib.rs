@@ -18,6 +18,7 @@ mod generate;
 mod model;
 mod rng;
 mod run;
+pub mod scale;
 mod shrink;
 mod step;
 
