@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 use ramet_betree::TreeShape;
-use ramet_sim::scale::{Edited, Many, Rounds};
+use ramet_sim::scale::{Edited, Many, Ranges, Rounds};
 
 /// Experiments on clones at scale.
 #[derive(Parser)]
@@ -30,6 +30,13 @@ enum Experiment {
         /// Rounds between checkpoints.
         #[arg(long, default_value_t = 100)]
         every: u32,
+    },
+    /// Very many live range messages in one buffer.
+    Ranges {
+        #[arg(long, default_value_t = 100_000)]
+        ranges: usize,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
     },
     /// Very many live clones of one tree, and their deletion in random order.
     Many {
@@ -68,6 +75,17 @@ fn main() {
             rounds,
             every,
         } => run_rounds(edited, rounds, every, shape),
+        Experiment::Ranges { ranges, seed } => {
+            let experiment = Ranges {
+                ranges,
+                probes: 20_000,
+                seed,
+            };
+            println!(
+                "{ranges} range messages, seed {seed}: {:#?}",
+                experiment.run()
+            );
+        }
         Experiment::Many {
             clones,
             keys,

@@ -4,12 +4,15 @@
 //! Figures are counts of nodes, reads and bytes; times are reported and never judged.
 
 mod many;
+mod ranges;
 mod rounds;
 
 pub use many::{Deletion, Many, ManySample};
+pub use ranges::{Lookups, Ranges, RangesReport};
 pub use rounds::{Edited, Rounds, Sample};
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use ramet_betree::{OpenOptions, Stats, Tree};
 use ramet_block::Device;
@@ -37,4 +40,8 @@ fn cold<T>(device: &SparseDevice, open: &OpenOptions, work: impl FnOnce(&Tree) -
 fn median(values: &mut [u64]) -> u64 {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0)
+}
+
+fn nanoseconds(clock: Instant) -> u64 {
+    u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::Device;
 
-use super::{cold, median};
+use super::{cold, median, nanoseconds};
 use crate::{Rng, SparseDevice};
 
 const VALUE_BYTES: usize = 1000;
@@ -301,10 +301,6 @@ impl Many {
             end_bytes,
         }
     }
-}
-
-fn nanoseconds(clock: Instant) -> u64 {
-    u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Space in use once everything dead is freed.

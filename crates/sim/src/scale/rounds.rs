@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::Device;
 
-use super::{cold, median};
+use super::{cold, median, nanoseconds};
 use crate::{Rng, SparseDevice};
 
 const BLOCK_BYTES: usize = 4096;
@@ -129,13 +129,13 @@ impl Rounds {
     }
 
     /// The rounds whose edits the version of `round` shows; 0 is the head.
-    fn edits_of(&self, version: u32, done: u32) -> std::ops::RangeInclusive<u32> {
+    fn edits_of(&self, version: u32, done: u32) -> std::ops::Range<u32> {
         match (self.edited, version) {
-            (Edited::HeadTail, 0) | (Edited::TailTail, 0) => 1..=0,
-            (Edited::HeadTail, round) => round..=round,
-            (Edited::HeadHead, 0) => 1..=done,
-            (Edited::HeadHead, round) => 1..=round - 1,
-            (Edited::TailTail, round) => 1..=round,
+            (Edited::HeadTail | Edited::TailTail, 0) => 1..1,
+            (Edited::HeadTail, round) => round..round + 1,
+            (Edited::HeadHead, 0) => 1..done + 1,
+            (Edited::HeadHead, round) => 1..round,
+            (Edited::TailTail, round) => 1..round + 1,
         }
     }
 
@@ -186,7 +186,7 @@ impl Rounds {
             let before = tree.stats();
             let clock = Instant::now();
             tree.apply(batch).expect("clone");
-            times.push(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
+            times.push(nanoseconds(clock));
             let after = tree.stats();
             visits.push(after.node_visits - before.node_visits);
             reads += after.node_reads - before.node_reads;
