@@ -86,7 +86,7 @@ pub(crate) fn capture(
         let at = skeleton.edge_of(&inside.lo);
         if !skeleton.edge_range(at).covers(&inside) {
             let held: u64 = skeleton.segs.iter().map(|s| s.bytes).sum();
-            let crowded = skeleton.segs.len() > 2 * store.shape.segments;
+            let crowded = skeleton.ages().len() > 2 * store.shape.segments;
             if !patient && (held > store.shape.buffer_bytes as u64 || crowded) {
                 // The copy would inherit more than a node may hold, and push or merge it on its own. In a chain of
                 // clones each level adds a segment: without this a lookup would visit as many as the chain is deep.
