@@ -30,6 +30,7 @@ mod bounds;
 mod checkpoint;
 mod clone;
 mod convert;
+mod diff;
 mod error;
 mod flatten;
 mod flush;
@@ -55,6 +56,7 @@ mod view;
 mod weigh;
 
 pub use batch::{Batch, Op, successor_of_prefix};
+pub use diff::{Diff, Difference, Span};
 pub use error::{Error, Result};
 pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};

@@ -27,6 +27,7 @@ use ramet_block::Superblock;
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
 use crate::clone::{Captured, capture, destination};
+use crate::diff::{Diff, Span};
 use crate::error::{Error, Result};
 use crate::journal::Journal;
 use crate::memrun::MemRun;
@@ -55,6 +56,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Sizes of nodes and buffers; `None` takes the volume's. For tests.
     pub shape: Option<crate::TreeShape>,
+    /// Compression of blocks written from now on; `None` takes the volume's.
+    pub codec: Option<ramet_block::Codec>,
     /// Run no background work: the caller drives everything through [`Tree::checkpoint`]. For tests.
     pub manual: bool,
 }
@@ -746,6 +749,33 @@ impl Tree {
         }
     }
 
+    /// Streams the keys whose values differ between two ranges, as of this call; see [`Snapshot::diff_range`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use ramet_betree::{Batch, FormatOptions, OpenOptions, Span, Tree};
+    /// # use ramet_block::{Device, MemDevice};
+    /// # let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+    /// # Tree::format(&dev, &FormatOptions::default())?;
+    /// # let tree = Tree::open(dev, OpenOptions::default())?;
+    /// let mut batch = Batch::new();
+    /// batch.put("src/a", "1");
+    /// batch.put("src/b", "1");
+    /// batch.clone_prefix("src/", "dst/");
+    /// batch.put("dst/b", "2");
+    /// tree.apply(batch)?;
+    /// let mut diff = tree.diff_range(&Span::prefix("src/"), &Span::prefix("dst/"));
+    /// let found = diff.next().transpose()?.expect("one key differs");
+    /// assert_eq!((&found.key[..], found.after.as_deref()), (&b"b"[..], Some(&b"2"[..])));
+    /// assert!(diff.next().is_none());
+    /// # Ok::<(), ramet_betree::Error>(())
+    /// ```
+    #[must_use]
+    pub fn diff_range(&self, a: &Span, b: &Span) -> Diff {
+        let view = self.inner.view();
+        Diff::new(self.inner.clone(), [&view, &view], [a, b])
+    }
+
     /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before
     /// taking locks that others need: [`Tree::apply`] itself then rarely waits.
     ///
@@ -875,6 +905,23 @@ impl Snapshot {
             inner: self.inner.clone(),
             failed: false,
         }
+    }
+
+    /// Streams the keys whose values differ between `a` in this view and `b` in `other`, a view of the same tree at
+    /// another time or this one. Where the two share nodes, as clones do, nothing is read: the cost follows the
+    /// differences and what was rewritten since they were equal.
+    ///
+    /// # Errors
+    /// `Invalid` when `other` is of another tree.
+    pub fn diff_range(&self, a: &Span, other: &Snapshot, b: &Span) -> Result<Diff> {
+        if !Arc::ptr_eq(&self.inner, &other.inner) {
+            return Err(Error::Invalid("the two views are of different trees"));
+        }
+        Ok(Diff::new(
+            self.inner.clone(),
+            [&self.view, &other.view],
+            [a, b],
+        ))
     }
 }
 
