@@ -21,7 +21,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
 use ramet_block::Superblock;
 
 use crate::batch::{Batch, Op};
@@ -36,6 +35,7 @@ use crate::record;
 use crate::scan::{TreeScan, View};
 use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::stats::Stats;
+use crate::sync::{Condvar, Mutex};
 use crate::view::RunView;
 
 /// Position in the history of changes: every applied batch gets the next number.
