@@ -48,9 +48,12 @@ mod rewrite;
 mod run;
 mod scan;
 mod segments;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttled;
 mod skeleton;
 mod split;
 mod stats;
+mod sync;
 mod tree;
 mod verify;
 mod view;

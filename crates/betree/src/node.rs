@@ -16,9 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use quick_cache::Weighter;
-use quick_cache::sync::Cache;
 use ramet_block::wire::WireError;
 use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, checksum};
 use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
@@ -30,6 +28,7 @@ use crate::run::{
     Block, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
 };
 use crate::skeleton::Skeleton;
+use crate::sync::{Cache, Mutex};
 use crate::view::{DiskRun, RunView};
 
 /// What a node holds.

@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ramet_block::superblock::{AREA_END, read_superblock, write_superblock};
 use ramet_block::{
     BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock,
@@ -19,6 +18,7 @@ use crate::graft::NamedLeaves;
 use crate::journal::{Journal, REGION_BYTES_MIN};
 use crate::node::{Kind, Store, TreeShape};
 use crate::record;
+use crate::sync::Mutex;
 use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
 
 /// Smallest volume, in bytes.
