@@ -28,9 +28,9 @@ use ramet_block::{BLOCK_BYTES, Extent};
 
 use crate::bounds::{KeyRange, Xf};
 use crate::error::{Error, Result};
-use crate::flush::LeafWriter;
 use crate::message::{RangeMsg, Target};
 use crate::node::{Handle, Place, Store};
+use crate::rewrite::LeafWriter;
 use crate::run::{MALFORMED, RUN_HEADER_BYTES, put_hi, take_bytes, take_hi};
 use crate::tree::{Inner, KEY_BYTES_MAX, VALUE_BYTES_MAX};
 

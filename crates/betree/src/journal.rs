@@ -40,9 +40,9 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
 
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Error, Result};
 use frame::{FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, padded};
 

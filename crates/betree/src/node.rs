@@ -16,9 +16,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use quick_cache::Weighter;
-use quick_cache::sync::Cache;
 use ramet_block::wire::WireError;
 use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, checksum};
 use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
@@ -30,6 +28,7 @@ use crate::run::{
     Block, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
 };
 use crate::skeleton::Skeleton;
+use crate::sync::{Cache, Mutex};
 use crate::view::{DiskRun, RunView};
 
 /// What a node holds.
@@ -229,6 +228,13 @@ pub struct TreeShape {
     pub graft_bytes: usize,
 }
 
+impl TreeShape {
+    /// Most range messages of one segment. A reader loads them all when it meets the segment.
+    pub(crate) fn ranges_per_segment(&self) -> usize {
+        (self.block_bytes / 4).max(16)
+    }
+}
+
 impl Default for TreeShape {
     fn default() -> Self {
         Self {
@@ -252,7 +258,7 @@ pub(crate) struct Counters {
     pub(crate) cache_hits: AtomicU64,
     pub(crate) cache_misses: AtomicU64,
     pub(crate) node_reads: AtomicU64,
-    /// Nodes and segments that lookups went through.
+    /// Nodes and segments that lookups and clones went through.
     pub(crate) node_visits: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_written: AtomicU64,

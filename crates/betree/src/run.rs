@@ -242,7 +242,7 @@ impl RunBuilder {
             index.u32(meta.raw_bytes);
             index.u32(meta.points);
             index.u32(meta.deletes);
-            index.u8(meta.codec as u8);
+            index.u8(meta.codec.tag());
             index.u64(meta.checksum);
         }
         index.raw(&tail.into_vec());

@@ -135,14 +135,15 @@ fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> O
     }
 }
 
-/// The same for a buffer that is not part of a node: the memory buffer over the whole tree.
+/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen through `xf`.
 pub(crate) fn cut_buffer(
     run: &RunView,
+    xf: &Xf,
     lo: &Bytes,
     hi: Option<Bytes>,
 ) -> (Option<Bytes>, Option<Base>) {
     let mut end = hi;
-    let base = under_range(run, &Xf::identity(), lo, &mut end);
+    let base = under_range(run, xf, lo, &mut end);
     (end, base)
 }
 
@@ -154,7 +155,7 @@ pub(crate) struct View {
 }
 
 /// Follows one key down; `found` is what the newer levels know about it.
-fn descend(
+pub(crate) fn descend(
     store: &Store,
     mut base: Base,
     mut key: Bytes,
@@ -234,7 +235,7 @@ impl View {
 }
 
 /// A piece of the scan still to be done, in the scan's key space.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) range: KeyRange,
     pub(crate) base: Base,
@@ -282,28 +283,33 @@ impl Merge {
 /// A streaming scan: keys with values, in order.
 #[derive(Debug)]
 pub(crate) struct TreeScan {
-    frames: Vec<Frame>,
+    pub(crate) frames: Vec<Frame>,
     merge: Merge,
     ahead: usize,
 }
 
 /// Blocks that a scan reads at a time.
-const SCAN_AHEAD: usize = 15;
+pub(crate) const SCAN_AHEAD: usize = 15;
 
 impl TreeScan {
     /// Scans `range` of a whole tree.
     pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
-        let base = Base::Node(view.root.clone(), Xf::identity());
+        Self::of_view_through(view, range, Xf::identity())
+    }
+
+    /// Scans the image of `range` under `xf`, in the key space of `range`.
+    pub(crate) fn of_view_through(view: &View, range: KeyRange, xf: Xf) -> Self {
+        let base = Base::Node(view.root.clone(), xf.clone());
         let mut frames = Vec::new();
         // The memory buffer lies over everything: cut the range at its range messages first, lazily from
         // the left by keeping the rest as one frame would need a node; they are few, so all at once.
         let mut lo = range.lo.clone();
         while below(&lo, range.hi.as_deref()) {
-            let (hi, over) = cut_buffer(&view.buffer, &lo, range.hi.clone());
+            let (hi, over) = cut_buffer(&view.buffer, &xf, &lo, range.hi.clone());
             frames.push(Frame {
                 range: KeyRange::new(lo.clone(), hi.clone()),
                 base: over.unwrap_or_else(|| base.clone()),
-                overlays: Arc::from([(view.buffer.clone(), Xf::identity())]),
+                overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
             });
             match hi {
                 Some(hi) => lo = hi,
@@ -311,11 +317,21 @@ impl TreeScan {
             }
         }
         frames.reverse();
+        Self::of_frames(frames)
+    }
+
+    /// Scans pieces that were cut already, the leftmost one last.
+    pub(crate) fn of_frames(frames: Vec<Frame>) -> Self {
         Self {
             frames,
             merge: Merge::default(),
             ahead: 0,
         }
+    }
+
+    /// The pieces still to be done, the leftmost one last.
+    pub(crate) fn into_frames(self) -> Vec<Frame> {
+        self.frames
     }
 
     /// Scans `range` of what `base` holds.
@@ -365,7 +381,7 @@ impl TreeScan {
         }
     }
 
-    fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
+    pub(crate) fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
         let Frame {
             range,
             base,

@@ -174,7 +174,9 @@ impl Runner {
         Report { stats, ..report }
     }
 
-    fn tree(&self) -> &Tree {
+    /// The tree, which a step may close and open again.
+    #[must_use]
+    pub fn tree(&self) -> &Tree {
         self.tree.as_ref().expect("the tree is open between steps")
     }
 
