@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, Error, Graft, Tree};
+use ramet_betree::{Batch, Error, FormatOptions, Graft, OpenOptions, Tree};
 use ramet_block::Device;
-use ramet_sim::{Fill, Keep, LoggedDevice, PowerCut, Rng, Setup, SparseDevice};
+use ramet_sim::{Fill, Keep, LoggedDevice, PowerCut, Rng, Setup, SparseDevice, Told, env_u64};
 
 const VALUE_BYTES: usize = 50 << 10;
 
@@ -156,4 +156,74 @@ fn an_import_replaces_a_range_atomically_and_survives_a_replay() {
     assert!(imported.eq((0..50_000).map(entry).collect::<Vec<_>>().iter()));
     let violations = tree.verify(&mut |_| {}).expect("reads");
     assert_eq!(violations, Vec::<String>::new());
+}
+
+/// Bytes of device writes per byte, writes per MiB, and reads and bytes read per byte by a cold scan, when blocks of 4 KiB
+/// are written in requests of one size: as puts, or grafted. The table in `docs/performance.md`.
+#[test]
+#[ignore = "measures: cargo test --release -p ramet-sim --test graft -- --ignored --nocapture"]
+fn what_a_request_costs_put_and_grafted() {
+    const BLOCK: usize = 4096;
+    let len = usize::try_from(env_u64("RAMET_MIB", 256)).expect("a sane number") << 20;
+    println!("{len} bytes; KiB per request, way, written, writes/MiB, read, reads/MiB");
+    for kib in [16, 32, 64, 128, 256, 512, 1024] {
+        for is_grafted in [false, true] {
+            let device = Arc::new(LoggedDevice::new(SparseDevice::new(4 << 30)));
+            let dynamic: Arc<dyn Device> = device.clone();
+            Tree::format(&dynamic, &FormatOptions::default()).expect("a new volume");
+            let options = OpenOptions {
+                cache_bytes: Some(64 << 20),
+                ..OpenOptions::default()
+            };
+            let tree = Tree::open(dynamic.clone(), options.clone()).expect("opens");
+            let before = device.log_len();
+            let mut rng = Rng::new(kib);
+            let request = usize::try_from(kib).expect("small") << 10;
+            for offset in (0..len).step_by(request) {
+                let data: Vec<u8> = (0..request / 8)
+                    .flat_map(|_| rng.bits().to_le_bytes())
+                    .collect();
+                let data = Bytes::from(data);
+                let number = |at: usize| ((offset + at) / BLOCK) as u64;
+                let key = |at| Bytes::copy_from_slice(&number(at).to_be_bytes());
+                let entries = (0..request)
+                    .step_by(BLOCK)
+                    .map(|at| (key(at), data.slice(at..at + BLOCK)));
+                let prefix = Bytes::from_static(b"/path/of/a/file/");
+                let mut batch = Batch::new();
+                if is_grafted {
+                    let graft = tree.prepare(key(0), Some(key(request)), entries);
+                    batch.graft(prefix, graft.expect("there is room"));
+                } else {
+                    for (key, value) in entries {
+                        batch.put([&prefix[..], &key[..]].concat(), value);
+                    }
+                }
+                batch.put("record", vec![0; 100]);
+                tree.apply(batch).expect("there is room");
+            }
+            tree.sync().expect("in memory");
+            tree.checkpoint().expect("there is room");
+            let log = &device.log()[before..];
+            let writes = log.iter().filter_map(|told| match told {
+                Told::Write(_, bytes) => Some(bytes.len()),
+                _ => None,
+            });
+            let (count, written) = writes.fold((0, 0), |(n, sum), len| (n + 1, sum + len));
+            tree.close().expect("there is room");
+            let tree = Tree::open(dynamic, options).expect("opens");
+            assert_eq!(contents(&tree).len(), len / BLOCK + 1);
+            let stats = tree.stats();
+            let mib = (len >> 20) as f64;
+            println!(
+                "{kib:5} {} {:.3} {:.2} {:.3} {:.1}  {:?}",
+                if is_grafted { "graft" } else { "put  " },
+                written as f64 / len as f64,
+                f64::from(count) / mib,
+                stats.bytes_read as f64 / len as f64,
+                stats.node_reads as f64 / mib,
+                stats.leaves,
+            );
+        }
+    }
 }
