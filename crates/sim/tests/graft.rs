@@ -149,6 +149,16 @@ fn an_import_replaces_a_range_atomically_and_survives_a_replay() {
     let written = tree.stats().bytes_written;
     assert!(tree.stats().paths.grafts == 1 && written > 0);
     drop(tree);
+    // In memory alone first.
+    let only_read = OpenOptions {
+        read_only: true,
+        ..setup.open.clone()
+    };
+    let tree = Tree::open(device.clone(), only_read).expect("replays");
+    assert_eq!(contents(&tree).len(), 50_000 + 3);
+    let violations = tree.verify(&mut |_| {}).expect("reads");
+    assert_eq!(violations, Vec::<String>::new());
+    drop(tree);
     let tree = Tree::open(device, setup.open.clone()).expect("replays");
     let found = contents(&tree);
     assert_eq!(found.len(), 50_000 + 3);
@@ -156,6 +166,64 @@ fn an_import_replaces_a_range_atomically_and_survives_a_replay() {
     assert!(imported.eq((0..50_000).map(entry).collect::<Vec<_>>().iter()));
     let violations = tree.verify(&mut |_| {}).expect("reads");
     assert_eq!(violations, Vec::<String>::new());
+}
+
+/// A leaf that is overwritten in parts must not stay for the sake of the rest.
+#[test]
+fn random_overwrites_keep_no_large_dead_parts_of_leaves() {
+    const BLOCK: usize = 4096;
+    const BLOCKS: usize = 8192;
+    let device: Arc<dyn Device> = Arc::new(SparseDevice::new(512 << 20));
+    Tree::format(&device, &FormatOptions::default()).expect("a new volume");
+    let options = OpenOptions {
+        manual: true,
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(device, options).expect("opens");
+    let seed = env_u64("RAMET_SEED", 1);
+    println!("RAMET_SEED={seed}");
+    let mut rng = Rng::new(seed);
+    let mut model: Vec<Bytes> = vec![Bytes::new(); BLOCKS];
+    let mut replace = |rng: &mut Rng, first: usize, count: usize| {
+        let key = |block: usize| Bytes::copy_from_slice(&(block as u64).to_be_bytes());
+        let values = (first..first + count).map(|block| {
+            let number = rng.bits().to_le_bytes();
+            (block, Bytes::from(number.repeat(BLOCK / number.len())))
+        });
+        let values: Vec<(usize, Bytes)> = values.collect();
+        for (block, value) in &values {
+            model[*block] = value.clone();
+        }
+        let entries = values.into_iter().map(|(block, value)| (key(block), value));
+        tree.import(key(first), Some(key(first + count)), entries)
+            .expect("there is room");
+    };
+    for first in (0..BLOCKS).step_by(256) {
+        replace(&mut rng, first, 256);
+    }
+    tree.checkpoint().expect("there is room");
+    let whole = tree.stats().allocated_bytes;
+    let mut most = 0;
+    for round in 1..=512 {
+        // Of any length, most at any block, so that crumbs are left everywhere.
+        let (step, count) = (if rng.one_in(4) { 32 } else { 1 }, 32 + rng.below(128));
+        let first = rng.below((BLOCKS - count) / step) * step;
+        replace(&mut rng, first, count);
+        if round % 64 == 0 {
+            tree.checkpoint().expect("there is room");
+            tree.checkpoint().expect("there is room");
+            most = most.max(tree.stats().allocated_bytes);
+        }
+    }
+    let stats = tree.stats();
+    println!(
+        "allocated {whole}, at most {most}, in the end {}",
+        stats.allocated_bytes
+    );
+    println!("written {}, {:?}", stats.bytes_written, stats.paths);
+    let found = contents(&tree);
+    assert!(found.iter().map(|(_, value)| value).eq(model.iter()));
+    assert!(most <= whole * 2, "{most} bytes");
 }
 
 /// Bytes of device writes per byte, writes per MiB, and reads and bytes read per byte by a cold scan, when blocks of 4 KiB
