@@ -498,7 +498,7 @@ impl Store {
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
-        let place = self.write_node(&image.bytes, image.checksum, false)?;
+        let place = self.write_node(image.bytes, image.checksum, false)?;
         let handle = self.fresh(
             image.kind,
             0,
@@ -516,30 +516,23 @@ impl Store {
         Ok(handle)
     }
 
-    fn write_node(&self, bytes: &[u8], sum: u64, reserved: bool) -> Result<Place> {
-        let len = bytes.len() as u64;
+    fn write_node(&self, mut bytes: Vec<u8>, sum: u64, reserved: bool) -> Result<Place> {
+        let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
+        let len = u64::from(used_bytes);
         let extent = if reserved {
             self.table.alloc_reserved(len)
         } else {
             self.table.alloc(len)
         }?;
         // Whole blocks: a partial block would make the device read before it writes.
-        let mut padded;
-        let out = if bytes.len() as u64 == extent.len {
-            bytes
-        } else {
-            padded = bytes.to_vec();
-            padded.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
-            &padded
-        };
+        bytes.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
         self.counters
             .bytes_written
             .fetch_add(extent.len, Ordering::Relaxed);
-        if let Err(e) = self.dev.write_at(extent.addr, out) {
+        if let Err(e) = self.dev.write_at(extent.addr, &bytes) {
             self.table.free_unpublished(extent);
             return Err(io_error("writing a node")(e));
         }
-        let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
         Ok(Place {
             extent,
             used_bytes,
@@ -549,7 +542,7 @@ impl Store {
 
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
-        let place = self.write_node(&image.bytes, image.checksum, true)?;
+        let place = self.write_node(image.bytes, image.checksum, true)?;
         Ok(self.fresh(
             image.kind,
             0,
@@ -566,13 +559,14 @@ impl Store {
     pub(crate) fn write_back(&self, handle: &Arc<Handle>, pieces: &mut Pieces) -> Result<()> {
         if let Some(run) = handle.fresh_run() {
             let image = segment_image(&run, self.shape.codec, self.shape.block_bytes);
-            match self.write_node(&image.bytes, image.checksum, true) {
+            let len = image.bytes.len() as u64;
+            match self.write_node(image.bytes, image.checksum, true) {
                 Ok(place) => {
                     self.become_written(handle, place, image.children);
                     self.fresh_bytes
                         .fetch_sub(run.memory_bytes() as u64, Ordering::Relaxed);
                 }
-                Err(Error::NoSpace) if self.table.stats().free >= image.bytes.len() as u64 => {
+                Err(Error::NoSpace) if self.table.stats().free >= len => {
                     pieces.insert(handle.id, self.write_in_pieces(&run)?);
                     self.settle(handle);
                 }
@@ -581,7 +575,8 @@ impl Store {
         } else if let Some(node) = handle.fresh_skeleton() {
             let node = node.with_pieces(pieces).map_or(node, Arc::new);
             let bytes = node.encode();
-            let place = self.write_node(&bytes, checksum(&bytes), true)?;
+            let sum = checksum(&bytes);
+            let place = self.write_node(bytes, sum, true)?;
             let children = node.children().cloned().collect();
             self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
             self.become_written(handle, place, children);

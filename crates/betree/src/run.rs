@@ -14,7 +14,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_block::codec::{compress, decompress};
 use ramet_block::wire::{Reader, WireError, Writer};
-use ramet_block::{Codec, checksum};
+use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
 use crate::bounds::{KeyRange, Xf, below};
 use crate::error::{Error, Result};
@@ -263,6 +263,8 @@ impl RunBuilder {
         w.raw(&index);
         let mut bytes = w.into_vec();
         let sum = checksum(&bytes);
+        // With room for what fills the last block of the extent.
+        bytes.reserve_exact(self.body.len() + usize::try_from(BLOCK_BYTES).expect("a block fits"));
         bytes.extend_from_slice(&self.body);
         let index = (self.kind == Kind::Leaf).then(|| {
             let mut blocks = self.metas;

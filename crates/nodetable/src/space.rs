@@ -343,6 +343,34 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_free_as_a_whole_is_taken() {
+        let mut space = fresh(16 * MIB);
+        let (start, end) = (space.usable.addr, space.usable.end());
+        let middle = Extent::new(start + 4 * MIB, MIB);
+        assert!(space.take(middle));
+        assert!(!space.take(middle), "twice");
+        for (addr, len) in [
+            (start - 4096, 8192),
+            (end - 4096, 8192),
+            (start, 0),
+            (start + 1, 4096),
+            (middle.addr - 4096, 8192),
+            (middle.end() - 4096, 8192),
+            (u64::MAX - 4095, 4096),
+        ] {
+            assert!(!space.take(Extent::new(addr, len)), "{addr} {len}");
+        }
+        assert!(space.take(Extent::new(start, 4 * MIB)));
+        assert!(space.take(Extent::new(middle.end(), end - middle.end())));
+        assert_eq!(space.free_bytes(), 0);
+        verify(&space);
+        space.free_now(middle);
+        assert!(space.alloc(4096, Purpose::Checkpoint).is_ok());
+        assert!(!space.take(middle), "a part is in use");
+        verify(&space);
+    }
+
+    #[test]
     fn old_holes_are_used_before_fresh_space() {
         let mut space = fresh(4096 * MIB);
         let old = space.alloc(64 * MIB, Purpose::Contents).unwrap();
