@@ -61,6 +61,10 @@ impl Span {
         Ok(Self { range, strip })
     }
 
+    pub(crate) fn keys(&self) -> &KeyRange {
+        &self.range
+    }
+
     /// The range as it is told.
     fn told(&self) -> KeyRange {
         if self.range.is_empty() {

@@ -47,6 +47,7 @@ mod scan;
 mod skeleton;
 mod stats;
 mod tree;
+mod usage;
 mod verify;
 mod view;
 
@@ -57,3 +58,4 @@ pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
 pub use stats::{PathCounts, Stats};
 pub use tree::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};
+pub use usage::Usage;

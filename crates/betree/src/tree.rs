@@ -37,6 +37,7 @@ use crate::record;
 use crate::scan::{TreeScan, View};
 use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::stats::Stats;
+use crate::usage::Usage;
 use crate::view::RunView;
 
 /// Position in the history of changes: every applied batch gets the next number.
@@ -843,6 +844,16 @@ impl Tree {
     pub fn checkpoint(&self) -> Result<()> {
         self.inner.check_alive()?;
         self.inner.checkpoint()
+    }
+
+    /// Tells what space disjoint ranges take together, and what of it only they use. Writes a checkpoint first, and is
+    /// exact as of that up to the blocks at the borders; where none can be written, as of the last one. Reads the
+    /// node table, a few skeletons and no leaves; the memory it takes follows the number of nodes.
+    ///
+    /// # Errors
+    /// As [`Tree::checkpoint`], and `Corrupt`.
+    pub fn usage(&self, ranges: &[Span]) -> Result<Usage> {
+        self.inner.usage(ranges)
     }
 
     /// Counters.

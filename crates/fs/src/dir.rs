@@ -13,6 +13,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use ramet_betree::successor_of_prefix;
 
+use crate::control::{DIFF_START, DiffPages, DiffRequest};
 use crate::error::Result;
 use crate::inode::{Ino, Inode};
 use crate::keys;
@@ -88,6 +89,8 @@ impl Positions {
 pub struct DirStream {
     dir: Arc<Inode>,
     positions: Mutex<Positions>,
+    /// A comparison that is being handed out.
+    diff: Mutex<DiffPages>,
 }
 
 impl DirStream {
@@ -99,6 +102,18 @@ impl DirStream {
 }
 
 impl Volume {
+    /// Answers [`DIFF`](crate::control::DIFF) on an open directory: compares it, or goes on with the comparison.
+    ///
+    /// # Errors
+    /// Those of [`Volume::diff`].
+    pub fn diff_page(&self, stream: &DirStream, request: &DiffRequest) -> Result<Vec<u8>> {
+        if request.flags & DIFF_START != 0 {
+            let found = self.diff(stream.ino(), Ino(request.other_ino))?;
+            *stream.diff.lock() = DiffPages::new(&found);
+        }
+        Ok(stream.diff.lock().next_page())
+    }
+
     /// Opens a directory for reading its entries.
     ///
     /// # Errors
@@ -107,6 +122,7 @@ impl Volume {
         Ok(DirStream {
             dir: self.dir(ino)?,
             positions: Mutex::default(),
+            diff: Mutex::default(),
         })
     }
 

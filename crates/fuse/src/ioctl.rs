@@ -2,10 +2,10 @@
 
 use fuser::{Errno, ReplyIoctl};
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, REMOVE, RemoveRequest, STAT, SYNC,
-    encode_stat_reply,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DiffRequest, REMOVE, RemoveRequest,
+    STAT, SYNC, USAGE, encode_stat_reply, encode_usage,
 };
-use ramet_fs::{Caller, Error, Ino, Invalidation, Result, Volume};
+use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
 use crate::errno::errno;
 use crate::notify::Kernel;
@@ -17,6 +17,19 @@ pub(crate) enum Call {
     Sync,
     Stat,
     Checkpoint,
+    Diff(DiffRequest),
+    Usage,
+}
+
+/// Who may compare trees: a comparison tells names and equality whatever the directories inside allow, so only those
+/// who could read the volume itself.
+fn may_compare(caller: &Caller) -> Result<()> {
+    let is_ours = caller.uid == rustix::process::geteuid().as_raw();
+    if caller.uid == 0 || is_ours {
+        Ok(())
+    } else {
+        Err(Error::NotPermitted)
+    }
 }
 
 impl Call {
@@ -28,6 +41,8 @@ impl Call {
             SYNC => Ok(Self::Sync),
             STAT => Ok(Self::Stat),
             CHECKPOINT => Ok(Self::Checkpoint),
+            DIFF => DiffRequest::decode(bytes).map(Self::Diff),
+            USAGE => Ok(Self::Usage),
             _ => return None,
         })
     }
@@ -37,12 +52,12 @@ impl Call {
         matches!(self, Self::Clone(_) | Self::Remove(_))
     }
 
-    /// Carries the call out, made on `dir` by `caller`, and answers it.
+    /// Carries the call out, made on the open directory `dir` by `caller`, and answers it.
     pub(crate) fn serve(
         &self,
         volume: &Volume,
         kernel: &Kernel,
-        dir: Ino,
+        dir: (Ino, Option<&DirStream>),
         caller: &Caller,
         reply: ReplyIoctl,
     ) {
@@ -58,7 +73,7 @@ impl Call {
     fn run(
         &self,
         volume: &Volume,
-        dir: Ino,
+        (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
         let mut stale = Vec::new();
@@ -77,6 +92,11 @@ impl Call {
             Self::Remove(request) => stale = volume.remove_tree(caller, dir, &request.name)?,
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
+            Self::Diff(request) => {
+                may_compare(caller)?;
+                data = volume.diff_page(stream.ok_or(Error::Stale)?, request)?;
+            }
+            Self::Usage => data = encode_usage(&volume.usage(dir)?),
             Self::Stat => {
                 let json = serde_json::to_string(&volume.stats())
                     .map_err(|_| Error::Invalid("counters"))?;

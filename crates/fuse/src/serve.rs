@@ -621,7 +621,7 @@ impl Filesystem for Server {
         &self,
         request: &Request,
         node: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         _flags: IoctlFlags,
         cmd: u32,
         in_data: &[u8],
@@ -643,7 +643,11 @@ impl Filesystem for Server {
         } else {
             &self.syncs
         };
-        workers.run(move || call.serve(&volume, &kernel, ino(node), &caller, reply));
+        let stream = self.stream(fh).ok();
+        workers.run(move || {
+            let dir = (ino(node), stream.as_deref());
+            call.serve(&volume, &kernel, dir, &caller, reply);
+        });
     }
 
     fn fallocate(
