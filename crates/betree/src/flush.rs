@@ -20,51 +20,24 @@
 //! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
 //! its segments and children are shared until they are rewritten themselves.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use crate::bounds::{KeyRange, Xf, below, min_hi};
+use crate::bounds::{KeyRange, Xf, min_hi};
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
-use crate::message::{Point, RangeMsg};
+use crate::message::RangeMsg;
 use crate::node::{Kind, Store, bump};
-use crate::run::RunBuilder;
-use crate::scan::{Base, TreeScan};
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
-use crate::view::{MappedCursor, RangeAt};
-
-/// What a part of an edge's range becomes.
-enum Piece {
-    /// Stays with the edge's child.
-    Kept,
-    /// Covered by a range message of the segment with this points step.
-    Covered {
-        child: Option<Child>,
-        points_step: u64,
-        goto: bool,
-    },
-}
+use crate::view::MappedCursor;
+use crate::weigh::Pending;
 
 /// Space that pushing into a child takes beside the messages, about, in bytes.
-const PUSH_BYTES: u64 = 32 << 10;
+pub(crate) const PUSH_BYTES: u64 = 32 << 10;
 
 /// One deletion in so many bytes of a leaf is worth being pushed down at a checkpoint.
 const DELETES_PER_LEAF_BYTES: usize = 2048;
-
-/// How much waits for an edge.
-#[derive(Clone, Copy, Default)]
-struct Pending {
-    bytes: usize,
-    count: usize,
-    /// Bytes below that range messages and deletions are going to drop.
-    dropped: usize,
-    deletes: usize,
-    ranges: bool,
-    /// Nothing is to be pushed down any more: that was done, or there was no room.
-    stays: bool,
-}
 
 impl Store {
     /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
@@ -114,7 +87,7 @@ impl Store {
     }
 
     /// `None` when there was no room.
-    fn with_room<T>(&self, done: Result<T>) -> Result<Option<T>> {
+    pub(crate) fn with_room<T>(&self, done: Result<T>) -> Result<Option<T>> {
         match done {
             Ok(done) => Ok(Some(done)),
             Err(Error::NoSpace) => {
@@ -123,21 +96,6 @@ impl Store {
             }
             Err(error) => Err(error),
         }
-    }
-
-    fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
-        let live = edge
-            .child
-            .as_ref()
-            .map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
-        let size = live.max(self.shape.leaf_bytes / 2);
-        // What goes for the most part is cheap to write anew, however small it is.
-        let nothing_left = edge.child.is_none() && pending.deletes * 2 >= pending.count.max(1);
-        let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live || nothing_left;
-        mostly_dropped
-            || pending.count > 0
-                && pending.bytes + pending.dropped
-                    >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
     }
 
     fn push_fullest(
@@ -249,303 +207,6 @@ impl Store {
         }))
     }
 
-    fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
-        (0..node.edges.len())
-            .map(|at| self.weigh_edge(node, at))
-            .collect()
-    }
-
-    /// What an edge sees in the node's segments.
-    fn weigh_edge(&self, node: &Skeleton, at: usize) -> Result<Pending> {
-        let edge = &node.edges[at];
-        let range = node.edge_range(at);
-        let mut sum = Pending::default();
-        for seg in node.visible(edge) {
-            let part = seg.clip.intersect(&range);
-            if part.is_empty() {
-                continue;
-            }
-            let run = self.run(&seg.run)?;
-            let inside = seg.xf.range(&part);
-            // Range messages that have become edges count no more.
-            let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
-            sum.bytes += weight.bytes;
-            sum.count += weight.count;
-            sum.deletes += weight.deletes;
-            if weight.deletes > 0 {
-                sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
-            }
-            if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
-                for (covered, _) in run.ranges_in(&inside) {
-                    sum.ranges = true;
-                    sum.dropped +=
-                        self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
-                }
-            }
-        }
-        Ok(sum)
-    }
-
-    /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half.
-    fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {
-        match &edge.child {
-            Some(child) if child.node.kind() == Kind::Leaf => Ok(self
-                .run(&child.node)?
-                .estimate_bytes(&child.xf.range(range))
-                .saturating_sub(self.shape.block_bytes)),
-            _ => Ok(0),
-        }
-    }
-
-    /// Mean size of what a deletion drops from a leaf child, in bytes.
-    fn point_bytes_below(&self, edge: &Edge) -> Result<usize> {
-        match &edge.child {
-            Some(child) if child.node.kind() == Kind::Leaf => {
-                Ok(self.run(&child.node)?.point_bytes_mean())
-            }
-            _ => Ok(0),
-        }
-    }
-
-    // ---- range messages become edges ----
-
-    fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
-        let mut with_ranges = false;
-        for seg in &node.segs {
-            with_ranges |= self.run(&seg.run)?.has_ranges();
-        }
-        if !with_ranges {
-            return Ok(());
-        }
-        let mut edges = Vec::with_capacity(node.edges.len());
-        for at in 0..node.edges.len() {
-            let pieces = self.pieces(node, at)?;
-            self.convert_edge(node, at, pieces, &mut edges)?;
-        }
-        node.edges = edges;
-        let height = node.label();
-        assert!(
-            top || height <= node.height,
-            "T3: a GOTO sinks only into nodes above its target"
-        );
-        node.height = height;
-        Ok(())
-    }
-
-    /// Cuts an edge's range at the borders of its visible range messages.
-    fn pieces(&self, node: &Skeleton, at: usize) -> Result<Vec<(KeyRange, Piece)>> {
-        let edge = &node.edges[at];
-        let range = node.edge_range(at);
-        let mut pieces = Vec::new();
-        let mut lo = range.lo.clone();
-        while below(&lo, range.hi.as_deref()) {
-            let mut hi = range.hi.clone();
-            let mut piece = Piece::Kept;
-            for seg in node
-                .visible(edge)
-                .filter(|s| s.ranges_step() >= edge.watermark)
-            {
-                if seg.clip.lo > lo {
-                    hi = min_hi(hi, Some(seg.clip.lo.clone()));
-                    continue;
-                }
-                if !below(&lo, seg.clip.hi.as_deref()) {
-                    continue;
-                }
-                hi = min_hi(hi, seg.clip.hi.clone());
-                let back = seg.xf.inverse(&lo);
-                let border = |bound: Option<Bytes>| {
-                    bound
-                        .filter(|b| b.starts_with(&seg.xf.prepend))
-                        .map(|b| back.key(&b))
-                };
-                match self.run(&seg.run)?.range_at(&seg.xf.key(&lo)) {
-                    RangeAt::Until(next) => {
-                        if let Some(next) = border(next) {
-                            hi = min_hi(hi, Some(next));
-                        }
-                    }
-                    RangeAt::Covered(covered, msg) => {
-                        if let Some(end) = border(covered.hi) {
-                            hi = min_hi(hi, Some(end));
-                        }
-                        let goto = matches!(msg, RangeMsg::Goto(_));
-                        let child = match msg {
-                            RangeMsg::Null => None,
-                            RangeMsg::Goto(t) => Some(Child {
-                                xf: seg.xf.then(&t.xf),
-                                node: t.node,
-                                live_bytes: 0,
-                            }),
-                        };
-                        piece = Piece::Covered {
-                            child,
-                            points_step: seg.points_step(),
-                            goto,
-                        };
-                        break;
-                    }
-                }
-            }
-            pieces.push((KeyRange::new(lo.clone(), hi.clone()), piece));
-            match hi {
-                Some(hi) => lo = hi,
-                None => break,
-            }
-        }
-        Ok(pieces)
-    }
-
-    fn convert_edge(
-        &self,
-        node: &Skeleton,
-        edge_at: usize,
-        pieces: Vec<(KeyRange, Piece)>,
-        out: &mut Vec<Edge>,
-    ) -> Result<()> {
-        let edge = &node.edges[edge_at];
-        let whole = pieces
-            .iter()
-            .all(|(_, p)| matches!(p, Piece::Covered { .. }));
-        let sinks_into = edge
-            .child
-            .as_ref()
-            .filter(|c| c.node.kind() == Kind::Skeleton)
-            .map(|c| c.node.height());
-        let count = pieces.len();
-        let mut kept_here = false;
-        let mut kept = Vec::new();
-        for (n, (range, piece)) in pieces.into_iter().enumerate() {
-            let mut goto_waits = false;
-            if let Piece::Covered {
-                child,
-                points_step,
-                goto,
-            } = piece
-            {
-                let can_sink = match &child {
-                    None => true,
-                    Some(target) => sinks_into.is_some_and(|h| h > target.node.height()),
-                };
-                if whole || !can_sink {
-                    bump(&self.counters.conversions);
-                    match (count == 1, n == 0, n + 1 == count) {
-                        (true, _, _) => {
-                            if edge.child.is_some() {
-                                bump(&self.counters.prunes);
-                            }
-                        }
-                        (_, true, _) => bump(&self.counters.overlaps_left),
-                        (_, _, true) => bump(&self.counters.overlaps_right),
-                        _ => bump(&self.counters.overlaps_both),
-                    }
-                    let child = match child {
-                        Some(c) => self.narrow(c, &range)?,
-                        None => None,
-                    };
-                    out.push(Edge {
-                        lo: range.lo,
-                        watermark: points_step,
-                        child,
-                    });
-                    kept_here = false;
-                    continue;
-                }
-                if goto {
-                    bump(&self.counters.goto_waits);
-                }
-                goto_waits = goto;
-            }
-            if !kept_here {
-                kept.push((out.len(), false));
-                out.push(Edge {
-                    lo: range.lo,
-                    watermark: edge.watermark,
-                    child: edge.child.clone(),
-                });
-                kept_here = true;
-            }
-            if let Some((_, waits)) = kept.last_mut() {
-                *waits |= goto_waits;
-            }
-        }
-        if count == 1
-            || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len()
-        {
-            return Ok(());
-        }
-        // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
-        // keeps its child, which is higher than the target.
-        for at in kept
-            .into_iter()
-            .filter_map(|(at, goto_waits)| (!goto_waits).then_some(at))
-        {
-            let hi = out
-                .get(at + 1)
-                .map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
-            let range = KeyRange::new(out[at].lo.clone(), hi);
-            if let Some(child) = out[at].child.take() {
-                out[at].child = self.narrow(child, &range)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether edge `at` sees a message in `range`, a part of its own.
-    fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
-        let edge = &node.edges[at];
-        for seg in node.visible(edge) {
-            let part = seg.clip.intersect(range);
-            let with_ranges = seg.ranges_step() >= edge.watermark;
-            if !part.is_empty()
-                && self
-                    .run(&seg.run)?
-                    .weigh(self, &seg.xf.range(&part), with_ranges)?
-                    .count
-                    > 0
-            {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None` when it sees nothing.
-    /// What an edge was cut off from must neither be kept alive by it nor add to heights.
-    pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
-        while child.node.kind() == Kind::Skeleton {
-            let node = self.skeleton(&child.node)?;
-            let inside = child.xf.range(range);
-            let at = node.edge_of(&inside.lo);
-            if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
-                child.live_bytes = node.live_bytes_in(&inside);
-                return Ok(Some(child));
-            }
-            let Some(below) = &node.edges[at].child else {
-                return Ok(None);
-            };
-            child = Child {
-                xf: child.xf.then(&below.xf),
-                ..below.clone()
-            };
-        }
-        let run = self.run(&child.node)?;
-        let inside = child.xf.range(range);
-        let mut bytes = run.estimate_bytes(&inside);
-        // Of few blocks most may lie outside: then count what is inside.
-        if bytes <= 4 * self.shape.block_bytes {
-            let exact = run.weigh(self, &inside, false)?;
-            if exact.count == 0 {
-                return Ok(None);
-            }
-            bytes = exact.bytes;
-        }
-        child.live_bytes = bytes as u64;
-        Ok(Some(child))
-    }
-
-    // ---- messages move down ----
-
     /// All messages that an edge sees, in the node's key space.
     pub(crate) fn gather(&self, node: &Skeleton, at: usize, segs: &[SegRef]) -> Result<MemRun> {
         self.gather_range(&node.edge_range(at), node.edges[at].watermark, segs)
@@ -638,18 +299,27 @@ impl Store {
 
     /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
     /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
-    /// pointed at, nor a null that waits.
+    /// pointed at, nor a null that waits. Range messages are read as a whole with the index of their segment, so many of
+    /// them become several segments of one age, side by side.
     pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
-        for part in run.into_kinds() {
-            let goto_height = self.goto_height(&part);
-            let bytes = part.size_bytes() as u64;
-            node.push_seg(
-                self.new_segment(part),
-                node.range(),
-                Xf::identity(),
-                goto_height,
-                bytes,
-            );
+        for kind in run.into_kinds() {
+            let ord = node.next_ord;
+            node.next_ord += 1;
+            let mut rest = node.range();
+            for (end, part) in kind.in_parts(self.shape.ranges_per_segment()) {
+                let clip = KeyRange::new(rest.lo.clone(), min_hi(end.clone(), rest.hi.clone()));
+                if let Some(end) = end {
+                    rest.lo = end;
+                }
+                node.segs.push(SegRef {
+                    ord,
+                    clip,
+                    xf: Xf::identity(),
+                    goto_height: self.goto_height(&part),
+                    bytes: part.size_bytes() as u64,
+                    run: self.new_segment(part),
+                });
+            }
         }
     }
 
@@ -725,238 +395,6 @@ impl Store {
         }
     }
 
-    /// Cuts a node with too many edges, preferring borders with a short common prefix (*preferential
-    /// splitting*; BetrFS 0.5, section 4).
-    pub(crate) fn split(&self, node: Skeleton) -> Result<Vec<Skeleton>> {
-        if node.edges.len() <= self.shape.fanout {
-            return Ok(vec![node]);
-        }
-        bump(&self.counters.splits);
-        let parts = node
-            .edges
-            .len()
-            .div_ceil((self.shape.fanout * 3 / 4).max(2))
-            .max(2);
-        let step = node.edges.len() / parts;
-        let mut cuts: Vec<usize> = Vec::new();
-        for n in 1..parts {
-            let (from, to) = (n * step - step / 4, n * step + step / 4);
-            let from = from.max(cuts.last().map_or(1, |c| c + 1));
-            let best = (from..=to.max(from))
-                .min_by_key(|&at| node.edges[at].lo.len())
-                .expect("the range is not empty");
-            cuts.push(best);
-        }
-        let mut out = Vec::with_capacity(parts);
-        let mut from = 0;
-        for to in cuts.into_iter().chain([node.edges.len()]) {
-            let hi = node.edge_hi(to - 1);
-            let mut part = node.clone();
-            part.clip(&KeyRange::new(node.edges[from].lo.clone(), hi));
-            self.drop_dead_segments(&mut part)?;
-            out.push(part);
-            from = to;
-        }
-        Ok(out)
-    }
-
-    /// Drops segments of which no edge sees a message, and narrows edges that see none.
-    fn drop_dead_segments(&self, node: &mut Skeleton) -> Result<()> {
-        let next_step = node.next_step();
-        let mut live = vec![0u64; node.segs.len()];
-        for at in 0..node.edges.len() {
-            let range = node.edge_range(at);
-            let watermark = node.edges[at].watermark;
-            let mut sees = false;
-            for (n, seg) in node
-                .segs
-                .iter()
-                .enumerate()
-                .filter(|(_, s)| s.points_step() >= watermark)
-            {
-                let part = seg.clip.intersect(&range);
-                if part.is_empty() {
-                    continue;
-                }
-                let with_ranges = seg.ranges_step() >= watermark;
-                let weight = self
-                    .run(&seg.run)?
-                    .weigh(self, &seg.xf.range(&part), with_ranges)?;
-                if weight.count > 0 {
-                    sees = true;
-                    live[n] += weight.bytes as u64;
-                }
-            }
-            if !sees {
-                node.edges[at].watermark = next_step;
-            }
-        }
-        let mut n = 0;
-        node.segs.retain_mut(|seg| {
-            seg.bytes = live[n];
-            n += 1;
-            seg.bytes > 0
-        });
-        let mut last_empty = None;
-        node.edges.retain(|edge| {
-            let empty = edge.child.is_none().then_some(edge.watermark);
-            let same = empty.is_some() && empty == last_empty;
-            last_empty = empty;
-            !same
-        });
-        Ok(())
-    }
-
-    /// Copies what is left of segments that are mostly dead. A segment on the device lives as long as one edge sees
-    /// one message of it, and edges that few messages wait for may keep it for ever.
-    fn compact_segments(&self, node: &mut Skeleton) -> Result<()> {
-        let mut at = 0;
-        while at < node.segs.len() {
-            let seg = &node.segs[at];
-            let whole = self.run(&seg.run)?.stored_bytes().unwrap_or(0) as u64;
-            let is_worth = whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / 2;
-            let room = if is_worth {
-                self.with_room(self.take_room(seg.bytes + PUSH_BYTES))?
-            } else {
-                None
-            };
-            let Some(_room) = room else {
-                at += 1;
-                continue;
-            };
-            bump(&self.counters.segment_merges);
-            let mut left = MemRun::default();
-            for edge in 0..node.edges.len() {
-                left.add_all(&self.gather(node, edge, &node.segs[at..=at])?);
-            }
-            if left.is_empty() {
-                node.segs.remove(at);
-                continue;
-            }
-            let (goto_height, bytes) = (self.goto_height(&left), left.size_bytes() as u64);
-            let (ord, clip) = (seg.ord, seg.clip.clone());
-            let run = self.new_segment(left);
-            node.segs[at] = SegRef {
-                run,
-                ord,
-                clip,
-                xf: Xf::identity(),
-                goto_height,
-                bytes,
-            };
-            at += 1;
-        }
-        Ok(())
-    }
-
-    /// Merges the newest segments while there are too many, small ones first (size tiers).
-    fn merge_segments(&self, node: &mut Skeleton) -> Result<()> {
-        let mut before = usize::MAX;
-        // A merge leaves up to three, one for each kind of message.
-        while node.segs.len() > self.shape.segments && node.segs.len() < before {
-            before = node.segs.len();
-            // The longest newest run of segments none of which is larger than those after it together.
-            let mut from = node.segs.len() - 1;
-            let mut sum = node.segs[from].bytes;
-            let is_piece = |node: &Skeleton, at: usize| node.segs[at - 1].ord == node.segs[at].ord;
-            while from > 0
-                && (node.segs[from - 1].bytes <= sum * 2
-                    || node.segs.len() - from < 2
-                    || is_piece(node, from))
-            {
-                from -= 1;
-                sum += node.segs[from].bytes;
-            }
-            let Some(_room) = self.with_room(self.take_room(sum + PUSH_BYTES))? else {
-                return Ok(());
-            };
-            bump(&self.counters.segment_merges);
-            let mut merged = MemRun::default();
-            for at in 0..node.edges.len() {
-                let part = self.gather(node, at, &node.segs[from..])?;
-                merged.add_all(&part);
-            }
-            // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
-            // watermark hid is not in it.
-            node.segs.truncate(from);
-            self.push_run(node, merged);
-        }
-        Ok(())
-    }
-
-    // ---- leaves ----
-
-    /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.
-    fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
-        for edge in &node.edges[from..=to] {
-            if let Some(child) = edge.child.as_ref().filter(|c| c.node.is_recorded())
-                && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)
-            {
-                bump(&self.counters.unshares);
-            }
-        }
-        let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
-        let mut draft = node.clone();
-        draft.clip(&range);
-        let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
-        let mut writer = LeafWriter {
-            store: self,
-            entries: Vec::new(),
-            bytes: 0,
-            lo: range.lo.clone(),
-            watermark: node.next_step(),
-            edges: Vec::new(),
-        };
-        while let Some((key, value)) = scan.next(self)? {
-            writer.add(key, value)?;
-        }
-        let edges = writer.finish(range.hi)?;
-        bump(&self.counters.rewrites);
-        Ok(edges)
-    }
-
-    /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave crumbs.
-    fn coalesce(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
-        let crowded = node.edges.len() > self.shape.fanout;
-        let size = |edge: &Edge, p: &Pending| match &edge.child {
-            None => Some(p.bytes),
-            Some(c) if c.node.kind() == Kind::Leaf => {
-                Some(usize::try_from(c.live_bytes).unwrap_or(usize::MAX) + p.bytes)
-            }
-            Some(_) => None,
-        };
-        let least = if crowded { 2 } else { 4 };
-        let mut from = 0;
-        while from < node.edges.len() {
-            let (mut to, mut sum, mut leaves) = (from, 0, 0);
-            while to < node.edges.len() {
-                match size(&node.edges[to], &pending[to]) {
-                    Some(bytes) if sum + bytes <= self.shape.leaf_bytes / 2 => sum += bytes,
-                    _ => break,
-                }
-                leaves += usize::from(node.edges[to].child.is_some());
-                to += 1;
-            }
-            let joined = if leaves >= least {
-                self.with_room(self.rewrite(node, from, to - 1))?
-            } else {
-                None
-            };
-            if let Some(edges) = joined {
-                bump(&self.counters.coalesces);
-                let made = edges.len();
-                pending.splice(from..to, std::iter::repeat_n(Pending::default(), made));
-                node.edges.splice(from..to, edges);
-                from += made;
-            } else {
-                from = to.max(from + 1);
-            }
-        }
-        Ok(())
-    }
-
-    // ---- on the way to the source of a clone ----
-
     /// Pushes everything that waits above the lowest node covering `range` down to it, so that a clone of
     /// `range` can share that node as it is (BetrFS 0.5, section 3.3).
     pub(crate) fn sink(&self, node: &mut Skeleton, range: &KeyRange, top: bool) -> Result<()> {
@@ -983,116 +421,4 @@ impl Store {
         }
         self.tend(node, top, false)
     }
-}
-
-/// Cuts a stream of keys into leaves.
-struct LeafWriter<'a> {
-    store: &'a Store,
-    entries: Vec<(Bytes, Bytes)>,
-    bytes: usize,
-    /// Where the next leaf's range starts.
-    lo: Bytes,
-    watermark: u64,
-    edges: Vec<Edge>,
-}
-
-fn entry_bytes(key: &[u8], value: &[u8]) -> usize {
-    key.len() + value.len() + 8
-}
-
-impl LeafWriter<'_> {
-    fn add(&mut self, key: Bytes, value: Bytes) -> Result<()> {
-        self.bytes += entry_bytes(&key, &value);
-        self.entries.push((key, value));
-        if self.bytes >= self.store.shape.leaf_bytes * 5 / 4 && self.entries.len() > 1 {
-            self.cut()?;
-        }
-        Ok(())
-    }
-
-    /// Writes a leaf of three to five quarters of the aimed-at size, cut where neighbours differ early.
-    fn cut(&mut self) -> Result<()> {
-        let target = self.store.shape.leaf_bytes;
-        let mut sum = 0;
-        let mut best: Option<(usize, usize)> = None;
-        for at in 1..self.entries.len() {
-            let (key, value) = &self.entries[at - 1];
-            sum += entry_bytes(key, value);
-            let shared = shared_prefix(key, &self.entries[at].0);
-            let late = at + 1 == self.entries.len() && best.is_none();
-            if (sum >= target * 3 / 4 || late) && best.is_none_or(|(least, _)| shared < least) {
-                best = Some((shared, at));
-            }
-        }
-        let Some((shared, at)) = best else {
-            return Ok(());
-        };
-        // The shortest key above the left part and not above the right one.
-        let pivot = self.entries[at].0.slice(..=shared);
-        let rest = self.entries.split_off(at);
-        let left = std::mem::replace(&mut self.entries, rest);
-        self.bytes = self.entries.iter().map(|(k, v)| entry_bytes(k, v)).sum();
-        let range = KeyRange::new(self.lo.clone(), Some(pivot.clone()));
-        self.write(range, &left)?;
-        self.lo = pivot;
-        Ok(())
-    }
-
-    fn write(&mut self, range: KeyRange, entries: &[(Bytes, Bytes)]) -> Result<()> {
-        if entries.is_empty() {
-            self.edges.push(Edge {
-                lo: range.lo,
-                watermark: self.watermark,
-                child: None,
-            });
-            return Ok(());
-        }
-        let lift = range.common_prefix_len();
-        let mut builder = RunBuilder::new(
-            Kind::Leaf,
-            self.store.shape.codec,
-            self.store.shape.block_bytes,
-        );
-        for (key, value) in entries {
-            builder.add(key.slice(lift..), &Point::Put(value.clone()));
-        }
-        let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
-        let image = builder.finish(std::iter::empty());
-        let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
-            && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
-        let node = match self.store.write_run(image) {
-            Err(Error::NoSpace) if fragments && entries.len() > 1 => {
-                // There is room, and no hole that is long enough.
-                let (left, right) = entries.split_at(entries.len() / 2);
-                let pivot = right[0]
-                    .0
-                    .slice(..=shared_prefix(&left[left.len() - 1].0, &right[0].0));
-                self.write(KeyRange::new(range.lo, Some(pivot.clone())), left)?;
-                return self.write(KeyRange::new(pivot, range.hi), right);
-            }
-            done => done?,
-        };
-        let child = Child {
-            xf: Xf::stripping(lift),
-            node,
-            live_bytes,
-        };
-        self.edges.push(Edge {
-            lo: range.lo,
-            watermark: self.watermark,
-            child: Some(child),
-        });
-        Ok(())
-    }
-
-    fn finish(mut self, hi: Option<Bytes>) -> Result<Vec<Edge>> {
-        let left = std::mem::take(&mut self.entries);
-        let range = KeyRange::new(self.lo.clone(), hi);
-        self.write(range, &left)?;
-        Ok(self.edges)
-    }
-}
-
-fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }

@@ -49,8 +49,8 @@ pub struct Mkfs {
     #[arg(long)]
     pub force: bool,
     /// Compression of new data: none, lz4, zstd or zstd:LEVEL (1 to 19)
-    #[arg(long, value_name = "CODEC")]
-    pub compression: Option<Codec>,
+    #[arg(long, value_name = "CODEC", default_value = "zstd:1")]
+    pub compression: Codec,
     /// Image file or block device
     pub volume: PathBuf,
 }

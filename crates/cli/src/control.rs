@@ -7,9 +7,9 @@ use std::path::{Component, Path, PathBuf};
 
 use ramet_block::control_ioctl;
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, REMOVE,
-    RemoveRequest, STAT, STAT_BYTES, SYNC, USAGE, USAGE_BYTES, decode_diff_page, decode_stat_reply,
-    decode_usage,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
+    REMOVE, SOURCE, STAT, STAT_BYTES, SYNC, USAGE, USAGE_BYTES, decode_diff_page,
+    decode_source_reply, decode_stat_reply, decode_usage,
 };
 use ramet_fs::{Difference, Usage, VolumeStats};
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat, syncfs};
@@ -63,7 +63,7 @@ impl Root {
         self.write_back()?;
         let mut request = DiffRequest {
             flags: DIFF_START,
-            other_ino: fstat(&other.0)?.st_ino,
+            other: other.ticket()?,
         };
         let (mut found, mut bytes) = (Vec::new(), Vec::new());
         loop {
@@ -84,6 +84,16 @@ impl Root {
             }
             request.flags = 0;
         }
+    }
+
+    /// A ticket that names the directory in another call, once.
+    fn ticket(&self) -> Answer<u64> {
+        let request = NameRequest {
+            name: b".".to_vec(),
+        };
+        let mut bytes = request.encode().map_err(|_| Errno::INVAL)?;
+        self.call(SOURCE, &mut bytes)?;
+        decode_source_reply(&bytes).map_err(|_| Errno::PROTO)
     }
 
     /// Space of the tree.
@@ -116,7 +126,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
     }
     let request = CloneRequest {
         flags: if args.no_replace { CLONE_NO_REPLACE } else { 0 },
-        src_ino: source.st_ino,
+        source: name_source(&args.src)?,
         name: name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.dst, e))?;
@@ -133,7 +143,7 @@ pub fn remove(args: &args::Rm) -> Outcome {
     look_at(&args.path)?;
     let (parent, name) = split(&args.path)?;
     let root = open_parent(&parent)?;
-    let request = RemoveRequest {
+    let request = NameRequest {
         name: name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.path, e))?;
@@ -151,6 +161,22 @@ pub fn sync(args: &args::Sync) -> Outcome {
             .map_err(|e| mounted(&args.dir, e))?;
     }
     Ok(())
+}
+
+/// The daemon's ticket for what is at `path`, as [`look_at`] sees it.
+fn name_source(path: &Path) -> Outcome<u64> {
+    let slash = path.as_os_str().as_bytes().ends_with(b"/");
+    let (parent, name) = match split(path) {
+        Ok((parent, name)) if !slash || !parent.join(name).is_symlink() => (parent, name),
+        _ => (path.to_path_buf(), OsStr::new(".")),
+    };
+    let request = NameRequest {
+        name: name.as_bytes().to_vec(),
+    };
+    let mut bytes = request.encode().map_err(|e| Failure::at(path, e))?;
+    let dir = open_parent(&parent)?;
+    dir.call(SOURCE, &mut bytes).map_err(|e| mounted(path, e))?;
+    decode_source_reply(&bytes).map_err(|e| Failure::at(path, e))
 }
 
 /// What is at `path`, links themselves included; a trailing slash follows them, as everywhere.

@@ -7,14 +7,20 @@
 //! | number | name | direction | structure |
 //! | --- | --- | --- | --- |
 //! | 1 | [`CLONE`] | in | [`CloneRequest`] |
-//! | 2 | [`REMOVE`] | in | [`RemoveRequest`] |
+//! | 2 | [`REMOVE`] | in | [`NameRequest`] |
 //! | 3 | [`SYNC`] | none | |
 //! | 4 | [`STAT`] | out | [`decode_stat_reply`] |
 //! | 5 | [`CHECKPOINT`] | none | |
-//! | 6 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
-//! | 7 | [`USAGE`] | out | [`Usage`](crate::Usage) |
+//! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by [`encode_source_reply`] |
+//! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
+//! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see [`crate::Volume::clone_entry`].
+//!
+//! A clone has two places and a call has one descriptor. So its source is named first, in a directory that the
+//! caller holds open ([`SOURCE`]), and the answer is a *ticket*: a random number that names the source
+//! once. An inode number would not do: whoever is confined to a part of the mount, by a bind mount or a chroot, could
+//! guess those of the rest.
 
 use ramet_betree::Usage;
 
@@ -38,27 +44,30 @@ pub const NAME_BYTES_MAX: usize = 255;
 const NAME_FIELD_BYTES: usize = 256;
 /// Size of an encoded [`CloneRequest`].
 pub const CLONE_BYTES: usize = 16 + NAME_FIELD_BYTES;
-/// Size of an encoded [`RemoveRequest`].
-pub const REMOVE_BYTES: usize = 8 + NAME_FIELD_BYTES;
+/// Size of an encoded [`NameRequest`].
+pub const NAME_REQUEST_BYTES: usize = 8 + NAME_FIELD_BYTES;
 /// Size of the answer to [`STAT`].
 pub const STAT_BYTES: usize = 16 * 1024 - 4;
 
 /// Clones a file or a directory tree to a name in the directory the call is made on.
 pub const CLONE: u32 = number(DIR_IN, 1, CLONE_BYTES);
 /// Removes a name in the directory the call is made on, with everything below it.
-pub const REMOVE: u32 = number(DIR_IN, 2, REMOVE_BYTES);
+pub const REMOVE: u32 = number(DIR_IN, 2, NAME_REQUEST_BYTES);
 /// Makes everything that was handed to the daemon before the call durable.
 pub const SYNC: u32 = number(0, 3, 0);
 /// Tells the counters of the volume, as JSON.
 pub const STAT: u32 = number(DIR_OUT, 4, STAT_BYTES);
 /// Writes a checkpoint and waits for it.
 pub const CHECKPOINT: u32 = number(0, 5, 0);
+/// Gives a ticket for a name in the directory the call is made on, or for that directory (`.`). The caller needs
+/// search on it.
+pub const SOURCE: u32 = number(DIR_IN | DIR_OUT, 6, NAME_REQUEST_BYTES);
 
 /// Compares the tree of the directory the call is made on with another: the first call with [`DIFF_START`] and the
-/// other's number, the next ones without, until a page says that it is the last.
-pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 6, DIFF_PAGE_BYTES);
+/// other's ticket, the next ones without, until a page says that it is the last.
+pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 7, DIFF_PAGE_BYTES);
 /// Tells the space of the tree of the directory the call is made on.
-pub const USAGE: u32 = number(DIR_OUT, 7, USAGE_BYTES);
+pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists.
 pub const CLONE_NO_REPLACE: u32 = 1;
@@ -68,8 +77,8 @@ pub const CLONE_NO_REPLACE: u32 = 1;
 pub struct CloneRequest {
     /// [`CLONE_NO_REPLACE`] or 0.
     pub flags: u32,
-    /// `st_ino` of the source, which the caller must hold open.
-    pub src_ino: u64,
+    /// Ticket of the source, the answer to [`SOURCE`]. It serves once, and only its user.
+    pub source: u64,
     /// Name of the destination: 1 to 255 bytes, no NUL, no `/`.
     pub name: Vec<u8>,
 }
@@ -82,7 +91,7 @@ impl CloneRequest {
     pub fn encode(&self) -> Result<[u8; CLONE_BYTES]> {
         let mut out = [0; CLONE_BYTES];
         out[0..4].copy_from_slice(&self.flags.to_le_bytes());
-        out[8..16].copy_from_slice(&self.src_ino.to_le_bytes());
+        out[8..16].copy_from_slice(&self.source.to_le_bytes());
         let name_len = put_name(&mut out[16..], &self.name)?;
         out[4..8].copy_from_slice(&name_len.to_le_bytes());
         Ok(out)
@@ -101,10 +110,10 @@ impl CloneRequest {
             return Err(Error::Invalid("unknown flag of a clone request"));
         }
         let name = take_name(&bytes[16..], u32_at(bytes, 4))?;
-        let src_ino = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
+        let source = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
         Ok(Self {
             flags,
-            src_ino,
+            source,
             name,
         })
     }
@@ -124,8 +133,8 @@ pub const USAGE_BYTES: usize = 32;
 pub struct DiffRequest {
     /// [`DIFF_START`] or 0.
     pub flags: u32,
-    /// `st_ino` of the second directory, which the caller must hold open.
-    pub other_ino: u64,
+    /// With [`DIFF_START`] the ticket of the second directory.
+    pub other: u64,
 }
 
 impl DiffRequest {
@@ -134,7 +143,7 @@ impl DiffRequest {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; DIFF_PAGE_BYTES];
         out[0..4].copy_from_slice(&self.flags.to_le_bytes());
-        out[8..16].copy_from_slice(&self.other_ino.to_le_bytes());
+        out[8..16].copy_from_slice(&self.other.to_le_bytes());
         out
     }
 
@@ -148,7 +157,7 @@ impl DiffRequest {
         }
         Ok(Self {
             flags: u32_at(bytes, 0),
-            other_ino: u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes")),
+            other: u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes")),
         })
     }
 }
@@ -257,40 +266,57 @@ pub fn decode_diff_page(page: &[u8]) -> Result<(&[u8], bool)> {
     Ok((page.get(8..end).ok_or(invalid)?, page[4] != 0))
 }
 
-/// What [`REMOVE`] asks for.
+/// What [`REMOVE`] and [`SOURCE`] ask for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemoveRequest {
-    /// Name to remove: 1 to 255 bytes, no NUL, no `/`.
+pub struct NameRequest {
+    /// 1 to 255 bytes, no NUL, no `/`.
     pub name: Vec<u8>,
 }
 
-impl RemoveRequest {
+impl NameRequest {
     /// The bytes of the call.
     ///
     /// # Errors
     /// `NameTooLong` when the name has more than 255 bytes.
-    pub fn encode(&self) -> Result<[u8; REMOVE_BYTES]> {
-        let mut out = [0; REMOVE_BYTES];
+    pub fn encode(&self) -> Result<[u8; NAME_REQUEST_BYTES]> {
+        let mut out = [0; NAME_REQUEST_BYTES];
         let name_len = put_name(&mut out[8..], &self.name)?;
         out[4..8].copy_from_slice(&name_len.to_le_bytes());
         Ok(out)
     }
 
-    /// Reads what [`RemoveRequest::encode`] wrote.
+    /// Reads what [`NameRequest::encode`] wrote.
     ///
     /// # Errors
     /// `Invalid` when the size, a flag or the name is not one this version knows.
     pub fn decode(bytes: &[u8]) -> Result<Self> {
-        if bytes.len() != REMOVE_BYTES {
-            return Err(Error::Invalid("size of a remove request"));
+        if bytes.len() != NAME_REQUEST_BYTES {
+            return Err(Error::Invalid("size of a request by name"));
         }
         if u32_at(bytes, 0) != 0 {
-            return Err(Error::Invalid("unknown flag of a remove request"));
+            return Err(Error::Invalid("unknown flag of a request by name"));
         }
         Ok(Self {
             name: take_name(&bytes[8..], u32_at(bytes, 4))?,
         })
     }
+}
+
+/// The bytes that answer [`SOURCE`].
+#[must_use]
+pub fn encode_source_reply(ticket: u64) -> [u8; NAME_REQUEST_BYTES] {
+    let mut out = [0; NAME_REQUEST_BYTES];
+    out[..8].copy_from_slice(&ticket.to_le_bytes());
+    out
+}
+
+/// The ticket in an answer to [`SOURCE`].
+///
+/// # Errors
+/// `Invalid` when the bytes are not such an answer.
+pub fn decode_source_reply(bytes: &[u8]) -> Result<u64> {
+    let ticket = bytes.first_chunk().copied().map(u64::from_le_bytes);
+    ticket.ok_or(Error::Invalid("answer to a source request"))
 }
 
 /// The bytes that answer [`STAT`]: the length of the JSON text, then the text.
@@ -374,8 +400,7 @@ fn take_name(field: &[u8], len: u32) -> Result<Vec<u8>> {
         return Err(Error::NameTooLong);
     }
     let name = &field[..len];
-    if name.is_empty() || name.contains(&0) || name.contains(&b'/') || name == b"." || name == b".."
-    {
+    if name.is_empty() || name.contains(&0) || name.contains(&b'/') || name == b".." {
         return Err(Error::Invalid("name in a control request"));
     }
     Ok(name.to_vec())
@@ -389,7 +414,7 @@ mod tests {
     fn requests_survive_encoding() {
         let clone = CloneRequest {
             flags: CLONE_NO_REPLACE,
-            src_ino: 0x0123_4567_89ab_cdef,
+            source: 0x0123_4567_89ab_cdef,
             name: vec![0xff; 255],
         };
         let bytes = clone.encode().unwrap();
@@ -401,11 +426,11 @@ mod tests {
             ]
         );
         assert_eq!(CloneRequest::decode(&bytes).unwrap(), clone);
-        let remove = RemoveRequest {
+        let remove = NameRequest {
             name: b"x".to_vec(),
         };
         assert_eq!(
-            RemoveRequest::decode(&remove.encode().unwrap()).unwrap(),
+            NameRequest::decode(&remove.encode().unwrap()).unwrap(),
             remove
         );
         let stat = encode_stat_reply("{}").unwrap();
@@ -415,15 +440,16 @@ mod tests {
     #[test]
     fn ioctl_numbers_are_pinned() {
         assert_eq!(
-            [CLONE, REMOVE, SYNC, STAT, CHECKPOINT, DIFF, USAGE],
+            [CLONE, REMOVE, SYNC, STAT, CHECKPOINT, SOURCE, DIFF, USAGE],
             [
                 0x4110_5201,
                 0x4108_5202,
                 0x5203,
                 0xbffc_5204,
                 0x5205,
-                0xfffc_5206,
-                0x8020_5207
+                0xc108_5206,
+                0xfffc_5207,
+                0x8020_5208
             ]
         );
     }
@@ -467,7 +493,7 @@ mod tests {
         }
         let request = DiffRequest {
             flags: DIFF_START,
-            other_ino: 7,
+            other: 7,
         };
         assert_eq!(DiffRequest::decode(&request.encode()).unwrap(), request);
         let usage = Usage {
@@ -489,18 +515,18 @@ mod tests {
             CloneRequest::decode(&[0; 3]),
             Err(Error::Invalid(_))
         ));
-        for name in [&b""[..], b".", b"..", b"a/b", b"a\0b"] {
-            let bytes = RemoveRequest {
+        for name in [&b""[..], b"..", b"a/b", b"a\0b"] {
+            let bytes = NameRequest {
                 name: name.to_vec(),
             }
             .encode()
             .unwrap();
             assert!(
-                matches!(RemoveRequest::decode(&bytes), Err(Error::Invalid(_))),
+                matches!(NameRequest::decode(&bytes), Err(Error::Invalid(_))),
                 "{name:?}"
             );
         }
-        let mut bytes = RemoveRequest {
+        let mut bytes = NameRequest {
             name: b"x".to_vec(),
         }
         .encode()
@@ -508,7 +534,7 @@ mod tests {
         bytes[4] = 0;
         bytes[5] = 1;
         assert!(matches!(
-            RemoveRequest::decode(&bytes),
+            NameRequest::decode(&bytes),
             Err(Error::NameTooLong)
         ));
     }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use ramet_betree::successor_of_prefix;
 
-use crate::control::{DIFF_START, DiffPages, DiffRequest};
+use crate::control::DiffPages;
 use crate::error::Result;
 use crate::inode::{Ino, Inode};
 use crate::keys;
@@ -102,13 +102,14 @@ impl DirStream {
 }
 
 impl Volume {
-    /// Answers [`DIFF`](crate::control::DIFF) on an open directory: compares it, or goes on with the comparison.
+    /// Answers [`DIFF`](crate::control::DIFF) on an open directory: compares it with `other`, or goes on with the
+    /// comparison.
     ///
     /// # Errors
     /// Those of [`Volume::diff`].
-    pub fn diff_page(&self, stream: &DirStream, request: &DiffRequest) -> Result<Vec<u8>> {
-        if request.flags & DIFF_START != 0 {
-            let found = self.diff(stream.ino(), Ino(request.other_ino))?;
+    pub fn diff_page(&self, stream: &DirStream, other: Option<Ino>) -> Result<Vec<u8>> {
+        if let Some(other) = other {
+            let found = self.diff(stream.ino(), other)?;
             *stream.diff.lock() = DiffPages::new(&found);
         }
         Ok(stream.diff.lock().next_page())

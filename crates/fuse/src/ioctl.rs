@@ -1,19 +1,23 @@
 //! The control calls of [`ramet_fs::control`].
 
+use std::sync::Arc;
+
 use fuser::{Errno, ReplyIoctl};
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DiffRequest, REMOVE, RemoveRequest,
-    STAT, SYNC, USAGE, encode_stat_reply, encode_usage,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
+    REMOVE, SOURCE, STAT, SYNC, USAGE, encode_source_reply, encode_stat_reply, encode_usage,
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
 use crate::errno::errno;
 use crate::notify::Kernel;
+use crate::tickets::Tickets;
 
 /// A control call, decoded.
 pub(crate) enum Call {
     Clone(CloneRequest),
-    Remove(RemoveRequest),
+    Remove(NameRequest),
+    Source(NameRequest),
     Sync,
     Stat,
     Checkpoint,
@@ -32,12 +36,23 @@ fn may_compare(caller: &Caller) -> Result<()> {
     }
 }
 
+/// How long a call may take.
+pub(crate) enum Pace {
+    /// As long as a lookup.
+    Quick,
+    /// As long as the device.
+    Waits,
+    /// It changes names, and so must be followed by invalidations.
+    Structural,
+}
+
 impl Call {
     /// `None` for the number of somebody else's ioctl.
     pub(crate) fn decode(number: u32, bytes: &[u8]) -> Option<Result<Self>> {
         Some(match number {
             CLONE => CloneRequest::decode(bytes).map(Self::Clone),
-            REMOVE => RemoveRequest::decode(bytes).map(Self::Remove),
+            REMOVE => NameRequest::decode(bytes).map(Self::Remove),
+            SOURCE => NameRequest::decode(bytes).map(Self::Source),
             SYNC => Ok(Self::Sync),
             STAT => Ok(Self::Stat),
             CHECKPOINT => Ok(Self::Checkpoint),
@@ -47,21 +62,26 @@ impl Call {
         })
     }
 
-    /// Whether it changes names, and so must be followed by invalidations.
-    pub(crate) fn is_structural(&self) -> bool {
-        matches!(self, Self::Clone(_) | Self::Remove(_))
+    /// Where it may be served.
+    pub(crate) fn pace(&self) -> Pace {
+        match self {
+            Self::Clone(_) | Self::Remove(_) => Pace::Structural,
+            Self::Sync | Self::Checkpoint | Self::Diff(_) | Self::Usage => Pace::Waits,
+            Self::Source(_) | Self::Stat => Pace::Quick,
+        }
     }
 
     /// Carries the call out, made on the open directory `dir` by `caller`, and answers it.
     pub(crate) fn serve(
         &self,
-        volume: &Volume,
+        volume: &Arc<Volume>,
         kernel: &Kernel,
+        tickets: &Tickets,
         dir: (Ino, Option<&DirStream>),
         caller: &Caller,
         reply: ReplyIoctl,
     ) {
-        match self.run(volume, dir, caller) {
+        match self.run(volume, tickets, dir, caller) {
             Ok((stale, data)) => {
                 kernel.invalidate(&stale);
                 reply.ioctl(0, &data);
@@ -72,7 +92,8 @@ impl Call {
 
     fn run(
         &self,
-        volume: &Volume,
+        volume: &Arc<Volume>,
+        tickets: &Tickets,
         (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
@@ -81,20 +102,24 @@ impl Call {
         match self {
             Self::Clone(request) => {
                 let no_replace = request.flags & CLONE_NO_REPLACE != 0;
-                stale = volume.clone_entry(
-                    caller,
-                    Ino(request.src_ino),
-                    dir,
-                    &request.name,
-                    no_replace,
-                )?;
+                let source = tickets.redeem(caller, request.source)?;
+                stale = volume.clone_entry(caller, source.ino, dir, &request.name, no_replace)?;
             }
             Self::Remove(request) => stale = volume.remove_tree(caller, dir, &request.name)?,
+            Self::Source(request) => {
+                let ticket = tickets.issue(volume, caller, dir, &request.name)?;
+                data = encode_source_reply(ticket).to_vec();
+            }
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
             Self::Diff(request) => {
                 may_compare(caller)?;
-                data = volume.diff_page(stream.ok_or(Error::Stale)?, request)?;
+                let starts = request.flags & DIFF_START != 0;
+                let other = starts
+                    .then(|| tickets.redeem(caller, request.other))
+                    .transpose()?;
+                let other = other.as_ref().map(|source| source.ino);
+                data = volume.diff_page(stream.ok_or(Error::Stale)?, other)?;
             }
             Self::Usage => data = encode_usage(&volume.usage(dir)?),
             Self::Stat => {
