@@ -169,6 +169,10 @@ const CONTENT: u8 = 8;
 const METADATA: u8 = 16;
 const IS_DIR: u8 = 32;
 
+fn bit(bit: u8, is_set: bool) -> u8 {
+    if is_set { bit } else { 0 }
+}
+
 impl Difference {
     pub(crate) fn encoded_bytes(&self) -> usize {
         5 + self.path.len()
@@ -179,11 +183,9 @@ impl Difference {
             Change::Added => ADDED,
             Change::Removed => REMOVED,
             Change::Kind => KIND,
-            Change::Both { content, metadata } => {
-                u8::from(content) * CONTENT | u8::from(metadata) * METADATA
-            }
+            Change::Both { content, metadata } => bit(CONTENT, content) | bit(METADATA, metadata),
         };
-        out.push(change | u8::from(self.is_dir) * IS_DIR);
+        out.push(change | bit(IS_DIR, self.is_dir));
         let len = u32::try_from(self.path.len()).expect("a path is no longer than a key");
         out.extend_from_slice(&len.to_le_bytes());
         out.extend_from_slice(&self.path);

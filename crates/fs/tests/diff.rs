@@ -45,7 +45,15 @@ struct Seen {
     ino: Ino,
     kind: Kind,
     content: Vec<u8>,
-    metadata: (u16, u32, u32, u32, Option<Time>, Vec<(Vec<u8>, Vec<u8>)>),
+    owner_and_mode: (u16, u32, u32, u32),
+    mtime: Option<Time>,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Seen {
+    fn metadata(&self) -> impl PartialEq + '_ {
+        (self.owner_and_mode, self.mtime, &self.xattrs)
+    }
 }
 
 fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
@@ -77,14 +85,9 @@ fn look(volume: &Volume, ino: Ino) -> Seen {
         ino,
         kind: attr.kind,
         content,
-        metadata: (
-            attr.perm,
-            attr.uid,
-            attr.gid,
-            attr.rdev,
-            mtime,
-            xattrs.collect(),
-        ),
+        owner_and_mode: (attr.perm, attr.uid, attr.gid, attr.rdev),
+        mtime,
+        xattrs: xattrs.collect(),
     }
 }
 
@@ -121,7 +124,7 @@ fn naive(a: &BTreeMap<Path, Seen>, b: &BTreeMap<Path, Seen>) -> Vec<Difference> 
             (Some(x), Some(y)) if x.kind != y.kind => Change::Kind,
             (Some(x), Some(y)) => Change::Both {
                 content: x.content != y.content,
-                metadata: x.metadata != y.metadata,
+                metadata: x.metadata() != y.metadata(),
             },
             (None, None) => continue,
         };

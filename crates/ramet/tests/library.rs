@@ -1,5 +1,4 @@
 //! The library as a user of it sees it.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
 
