@@ -19,7 +19,7 @@ use crate::wire::{Reader, WireError, Writer};
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Addresses of the two slots, in bytes.
 pub const SLOTS: [u64; 2] = [0, 65_536];
@@ -100,6 +100,16 @@ pub enum SuperblockError {
         /// Newest version known here.
         known: u32,
     },
+    /// A valid superblock of a version that this build reads no more.
+    #[error(
+        "made by an older version (format {found}; this build reads only {known}): copy the files with the ramet that made it"
+    )]
+    OlderVersion {
+        /// Version found.
+        found: u32,
+        /// Version read here.
+        known: u32,
+    },
     /// The device is shorter than the volume.
     #[error("image is truncated: superblock says {volume_bytes} bytes, file has {device_bytes}")]
     Truncated {
@@ -165,7 +175,7 @@ impl Superblock {
     /// The superblock that `bytes`, read from `slot`, hold.
     ///
     /// # Errors
-    /// `NotAVolume` without the magic bytes, `NewerVersion`, or `Corrupt`.
+    /// `NotAVolume` without the magic bytes, `NewerVersion`, `OlderVersion`, or `Corrupt`.
     pub fn decode(slot: usize, bytes: &[u8]) -> Result<Self, SuperblockError> {
         let corrupt = |detail: String| SuperblockError::Corrupt { slot, detail };
         if !bytes.starts_with(&MAGIC) {
@@ -186,6 +196,12 @@ impl Superblock {
         let format_version = r.u32().map_err(wire)?;
         if format_version > FORMAT_VERSION {
             return Err(SuperblockError::NewerVersion {
+                found: format_version,
+                known: FORMAT_VERSION,
+            });
+        }
+        if format_version < FORMAT_VERSION && format_version > 0 {
+            return Err(SuperblockError::OlderVersion {
                 found: format_version,
                 known: FORMAT_VERSION,
             });
@@ -260,7 +276,7 @@ impl Superblock {
 /// Decides which of two slots counts, on a device of `device_bytes`.
 ///
 /// The higher valid generation wins; a slot that is torn, or was never written, yields to the other.
-/// One slot of a newer format refuses the volume, since an upgrade has begun. A slot that cannot be
+/// One slot of another format refuses the volume: an upgrade has begun, or is needed. A slot that cannot be
 /// *read* refuses it as well: it may be the newer one, and space that its checkpoint uses counts as
 /// free in the older.
 ///
@@ -271,10 +287,14 @@ pub fn choose(
     slot1: Result<Superblock, SuperblockError>,
     device_bytes: u64,
 ) -> Result<Superblock, SuperblockError> {
-    use SuperblockError::{BothCorrupt, Corrupt, Io, NewerVersion, NotAVolume, Truncated};
+    use SuperblockError::{
+        BothCorrupt, Corrupt, Io, NewerVersion, NotAVolume, OlderVersion, Truncated,
+    };
     let sb = match (slot0, slot1) {
-        (Err(error @ (Io(_) | NewerVersion { .. })), _)
-        | (_, Err(error @ (Io(_) | NewerVersion { .. }))) => return Err(error),
+        (Err(error @ (Io(_) | NewerVersion { .. } | OlderVersion { .. })), _)
+        | (_, Err(error @ (Io(_) | NewerVersion { .. } | OlderVersion { .. }))) => {
+            return Err(error);
+        }
         (Ok(a), Ok(b)) if a.uuid != b.uuid => {
             return Err(Corrupt {
                 slot: 1,
@@ -335,7 +355,7 @@ mod tests {
     fn sample(generation: u64) -> Superblock {
         Superblock {
             uuid: *b"0123456789abcdef",
-            format_version: 1,
+            format_version: FORMAT_VERSION,
             generation,
             epoch: 3,
             volume_bytes: 16 << 20,
@@ -374,7 +394,7 @@ mod tests {
         let bytes = sample(6).encode();
         assert_eq!(bytes.len(), 4096);
         let mut want = Vec::new();
-        want.extend_from_slice(b"RAMETvol\x01\0\0\0\x01\0\0\x000123456789abcdef");
+        want.extend_from_slice(b"RAMETvol\x02\0\0\0\x01\0\0\x000123456789abcdef");
         for word in [
             6u64,
             3,
@@ -403,7 +423,7 @@ mod tests {
         assert_eq!(Superblock::decode(0, &bytes).unwrap(), sample(6));
     }
 
-    const GOLDEN_SUM: u64 = 0xd971_9547_bef2_fb6e;
+    const GOLDEN_SUM: u64 = 0x3fe6_efe5_4252_cf81;
 
     #[test]
     fn every_flipped_byte_is_noticed() {
@@ -462,6 +482,7 @@ mod tests {
         Torn(u64),
         Zero,
         Newer(u64),
+        Older(u64),
         Foreign(u64),
     }
 
@@ -479,6 +500,11 @@ mod tests {
                 sb.format_version = FORMAT_VERSION + 1;
                 sb.encode()
             }
+            Slot::Older(generation) => {
+                let mut sb = sample(generation);
+                sb.format_version = FORMAT_VERSION - 1;
+                sb.encode()
+            }
             Slot::Foreign(generation) => {
                 let mut sb = sample(generation);
                 sb.uuid = [9; 16];
@@ -489,8 +515,8 @@ mod tests {
 
     #[test]
     fn choose_is_right_in_every_disk_situation() {
-        use Slot::{Foreign, Good, Newer, Torn, Zero};
-        let table: [(Slot, Slot, Result<u64, &str>); 15] = [
+        use Slot::{Foreign, Good, Newer, Older, Torn, Zero};
+        let table: [(Slot, Slot, Result<u64, &str>); 17] = [
             (Good(6), Good(5), Ok(6)),
             (Good(6), Good(7), Ok(7)),
             (Good(6), Torn(7), Ok(6)),
@@ -504,17 +530,27 @@ mod tests {
             (
                 Newer(6),
                 Good(5),
-                Err("made by a newer version (format 2; this build knows up to 1)"),
+                Err("made by a newer version (format 3; this build knows up to 2)"),
             ),
             (
                 Good(6),
                 Newer(5),
-                Err("made by a newer version (format 2; this build knows up to 1)"),
+                Err("made by a newer version (format 3; this build knows up to 2)"),
             ),
             (
                 Newer(6),
                 Torn(7),
-                Err("made by a newer version (format 2; this build knows up to 1)"),
+                Err("made by a newer version (format 3; this build knows up to 2)"),
+            ),
+            (
+                Older(6),
+                Good(5),
+                Err("made by an older version (format 1; this build reads only 2)"),
+            ),
+            (
+                Torn(6),
+                Older(7),
+                Err("made by an older version (format 1; this build reads only 2)"),
             ),
             (
                 Good(6),
