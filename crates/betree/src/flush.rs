@@ -25,7 +25,9 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
+use crate::block::shared_prefix;
 use crate::bounds::{KeyRange, Xf, below, min_hi};
+use crate::cursor::{AHEAD_MAX, MappedCursor};
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg};
@@ -33,7 +35,7 @@ use crate::node::{Kind, Store, bump};
 use crate::run::RunBuilder;
 use crate::scan::{Base, TreeScan};
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
-use crate::view::{MappedCursor, RangeAt};
+use crate::view::RangeAt;
 
 /// What a part of an edge's range becomes.
 enum Piece {
@@ -571,7 +573,7 @@ impl Store {
                     all.add_range(back.range(&covered), msg.behind(&seg.xf));
                 }
             }
-            let mut cursor = MappedCursor::new(&run, &part, &seg.xf, 15);
+            let mut cursor = MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX);
             while let Some((key, point)) = cursor.take(self)? {
                 all.add_point(key, point.detached());
             }
@@ -1091,8 +1093,4 @@ impl LeafWriter<'_> {
         self.write(range, &left)?;
         Ok(self.edges)
     }
-}
-
-fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }

@@ -26,10 +26,13 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod block;
 mod bounds;
 mod checkpoint;
 mod clone;
+mod cursor;
 mod error;
+mod filter;
 mod flatten;
 mod flush;
 #[cfg(test)]
@@ -40,6 +43,7 @@ mod message;
 mod node;
 mod open;
 mod pieces;
+mod readahead;
 mod record;
 mod run;
 mod scan;
