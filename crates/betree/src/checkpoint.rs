@@ -161,8 +161,7 @@ impl Inner {
             }
         };
         self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
-        write_superblock(&*self.store.dev, next)?;
-        self.store.dev.sync().map_err(io("syncing a superblock"))
+        Ok(write_superblock(&*self.store.dev, next)?)
     }
 }
 

@@ -1,11 +1,15 @@
 //! The superblock: where everything begins, and which checkpoint is the newest.
 //!
-//! Two slots, at byte 0 and at byte 65536, hold one 4096-byte block each. Generation g is written
-//! to slot g mod 2, so the write of a new superblock can only ever tear the older of the two. The
-//! caller syncs before (what the superblock names must be durable first) and after (only then is
-//! the checkpoint durable).
+//! Two slots hold one 4096-byte block each, in two copies. Generation g is written to slot g mod 2: the
+//! first copy, a sync, then the second. So a power cut tears one copy of the older slot at most, and a rotten
+//! block costs nothing: the other copy is as good. The copies of the slots lie crosswise, so that damage to either half
+//! of the area leaves a copy of both.
 //!
-//! Which superblock counts is decided by [`choose`], a pure function of what the two slots hold.
+//! ```text
+//!  0: slot 0    32768: slot 1, second    65536: slot 1    98304: slot 0, second
+//! ```
+//!
+//! Which superblock counts is decided by [`choose`], a pure function of what the copies hold.
 //! Magic, version and checksum stay at their places in every future version, so that an old build
 //! can tell "newer" from "broken".
 
@@ -21,8 +25,8 @@ use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 /// Version of the format that this build reads and writes.
 pub const FORMAT_VERSION: u32 = 2;
 
-/// Addresses of the two slots, in bytes.
-pub const SLOTS: [u64; 2] = [0, 65_536];
+/// Addresses of the copies of the two slots, in bytes.
+pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
 
 /// First byte behind the superblock area; the rest of the area is reserved.
 pub const AREA_END: u64 = 131_072;
@@ -34,7 +38,7 @@ const FIELDS_END: usize = 171;
 const FLAG_CLEAN: u32 = 1;
 
 const _: () = assert!(FIELDS_END <= CHECKSUM_AT);
-const _: () = assert!(SLOTS[1] + BLOCK_BYTES <= AREA_END);
+const _: () = assert!(SLOTS[0][1] + BLOCK_BYTES <= AREA_END);
 
 /// Where the journal begins to matter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -126,9 +130,17 @@ pub enum SuperblockError {
         /// What is wrong.
         detail: String,
     },
-    /// Both slots carry the magic bytes or one does, and none is valid.
-    #[error("both superblocks are corrupt: {0}; {1}")]
-    BothCorrupt(Box<SuperblockError>, Box<SuperblockError>),
+    /// Some copy carries the magic bytes, and none is valid.
+    #[error("no superblock is left: {0}; {1}")]
+    NoneLeft(Box<SuperblockError>, Box<SuperblockError>),
+    /// Both copies of a slot are bad, which no power cut does: the newest checkpoint may be lost.
+    #[error("the newest superblock may be lost, generation {generation} is left: {cause}")]
+    NewestLost {
+        /// The best that is left.
+        generation: u64,
+        /// What is wrong with the other slot.
+        cause: Box<SuperblockError>,
+    },
     /// The medium failed.
     #[error("superblock cannot be read or written: {0}")]
     Io(#[from] io::Error),
@@ -273,44 +285,70 @@ impl Superblock {
     }
 }
 
-/// Decides which of two slots counts, on a device of `device_bytes`.
+/// What was read from the place of a copy.
+pub type Copy = Result<Superblock, SuperblockError>;
+
+/// The best of one slot's copies, and what is wrong with its first one.
+fn best_copy(
+    [first, second]: [Copy; 2],
+) -> Result<(Superblock, Option<SuperblockError>), SuperblockError> {
+    match (first, second) {
+        // The device lost the write of the first.
+        (Ok(first), Ok(second)) if first.generation < second.generation => Ok((second, None)),
+        (Ok(sb), _) => Ok((sb, None)),
+        (Err(error), Ok(sb)) => Ok((sb, Some(error))),
+        (Err(SuperblockError::NotAVolume), Err(error)) | (Err(error), Err(_)) => Err(error),
+    }
+}
+
+/// Decides which copy counts, given those of slot 0 and of slot 1, on a device of `device_bytes`.
 ///
-/// The higher valid generation wins; a slot that is torn, or was never written, yields to the other.
-/// One slot of another format refuses the volume: an upgrade has begun, or is needed. A slot that cannot be
-/// *read* refuses it as well: it may be the newer one, and space that its checkpoint uses counts as
-/// free in the older.
+/// The highest valid generation wins. A first copy that is torn yields: whoever wrote it was cut off before
+/// the second. Refused is whatever hides that something newer may have been there, since space that its
+/// checkpoint uses counts as free in the older: a slot without any valid copy, or a first copy that cannot be *read* while the
+/// second is the older one. One copy of another format refuses the volume: an upgrade has begun, or is needed.
 ///
 /// # Errors
 /// [`SuperblockError`].
-pub fn choose(
-    slot0: Result<Superblock, SuperblockError>,
-    slot1: Result<Superblock, SuperblockError>,
-    device_bytes: u64,
-) -> Result<Superblock, SuperblockError> {
+pub fn choose(slots: [[Copy; 2]; 2], device_bytes: u64) -> Result<Superblock, SuperblockError> {
     use SuperblockError::{
-        BothCorrupt, Corrupt, Io, NewerVersion, NotAVolume, OlderVersion, Truncated,
+        Corrupt, Io, NewerVersion, NewestLost, NoneLeft, NotAVolume, OlderVersion, Truncated,
     };
-    let sb = match (slot0, slot1) {
-        (Err(error @ (Io(_) | NewerVersion { .. } | OlderVersion { .. })), _)
-        | (_, Err(error @ (Io(_) | NewerVersion { .. } | OlderVersion { .. }))) => {
-            return Err(error);
+    let all = || slots.iter().flatten();
+    let known = FORMAT_VERSION;
+    if let Some(error) = all().find_map(|copy| match *copy {
+        Err(NewerVersion { found, .. }) => Some(NewerVersion { found, known }),
+        Err(OlderVersion { found, .. }) => Some(OlderVersion { found, known }),
+        _ => None,
+    }) {
+        return Err(error);
+    }
+    let uuids = all().flatten().map(|sb| sb.uuid);
+    if uuids.clone().zip(uuids.skip(1)).any(|(a, b)| a != b) {
+        let detail = "the copies belong to different volumes".into();
+        return Err(Corrupt { slot: 1, detail });
+    }
+    let sb = match slots.map(best_copy) {
+        [Ok((a, doubt_a)), Ok((b, doubt_b))] => {
+            let (newer, doubt) = if a.generation > b.generation {
+                (a, doubt_b)
+            } else {
+                (b, doubt_a)
+            };
+            if let Some(error @ Io(_)) = doubt {
+                return Err(error);
+            }
+            newer
         }
-        (Ok(a), Ok(b)) if a.uuid != b.uuid => {
-            return Err(Corrupt {
-                slot: 1,
-                detail: "it belongs to another volume".into(),
+        [Ok((sb, _)), Err(cause)] | [Err(cause), Ok((sb, _))] => {
+            return Err(NewestLost {
+                generation: sb.generation,
+                cause: cause.into(),
             });
         }
-        (Ok(a), Ok(b)) => {
-            if a.generation > b.generation {
-                a
-            } else {
-                b
-            }
-        }
-        (Ok(sb), Err(_)) | (Err(_), Ok(sb)) => sb,
-        (Err(NotAVolume), Err(NotAVolume)) => return Err(NotAVolume),
-        (Err(a), Err(b)) => return Err(BothCorrupt(Box::new(a), Box::new(b))),
+        [Err(NotAVolume), Err(NotAVolume)] => return Err(NotAVolume),
+        [Err(Io(error)), _] | [_, Err(Io(error))] => return Err(Io(error)),
+        [Err(a), Err(b)] => return Err(NoneLeft(a.into(), b.into())),
     };
     if sb.volume_bytes > device_bytes {
         return Err(Truncated {
@@ -321,14 +359,11 @@ pub fn choose(
     Ok(sb)
 }
 
-/// Reads both slots and chooses.
-///
-/// # Errors
-/// [`SuperblockError`]; a device too short to hold both slots is judged by what it holds.
-pub fn read_superblock(device: &dyn Device) -> Result<Superblock, SuperblockError> {
-    let read = |slot: usize| {
+/// Reads all copies, those of slot 0 first. A device too short to hold one is judged by what it holds.
+pub fn read_copies(device: &dyn Device) -> [[Copy; 2]; 2] {
+    let read = |slot: usize, copy: usize| {
         let mut bytes = vec![0; BYTES];
-        match device.read_at(SLOTS[slot], &mut bytes) {
+        match device.read_at(SLOTS[slot][copy], &mut bytes) {
             Ok(()) => Superblock::decode(slot, &bytes),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(SuperblockError::NotAVolume)
@@ -336,15 +371,50 @@ pub fn read_superblock(device: &dyn Device) -> Result<Superblock, SuperblockErro
             Err(error) => Err(error.into()),
         }
     };
-    choose(read(0), read(1), device.len_bytes())
+    [[read(0, 0), read(0, 1)], [read(1, 0), read(1, 1)]]
 }
 
-/// Writes `sb` to its slot. Not durable, and no barrier: the caller syncs before and after.
+/// Reads all copies and chooses.
 ///
 /// # Errors
-/// [`SuperblockError::Io`].
+/// [`SuperblockError`].
+pub fn read_superblock(device: &dyn Device) -> Result<Superblock, SuperblockError> {
+    choose(read_copies(device), device.len_bytes())
+}
+
+/// Goes back to the superblock that is left when the other slot is lost, for good: later changes are lost, and space that
+/// they took may hold their bytes. Durable on return.
+///
+/// # Errors
+/// [`SuperblockError::Io`], and what [`choose`] says when this is not the case.
+pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
+    let left = match read_superblock(device) {
+        Err(SuperblockError::NewestLost { .. }) => read_copies(device)
+            .into_iter()
+            .find_map(|slot| best_copy(slot).ok()),
+        chosen => return chosen,
+    };
+    let (mut sb, _) = left.ok_or(SuperblockError::NotAVolume)?;
+    let generation = sb.generation;
+    for generation in [generation.saturating_sub(1), generation] {
+        sb.generation = generation;
+        write_superblock(device, &sb)?;
+    }
+    device.sync()?;
+    Ok(sb)
+}
+
+/// Writes `sb` to its slot. It counts, durably, on return; its second copy is durable with the
+/// next sync. The caller synced what it names.
+///
+/// # Errors
+/// [`SuperblockError::Io`]; it is then unknown which superblock counts.
 pub fn write_superblock(device: &dyn Device, sb: &Superblock) -> Result<(), SuperblockError> {
-    Ok(device.write_at(SLOTS[sb.slot()], &sb.encode())?)
+    let [first, second] = SLOTS[sb.slot()];
+    let bytes = sb.encode();
+    device.write_at(first, &bytes)?;
+    device.sync()?;
+    Ok(device.write_at(second, &bytes)?)
 }
 
 #[cfg(test)]
@@ -484,6 +554,7 @@ mod tests {
         Newer(u64),
         Older(u64),
         Foreign(u64),
+        Unread,
     }
 
     fn bytes_of(slot: Slot) -> Vec<u8> {
@@ -494,7 +565,7 @@ mod tests {
                 bytes[512..].fill(0xee);
                 bytes
             }
-            Slot::Zero => vec![0; BYTES],
+            Slot::Zero | Slot::Unread => vec![0; BYTES],
             Slot::Newer(generation) => {
                 let mut sb = sample(generation);
                 sb.format_version = FORMAT_VERSION + 1;
@@ -515,83 +586,117 @@ mod tests {
 
     #[test]
     fn choose_is_right_in_every_disk_situation() {
-        use Slot::{Foreign, Good, Newer, Older, Torn, Zero};
-        let table: [(Slot, Slot, Result<u64, &str>); 17] = [
-            (Good(6), Good(5), Ok(6)),
-            (Good(6), Good(7), Ok(7)),
-            (Good(6), Torn(7), Ok(6)),
-            (Torn(6), Good(5), Ok(5)),
-            (Good(6), Zero, Ok(6)),
-            (Zero, Good(1), Ok(1)),
-            (Good(6), Good(3), Ok(6)),
-            (Zero, Zero, Err("not a Ramet volume")),
-            (Torn(6), Zero, Err("both superblocks are corrupt")),
-            (Torn(6), Torn(7), Err("both superblocks are corrupt")),
+        use Slot::{Foreign, Good, Newer, Older, Torn, Unread, Zero};
+        let newer = "made by a newer version (format 3; this build knows up to 2)";
+        let older = "made by an older version (format 1; this build reads only 2)";
+        let lost = "the newest superblock may be lost, generation";
+        type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);
+        let table: [Situation; 23] = [
+            ([[Good(6), Good(6)], [Good(5), Good(5)]], Ok(6)),
+            ([[Good(6), Good(6)], [Good(7), Good(7)]], Ok(7)),
+            // Cut off while the newest was written: its first copy, or its second.
+            ([[Good(6), Good(6)], [Torn(7), Good(5)]], Ok(6)),
+            ([[Good(6), Good(6)], [Good(7), Torn(7)]], Ok(7)),
+            ([[Good(6), Good(6)], [Good(7), Good(5)]], Ok(7)),
+            // Rot.
+            ([[Torn(6), Good(6)], [Good(5), Good(5)]], Ok(6)),
+            ([[Zero, Good(6)], [Good(5), Zero]], Ok(6)),
+            ([[Unread, Good(6)], [Good(5), Unread]], Ok(6)),
+            ([[Good(4), Good(6)], [Good(5), Good(5)]], Ok(6)),
+            ([[Good(6), Good(6)], [Unread, Good(7)]], Ok(7)),
+            // What cannot be read may be generation 7.
             (
-                Newer(6),
-                Good(5),
-                Err("made by a newer version (format 3; this build knows up to 2)"),
+                [[Good(6), Good(6)], [Unread, Good(5)]],
+                Err("superblock cannot be read"),
+            ),
+            ([[Good(6), Good(6)], [Torn(7), Torn(7)]], Err(lost)),
+            ([[Good(6), Good(6)], [Zero, Zero]], Err(lost)),
+            ([[Unread, Zero], [Good(5), Good(5)]], Err(lost)),
+            ([[Zero, Zero], [Zero, Zero]], Err("not a Ramet volume")),
+            (
+                [[Torn(6), Zero], [Zero, Zero]],
+                Err("no superblock is left"),
             ),
             (
-                Good(6),
-                Newer(5),
-                Err("made by a newer version (format 3; this build knows up to 2)"),
+                [[Torn(6), Torn(6)], [Torn(7), Torn(7)]],
+                Err("no superblock is left"),
             ),
+            // A generation in the wrong slot.
             (
-                Newer(6),
-                Torn(7),
-                Err("made by a newer version (format 3; this build knows up to 2)"),
+                [[Good(7), Good(7)], [Zero, Zero]],
+                Err("no superblock is left"),
             ),
+            ([[Newer(6), Good(4)], [Good(5), Good(5)]], Err(newer)),
+            ([[Torn(6), Torn(6)], [Good(5), Newer(7)]], Err(newer)),
+            ([[Older(6), Older(6)], [Older(5), Older(5)]], Err(older)),
+            ([[Torn(6), Older(6)], [Good(5), Good(5)]], Err(older)),
             (
-                Older(6),
-                Good(5),
-                Err("made by an older version (format 1; this build reads only 2)"),
+                [[Good(6), Good(6)], [Foreign(7), Good(5)]],
+                Err("superblock in slot 1 is corrupt: the copies belong to different"),
             ),
-            (
-                Torn(6),
-                Older(7),
-                Err("made by an older version (format 1; this build reads only 2)"),
-            ),
-            (
-                Good(6),
-                Foreign(7),
-                Err("superblock in slot 1 is corrupt: it belongs to another"),
-            ),
-            (Good(7), Zero, Err("both superblocks are corrupt")),
         ];
-        for (slot0, slot1, want) in table {
-            let got = choose(
-                Superblock::decode(0, &bytes_of(slot0)),
-                Superblock::decode(1, &bytes_of(slot1)),
-                16 << 20,
-            );
-            match (got, want) {
-                (Ok(sb), Ok(generation)) => {
-                    assert_eq!(sb.generation, generation, "{slot0:?} {slot1:?}");
-                }
+        for (slots, want) in table {
+            let copy = |slot: usize, kind: Slot| match kind {
+                Unread => Err(SuperblockError::Io(io::Error::other("bad sector"))),
+                kind => Superblock::decode(slot, &bytes_of(kind)),
+            };
+            let copies = [0, 1].map(|slot| slots[slot].map(|kind| copy(slot, kind)));
+            match (choose(copies, 16 << 20), want) {
+                (Ok(sb), Ok(generation)) => assert_eq!(sb.generation, generation, "{slots:?}"),
                 (Err(error), Err(text)) => {
-                    assert!(
-                        error.to_string().starts_with(text),
-                        "{slot0:?} {slot1:?}: {error}"
-                    );
+                    assert!(error.to_string().starts_with(text), "{slots:?}: {error}");
                 }
-                (got, want) => panic!("{slot0:?} {slot1:?}: {got:?} instead of {want:?}"),
+                (got, want) => panic!("{slots:?}: {got:?} instead of {want:?}"),
             }
         }
     }
 
     #[test]
-    fn a_slot_that_cannot_be_read_refuses_the_volume() {
-        let broken = || Err(SuperblockError::Io(io::Error::other("bad sector")));
-        let got = choose(Ok(sample(6)), broken(), 16 << 20);
-        assert!(matches!(got, Err(SuperblockError::Io(_))));
-        let got = choose(broken(), Ok(sample(7)), 16 << 20);
-        assert!(matches!(got, Err(SuperblockError::Io(_))));
+    fn any_one_block_of_the_area_may_rot() {
+        let device = MemDevice::new(16 << 20);
+        write_superblock(&device, &sample(5)).unwrap();
+        write_superblock(&device, &sample(6)).unwrap();
+        for addr in (0..AREA_END).step_by(BYTES) {
+            let mut kept = vec![0; BYTES];
+            device.read_at(addr, &mut kept).unwrap();
+            for byte in [0, 0xff] {
+                device.write_at(addr, &[byte; BYTES]).unwrap();
+                assert_eq!(read_superblock(&device).unwrap().generation, 6, "{addr}");
+            }
+            device.write_at(addr, &kept).unwrap();
+        }
+        for half in [0, AREA_END / 2] {
+            let spoilt = MemDevice::new(16 << 20);
+            write_superblock(&spoilt, &sample(5)).unwrap();
+            write_superblock(&spoilt, &sample(6)).unwrap();
+            spoilt
+                .write_at(half, &[0xaa; (AREA_END / 2) as usize])
+                .unwrap();
+            assert_eq!(read_superblock(&spoilt).unwrap().generation, 6);
+        }
+    }
+
+    #[test]
+    fn going_back_takes_what_is_left() {
+        let device = MemDevice::new(16 << 20);
+        write_superblock(&device, &sample(5)).unwrap();
+        write_superblock(&device, &sample(6)).unwrap();
+        for addr in SLOTS[0] {
+            device.write_at(addr, &[0xaa; BYTES]).unwrap();
+        }
+        let lost = read_superblock(&device).unwrap_err();
+        assert!(
+            matches!(lost, SuperblockError::NewestLost { generation: 5, .. }),
+            "{lost}"
+        );
+        assert_eq!(go_back(&device).unwrap().generation, 5);
+        assert_eq!(read_superblock(&device).unwrap(), sample(5));
     }
 
     #[test]
     fn a_truncated_image_is_told() {
         let device = MemDevice::new(8 << 20);
+        write_superblock(&device, &sample(5)).unwrap();
         write_superblock(&device, &sample(6)).unwrap();
         assert_eq!(
             read_superblock(&device).unwrap_err().to_string(),
@@ -602,7 +707,8 @@ mod tests {
     #[test]
     fn generations_alternate_between_the_slots() {
         let device = MemDevice::new(16 << 20);
-        for generation in 1..6 {
+        write_superblock(&device, &sample(1)).unwrap();
+        for generation in 2..6 {
             write_superblock(&device, &sample(generation)).unwrap();
             assert_eq!(read_superblock(&device).unwrap().generation, generation);
         }

@@ -8,8 +8,8 @@ use std::path::{Component, Path, PathBuf};
 use ramet_block::control_ioctl;
 use ramet_fs::VolumeStats;
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, REMOVE, RemoveRequest, STAT, STAT_BYTES,
-    SYNC, decode_stat_reply,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, STAT,
+    STAT_BYTES, SYNC, decode_source_reply, decode_stat_reply,
 };
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat, syncfs};
 use rustix::io::Errno;
@@ -78,7 +78,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
     }
     let request = CloneRequest {
         flags: if args.no_replace { CLONE_NO_REPLACE } else { 0 },
-        src_ino: source.st_ino,
+        source: name_source(&args.src)?,
         name: name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.dst, e))?;
@@ -95,7 +95,7 @@ pub fn remove(args: &args::Rm) -> Outcome {
     look_at(&args.path)?;
     let (parent, name) = split(&args.path)?;
     let root = open_parent(&parent)?;
-    let request = RemoveRequest {
+    let request = NameRequest {
         name: name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.path, e))?;
@@ -113,6 +113,22 @@ pub fn sync(args: &args::Sync) -> Outcome {
             .map_err(|e| mounted(&args.dir, e))?;
     }
     Ok(())
+}
+
+/// The daemon's ticket for what is at `path`, as [`look_at`] sees it.
+fn name_source(path: &Path) -> Outcome<u64> {
+    let slash = path.as_os_str().as_bytes().ends_with(b"/");
+    let (parent, name) = match split(path) {
+        Ok((parent, name)) if !slash || !parent.join(name).is_symlink() => (parent, name),
+        _ => (path.to_path_buf(), OsStr::new(".")),
+    };
+    let request = NameRequest {
+        name: name.as_bytes().to_vec(),
+    };
+    let mut bytes = request.encode().map_err(|e| Failure::at(path, e))?;
+    let dir = open_parent(&parent)?;
+    dir.call(SOURCE, &mut bytes).map_err(|e| mounted(path, e))?;
+    decode_source_reply(&bytes).map_err(|e| Failure::at(path, e))
 }
 
 /// What is at `path`, links themselves included; a trailing slash follows them, as everywhere.

@@ -11,7 +11,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ramet_block::superblock::read_superblock;
+use ramet_block::superblock::{go_back, read_superblock};
 use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{OpenOptions, Volume};
 use serde_json::json;
@@ -25,6 +25,8 @@ use crate::progress::Progress;
 struct Findings {
     nodes: u64,
     violations: Vec<String>,
+    /// What was given up to have a volume again.
+    lost: Vec<String>,
 }
 
 pub fn run(args: &Fsck) -> Outcome<u8> {
@@ -47,10 +49,11 @@ pub fn run(args: &Fsck) -> Outcome<u8> {
             "corrected": status == status::FSCK_CORRECTED,
             "nodes": last.nodes,
             "violations": last.violations,
+            "lost": last.lost,
         });
         println!("{report:#}");
     } else {
-        for violation in &last.violations {
+        for violation in last.lost.iter().chain(&last.violations) {
             println!("{violation}");
         }
         let verdict = match (last.violations.len(), status) {
@@ -71,10 +74,25 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
     let path = &args.volume;
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
     let device = FileDevice::open(path, access).map_err(|e| operational(Failure::device(e)))?;
-    read_superblock(&device).map_err(|e| {
+    let mut lost = Vec::new();
+    let chosen = match read_superblock(&device) {
+        Err(e @ SuperblockError::NewestLost { .. }) if access == Access::ReadOnly => {
+            return Ok(Findings {
+                nodes: 0,
+                violations: vec![e.to_string()],
+                lost,
+            });
+        }
+        Err(e @ SuperblockError::NewestLost { .. }) => {
+            lost.push(format!("{e}; went back to it, later changes are lost"));
+            go_back(&device)
+        }
+        chosen => chosen,
+    };
+    chosen.map_err(|e| {
         let damaged = matches!(
             e,
-            SuperblockError::Corrupt { .. } | SuperblockError::BothCorrupt(..)
+            SuperblockError::Corrupt { .. } | SuperblockError::NoneLeft(..)
         );
         judged(path, e, damaged)
     })?;
@@ -102,7 +120,11 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         );
     }
     volume.close().map_err(|e| failed(path, e))?;
-    Ok(Findings { nodes, violations })
+    Ok(Findings {
+        nodes,
+        violations,
+        lost,
+    })
 }
 
 /// A failure of the check itself, or damage so deep that it ended the check.

@@ -60,14 +60,16 @@ fn is_volume(path: &Path) -> bool {
     let Ok(file) = File::open(path) else {
         return false;
     };
-    SLOTS.iter().enumerate().any(|(slot, &addr)| {
-        let mut bytes = vec![0; BLOCK_BYTES as usize];
-        let read = file.read_exact_at(&mut bytes, addr);
-        read.is_ok()
-            && !matches!(
-                Superblock::decode(slot, &bytes),
-                Err(SuperblockError::NotAVolume)
-            )
+    SLOTS.iter().enumerate().any(|(slot, copies)| {
+        copies.iter().any(|&addr| {
+            let mut bytes = vec![0; BLOCK_BYTES as usize];
+            let read = file.read_exact_at(&mut bytes, addr);
+            read.is_ok()
+                && !matches!(
+                    Superblock::decode(slot, &bytes),
+                    Err(SuperblockError::NotAVolume)
+                )
+        })
     })
 }
 

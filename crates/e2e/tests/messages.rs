@@ -83,13 +83,37 @@ fn fsck_exits_as_fsck_does() {
             .code(),
         Some(16)
     );
-    // Both superblocks lost: there is a volume, but nothing to start from.
     let file = File::options()
         .write(true)
         .open(bed.volume())
         .expect("ours");
-    file.write_all_at(&[0xaa; 4000], 64).expect("ours");
-    file.write_all_at(&[0xaa; 4000], 65536 + 64).expect("ours");
+    let spoil = |places: [u64; 2]| {
+        for addr in places {
+            file.write_all_at(&[0xaa; 4000], addr + 64).expect("ours");
+        }
+    };
+    let fsck = |option: &str| {
+        let out = run(ramet_bin(), &[path("fsck"), path(option), &bed.volume()]);
+        (
+            out.status.code(),
+            String::from_utf8_lossy(&out.stdout).into_owned(),
+        )
+    };
+    // A copy of each: nothing is lost.
+    spoil([0, 32_768]);
+    assert_eq!(fsck("--files").0, Some(0));
+    // Both copies of one.
+    spoil([65_536, 32_768]);
+    let (status, text) = fsck("--files");
+    assert!(
+        status == Some(4) && text.contains("newest superblock may be lost"),
+        "{text}"
+    );
+    assert_eq!(fsck("--repair").0, Some(1));
+    assert_eq!(fsck("--files").0, Some(0));
+    // All: there is a volume, but nothing to start from.
+    spoil([0, 32_768]);
+    spoil([65_536, 98_304]);
     let (status, _) = refused(&[path("fsck"), &bed.volume()]);
     assert!(status & 12 != 0, "exit status {status}");
 }

@@ -65,9 +65,9 @@ impl Volume {
     /// Clones the file or directory tree `source` to `name` in `dir`, replacing what is there unless
     /// `no_replace`. Atomic, durable with the next sync. `source` must be known (looked up).
     ///
-    /// The caller needs search on the way to the source and must own it or be privileged; needs write
-    /// and search on `dir`, where its own path was checked when it was opened; and to replace a
-    /// directory must own that or be privileged.
+    /// The caller must own the source or be privileged; needs write and search on `dir`; and to replace a directory must
+    /// own that or be privileged. That it may reach the source and `dir` is asked where it names them: when it opens
+    /// directories, and by [`Volume::may_search`].
     ///
     /// # Errors
     /// `NotFound`, `Exists`, `Access`, `NotPermitted`, `Stale`, and those of the tree.
@@ -81,7 +81,6 @@ impl Volume {
     ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let (source, dir) = (self.inode(source)?, self.dir(dir)?);
-        self.may_reach(caller, &source)?;
         self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let ino = self.new_ino()?;
         let _names = dir.names.write();

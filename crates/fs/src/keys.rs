@@ -69,22 +69,6 @@ pub(crate) fn push_child(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
-/// The names that lead from the directory at `from` to the one at `to` below it.
-pub(crate) fn names_between<'a>(from: &[u8], to: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
-    to[from.len()..]
-        .split(|&byte| byte == 0)
-        .skip(1)
-        .map(|tagged| tagged.strip_prefix(&[CHILD]).unwrap_or(tagged))
-}
-
-/// Directory and name of a stub, from its key in the index of the clone root at `root`.
-pub(crate) fn stub_name(root: &[u8], key: &[u8]) -> Option<(Bytes, Bytes)> {
-    let tail = key.strip_prefix(&stub_index(root)[..])?;
-    let zero = tail.iter().rposition(|&byte| byte == 0)?;
-    let name = tail[zero..].strip_prefix(&[0, ENTRY])?;
-    Some((join(&[root, &tail[..zero]]), Bytes::copy_from_slice(name)))
-}
-
 /// Path of body `link` of the clone root at `root`.
 pub(crate) fn body(root: &[u8], link: u64) -> Bytes {
     join(&[root, &[0, BODY], &link.to_be_bytes()])
@@ -245,19 +229,6 @@ mod tests {
         assert!(stub(&root, &child(&dir, b"e"), b"x").starts_with(&below));
         assert!(!stub(&root, &root, b"d").starts_with(&below));
         assert!(!stub(&root, &sibling, b"x").starts_with(&below));
-    }
-
-    #[test]
-    fn stub_keys_tell_directory_and_name() {
-        let root = child(b"", b"r");
-        let mut dir = root.to_vec();
-        for names in [&[][..], &[&b"d"[..]], &[b"\x02", b"\x01\xff"]] {
-            dir.truncate(root.len());
-            names.iter().for_each(|name| push_child(&mut dir, name));
-            let told = stub_name(&root, &stub(&root, &dir, b"x"));
-            assert_eq!(told, Some((dir.clone().into(), Bytes::from_static(b"x"))));
-            assert_eq!(names_between(&root, &dir).collect::<Vec<_>>(), names);
-        }
     }
 
     #[test]

@@ -1,22 +1,36 @@
 //! The control calls of [`ramet_fs::control`].
 
+use std::sync::Arc;
+
 use fuser::{Errno, ReplyIoctl};
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, REMOVE, RemoveRequest, STAT, SYNC,
-    encode_stat_reply,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, STAT, SYNC,
+    encode_source_reply, encode_stat_reply,
 };
 use ramet_fs::{Caller, Error, Ino, Invalidation, Result, Volume};
 
 use crate::errno::errno;
 use crate::notify::Kernel;
+use crate::tickets::Tickets;
 
 /// A control call, decoded.
 pub(crate) enum Call {
     Clone(CloneRequest),
-    Remove(RemoveRequest),
+    Remove(NameRequest),
+    Source(NameRequest),
     Sync,
     Stat,
     Checkpoint,
+}
+
+/// How long a call may take.
+pub(crate) enum Pace {
+    /// As long as a lookup.
+    Quick,
+    /// As long as the device.
+    Waits,
+    /// It changes names, and so must be followed by invalidations.
+    Structural,
 }
 
 impl Call {
@@ -24,7 +38,8 @@ impl Call {
     pub(crate) fn decode(number: u32, bytes: &[u8]) -> Option<Result<Self>> {
         Some(match number {
             CLONE => CloneRequest::decode(bytes).map(Self::Clone),
-            REMOVE => RemoveRequest::decode(bytes).map(Self::Remove),
+            REMOVE => NameRequest::decode(bytes).map(Self::Remove),
+            SOURCE => NameRequest::decode(bytes).map(Self::Source),
             SYNC => Ok(Self::Sync),
             STAT => Ok(Self::Stat),
             CHECKPOINT => Ok(Self::Checkpoint),
@@ -32,21 +47,26 @@ impl Call {
         })
     }
 
-    /// Whether it changes names, and so must be followed by invalidations.
-    pub(crate) fn is_structural(&self) -> bool {
-        matches!(self, Self::Clone(_) | Self::Remove(_))
+    /// Where it may be served.
+    pub(crate) fn pace(&self) -> Pace {
+        match self {
+            Self::Clone(_) | Self::Remove(_) => Pace::Structural,
+            Self::Sync | Self::Checkpoint => Pace::Waits,
+            Self::Source(_) | Self::Stat => Pace::Quick,
+        }
     }
 
     /// Carries the call out, made on `dir` by `caller`, and answers it.
     pub(crate) fn serve(
         &self,
-        volume: &Volume,
+        volume: &Arc<Volume>,
         kernel: &Kernel,
+        tickets: &Tickets,
         dir: Ino,
         caller: &Caller,
         reply: ReplyIoctl,
     ) {
-        match self.run(volume, dir, caller) {
+        match self.run(volume, tickets, dir, caller) {
             Ok((stale, data)) => {
                 kernel.invalidate(&stale);
                 reply.ioctl(0, &data);
@@ -57,7 +77,8 @@ impl Call {
 
     fn run(
         &self,
-        volume: &Volume,
+        volume: &Arc<Volume>,
+        tickets: &Tickets,
         dir: Ino,
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
@@ -66,15 +87,14 @@ impl Call {
         match self {
             Self::Clone(request) => {
                 let no_replace = request.flags & CLONE_NO_REPLACE != 0;
-                stale = volume.clone_entry(
-                    caller,
-                    Ino(request.src_ino),
-                    dir,
-                    &request.name,
-                    no_replace,
-                )?;
+                let source = tickets.redeem(caller, request.source)?;
+                stale = volume.clone_entry(caller, source.ino, dir, &request.name, no_replace)?;
             }
             Self::Remove(request) => stale = volume.remove_tree(caller, dir, &request.name)?,
+            Self::Source(request) => {
+                let ticket = tickets.issue(volume, caller, dir, &request.name)?;
+                data = encode_source_reply(ticket).to_vec();
+            }
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
             Self::Stat => {

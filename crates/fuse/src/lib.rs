@@ -16,6 +16,7 @@ mod notify;
 mod options;
 mod serve;
 mod session;
+mod tickets;
 mod workers;
 
 pub use options::MountOptions;

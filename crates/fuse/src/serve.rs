@@ -23,8 +23,9 @@ use ramet_fs::{
 use crate::caller::caller;
 use crate::convert::{TTL, file_attr, file_type, ino, no_entry, set_time};
 use crate::errno::errno;
-use crate::ioctl::{Call, UNKNOWN};
+use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::notify::Kernel;
+use crate::tickets::Tickets;
 use crate::workers::Workers;
 
 /// Bytes of one write request.
@@ -40,6 +41,7 @@ pub(crate) struct Server {
     kernel: Kernel,
     streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     next_stream: AtomicU64,
+    tickets: Arc<Tickets>,
     syncs: Workers,
     /// One thread for what ends with invalidations: see `notify.rs`.
     structural: Workers,
@@ -52,6 +54,7 @@ impl Server {
             kernel,
             streams: Mutex::default(),
             next_stream: AtomicU64::new(1),
+            tickets: Arc::default(),
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
         })
@@ -633,17 +636,19 @@ impl Filesystem for Server {
             Some(Err(error)) => return reply.error(errno(&error)),
             Some(Ok(call)) => call,
         };
-        let (volume, kernel, caller) = (
+        let pace = call.pace();
+        let (volume, kernel, tickets, caller) = (
             Arc::clone(&self.volume),
             self.kernel.clone(),
+            Arc::clone(&self.tickets),
             caller(request),
         );
-        let workers = if call.is_structural() {
-            &self.structural
-        } else {
-            &self.syncs
-        };
-        workers.run(move || call.serve(&volume, &kernel, ino(node), &caller, reply));
+        let serve = move || call.serve(&volume, &kernel, &tickets, ino(node), &caller, reply);
+        match pace {
+            Pace::Quick => serve(),
+            Pace::Waits => self.syncs.run(serve),
+            Pace::Structural => self.structural.run(serve),
+        }
     }
 
     fn fallocate(

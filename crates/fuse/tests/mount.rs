@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use ramet_block::{Device, MemDevice, control_ioctl};
-use ramet_fs::control::{CLONE, CLONE_NO_REPLACE, CloneRequest, REMOVE, RemoveRequest};
+use ramet_fs::control::{
+    CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, decode_source_reply,
+};
 use ramet_fs::{FormatOptions, Volume};
 use ramet_fuse::{MountOptions, Mounted, mount};
 use rand::rngs::StdRng;
@@ -62,12 +64,19 @@ fn parent_and_name(path: &Path) -> (File, Vec<u8>) {
     (File::open(path.parent().unwrap()).unwrap(), name)
 }
 
+fn ticket(path: &Path) -> io::Result<u64> {
+    let (dir, name) = parent_and_name(path);
+    let mut bytes = NameRequest { name }.encode().unwrap();
+    control_ioctl(dir, SOURCE, &mut bytes)?;
+    Ok(decode_source_reply(&bytes).unwrap())
+}
+
 fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
-    let source = File::open(from)?;
+    let source = ticket(from)?;
     let (dir, name) = parent_and_name(to);
     let request = CloneRequest {
         flags,
-        src_ino: source.metadata()?.ino(),
+        source,
         name,
     };
     control_ioctl(dir, CLONE, &mut request.encode().unwrap())
@@ -75,7 +84,32 @@ fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
 
 fn remove(path: &Path) -> io::Result<()> {
     let (dir, name) = parent_and_name(path);
-    control_ioctl(dir, REMOVE, &mut RemoveRequest { name }.encode().unwrap())
+    control_ioctl(dir, REMOVE, &mut NameRequest { name }.encode().unwrap())
+}
+
+#[test]
+fn a_source_is_named_in_its_directory_and_once() {
+    let mount = Mount::new();
+    let file = mount.path("file");
+    fs::write(&file, "x").unwrap();
+    let dir = File::open(mount.dir.path()).unwrap();
+    let clone_of = |source| {
+        let name = b"copy".to_vec();
+        let request = CloneRequest {
+            flags: 0,
+            source,
+            name,
+        };
+        control_ioctl(&dir, CLONE, &mut request.encode().unwrap())
+    };
+    let stale = Some(rustix::io::Errno::STALE.raw_os_error());
+    let number = fs::metadata(&file).unwrap().ino();
+    assert_eq!(clone_of(number).unwrap_err().raw_os_error(), stale);
+    let ticket = ticket(&file).unwrap();
+    clone_of(ticket).unwrap();
+    assert_eq!(clone_of(ticket).unwrap_err().raw_os_error(), stale);
+    let missing = self::ticket(&mount.path("missing")).unwrap_err();
+    assert_eq!(missing.kind(), io::ErrorKind::NotFound);
 }
 
 #[test]

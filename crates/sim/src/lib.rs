@@ -8,9 +8,10 @@
 //! Fault model of a crash there: the device keeps every write in order, the process loses its
 //! memory. So the tree must come back as a prefix of the history that holds everything
 //! acknowledged by a sync, a checkpoint or a close. [`CrashRun`] cuts the power instead: unsynced
-//! writes are lost, reordered and torn.
+//! writes are lost, reordered and torn. [`Victim`] spoils bytes that were durable.
 #![forbid(unsafe_code)]
 
+mod corrupt;
 mod crash;
 mod device;
 mod disk;
@@ -21,6 +22,7 @@ mod run;
 mod shrink;
 mod step;
 
+pub use corrupt::{Structure, Verdicts, Victim};
 pub use crash::{CrashPlan, CrashReport, CrashRun};
 pub use device::SparseDevice;
 pub use disk::{Keep, LoggedDevice, PowerCut, Told};

@@ -1,0 +1,259 @@
+//! Range messages become edges (BetrFS 0.5, section 3.3): whatever they cover is dropped unread.
+
+use bytes::Bytes;
+
+use crate::bounds::{KeyRange, below, min_hi};
+use crate::error::Result;
+use crate::message::RangeMsg;
+use crate::node::{Kind, Store, bump};
+use crate::skeleton::{Child, Edge, Skeleton};
+use crate::view::RangeAt;
+
+/// What a part of an edge's range becomes.
+enum Piece {
+    /// Stays with the edge's child.
+    Kept,
+    /// Covered by a range message of the segment with this points step.
+    Covered {
+        child: Option<Child>,
+        points_step: u64,
+        goto: bool,
+    },
+}
+
+impl Store {
+    pub(crate) fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
+        let mut with_ranges = false;
+        for seg in &node.segs {
+            with_ranges |= self.run(&seg.run)?.has_ranges();
+        }
+        if !with_ranges {
+            return Ok(());
+        }
+        let mut edges = Vec::with_capacity(node.edges.len());
+        for at in 0..node.edges.len() {
+            let pieces = self.pieces(node, at)?;
+            self.convert_edge(node, at, pieces, &mut edges)?;
+        }
+        node.edges = edges;
+        let height = node.label();
+        assert!(
+            top || height <= node.height,
+            "T3: a GOTO sinks only into nodes above its target"
+        );
+        node.height = height;
+        Ok(())
+    }
+
+    /// Cuts an edge's range at the borders of its visible range messages.
+    fn pieces(&self, node: &Skeleton, at: usize) -> Result<Vec<(KeyRange, Piece)>> {
+        let edge = &node.edges[at];
+        let range = node.edge_range(at);
+        let mut pieces = Vec::new();
+        let mut lo = range.lo.clone();
+        while below(&lo, range.hi.as_deref()) {
+            let mut hi = range.hi.clone();
+            let mut piece = Piece::Kept;
+            for seg in node
+                .visible(edge)
+                .filter(|s| s.ranges_step() >= edge.watermark)
+            {
+                if seg.clip.lo > lo {
+                    hi = min_hi(hi, Some(seg.clip.lo.clone()));
+                    continue;
+                }
+                if !below(&lo, seg.clip.hi.as_deref()) {
+                    continue;
+                }
+                hi = min_hi(hi, seg.clip.hi.clone());
+                let back = seg.xf.inverse(&lo);
+                let border = |bound: Option<Bytes>| {
+                    bound
+                        .filter(|b| b.starts_with(&seg.xf.prepend))
+                        .map(|b| back.key(&b))
+                };
+                match self.run(&seg.run)?.range_at(&seg.xf.key(&lo)) {
+                    RangeAt::Until(next) => {
+                        if let Some(next) = border(next) {
+                            hi = min_hi(hi, Some(next));
+                        }
+                    }
+                    RangeAt::Covered(covered, msg) => {
+                        if let Some(end) = border(covered.hi) {
+                            hi = min_hi(hi, Some(end));
+                        }
+                        let goto = matches!(msg, RangeMsg::Goto(_));
+                        let child = match msg {
+                            RangeMsg::Null => None,
+                            RangeMsg::Goto(t) => Some(Child {
+                                xf: seg.xf.then(&t.xf),
+                                node: t.node,
+                                live_bytes: 0,
+                            }),
+                        };
+                        piece = Piece::Covered {
+                            child,
+                            points_step: seg.points_step(),
+                            goto,
+                        };
+                        break;
+                    }
+                }
+            }
+            pieces.push((KeyRange::new(lo.clone(), hi.clone()), piece));
+            match hi {
+                Some(hi) => lo = hi,
+                None => break,
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn convert_edge(
+        &self,
+        node: &Skeleton,
+        edge_at: usize,
+        pieces: Vec<(KeyRange, Piece)>,
+        out: &mut Vec<Edge>,
+    ) -> Result<()> {
+        let edge = &node.edges[edge_at];
+        let whole = pieces
+            .iter()
+            .all(|(_, p)| matches!(p, Piece::Covered { .. }));
+        let sinks_into = edge
+            .child
+            .as_ref()
+            .filter(|c| c.node.kind() == Kind::Skeleton)
+            .map(|c| c.node.height());
+        let count = pieces.len();
+        let mut kept_here = false;
+        let mut kept = Vec::new();
+        for (n, (range, piece)) in pieces.into_iter().enumerate() {
+            let mut goto_waits = false;
+            if let Piece::Covered {
+                child,
+                points_step,
+                goto,
+            } = piece
+            {
+                let can_sink = match &child {
+                    None => true,
+                    Some(target) => sinks_into.is_some_and(|h| h > target.node.height()),
+                };
+                if whole || !can_sink {
+                    bump(&self.counters.conversions);
+                    match (count == 1, n == 0, n + 1 == count) {
+                        (true, _, _) => {
+                            if edge.child.is_some() {
+                                bump(&self.counters.prunes);
+                            }
+                        }
+                        (_, true, _) => bump(&self.counters.overlaps_left),
+                        (_, _, true) => bump(&self.counters.overlaps_right),
+                        _ => bump(&self.counters.overlaps_both),
+                    }
+                    let child = match child {
+                        Some(c) => self.narrow(c, &range)?,
+                        None => None,
+                    };
+                    out.push(Edge {
+                        lo: range.lo,
+                        watermark: points_step,
+                        child,
+                    });
+                    kept_here = false;
+                    continue;
+                }
+                if goto {
+                    bump(&self.counters.goto_waits);
+                }
+                goto_waits = goto;
+            }
+            if !kept_here {
+                kept.push((out.len(), false));
+                out.push(Edge {
+                    lo: range.lo,
+                    watermark: edge.watermark,
+                    child: edge.child.clone(),
+                });
+                kept_here = true;
+            }
+            if let Some((_, waits)) = kept.last_mut() {
+                *waits |= goto_waits;
+            }
+        }
+        if count == 1
+            || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len()
+        {
+            return Ok(());
+        }
+        // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
+        // keeps its child, which is higher than the target.
+        for at in kept
+            .into_iter()
+            .filter_map(|(at, goto_waits)| (!goto_waits).then_some(at))
+        {
+            let hi = out
+                .get(at + 1)
+                .map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
+            let range = KeyRange::new(out[at].lo.clone(), hi);
+            if let Some(child) = out[at].child.take() {
+                out[at].child = self.narrow(child, &range)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether edge `at` sees a message in `range`, a part of its own.
+    fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
+        let edge = &node.edges[at];
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(range);
+            let with_ranges = seg.ranges_step() >= edge.watermark;
+            if !part.is_empty()
+                && self
+                    .run(&seg.run)?
+                    .weigh(self, &seg.xf.range(&part), with_ranges)?
+                    .count
+                    > 0
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None` when it sees nothing.
+    /// What an edge was cut off from must neither be kept alive by it nor add to heights.
+    pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
+        while child.node.kind() == Kind::Skeleton {
+            let node = self.skeleton(&child.node)?;
+            let inside = child.xf.range(range);
+            let at = node.edge_of(&inside.lo);
+            if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
+                child.live_bytes = node.live_bytes_in(&inside);
+                return Ok(Some(child));
+            }
+            let Some(below) = &node.edges[at].child else {
+                return Ok(None);
+            };
+            child = Child {
+                xf: child.xf.then(&below.xf),
+                ..below.clone()
+            };
+        }
+        let run = self.run(&child.node)?;
+        let inside = child.xf.range(range);
+        let mut bytes = run.estimate_bytes(&inside);
+        // Of few blocks most may lie outside: then count what is inside.
+        if bytes <= 4 * self.shape.block_bytes {
+            let exact = run.weigh(self, &inside, false)?;
+            if exact.count == 0 {
+                return Ok(None);
+            }
+            bytes = exact.bytes;
+        }
+        child.live_bytes = bytes as u64;
+        Ok(Some(child))
+    }
+}

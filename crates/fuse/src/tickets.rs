@@ -1,0 +1,110 @@
+//! Sources of clones, named before the call that clones them: see `ramet_fs::control`.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ramet_fs::{Caller, Error, Ino, Result, Volume};
+
+/// Tickets that wait to be used; callers that died in between lose theirs to newer ones.
+const TICKETS_MAX: usize = 1024;
+
+struct Ticket {
+    number: u64,
+    uid: u32,
+    source: Source,
+}
+
+/// An object that stays known as long as this lives.
+pub(crate) struct Source {
+    volume: Arc<Volume>,
+    pub(crate) ino: Ino,
+}
+
+impl Drop for Source {
+    fn drop(&mut self) {
+        self.volume.forget(self.ino, 1);
+    }
+}
+
+/// The tickets of one mount.
+#[derive(Default)]
+pub(crate) struct Tickets(Mutex<VecDeque<Ticket>>);
+
+impl Tickets {
+    /// A ticket for `name` in `dir`, good for one use by the same user.
+    ///
+    /// # Errors
+    /// `Access` when the caller may not search `dir`, `NotFound`.
+    pub(crate) fn issue(
+        &self,
+        volume: &Arc<Volume>,
+        caller: &Caller,
+        dir: Ino,
+        name: &[u8],
+    ) -> Result<u64> {
+        volume.may_search(caller, dir)?;
+        let source = Source {
+            ino: volume.lookup(dir, name)?.ino,
+            volume: Arc::clone(volume),
+        };
+        let ticket = Ticket {
+            number: rand::random(),
+            uid: caller.uid,
+            source,
+        };
+        let number = ticket.number;
+        let mut held = self.0.lock();
+        let oldest = (held.len() >= TICKETS_MAX).then(|| held.pop_front());
+        held.push_back(ticket);
+        drop(held);
+        drop(oldest);
+        Ok(number)
+    }
+
+    /// Takes a ticket back.
+    ///
+    /// # Errors
+    /// `Stale` when it is not one, or another user's.
+    pub(crate) fn redeem(&self, caller: &Caller, number: u64) -> Result<Source> {
+        let mut held = self.0.lock();
+        let found = held
+            .iter()
+            .position(|ticket| ticket.number == number && ticket.uid == caller.uid);
+        let ticket = found.and_then(|at| held.remove(at)).ok_or(Error::Stale)?;
+        Ok(ticket.source)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{FormatOptions, OpenOptions, ROOT_INO};
+
+    use super::*;
+
+    fn user(uid: u32) -> Caller {
+        Caller {
+            uid,
+            gid: uid,
+            groups: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_ticket_serves_its_user_until_many_newer_ones_wait() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let tickets = Tickets::default();
+        let issue = |caller: &Caller| tickets.issue(&volume, caller, ROOT_INO, b".").unwrap();
+        let first = issue(&user(7));
+        assert!(matches!(tickets.redeem(&user(8), first), Err(Error::Stale)));
+        assert_eq!(tickets.redeem(&user(7), first).unwrap().ino, ROOT_INO);
+        let old = issue(&user(7));
+        for _ in 0..TICKETS_MAX {
+            issue(&user(8));
+        }
+        assert!(matches!(tickets.redeem(&user(7), old), Err(Error::Stale)));
+    }
+}

@@ -1,0 +1,433 @@
+//! Damage to the bytes of a volume, one place at a time.
+//!
+//! Method: [`Victim::new`] runs a random history and leaves the volume closed, or dead with a journal to replay; then it
+//! reads everything once and notes which bytes were asked for. Each of those bytes matters to somebody.
+//! [`Victim::damage`] spoils an image there: a flipped bit, a rotten sector, zeros, the bytes of another block (a
+//! misdirected write), or those that were there earlier (a lost write). The tree must then refuse with an error that
+//! says what is wrong, or return what was written; anything else read is a wrong byte. It also takes a few changes and
+//! a checkpoint, so that what only writers read is met.
+//!
+//! One thing cannot be told apart: the last frame of the journal, spoilt, is a frame that a power cut tore. So
+//! damage there may leave an older state, no older than the last checkpoint.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ramet_betree::{Batch, Error, OpenOptions, Tree};
+use ramet_block::Device;
+
+use crate::step::batch_of;
+use crate::{Generator, Model, Rng, Setup, SparseDevice};
+
+const SECTOR_BYTES: u64 = 512;
+const BLOCK_BYTES: u64 = 4096;
+/// Where the frame number lies in the header of a journal frame.
+const FRAME_NUMBER_AT: usize = 32;
+
+/// What lies at a place, told by the bytes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Structure {
+    /// A copy of a superblock.
+    Superblock,
+    /// A frame of the journal, but the last.
+    Journal,
+    /// The last frame of the journal.
+    JournalEnd,
+    /// A page of the node table.
+    NodeTable,
+    /// A page of the space map, or of the counts of shared pages.
+    SpaceMap,
+    /// An interior node.
+    Skeleton,
+    /// The front part of a leaf or a segment.
+    RunIndex,
+    /// A block of a leaf or a segment.
+    RunBlock,
+}
+
+/// Kinds of damage.
+const KINDS: [Kind; 5] = [
+    Kind::Flip,
+    Kind::Rot,
+    Kind::Zero,
+    Kind::Misdirected,
+    Kind::Lost,
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Flip,
+    Rot,
+    Zero,
+    Misdirected,
+    Lost,
+}
+
+/// What became of damaged images, by the structure that was hit.
+#[derive(Clone, Debug, Default)]
+pub struct Verdicts {
+    /// Refused, at opening or when the place was read.
+    pub detected: BTreeMap<Structure, u64>,
+    /// Everything was there all the same: a copy served, or nothing depended on it.
+    pub harmless: BTreeMap<Structure, u64>,
+}
+
+impl Verdicts {
+    /// Damaged images.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.detected.values().sum::<u64>() + self.harmless.values().sum::<u64>()
+    }
+
+    /// Adds those of another run.
+    pub fn add(&mut self, other: &Self) {
+        for (structure, count) in &other.detected {
+            *self.detected.entry(*structure).or_default() += count;
+        }
+        for (structure, count) in &other.harmless {
+            *self.harmless.entry(*structure).or_default() += count;
+        }
+    }
+}
+
+/// A device that notes what is read.
+struct Watched {
+    device: SparseDevice,
+    reads: Mutex<Vec<(u64, usize)>>,
+}
+
+impl Device for Watched {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.reads.lock().push((addr, buf.len()));
+        self.device.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.device.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.device.discard(addr, len_bytes)
+    }
+}
+
+/// A volume to be damaged.
+pub struct Victim {
+    seed: u64,
+    open: OpenOptions,
+    image: SparseDevice,
+    /// The same device earlier in its history.
+    earlier: SparseDevice,
+    /// States since the last checkpoint, oldest first.
+    states: Vec<Model>,
+    /// Ranges of bytes that are read, by what they are.
+    places: BTreeMap<Structure, Vec<(u64, u64)>>,
+}
+
+fn told<T>(what: &str, result: ramet_betree::Result<T>) -> Result<T, String> {
+    result.map_err(|error| format!("{what}: {error}"))
+}
+
+impl Victim {
+    /// A volume after `batches` random batches of `seed`; every second one is closed, the others have a journal.
+    ///
+    /// # Errors
+    /// What the tree answered, or did wrong, undamaged.
+    pub fn new(setup: &Setup, seed: u64, batches: usize, keys_max: usize) -> Result<Self, String> {
+        let device = Arc::new(SparseDevice::new(setup.device_bytes));
+        let as_device: Arc<dyn Device> = device.clone();
+        told("format", Tree::format(&as_device, &setup.format))?;
+        let open = OpenOptions {
+            manual: true,
+            ..setup.open.clone()
+        };
+        let tree = told("open", Tree::open(as_device, open.clone()))?;
+        let mut generator = Generator::new(seed, keys_max);
+        let mut rng = Rng::new(seed ^ 0x0dd);
+        let mut model = Model::default();
+        let mut states = vec![Model::default()];
+        let mut earlier = device.image();
+        let tail = 1 + rng.below(batches / 4 + 1);
+        for batch in 0..batches {
+            let changes = generator.changes(&model);
+            match tree.apply(batch_of(&changes)) {
+                Ok(_) => model.apply(&changes),
+                Err(Error::NoSpace) => {}
+                Err(error) => return Err(format!("apply: {error}")),
+            }
+            states.push(model.clone());
+            if rng.one_in(6) {
+                told("sync", tree.sync())?;
+            }
+            if batch + tail < batches && rng.one_in(20) {
+                told("checkpoint", tree.checkpoint())?;
+                states = vec![model.clone()];
+                if rng.one_in(3) {
+                    earlier = device.image();
+                }
+            }
+        }
+        if seed.is_multiple_of(2) {
+            told("close", tree.close())?;
+            states = vec![model];
+        } else {
+            told("sync", tree.sync())?;
+        }
+        let mut victim = Self {
+            seed,
+            open,
+            image: device.image(),
+            earlier,
+            states,
+            places: BTreeMap::new(),
+        };
+        victim.survey()?;
+        Ok(victim)
+    }
+
+    /// Reads everything and notes where it lies.
+    fn survey(&mut self) -> Result<(), String> {
+        let watched = Arc::new(Watched {
+            device: self.image.image(),
+            reads: Mutex::default(),
+        });
+        let as_device: Arc<dyn Device> = watched.clone();
+        let open = OpenOptions {
+            read_only: true,
+            ..self.open.clone()
+        };
+        let tree = told("open", Tree::open(as_device, open))?;
+        self.compare(&tree, true)?;
+        told("verify", tree.verify(&mut |_| {}))?;
+        drop(tree);
+        let reads = std::mem::take(&mut *watched.reads.lock());
+        let mut last_frame = (0, 0);
+        for (addr, len) in reads {
+            let Some(structure) = self.structure_at(addr) else {
+                continue;
+            };
+            if structure == Structure::Journal {
+                let mut number = [0; 8];
+                let at = addr + FRAME_NUMBER_AT as u64;
+                self.image
+                    .read_at(at, &mut number)
+                    .map_err(|e| e.to_string())?;
+                last_frame = last_frame.max((u64::from_le_bytes(number), addr));
+            }
+            let places = self.places.entry(structure).or_default();
+            places.push((addr, addr + len as u64));
+        }
+        if let Some(frames) = self.places.remove(&Structure::Journal) {
+            for place in frames {
+                let structure = if place.0 == last_frame.1 {
+                    Structure::JournalEnd
+                } else {
+                    Structure::Journal
+                };
+                self.places.entry(structure).or_default().push(place);
+            }
+        }
+        for places in self.places.values_mut() {
+            places.sort_unstable();
+            places.dedup();
+        }
+        Ok(())
+    }
+
+    /// `None` for what is only looked at, to see that nothing is there.
+    fn structure_at(&self, addr: u64) -> Option<Structure> {
+        let mut head = [0; 16];
+        self.image.read_at(addr, &mut head).ok()?;
+        match &head {
+            [b'R', b'A', b'M', b'E', b'T', ..] => Some(Structure::Superblock),
+            [b'R', b'M', b'T', b'p', 1, ..] => Some(Structure::NodeTable),
+            [b'R', b'M', b'T', b'p', ..] => Some(Structure::SpaceMap),
+            [b'R', b'S', b'K', b'L', ..] => Some(Structure::Skeleton),
+            [b'R', b'R', b'U', b'N', ..] => Some(Structure::RunIndex),
+            [_, _, _, _, _, _, _, _, b'R', b'm', b'J', b'f', ..] => Some(Structure::Journal),
+            _ if self.is_in_run(addr) => Some(Structure::RunBlock),
+            _ => None,
+        }
+    }
+
+    /// Whether the nearest block below that starts a structure starts a run.
+    fn is_in_run(&self, addr: u64) -> bool {
+        let mut at = addr - addr % BLOCK_BYTES;
+        while at > 0 {
+            let mut head = [0; 4];
+            if self.image.read_at(at, &mut head).is_err() {
+                return false;
+            }
+            match &head {
+                b"RRUN" => return true,
+                b"RMTp" | b"RSKL" | b"RAME" => return false,
+                _ => at -= BLOCK_BYTES,
+            }
+        }
+        false
+    }
+
+    /// Spoils `count` images in turn, spread evenly over the kinds of structures.
+    ///
+    /// # Errors
+    /// A wrong byte or a panic, with what was done.
+    pub fn damage(&self, count: u64) -> Result<Verdicts, String> {
+        let mut rng = Rng::new(self.seed ^ 0xbad_b17e);
+        let mut verdicts = Verdicts::default();
+        let structures: Vec<Structure> = self.places.keys().copied().collect();
+        for number in 0..count {
+            let structure = structures[rng.below(structures.len())];
+            let places = &self.places[&structure];
+            let place = places[rng.below(places.len())];
+            let kind = KINDS[rng.below(KINDS.len())];
+            let image = self.image.image();
+            let addr = self.spoil(&image, &mut rng, kind, place);
+            let judged = catch_unwind(AssertUnwindSafe(|| self.judge(image, structure)));
+            let judged = judged.unwrap_or_else(|panic| {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+                Err(format!("panic: {}", text.unwrap_or("of an unknown kind")))
+            });
+            let is_detected = judged.map_err(|detail| {
+                format!(
+                    "seed {}, damage {number}: {kind:?} of {structure:?} at {addr} in {place:?}: {detail}",
+                    self.seed
+                )
+            })?;
+            let tally = if is_detected {
+                &mut verdicts.detected
+            } else {
+                &mut verdicts.harmless
+            };
+            *tally.entry(structure).or_default() += 1;
+        }
+        Ok(verdicts)
+    }
+
+    fn spoil(&self, image: &SparseDevice, rng: &mut Rng, kind: Kind, place: (u64, u64)) -> u64 {
+        let (start, end) = place;
+        let addr = start + rng.below(usize::try_from(end - start).expect("it was read")) as u64;
+        let block = addr - addr % BLOCK_BYTES;
+        let write = |addr: u64, bytes: &[u8]| {
+            image.write_at(addr, bytes).expect("inside the device");
+        };
+        let read = |from: &SparseDevice, addr: u64| {
+            let mut bytes = vec![0; usize::try_from(BLOCK_BYTES).expect("small")];
+            from.read_at(addr, &mut bytes).expect("inside the device");
+            bytes
+        };
+        match kind {
+            Kind::Flip => {
+                let mut byte = [0];
+                image.read_at(addr, &mut byte).expect("inside the device");
+                write(addr, &[byte[0] ^ (1 << rng.below(8))]);
+            }
+            Kind::Rot => {
+                let noise: Vec<u8> = (0..SECTOR_BYTES)
+                    .map(|_| rng.bits().to_le_bytes()[0])
+                    .collect();
+                write(addr - addr % SECTOR_BYTES, &noise);
+            }
+            Kind::Zero => write(
+                block,
+                &vec![0; usize::try_from(BLOCK_BYTES).expect("small")],
+            ),
+            Kind::Misdirected => {
+                let all: Vec<u64> = self.places.values().flatten().map(|p| p.0).collect();
+                let other = all[rng.below(all.len())];
+                write(block, &read(image, other - other % BLOCK_BYTES));
+            }
+            Kind::Lost => write(block, &read(&self.earlier, block)),
+        }
+        addr
+    }
+
+    /// Whether the damage was noticed.
+    fn judge(&self, image: SparseDevice, structure: Structure) -> Result<bool, String> {
+        let device: Arc<dyn Device> = Arc::new(image);
+        let tree = match Tree::open(device, self.open.clone()) {
+            Ok(tree) => tree,
+            Err(error) => return noticed(&error),
+        };
+        let mut is_detected = self.compare(&tree, structure != Structure::JournalEnd)?;
+        match tree.verify(&mut |_| {}) {
+            Ok(violations) => is_detected |= !violations.is_empty(),
+            Err(error) => is_detected |= noticed(&error)?,
+        }
+        let mut batch = Batch::new();
+        batch.put("\0after", "damage");
+        batch.delete_range("\u{1}", Some("\u{2}".into()));
+        for outcome in [
+            tree.apply(batch).map(|_| ()),
+            tree.checkpoint(),
+            tree.close(),
+        ] {
+            match outcome {
+                Ok(()) | Err(Error::Poisoned(_)) => {}
+                Err(error) => is_detected |= noticed(&error)?,
+            }
+        }
+        Ok(is_detected)
+    }
+
+    /// Reads all keys; whether some could not be read. `newest` demands the newest state.
+    fn compare(&self, tree: &Tree, newest: bool) -> Result<bool, String> {
+        let oldest = if newest { self.states.len() - 1 } else { 0 };
+        let mut last = String::new();
+        for model in self.states[oldest..].iter().rev() {
+            match compare_with(tree, model) {
+                Ok(is_detected) => return Ok(is_detected),
+                Err(detail) => last = detail,
+            }
+        }
+        Err(last)
+    }
+}
+
+fn compare_with(tree: &Tree, model: &Model) -> Result<bool, String> {
+    let mut expected = model.range(b"", None);
+    for item in tree.scan(b"", None) {
+        let (key, value) = match item {
+            Ok(found) => found,
+            // Where a scan ends, each key still can be asked for.
+            Err(error) => return noticed(&error).and(gets(tree, model)),
+        };
+        if expected.next() != Some((&key, &value)) {
+            return Err(format!("wrong bytes at key {key:?}"));
+        }
+    }
+    match expected.next() {
+        Some((key, _)) => Err(format!("key {key:?} is missing")),
+        None => Ok(false),
+    }
+}
+
+fn gets(tree: &Tree, model: &Model) -> Result<bool, String> {
+    for (key, value) in model.range(b"", None) {
+        match tree.get(key) {
+            Ok(found) if found.as_ref() == Some(value) => {}
+            Ok(found) => return Err(format!("key {key:?} holds {found:?}")),
+            Err(error) => drop(noticed(&error)?),
+        }
+    }
+    Ok(true)
+}
+
+/// That an error says that bytes are bad.
+fn noticed(error: &Error) -> Result<bool, String> {
+    match error {
+        Error::Corrupt { .. } | Error::NotAVolume(_) => Ok(true),
+        error => Err(format!("an error of another kind: {error}")),
+    }
+}
