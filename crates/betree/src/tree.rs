@@ -281,8 +281,9 @@ impl Inner {
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let mut too_much = None;
-            // Only clones make a second round, and an operation that is not copied costs half as much.
-            let ops = if clones {
+            // Only clones make a second round, and only grafts are looked at again. An operation that is not copied
+            // costs half as much.
+            let ops = if clones || batch.grafts().next().is_some() {
                 batch.ops.clone()
             } else {
                 std::mem::take(&mut batch.ops)
