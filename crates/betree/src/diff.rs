@@ -20,10 +20,10 @@ use bytes::Bytes;
 
 use crate::batch::successor_of_prefix;
 use crate::bounds::{KeyRange, Xf, cmp_hi, min_hi};
+use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::message::Point;
 use crate::node::{Kind, Store};
-use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::scan::{Base, Frame, TreeScan, View, descend, frames_of_view};
 use crate::tree::Inner;
 use crate::view::RunView;

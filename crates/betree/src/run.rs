@@ -234,7 +234,7 @@ impl RunBuilder {
             RunIndex {
                 blocks,
                 ranges: Vec::new(),
-                filter: None,
+                filter: Filter::default(),
             }
         });
         RunImage {

@@ -100,7 +100,10 @@ mod modelled {
         }
     }
 
-    #[expect(dead_code, reason = "nobody waits here: any number of threads may load an entry")]
+    #[expect(
+        dead_code,
+        reason = "nobody waits here: any number of threads may load an entry"
+    )]
     pub(crate) enum GuardResult<'a, K, V, W> {
         Value(V),
         Guard(Guard<'a, K, V, W>),
