@@ -26,12 +26,15 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod block;
 mod bounds;
 mod checkpoint;
 mod clone;
 mod convert;
+mod cursor;
 mod diff;
 mod error;
+mod filter;
 mod flatten;
 mod flush;
 #[cfg(test)]
@@ -43,6 +46,7 @@ mod message;
 mod node;
 mod open;
 mod pieces;
+mod readahead;
 mod record;
 mod rewrite;
 mod run;

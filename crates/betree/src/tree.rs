@@ -535,26 +535,37 @@ impl Inner {
         }
     }
 
-    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
-        let spawn = |name: &str, work: fn(&Inner)| {
-            let inner = self.clone();
-            std::thread::Builder::new()
-                .name(name.into())
-                .spawn(move || work(&inner))
-                .map_err(|e| Error::Io {
-                    what: "starting a thread",
-                    source: Arc::new(e),
-                })
-        };
-        let threads = [
-            spawn("ramet-flush", Inner::flusher)?,
-            spawn("ramet-keep", Inner::keeper)?,
-        ];
-        self.threads.lock().extend(threads);
+    fn spawn(self: &Arc<Self>, name: &str, work: fn(&Inner)) -> Result<()> {
+        let inner = self.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || work(&inner))
+            .map_err(|e| Error::Io {
+                what: "starting a thread",
+                source: Arc::new(e),
+            })?;
+        self.threads.lock().push(thread);
         Ok(())
     }
 
+    /// Starts what moves messages down and writes checkpoints.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
+        self.spawn("ramet-flush", Inner::flusher)?;
+        self.spawn("ramet-keep", Inner::keeper)
+    }
+
+    /// Starts what reads ahead for scans.
+    pub(crate) fn start_readers(self: &Arc<Self>) -> Result<()> {
+        self.store.read_ahead.start();
+        (0..crate::readahead::THREADS).try_for_each(|_| {
+            self.spawn("ramet-read", |inner| {
+                inner.store.read_ahead.work(&inner.store);
+            })
+        })
+    }
+
     fn stop(&self) {
+        self.store.read_ahead.stop();
         self.want(|w| w.stop = true);
         let threads: Vec<_> = self.threads.lock().drain(..).collect();
         for thread in threads {
@@ -758,7 +769,7 @@ impl Tree {
         view.get(&inner.store, key)
     }
 
-    /// Streams `[lo, hi)` in key order, as of this call.
+    /// Streams `[lo, hi)` in key order, as of this call; see [`Scan`].
     #[must_use]
     pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
         self.snapshot().scan(lo, hi)
@@ -1000,11 +1011,72 @@ impl Snapshot {
     }
 }
 
-/// A streaming scan in key order. After an error it ends.
+/// A streaming scan in key order. As an iterator it hands out keys and values of one's own; [`Scan::advance`]
+/// lends them and allocates nothing. After an error it ends.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree};
+/// # use ramet_block::{Device, MemDevice};
+/// # let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+/// # Tree::format(&dev, &FormatOptions::default())?;
+/// # let tree = Tree::open(dev, OpenOptions::default())?;
+/// let mut batch = Batch::new();
+/// batch.put("a", "one");
+/// batch.put("b", "two");
+/// tree.apply(batch)?;
+/// let mut bytes = 0;
+/// let mut scan = tree.scan(b"", None);
+/// while scan.advance()? {
+///     bytes += scan.key().len() + scan.value().len();
+/// }
+/// assert_eq!(bytes, 8);
+/// # Ok::<(), ramet_betree::Error>(())
+/// ```
 pub struct Scan {
     scan: TreeScan,
     inner: Arc<Inner>,
     failed: bool,
+}
+
+impl Scan {
+    /// Says that all of the range will be read: the first request to the device is already a long one.
+    #[must_use]
+    pub fn eager(mut self) -> Self {
+        self.scan.read_ahead();
+        self
+    }
+
+    /// Goes to the next key; `false` at the end.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read; the scan is over then.
+    pub fn advance(&mut self) -> Result<bool> {
+        if self.failed {
+            return Ok(false);
+        }
+        let done = self.scan.advance(&self.inner.store);
+        self.failed = !matches!(done, Ok(true));
+        done
+    }
+
+    /// The key. Requires that the last [`Scan::advance`] said `true`.
+    ///
+    /// # Panics
+    /// Otherwise.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        self.scan.key()
+    }
+
+    /// The value, under the same condition.
+    ///
+    /// # Panics
+    /// As [`Scan::key`].
+    #[must_use]
+    pub fn value(&self) -> &[u8] {
+        self.scan.value()
+    }
 }
 
 impl Iterator for Scan {
@@ -1015,7 +1087,7 @@ impl Iterator for Scan {
             return None;
         }
         let next = self.scan.next(&self.inner.store).transpose();
-        self.failed = matches!(next, Some(Err(_)));
+        self.failed = !matches!(next, Some(Ok(_)));
         next
     }
 }
