@@ -313,6 +313,24 @@ impl MemRun {
         kinds.into_iter().filter(|run| !run.is_empty())
     }
 
+    /// The run in parts of at most `ranges_max` range messages each, with the key at which each ends; the last one goes on.
+    /// A run with points stays whole.
+    pub(crate) fn in_parts(self, ranges_max: usize) -> Vec<(Option<Bytes>, MemRun)> {
+        if self.ranges.len() <= ranges_max || !self.points.is_empty() {
+            return vec![(None, self)];
+        }
+        let mut parts = Vec::new();
+        let mut part = MemRun::default();
+        for (lo, entry) in self.ranges {
+            if part.ranges.len() == ranges_max {
+                parts.push((Some(lo.clone()), std::mem::take(&mut part)));
+            }
+            part.put_range(lo, entry);
+        }
+        parts.push((None, part));
+        parts
+    }
+
     /// What lies in `range`; of the points alone unless `with_ranges`.
     pub(crate) fn weigh(&self, range: &KeyRange, with_ranges: bool) -> Weight {
         let mut sum = Weight::default();

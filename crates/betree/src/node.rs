@@ -209,6 +209,13 @@ pub struct TreeShape {
     pub codec: Codec,
 }
 
+impl TreeShape {
+    /// Most range messages of one segment. A reader loads them all when it meets the segment.
+    pub(crate) fn ranges_per_segment(&self) -> usize {
+        (self.block_bytes / 4).max(16)
+    }
+}
+
 impl Default for TreeShape {
     fn default() -> Self {
         Self {
@@ -231,7 +238,7 @@ pub(crate) struct Counters {
     pub(crate) cache_hits: AtomicU64,
     pub(crate) cache_misses: AtomicU64,
     pub(crate) node_reads: AtomicU64,
-    /// Nodes and segments that lookups went through.
+    /// Nodes and segments that lookups and clones went through.
     pub(crate) node_visits: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     pub(crate) bytes_written: AtomicU64,

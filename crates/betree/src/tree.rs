@@ -35,7 +35,7 @@ use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store};
 use crate::record;
 use crate::scan::{TreeScan, View};
-use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
+use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, SegRef, Skeleton};
 use crate::stats::Stats;
 use crate::view::RunView;
 
@@ -416,12 +416,12 @@ impl Inner {
     fn publish(&self, mut root: Skeleton, seen: u64) {
         let mut state = self.state.lock();
         // What was frozen while the new root was built lies over it.
-        for seg in state.top.segs.iter().filter(|s| s.ord >= seen) {
-            let mut seg = seg.clone();
-            seg.ord = root.next_ord;
-            root.next_ord += 1;
-            root.segs.push(seg);
-        }
+        let newer = state.top.segs.iter().filter(|s| s.ord >= seen);
+        root.segs.extend(newer.map(|seg| SegRef {
+            ord: seg.ord - seen + root.next_ord,
+            ..seg.clone()
+        }));
+        root.next_ord += state.top.next_ord - seen;
         let old = state.top.clone();
         state.set_root(&self.store, root);
         drop(state);
