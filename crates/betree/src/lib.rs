@@ -36,6 +36,7 @@ mod flatten;
 mod flush;
 #[cfg(test)]
 mod format_tests;
+mod graft;
 mod journal;
 mod memrun;
 mod message;
@@ -47,9 +48,12 @@ mod rewrite;
 mod run;
 mod scan;
 mod segments;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttled;
 mod skeleton;
 mod split;
 mod stats;
+mod sync;
 mod tree;
 mod verify;
 mod view;
@@ -58,6 +62,7 @@ mod weigh;
 pub use batch::{Batch, Op, successor_of_prefix};
 pub use diff::{Diff, Difference, Span};
 pub use error::{Error, Result};
+pub use graft::Graft;
 pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
 pub use stats::{PathCounts, Stats};

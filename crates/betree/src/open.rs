@@ -7,7 +7,6 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ramet_block::superblock::{AREA_END, read_superblock, write_superblock};
 use ramet_block::{
     BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock,
@@ -15,9 +14,11 @@ use ramet_block::{
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result};
+use crate::graft::NamedLeaves;
 use crate::journal::{Journal, REGION_BYTES_MIN};
 use crate::node::{Kind, Store, TreeShape};
 use crate::record;
+use crate::sync::Mutex;
 use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
 
 /// Smallest volume, in bytes.
@@ -160,6 +161,25 @@ impl Tree {
         let mut inner = Inner::new(store, None, state, sb.clone());
 
         let uuid_low = uuid_low(&sb.uuid);
+        let corrupt = |detail: String| Error::Corrupt {
+            what: "journal record",
+            addr: sb.journal.addr,
+            detail,
+        };
+        // Replaying takes space: what the journal names is taken out of it first.
+        let mut named = NamedLeaves::default();
+        Journal::replay(
+            &*dev,
+            sb.journal,
+            uuid_low,
+            sb.epoch,
+            sb.journal_start,
+            &mut |_, bytes| {
+                let mut pin = |place| named.pin(&inner.store, place);
+                let decoded = record::decode(bytes, &mut pin);
+                decoded.map(drop).map_err(|e| corrupt(e.to_string()))
+            },
+        )?;
         let mut replayed = 0u64;
         let end = Journal::replay(
             &*dev,
@@ -168,12 +188,8 @@ impl Tree {
             sb.epoch,
             sb.journal_start,
             &mut |seq, bytes| {
-                let corrupt = |detail| Error::Corrupt {
-                    what: "journal record",
-                    addr: sb.journal.addr,
-                    detail,
-                };
-                let batch = record::decode(bytes).map_err(|e| corrupt(e.to_string()))?;
+                let mut find = |place| named.find(place);
+                let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
                 check(&batch).map_err(|e| corrupt(e.to_string()))?;
                 inner.apply(batch, None, Some(seq))?;
                 if inner
@@ -192,6 +208,7 @@ impl Tree {
                 Ok(())
             },
         )?;
+        drop(named);
         if options.read_only {
             return Ok(Tree::from_inner(Arc::new(inner)));
         }

@@ -65,6 +65,8 @@ pub(crate) struct RunImage {
     pub(crate) checksum: u64,
     /// Targets of its GOTOs, one entry for each.
     pub(crate) children: Vec<Arc<Handle>>,
+    /// Of a leaf: what a read of the front part would give.
+    pub(crate) index: Option<RunIndex>,
 }
 
 /// A structure contradicts an invariant of the format.
@@ -262,11 +264,20 @@ impl RunBuilder {
         let mut bytes = w.into_vec();
         let sum = checksum(&bytes);
         bytes.extend_from_slice(&self.body);
+        let index = (self.kind == Kind::Leaf).then(|| {
+            let mut blocks = self.metas;
+            blocks.iter_mut().for_each(|meta| meta.offset += index_len);
+            RunIndex {
+                blocks,
+                ranges: Vec::new(),
+            }
+        });
         RunImage {
             kind: self.kind,
             bytes,
             checksum: sum,
             children,
+            index,
         }
     }
 }

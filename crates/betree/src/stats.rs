@@ -97,6 +97,8 @@ pub struct PathCounts {
     pub prunes: u64,
     /// Nodes whose references went to zero.
     pub reclaimed: u64,
+    /// Ranges replaced by leaves that were written before.
+    pub grafts: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
 }
@@ -104,7 +106,7 @@ pub struct PathCounts {
 impl PathCounts {
     /// All counts, with their names.
     #[must_use]
-    pub fn by_name(&self) -> [(&'static str, u64); 17] {
+    pub fn by_name(&self) -> [(&'static str, u64); 18] {
         [
             ("splits", self.splits),
             ("flushes", self.flushes),
@@ -122,6 +124,7 @@ impl PathCounts {
             ("unshares", self.unshares),
             ("prunes", self.prunes),
             ("reclaimed", self.reclaimed),
+            ("grafts", self.grafts),
             ("checkpoints", self.checkpoints),
         ]
     }
@@ -145,6 +148,7 @@ impl AddAssign for PathCounts {
         self.unshares += other.unshares;
         self.prunes += other.prunes;
         self.reclaimed += other.reclaimed;
+        self.grafts += other.grafts;
         self.checkpoints += other.checkpoints;
     }
 }
@@ -210,6 +214,7 @@ impl Inner {
                 unshares: get(&c.unshares),
                 prunes: get(&c.prunes),
                 reclaimed: get(&c.reclaimed),
+                grafts: get(&c.grafts),
                 checkpoints: get(&c.checkpoints),
             },
             poisoned: self.failure().map(|text| text.to_string()),

@@ -21,7 +21,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
 use ramet_block::Superblock;
 
 use crate::batch::{Batch, Op};
@@ -29,14 +28,16 @@ use crate::bounds::KeyRange;
 use crate::clone::{Captured, capture, destination};
 use crate::diff::{Diff, Span};
 use crate::error::{Error, Result};
+use crate::graft::Graft;
 use crate::journal::Journal;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg};
-use crate::node::{Handle, Store};
+use crate::node::{Handle, Store, bump};
 use crate::record;
 use crate::scan::{TreeScan, View};
 use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, SegRef, Skeleton};
 use crate::stats::Stats;
+use crate::sync::{Condvar, Mutex};
 use crate::view::RunView;
 
 /// Position in the history of changes: every applied batch gets the next number.
@@ -219,6 +220,12 @@ impl Inner {
             Op::DeleteRange { lo, hi } => state
                 .buffer
                 .add_range(KeyRange::new(lo, hi), RangeMsg::Null),
+            Op::Graft { prefix, graft } => {
+                bump(&self.store.counters.grafts);
+                for (range, msg) in graft.messages(&prefix) {
+                    state.buffer.add_range(range, msg);
+                }
+            }
             Op::CloneRange {
                 lo,
                 hi,
@@ -252,7 +259,7 @@ impl Inner {
     /// Applies a batch whose journal record is `record`, or that is being replayed.
     pub(crate) fn apply(
         &self,
-        batch: Batch,
+        mut batch: Batch,
         record: Option<&[u8]>,
         replayed: Option<Seq>,
     ) -> Result<Seq> {
@@ -274,7 +281,14 @@ impl Inner {
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let mut too_much = None;
-            for op in batch.ops.iter().cloned() {
+            // Only clones make a second round, and only grafts are looked at again. An operation that is not copied
+            // costs half as much.
+            let ops = if clones || batch.grafts().next().is_some() {
+                batch.ops.clone()
+            } else {
+                std::mem::take(&mut batch.ops)
+            };
+            for op in ops {
                 match self.apply_op(&mut state, op, patient, height_max) {
                     Ok(Ok(())) => {}
                     Ok(Err(source)) => {
@@ -304,7 +318,9 @@ impl Inner {
             state.seq = replayed.unwrap_or(state.seq + 1);
             let seq = state.seq;
             if let (Some(record), Some(journal)) = (record, &self.journal) {
-                journal.append(seq, &[record]);
+                // A record may be written as soon as it is queued.
+                batch.grafts().for_each(Graft::set_named);
+                journal.append(seq, &[record], batch.grafts().next().is_some());
             }
             let full = state.buffer.memory_bytes() > self.store.shape.memory_bytes;
             if full {
@@ -464,6 +480,7 @@ impl Inner {
         self.has_to_checkpoint()
             && (journal.used_bytes() > journal.capacity_bytes() / 2
                 || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
+                || self.store.dead_named().1 > self.volume_bytes / 8
                 || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }
 
@@ -593,7 +610,7 @@ impl Inner {
     /// Refuses what could not be written any more, after checkpoints have given back what they can. A batch that
     /// removes something is refused later than one that only adds: it may go halfway into the
     /// slack, and so leaves room to apply it.
-    fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
+    pub(crate) fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
         let slack = self.store.slack_bytes();
         let mut swept = false;
         for _ in 0..RECLAIM_ROUNDS_MAX {
@@ -673,6 +690,8 @@ fn batch_bytes(batch: &Batch) -> usize {
             Op::DeleteRange { lo, .. } => 2 * lo.len() + 256,
             // At most a copy of a skeleton and a small segment.
             Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 4096,
+            // The entries have their space already.
+            Op::Graft { prefix, graft } => 2 * prefix.len() + graft.record_bytes(),
         })
         .sum()
 }
@@ -687,6 +706,10 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
             Op::Patch { key, offset, bytes } => (key, *offset as usize + bytes.len()),
             Op::Delete { key } => (key, 0),
             Op::DeleteRange { lo, .. } => (lo, 0),
+            Op::Graft { prefix, graft } => {
+                graft.check(prefix)?;
+                (prefix, 0)
+            }
             Op::CloneRange { lo, hi, strip, .. } => {
                 if !KeyRange::new(lo.clone(), hi.clone()).shares_prefix(*strip as usize) {
                     return Err(Error::Invalid(
@@ -804,7 +827,48 @@ impl Tree {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
         inner.admit(record.len())?;
+        batch.grafts().try_for_each(Graft::claim)?;
         inner.apply(batch, Some(&record), None)
+    }
+
+    /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible, in place of
+    /// whatever the range holds then, when a batch with [`Batch::graft`] is applied; the journal only names the leaves,
+    /// so every byte is written once. Keys are relative to the prefix given there. To be called without locks that others
+    /// need: it writes.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Invalid` when keys do not ascend in the range or are too long, `Poisoned`, `ReadOnly`, `Io`. Nothing is
+    /// changed then, and nothing stays allocated.
+    pub fn prepare(
+        &self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        entries: impl IntoIterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Graft> {
+        let range = KeyRange::new(lo.into(), hi);
+        self.inner.prepare(range, entries.into_iter())
+    }
+
+    /// Replaces `[lo, hi)` by `entries`, ascending keys of it, at once and however many: leaves are built from the
+    /// stream, a leaf's worth in memory at a time, and grafted by one batch. Returns as [`Tree::apply`].
+    ///
+    /// # Errors
+    /// Those of [`Tree::prepare`] and [`Tree::apply`].
+    pub fn import(
+        &self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        entries: impl IntoIterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Seq> {
+        let mut batch = Batch::new();
+        batch.graft(Bytes::new(), self.prepare(lo, hi, entries)?);
+        self.apply(batch)
+    }
+
+    /// So many bytes of consecutive values are worth [`Tree::prepare`]; fewer are better put.
+    #[must_use]
+    pub fn graft_bytes(&self) -> usize {
+        self.inner.store.shape.graft_bytes
     }
 
     /// Longest batch that can be applied, in bytes of keys and values with some room for overhead.
