@@ -235,13 +235,6 @@ impl TreeShape {
     }
 }
 
-impl TreeShape {
-    /// Most range messages of one segment. A reader loads them all when it meets the segment.
-    pub(crate) fn ranges_per_segment(&self) -> usize {
-        (self.block_bytes / 4).max(16)
-    }
-}
-
 impl Default for TreeShape {
     fn default() -> Self {
         Self {
