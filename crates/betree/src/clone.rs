@@ -19,12 +19,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf};
+use crate::cursor::MappedCursor;
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, Skeleton};
-use crate::view::MappedCursor;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {

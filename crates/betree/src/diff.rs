@@ -20,12 +20,13 @@ use bytes::Bytes;
 
 use crate::batch::successor_of_prefix;
 use crate::bounds::{KeyRange, Xf, cmp_hi, min_hi};
+use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::message::Point;
 use crate::node::{Kind, Store};
-use crate::scan::{Base, Frame, Merge, SCAN_AHEAD, TreeScan, View, descend};
+use crate::scan::{Base, Frame, TreeScan, View, descend, frames_of_view};
 use crate::tree::Inner;
-use crate::view::{MappedCursor, RunView};
+use crate::view::RunView;
 
 /// A range of keys that all start with the same bytes, and are told without them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +60,10 @@ impl Span {
             ));
         }
         Ok(Self { range, strip })
+    }
+
+    pub(crate) fn keys(&self) -> &KeyRange {
+        &self.range
     }
 
     /// The range as it is told.
@@ -220,7 +225,7 @@ fn side_over(view: &View, told: &KeyRange, up: Xf, whole: &KeyRange) -> TreeScan
         };
         return TreeScan::of_frames(frames);
     }
-    let mut frames = TreeScan::of_view_through(view, told.clone(), up).into_frames();
+    let mut frames = frames_of_view(view, told.clone(), &up);
     // The last frame is the leftmost.
     let left = KeyRange::new(whole.lo.clone(), Some(told.lo.clone()));
     if !left.is_empty() {
@@ -288,7 +293,7 @@ impl Pair {
             }
             if let (false, Base::Node(leaf, xf)) = (same, &piece.base) {
                 let run = store.run(leaf)?;
-                merge.push_older(MappedCursor::new(&run, &piece.range, xf, SCAN_AHEAD));
+                merge.push_older(MappedCursor::new(&run, &piece.range, xf, AHEAD_MAX));
             }
             Ok(merge)
         };

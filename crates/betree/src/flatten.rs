@@ -21,12 +21,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf};
+use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::Result;
 use crate::memrun::MemRun;
 use crate::node::{Store, bump};
-use crate::scan::{Base, Frame, Merge, TreeScan};
+use crate::scan::{Base, Frame, TreeScan};
 use crate::skeleton::{Child, Edge, Skeleton};
-use crate::view::MappedCursor;
 
 /// Most pieces that one flattening handles.
 const PIECES_MAX: usize = 1024;
@@ -153,7 +153,7 @@ impl Builder<'_> {
         let before = self.points.size_bytes();
         let mut merge = Merge::default();
         for (run, xf) in piece.overlays.iter() {
-            merge.push_older(MappedCursor::new(run, range, xf, 15));
+            merge.push_older(MappedCursor::new(run, range, xf, AHEAD_MAX));
         }
         while let Some((key, point)) = merge.next(self.store)? {
             self.points.push_point(key, point.detached());

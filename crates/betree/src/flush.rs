@@ -25,12 +25,12 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf, min_hi};
+use crate::cursor::{AHEAD_MAX, MappedCursor};
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::RangeMsg;
 use crate::node::{Kind, Store, bump};
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
-use crate::view::MappedCursor;
 use crate::weigh::Pending;
 
 /// Space that pushing into a child takes beside the messages, about, in bytes.
@@ -232,7 +232,7 @@ impl Store {
                     all.add_range(back.range(&covered), msg.behind(&seg.xf));
                 }
             }
-            let mut cursor = MappedCursor::new(&run, &part, &seg.xf, 15);
+            let mut cursor = MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX);
             while let Some((key, point)) = cursor.take(self)? {
                 all.add_point(key, point.detached());
             }

@@ -7,10 +7,11 @@ use ramet_block::{Codec, Device, Extent, MemDevice, checksum};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::bounds::{KeyRange, Xf};
+use crate::filter;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, TreeShape};
-use crate::run::{Block, RunImage, RunIndex, index_len, segment_image};
+use crate::run::{RunImage, RunIndex, index_len, segment_image};
 use crate::skeleton::{Child, Edge, SegRef, Skeleton};
 use crate::verify::check_skeleton;
 
@@ -157,34 +158,40 @@ fn run_has_its_golden_bytes() {
     let store = store();
     let image = sample_image(&store);
     let block: &[&[u8]] = &[
-        b"\x00\x02aa\x00\x01v",
-        b"\x01\x01b\x01",
-        b"\x00\x02bz\x00\x01w",
-        b"\x00\x01z\x02\x01\x03\x02pq",
+        b"\x00",
+        b"\x02\x04aav",
+        b"\x02\x01ab",
+        b"\x02\x04bzw",
+        b"\x01\x06z\x03\x02pq",
+        b"\x01\x00\x06\x00\x0a\x00\x0f\x00",
     ];
     let block = block.concat();
+    let filter = filter::encode(&[b"aa", b"ab", b"bz", b"z\0"].map(|key| match key {
+        b"z\0" => filter::hash(b"z"),
+        key => filter::hash(key),
+    }));
+    assert_eq!(filter.len(), 40);
     let front: &[&[u8]] = &[
         b"RRUN\x02\0\0\0",
-        b"\x5a\0\0\0\x75\0\0\0\x01\0\0\0\x02\0\0\0\0\0\0\0\0\0\0\0",
-        b"\x02aa\0\0\0\0\x1b\0\0\0\x1b\0\0\0\x04\0\0\0\x01\0\0\0\x00",
+        b"\x82\0\0\0\xa0\0\0\0\x01\0\0\0\x02\0\0\0\x28\0\0\0\0\0\0\0",
+        b"\x02aa\0\0\0\0\x1e\0\0\0\x1e\0\0\0\x04\0\0\0\x01\0\0\0\x00",
         &checksum(&block).to_le_bytes(),
         b"\x01b\x01\x01c\x00",
         b"\x02dx\x01\x02dy\x01\x01\x01s\x07\0\0\0\0\0\0\0\x00",
+        &filter,
     ];
     let front = front.concat();
     assert_eq!(image.bytes, [&front[..], &block[..]].concat());
     assert_eq!(image.checksum, checksum(&front));
     let index = decode_front(&store, &front, image.bytes.len()).expect("what was encoded decodes");
-    let block = Block::decode(
-        &index.blocks[0],
-        Kind::Segment,
-        &image.bytes[front.len()..],
-        0,
-    )
-    .expect("decodes");
-    assert_eq!(block.entries.len(), 4);
+    let stored = Bytes::copy_from_slice(&image.bytes[front.len()..]);
+    let block = index.blocks[0]
+        .decode(Kind::Segment, stored.clone(), 0)
+        .expect("decodes");
+    assert_eq!(block.len(), 4);
+    assert!(index.filter.may_hold(filter::hash(b"bz")));
     assert!(
-        Block::decode(&index.blocks[0], Kind::Leaf, &image.bytes[front.len()..], 0).is_err(),
+        index.blocks[0].decode(Kind::Leaf, stored, 0).is_err(),
         "T5: a leaf holds puts only"
     );
 }

@@ -26,12 +26,15 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod block;
 mod bounds;
 mod checkpoint;
 mod clone;
 mod convert;
+mod cursor;
 mod diff;
 mod error;
+mod filter;
 mod flatten;
 mod flush;
 #[cfg(test)]
@@ -43,6 +46,7 @@ mod message;
 mod node;
 mod open;
 mod pieces;
+mod readahead;
 mod record;
 mod rewrite;
 mod run;
@@ -55,6 +59,7 @@ mod split;
 mod stats;
 mod sync;
 mod tree;
+mod usage;
 mod verify;
 mod view;
 mod weigh;
@@ -67,3 +72,4 @@ pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
 pub use stats::{PathCounts, Stats};
 pub use tree::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};
+pub use usage::Usage;

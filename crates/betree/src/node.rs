@@ -15,20 +15,24 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use bytes::Bytes;
 use quick_cache::Weighter;
 use ramet_block::wire::WireError;
 use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, checksum};
 use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
+use crate::block::Block;
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::pieces::Pieces;
+use crate::readahead::ReadAhead;
 use crate::run::{
-    Block, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
+    BlockMeta, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
 };
 use crate::skeleton::Skeleton;
-use crate::sync::{Cache, Mutex};
+use crate::sync::{Cache, GuardResult, Mutex};
 use crate::view::{DiskRun, RunView};
 
 /// What a node holds.
@@ -197,7 +201,7 @@ impl Weighter<CacheKey, Cached> for ByBytes {
         match value {
             Cached::Skeleton(node) => node.weight() as u64,
             Cached::Index(index) => index.weight() as u64,
-            Cached::Block(block) => u64::from(block.weight) + 64,
+            Cached::Block(block) => block.weight() as u64 + 64,
         }
     }
 }
@@ -261,6 +265,10 @@ pub(crate) struct Counters {
     /// Nodes and segments that lookups and clones went through.
     pub(crate) node_visits: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
+    /// Lookups in runs that the filter answered.
+    pub(crate) filter_denials: AtomicU64,
+    /// Leaves that scans asked for before they came to them.
+    pub(crate) leaves_ahead: AtomicU64,
     pub(crate) bytes_written: AtomicU64,
     // Structural paths taken.
     pub(crate) splits: AtomicU64,
@@ -287,6 +295,9 @@ pub(crate) fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Longest request that reads several blocks, in bytes.
+const READ_BYTES_MAX: u32 = 512 << 10;
+
 /// Most nodes remembered as not worth flattening.
 const UNFLATTENABLE_MAX: usize = 4096;
 
@@ -308,6 +319,7 @@ pub(crate) struct Store {
     pub(crate) sweeping: AtomicBool,
     /// Places of dead leaves that records of the journal name, oldest first.
     dead_named: Mutex<Vec<Extent>>,
+    pub(crate) read_ahead: ReadAhead,
     cache: Cache<CacheKey, Cached, ByBytes>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
@@ -351,6 +363,7 @@ impl Store {
             left_out: AtomicBool::new(false),
             sweeping: AtomicBool::new(false),
             dead_named: Mutex::new(Vec::new()),
+            read_ahead: ReadAhead::default(),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
@@ -767,53 +780,92 @@ impl Store {
         Ok(Cached::Index(Arc::new(index)))
     }
 
-    /// Block `at` of a run; up to `ahead` blocks behind it come along in the same read when it has to be read.
-    pub(crate) fn block(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Arc<Block>> {
-        let id = run.handle.id.0;
+    /// One block of a run.
+    pub(crate) fn block(&self, run: &DiskRun, at: usize) -> Result<Arc<Block>> {
+        let mut blocks = self.blocks(run, at, 0)?;
+        Ok(blocks.pop().expect("a read yields a block"))
+    }
+
+    /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request.
+    pub(crate) fn blocks(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Vec<Arc<Block>>> {
         let key = |n: usize| {
-            (
-                id,
-                u32::try_from(n + 1).expect("blocks of a run fit 32 bits"),
-            )
+            let part = u32::try_from(n + 1).expect("blocks of a run fit 32 bits");
+            (run.handle.id.0, part)
         };
-        if let Some(Cached::Block(block)) = self.cache.get(&key(at)) {
-            bump(&self.counters.cache_hits);
-            return Ok(block);
-        }
+        // Whoever else wants the block meanwhile waits for it instead of reading it too.
+        let mut guards = match self.cache.get_value_or_guard(&key(at), None) {
+            GuardResult::Value(Cached::Block(block)) => {
+                bump(&self.counters.cache_hits);
+                return Ok(vec![block]);
+            }
+            GuardResult::Value(_) => return Err(two_kinds(&run.handle)),
+            GuardResult::Guard(guard) => vec![guard],
+            GuardResult::Timeout => unreachable!("no time was set"),
+        };
         bump(&self.counters.cache_misses);
-        let blocks = &run.index.blocks;
-        let end = (at + 1 + ahead).min(blocks.len());
-        let place = self.place(&run.handle)?;
-        let start = blocks[at].offset;
-        let stop = blocks[end - 1].offset + blocks[end - 1].stored_bytes;
-        let bytes = self.read(
-            place.extent.addr + u64::from(start),
-            (stop - start) as usize,
-        )?;
-        let mut wanted = None;
-        for (n, meta) in blocks.iter().enumerate().take(end).skip(at) {
-            let from = (meta.offset - start) as usize;
-            let Some(stored) = bytes.get(from..from + meta.stored_bytes as usize) else {
-                return Err(malformed("front of a run", &place, &MALFORMED));
-            };
-            let decoded = Block::decode(
-                meta,
-                run.handle.kind,
-                stored,
-                place.extent.addr + u64::from(meta.offset),
-            );
-            let block = match decoded {
-                Ok(block) => Arc::new(block),
-                // What was read ahead is judged when it is asked for.
-                Err(_) if n > at => break,
-                Err(e) => return Err(e),
-            };
-            self.cache.insert(key(n), Cached::Block(block.clone()));
-            if n == at {
-                wanted = Some(block);
+        let metas = &run.index.blocks;
+        let start = metas[at].offset;
+        for (n, meta) in metas.iter().enumerate().skip(at + 1).take(ahead) {
+            if meta.end() - start > READ_BYTES_MAX {
+                break;
+            }
+            // Never waits while it makes others wait.
+            match self.cache.get_value_or_guard(&key(n), Some(Duration::ZERO)) {
+                GuardResult::Guard(guard) => guards.push(guard),
+                GuardResult::Value(_) | GuardResult::Timeout => break,
             }
         }
-        Ok(wanted.expect("the first of the blocks read is the one asked for"))
+        let place = self.place(&run.handle)?;
+        let metas = &metas[at..at + guards.len()];
+        let stop = metas.last().map_or(start, BlockMeta::end);
+        let addr = place.extent.addr + u64::from(start);
+        let bytes = Bytes::from(self.read(addr, (stop - start) as usize)?);
+        let mut blocks = Vec::with_capacity(guards.len());
+        for (meta, guard) in metas.iter().zip(guards) {
+            let from = (meta.offset - start) as usize;
+            let stored = from..from + meta.stored_bytes as usize;
+            // A slice of a long read would keep all of it.
+            let stored = if stored.len() == bytes.len() {
+                bytes.clone()
+            } else {
+                Bytes::copy_from_slice(&bytes[stored])
+            };
+            let addr = place.extent.addr + u64::from(meta.offset);
+            match meta.decode(run.handle.kind, stored, addr) {
+                Ok(block) => {
+                    let block = Arc::new(block);
+                    // It stays out when the cache has given the place away meanwhile.
+                    let _ = guard.insert(Cached::Block(block.clone()));
+                    blocks.push(block);
+                }
+                // What came along is judged when it is asked for.
+                Err(_) if !blocks.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// The index of a run, if it is in the cache. Not counted as a use.
+    pub(crate) fn cached_index(&self, handle: &Handle) -> Option<Arc<RunIndex>> {
+        match self.cache.peek(&(handle.id.0, 0)) {
+            Some(Cached::Index(index)) => Some(index),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_block_cached(&self, handle: &Handle, at: usize) -> bool {
+        u32::try_from(at + 1).is_ok_and(|part| self.cache.contains_key(&(handle.id.0, part)))
+    }
+
+    /// A skeleton that can be had without reading. Not counted as a use.
+    pub(crate) fn skeleton_at_hand(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
+        handle
+            .fresh_skeleton()
+            .or_else(|| match self.cache.peek(&(handle.id.0, 0)) {
+                Some(Cached::Skeleton(node)) => Some(node),
+                _ => None,
+            })
     }
 
     fn cached(&self, key: CacheKey, load: impl FnOnce() -> Result<Cached>) -> Result<Cached> {

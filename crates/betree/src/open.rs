@@ -210,7 +210,11 @@ impl Tree {
         )?;
         drop(named);
         if options.read_only {
-            return Ok(Tree::from_inner(Arc::new(inner)));
+            let inner = Arc::new(inner);
+            if !options.manual {
+                inner.start_readers()?;
+            }
+            return Ok(Tree::from_inner(inner));
         }
 
         // A new epoch must be durable before its first frame, together with where its frames start.
@@ -238,6 +242,7 @@ impl Tree {
         }
         if !options.manual {
             inner.start()?;
+            inner.start_readers()?;
         }
         Ok(Tree::from_inner(inner))
     }

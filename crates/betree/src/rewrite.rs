@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::block::shared_prefix;
 use crate::bounds::{KeyRange, Xf};
 use crate::error::{Error, Result};
 use crate::flush::PUSH_BYTES;
@@ -198,8 +199,4 @@ impl<'a> LeafWriter<'a> {
         self.write(range, &left)?;
         Ok(self.edges)
     }
-}
-
-fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }

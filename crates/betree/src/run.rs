@@ -2,13 +2,15 @@
 //!
 //! ```text
 //! 0            index_len                                   used_bytes
-//! | header | index | range messages | block 0 | block 1 | ... |
+//! | header | index | range messages | filter | block 0 | block 1 | ... |
 //! ```
 //!
 //! The node table holds the checksum of `[0, index_len)`; the index holds one for each block, so a block
-//! (*basement node* in a leaf) is read and verified alone. In a leaf every message is a put and there
-//! are no range messages. Byte layout: `docs/format.md`, "Runs".
+//! (*basement node* in a leaf) is read and verified alone. The filter tells most keys that are not in the run
+//! without reading a block. In a leaf every message is a put and there are no range messages. Byte layout:
+//! `docs/format.md`, "Runs".
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,10 +18,12 @@ use ramet_block::codec::{compress, decompress};
 use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
+use crate::block::{Block, BlockBuilder};
 use crate::bounds::{KeyRange, Xf, below};
 use crate::error::{Error, Result};
+use crate::filter::{self, Filter};
 use crate::memrun::MemRun;
-use crate::message::{Patch, Point, RangeMsg, Target};
+use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind};
 
 const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
@@ -48,14 +52,8 @@ pub(crate) struct RunIndex {
     pub(crate) blocks: Vec<BlockMeta>,
     /// Disjoint, in order.
     pub(crate) ranges: Vec<(KeyRange, RangeMsg)>,
-}
-
-/// One decoded block.
-#[derive(Debug)]
-pub(crate) struct Block {
-    pub(crate) entries: Vec<(Bytes, Point)>,
-    /// Memory that it takes, roughly, in bytes.
-    pub(crate) weight: u32,
+    /// Of the keys of points.
+    pub(crate) filter: Filter,
 }
 
 /// A run ready to be written.
@@ -123,11 +121,8 @@ pub(crate) struct RunBuilder {
     kind: Kind,
     codec: Codec,
     block_bytes: usize,
-    block: Writer,
-    block_points: u32,
-    block_deletes: u32,
-    first_key: Bytes,
-    last_key: Bytes,
+    block: BlockBuilder,
+    hashes: Vec<u64>,
     body: Vec<u8>,
     metas: Vec<BlockMeta>,
 }
@@ -138,76 +133,42 @@ impl RunBuilder {
             kind,
             codec,
             block_bytes,
-            block: Writer::new(),
-            block_points: 0,
-            block_deletes: 0,
-            first_key: Bytes::new(),
-            last_key: Bytes::new(),
+            block: BlockBuilder::default(),
+            hashes: Vec::new(),
             body: Vec::new(),
             metas: Vec::new(),
         }
     }
 
     pub(crate) fn add(&mut self, key: Bytes, point: &Point) {
-        if self.block_points == 0 {
-            self.first_key = key.clone();
-            self.last_key = Bytes::new();
-        }
-        let shared = key
-            .iter()
-            .zip(self.last_key.iter())
-            .take_while(|(a, b)| a == b)
-            .count();
-        let w = &mut self.block;
-        w.varint(shared as u64);
-        put_bytes(w, &key[shared..]);
-        match point {
-            Point::Put(value) => {
-                w.u8(0);
-                put_bytes(w, value);
-            }
-            Point::Delete => {
-                w.u8(1);
-                self.block_deletes += 1;
-            }
-            Point::Patch(patches) => {
-                w.u8(2);
-                w.varint(patches.len() as u64);
-                for patch in patches.iter() {
-                    w.varint(u64::from(patch.offset));
-                    put_bytes(w, &patch.bytes);
-                }
-            }
-        }
-        self.block_points += 1;
-        self.last_key = key;
-        if self.block.len() >= self.block_bytes {
+        self.hashes.push(filter::hash(&key));
+        self.block.add(key, point.clone());
+        if self.block.len_bytes() >= self.block_bytes {
             self.seal_block();
         }
     }
 
     fn seal_block(&mut self) {
-        if self.block_points == 0 {
+        if self.block.is_empty() {
             return;
         }
-        let raw = std::mem::replace(&mut self.block, Writer::new()).into_vec();
+        let (points, deletes) = (self.block.points(), self.block.deletes());
+        let (first_key, raw) = self.block.finish();
         let squeezed = compress(self.codec, &raw);
         let (codec, stored) = squeezed
             .as_ref()
             .map_or((Codec::Raw, &raw), |s| (self.codec, s));
         self.metas.push(BlockMeta {
-            first_key: std::mem::take(&mut self.first_key),
+            first_key,
             offset: u32::try_from(self.body.len()).expect("a run is far below 4 GiB"),
             stored_bytes: u32::try_from(stored.len()).expect("a block is far below 4 GiB"),
             raw_bytes: u32::try_from(raw.len()).expect("a block is far below 4 GiB"),
-            points: self.block_points,
-            deletes: self.block_deletes,
+            points,
+            deletes,
             codec,
             checksum: checksum(stored),
         });
         self.body.extend_from_slice(stored);
-        self.block_points = 0;
-        self.block_deletes = 0;
     }
 
     /// The image, with these range messages (disjoint, in order).
@@ -246,6 +207,8 @@ impl RunBuilder {
             index.u64(meta.checksum);
         }
         index.raw(&tail.into_vec());
+        let filter = filter::encode(&self.hashes);
+        index.raw(&filter);
         let index = index.into_vec();
         let index_len =
             u32::try_from(RUN_HEADER_BYTES + index.len()).expect("a run index is far below 4 GiB");
@@ -259,7 +222,8 @@ impl RunBuilder {
         w.u32(u32::try_from(used).expect("a run is far below 4 GiB"));
         w.u32(u32::try_from(self.metas.len()).expect("blocks of a run fit 32 bits"));
         w.u32(count);
-        w.u64(0);
+        w.u32(u32::try_from(filter.len()).expect("a filter is far below 4 GiB"));
+        w.u32(0);
         w.raw(&index);
         let mut bytes = w.into_vec();
         let sum = checksum(&bytes);
@@ -272,6 +236,7 @@ impl RunBuilder {
             RunIndex {
                 blocks,
                 ranges: Vec::new(),
+                filter: Filter::default(),
             }
         });
         RunImage {
@@ -316,16 +281,17 @@ impl RunIndex {
     ) -> std::result::Result<RunIndex, WireError> {
         let mut r = Reader::new(front);
         let (magic, found, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
-        let (len, used, blocks, ranges, zero64) =
-            (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u64()?);
+        let (len, used, blocks, ranges) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+        let (filter_len, zero32) = (r.u32()?, r.u32()?);
         let sane =
-            magic == RUN_MAGIC && found == kind as u8 && zero8 == 0 && zero16 == 0 && zero64 == 0;
+            magic == RUN_MAGIC && found == kind as u8 && zero8 == 0 && zero16 == 0 && zero32 == 0;
         if !sane || len as usize != front.len() || used != used_bytes {
             return Err(MALFORMED);
         }
         let mut index = RunIndex {
             blocks: Vec::new(),
             ranges: Vec::new(),
+            filter: Filter::default(),
         };
         for _ in 0..blocks {
             let first_key = Bytes::copy_from_slice(take_bytes(&mut r)?);
@@ -335,10 +301,9 @@ impl RunIndex {
             let checksum = r.u64()?;
             let offset = offset.checked_add(len).ok_or(MALFORMED)?;
             let end = offset.checked_add(stored_bytes).ok_or(MALFORMED)?;
-            let ordered = index
-                .blocks
-                .last()
-                .is_none_or(|b: &BlockMeta| b.first_key < first_key);
+            let ordered = index.blocks.last().map_or(offset == len, |b: &BlockMeta| {
+                b.first_key < first_key && b.end() == offset
+            });
             if end > used || raw_bytes as usize > BLOCK_BYTES_MAX || deletes > points || !ordered {
                 return Err(MALFORMED);
             }
@@ -383,9 +348,8 @@ impl RunIndex {
             };
             index.ranges.push((range, msg));
         }
-        if r.remaining() != 0 {
-            return Err(MALFORMED);
-        }
+        index.filter = Filter::decode(r.take(filter_len as usize)?)?;
+        r.finish()?;
         Ok(index)
     }
 
@@ -394,6 +358,19 @@ impl RunIndex {
         self.blocks
             .partition_point(|b| b.first_key <= key)
             .checked_sub(1)
+    }
+
+    /// The blocks that may hold keys of `range`.
+    pub(crate) fn blocks_in(&self, range: &KeyRange) -> Range<usize> {
+        let first = self.block_of(&range.lo).unwrap_or(0);
+        let end = self
+            .blocks
+            .partition_point(|b| below(&b.first_key, range.hi.as_deref()));
+        first..if range.is_empty() {
+            first
+        } else {
+            end.max(first)
+        }
     }
 
     pub(crate) fn range_over(&self, key: &[u8]) -> Option<&(KeyRange, RangeMsg)> {
@@ -426,122 +403,45 @@ impl RunIndex {
     /// Memory that it takes, roughly, in bytes.
     pub(crate) fn weight(&self) -> usize {
         let keys: usize = self.blocks.iter().map(|b| b.first_key.len()).sum();
-        128 + self.blocks.len() * size_of::<BlockMeta>() + keys + self.ranges.len() * 160
+        let entries = self.blocks.len() * size_of::<BlockMeta>() + self.ranges.len() * 160;
+        128 + entries + keys + self.filter.weight()
     }
 }
 
-impl Block {
-    /// Verifies and decodes one block. `addr` is where it lies, for the message.
-    pub(crate) fn decode(meta: &BlockMeta, kind: Kind, stored: &[u8], addr: u64) -> Result<Block> {
+impl BlockMeta {
+    /// Where it ends, from the start of the run.
+    pub(crate) fn end(&self) -> u32 {
+        self.offset + self.stored_bytes
+    }
+
+    /// Verifies and decodes the block; `addr` is where it lies, for the message.
+    pub(crate) fn decode(&self, kind: Kind, stored: Bytes, addr: u64) -> Result<Block> {
         let corrupt = |detail: String| Error::Corrupt {
             what: "block of a run",
             addr,
             detail,
         };
-        let found = checksum(stored);
-        if found != meta.checksum {
+        let found = checksum(&stored);
+        if found != self.checksum {
             return Err(corrupt(format!(
                 "checksum {found:016x}, expected {:016x}",
-                meta.checksum
+                self.checksum
             )));
         }
-        let raw: Bytes = match meta.codec {
-            Codec::Raw => Bytes::copy_from_slice(stored),
-            codec => decompress(codec, stored, meta.raw_bytes as usize)
+        let raw: Bytes = match self.codec {
+            Codec::Raw => stored,
+            codec => decompress(codec, &stored, self.raw_bytes as usize)
                 .map_err(|_| corrupt("does not decompress".into()))?
                 .into(),
         };
-        if raw.len() != meta.raw_bytes as usize {
-            return Err(corrupt(format!(
-                "{} bytes, expected {}",
-                raw.len(),
-                meta.raw_bytes
-            )));
+        if raw.len() != self.raw_bytes as usize {
+            let (found, expected) = (raw.len(), self.raw_bytes);
+            return Err(corrupt(format!("{found} bytes, expected {expected}")));
         }
-        Self::decode_entries(&raw, meta, kind).map_err(|e| corrupt(e.to_string()))
-    }
-
-    fn decode_entries(
-        raw: &Bytes,
-        meta: &BlockMeta,
-        kind: Kind,
-    ) -> std::result::Result<Block, WireError> {
-        let mut r = Reader::new(raw);
-        let slice = |part: &[u8]| raw.slice_ref(part);
-        // No entry takes fewer than three bytes, which bounds what is allocated.
-        if meta.points as usize > raw.len() / 3 {
-            return Err(MALFORMED);
+        let block = Block::decode(raw, self.points, kind).map_err(|e| corrupt(e.to_string()))?;
+        if !block.starts_with_key(&self.first_key) {
+            return Err(corrupt("its first key is not the index's".into()));
         }
-        let mut keys: Vec<u8> = Vec::with_capacity(raw.len().min(1 << 16));
-        let mut spans: Vec<(usize, usize, Point)> = Vec::with_capacity(meta.points as usize);
-        let mut last = 0..0;
-        for _ in 0..meta.points {
-            let shared = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
-            let suffix = take_bytes(&mut r)?;
-            if shared > last.len() {
-                return Err(MALFORMED);
-            }
-            let start = keys.len();
-            keys.extend_from_within(last.start..last.start + shared);
-            keys.extend_from_slice(suffix);
-            if !spans.is_empty() && keys[start..] <= keys[last.clone()] {
-                return Err(MALFORMED);
-            }
-            last = start..keys.len();
-            let point = match r.u8()? {
-                0 => Point::Put(slice(take_bytes(&mut r)?)),
-                1 if kind == Kind::Segment => Point::Delete,
-                2 if kind == Kind::Segment => {
-                    let count = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
-                    if count == 0 || count > raw.len() {
-                        return Err(MALFORMED);
-                    }
-                    let mut patches: Vec<Patch> = Vec::with_capacity(count);
-                    for _ in 0..count {
-                        let offset = u32::try_from(r.varint()?).map_err(|_| MALFORMED)?;
-                        let bytes = slice(take_bytes(&mut r)?);
-                        let after = patches
-                            .last()
-                            .map_or(0, |p| p.offset as usize + p.bytes.len());
-                        let end = offset as usize + bytes.len();
-                        if bytes.is_empty()
-                            || (offset as usize) < after
-                            || end > crate::VALUE_BYTES_MAX
-                        {
-                            return Err(MALFORMED);
-                        }
-                        patches.push(Patch { offset, bytes });
-                    }
-                    Point::Patch(patches.into())
-                }
-                _ => return Err(MALFORMED),
-            };
-            spans.push((start, last.end, point));
-        }
-        if r.remaining() != 0 {
-            return Err(MALFORMED);
-        }
-        let weight =
-            128 + raw.len() + keys.len() + spans.len() * (size_of::<(Bytes, Point)>() + 24);
-        let keys = Bytes::from(keys.into_boxed_slice());
-        let entries: Vec<_> = spans
-            .into_iter()
-            .map(|(s, e, p)| (keys.slice(s..e), p))
-            .collect();
-        if entries.first().is_none_or(|(k, _)| *k != meta.first_key) {
-            return Err(MALFORMED);
-        }
-        Ok(Block {
-            entries,
-            weight: u32::try_from(weight).unwrap_or(u32::MAX),
-        })
-    }
-
-    pub(crate) fn point(&self, key: &[u8]) -> Option<&Point> {
-        let at = self
-            .entries
-            .binary_search_by(|(k, _)| k[..].cmp(key))
-            .ok()?;
-        Some(&self.entries[at].1)
+        Ok(block)
     }
 }

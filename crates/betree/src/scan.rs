@@ -6,16 +6,20 @@
 //! such a piece the points of the segments met on the way down lie as overlays over whatever the edge, or
 //! the newest range message, leads to. At a leaf the overlays and the leaf are merged.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::block::Block;
 use crate::bounds::{KeyRange, Xf, below, min_hi};
+use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Kind, Store, bump};
+use crate::readahead::Job;
 use crate::skeleton::Skeleton;
-use crate::view::{MappedCursor, RangeAt, RunView};
+use crate::view::{RangeAt, RunView};
 
 /// What lies under the overlays of a piece.
 #[derive(Clone, Debug)]
@@ -243,134 +247,149 @@ pub(crate) struct Frame {
     pub(crate) overlays: Arc<[(RunView, Xf)]>,
 }
 
-/// Merges cursors over the same range, the first one newest.
-#[derive(Debug, Default)]
-pub(crate) struct Merge {
-    cursors: Vec<MappedCursor>,
-}
-
-impl Merge {
-    pub(crate) fn push_older(&mut self, cursor: MappedCursor) {
-        self.cursors.push(cursor);
-    }
-
-    /// The next key and the join of what all cursors say about it.
-    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
-        let mut least: Option<Bytes> = None;
-        for cursor in &mut self.cursors {
-            if let Some(key) = cursor.key(store)?
-                && least.as_ref().is_none_or(|l| key < l)
-            {
-                least = Some(key.clone());
-            }
-        }
-        let Some(least) = least else { return Ok(None) };
-        let mut joined: Option<Point> = None;
-        for cursor in &mut self.cursors {
-            if cursor.key(store)?.is_some_and(|k| *k == least)
-                && let Some((_, point)) = cursor.take(store)?
-            {
-                joined = Some(match joined {
-                    Some(newer) => newer.over(&point),
-                    None => point,
-                });
-            }
-        }
-        Ok(joined.map(|point| (least, point)))
-    }
-}
-
 /// A streaming scan: keys with values, in order.
 #[derive(Debug)]
 pub(crate) struct TreeScan {
+    /// What no frame covers yet.
+    rest: Option<(View, KeyRange)>,
     pub(crate) frames: Vec<Frame>,
     merge: Merge,
+    /// The value under the scan, unless it is taken from where it lies.
+    value: Option<Bytes>,
+    /// Blocks that a cursor reads at a time.
     ahead: usize,
+    /// A leaf was opened before.
+    is_long: bool,
+    /// Nodes asked for, in the order in which they will come.
+    jobs: VecDeque<Arc<Job>>,
 }
 
-/// Blocks that a scan reads at a time.
-pub(crate) const SCAN_AHEAD: usize = 15;
+/// The pieces of the image of `range` under `xf`, in the key space of `range`, the leftmost one last: one for each
+/// range message of the memory buffer there, and one for each gap.
+pub(crate) fn frames_of_view(view: &View, range: KeyRange, xf: &Xf) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    let mut rest = Some((view.clone(), range));
+    while let Some(frame) = next_of_view(&mut rest, xf) {
+        frames.push(frame);
+    }
+    frames.reverse();
+    frames
+}
+
+/// Cuts the leftmost piece off what is left of a view.
+fn next_of_view(rest: &mut Option<(View, KeyRange)>, xf: &Xf) -> Option<Frame> {
+    let (view, range) = rest.take().filter(|(_, range)| !range.is_empty())?;
+    let (hi, over) = cut_buffer(&view.buffer, xf, &range.lo, range.hi.clone());
+    let frame = Frame {
+        range: KeyRange::new(range.lo, hi.clone()),
+        base: over.unwrap_or_else(|| Base::Node(view.root.clone(), xf.clone())),
+        overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
+    };
+    *rest = hi.map(|hi| (view, KeyRange::new(hi, range.hi)));
+    Some(frame)
+}
+
+impl Drop for TreeScan {
+    fn drop(&mut self) {
+        self.jobs.iter().for_each(|job| job.cancel());
+    }
+}
 
 impl TreeScan {
-    /// Scans `range` of a whole tree.
-    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
-        Self::of_view_through(view, range, Xf::identity())
-    }
-
-    /// Scans the image of `range` under `xf`, in the key space of `range`.
-    pub(crate) fn of_view_through(view: &View, range: KeyRange, xf: Xf) -> Self {
-        let base = Base::Node(view.root.clone(), xf.clone());
-        let mut frames = Vec::new();
-        // The memory buffer lies over everything: cut the range at its range messages first, lazily from
-        // the left by keeping the rest as one frame would need a node; they are few, so all at once.
-        let mut lo = range.lo.clone();
-        while below(&lo, range.hi.as_deref()) {
-            let (hi, over) = cut_buffer(&view.buffer, &xf, &lo, range.hi.clone());
-            frames.push(Frame {
-                range: KeyRange::new(lo.clone(), hi.clone()),
-                base: over.unwrap_or_else(|| base.clone()),
-                overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
-            });
-            match hi {
-                Some(hi) => lo = hi,
-                None => break,
-            }
+    fn new(rest: Option<(View, KeyRange)>, frames: Vec<Frame>, ahead: usize) -> Self {
+        Self {
+            rest: rest.filter(|(_, range)| !range.is_empty()),
+            frames,
+            merge: Merge::default(),
+            value: None,
+            ahead,
+            is_long: false,
+            jobs: VecDeque::new(),
         }
-        frames.reverse();
-        Self::of_frames(frames)
     }
 
     /// Scans pieces that were cut already, the leftmost one last.
     pub(crate) fn of_frames(frames: Vec<Frame>) -> Self {
-        Self {
-            frames,
-            merge: Merge::default(),
-            ahead: 0,
-        }
+        Self::new(None, frames, 0)
     }
 
-    /// The pieces still to be done, the leftmost one last.
-    pub(crate) fn into_frames(self) -> Vec<Frame> {
-        self.frames
+    /// Scans `range` of a whole tree.
+    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
+        Self::new(Some((view.clone(), range)), Vec::new(), 0)
     }
 
     /// Scans `range` of what `base` holds.
     pub(crate) fn of_base(base: Base, range: KeyRange) -> Self {
-        let frames = if range.is_empty() {
-            Vec::new()
-        } else {
-            vec![Frame {
-                range,
-                base,
-                overlays: Arc::from([]),
-            }]
+        let overlays = Arc::from([]);
+        let frame = Frame {
+            range,
+            base,
+            overlays,
         };
-        Self {
-            frames,
-            merge: Merge::default(),
-            ahead: SCAN_AHEAD,
-        }
+        let frames = Vec::from_iter((!frame.range.is_empty()).then_some(frame));
+        Self::new(None, frames, AHEAD_MAX)
     }
 
-    /// The next key with its value.
-    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Bytes)>> {
+    /// Reads many blocks at a time from the start.
+    pub(crate) fn read_ahead(&mut self) {
+        self.ahead = AHEAD_MAX;
+    }
+
+    /// Goes to the next key with a value; `false` when there is none.
+    pub(crate) fn advance(&mut self, store: &Store) -> Result<bool> {
         loop {
-            while let Some((key, point)) = self.merge.next(store)? {
-                if let Some(value) = point.apply(None) {
-                    return Ok(Some((key, value)));
+            while self.merge.advance(store)? {
+                self.value = None;
+                if self.merge.value().is_some() {
+                    return Ok(true);
+                }
+                self.value = self.merge.point().apply(None);
+                if self.value.is_some() {
+                    return Ok(true);
                 }
             }
-            let Some(frame) = self.frames.pop() else {
-                return Ok(None);
+            let Some(frame) = self.next_frame() else {
+                return Ok(false);
             };
             self.open(store, frame)?;
         }
     }
 
+    /// The key. Requires that [`TreeScan::advance`] said `true`, as the next one.
+    pub(crate) fn key(&self) -> &[u8] {
+        self.merge.key()
+    }
+
+    pub(crate) fn value(&self) -> &[u8] {
+        match &self.value {
+            Some(value) => value,
+            None => self.merge.value().expect("the scan stands on a key"),
+        }
+    }
+
+    /// The next key with its value.
+    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Bytes)>> {
+        if !self.advance(store)? {
+            return Ok(None);
+        }
+        let key = Bytes::copy_from_slice(self.key());
+        let value = self.value.take();
+        Ok(value
+            .or_else(|| self.merge.point().apply(None))
+            .map(|value| (key, value)))
+    }
+
+    fn next_frame(&mut self) -> Option<Frame> {
+        // The memory buffer lies over everything: the tree is cut at its range messages first.
+        self.frames
+            .pop()
+            .or_else(|| next_of_view(&mut self.rest, &Xf::identity()))
+    }
+
     /// The next uniform piece over nothing or over a node that is not higher than `height`.
     pub(crate) fn next_piece(&mut self, store: &Store, height: u8) -> Result<Option<Frame>> {
         loop {
-            let Some(frame) = self.frames.pop() else {
+            let Some(frame) = self.next_frame() else {
                 return Ok(None);
             };
             match &frame.base {
@@ -403,17 +422,61 @@ impl TreeScan {
                 let rest = Base::Draft(skeleton.clone());
                 return self.split(store, range, &skeleton, &Xf::identity(), rest, &overlays);
             }
-            Base::Node(leaf, xf) => Some((store.run(&leaf)?, xf)),
+            Base::Node(leaf, xf) => Some((leaf, xf)),
             Base::Nothing => None,
         };
         self.merge = Merge::default();
-        for (run, xf) in overlays.iter().chain(leaf.as_ref()) {
+        for (run, xf) in overlays.iter() {
             self.merge
                 .push_older(MappedCursor::new(run, &range, xf, self.ahead));
         }
-        // The first piece of a scan may be all that is asked for; from the second on it is a long one.
-        self.ahead = SCAN_AHEAD;
+        if let Some((leaf, xf)) = leaf {
+            let read = self.collect(&leaf);
+            let run = store.run(&leaf)?;
+            let mut cursor = MappedCursor::new(&run, &range, &xf, self.ahead);
+            if let Some((first, blocks)) = read {
+                cursor.offer(first, blocks.into_iter());
+            }
+            self.merge.push_older(cursor);
+            // The first piece of a scan may be all that is asked for; from the second on it is a long one.
+            if self.is_long {
+                self.look_ahead(store);
+            }
+            self.is_long = true;
+            self.ahead = AHEAD_MAX;
+        }
         Ok(())
+    }
+
+    /// The blocks of a leaf that were asked for, if they were.
+    fn collect(&mut self, leaf: &Handle) -> Option<(usize, Vec<Arc<Block>>)> {
+        let at = self.jobs.iter().position(|job| job.is_of(leaf))?;
+        // What was asked for before it is not wanted any more.
+        self.jobs.drain(..at).for_each(|job| job.cancel());
+        self.jobs.pop_front()?.collect()
+    }
+
+    /// Asks for the leaves that come next, as far as that is known without reading.
+    fn look_ahead(&mut self, store: &Store) {
+        let depth = store.read_ahead.depth(store);
+        if depth == 0 {
+            return;
+        }
+        let (mut next, mut left) = (Vec::new(), depth);
+        for frame in self.frames.iter().rev() {
+            list_ahead(store, &frame.base, &frame.range, &mut left, &mut next);
+        }
+        for (node, range) in next {
+            if self.jobs.iter().any(|job| job.is_of(&node)) {
+                continue;
+            }
+            if self.jobs.len() >= depth
+                && let Some(oldest) = self.jobs.pop_front()
+            {
+                oldest.cancel();
+            }
+            self.jobs.extend(store.read_ahead.ask(store, node, range));
+        }
     }
 
     /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
@@ -462,5 +525,48 @@ impl TreeScan {
             overlays,
         });
         Ok(())
+    }
+}
+
+/// Of the first `left` leaves under `range` of `base` those that are not at hand, and interior nodes that have to be read
+/// to tell. Range messages on the way are not looked at: under them it guesses wrong.
+fn list_ahead(
+    store: &Store,
+    base: &Base,
+    range: &KeyRange,
+    left: &mut usize,
+    out: &mut Vec<(Arc<Handle>, KeyRange)>,
+) {
+    let (skeleton, inside) = match base {
+        Base::Nothing => return,
+        Base::Draft(skeleton) => (skeleton.clone(), range.clone()),
+        Base::Node(node, xf) => {
+            let inside = xf.range(range);
+            let skeleton = match node.kind() {
+                Kind::Skeleton => store.skeleton_at_hand(node),
+                Kind::Leaf | Kind::Segment => None,
+            };
+            let Some(skeleton) = skeleton else {
+                *left = left.saturating_sub(1);
+                if node.kind() == Kind::Skeleton || !store.has_at_hand(node, &inside) {
+                    out.push((node.clone(), inside));
+                }
+                return;
+            };
+            (skeleton, inside)
+        }
+    };
+    if !skeleton.range().contains(&inside.lo) {
+        return;
+    }
+    for at in skeleton.edge_of(&inside.lo)..skeleton.edges.len() {
+        let part = skeleton.edge_range(at).intersect(&inside);
+        if part.is_empty() || *left == 0 {
+            return;
+        }
+        if let Some(child) = &skeleton.edges[at].child {
+            let base = Base::Node(child.node.clone(), child.xf.clone());
+            list_ahead(store, &base, &part, left, out);
+        }
     }
 }

@@ -54,6 +54,10 @@ pub struct Stats {
     pub node_visits: u64,
     /// Bytes of nodes read.
     pub bytes_read: u64,
+    /// Lookups in leaves and segments that a filter answered, without a read.
+    pub filter_denials: u64,
+    /// Leaves that scans asked for before they came to them.
+    pub leaves_ahead: u64,
     /// Bytes of nodes written.
     pub bytes_written: u64,
     /// How often each structural path was taken since the volume was opened.
@@ -196,6 +200,8 @@ impl Inner {
             node_reads: get(&c.node_reads),
             node_visits: get(&c.node_visits),
             bytes_read: get(&c.bytes_read),
+            filter_denials: get(&c.filter_denials),
+            leaves_ahead: get(&c.leaves_ahead),
             bytes_written: get(&c.bytes_written),
             paths: PathCounts {
                 splits: get(&c.splits),

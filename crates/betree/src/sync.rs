@@ -5,11 +5,11 @@
 //! those of the standard library: all of them are counters and hints, and nothing is published through them.
 
 #[cfg(feature = "shuttle")]
-pub(crate) use modelled::{Cache, Condvar, Mutex, MutexGuard};
+pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard};
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(feature = "shuttle"))]
-pub(crate) use quick_cache::sync::Cache;
+pub(crate) use quick_cache::sync::{Cache, GuardResult};
 
 #[cfg(feature = "shuttle")]
 mod modelled {
@@ -100,6 +100,29 @@ mod modelled {
         }
     }
 
+    #[expect(
+        dead_code,
+        reason = "nobody waits here: any number of threads may load an entry"
+    )]
+    pub(crate) enum GuardResult<'a, K, V, W> {
+        Value(V),
+        Guard(Guard<'a, K, V, W>),
+        Timeout,
+    }
+
+    /// The duty to load an entry.
+    pub(crate) struct Guard<'a, K, V, W> {
+        cache: &'a Cache<K, V, W>,
+        key: K,
+    }
+
+    impl<K: Ord + Clone, V: Clone, W: Weighter<K, V>> Guard<'_, K, V, W> {
+        pub(crate) fn insert(self, value: V) -> Result<(), V> {
+            self.cache.insert(self.key, value);
+            Ok(())
+        }
+    }
+
     /// Forgets at any moment what it likes, and lets two threads load the same entry: more than the real cache
     /// does. Values are dropped without its lock.
     pub(crate) struct Cache<K, V, W> {
@@ -132,6 +155,28 @@ mod modelled {
             let evicted = (map.len() > 4).then(|| map.pop_first());
             drop(map);
             drop((old, evicted));
+        }
+
+        pub(crate) fn peek(&self, key: &K) -> Option<V> {
+            self.map.lock().get(key).cloned()
+        }
+
+        pub(crate) fn contains_key(&self, key: &K) -> bool {
+            self.peek(key).is_some()
+        }
+
+        pub(crate) fn get_value_or_guard(
+            &self,
+            key: &K,
+            _timeout: Option<Duration>,
+        ) -> GuardResult<'_, K, V, W> {
+            match self.get(key) {
+                Some(value) => GuardResult::Value(value),
+                None => GuardResult::Guard(Guard {
+                    cache: self,
+                    key: key.clone(),
+                }),
+            }
         }
 
         pub(crate) fn remove(&self, key: &K) {

@@ -38,6 +38,7 @@ use crate::scan::{TreeScan, View};
 use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, SegRef, Skeleton};
 use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex};
+use crate::usage::Usage;
 use crate::view::RunView;
 
 /// Position in the history of changes: every applied batch gets the next number.
@@ -362,6 +363,31 @@ impl Inner {
         Ok(())
     }
 
+    /// Loads what capturing `source` visits, and pushes down what waits above it in plenty.
+    fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
+        let (buffer, root) = {
+            let state = self.state.lock();
+            (state.buffer.clone(), state.root.clone())
+        };
+        let found = capture(
+            &self.store,
+            &buffer,
+            &root,
+            source,
+            false,
+            HEIGHT_MAX_REPLAYED,
+        )?;
+        drop((buffer, root));
+        match found {
+            Captured::Message(_) | Captured::Copy(_) => Ok(()),
+            Captured::TooMuchAbove => match self.sink(source) {
+                // The clone itself will copy what waits.
+                Err(Error::NoSpace) => Ok(()),
+                done => done,
+            },
+        }
+    }
+
     /// Makes the memory buffer the newest segment of the root.
     pub(crate) fn freeze(&self, state: &mut State) {
         if state.buffer.is_empty() {
@@ -534,26 +560,37 @@ impl Inner {
         }
     }
 
-    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
-        let spawn = |name: &str, work: fn(&Inner)| {
-            let inner = self.clone();
-            std::thread::Builder::new()
-                .name(name.into())
-                .spawn(move || work(&inner))
-                .map_err(|e| Error::Io {
-                    what: "starting a thread",
-                    source: Arc::new(e),
-                })
-        };
-        let threads = [
-            spawn("ramet-flush", Inner::flusher)?,
-            spawn("ramet-keep", Inner::keeper)?,
-        ];
-        self.threads.lock().extend(threads);
+    fn spawn(self: &Arc<Self>, name: &str, work: fn(&Inner)) -> Result<()> {
+        let inner = self.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || work(&inner))
+            .map_err(|e| Error::Io {
+                what: "starting a thread",
+                source: Arc::new(e),
+            })?;
+        self.threads.lock().push(thread);
         Ok(())
     }
 
+    /// Starts what moves messages down and writes checkpoints.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
+        self.spawn("ramet-flush", Inner::flusher)?;
+        self.spawn("ramet-keep", Inner::keeper)
+    }
+
+    /// Starts what reads ahead for scans.
+    pub(crate) fn start_readers(self: &Arc<Self>) -> Result<()> {
+        self.store.read_ahead.start();
+        (0..crate::readahead::THREADS).try_for_each(|_| {
+            self.spawn("ramet-read", |inner| {
+                inner.store.read_ahead.work(&inner.store);
+            })
+        })
+    }
+
     fn stop(&self) {
+        self.store.read_ahead.stop();
         self.want(|w| w.stop = true);
         let threads: Vec<_> = self.threads.lock().drain(..).collect();
         for thread in threads {
@@ -710,7 +747,15 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
                 graft.check(prefix)?;
                 (prefix, 0)
             }
-            Op::CloneRange { lo, hi, strip, .. } => {
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                if prefix.len() + lo.len().saturating_sub(*strip as usize) > KEY_BYTES_MAX {
+                    return Err(Error::Invalid("a key would become too long"));
+                }
                 if !KeyRange::new(lo.clone(), hi.clone()).shares_prefix(*strip as usize) {
                     return Err(Error::Invalid(
                         "the keys of a cloned range do not share the stripped prefix",
@@ -757,7 +802,7 @@ impl Tree {
         view.get(&inner.store, key)
     }
 
-    /// Streams `[lo, hi)` in key order, as of this call.
+    /// Streams `[lo, hi)` in key order, as of this call; see [`Scan`].
     #[must_use]
     pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
         self.snapshot().scan(lo, hi)
@@ -806,6 +851,23 @@ impl Tree {
     /// `Poisoned`, `ReadOnly`, and what a checkpoint on the way met.
     pub fn admit(&self, bytes: usize) -> Result<()> {
         self.inner.admit(bytes)
+    }
+
+    /// Does the slow part of cloning the keys with `prefix`, as far as nobody writes there until then. To be called
+    /// before taking locks that others need: [`Tree::apply`] of the clone then seldom reads or flushes.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read, `Poisoned`, `ReadOnly`.
+    pub fn prepare_clone(&self, prefix: &[u8]) -> Result<()> {
+        if self.inner.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        self.inner.check_alive()?;
+        let source = KeyRange::new(
+            Bytes::copy_from_slice(prefix),
+            crate::batch::successor_of_prefix(prefix),
+        );
+        self.inner.prepare_clone(&source)
     }
 
     /// Applies a batch atomically. It is visible on return, and durable after a later [`Tree::sync`].
@@ -909,6 +971,16 @@ impl Tree {
         self.inner.checkpoint()
     }
 
+    /// Tells what space disjoint ranges take together, and what of it only they use. Writes a checkpoint first, and is
+    /// exact as of that up to the blocks at the borders; where none can be written, as of the last one. Reads the
+    /// node table, a few skeletons and no leaves; the memory it takes follows the number of nodes.
+    ///
+    /// # Errors
+    /// As [`Tree::checkpoint`], and `Corrupt`.
+    pub fn usage(&self, ranges: &[Span]) -> Result<Usage> {
+        self.inner.usage(ranges)
+    }
+
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
@@ -989,11 +1061,72 @@ impl Snapshot {
     }
 }
 
-/// A streaming scan in key order. After an error it ends.
+/// A streaming scan in key order. As an iterator it hands out keys and values of one's own; [`Scan::advance`]
+/// lends them and allocates nothing. After an error it ends.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree};
+/// # use ramet_block::{Device, MemDevice};
+/// # let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+/// # Tree::format(&dev, &FormatOptions::default())?;
+/// # let tree = Tree::open(dev, OpenOptions::default())?;
+/// let mut batch = Batch::new();
+/// batch.put("a", "one");
+/// batch.put("b", "two");
+/// tree.apply(batch)?;
+/// let mut bytes = 0;
+/// let mut scan = tree.scan(b"", None);
+/// while scan.advance()? {
+///     bytes += scan.key().len() + scan.value().len();
+/// }
+/// assert_eq!(bytes, 8);
+/// # Ok::<(), ramet_betree::Error>(())
+/// ```
 pub struct Scan {
     scan: TreeScan,
     inner: Arc<Inner>,
     failed: bool,
+}
+
+impl Scan {
+    /// Says that all of the range will be read: the first request to the device is already a long one.
+    #[must_use]
+    pub fn eager(mut self) -> Self {
+        self.scan.read_ahead();
+        self
+    }
+
+    /// Goes to the next key; `false` at the end.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read; the scan is over then.
+    pub fn advance(&mut self) -> Result<bool> {
+        if self.failed {
+            return Ok(false);
+        }
+        let done = self.scan.advance(&self.inner.store);
+        self.failed = !matches!(done, Ok(true));
+        done
+    }
+
+    /// The key. Requires that the last [`Scan::advance`] said `true`.
+    ///
+    /// # Panics
+    /// Otherwise.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        self.scan.key()
+    }
+
+    /// The value, under the same condition.
+    ///
+    /// # Panics
+    /// As [`Scan::key`].
+    #[must_use]
+    pub fn value(&self) -> &[u8] {
+        self.scan.value()
+    }
 }
 
 impl Iterator for Scan {
@@ -1004,7 +1137,7 @@ impl Iterator for Scan {
             return None;
         }
         let next = self.scan.next(&self.inner.store).transpose();
-        self.failed = matches!(next, Some(Err(_)));
+        self.failed = !matches!(next, Some(Ok(_)));
         next
     }
 }

@@ -14,7 +14,8 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use crate::bounds::KeyRange;
+use crate::bounds::{KeyRange, Xf};
+use crate::cursor::{AHEAD_MAX, MappedCursor};
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
 use crate::node::{Handle, Kind, Store};
@@ -164,14 +165,13 @@ fn check_run(store: &Store, handle: &Arc<Handle>, view: &RunView) -> Result<Vec<
     {
         found.push(format!("T5 node {}: {what}", handle.id().0));
     }
-    let mut cursor = view.cursor(KeyRange::all(), 15);
+    let mut cursor = MappedCursor::new(view, &KeyRange::all(), &Xf::identity(), AHEAD_MAX);
     let mut last: Option<bytes::Bytes> = None;
-    while let Some((key, _)) = cursor.peek(store)?.cloned() {
+    while let Some((key, _)) = cursor.take(store)? {
         if last.as_ref().is_some_and(|l| *l >= key) {
             found.push(format!("T5 node {}: keys out of order", handle.id().0));
         }
         last = Some(key);
-        cursor.advance();
     }
     Ok(found)
 }

@@ -1,15 +1,16 @@
-//! One way to look at a run, in memory or on the device, and cursors over it.
+//! One way to look at a run, in memory or on the device.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::bounds::{KeyRange, Xf, below};
+use crate::bounds::{KeyRange, below};
 use crate::error::Result;
+use crate::filter;
 use crate::memrun::{MemRun, Weight};
 use crate::message::{Point, RangeMsg};
-use crate::node::{Handle, Store};
-use crate::run::{Block, RunIndex};
+use crate::node::{Handle, Store, bump};
+use crate::run::RunIndex;
 
 /// A run on the device, with its index.
 #[derive(Clone, Debug)]
@@ -36,10 +37,18 @@ impl RunView {
     pub(crate) fn point(&self, store: &Store, key: &[u8]) -> Result<Option<Point>> {
         match self {
             RunView::Mem(run) => Ok(run.point(key).cloned()),
-            RunView::Disk(run) => match run.index.block_of(key) {
-                Some(at) => Ok(store.block(run, at, 0)?.point(key).cloned()),
-                None => Ok(None),
-            },
+            RunView::Disk(run) => {
+                let Some(at) = run.index.block_of(key) else {
+                    return Ok(None);
+                };
+                if !run.index.filter.may_hold(filter::hash(key)) {
+                    bump(&store.counters.filter_denials);
+                    return Ok(None);
+                }
+                let block = store.block(run, at)?;
+                let (at, found) = block.seek(key);
+                Ok(found.then(|| block.point(at)))
+            }
         }
     }
 
@@ -86,20 +95,6 @@ impl RunView {
         }
     }
 
-    /// Points of `range`, in order; `ahead` blocks are read at a time.
-    pub(crate) fn cursor(&self, range: KeyRange, ahead: usize) -> RunCursor {
-        RunCursor {
-            run: self.clone(),
-            next_lo: range.lo,
-            hi: range.hi,
-            page: Vec::new(),
-            at: 0,
-            next_block: None,
-            done: false,
-            ahead,
-        }
-    }
-
     /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
     pub(crate) fn weigh(
         &self,
@@ -135,9 +130,12 @@ impl RunView {
                 sum.deletes += meta.deletes as usize;
                 continue;
             }
-            let block = store.block(run, at, 0)?;
-            for (key, point) in block.entries.iter().filter(|(k, _)| range.contains(k)) {
-                sum.bytes += key.len() + point.payload_bytes() + 48;
+            let block = store.block(run, at)?;
+            let end = range.hi.as_ref().map_or(block.len(), |hi| block.seek(hi).0);
+            for at in block.seek(&range.lo).0..end {
+                let point = block.point(at);
+                let key_len = block.prefix().len() + block.rest(at).len();
+                sum.bytes += key_len + point.payload_bytes() + 48;
                 sum.count += 1;
                 sum.deletes += usize::from(matches!(point, Point::Delete));
             }
@@ -181,127 +179,5 @@ impl RunView {
             .take_while(|m| below(&m.first_key, range.hi.as_deref()))
             .map(|m| m.raw_bytes as usize)
             .sum()
-    }
-}
-
-/// Walks the points of a run in order, a page of them at a time.
-#[derive(Debug)]
-pub(crate) struct RunCursor {
-    run: RunView,
-    /// First key of the next page, for runs in memory.
-    next_lo: Bytes,
-    hi: Option<Bytes>,
-    page: Vec<(Bytes, Point)>,
-    at: usize,
-    next_block: Option<usize>,
-    done: bool,
-    ahead: usize,
-}
-
-/// Points taken at a time from a run in memory.
-const PAGE_POINTS: usize = 64;
-
-impl RunCursor {
-    /// The point under the cursor.
-    pub(crate) fn peek(&mut self, store: &Store) -> Result<Option<&(Bytes, Point)>> {
-        if self.at >= self.page.len() && !self.done {
-            self.fill(store)?;
-        }
-        Ok(self.page.get(self.at))
-    }
-
-    pub(crate) fn advance(&mut self) {
-        self.at += 1;
-    }
-
-    fn fill(&mut self, store: &Store) -> Result<()> {
-        self.at = 0;
-        self.page.clear();
-        let range = KeyRange::new(self.next_lo.clone(), self.hi.clone());
-        match &self.run {
-            RunView::Mem(run) => {
-                self.page.extend(
-                    run.points_in(&range)
-                        .take(PAGE_POINTS)
-                        .map(|(k, p)| (k.clone(), p.clone())),
-                );
-                match self.page.last() {
-                    Some((last, _)) if self.page.len() == PAGE_POINTS => {
-                        // The least key above `last` is `last` with a zero byte behind it.
-                        self.next_lo = [&last[..], &[0]].concat().into();
-                    }
-                    _ => self.done = true,
-                }
-            }
-            RunView::Disk(run) => {
-                while self.page.is_empty() && !self.done {
-                    let at = self
-                        .next_block
-                        .unwrap_or_else(|| run.index.block_of(&range.lo).unwrap_or(0));
-                    let within = run
-                        .index
-                        .blocks
-                        .get(at)
-                        .is_some_and(|m| below(&m.first_key, self.hi.as_deref()));
-                    if !within || range.is_empty() {
-                        self.done = true;
-                        break;
-                    }
-                    let last = run
-                        .index
-                        .blocks
-                        .partition_point(|m| below(&m.first_key, self.hi.as_deref()));
-                    let block: Arc<Block> =
-                        store.block(run, at, self.ahead.min(last.saturating_sub(at + 1)))?;
-                    let from = block.entries.partition_point(|(k, _)| *k < range.lo);
-                    let to = block
-                        .entries
-                        .partition_point(|(k, _)| below(k, self.hi.as_deref()));
-                    self.page
-                        .extend_from_slice(&block.entries[from..to.max(from)]);
-                    self.next_block = Some(at + 1);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// A cursor whose keys are translated into another key space.
-#[derive(Debug)]
-pub(crate) struct MappedCursor {
-    cursor: RunCursor,
-    back: Xf,
-    /// The key under the cursor in the other key space, once it was asked for.
-    key: Option<Bytes>,
-}
-
-impl MappedCursor {
-    /// Points of `run` that `xf` makes visible in `range`.
-    pub(crate) fn new(run: &RunView, range: &KeyRange, xf: &Xf, ahead: usize) -> Self {
-        Self {
-            cursor: run.cursor(xf.range(range), ahead),
-            back: xf.inverse(&range.lo),
-            key: None,
-        }
-    }
-
-    pub(crate) fn key(&mut self, store: &Store) -> Result<Option<&Bytes>> {
-        if self.key.is_none() {
-            let back = &self.back;
-            self.key = self.cursor.peek(store)?.map(|(k, _)| back.key(k));
-        }
-        Ok(self.key.as_ref())
-    }
-
-    /// The point under the cursor, and on to the next one.
-    pub(crate) fn take(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
-        let Some(key) = self.key(store)?.cloned() else {
-            return Ok(None);
-        };
-        let point = self.cursor.peek(store)?.map(|(_, p)| p.clone());
-        self.cursor.advance();
-        self.key = None;
-        Ok(point.map(|p| (key, p)))
     }
 }

@@ -23,7 +23,7 @@ use crate::wire::{Reader, WireError, Writer};
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
 /// Addresses of the copies of the two slots, in bytes.
 pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
@@ -104,6 +104,16 @@ pub enum SuperblockError {
         /// Newest version known here.
         known: u32,
     },
+    /// A valid superblock of a version that this build reads no more.
+    #[error(
+        "made by an older version (format {found}; this build reads only {known}): copy the files with the ramet that made it"
+    )]
+    OlderVersion {
+        /// Version found.
+        found: u32,
+        /// Version read here.
+        known: u32,
+    },
     /// The device is shorter than the volume.
     #[error("image is truncated: superblock says {volume_bytes} bytes, file has {device_bytes}")]
     Truncated {
@@ -181,7 +191,7 @@ impl Superblock {
     /// The superblock that `bytes`, read from `slot`, hold.
     ///
     /// # Errors
-    /// `NotAVolume` without the magic bytes, `NewerVersion`, or `Corrupt`.
+    /// `NotAVolume` without the magic bytes, `NewerVersion`, `OlderVersion`, or `Corrupt`.
     pub fn decode(slot: usize, bytes: &[u8]) -> Result<Self, SuperblockError> {
         let corrupt = |detail: String| SuperblockError::Corrupt { slot, detail };
         if !bytes.starts_with(&MAGIC) {
@@ -202,6 +212,12 @@ impl Superblock {
         let format_version = r.u32().map_err(wire)?;
         if format_version > FORMAT_VERSION {
             return Err(SuperblockError::NewerVersion {
+                found: format_version,
+                known: FORMAT_VERSION,
+            });
+        }
+        if format_version < FORMAT_VERSION && format_version > 0 {
+            return Err(SuperblockError::OlderVersion {
                 found: format_version,
                 known: FORMAT_VERSION,
             });
@@ -299,19 +315,22 @@ fn best_copy(
 /// The highest valid generation wins. A first copy that is torn yields: whoever wrote it was cut off before
 /// the second. Refused is whatever hides that something newer may have been there, since space that its
 /// checkpoint uses counts as free in the older: a slot without any valid copy, or a first copy that cannot be *read* while the
-/// second is the older one. One copy of a newer format refuses the volume, since an upgrade has begun.
+/// second is the older one. One copy of another format refuses the volume: an upgrade has begun, or is needed.
 ///
 /// # Errors
 /// [`SuperblockError`].
 pub fn choose(slots: [[Copy; 2]; 2], device_bytes: u64) -> Result<Superblock, SuperblockError> {
-    use SuperblockError::{Corrupt, Io, NewerVersion, NewestLost, NoneLeft, NotAVolume, Truncated};
+    use SuperblockError::{
+        Corrupt, Io, NewerVersion, NewestLost, NoneLeft, NotAVolume, OlderVersion, Truncated,
+    };
     let all = || slots.iter().flatten();
-    if let Some(found) = all().find_map(|copy| match copy {
-        Err(NewerVersion { found, .. }) => Some(*found),
+    let known = FORMAT_VERSION;
+    if let Some(error) = all().find_map(|copy| match *copy {
+        Err(NewerVersion { found, .. }) => Some(NewerVersion { found, known }),
+        Err(OlderVersion { found, .. }) => Some(OlderVersion { found, known }),
         _ => None,
     }) {
-        let known = FORMAT_VERSION;
-        return Err(NewerVersion { found, known });
+        return Err(error);
     }
     let uuids = all().flatten().map(|sb| sb.uuid);
     if uuids.clone().zip(uuids.skip(1)).any(|(a, b)| a != b) {
@@ -415,7 +434,7 @@ mod tests {
     fn sample(generation: u64) -> Superblock {
         Superblock {
             uuid: *b"0123456789abcdef",
-            format_version: 1,
+            format_version: FORMAT_VERSION,
             generation,
             epoch: 3,
             volume_bytes: 16 << 20,
@@ -454,7 +473,7 @@ mod tests {
         let bytes = sample(6).encode();
         assert_eq!(bytes.len(), 4096);
         let mut want = Vec::new();
-        want.extend_from_slice(b"RAMETvol\x01\0\0\0\x01\0\0\x000123456789abcdef");
+        want.extend_from_slice(b"RAMETvol\x02\0\0\0\x01\0\0\x000123456789abcdef");
         for word in [
             6u64,
             3,
@@ -501,7 +520,7 @@ mod tests {
         }
     }
 
-    const GOLDEN_SUM: u64 = 0xd971_9547_bef2_fb6e;
+    const GOLDEN_SUM: u64 = 0x3fe6_efe5_4252_cf81;
 
     #[test]
     fn every_flipped_byte_is_noticed() {
@@ -560,6 +579,7 @@ mod tests {
         Torn(u64),
         Zero,
         Newer(u64),
+        Older(u64),
         Foreign(u64),
         Unread,
     }
@@ -578,6 +598,11 @@ mod tests {
                 sb.format_version = FORMAT_VERSION + 1;
                 sb.encode()
             }
+            Slot::Older(generation) => {
+                let mut sb = sample(generation);
+                sb.format_version = FORMAT_VERSION - 1;
+                sb.encode()
+            }
             Slot::Foreign(generation) => {
                 let mut sb = sample(generation);
                 sb.uuid = [9; 16];
@@ -588,11 +613,12 @@ mod tests {
 
     #[test]
     fn choose_is_right_in_every_disk_situation() {
-        use Slot::{Foreign, Good, Newer, Torn, Unread, Zero};
-        let newer = "made by a newer version";
+        use Slot::{Foreign, Good, Newer, Older, Torn, Unread, Zero};
+        let newer = "made by a newer version (format 3; this build knows up to 2)";
+        let older = "made by an older version (format 1; this build reads only 2)";
         let lost = "the newest superblock may be lost, generation";
         type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);
-        let table: [Situation; 21] = [
+        let table: [Situation; 23] = [
             ([[Good(6), Good(6)], [Good(5), Good(5)]], Ok(6)),
             ([[Good(6), Good(6)], [Good(7), Good(7)]], Ok(7)),
             // Cut off while the newest was written: its first copy, or its second.
@@ -629,6 +655,8 @@ mod tests {
             ),
             ([[Newer(6), Good(4)], [Good(5), Good(5)]], Err(newer)),
             ([[Torn(6), Torn(6)], [Good(5), Newer(7)]], Err(newer)),
+            ([[Older(6), Older(6)], [Older(5), Older(5)]], Err(older)),
+            ([[Torn(6), Older(6)], [Good(5), Good(5)]], Err(older)),
             (
                 [[Good(6), Good(6)], [Foreign(7), Good(5)]],
                 Err("superblock in slot 1 is corrupt: the copies belong to different"),

@@ -1,0 +1,413 @@
+//! One block of a run (*basement node* of a leaf): points in key order under one shared prefix.
+//!
+//! ```text
+//! | prefix | entry 0 | entry 1 | ... | offset of each entry |
+//! ```
+//!
+//! A block is checked whole when it is read: order of keys, offsets, lengths. From then on every entry is found
+//! through the table of offsets, so a lookup is a binary search over the bytes as they lie, and a value is a
+//! slice of the block. Keys cost a scan the copy of what follows the prefix. Byte layout: `docs/format.md`, "Runs".
+
+use std::ops::Range;
+
+use bytes::Bytes;
+use ramet_block::wire::{Reader, WireError, Writer};
+
+use crate::message::{Patch, Point};
+use crate::node::Kind;
+use crate::run::MALFORMED;
+
+const PUT: u64 = 0;
+const DELETE: u64 = 1;
+const PATCH: u64 = 2;
+/// Blocks up to this length have offsets of two bytes, longer ones of four.
+const SHORT_BYTES_MAX: usize = u16::MAX as usize;
+
+fn offset_bytes(block_bytes: usize) -> usize {
+    if block_bytes <= SHORT_BYTES_MAX { 2 } else { 4 }
+}
+
+pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(x, y)| x == y).count()
+}
+
+/// Gathers the points of a block; its prefix is known only when it is full.
+#[derive(Default)]
+pub(crate) struct BlockBuilder {
+    points: Vec<(Bytes, Point)>,
+    prefix_len: usize,
+    /// Of whole keys, payloads, and what an entry takes beside them.
+    bytes: usize,
+    deletes: u32,
+}
+
+impl BlockBuilder {
+    /// Adds a point above all others.
+    pub(crate) fn add(&mut self, key: Bytes, point: Point) {
+        self.prefix_len = match self.points.first() {
+            Some((first, _)) => shared_prefix(&first[..self.prefix_len], &key),
+            None => key.len(),
+        };
+        self.bytes += key.len() + point.payload_bytes() + 6;
+        self.deletes += u32::from(matches!(point, Point::Delete));
+        self.points.push((key, point));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.points.is_empty()
+    }
+
+    /// Bytes of the block so far, about.
+    pub(crate) fn len_bytes(&self) -> usize {
+        let shared = self.prefix_len * self.points.len().saturating_sub(1);
+        self.bytes - shared
+    }
+
+    pub(crate) fn points(&self) -> u32 {
+        u32::try_from(self.points.len()).expect("a block is far below 4 GiB")
+    }
+
+    pub(crate) fn deletes(&self) -> u32 {
+        self.deletes
+    }
+
+    /// The first key and the bytes of the block. Requires a point. Starts the next block.
+    pub(crate) fn finish(&mut self) -> (Bytes, Vec<u8>) {
+        let BlockBuilder {
+            points, prefix_len, ..
+        } = std::mem::take(self);
+        let first = points[0].0.clone();
+        let mut w = Writer::with_capacity(16 << 10);
+        w.bytes(&first[..prefix_len]);
+        let mut offsets = Vec::with_capacity(points.len());
+        for (key, point) in &points {
+            offsets.push(w.len());
+            let rest = &key[prefix_len..];
+            w.varint(rest.len() as u64);
+            match point {
+                Point::Put(value) => {
+                    w.varint((value.len() as u64) << 2 | PUT);
+                    w.raw(rest);
+                    w.raw(value);
+                }
+                Point::Delete => {
+                    w.varint(DELETE);
+                    w.raw(rest);
+                }
+                Point::Patch(patches) => {
+                    w.varint((patches.len() as u64) << 2 | PATCH);
+                    w.raw(rest);
+                    for patch in patches.iter() {
+                        w.varint(u64::from(patch.offset));
+                        w.bytes(&patch.bytes);
+                    }
+                }
+            }
+        }
+        let short = w.len() + 2 * offsets.len() <= SHORT_BYTES_MAX;
+        for offset in offsets {
+            if short {
+                w.u16(u16::try_from(offset).expect("offsets of a short block"));
+            } else {
+                w.u32(u32::try_from(offset).expect("a block is far below 4 GiB"));
+            }
+        }
+        (first, w.into_vec())
+    }
+}
+
+/// A block that was read and checked.
+#[derive(Debug)]
+pub(crate) struct Block {
+    raw: Bytes,
+    prefix: Range<usize>,
+    /// Where the offsets of the entries begin.
+    table: usize,
+    points: usize,
+}
+
+/// Where the parts of an entry lie in the block.
+struct Entry {
+    rest: Range<usize>,
+    tag: u64,
+    /// Length of a put's value, number of patches.
+    count: usize,
+}
+
+/// A varint of a block that was checked.
+fn varint(raw: &[u8], at: &mut usize) -> u64 {
+    let first = raw[*at];
+    *at += 1;
+    if first < 0x80 {
+        return u64::from(first);
+    }
+    let mut value = u64::from(first & 0x7f);
+    let mut shift = 7;
+    loop {
+        let byte = raw[*at];
+        *at += 1;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return value;
+        }
+        shift += 7;
+    }
+}
+
+impl Block {
+    /// Checks the bytes of a block of `points` points.
+    pub(crate) fn decode(
+        raw: Bytes,
+        points: u32,
+        kind: Kind,
+    ) -> std::result::Result<Block, WireError> {
+        let points = points as usize;
+        let width = offset_bytes(raw.len());
+        let table = points
+            .checked_mul(width)
+            .and_then(|len| raw.len().checked_sub(len))
+            .ok_or(MALFORMED)?;
+        let mut r = Reader::new(&raw[..table]);
+        let prefix_len = r.bytes(usize::MAX)?.len();
+        let prefix = r.position() - prefix_len..r.position();
+        let block = Block {
+            prefix,
+            table,
+            points,
+            raw: raw.clone(),
+        };
+        let mut last: Option<&[u8]> = None;
+        for at in 0..points {
+            if block.offset(at) != r.position() {
+                return Err(MALFORMED);
+            }
+            let rest_len = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
+            let head = r.varint()?;
+            let rest = r.take(rest_len)?;
+            if last.is_some_and(|last| rest <= last) {
+                return Err(MALFORMED);
+            }
+            last = Some(rest);
+            let count = usize::try_from(head >> 2).map_err(|_| MALFORMED)?;
+            match head & 3 {
+                PUT => {
+                    r.take(count)?;
+                }
+                DELETE if kind == Kind::Segment && count == 0 => {}
+                PATCH if kind == Kind::Segment => check_patches(&mut r, count)?,
+                _ => return Err(MALFORMED),
+            }
+        }
+        if r.remaining() != 0 || points == 0 {
+            return Err(MALFORMED);
+        }
+        Ok(block)
+    }
+
+    fn offset(&self, at: usize) -> usize {
+        let width = offset_bytes(self.raw.len());
+        let bytes = &self.raw[self.table + at * width..][..width];
+        match *bytes {
+            [a, b] => usize::from(u16::from_le_bytes([a, b])),
+            [a, b, c, d] => u32::from_le_bytes([a, b, c, d]) as usize,
+            _ => unreachable!("offsets have two or four bytes"),
+        }
+    }
+
+    fn entry(&self, at: usize) -> Entry {
+        let mut pos = self.offset(at);
+        let rest_len = usize::try_from(varint(&self.raw, &mut pos)).expect("checked");
+        let head = varint(&self.raw, &mut pos);
+        Entry {
+            rest: pos..pos + rest_len,
+            tag: head & 3,
+            count: usize::try_from(head >> 2).expect("checked"),
+        }
+    }
+
+    /// Number of points.
+    pub(crate) fn len(&self) -> usize {
+        self.points
+    }
+
+    /// What all keys begin with.
+    pub(crate) fn prefix(&self) -> &[u8] {
+        &self.raw[self.prefix.clone()]
+    }
+
+    /// What follows the prefix in the key of a point.
+    pub(crate) fn rest(&self, at: usize) -> &[u8] {
+        &self.raw[self.entry(at).rest]
+    }
+
+    /// Whether the first key is `key`.
+    pub(crate) fn starts_with_key(&self, key: &[u8]) -> bool {
+        key.strip_prefix(self.prefix()) == Some(self.rest(0))
+    }
+
+    /// What follows the prefix, and where the value of a put lies.
+    pub(crate) fn rest_and_value(&self, at: usize) -> (&[u8], Option<Range<usize>>) {
+        let entry = self.entry(at);
+        let end = entry.rest.end;
+        (
+            &self.raw[entry.rest],
+            (entry.tag == PUT).then(|| end..end + entry.count),
+        )
+    }
+
+    pub(crate) fn bytes(&self) -> &Bytes {
+        &self.raw
+    }
+
+    /// The message about a key; values are slices of the block.
+    pub(crate) fn point(&self, at: usize) -> Point {
+        let Entry { rest, tag, count } = self.entry(at);
+        let mut pos = rest.end;
+        match tag {
+            PUT => Point::Put(self.raw.slice(pos..pos + count)),
+            DELETE => Point::Delete,
+            _ => Point::Patch(
+                (0..count)
+                    .map(|_| {
+                        let offset = varint(&self.raw, &mut pos);
+                        let len = usize::try_from(varint(&self.raw, &mut pos)).expect("checked");
+                        let bytes = self.raw.slice(pos..pos + len);
+                        pos += len;
+                        Patch {
+                            offset: u32::try_from(offset).expect("checked"),
+                            bytes,
+                        }
+                    })
+                    .collect(),
+            ),
+        }
+    }
+
+    /// The first point whose key is not below `key`, and whether it is `key`'s.
+    pub(crate) fn seek(&self, key: &[u8]) -> (usize, bool) {
+        let prefix = self.prefix();
+        let Some(rest) = key.strip_prefix(prefix) else {
+            return (if key > prefix { self.points } else { 0 }, false);
+        };
+        let (mut lo, mut hi) = (0, self.points);
+        while lo < hi {
+            let middle = lo + (hi - lo) / 2;
+            match self.rest(middle).cmp(rest) {
+                std::cmp::Ordering::Less => lo = middle + 1,
+                std::cmp::Ordering::Equal => return (middle, true),
+                std::cmp::Ordering::Greater => hi = middle,
+            }
+        }
+        (lo, false)
+    }
+
+    /// Memory that it takes, about, in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        self.raw.len() + 160
+    }
+}
+
+fn check_patches(r: &mut Reader<'_>, count: usize) -> std::result::Result<(), WireError> {
+    if count == 0 {
+        return Err(MALFORMED);
+    }
+    let mut after = 0;
+    for _ in 0..count {
+        let offset = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
+        let len = r.bytes(usize::MAX)?.len();
+        if len == 0
+            || offset < after
+            || offset > crate::VALUE_BYTES_MAX - len.min(crate::VALUE_BYTES_MAX)
+        {
+            return Err(MALFORMED);
+        }
+        after = offset + len;
+        if after > crate::VALUE_BYTES_MAX {
+            return Err(MALFORMED);
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(points: &[(Vec<u8>, Point)]) -> Block {
+        let mut builder = BlockBuilder::default();
+        for (key, point) in points {
+            builder.add(key.clone().into(), point.clone());
+        }
+        let count = builder.points();
+        let (first, raw) = builder.finish();
+        assert_eq!(first, points[0].0);
+        Block::decode(raw.into(), count, Kind::Segment).expect("what was built is sound")
+    }
+
+    fn sample(prefix: &[u8], value_bytes: usize) -> Vec<(Vec<u8>, Point)> {
+        let key = |n: u8| [prefix, &[n / 16], &vec![1 + n % 16; usize::from(n % 3)]].concat();
+        let mut keys: Vec<_> = (0..100).map(key).collect();
+        keys.sort();
+        keys.dedup();
+        let point = |n: usize| match n % 5 {
+            0 => Point::Delete,
+            1 => Point::patch(200, Bytes::from(vec![7; n + 1])),
+            _ => Point::Put(Bytes::from(vec![n as u8; value_bytes])),
+        };
+        let points = (0..).map(point);
+        keys.into_iter().zip(points).collect()
+    }
+
+    #[test]
+    fn every_point_is_found_and_nothing_else() {
+        // The last is longer than offsets of two bytes reach.
+        for (prefix, value_bytes) in [(&b""[..], 0), (b"dir/\xff", 20), (b"a", 3000)] {
+            let points = sample(prefix, value_bytes);
+            let block = build(&points);
+            assert_eq!(block.bytes().len() > SHORT_BYTES_MAX, value_bytes == 3000);
+            assert!(block.prefix().starts_with(prefix));
+            for (at, (key, point)) in points.iter().enumerate() {
+                assert_eq!(block.seek(key), (at, true));
+                assert_eq!(block.point(at), *point);
+                assert_eq!([block.prefix(), block.rest(at)].concat(), *key);
+                // The least key above this one is not there.
+                assert_eq!(block.seek(&[key, &[0][..]].concat()), (at + 1, false));
+            }
+            assert_eq!(block.seek(b""), (0, points[0].0.is_empty()));
+            assert_eq!(block.seek(&[0xff; 9]), (points.len(), false));
+            if let Some(shorter) = prefix.split_last().map(|(_, rest)| rest) {
+                assert_eq!(block.seek(shorter), (0, false));
+            }
+        }
+    }
+
+    /// Every byte set to a few other values, without the checksum that would tell: an error, or a block
+    /// whose entries can all be looked at.
+    #[test]
+    fn damaged_blocks_do_not_panic() {
+        let points = sample(b"dir/", 9);
+        let good = build(&points);
+        let mut refused = 0;
+        for value in [0u8, 1, 2, 3, 0x7f, 0x80, 0xff] {
+            for at in 0..good.bytes().len() {
+                let mut raw = good.bytes().to_vec();
+                raw[at] = value;
+                let count = u32::try_from(points.len()).expect("small");
+                match Block::decode(raw.into(), count, Kind::Segment) {
+                    Err(_) => refused += 1,
+                    Ok(block) => {
+                        for at in 0..block.len() {
+                            drop((block.point(at), block.seek(block.rest(at))));
+                        }
+                    }
+                }
+            }
+        }
+        assert!(refused > 1000, "only {refused} damaged blocks were refused");
+        for cut in 0..good.bytes().len() {
+            let raw = good.bytes().slice(..cut);
+            let count = u32::try_from(points.len()).expect("small");
+            assert!(Block::decode(raw, count, Kind::Segment).is_err());
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! Cursors over the points of a run, in the key space of whoever scans, and their merge.
+//!
+//! A cursor keeps the key that it stands on in one buffer. In a block all keys share a prefix, so the translation
+//! is applied to the prefix once per block, and a step copies only what follows it. Values are looked at where
+//! they lie. [`Merge`] is a binary heap of cursors by key, the newest first among equals: a run that nothing
+//! lies over costs a step and no comparison.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::block::Block;
+use crate::bounds::{KeyRange, Xf};
+use crate::error::Result;
+use crate::memrun::MemRun;
+use crate::message::Point;
+use crate::node::Store;
+use crate::view::{DiskRun, RunView};
+
+/// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
+pub(crate) const AHEAD_MAX: usize = 31;
+/// Points taken at a time from a run in memory.
+const PAGE_POINTS: usize = 64;
+
+#[derive(Debug)]
+struct MemSource {
+    run: Arc<MemRun>,
+    page: Vec<(Bytes, Point)>,
+    /// What is still to come; `None` when nothing is.
+    left: Option<KeyRange>,
+}
+
+#[derive(Debug)]
+struct DiskSource {
+    run: DiskRun,
+    range: KeyRange,
+    /// The next block, and one after the last.
+    blocks: Range<usize>,
+    /// The block under the cursor.
+    block: Option<Arc<Block>>,
+    /// The next blocks, as far as they are read.
+    ready: VecDeque<Arc<Block>>,
+    ahead: usize,
+}
+
+#[derive(Debug)]
+enum Source {
+    Mem(MemSource),
+    Disk(DiskSource),
+}
+
+/// Walks the points of a run in order; keys are translated.
+#[derive(Debug)]
+pub(crate) struct MappedCursor {
+    source: Source,
+    /// From the run's key space to the scan's.
+    back: Xf,
+    key: Vec<u8>,
+    /// Bytes of `key` that are the same for all of a block.
+    base: usize,
+    /// Bytes after the block's prefix that the translation takes off.
+    skip: usize,
+    /// The point under the cursor, and one after the last of what is loaded.
+    at: usize,
+    end: usize,
+    /// Where the value lies in the block, if the point is a put.
+    value: Option<Range<usize>>,
+}
+
+impl MappedCursor {
+    /// Points of `run` that `xf` makes visible in `range`. It stands before the first one.
+    pub(crate) fn new(run: &RunView, range: &KeyRange, xf: &Xf, ahead: usize) -> Self {
+        let inside = xf.range(range);
+        let source = match run {
+            RunView::Mem(run) => Source::Mem(MemSource {
+                run: run.clone(),
+                page: Vec::new(),
+                left: (!inside.is_empty()).then_some(inside),
+            }),
+            RunView::Disk(run) => Source::Disk(DiskSource {
+                blocks: run.index.blocks_in(&inside),
+                run: run.clone(),
+                range: inside,
+                block: None,
+                ready: VecDeque::new(),
+                ahead,
+            }),
+        };
+        Self {
+            source,
+            back: xf.inverse(&range.lo),
+            key: Vec::new(),
+            base: 0,
+            skip: 0,
+            at: 0,
+            end: 0,
+            value: None,
+        }
+    }
+
+    /// Blocks that were read for it before: the first of them is block `first` of its run.
+    pub(crate) fn offer(&mut self, first: usize, blocks: impl Iterator<Item = Arc<Block>>) {
+        if let Source::Disk(disk) = &mut self.source
+            && disk.block.is_none()
+            && first <= disk.blocks.start
+        {
+            disk.ready = blocks.skip(disk.blocks.start - first).collect();
+        }
+    }
+
+    /// Goes to the next point; `false` when there is none.
+    pub(crate) fn advance(&mut self, store: &Store) -> Result<bool> {
+        self.at += 1;
+        while self.at >= self.end {
+            if !self.load(store)? {
+                return Ok(false);
+            }
+        }
+        match &self.source {
+            Source::Disk(disk) => {
+                let block = disk.block.as_ref().expect("a block is loaded");
+                let (rest, value) = block.rest_and_value(self.at);
+                self.key.truncate(self.base);
+                self.key.extend_from_slice(&rest[self.skip..]);
+                self.value = value;
+            }
+            Source::Mem(mem) => {
+                self.key.clear();
+                self.key.extend_from_slice(&self.back.prepend);
+                self.key
+                    .extend_from_slice(&mem.page[self.at].0[self.back.strip..]);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Loads the next block or page; `false` when there is none.
+    fn load(&mut self, store: &Store) -> Result<bool> {
+        match &mut self.source {
+            Source::Mem(mem) => {
+                mem.page.clear();
+                (self.at, self.end) = (0, 0);
+                let Some(range) = mem.left.take() else {
+                    return Ok(false);
+                };
+                let points = mem.run.points_in(&range).take(PAGE_POINTS);
+                mem.page.extend(points.map(|(k, p)| (k.clone(), p.clone())));
+                self.end = mem.page.len();
+                if let Some((last, _)) = mem.page.last()
+                    && self.end == PAGE_POINTS
+                {
+                    // The least key above `last` is `last` with a zero byte behind it.
+                    let lo = Bytes::from([&last[..], &[0]].concat());
+                    mem.left = Some(KeyRange::new(lo, range.hi));
+                }
+            }
+            Source::Disk(disk) => {
+                (self.at, self.end) = (0, 0);
+                disk.block = None;
+                let Some(number) = disk.blocks.next() else {
+                    return Ok(false);
+                };
+                if disk.ready.is_empty() {
+                    let ahead = disk.ahead.min(disk.blocks.len());
+                    disk.ready = store.blocks(&disk.run, number, ahead)?.into();
+                    disk.ahead = (2 * disk.ahead + 1).min(AHEAD_MAX);
+                }
+                let block = disk.ready.pop_front().expect("a read yields a block");
+                let metas = &disk.run.index.blocks;
+                let (lo, hi) = (&disk.range.lo, disk.range.hi.as_deref());
+                // Only the blocks at the borders hold points outside.
+                if metas[number].first_key < *lo {
+                    self.at = block.seek(lo).0;
+                }
+                let is_inside =
+                    |next: &crate::run::BlockMeta| hi.is_none_or(|hi| next.first_key <= hi);
+                self.end = match hi {
+                    Some(hi) if !metas.get(number + 1).is_some_and(is_inside) => block.seek(hi).0,
+                    _ => block.len(),
+                };
+                let prefix = block.prefix();
+                let kept = prefix.get(self.back.strip..).unwrap_or_default();
+                self.key.clear();
+                self.key.extend_from_slice(&self.back.prepend);
+                self.key.extend_from_slice(kept);
+                self.base = self.key.len();
+                self.skip = self.back.strip.saturating_sub(prefix.len());
+                disk.block = Some(block);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The key under the cursor.
+    pub(crate) fn key(&self) -> &[u8] {
+        &self.key
+    }
+
+    /// The value under the cursor, if the point is a put.
+    pub(crate) fn value(&self) -> Option<&[u8]> {
+        match &self.source {
+            Source::Disk(disk) => {
+                let block = disk.block.as_ref()?;
+                self.value.clone().map(|at| &block.bytes()[at])
+            }
+            Source::Mem(mem) => match &mem.page[self.at].1 {
+                Point::Put(value) => Some(value),
+                _ => None,
+            },
+        }
+    }
+
+    /// The point under the cursor.
+    pub(crate) fn point(&self) -> Point {
+        match &self.source {
+            Source::Disk(disk) => disk
+                .block
+                .as_ref()
+                .expect("a block is loaded")
+                .point(self.at),
+            Source::Mem(mem) => mem.page[self.at].1.clone(),
+        }
+    }
+
+    /// The next point with its key.
+    pub(crate) fn take(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
+        Ok(self
+            .advance(store)?
+            .then(|| (Bytes::copy_from_slice(self.key()), self.point())))
+    }
+}
+
+/// Merges cursors over the same range, the first one newest.
+#[derive(Debug, Default)]
+pub(crate) struct Merge {
+    cursors: Vec<MappedCursor>,
+    /// Cursors that stand on a point: a heap by key, then by age.
+    heap: Vec<usize>,
+    started: bool,
+    /// What is known about the key, if more than one cursor said something.
+    joined: Option<Point>,
+}
+
+impl Merge {
+    pub(crate) fn push_older(&mut self, cursor: MappedCursor) {
+        self.cursors.push(cursor);
+    }
+
+    fn comes_before(&self, a: usize, b: usize) -> bool {
+        let (a, b) = (self.heap[a], self.heap[b]);
+        (self.cursors[a].key(), a) < (self.cursors[b].key(), b)
+    }
+
+    fn sift_down(&mut self, mut at: usize) {
+        loop {
+            let mut least = at;
+            for child in [2 * at + 1, 2 * at + 2] {
+                if child < self.heap.len() && self.comes_before(child, least) {
+                    least = child;
+                }
+            }
+            if least == at {
+                return;
+            }
+            self.heap.swap(at, least);
+            at = least;
+        }
+    }
+
+    /// Moves a cursor of the heap on, and out of it at its end.
+    fn step(&mut self, store: &Store, at: usize) -> Result<()> {
+        if !self.cursors[self.heap[at]].advance(store)? {
+            self.heap.swap_remove(at);
+        }
+        self.sift_down(at);
+        Ok(())
+    }
+
+    /// Goes to the next key; `false` when there is none.
+    pub(crate) fn advance(&mut self, store: &Store) -> Result<bool> {
+        self.joined = None;
+        if self.started {
+            if !self.heap.is_empty() {
+                self.step(store, 0)?;
+            }
+        } else {
+            self.started = true;
+            for at in 0..self.cursors.len() {
+                if self.cursors[at].advance(store)? {
+                    self.heap.push(at);
+                }
+            }
+            for at in (0..self.heap.len() / 2).rev() {
+                self.sift_down(at);
+            }
+        }
+        if self.heap.is_empty() {
+            return Ok(false);
+        }
+        // Whoever else stands on the key is a child of the top, the newest of them first.
+        while self.heap.len() > 1 {
+            let second = if self.heap.len() > 2 && self.comes_before(2, 1) {
+                2
+            } else {
+                1
+            };
+            let (top, other) = (
+                &self.cursors[self.heap[0]],
+                &self.cursors[self.heap[second]],
+            );
+            if top.key() != other.key() {
+                break;
+            }
+            let newer = self.joined.take().unwrap_or_else(|| top.point());
+            self.joined = Some(newer.over(&other.point()));
+            self.step(store, second)?;
+        }
+        Ok(true)
+    }
+
+    fn top(&self) -> &MappedCursor {
+        &self.cursors[self.heap[0]]
+    }
+
+    /// The key. Requires that [`Merge::advance`] said `true`, as all that follow.
+    pub(crate) fn key(&self) -> &[u8] {
+        self.top().key()
+    }
+
+    /// The value where it lies, if there is one message about the key and it is a put.
+    pub(crate) fn value(&self) -> Option<&[u8]> {
+        match self.joined {
+            None => self.top().value(),
+            Some(_) => None,
+        }
+    }
+
+    /// The join of what all cursors say about the key.
+    pub(crate) fn point(&self) -> Point {
+        self.joined.clone().unwrap_or_else(|| self.top().point())
+    }
+
+    /// The next key and what all cursors say about it.
+    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
+        Ok(self
+            .advance(store)?
+            .then(|| (Bytes::copy_from_slice(self.key()), self.point())))
+    }
+}

@@ -1,0 +1,170 @@
+//! What reads cost: requests to the device per lookup and per scan, counted.
+
+use std::sync::Arc;
+
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree};
+use ramet_block::{Device, MemDevice};
+
+const KEYS: u64 = 60_000;
+const VALUE: [u8; 100] = [7; 100];
+
+fn open(dev: &Arc<dyn Device>, cache_bytes: u64, manual: bool) -> Tree {
+    let options = OpenOptions {
+        cache_bytes: Some(cache_bytes),
+        manual,
+        ..OpenOptions::default()
+    };
+    Tree::open(dev.clone(), options).expect("opens")
+}
+
+/// Even numbers, in an order that scatters them, so that segments wait in all nodes.
+fn filled() -> Arc<dyn Device> {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(128 << 20));
+    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    let tree = open(&dev, 8 << 20, true);
+    for round in 0..KEYS / 500 {
+        let mut batch = Batch::new();
+        for n in 0..500 {
+            let key = (round * 500 + n) * 0x9e37_79b1 % KEYS;
+            batch.put(name(2 * key), VALUE.to_vec());
+        }
+        tree.apply(batch).expect("there is room");
+        if round % 40 == 0 {
+            tree.checkpoint().expect("there is room");
+        }
+    }
+    tree.close().expect("closes");
+    dev
+}
+
+fn name(number: u64) -> Vec<u8> {
+    format!("some/folder/{number:012}").into_bytes()
+}
+
+/// Loads skeletons and indexes, which a cache that is worth its name holds.
+fn warm_up(tree: &Tree) {
+    for n in 0..KEYS / 50 {
+        tree.get(&name(n * 100 + 1)).expect("reads");
+    }
+}
+
+#[test]
+fn lookups_cost_about_one_read_and_missing_keys_none() {
+    let dev = filled();
+    let tree = open(&dev, 64 << 20, true);
+    warm_up(&tree);
+    let before = tree.stats();
+    let missing = 5000;
+    for n in 0..missing {
+        let key = n * 7919 % KEYS * 2 + 1;
+        assert_eq!(tree.get(&name(key)).expect("reads"), None, "{key}");
+    }
+    let after = tree.stats();
+    let reads = after.node_reads - before.node_reads;
+    println!("{reads} reads for {missing} missing keys");
+    assert!(
+        reads * 20 <= missing,
+        "{reads} reads for {missing} missing keys"
+    );
+    assert!(after.filter_denials - before.filter_denials >= missing * 98 / 100);
+
+    // Each from another place, so that no block is hit twice often.
+    let tree = open(&dev, 64 << 20, true);
+    warm_up(&tree);
+    let before = tree.stats();
+    let gets = 300;
+    for n in 0..gets {
+        let key = n * (KEYS / gets) * 2;
+        assert_eq!(
+            tree.get(&name(key)).expect("reads").as_deref(),
+            Some(&VALUE[..])
+        );
+    }
+    let after = tree.stats();
+    let reads = after.node_reads - before.node_reads;
+    let bytes = after.bytes_read - before.bytes_read;
+    println!("{reads} reads of {bytes} bytes for {gets} keys");
+    assert!(reads * 10 <= gets * 12, "{reads} reads for {gets} keys");
+    // One basement node of 16 KiB each, and no whole leaf.
+    assert!(
+        bytes <= reads * (18 << 10),
+        "{bytes} bytes in {reads} reads"
+    );
+}
+
+#[test]
+fn scans_read_in_long_requests_and_nothing_outside_of_their_bounds() {
+    let dev = filled();
+    let tree = open(&dev, 64 << 20, true);
+    let mut scan = tree.scan(b"", None);
+    let mut count = 0;
+    while scan.advance().expect("reads") {
+        assert_eq!(scan.key(), name(2 * count));
+        assert_eq!(scan.value(), VALUE);
+        count += 1;
+    }
+    assert_eq!(count, KEYS);
+    let cold = tree.stats();
+    println!(
+        "{} reads of {} bytes for all",
+        cold.node_reads, cold.bytes_read
+    );
+    assert!(cold.bytes_read / cold.node_reads >= 64 << 10);
+    assert!(cold.bytes_read <= cold.allocated_bytes * 11 / 10);
+
+    let tree = open(&dev, 64 << 20, true);
+    let (lo, hi) = (name(KEYS), name(KEYS + 200));
+    assert_eq!(tree.scan(&lo, Some(&hi)).count(), 100);
+    let short = tree.stats();
+    println!(
+        "{} reads of {} bytes for a few",
+        short.node_reads, short.bytes_read
+    );
+    assert!(
+        short.bytes_read * 10 <= cold.bytes_read,
+        "{} bytes",
+        short.bytes_read
+    );
+    assert_eq!(tree.scan(&hi, Some(&lo)).count(), 0);
+    assert_eq!(tree.stats().node_reads, short.node_reads);
+}
+
+#[test]
+fn scans_that_read_ahead_see_the_same() {
+    let dev = filled();
+    let tree = open(&dev, 2 << 20, false);
+    for _ in 0..2 {
+        let all: Vec<_> = tree.scan(b"", None).map(|e| e.expect("reads")).collect();
+        assert_eq!(all.len() as u64, KEYS);
+        let sorted = all.iter().zip(0..).all(|((key, _), n)| *key == name(2 * n));
+        assert!(sorted, "keys are missing or out of order");
+    }
+    assert!(tree.stats().leaves_ahead > 0, "nothing was read ahead");
+    // One that ends early takes back what it asked for.
+    assert_eq!(tree.scan(b"", None).take(20_000).count(), 20_000);
+    tree.close().expect("closes");
+}
+
+#[test]
+fn a_scan_leaves_what_is_used_often_in_the_cache() {
+    let dev = filled();
+    let tree = open(&dev, 4 << 20, true);
+    let hot = || {
+        for n in 0..60 {
+            tree.get(&name(n * 1000)).expect("reads");
+        }
+    };
+    for _ in 0..5 {
+        hot();
+    }
+    let reads = || tree.stats().node_reads;
+    let before = reads();
+    hot();
+    assert_eq!(reads(), before, "the keys fit the cache");
+    assert_eq!(tree.scan(b"", None).count() as u64, KEYS);
+    let scanned = reads();
+    hot();
+    let again = reads() - scanned;
+    println!("{again} reads again");
+    assert!(again <= 20, "{again} of 60 had to be read again");
+}
