@@ -38,6 +38,7 @@ mod flatten;
 mod flush;
 #[cfg(test)]
 mod format_tests;
+mod heads;
 mod journal;
 mod memrun;
 mod message;

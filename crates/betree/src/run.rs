@@ -18,10 +18,11 @@ use ramet_block::codec::{compress, decompress};
 use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::{Codec, checksum};
 
-use crate::block::{Block, BlockBuilder};
+use crate::block::{Block, BlockBuilder, shared_prefix};
 use crate::bounds::{KeyRange, Xf, below};
 use crate::error::{Error, Result};
 use crate::filter::{self, Filter};
+use crate::heads::Heads;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind};
@@ -54,6 +55,9 @@ pub(crate) struct RunIndex {
     pub(crate) ranges: Vec<(KeyRange, RangeMsg)>,
     /// Of the keys of points.
     pub(crate) filter: Filter,
+    /// Bytes that the first keys of all blocks share, and the heads of what follows.
+    shared: usize,
+    heads: Heads,
 }
 
 /// A run ready to be written.
@@ -278,6 +282,8 @@ impl RunIndex {
             blocks: Vec::new(),
             ranges: Vec::new(),
             filter: Filter::default(),
+            shared: 0,
+            heads: Heads::default(),
         };
         for _ in 0..blocks {
             let first_key = Bytes::copy_from_slice(take_bytes(&mut r)?);
@@ -336,14 +342,24 @@ impl RunIndex {
         }
         index.filter = Filter::decode(r.take(filter_len as usize)?)?;
         r.finish()?;
+        if let [first, .., last] = &index.blocks[..] {
+            index.shared = shared_prefix(&first.first_key, &last.first_key);
+        }
+        let rests = index.blocks.iter().map(|b| &b.first_key[index.shared..]);
+        index.heads = Heads::new(rests);
         Ok(index)
     }
 
     /// The block that would hold `key`.
     pub(crate) fn block_of(&self, key: &[u8]) -> Option<usize> {
-        self.blocks
-            .partition_point(|b| b.first_key <= key)
-            .checked_sub(1)
+        let shared = self.blocks.first()?.first_key.get(..self.shared)?;
+        let Some(rest) = key.strip_prefix(shared) else {
+            return (key > shared).then_some(self.blocks.len() - 1);
+        };
+        let among = self.heads.narrow(rest);
+        let not_above = |b: &BlockMeta| b.first_key <= key;
+        let within = self.blocks[among.clone()].partition_point(not_above);
+        (among.start + within).checked_sub(1)
     }
 
     /// The blocks that may hold keys of `range`.
@@ -390,7 +406,7 @@ impl RunIndex {
     pub(crate) fn weight(&self) -> usize {
         let keys: usize = self.blocks.iter().map(|b| b.first_key.len()).sum();
         let entries = self.blocks.len() * size_of::<BlockMeta>() + self.ranges.len() * 160;
-        128 + entries + keys + self.filter.weight()
+        192 + entries + keys + self.filter.weight() + self.heads.weight()
     }
 }
 
