@@ -54,7 +54,7 @@ impl Phase {
             (cpu_ns() - self.cpu_ns) / count as f64,
             reads as f64 / count as f64,
             bytes >> 20,
-            bytes / reads.max(1) >> 10,
+            (bytes / reads.max(1)) >> 10,
         );
     }
 }
@@ -149,7 +149,7 @@ fn main() -> Result<()> {
     drop(tree);
 
     // The cache is a tenth of the data and is first filled by gets of missing keys: indexes and filters.
-    let tree = open((keys * 125 / 10 >> 20).max(8), true)?;
+    let tree = open(((keys * 125 / 10) >> 20).max(8), true)?;
     for n in 0..keys / 500 {
         tree.get(&name(n * 1000 + 1))?;
     }

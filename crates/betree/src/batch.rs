@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use crate::graft::Graft;
+
 /// One change of the key space. Keys and values are bytes; keys order bytewise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Op {
@@ -46,6 +48,13 @@ pub enum Op {
         strip: u32,
         /// What the copies gain in front.
         prefix: Bytes,
+    },
+    /// The range of the graft, behind the prefix, holds exactly the entries of the graft.
+    Graft {
+        /// What the keys gain in front.
+        prefix: Bytes,
+        /// Range and entries.
+        graft: Graft,
     },
 }
 
@@ -142,6 +151,23 @@ impl Batch {
             strip,
             prefix: dst.into(),
         });
+    }
+
+    /// Replaces the range that was prepared, behind `prefix`, by the entries that were
+    /// ([`Tree::prepare`](crate::Tree::prepare)). A graft is applied once.
+    pub fn graft(&mut self, prefix: impl Into<Bytes>, graft: Graft) {
+        self.ops.push(Op::Graft {
+            prefix: prefix.into(),
+            graft,
+        });
+    }
+
+    /// Its grafts.
+    pub(crate) fn grafts(&self) -> impl Iterator<Item = &Graft> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Graft { graft, .. } => Some(graft),
+            _ => None,
+        })
     }
 }
 

@@ -65,10 +65,12 @@ impl Inner {
         // twice.
         let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
         let structure = is_short.then(|| self.structure.lock());
-        let (root, seq, cut) = {
+        let (root, seq, cut, dead) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
-            (state.root.clone(), state.seq, journal.cut())
+            // What is dead now was named by records before the cut.
+            let (dead, _) = self.store.dead_named();
+            (state.root.clone(), state.seq, journal.cut(), dead)
         };
         let mut pieces = Pieces::new();
         let fresh = write_fresh(&self.store, &root, &mut pieces)?;
@@ -119,6 +121,7 @@ impl Inner {
             .reclaimed
             .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
         self.store.table.committed(commit);
+        self.store.free_dead_named(dead);
         journal.release(cut);
         bump(&self.store.counters.checkpoints);
         self.checkpointed_seq.store(seq, Ordering::Relaxed);

@@ -81,11 +81,12 @@ pub(crate) fn capture(
             break;
         }
         let skeleton = store.skeleton(&handle)?;
+        bump(&store.counters.node_visits);
         let inside = xf.range(range);
         let at = skeleton.edge_of(&inside.lo);
         if !skeleton.edge_range(at).covers(&inside) {
             let held: u64 = skeleton.segs.iter().map(|s| s.bytes).sum();
-            let crowded = skeleton.segs.len() > 2 * store.shape.segments;
+            let crowded = skeleton.ages().len() > 2 * store.shape.segments;
             if !patient && (held > store.shape.buffer_bytes as u64 || crowded) {
                 // The copy would inherit more than a node may hold, and push or merge it on its own. In a chain of
                 // clones each level adds a segment: without this a lookup would visit as many as the chain is deep.
@@ -97,6 +98,7 @@ pub(crate) fn capture(
         let edge = &skeleton.edges[at];
         for seg in skeleton.visible(edge) {
             let clip = seg.clip.intersect(&inside);
+            bump(&store.counters.node_visits);
             if !clip.is_empty() && !patient {
                 let run = store.run(&seg.run)?;
                 if run.estimate_bytes(&seg.xf.range(&clip)) > 2 * limit.max(store.shape.block_bytes)

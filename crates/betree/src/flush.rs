@@ -24,7 +24,7 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use crate::bounds::{KeyRange, Xf};
+use crate::bounds::{KeyRange, Xf, min_hi};
 use crate::cursor::{AHEAD_MAX, MappedCursor};
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
@@ -299,18 +299,27 @@ impl Store {
 
     /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
     /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
-    /// pointed at, nor a null that waits.
+    /// pointed at, nor a null that waits. Range messages are read as a whole with the index of their segment, so many of
+    /// them become several segments of one age, side by side.
     pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
-        for part in run.into_kinds() {
-            let goto_height = self.goto_height(&part);
-            let bytes = part.size_bytes() as u64;
-            node.push_seg(
-                self.new_segment(part),
-                node.range(),
-                Xf::identity(),
-                goto_height,
-                bytes,
-            );
+        for kind in run.into_kinds() {
+            let ord = node.next_ord;
+            node.next_ord += 1;
+            let mut rest = node.range();
+            for (end, part) in kind.in_parts(self.shape.ranges_per_segment()) {
+                let clip = KeyRange::new(rest.lo.clone(), min_hi(end.clone(), rest.hi.clone()));
+                if let Some(end) = end {
+                    rest.lo = end;
+                }
+                node.segs.push(SegRef {
+                    ord,
+                    clip,
+                    xf: Xf::identity(),
+                    goto_height: self.goto_height(&part),
+                    bytes: part.size_bytes() as u64,
+                    run: self.new_segment(part),
+                });
+            }
         }
     }
 

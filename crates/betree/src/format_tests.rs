@@ -12,7 +12,7 @@ use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, TreeShape};
 use crate::run::{RunImage, RunIndex, index_len, segment_image};
-use crate::skeleton::{Child, Edge, Skeleton};
+use crate::skeleton::{Child, Edge, SegRef, Skeleton};
 use crate::verify::check_skeleton;
 
 fn store() -> Arc<Store> {
@@ -95,7 +95,15 @@ fn sample_skeleton(store: &Store) -> Skeleton {
     let run = store
         .recorded(NodeId(5), Kind::Segment, 0)
         .expect("no other kind is known");
-    node.push_seg(run, range("a", "q"), Xf::identity(), 0, 40);
+    node.segs.push(SegRef {
+        run,
+        ord: 1,
+        clip: range("a", "q"),
+        xf: Xf::identity(),
+        goto_height: 0,
+        bytes: 40,
+    });
+    node.next_ord = 2;
     node
 }
 

@@ -21,6 +21,8 @@
 //! - J2: no frame is written over a byte at or after `released` of the lap before.
 //! - J3: `durable_seq` only covers records whose frames were written before a sync that succeeded,
 //!   or that a durable checkpoint made needless.
+//! - J5: a frame with records that name extents is written after a device sync that follows the writes of
+//!   those extents; the extents keep their bytes until the frame is released.
 //! - J4: after a failed write or sync nothing is ever reported durable again: what the device still
 //!   holds of that write is unknown, and a second sync that succeeds proves nothing about it.
 //!
@@ -38,9 +40,9 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
 use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
 
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Error, Result};
 use frame::{FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, padded};
 
@@ -191,12 +193,13 @@ impl Journal {
     }
 
     /// Queues a record, given in parts, behind all that were queued before. Memory only: durable
-    /// after a [`Journal::commit`] of `seq`.
+    /// after a [`Journal::commit`] of `seq`. With `names_extents` what has been written to the device before is made
+    /// durable before the record is (J5).
     ///
     /// # Panics
     /// When `seq` is not above that of the record before (J1), or the record is longer than
     /// [`record_bytes_max`] of the region: it could never be written.
-    pub(crate) fn append(&self, seq: u64, record: &[&[u8]]) {
+    pub(crate) fn append(&self, seq: u64, record: &[&[u8]], names_extents: bool) {
         let len: usize = record.iter().map(|part| part.len()).sum();
         assert!(
             len <= record_bytes_max(self.region.len),
@@ -211,6 +214,7 @@ impl Journal {
             self.seal(&mut queue);
         }
         queue.open.push(seq, record);
+        queue.open.names_extents |= names_extents;
         queue.appended_seq = Some(seq);
     }
 
@@ -438,6 +442,11 @@ impl Journal {
                 source: Arc::new(source),
             }
         };
+        if group.frames.iter().any(|s| s.frame.names_extents) {
+            self.dev
+                .sync()
+                .map_err(failed("syncing what the journal names"))?;
+        }
         for sealed in group.frames {
             let start = sealed.at.offset % self.region.len;
             let bytes = sealed

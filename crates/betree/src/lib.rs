@@ -32,12 +32,14 @@ mod checkpoint;
 mod clone;
 mod convert;
 mod cursor;
+mod diff;
 mod error;
 mod filter;
 mod flatten;
 mod flush;
 #[cfg(test)]
 mod format_tests;
+mod graft;
 mod heads;
 mod journal;
 mod memrun;
@@ -51,16 +53,21 @@ mod rewrite;
 mod run;
 mod scan;
 mod segments;
+#[cfg(all(test, feature = "shuttle"))]
+mod shuttled;
 mod skeleton;
 mod split;
 mod stats;
+mod sync;
 mod tree;
 mod verify;
 mod view;
 mod weigh;
 
 pub use batch::{Batch, Op, successor_of_prefix};
+pub use diff::{Diff, Difference, Span};
 pub use error::{Error, Result};
+pub use graft::Graft;
 pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
 pub use stats::{PathCounts, Stats};

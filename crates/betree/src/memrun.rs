@@ -43,8 +43,8 @@ pub(crate) struct Weight {
     pub(crate) deletes: usize,
 }
 
-fn cost(key: &[u8], point: &Point) -> usize {
-    key.len() + point.payload_bytes() + ENTRY_BYTES
+fn cost(key_bytes: usize, point: &Point) -> usize {
+    key_bytes + point.payload_bytes() + ENTRY_BYTES
 }
 
 fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
@@ -92,23 +92,20 @@ impl MemRun {
     }
 
     /// Puts a point on top of what is there.
-    pub(crate) fn add_point(&mut self, key: Bytes, point: Point) {
-        match self.points.get(&key) {
-            Some(older) => {
-                self.bytes -= cost(&key, older);
-                let joined = point.over(older);
-                self.bytes += cost(&key, &joined);
-                self.points.insert(key, joined);
+    pub(crate) fn add_point(&mut self, key: Bytes, mut point: Point) {
+        // What a put or a delete covers does not matter, and is found when it is replaced.
+        if !point.is_final() {
+            match self.points.get(&key) {
+                Some(older) => point = point.over(older),
+                // Over a null in the same buffer the base is known to be absent.
+                None if self.is_nulled(&key) => point = point.over(&Point::Delete),
+                None => {}
             }
-            None => {
-                let point = match point {
-                    // Over a null in the same buffer the base is known to be absent.
-                    Point::Patch(_) if self.is_nulled(&key) => point.over(&Point::Delete),
-                    point => point,
-                };
-                self.bytes += cost(&key, &point);
-                self.points.insert(key, point);
-            }
+        }
+        let key_bytes = key.len();
+        self.bytes += cost(key_bytes, &point);
+        if let Some(older) = self.points.insert(key, point) {
+            self.bytes -= cost(key_bytes, &older);
         }
     }
 
@@ -131,7 +128,7 @@ impl MemRun {
             self.points.get_max().is_none_or(|(last, _)| *last < key),
             "sorted input"
         );
-        self.bytes += cost(&key, &point);
+        self.bytes += cost(key.len(), &point);
         self.points.insert(key, point);
     }
 
@@ -168,7 +165,7 @@ impl MemRun {
         let doomed: Vec<Bytes> = self.points_in(range).map(|(key, _)| key.clone()).collect();
         for key in doomed {
             if let Some(old) = self.points.remove(&key) {
-                self.bytes -= cost(&key, &old);
+                self.bytes -= cost(key.len(), &old);
             }
         }
     }
@@ -313,11 +310,29 @@ impl MemRun {
         kinds.into_iter().filter(|run| !run.is_empty())
     }
 
+    /// The run in parts of at most `ranges_max` range messages each, with the key at which each ends; the last one goes on.
+    /// A run with points stays whole.
+    pub(crate) fn in_parts(self, ranges_max: usize) -> Vec<(Option<Bytes>, MemRun)> {
+        if self.ranges.len() <= ranges_max || !self.points.is_empty() {
+            return vec![(None, self)];
+        }
+        let mut parts = Vec::new();
+        let mut part = MemRun::default();
+        for (lo, entry) in self.ranges {
+            if part.ranges.len() == ranges_max {
+                parts.push((Some(lo.clone()), std::mem::take(&mut part)));
+            }
+            part.put_range(lo, entry);
+        }
+        parts.push((None, part));
+        parts
+    }
+
     /// What lies in `range`; of the points alone unless `with_ranges`.
     pub(crate) fn weigh(&self, range: &KeyRange, with_ranges: bool) -> Weight {
         let mut sum = Weight::default();
         for (key, point) in self.points_in(range) {
-            sum.bytes += cost(key, point);
+            sum.bytes += cost(key.len(), point);
             sum.count += 1;
             sum.deletes += usize::from(matches!(point, Point::Delete));
         }

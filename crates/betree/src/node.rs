@@ -18,9 +18,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use parking_lot::Mutex;
 use quick_cache::Weighter;
-use quick_cache::sync::{Cache, GuardResult};
 use ramet_block::wire::WireError;
 use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, checksum};
 use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
@@ -34,6 +32,7 @@ use crate::run::{
     BlockMeta, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
 };
 use crate::skeleton::Skeleton;
+use crate::sync::{Cache, GuardResult, Mutex};
 use crate::view::{DiskRun, RunView};
 
 /// What a node holds.
@@ -71,6 +70,8 @@ enum State {
     Written {
         place: Place,
         children: Vec<Arc<Handle>>,
+        /// A record of the journal names the place.
+        is_named: bool,
     },
     Recorded(Option<Place>),
 }
@@ -125,8 +126,18 @@ impl Handle {
     /// Place and children of a node that is written but in no checkpoint.
     pub(crate) fn written(&self) -> Option<(Place, Vec<Arc<Handle>>)> {
         match &*self.state.lock() {
-            State::Written { place, children } => Some((*place, children.clone())),
+            State::Written {
+                place, children, ..
+            } => Some((*place, children.clone())),
             _ => None,
+        }
+    }
+
+    /// Says that a record of the journal names the place: it is not free before the next checkpoint then, whatever
+    /// becomes of the node.
+    pub(crate) fn set_named(&self) {
+        if let State::Written { is_named, .. } = &mut *self.state.lock() {
+            *is_named = true;
         }
     }
 }
@@ -138,6 +149,11 @@ impl Drop for Handle {
         };
         store.forget(self.id);
         match self.state.get_mut() {
+            State::Written {
+                place,
+                is_named: true,
+                ..
+            } => store.dead_named.lock().push(place.extent),
             State::Written { place, .. } => store.table.free_unpublished(place.extent),
             State::Run(run) => {
                 store
@@ -211,6 +227,16 @@ pub struct TreeShape {
     pub clone_copy_bytes: usize,
     /// Compression of leaves and segments.
     pub codec: Codec,
+    /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Graft`]). The tree itself takes
+    /// grafts of any size; this is for whoever decides.
+    pub graft_bytes: usize,
+}
+
+impl TreeShape {
+    /// Most range messages of one segment. A reader loads them all when it meets the segment.
+    pub(crate) fn ranges_per_segment(&self) -> usize {
+        (self.block_bytes / 4).max(16)
+    }
 }
 
 impl Default for TreeShape {
@@ -225,6 +251,7 @@ impl Default for TreeShape {
             segments: 12,
             clone_copy_bytes: 16 << 10,
             codec: Codec::Raw,
+            graft_bytes: 128 << 10,
         }
     }
 }
@@ -235,7 +262,7 @@ pub(crate) struct Counters {
     pub(crate) cache_hits: AtomicU64,
     pub(crate) cache_misses: AtomicU64,
     pub(crate) node_reads: AtomicU64,
-    /// Nodes and segments that lookups went through.
+    /// Nodes and segments that lookups and clones went through.
     pub(crate) node_visits: AtomicU64,
     pub(crate) bytes_read: AtomicU64,
     /// Lookups in runs that the filter answered.
@@ -260,6 +287,7 @@ pub(crate) struct Counters {
     pub(crate) unshares: AtomicU64,
     pub(crate) prunes: AtomicU64,
     pub(crate) reclaimed: AtomicU64,
+    pub(crate) grafts: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
 }
 
@@ -290,6 +318,8 @@ pub(crate) struct Store {
     /// The flush under way visits every node, for steps that were left out.
     pub(crate) sweeping: AtomicBool,
     pub(crate) read_ahead: ReadAhead,
+    /// Places of dead leaves that records of the journal name, oldest first.
+    dead_named: Mutex<Vec<Extent>>,
     cache: Cache<CacheKey, Cached, ByBytes>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
@@ -333,6 +363,7 @@ impl Store {
             left_out: AtomicBool::new(false),
             sweeping: AtomicBool::new(false),
             read_ahead: ReadAhead::default(),
+            dead_named: Mutex::new(Vec::new()),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
@@ -452,18 +483,50 @@ impl Store {
         self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed)
     }
 
+    /// The leaf at a place that a record of the journal names.
+    pub(crate) fn named_leaf(&self, place: Place) -> Arc<Handle> {
+        self.fresh(
+            Kind::Leaf,
+            0,
+            State::Written {
+                place,
+                children: Vec::new(),
+                is_named: true,
+            },
+        )
+    }
+
+    /// Number and bytes of the places of dead leaves that records of the journal name.
+    pub(crate) fn dead_named(&self) -> (usize, u64) {
+        let dead = self.dead_named.lock();
+        (dead.len(), dead.iter().map(|extent| extent.len).sum())
+    }
+
+    /// The checkpoint that has no need of the records that named the oldest `count` of them is durable.
+    pub(crate) fn free_dead_named(&self, count: usize) {
+        let dead: Vec<Extent> = self.dead_named.lock().drain(..count).collect();
+        self.table.free_discarded(dead);
+    }
+
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
         let place = self.write_node(&image.bytes, image.checksum, false)?;
-        Ok(self.fresh(
+        let handle = self.fresh(
             image.kind,
             0,
             State::Written {
                 place,
                 children: image.children,
+                is_named: false,
             },
-        ))
+        );
+        // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
+        if let Some(index) = image.index {
+            let index = Cached::Index(Arc::new(index));
+            self.cache.insert((handle.id.0, 0), index);
+        }
+        Ok(handle)
     }
 
     fn write_node(&self, bytes: &[u8], sum: u64, reserved: bool) -> Result<Place> {
@@ -506,6 +569,7 @@ impl Store {
             State::Written {
                 place,
                 children: image.children,
+                is_named: false,
             },
         ))
     }
@@ -541,7 +605,11 @@ impl Store {
     fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
         let old = std::mem::replace(
             &mut *handle.state.lock(),
-            State::Written { place, children },
+            State::Written {
+                place,
+                children,
+                is_named: false,
+            },
         );
         self.settle(handle);
         // Dropped without the lock: the last hold on a node may go with it.

@@ -7,15 +7,18 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use ramet_block::superblock::{AREA_END, read_superblock, write_superblock};
-use ramet_block::{BLOCK_BYTES, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock};
+use ramet_block::{
+    BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock,
+};
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result};
+use crate::graft::NamedLeaves;
 use crate::journal::{Journal, REGION_BYTES_MIN};
 use crate::node::{Kind, Store, TreeShape};
 use crate::record;
+use crate::sync::Mutex;
 use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
 
 /// Smallest volume, in bytes.
@@ -28,6 +31,8 @@ pub struct FormatOptions {
     pub uuid: [u8; 16],
     /// Sizes of nodes; `None` takes the defaults.
     pub shape: Option<TreeShape>,
+    /// Compression of new blocks; `None` takes the one of the shape.
+    pub codec: Option<Codec>,
 }
 
 /// Journal of a volume of `bytes`: a sixteenth, between 1 MiB and 256 MiB.
@@ -95,7 +100,7 @@ impl Tree {
             basement_bytes: narrow(shape.block_bytes)?,
             fanout: u16::try_from(shape.fanout)
                 .map_err(|_| Error::Invalid("the fanout is out of range"))?,
-            codec: shape.codec,
+            codec: options.codec.unwrap_or(shape.codec),
             clean: true,
         };
         let roots = NodeTable::format(dev, usable(&sb))?;
@@ -123,10 +128,11 @@ impl Tree {
                 .map_err(io("syncing what an earlier mount wrote"))?;
         }
         let mut sb = read_superblock(&*dev)?;
-        let shape = options
+        let mut shape = options
             .shape
             .clone()
             .unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
+        shape.codec = options.codec.unwrap_or(shape.codec);
         let roots = TableRoots {
             node_table: sb.node_table,
             space_map: sb.space_map,
@@ -155,6 +161,25 @@ impl Tree {
         let mut inner = Inner::new(store, None, state, sb.clone());
 
         let uuid_low = uuid_low(&sb.uuid);
+        let corrupt = |detail: String| Error::Corrupt {
+            what: "journal record",
+            addr: sb.journal.addr,
+            detail,
+        };
+        // Replaying takes space: what the journal names is taken out of it first.
+        let mut named = NamedLeaves::default();
+        Journal::replay(
+            &*dev,
+            sb.journal,
+            uuid_low,
+            sb.epoch,
+            sb.journal_start,
+            &mut |_, bytes| {
+                let mut pin = |place| named.pin(&inner.store, place);
+                let decoded = record::decode(bytes, &mut pin);
+                decoded.map(drop).map_err(|e| corrupt(e.to_string()))
+            },
+        )?;
         let mut replayed = 0u64;
         let end = Journal::replay(
             &*dev,
@@ -163,12 +188,8 @@ impl Tree {
             sb.epoch,
             sb.journal_start,
             &mut |seq, bytes| {
-                let corrupt = |detail| Error::Corrupt {
-                    what: "journal record",
-                    addr: sb.journal.addr,
-                    detail,
-                };
-                let batch = record::decode(bytes).map_err(|e| corrupt(e.to_string()))?;
+                let mut find = |place| named.find(place);
+                let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
                 check(&batch).map_err(|e| corrupt(e.to_string()))?;
                 inner.apply(batch, None, Some(seq))?;
                 if inner
@@ -187,6 +208,7 @@ impl Tree {
                 Ok(())
             },
         )?;
+        drop(named);
         if options.read_only {
             let inner = Arc::new(inner);
             if !options.manual {

@@ -29,14 +29,7 @@ impl Store {
         let mut draft = node.clone();
         draft.clip(&range);
         let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
-        let mut writer = LeafWriter {
-            store: self,
-            entries: Vec::new(),
-            bytes: 0,
-            lo: range.lo.clone(),
-            watermark: node.next_step(),
-            edges: Vec::new(),
-        };
+        let mut writer = LeafWriter::new(self, range.lo.clone(), node.next_step());
         while let Some((key, value)) = scan.next(self)? {
             writer.add(key, value)?;
         }
@@ -87,7 +80,7 @@ impl Store {
 }
 
 /// Cuts a stream of keys into leaves.
-struct LeafWriter<'a> {
+pub(crate) struct LeafWriter<'a> {
     store: &'a Store,
     entries: Vec<(Bytes, Bytes)>,
     bytes: usize,
@@ -101,8 +94,20 @@ fn entry_bytes(key: &[u8], value: &[u8]) -> usize {
     key.len() + value.len() + 8
 }
 
-impl LeafWriter<'_> {
-    fn add(&mut self, key: Bytes, value: Bytes) -> Result<()> {
+impl<'a> LeafWriter<'a> {
+    /// The edges to the leaves start at `lo` and get `watermark`.
+    pub(crate) fn new(store: &'a Store, lo: Bytes, watermark: u64) -> Self {
+        Self {
+            store,
+            entries: Vec::new(),
+            bytes: 0,
+            lo,
+            watermark,
+            edges: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, key: Bytes, value: Bytes) -> Result<()> {
         self.bytes += entry_bytes(&key, &value);
         self.entries.push((key, value));
         if self.bytes >= self.store.shape.leaf_bytes * 5 / 4 && self.entries.len() > 1 {
@@ -121,7 +126,9 @@ impl LeafWriter<'_> {
             sum += entry_bytes(key, value);
             let shared = shared_prefix(key, &self.entries[at].0);
             let late = at + 1 == self.entries.len() && best.is_none();
-            if (sum >= target * 3 / 4 || late) && best.is_none_or(|(least, _)| shared < least) {
+            // Of equals the one next to the aimed-at size.
+            let is_better = |(least, _)| shared < least || shared == least && sum <= target;
+            if (sum >= target * 3 / 4 || late) && best.is_none_or(is_better) {
                 best = Some((shared, at));
             }
         }
@@ -186,7 +193,7 @@ impl LeafWriter<'_> {
         Ok(())
     }
 
-    fn finish(mut self, hi: Option<Bytes>) -> Result<Vec<Edge>> {
+    pub(crate) fn finish(mut self, hi: Option<Bytes>) -> Result<Vec<Edge>> {
         let left = std::mem::take(&mut self.entries);
         let range = KeyRange::new(self.lo.clone(), hi);
         self.write(range, &left)?;

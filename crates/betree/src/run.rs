@@ -67,6 +67,8 @@ pub(crate) struct RunImage {
     pub(crate) checksum: u64,
     /// Targets of its GOTOs, one entry for each.
     pub(crate) children: Vec<Arc<Handle>>,
+    /// Of a leaf: what a read of the front part would give.
+    pub(crate) index: Option<RunIndex>,
 }
 
 /// A structure contradicts an invariant of the format.
@@ -205,7 +207,7 @@ impl RunBuilder {
             index.u32(meta.raw_bytes);
             index.u32(meta.points);
             index.u32(meta.deletes);
-            index.u8(meta.codec as u8);
+            index.u8(meta.codec.tag());
             index.u64(meta.checksum);
         }
         index.raw(&tail.into_vec());
@@ -230,11 +232,18 @@ impl RunBuilder {
         let mut bytes = w.into_vec();
         let sum = checksum(&bytes);
         bytes.extend_from_slice(&self.body);
+        let index = (self.kind == Kind::Leaf).then(|| {
+            let mut blocks = self.metas;
+            blocks.iter_mut().for_each(|meta| meta.offset += index_len);
+            let filter = Filter::decode(&filter).expect("what was encoded decodes");
+            RunIndex::new(blocks, Vec::new(), filter)
+        });
         RunImage {
             kind: self.kind,
             bytes,
             checksum: sum,
             children,
+            index,
         }
     }
 }
@@ -262,6 +271,20 @@ pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
 }
 
 impl RunIndex {
+    fn new(blocks: Vec<BlockMeta>, ranges: Vec<(KeyRange, RangeMsg)>, filter: Filter) -> Self {
+        let shared = match &blocks[..] {
+            [first, .., last] => shared_prefix(&first.first_key, &last.first_key),
+            _ => 0,
+        };
+        Self {
+            heads: Heads::new(blocks.iter().map(|b| &b.first_key[shared..])),
+            blocks,
+            ranges,
+            filter,
+            shared,
+        }
+    }
+
     /// Decodes `[0, index_len)`, whose checksum has been verified. `handle` finds the node of a GOTO.
     pub(crate) fn decode(
         front: &[u8],
@@ -278,14 +301,9 @@ impl RunIndex {
         if !sane || len as usize != front.len() || used != used_bytes {
             return Err(MALFORMED);
         }
-        let mut index = RunIndex {
-            blocks: Vec::new(),
-            ranges: Vec::new(),
-            filter: Filter::default(),
-            shared: 0,
-            heads: Heads::default(),
-        };
-        for _ in 0..blocks {
+        let (block_count, range_count) = (blocks, ranges);
+        let (mut blocks, mut ranges) = (Vec::new(), Vec::new());
+        for _ in 0..block_count {
             let first_key = Bytes::copy_from_slice(take_bytes(&mut r)?);
             let (offset, stored_bytes, raw_bytes, points, deletes) =
                 (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
@@ -293,13 +311,13 @@ impl RunIndex {
             let checksum = r.u64()?;
             let offset = offset.checked_add(len).ok_or(MALFORMED)?;
             let end = offset.checked_add(stored_bytes).ok_or(MALFORMED)?;
-            let ordered = index.blocks.last().map_or(offset == len, |b: &BlockMeta| {
+            let ordered = blocks.last().map_or(offset == len, |b: &BlockMeta| {
                 b.first_key < first_key && b.end() == offset
             });
             if end > used || raw_bytes as usize > BLOCK_BYTES_MAX || deletes > points || !ordered {
                 return Err(MALFORMED);
             }
-            index.blocks.push(BlockMeta {
+            blocks.push(BlockMeta {
                 first_key,
                 offset,
                 stored_bytes,
@@ -310,12 +328,11 @@ impl RunIndex {
                 checksum,
             });
         }
-        for _ in 0..ranges {
+        for _ in 0..range_count {
             let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
             let hi = take_hi(&mut r)?;
             let range = KeyRange::new(lo, hi);
-            let ordered = index
-                .ranges
+            let ordered = ranges
                 .last()
                 .is_none_or(|(last, _): &(KeyRange, RangeMsg)| {
                     last.hi.as_ref().is_some_and(|end| *end <= range.lo)
@@ -338,16 +355,11 @@ impl RunIndex {
                 }
                 _ => return Err(MALFORMED),
             };
-            index.ranges.push((range, msg));
+            ranges.push((range, msg));
         }
-        index.filter = Filter::decode(r.take(filter_len as usize)?)?;
+        let filter = Filter::decode(r.take(filter_len as usize)?)?;
         r.finish()?;
-        if let [first, .., last] = &index.blocks[..] {
-            index.shared = shared_prefix(&first.first_key, &last.first_key);
-        }
-        let rests = index.blocks.iter().map(|b| &b.first_key[index.shared..]);
-        index.heads = Heads::new(rests);
-        Ok(index)
+        Ok(Self::new(blocks, ranges, filter))
     }
 
     /// The block that would hold `key`.

@@ -139,14 +139,15 @@ fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> O
     }
 }
 
-/// The same for a buffer that is not part of a node: the memory buffer over the whole tree.
+/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen through `xf`.
 pub(crate) fn cut_buffer(
     run: &RunView,
+    xf: &Xf,
     lo: &Bytes,
     hi: Option<Bytes>,
 ) -> (Option<Bytes>, Option<Base>) {
     let mut end = hi;
-    let base = under_range(run, &Xf::identity(), lo, &mut end);
+    let base = under_range(run, xf, lo, &mut end);
     (end, base)
 }
 
@@ -158,7 +159,7 @@ pub(crate) struct View {
 }
 
 /// Follows one key down; `found` is what the newer levels know about it.
-fn descend(
+pub(crate) fn descend(
     store: &Store,
     mut base: Base,
     mut key: Bytes,
@@ -238,7 +239,7 @@ impl View {
 }
 
 /// A piece of the scan still to be done, in the scan's key space.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) range: KeyRange,
     pub(crate) base: Base,
@@ -249,9 +250,9 @@ pub(crate) struct Frame {
 /// A streaming scan: keys with values, in order.
 #[derive(Debug)]
 pub(crate) struct TreeScan {
-    /// What no frame covers yet.
-    rest: Option<(View, KeyRange)>,
-    frames: Vec<Frame>,
+    /// What no frame covers yet: the image of the range in the view.
+    rest: Option<(View, KeyRange, Xf)>,
+    pub(crate) frames: Vec<Frame>,
     merge: Merge,
     /// The value under the scan, unless it is taken from where it lies.
     value: Option<Bytes>,
@@ -270,21 +271,36 @@ impl Drop for TreeScan {
 }
 
 impl TreeScan {
-    fn new(rest: Option<(View, KeyRange)>, frames: Vec<Frame>, ahead: usize) -> Self {
+    /// Scans `range` of a whole tree.
+    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
+        Self::of_view_through(view, range, Xf::identity())
+    }
+
+    /// Scans the image of `range` under `xf`, in the key space of `range`.
+    pub(crate) fn of_view_through(view: &View, range: KeyRange, xf: Xf) -> Self {
+        let mut scan = Self::of_frames(Vec::new());
+        scan.rest = (!range.is_empty()).then(|| (view.clone(), range, xf));
+        scan
+    }
+
+    /// Scans pieces that were cut already, the leftmost one last.
+    pub(crate) fn of_frames(frames: Vec<Frame>) -> Self {
         Self {
-            rest: rest.filter(|(_, range)| !range.is_empty()),
+            rest: None,
             frames,
             merge: Merge::default(),
             value: None,
-            ahead,
+            ahead: 0,
             is_long: false,
             jobs: VecDeque::new(),
         }
     }
 
-    /// Scans `range` of a whole tree.
-    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
-        Self::new(Some((view.clone(), range)), Vec::new(), 0)
+    /// The pieces still to be done, the leftmost one last.
+    pub(crate) fn into_frames(mut self) -> Vec<Frame> {
+        let mut frames: Vec<Frame> = std::iter::from_fn(|| self.next_frame()).collect();
+        frames.reverse();
+        frames
     }
 
     /// Scans `range` of what `base` holds.
@@ -295,8 +311,9 @@ impl TreeScan {
             base,
             overlays,
         };
-        let frames = Vec::from_iter((!frame.range.is_empty()).then_some(frame));
-        Self::new(None, frames, AHEAD_MAX)
+        let mut scan = Self::of_frames(Vec::from_iter((!frame.range.is_empty()).then_some(frame)));
+        scan.read_ahead();
+        scan
     }
 
     /// Reads many blocks at a time from the start.
@@ -354,16 +371,16 @@ impl TreeScan {
     fn next_frame(&mut self) -> Option<Frame> {
         self.frames.pop().or_else(|| {
             // The memory buffer lies over everything: the tree is cut at its range messages first.
-            let (view, range) = self.rest.take()?;
-            let (hi, over) = cut_buffer(&view.buffer, &range.lo, range.hi.clone());
+            let (view, range, xf) = self.rest.take()?;
+            let (hi, over) = cut_buffer(&view.buffer, &xf, &range.lo, range.hi.clone());
             let frame = Frame {
                 range: KeyRange::new(range.lo, hi.clone()),
-                base: over.unwrap_or_else(|| Base::Node(view.root.clone(), Xf::identity())),
-                overlays: Arc::from([(view.buffer.clone(), Xf::identity())]),
+                base: over.unwrap_or_else(|| Base::Node(view.root.clone(), xf.clone())),
+                overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
             };
             self.rest = hi
-                .map(|hi| (view, KeyRange::new(hi, range.hi)))
-                .filter(|(_, rest)| !rest.is_empty());
+                .map(|hi| (view, KeyRange::new(hi, range.hi), xf))
+                .filter(|(_, rest, _)| !rest.is_empty());
             Some(frame)
         })
     }
@@ -382,7 +399,7 @@ impl TreeScan {
         }
     }
 
-    fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
+    pub(crate) fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
         let Frame {
             range,
             base,

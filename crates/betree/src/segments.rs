@@ -100,20 +100,20 @@ impl Store {
     /// Merges the newest segments while there are too many, small ones first (size tiers).
     pub(crate) fn merge_segments(&self, node: &mut Skeleton) -> Result<()> {
         let mut before = usize::MAX;
-        // A merge leaves up to three, one for each kind of message.
-        while node.segs.len() > self.shape.segments && node.segs.len() < before {
-            before = node.segs.len();
+        loop {
+            let ages = node.ages();
+            // A merge leaves up to three, one for each kind of message.
+            if ages.len() <= self.shape.segments || ages.len() >= before {
+                return Ok(());
+            }
+            before = ages.len();
             // The longest newest run of segments none of which is larger than those after it together.
-            let mut from = node.segs.len() - 1;
-            let mut sum = node.segs[from].bytes;
-            let is_piece = |node: &Skeleton, at: usize| node.segs[at - 1].ord == node.segs[at].ord;
-            while from > 0
-                && (node.segs[from - 1].bytes <= sum * 2
-                    || node.segs.len() - from < 2
-                    || is_piece(node, from))
-            {
-                from -= 1;
-                sum += node.segs[from].bytes;
+            let mut at = ages.len() - 1;
+            let (mut from, mut sum) = ages[at];
+            while at > 0 && (ages[at - 1].1 <= sum * 2 || ages.len() - at < 2) {
+                at -= 1;
+                from = ages[at].0;
+                sum += ages[at].1;
             }
             let Some(_room) = self.with_room(self.take_room(sum + PUSH_BYTES))? else {
                 return Ok(());
@@ -129,6 +129,5 @@ impl Store {
             node.segs.truncate(from);
             self.push_run(node, merged);
         }
-        Ok(())
     }
 }

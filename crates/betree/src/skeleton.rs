@@ -157,25 +157,16 @@ impl Skeleton {
             .take_while(|s| s.points_step() >= edge.watermark)
     }
 
-    /// Adds the newest segment.
-    pub(crate) fn push_seg(
-        &mut self,
-        run: Arc<Handle>,
-        clip: KeyRange,
-        xf: Xf,
-        goto_height: u8,
-        bytes: u64,
-    ) {
-        let ord = self.next_ord;
-        self.next_ord += 1;
-        self.segs.push(SegRef {
-            run,
-            ord,
-            clip,
-            xf,
-            goto_height,
-            bytes,
-        });
+    /// Where the segments of each age begin, and their bytes together, oldest first.
+    pub(crate) fn ages(&self) -> Vec<(usize, u64)> {
+        let mut ages: Vec<(usize, u64)> = Vec::new();
+        for (at, seg) in self.segs.iter().enumerate() {
+            match ages.last_mut() {
+                Some((_, bytes)) if self.segs[at - 1].ord == seg.ord => *bytes += seg.bytes,
+                _ => ages.push((at, seg.bytes)),
+            }
+        }
+        ages
     }
 
     /// Narrows the node to `range` (in its own key space, and inside its range), keeping the key space.

@@ -34,6 +34,8 @@ pub struct Stats {
     pub height: u64,
     /// Messages in memory that are not yet in a written node.
     pub pending_message_bytes: u64,
+    /// Range messages in the memory buffer.
+    pub buffered_ranges: u64,
     /// Time since the last checkpoint.
     pub checkpoint_age_ns: u64,
     /// Journal that a recovery would read now.
@@ -48,7 +50,7 @@ pub struct Stats {
     pub cached_bytes: u64,
     /// Reads of nodes from the device.
     pub node_reads: u64,
-    /// Nodes and segments that lookups went through, in the cache or not.
+    /// Nodes and segments that lookups and clones went through, in the cache or not.
     pub node_visits: u64,
     /// Bytes of nodes read.
     pub bytes_read: u64,
@@ -99,6 +101,8 @@ pub struct PathCounts {
     pub prunes: u64,
     /// Nodes whose references went to zero.
     pub reclaimed: u64,
+    /// Ranges replaced by leaves that were written before.
+    pub grafts: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
 }
@@ -106,7 +110,7 @@ pub struct PathCounts {
 impl PathCounts {
     /// All counts, with their names.
     #[must_use]
-    pub fn by_name(&self) -> [(&'static str, u64); 17] {
+    pub fn by_name(&self) -> [(&'static str, u64); 18] {
         [
             ("splits", self.splits),
             ("flushes", self.flushes),
@@ -124,6 +128,7 @@ impl PathCounts {
             ("unshares", self.unshares),
             ("prunes", self.prunes),
             ("reclaimed", self.reclaimed),
+            ("grafts", self.grafts),
             ("checkpoints", self.checkpoints),
         ]
     }
@@ -147,6 +152,7 @@ impl AddAssign for PathCounts {
         self.unshares += other.unshares;
         self.prunes += other.prunes;
         self.reclaimed += other.reclaimed;
+        self.grafts += other.grafts;
         self.checkpoints += other.checkpoints;
     }
 }
@@ -155,10 +161,11 @@ impl Inner {
     pub(crate) fn stats(&self) -> Stats {
         let store = &self.store;
         let space = store.table.stats();
-        let (buffered, root, top, seq) = {
+        let (buffered, buffered_ranges, root, top, seq) = {
             let state = self.state.lock();
             (
                 state.buffer.size_bytes() as u64,
+                state.buffer.range_count() as u64,
                 state.root.clone(),
                 state.top.clone(),
                 state.seq,
@@ -179,6 +186,7 @@ impl Inner {
             zombies: space.zombies,
             height: u64::from(root.height()),
             pending_message_bytes: buffered + get(&store.fresh_bytes),
+            buffered_ranges,
             checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos())
                 .unwrap_or(u64::MAX),
             journal_bytes: self
@@ -212,6 +220,7 @@ impl Inner {
                 unshares: get(&c.unshares),
                 prunes: get(&c.prunes),
                 reclaimed: get(&c.reclaimed),
+                grafts: get(&c.grafts),
                 checkpoints: get(&c.checkpoints),
             },
             poisoned: self.failure().map(|text| text.to_string()),

@@ -21,21 +21,23 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use parking_lot::{Condvar, Mutex};
 use ramet_block::Superblock;
 
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
 use crate::clone::{Captured, capture, destination};
+use crate::diff::{Diff, Span};
 use crate::error::{Error, Result};
+use crate::graft::Graft;
 use crate::journal::Journal;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg};
-use crate::node::{Handle, Store};
+use crate::node::{Handle, Store, bump};
 use crate::record;
 use crate::scan::{TreeScan, View};
-use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
+use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, SegRef, Skeleton};
 use crate::stats::Stats;
+use crate::sync::{Condvar, Mutex};
 use crate::view::RunView;
 
 /// Position in the history of changes: every applied batch gets the next number.
@@ -55,6 +57,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Sizes of nodes and buffers; `None` takes the volume's. For tests.
     pub shape: Option<crate::TreeShape>,
+    /// Compression of blocks written from now on; `None` takes the volume's.
+    pub codec: Option<ramet_block::Codec>,
     /// Run no background work: the caller drives everything through [`Tree::checkpoint`]. For tests.
     pub manual: bool,
 }
@@ -216,6 +220,12 @@ impl Inner {
             Op::DeleteRange { lo, hi } => state
                 .buffer
                 .add_range(KeyRange::new(lo, hi), RangeMsg::Null),
+            Op::Graft { prefix, graft } => {
+                bump(&self.store.counters.grafts);
+                for (range, msg) in graft.messages(&prefix) {
+                    state.buffer.add_range(range, msg);
+                }
+            }
             Op::CloneRange {
                 lo,
                 hi,
@@ -249,7 +259,7 @@ impl Inner {
     /// Applies a batch whose journal record is `record`, or that is being replayed.
     pub(crate) fn apply(
         &self,
-        batch: Batch,
+        mut batch: Batch,
         record: Option<&[u8]>,
         replayed: Option<Seq>,
     ) -> Result<Seq> {
@@ -271,7 +281,13 @@ impl Inner {
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let mut too_much = None;
-            for op in batch.ops.iter().cloned() {
+            // Only clones make a second round, and an operation that is not copied costs half as much.
+            let ops = if clones {
+                batch.ops.clone()
+            } else {
+                std::mem::take(&mut batch.ops)
+            };
+            for op in ops {
                 match self.apply_op(&mut state, op, patient, height_max) {
                     Ok(Ok(())) => {}
                     Ok(Err(source)) => {
@@ -301,7 +317,9 @@ impl Inner {
             state.seq = replayed.unwrap_or(state.seq + 1);
             let seq = state.seq;
             if let (Some(record), Some(journal)) = (record, &self.journal) {
-                journal.append(seq, &[record]);
+                // A record may be written as soon as it is queued.
+                batch.grafts().for_each(Graft::set_named);
+                journal.append(seq, &[record], batch.grafts().next().is_some());
             }
             let full = state.buffer.memory_bytes() > self.store.shape.memory_bytes;
             if full {
@@ -413,12 +431,12 @@ impl Inner {
     fn publish(&self, mut root: Skeleton, seen: u64) {
         let mut state = self.state.lock();
         // What was frozen while the new root was built lies over it.
-        for seg in state.top.segs.iter().filter(|s| s.ord >= seen) {
-            let mut seg = seg.clone();
-            seg.ord = root.next_ord;
-            root.next_ord += 1;
-            root.segs.push(seg);
-        }
+        let newer = state.top.segs.iter().filter(|s| s.ord >= seen);
+        root.segs.extend(newer.map(|seg| SegRef {
+            ord: seg.ord - seen + root.next_ord,
+            ..seg.clone()
+        }));
+        root.next_ord += state.top.next_ord - seen;
         let old = state.top.clone();
         state.set_root(&self.store, root);
         drop(state);
@@ -461,6 +479,7 @@ impl Inner {
         self.has_to_checkpoint()
             && (journal.used_bytes() > journal.capacity_bytes() / 2
                 || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
+                || self.store.dead_named().1 > self.volume_bytes / 8
                 || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }
 
@@ -601,7 +620,7 @@ impl Inner {
     /// Refuses what could not be written any more, after checkpoints have given back what they can. A batch that
     /// removes something is refused later than one that only adds: it may go halfway into the
     /// slack, and so leaves room to apply it.
-    fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
+    pub(crate) fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
         let slack = self.store.slack_bytes();
         let mut swept = false;
         for _ in 0..RECLAIM_ROUNDS_MAX {
@@ -681,6 +700,8 @@ fn batch_bytes(batch: &Batch) -> usize {
             Op::DeleteRange { lo, .. } => 2 * lo.len() + 256,
             // At most a copy of a skeleton and a small segment.
             Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 4096,
+            // The entries have their space already.
+            Op::Graft { prefix, graft } => 2 * prefix.len() + graft.record_bytes(),
         })
         .sum()
 }
@@ -695,6 +716,10 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
             Op::Patch { key, offset, bytes } => (key, *offset as usize + bytes.len()),
             Op::Delete { key } => (key, 0),
             Op::DeleteRange { lo, .. } => (lo, 0),
+            Op::Graft { prefix, graft } => {
+                graft.check(prefix)?;
+                (prefix, 0)
+            }
             Op::CloneRange { lo, hi, strip, .. } => {
                 if !KeyRange::new(lo.clone(), hi.clone()).shares_prefix(*strip as usize) {
                     return Err(Error::Invalid(
@@ -757,6 +782,33 @@ impl Tree {
         }
     }
 
+    /// Streams the keys whose values differ between two ranges, as of this call; see [`Snapshot::diff_range`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use ramet_betree::{Batch, FormatOptions, OpenOptions, Span, Tree};
+    /// # use ramet_block::{Device, MemDevice};
+    /// # let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+    /// # Tree::format(&dev, &FormatOptions::default())?;
+    /// # let tree = Tree::open(dev, OpenOptions::default())?;
+    /// let mut batch = Batch::new();
+    /// batch.put("src/a", "1");
+    /// batch.put("src/b", "1");
+    /// batch.clone_prefix("src/", "dst/");
+    /// batch.put("dst/b", "2");
+    /// tree.apply(batch)?;
+    /// let mut diff = tree.diff_range(&Span::prefix("src/"), &Span::prefix("dst/"));
+    /// let found = diff.next().transpose()?.expect("one key differs");
+    /// assert_eq!((&found.key[..], found.after.as_deref()), (&b"b"[..], Some(&b"2"[..])));
+    /// assert!(diff.next().is_none());
+    /// # Ok::<(), ramet_betree::Error>(())
+    /// ```
+    #[must_use]
+    pub fn diff_range(&self, a: &Span, b: &Span) -> Diff {
+        let view = self.inner.view();
+        Diff::new(self.inner.clone(), [&view, &view], [a, b])
+    }
+
     /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before
     /// taking locks that others need: [`Tree::apply`] itself then rarely waits.
     ///
@@ -785,7 +837,48 @@ impl Tree {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
         inner.admit(record.len())?;
+        batch.grafts().try_for_each(Graft::claim)?;
         inner.apply(batch, Some(&record), None)
+    }
+
+    /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible, in place of
+    /// whatever the range holds then, when a batch with [`Batch::graft`] is applied; the journal only names the leaves,
+    /// so every byte is written once. Keys are relative to the prefix given there. To be called without locks that others
+    /// need: it writes.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Invalid` when keys do not ascend in the range or are too long, `Poisoned`, `ReadOnly`, `Io`. Nothing is
+    /// changed then, and nothing stays allocated.
+    pub fn prepare(
+        &self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        entries: impl IntoIterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Graft> {
+        let range = KeyRange::new(lo.into(), hi);
+        self.inner.prepare(range, entries.into_iter())
+    }
+
+    /// Replaces `[lo, hi)` by `entries`, ascending keys of it, at once and however many: leaves are built from the
+    /// stream, a leaf's worth in memory at a time, and grafted by one batch. Returns as [`Tree::apply`].
+    ///
+    /// # Errors
+    /// Those of [`Tree::prepare`] and [`Tree::apply`].
+    pub fn import(
+        &self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        entries: impl IntoIterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Seq> {
+        let mut batch = Batch::new();
+        batch.graft(Bytes::new(), self.prepare(lo, hi, entries)?);
+        self.apply(batch)
+    }
+
+    /// So many bytes of consecutive values are worth [`Tree::prepare`]; fewer are better put.
+    #[must_use]
+    pub fn graft_bytes(&self) -> usize {
+        self.inner.store.shape.graft_bytes
     }
 
     /// Longest batch that can be applied, in bytes of keys and values with some room for overhead.
@@ -886,6 +979,23 @@ impl Snapshot {
             inner: self.inner.clone(),
             failed: false,
         }
+    }
+
+    /// Streams the keys whose values differ between `a` in this view and `b` in `other`, a view of the same tree at
+    /// another time or this one. Where the two share nodes, as clones do, nothing is read: the cost follows the
+    /// differences and what was rewritten since they were equal.
+    ///
+    /// # Errors
+    /// `Invalid` when `other` is of another tree.
+    pub fn diff_range(&self, a: &Span, other: &Snapshot, b: &Span) -> Result<Diff> {
+        if !Arc::ptr_eq(&self.inner, &other.inner) {
+            return Err(Error::Invalid("the two views are of different trees"));
+        }
+        Ok(Diff::new(
+            self.inner.clone(),
+            [&self.view, &other.view],
+            [a, b],
+        ))
     }
 }
 

@@ -17,7 +17,7 @@ pub mod superblock;
 pub mod wire;
 
 pub use checksum::checksum;
-pub use codec::Codec;
+pub use codec::{Codec, NoSuchCodec, ZstdLevel};
 pub use device::{Device, MemDevice};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};

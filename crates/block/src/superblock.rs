@@ -17,7 +17,7 @@ use std::io;
 
 use thiserror::Error;
 
-use crate::codec::Codec;
+use crate::codec::{Codec, ZstdLevel};
 use crate::device::Device;
 use crate::wire::{Reader, WireError, Writer};
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
@@ -34,7 +34,7 @@ pub const AREA_END: u64 = 131_072;
 const MAGIC: [u8; 8] = *b"RAMETvol";
 const BYTES: usize = BLOCK_BYTES as usize;
 const CHECKSUM_AT: usize = BYTES - 8;
-const FIELDS_END: usize = 171;
+const FIELDS_END: usize = 172;
 const FLAG_CLEAN: u32 = 1;
 
 const _: () = assert!(FIELDS_END <= CHECKSUM_AT);
@@ -176,7 +176,11 @@ impl Superblock {
         w.u32(self.leaf_bytes);
         w.u32(self.basement_bytes);
         w.u16(self.fanout);
-        w.u8(self.codec as u8);
+        w.u8(self.codec.tag());
+        w.u8(match self.codec {
+            Codec::Zstd(level) => level.get(),
+            Codec::Raw | Codec::Lz4 => 0,
+        });
         debug_assert_eq!(w.len(), FIELDS_END);
         w.pad_to(CHECKSUM_AT);
         let sum = checksum(w.as_slice());
@@ -272,11 +276,16 @@ impl Superblock {
             basement_bytes: r.u32()?,
             fanout: r.u16()?,
             codec: {
-                let tag = r.u8()?;
-                Codec::from_tag(tag).map_err(|_| WireError::Value {
-                    field: "codec",
-                    found: tag.into(),
-                })?
+                let (tag, level) = (r.u8()?, r.u8()?);
+                let unknown = |field, found: u8| WireError::Value {
+                    field,
+                    found: found.into(),
+                };
+                match Codec::from_tag(tag).map_err(|_| unknown("codec", tag))? {
+                    Codec::Zstd(_) => ZstdLevel::new(level).map(Codec::Zstd),
+                    other => (level == 0).then_some(other),
+                }
+                .ok_or_else(|| unknown("level of the codec", level))?
             },
             clean: flags & FLAG_CLEAN != 0,
         };
@@ -485,12 +494,30 @@ mod tests {
         ] {
             want.extend_from_slice(&word.to_le_bytes());
         }
-        want.extend_from_slice(&[0, 0, 16, 0, 0, 128, 0, 0, 64, 0, 1]);
+        want.extend_from_slice(&[0, 0, 16, 0, 0, 128, 0, 0, 64, 0, 1, 0]);
         assert_eq!(want.len(), FIELDS_END);
         assert_eq!(bytes[..FIELDS_END], want);
         assert!(bytes[FIELDS_END..CHECKSUM_AT].iter().all(|&byte| byte == 0));
         assert_eq!(bytes[CHECKSUM_AT..], GOLDEN_SUM.to_le_bytes());
         assert_eq!(Superblock::decode(0, &bytes).unwrap(), sample(6));
+    }
+
+    #[test]
+    fn the_level_of_zstd_follows_its_tag() {
+        let mut sb = sample(6);
+        sb.codec = Codec::Zstd(ZstdLevel::new(3).unwrap());
+        let mut bytes = sb.encode();
+        assert_eq!(bytes[170..172], [2, 3]);
+        assert_eq!(Superblock::decode(0, &bytes).unwrap(), sb);
+        for level in [0, 20] {
+            bytes[171] = level;
+            reseal(&mut bytes);
+            let got = Superblock::decode(0, &bytes);
+            assert!(
+                matches!(got, Err(SuperblockError::Corrupt { .. })),
+                "{level}"
+            );
+        }
     }
 
     const GOLDEN_SUM: u64 = 0x3fe6_efe5_4252_cf81;
@@ -647,6 +674,28 @@ mod tests {
                     assert!(error.to_string().starts_with(text), "{slots:?}: {error}");
                 }
                 (got, want) => panic!("{slots:?}: {got:?} instead of {want:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_write_cut_at_any_byte_leaves_the_old_or_the_new() {
+        let device = MemDevice::new(16 << 20);
+        for generation in 4..7 {
+            write_superblock(&device, &sample(generation)).unwrap();
+        }
+        let (old, new) = (sample(5).encode(), sample(7).encode());
+        let differ = old.iter().zip(&new).rposition(|(a, b)| a != b);
+        let whole = differ.unwrap() + 1;
+        for place in SLOTS[1] {
+            for cut in 0..=BYTES {
+                device
+                    .write_at(place, &[&new[..cut], &old[cut..]].concat())
+                    .unwrap();
+                let is_new = cut >= whole || place != SLOTS[1][0];
+                let expected = if is_new { 7 } else { 6 };
+                let got = read_superblock(&device).unwrap();
+                assert_eq!(got.generation, expected, "cut at {cut}");
             }
         }
     }

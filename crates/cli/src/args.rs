@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use ramet_block::Codec;
+
 use crate::size::Size;
 
 /// A file system whose clones of files and whole trees are instant, whatever their size.
@@ -42,13 +44,17 @@ pub struct Mkfs {
     /// Overwrite what is there
     #[arg(long)]
     pub force: bool,
+    /// Compression of new data: none, lz4, zstd or zstd:LEVEL (1 to 19)
+    #[arg(long, value_name = "CODEC")]
+    pub compression: Option<Codec>,
     /// Image file or block device
     pub volume: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct Mount {
-    /// Mount options, comma separated: ro, noatime, nosuid, nodev, noexec, allow_other, ...
+    /// Mount options, comma separated: ro, noatime, nosuid, nodev, noexec, allow_other,
+    /// compression=CODEC, ...
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Serve in the foreground until unmounted

@@ -75,6 +75,7 @@ fn start(plan: &Plan) -> Outcome<Serving> {
     let options = OpenOptions {
         cache_bytes: plan.cache_bytes,
         read_only: plan.options.read_only,
+        compression: plan.options.compression,
         access_time: if plan.options.noatime {
             AccessTime::Never
         } else {

@@ -67,7 +67,7 @@ pub fn run(args: &Mkfs) -> Outcome {
         fs::set_permissions(path, PermissionsExt::from_mode(0o600))
             .map_err(|e| Failure::system(path, e))?;
     }
-    let made = make(path, device);
+    let made = make(args, device);
     if made.is_err() && fresh {
         // Nothing of anybody's was in it.
         let _ = fs::remove_file(path);
@@ -75,7 +75,8 @@ pub fn run(args: &Mkfs) -> Outcome {
     made
 }
 
-fn make(path: &Path, device: FileDevice) -> Outcome {
+fn make(args: &Mkfs, device: FileDevice) -> Outcome {
+    let path = &args.volume;
     let device: Arc<dyn Device> = Arc::new(device);
     discard(device.as_ref()).map_err(|e| Failure::system(path, e))?;
     let options = FormatOptions {
@@ -84,6 +85,7 @@ fn make(path: &Path, device: FileDevice) -> Outcome {
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw(),
         ),
+        compression: args.compression,
     };
     Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
     println!(

@@ -3,7 +3,8 @@
 //! A block is the value of its key; a value shorter than a block goes on with zeros, an absent key
 //! is a hole. Two rules keep reading and growing simple: no block lies at or beyond the size
 //! rounded up, and bytes of the last block beyond the size are zero. Writing never reads: a whole
-//! block is put, a part of one is patched blindly.
+//! block is put, a part of one is patched blindly, and a long run of whole blocks is written straight into leaves
+//! that the tree then grafts.
 //!
 //! How many blocks are allocated is known without counting while a file never had a hole. Once it
 //! has (`FLAG_SPARSE`), writes beyond the end are still counted exactly, and writes before it may or may
@@ -12,7 +13,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Snapshot, successor_of_prefix};
+use ramet_betree::{Graft, Snapshot, successor_of_prefix};
 
 use crate::attr::clear_setid;
 use crate::change::{Change, lock_states};
@@ -53,6 +54,13 @@ impl Span {
     fn last(&self) -> u64 {
         self.end.div_ceil(BLOCK_BYTES)
     }
+}
+
+/// Whole blocks `[first, last)` that are in leaves already.
+struct Run {
+    first: u64,
+    last: u64,
+    graft: Graft,
 }
 
 /// Counts the blocks that a write of `span` allocates, and sets the new size.
@@ -148,14 +156,18 @@ impl Volume {
     }
 
     /// Writes `data` at `offset`. With `kill_privileges` setuid and setgid go; whether they were
-    /// there is the result. One batch, unless that is more than the journal of a small volume takes.
+    /// there is the result. One batch, unless that is more than the journal of a small volume takes; a
+    /// long run of whole blocks is one always, and is on the device on return, though only a sync makes it stay.
     ///
     /// # Errors
     /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree; what does not fit into one batch may be
     /// written in part then.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_privileges: bool) -> Result<bool> {
         let inode = self.regular(ino)?;
-        Span::new(offset, data.len() as u64)?;
+        let span = Span::new(offset, data.len() as u64)?;
+        if let Some(run) = self.graft_blocks(&span, data)? {
+            return self.write_batch(&inode, offset, data, Some(run), kill_privileges);
+        }
         let path_bytes = self.topology.read().path(&inode)?.len();
         let blocks_max = (self.tree.batch_bytes_max().saturating_sub(RECORDS_BYTES)
             / (BLOCK + path_bytes + 64))
@@ -164,11 +176,33 @@ impl Volume {
         while !rest.is_empty() {
             let inside = usize::try_from(at % BLOCK_BYTES).expect("inside of a block");
             let (now, later) = rest.split_at(rest.len().min(blocks_max * BLOCK - inside));
-            cleared |= self.write_batch(&inode, at, now, kill_privileges)?;
+            cleared |= self.write_batch(&inode, at, now, None, kill_privileges)?;
             at += now.len() as u64;
             rest = later;
         }
         Ok(cleared)
+    }
+
+    /// Writes the whole blocks of `span` to leaves, where no path leads yet and without any lock, when they are worth it
+    /// and there is room.
+    fn graft_blocks(&self, span: &Span, data: &[u8]) -> Result<Option<Run>> {
+        let (first, last) = (span.offset.div_ceil(BLOCK_BYTES), span.end / BLOCK_BYTES);
+        let at = |number: u64| {
+            usize::try_from(number * BLOCK_BYTES - span.offset).expect("inside of the data")
+        };
+        if last <= first || at(last) - at(first) < self.tree.graft_bytes() {
+            return Ok(None);
+        }
+        let run = Bytes::copy_from_slice(&data[at(first)..at(last)]);
+        let key = |number| keys::block(b"", number);
+        let entries = (first..last).zip((0..run.len()).step_by(BLOCK));
+        let entries = entries.map(|(number, at)| (key(number), run.slice(at..at + BLOCK)));
+        match self.tree.prepare(key(first), Some(key(last)), entries) {
+            Ok(graft) => Ok(Some(Run { first, last, graft })),
+            // Smaller pieces may fit.
+            Err(ramet_betree::Error::NoSpace) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn write_batch(
@@ -176,16 +210,18 @@ impl Volume {
         inode: &Arc<Inode>,
         offset: u64,
         data: &[u8],
+        run: Option<Run>,
         kill_privileges: bool,
     ) -> Result<bool> {
         let span = Span::new(offset, data.len() as u64)?;
-        self.tree.admit(data.len() + RECORDS_BYTES)?;
+        let journaled = if run.is_some() { 2 * BLOCK } else { data.len() };
+        self.tree.admit(journaled + RECORDS_BYTES)?;
         let mut change = Change::new(lock_states(&[inode]));
         let topology = self.topology.read();
         let path = topology.path(inode)?;
         let was_privileged = change.get(inode).mode & (S_ISUID | S_ISGID) != 0;
         let had_capability = change.get(inode).has(FLAG_CAPABILITY);
-        self.put_bytes(&mut change, inode, &path, &span, data);
+        self.put_bytes(&mut change, inode, &path, &span, data, run);
         change.clear_capability(inode, &path);
         let now = self.now();
         let record = change.edit(inode);
@@ -204,15 +240,23 @@ impl Volume {
         path: &[u8],
         span: &Span,
         data: &[u8],
+        run: Option<Run>,
     ) {
         let size_bytes = change.get(inode).size_bytes;
         let blocks = keys::blocks(path);
-        let data = Bytes::copy_from_slice(data);
-        for number in span.first()..span.last() {
+        // One copy for all blocks, unless there is only a rest at either end.
+        let copy = run.is_none().then(|| Bytes::copy_from_slice(data));
+        let bytes_of = |range: std::ops::Range<usize>| match &copy {
+            Some(copy) => copy.slice(range),
+            None => Bytes::copy_from_slice(&data[range]),
+        };
+        let grafted = run.as_ref().map_or(0..0, |run| run.first..run.last);
+        let single = (span.first()..span.last()).filter(|number| !grafted.contains(number));
+        for number in single {
             let start = number * BLOCK_BYTES;
             let (from, to) = (span.offset.max(start), span.end.min(start + BLOCK_BYTES));
             let at = |byte: u64| usize::try_from(byte - span.offset).expect("inside of the data");
-            let bytes = data.slice(at(from)..at(to));
+            let bytes = bytes_of(at(from)..at(to));
             let key = keys::block(&blocks, number);
             // Nothing of the block is left when the write starts it and reaches its end or the file's.
             if from == start && (to == start + BLOCK_BYTES || to >= size_bytes) {
@@ -221,6 +265,9 @@ impl Volume {
                 let offset = u32::try_from(from - start).expect("inside of a block");
                 change.batch.patch(key, offset, bytes);
             }
+        }
+        if let Some(run) = run {
+            change.batch.graft(blocks, run.graft);
         }
         account_write(change.edit(inode), span);
     }

@@ -45,6 +45,8 @@ mod xattr;
 
 use std::sync::Arc;
 
+use ramet_block::Codec;
+
 pub use attr::{SetAttr, SetTime};
 pub use check::Finding;
 pub use clock::{Clock, SystemClock};
@@ -78,6 +80,8 @@ pub struct FormatOptions {
     pub uuid: [u8; 16],
     /// Owner and group of the root directory.
     pub owner: (u32, u32),
+    /// Compression of new blocks; `None` leaves the choice to the tree.
+    pub compression: Option<Codec>,
 }
 
 /// How to open a volume.
@@ -87,6 +91,8 @@ pub struct OpenOptions {
     pub cache_bytes: Option<u64>,
     /// Refuse every change.
     pub read_only: bool,
+    /// Compression of blocks written while the volume is open; `None` takes the volume's.
+    pub compression: Option<Codec>,
     /// How reading changes access times.
     pub access_time: AccessTime,
     /// Where times come from; `None` is the clock of the machine.

@@ -64,6 +64,7 @@ impl Volume {
             device,
             &ramet_betree::FormatOptions {
                 uuid: options.uuid,
+                codec: options.compression,
                 ..Default::default()
             },
         )?;
@@ -100,6 +101,7 @@ impl Volume {
         let tree_options = ramet_betree::OpenOptions {
             cache_bytes: options.cache_bytes,
             read_only: options.read_only,
+            codec: options.compression,
             ..Default::default()
         };
         let tree = Tree::open(device, tree_options)?;

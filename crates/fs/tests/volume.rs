@@ -536,3 +536,60 @@ fn a_sparse_file_that_was_counted_stays_counted_right() {
     assert_eq!(sectors(), 1);
     finish(&volume);
 }
+
+/// Long runs of whole blocks take another way than single ones: both ways, over and beside each other.
+#[test]
+fn long_writes_at_any_offset_read_back_also_after_a_replay() {
+    const FILE: usize = 3 << 20;
+    let (device, mut volume) = volume_of(64 << 20);
+    let mut file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let mut state = 99u64;
+    let mut next = move |below: usize| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963);
+        usize::try_from(state >> 33).unwrap() % below
+    };
+    let mut model: Vec<u8> = Vec::new();
+    for step in 0..120 {
+        let offset = match next(3) {
+            0 => next(FILE),
+            _ => next(FILE / 4096) * 4096,
+        };
+        match next(8) {
+            0 => {
+                let size = SetAttr {
+                    size_bytes: Some(offset as u64),
+                    ..SetAttr::default()
+                };
+                volume.setattr(file, &size).unwrap();
+                model.resize(offset, 0);
+            }
+            1 => {
+                volume.sync_all().unwrap();
+                drop(volume);
+                volume = Volume::open(Arc::clone(&device), OpenOptions::default()).unwrap();
+                file = volume.lookup(ROOT_INO, b"f").unwrap().ino;
+            }
+            _ => {
+                let len = match next(3) {
+                    0 => 1 + next(9000),
+                    _ => 1 + next(700 << 10),
+                };
+                let data: Vec<u8> = (0..len).map(|at| (at / 7 + step) as u8).collect();
+                volume.write(file, offset as u64, &data, false).unwrap();
+                model.resize(model.len().max(offset + len), 0);
+                model[offset..offset + len].copy_from_slice(&data);
+            }
+        }
+        let (from, len) = (next(FILE), next(1 << 20));
+        let found = volume.read(file, from as u64, len as u32).unwrap();
+        let end = model.len().min(from + len);
+        assert!(found == model[from.min(end)..end], "step {step}");
+    }
+    let grafts = volume.tree().stats().paths.grafts;
+    assert!(grafts > 0, "nothing went the long way since the last open");
+    let found = volume.read(file, 0, u32::MAX).unwrap();
+    assert!(found == model);
+    finish(&volume);
+}

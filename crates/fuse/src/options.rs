@@ -1,5 +1,7 @@
 //! Mount options, as `mount -o` spells them.
 
+use ramet_block::Codec;
+
 use crate::{Error, Result};
 
 /// How to mount.
@@ -19,6 +21,8 @@ pub struct MountOptions {
     pub noatime: bool,
     /// Serve every user, not only the one who mounts. Root's mounts do by default.
     pub allow_other: bool,
+    /// Compression of data written while mounted; `None` takes the volume's.
+    pub compression: Option<Codec>,
     /// Threads that read requests; 0 leaves the choice to us.
     pub threads: usize,
 }
@@ -35,13 +39,14 @@ impl MountOptions {
             noexec: false,
             noatime: false,
             allow_other: rustix::process::geteuid().is_root(),
+            compression: None,
             threads: 0,
         }
     }
 
     /// Adds a comma-separated list, later ones winning: `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`,
     /// `exec`, `noexec`, `atime`, `relatime`, `noatime`, `allow_other`, `fsname=TEXT`,
-    /// `threads=N`, and `defaults`, `auto`, `noauto`, `user`, `nofail`, `_netdev` and `x-*`, which
+    /// `compression=CODEC`, `threads=N`, and `defaults`, `auto`, `noauto`, `user`, `nofail`, `_netdev` and `x-*`, which
     /// concern only mount(8) and are ignored.
     ///
     /// # Errors
@@ -65,6 +70,10 @@ impl MountOptions {
                 ("atime" | "relatime", "") => self.noatime = false,
                 ("allow_other", "") => self.allow_other = true,
                 ("fsname", text) if !text.is_empty() => self.fsname = text.to_owned(),
+                ("compression", codec) => {
+                    let unknown = |_| Error::UnknownOption(option.to_owned());
+                    self.compression = Some(codec.parse().map_err(unknown)?);
+                }
                 ("threads", number) => {
                     self.threads = number
                         .parse()
@@ -89,7 +98,11 @@ mod tests {
         options
             .add("ro,nosuid,defaults,x-systemd.automount")
             .unwrap();
-        options.add("rw, noatime,threads=3,fsname=a=b").unwrap();
+        options
+            .add("rw, noatime,threads=3,fsname=a=b,compression=zstd:3")
+            .unwrap();
+        assert_eq!(options.compression, "zstd:3".parse().ok());
+        assert!(options.add("compression=gzip").is_err());
         assert!(!options.read_only && options.nosuid && options.noatime);
         assert_eq!((options.threads, options.fsname.as_str()), (3, "a=b"));
         assert!(

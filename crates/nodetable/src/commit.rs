@@ -80,7 +80,22 @@ impl NodeTable {
     /// Says that the superblock naming `commit.roots` is durable: what the commit freed is
     /// discarded and becomes allocatable.
     pub fn committed(&self, commit: Commit) {
-        let mut freed = commit.freed;
+        let runs = self.discard(commit.freed);
+        self.store.space.lock().release(&runs);
+    }
+
+    /// Discards extents that no commit ever named, and makes them allocatable.
+    ///
+    /// # Panics
+    /// As [`NodeTable::free_unpublished`].
+    pub fn free_discarded(&self, extents: Vec<Extent>) {
+        let runs = self.discard(extents);
+        let mut space = self.store.space.lock();
+        runs.into_iter().for_each(|run| space.free_now(run));
+    }
+
+    /// Discards extents nobody needs any more, before they may have a new owner; returns them as runs.
+    fn discard(&self, mut freed: Vec<Extent>) -> Vec<Extent> {
         freed.sort_unstable();
         let mut runs: Vec<Extent> = Vec::new();
         for extent in &freed {
@@ -89,9 +104,8 @@ impl NodeTable {
                 _ => runs.push(*extent),
             }
         }
-        // Before the release: afterwards the space may have a new owner.
         self.store.discard(&runs);
-        self.store.space.lock().release(&runs);
+        runs
     }
 }
 

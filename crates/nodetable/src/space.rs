@@ -183,6 +183,32 @@ impl SpaceMap {
             || self.windows.iter().any(|window| window.overlaps(&extent))
     }
 
+    /// Takes `extent`, which must be free as a whole, out of the free space. Says whether it was.
+    pub fn take(&mut self, extent: Extent) -> bool {
+        for class in 0..self.windows.len() {
+            self.close_window(class);
+        }
+        let hole = self.by_addr.range(..=extent.addr).next_back();
+        let Some((&addr, &len)) = hole else {
+            return false;
+        };
+        let hole = Extent::new(addr, len);
+        if extent.validate(self.usable).is_err() || !hole.contains(&extent) {
+            return false;
+        }
+        self.remove_hole(addr, len);
+        for rest in [
+            Extent::new(addr, extent.addr - addr),
+            Extent::new(extent.end(), hole.end() - extent.end()),
+        ] {
+            if !rest.is_empty() {
+                self.insert_hole(rest);
+            }
+        }
+        self.free_bytes -= extent.len;
+        true
+    }
+
     /// Takes note of an extent that the running commit frees. It becomes allocatable when that
     /// commit is durable ([`SpaceMap::release`]).
     pub fn free_at_commit(&mut self, extent: Extent) {

@@ -218,6 +218,14 @@ impl NodeTable {
         self.store.space.lock().free_now(extent);
     }
 
+    /// Takes an extent that no commit names out of the free space of a table just opened, in memory only: what a journal
+    /// names is not to be written over while it is replayed. Says whether it was free; anything is answered with
+    /// `false` that is not an extent of the usable area.
+    #[must_use]
+    pub fn pin(&self, extent: Extent) -> bool {
+        self.store.space.lock().take(extent)
+    }
+
     /// Counters, in constant time.
     pub fn stats(&self) -> SpaceStats {
         let (meta, zombies) = {

@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use ramet_betree::{Batch, Error, OpenOptions, Tree};
 use ramet_block::Device;
 
-use crate::step::batch_of;
+use crate::step::apply;
 use crate::{Generator, Model, Rng, Setup, SparseDevice};
 
 const SECTOR_BYTES: u64 = 512;
@@ -161,7 +161,7 @@ impl Victim {
         let tail = 1 + rng.below(batches / 4 + 1);
         for batch in 0..batches {
             let changes = generator.changes(&model);
-            match tree.apply(batch_of(&changes)) {
+            match apply(&tree, &changes) {
                 Ok(_) => model.apply(&changes),
                 Err(Error::NoSpace) => {}
                 Err(error) => return Err(format!("apply: {error}")),

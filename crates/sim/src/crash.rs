@@ -12,11 +12,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, OpenOptions, Tree};
+use ramet_betree::{OpenOptions, Tree};
 use ramet_block::Device;
 
 use crate::disk::{Keep, LoggedDevice, PowerCut, Told};
-use crate::step::batch_of;
+use crate::step::apply;
 use crate::{Generator, Model, Rng, Setup, SparseDevice};
 
 /// What a history does and how thoroughly it is cut.
@@ -149,8 +149,7 @@ impl CrashRun {
         let mut snapshots = Vec::new();
         for _ in 0..self.plan.batches {
             let changes = generator.changes(&model);
-            let batch: Batch = batch_of(&changes);
-            match tree.apply(batch) {
+            match apply(&tree, &changes) {
                 Ok(_) => {
                     self.report.clones +=
                         changes.iter().filter(|c| c.source().is_some()).count() as u64;

@@ -127,6 +127,7 @@ impl Generator {
                 }
             }
             75..80 => self.deletion(model),
+            80..87 => self.graft(model),
             _ => self.clone(model),
         }
     }
@@ -161,6 +162,27 @@ impl Generator {
             hi,
             strip,
             prefix: dst,
+        }
+    }
+
+    /// Some entries for a range that starts with a prefix, often so many that they take several leaves.
+    fn graft(&mut self, model: &Model) -> Change {
+        let prefix = self.prefix(model);
+        let (lo, hi) = (self.below(b""), self.below(b""));
+        let (lo, hi) = (lo.clone().min(hi.clone()), lo.max(hi));
+        let hi = (!self.rng.one_in(4)).then_some(hi);
+        let count_max = if self.rng.one_in(3) { 60 } else { 8 };
+        let count = self.rng.below(count_max);
+        let mut keys: Vec<Bytes> = (0..count).map(|_| self.below(&lo)).collect();
+        keys.retain(|key| *key >= lo && hi.as_ref().is_none_or(|hi| key < hi));
+        keys.sort_unstable();
+        keys.dedup();
+        let entries = keys.into_iter().map(|key| (key, self.fill(300)));
+        Change::Graft {
+            prefix,
+            lo,
+            hi,
+            entries: entries.collect(),
         }
     }
 
@@ -239,7 +261,7 @@ impl Generator {
 /// How many keys a change of a range takes away, and how many it adds. Point changes count nothing.
 fn effect(model: &Model, change: &Change) -> (usize, usize) {
     let count = |(lo, hi): (Bytes, Option<Bytes>)| model.range(&lo, hi.as_deref()).count();
-    let added = change.source().map_or(0, count);
+    let added = change.source().map_or(0, count) + change.added().count();
     (change.replaced().map_or(0, count), added)
 }
 

@@ -19,6 +19,7 @@ mod generate;
 mod model;
 mod rng;
 mod run;
+pub mod scale;
 mod shrink;
 mod step;
 

@@ -80,6 +80,7 @@ impl Model {
             Change::DeleteRange { .. }
             | Change::DeletePrefix { .. }
             | Change::CloneRange { .. }
+            | Change::Graft { .. }
             | Change::ClonePrefix { .. } => self.replace(change),
         }
     }
@@ -99,6 +100,7 @@ impl Model {
             let source = self.range(&lo, hi.as_deref());
             copies.extend(source.map(|(key, value)| (translate(key), value.clone())));
         }
+        copies.extend(change.added());
         if let Some((lo, hi)) = change.replaced() {
             let range = self.range(&lo, hi.as_deref());
             let keys: Vec<Bytes> = range.map(|(key, _)| key.clone()).collect();

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use ramet_betree::{FormatOptions, OpenOptions, PathCounts, Snapshot, Stats, Tree, TreeShape};
 use ramet_block::{Codec, Device};
 
-use crate::step::batch_of;
+use crate::step::apply;
 use crate::{Change, Model, Rng, SparseDevice, Step};
 
 const SNAPSHOTS_MAX: usize = 6;
@@ -38,6 +38,7 @@ impl Setup {
             segments: 3,
             clone_copy_bytes: 256,
             codec: Codec::Lz4,
+            ..TreeShape::default()
         };
         Self::of_shape(shape)
     }
@@ -68,6 +69,7 @@ impl Setup {
             } else {
                 Codec::Lz4
             },
+            ..TreeShape::default()
         })
     }
 
@@ -172,7 +174,9 @@ impl Runner {
         Report { stats, ..report }
     }
 
-    fn tree(&self) -> &Tree {
+    /// The tree, which a step may close and open again.
+    #[must_use]
+    pub fn tree(&self) -> &Tree {
         self.tree.as_ref().expect("the tree is open between steps")
     }
 
@@ -208,7 +212,7 @@ impl Runner {
             Step::Apply(changes) => {
                 let bytes = changes.len() * 512;
                 told("admit", self.tree().admit(bytes))?;
-                told("apply", self.tree().apply(batch_of(changes)))?;
+                told("apply", apply(self.tree(), changes))?;
                 self.model.apply(changes);
                 self.report.keys_max = self.report.keys_max.max(self.model.len());
                 self.since.push(changes.clone());

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, successor_of_prefix};
+use ramet_betree::{Batch, Result, Tree, successor_of_prefix};
 
 /// Value bytes, told by their length and where they start in a fixed sequence.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,13 @@ pub enum Change {
         src: Bytes,
         dst: Bytes,
     },
+    /// Keys and range without the prefix; the keys ascend in the range.
+    Graft {
+        prefix: Bytes,
+        lo: Bytes,
+        hi: Option<Bytes>,
+        entries: Vec<(Bytes, Fill)>,
+    },
 }
 
 type KeyRange = (Bytes, Option<Bytes>);
@@ -98,6 +105,13 @@ impl Change {
             Change::DeleteRange { lo, hi } => Some((lo.clone(), hi.clone())),
             Change::DeletePrefix { prefix } => Some(prefix_range(prefix)),
             Change::ClonePrefix { dst, .. } => Some(prefix_range(dst)),
+            Change::Graft { prefix, lo, hi, .. } => {
+                let hi = match hi {
+                    Some(hi) => Some(concat(prefix, hi)),
+                    None => successor_of_prefix(prefix),
+                };
+                Some((concat(prefix, lo), hi))
+            }
             Change::CloneRange {
                 lo,
                 hi,
@@ -113,6 +127,20 @@ impl Change {
                 Some((concat(prefix, rest), hi))
             }
         }
+    }
+
+    /// What comes into the replaced range from outside of the tree.
+    pub fn added(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
+        let graft = match self {
+            Change::Graft {
+                prefix, entries, ..
+            } => Some((prefix, entries)),
+            _ => None,
+        };
+        graft.into_iter().flat_map(|(prefix, entries)| {
+            let add = |(key, value): &(Bytes, Fill)| (concat(prefix, key), value.bytes());
+            entries.iter().map(add)
+        })
     }
 
     /// Leading bytes that the copies lose, and gain.
@@ -158,8 +186,8 @@ pub enum Step {
     Crash,
 }
 
-/// The batch of a step.
-pub(crate) fn batch_of(changes: &[Change]) -> Batch {
+/// Applies a step's changes as one batch.
+pub(crate) fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
     let mut batch = Batch::new();
     for change in changes {
         match change.clone() {
@@ -177,7 +205,16 @@ pub(crate) fn batch_of(changes: &[Change]) -> Batch {
                 batch.clone_range(lo, hi, strip, prefix);
             }
             Change::ClonePrefix { src, dst } => batch.clone_prefix(src, dst),
+            Change::Graft {
+                prefix,
+                lo,
+                hi,
+                entries,
+            } => {
+                let entries = entries.into_iter().map(|(key, value)| (key, value.bytes()));
+                batch.graft(prefix, tree.prepare(lo, hi, entries)?);
+            }
         }
     }
-    batch
+    tree.apply(batch).map(drop)
 }

@@ -158,6 +158,8 @@ pub(super) struct FrameBuilder {
     bytes: Writer,
     first_seq: u64,
     record_count: u32,
+    /// A record names extents, which are to be durable before the frame is written.
+    pub(super) names_extents: bool,
 }
 
 impl FrameBuilder {

@@ -166,7 +166,7 @@ fn seqs(records: &Records) -> Vec<u64> {
 fn put(journal: &Journal, seq: u64, len: usize) {
     let mut rng = Rng(seq);
     let record: Vec<u8> = (0..len).map(|_| rng.next().to_le_bytes()[0]).collect();
-    journal.append(seq, &[&record]);
+    journal.append(seq, &[&record], false);
     journal.commit(seq).unwrap();
 }
 

@@ -9,7 +9,7 @@ use super::*;
 fn nothing_is_durable_before_a_commit() {
     let dev = memory();
     let journal = open(dev.clone(), JournalPos::default());
-    journal.append(1, &[b"x"]);
+    journal.append(1, &[b"x"], false);
     assert_eq!(journal.durable_seq(), 0);
     assert!(journal.queued_bytes() > 0);
     assert_eq!(
@@ -35,9 +35,9 @@ fn a_full_journal_refuses_commits_until_space_is_released() {
     }
     assert_eq!(journal.used_bytes(), journal.capacity_bytes());
     assert!(!journal.has_room(1));
-    journal.append(5, &[b"waits"]);
+    journal.append(5, &[b"waits"], false);
     let cut = journal.cut();
-    journal.append(6, &[b"too"]);
+    journal.append(6, &[b"too"], false);
     assert!(matches!(journal.commit(6), Err(Error::NoSpace)));
     journal.write_queued().unwrap();
     assert!(matches!(journal.commit(5), Err(Error::NoSpace)));
@@ -136,11 +136,11 @@ fn one_sync_serves_all_that_gathered_during_the_one_before() {
     let (let_go, go_on) = mpsc::channel();
     *dev.gate.lock() = Some((entered, go_on));
     std::thread::scope(|scope| {
-        journal.append(1, &[b"first"]);
+        journal.append(1, &[b"first"], false);
         scope.spawn(|| journal.commit(1).unwrap());
         has_entered.recv().unwrap();
         for seq in 2..=33 {
-            journal.append(seq, &[b"later"]);
+            journal.append(seq, &[b"later"], false);
             scope.spawn({
                 let journal = &journal;
                 move || journal.commit(seq).unwrap()
@@ -175,7 +175,7 @@ fn many_threads_commit_while_checkpoints_release() {
                     let seq = {
                         let mut next = next.lock();
                         *next += 1;
-                        journal.append(*next, &[&[1; 64]]);
+                        journal.append(*next, &[&[1; 64]], false);
                         *next
                     };
                     while let Err(error) = journal.commit(seq) {
@@ -201,7 +201,7 @@ fn after_a_failed_sync_nothing_is_durable_ever_again() {
     let dev = TrickDevice::new();
     let journal = open(dev.clone(), JournalPos::default());
     put(&journal, 1, 10);
-    journal.append(2, &[b"lost"]);
+    journal.append(2, &[b"lost"], false);
     dev.fail_sync.store(true, Ordering::SeqCst);
     assert!(matches!(
         journal.commit(2),
@@ -211,7 +211,7 @@ fn after_a_failed_sync_nothing_is_durable_ever_again() {
         })
     ));
     dev.fail_sync.store(false, Ordering::SeqCst);
-    journal.append(3, &[b"later"]);
+    journal.append(3, &[b"later"], false);
     for seq in 0..4 {
         assert!(matches!(journal.commit(seq), Err(Error::Poisoned(_))));
     }
@@ -228,7 +228,7 @@ fn whichever_write_fails_the_journal_stops_there() {
         let journal = open(dev.clone(), JournalPos::default());
         let mut acknowledged = 0;
         for seq in 1..=8 {
-            journal.append(seq, &[&[seq as u8; 100]]);
+            journal.append(seq, &[&[seq as u8; 100]], false);
             if seq % 3 == 0 {
                 let _ = journal.write_queued();
             }
@@ -248,7 +248,7 @@ fn whichever_write_fails_the_journal_stops_there() {
 fn a_leader_that_panics_poisons_the_journal() {
     let dev = TrickDevice::new();
     let journal = open(dev.clone(), JournalPos::default());
-    journal.append(1, &[b"x"]);
+    journal.append(1, &[b"x"], false);
     dev.panic_in_write.store(true, Ordering::SeqCst);
     let leader = std::thread::scope(|scope| scope.spawn(|| journal.commit(1)).join());
     assert!(leader.is_err());
@@ -259,6 +259,6 @@ fn a_leader_that_panics_poisons_the_journal() {
 #[should_panic(expected = "J1")]
 fn sequence_numbers_that_do_not_rise_are_refused() {
     let journal = open(memory(), JournalPos::default());
-    journal.append(2, &[b"x"]);
-    journal.append(2, &[b"y"]);
+    journal.append(2, &[b"x"], false);
+    journal.append(2, &[b"y"], false);
 }

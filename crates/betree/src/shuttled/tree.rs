@@ -1,0 +1,219 @@
+//! Publication of roots against freezing, readers and checkpoints; handles and cache entries that come and go.
+
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use ramet_block::{Codec, Device};
+use ramet_nodetable::NodeId;
+use shuttle::thread;
+
+use super::{Disk, explore};
+use crate::node::{Handle, Kind};
+use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, VOLUME_BYTES_MIN};
+
+/// Nodes so small that a few batches freeze the buffer, fill nodes and rewrite leaves.
+fn options() -> OpenOptions {
+    OpenOptions {
+        cache_bytes: Some(1 << 20),
+        shape: Some(TreeShape {
+            leaf_bytes: 512,
+            block_bytes: 128,
+            fanout: 4,
+            buffer_bytes: 1200,
+            memory_bytes: 800,
+            theta_256: 64,
+            segments: 2,
+            clone_copy_bytes: 0,
+            codec: Codec::Raw,
+        }),
+        manual: true,
+        ..OpenOptions::default()
+    }
+}
+
+fn new_tree() -> (Arc<dyn Device>, Tree) {
+    let len = usize::try_from(VOLUME_BYTES_MIN).unwrap();
+    let disk: Arc<dyn Device> = Disk::new(len, 0, None);
+    Tree::format(&disk, &FormatOptions::default()).unwrap();
+    let tree = Tree::open(disk.clone(), options()).unwrap();
+    (disk, tree)
+}
+
+fn key(prefix: &str, n: u64) -> String {
+    format!("{prefix}/{n:03}")
+}
+
+/// A batch that says `n` at both ends of the key space, and brings a key of its own.
+fn put(tree: &Tree, n: u64) {
+    let mut batch = Batch::new();
+    batch.put("a/first", n.to_string());
+    batch.put(key("m", n), vec![u8::try_from(n).unwrap(); 90]);
+    batch.put("z/last", n.to_string());
+    tree.apply(batch).unwrap();
+}
+
+fn read(value: Option<Bytes>) -> u64 {
+    value.map_or(0, |text| {
+        std::str::from_utf8(&text).unwrap().parse().unwrap()
+    })
+}
+
+const PUTS: u64 = 8;
+
+/// What a view shows is the state after one of the batches, whole. Returns which.
+fn read_view(tree: &Tree) -> u64 {
+    let view = tree.snapshot();
+    let last = read(view.get(b"z/last").unwrap());
+    thread::yield_now();
+    assert_eq!(
+        last,
+        read(view.get(b"a/first").unwrap()),
+        "half of a batch shows"
+    );
+    let shown: Vec<Bytes> = view
+        .scan(b"m/", Some(b"m0"))
+        .map(|entry| entry.unwrap().0)
+        .collect();
+    let expected: Vec<String> = (1..=last).map(|n| key("m", n)).collect();
+    assert_eq!(shown, expected, "keys of a view that shows batch {last}");
+    last
+}
+
+fn check_whole(tree: &Tree) {
+    assert_eq!(read_view(tree), PUTS);
+    for n in 0..2 {
+        let copy = tree.scan(key("c", n).as_bytes(), Some(key("c", n + 1).as_bytes()));
+        let copied = copy.map(Result::unwrap).count() as u64;
+        assert!(copied <= PUTS, "{copied} keys copied of {PUTS}");
+    }
+    let wrong = tree.verify(&mut |_| {}).unwrap();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+fn publish() {
+    let (disk, tree) = new_tree();
+    let mut threads = Vec::new();
+    let writer = tree.clone();
+    threads.push(thread::spawn(move || {
+        (1..=PUTS).for_each(|n| put(&writer, n))
+    }));
+    let cloner = tree.clone();
+    threads.push(thread::spawn(move || {
+        for n in 0..2 {
+            let mut batch = Batch::new();
+            batch.clone_prefix("m/", key("c", n));
+            cloner.apply(batch).unwrap();
+        }
+    }));
+    let flusher = tree.clone();
+    threads.push(thread::spawn(move || {
+        for _ in 0..3 {
+            flusher.inner.flush(false).unwrap();
+        }
+    }));
+    let keeper = tree.clone();
+    threads.push(thread::spawn(move || {
+        for _ in 0..2 {
+            keeper.checkpoint().unwrap();
+        }
+    }));
+    let reader = tree.clone();
+    threads.push(thread::spawn(move || {
+        let mut before = 0;
+        for _ in 0..3 {
+            let now = read_view(&reader);
+            assert!(before <= now, "batch {now} after batch {before}");
+            before = now;
+        }
+    }));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    check_whole(&tree);
+    tree.close().unwrap();
+    drop(tree);
+    check_whole(&Tree::open(disk, options()).unwrap());
+}
+
+#[test]
+fn roots_are_published_over_what_was_frozen_meanwhile() {
+    explore(200, publish);
+}
+
+/// Readers of an old state while it is deleted, reclaimed and written over, with a cache that forgets.
+fn reclaim() {
+    let (_disk, tree) = new_tree();
+    (1..=PUTS).for_each(|n| put(&tree, n));
+    tree.checkpoint().unwrap();
+    let mut threads = Vec::new();
+    for _ in 0..2 {
+        let view = tree.snapshot();
+        threads.push(thread::spawn(move || {
+            for round in 0..2 {
+                let count = view.scan(b"", None).map(Result::unwrap).count() as u64;
+                assert_eq!(count, PUTS + 2, "keys of an old view, round {round}");
+            }
+        }));
+    }
+    let writer = tree.clone();
+    threads.push(thread::spawn(move || {
+        let mut batch = Batch::new();
+        batch.delete_prefix("m/");
+        writer.apply(batch).unwrap();
+        for n in 0..3 {
+            let mut batch = Batch::new();
+            batch.put(key("n", n), vec![9; 300]);
+            writer.apply(batch).unwrap();
+            writer.checkpoint().unwrap();
+        }
+    }));
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    // Nobody holds the old state any more: it goes.
+    tree.checkpoint().unwrap();
+    tree.checkpoint().unwrap();
+    assert_eq!(tree.stats().zombies, 0);
+    let wrong = tree.verify(&mut |_| {}).unwrap();
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+#[test]
+fn what_a_reader_holds_is_not_written_over() {
+    explore(200, reclaim);
+}
+
+/// Takes the handle of a node and lets it go, again and again.
+fn handles() {
+    let (_disk, tree) = new_tree();
+    (1..=3).for_each(|n| put(&tree, n));
+    tree.checkpoint().unwrap();
+    let id = NodeId(tree.inner.store.next_id() + 100);
+    let seen: Arc<parking_lot::Mutex<Vec<Weak<Handle>>>> = Arc::default();
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            let (store, seen) = (tree.inner.store.clone(), seen.clone());
+            thread::spawn(move || {
+                for _ in 0..4 {
+                    let handle = store.recorded(id, Kind::Leaf, 0).unwrap();
+                    let mut others = seen.lock();
+                    for other in others.iter().filter_map(Weak::upgrade) {
+                        assert!(Arc::ptr_eq(&handle, &other), "two handles of one node");
+                    }
+                    others.push(Arc::downgrade(&handle));
+                    drop(others);
+                    assert!(store.is_pinned(id), "a node that is held counts as free");
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert!(!tree.inner.store.is_pinned(id));
+}
+
+#[test]
+fn a_node_has_one_handle() {
+    explore(500, handles);
+}

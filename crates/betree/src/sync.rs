@@ -1,0 +1,216 @@
+//! The locks and the cache that the concurrent parts are built on.
+//!
+//! Under the feature `shuttle`, for tests only, they are those of a model checker, which runs threads one at a
+//! time and switches between them at every lock in ways that it chooses: see [`crate::shuttled`]. Atomics stay
+//! those of the standard library: all of them are counters and hints, and nothing is published through them.
+
+#[cfg(feature = "shuttle")]
+pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard};
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
+#[cfg(not(feature = "shuttle"))]
+pub(crate) use quick_cache::sync::{Cache, GuardResult};
+
+#[cfg(feature = "shuttle")]
+mod modelled {
+    use std::collections::BTreeMap;
+    use std::ops::{Deref, DerefMut};
+    use std::sync::PoisonError;
+    use std::time::Duration;
+
+    use quick_cache::Weighter;
+    use shuttle::rand::{Rng, thread_rng};
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
+
+    /// The inner guard is away only within [`MutexGuard::unlocked`] and while a condition is waited for.
+    pub(crate) struct MutexGuard<'a, T> {
+        mutex: &'a Mutex<T>,
+        guard: Option<shuttle::sync::MutexGuard<'a, T>>,
+    }
+
+    const LOCKED: &str = "nobody looks at the value while the lock is let go";
+
+    impl<T> Mutex<T> {
+        pub(crate) fn new(value: T) -> Self {
+            Self(shuttle::sync::Mutex::new(value))
+        }
+
+        fn acquire(&self) -> shuttle::sync::MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            MutexGuard {
+                mutex: self,
+                guard: Some(self.acquire()),
+            }
+        }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+
+    impl<T> MutexGuard<'_, T> {
+        pub(crate) fn unlocked<U>(this: &mut Self, run: impl FnOnce() -> U) -> U {
+            this.guard = None;
+            let answer = run();
+            this.guard = Some(this.mutex.acquire());
+            answer
+        }
+    }
+
+    impl<T> Deref for MutexGuard<'_, T> {
+        type Target = T;
+
+        fn deref(&self) -> &T {
+            self.guard.as_ref().expect(LOCKED)
+        }
+    }
+
+    impl<T> DerefMut for MutexGuard<'_, T> {
+        fn deref_mut(&mut self) -> &mut T {
+            self.guard.as_mut().expect(LOCKED)
+        }
+    }
+
+    #[derive(Debug, Default)]
+    pub(crate) struct Condvar(shuttle::sync::Condvar);
+
+    impl Condvar {
+        pub(crate) fn new() -> Self {
+            Self::default()
+        }
+
+        pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+            let held = guard.guard.take().expect(LOCKED);
+            let again = self.0.wait(held).unwrap_or_else(PoisonError::into_inner);
+            guard.guard = Some(again);
+        }
+
+        /// There is no time: whoever waits for a while gives way once and looks again.
+        pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
+            MutexGuard::unlocked(guard, shuttle::thread::yield_now);
+        }
+
+        pub(crate) fn notify_one(&self) {
+            self.0.notify_one();
+        }
+
+        pub(crate) fn notify_all(&self) {
+            self.0.notify_all();
+        }
+    }
+
+    /// Forgets at any moment what it likes, and lets two threads load the same entry: more than the real cache
+    /// does. Values are dropped without its lock.
+    pub(crate) struct Cache<K, V, W> {
+        map: Mutex<BTreeMap<K, V>>,
+        weighter: W,
+        capacity: u64,
+    }
+
+    pub(crate) enum GuardResult<'a, K, V, W> {
+        Value(V),
+        Guard(Guard<'a, K, V, W>),
+        /// Never: nobody waits for somebody else's load here.
+        #[expect(dead_code, reason = "the real cache has it")]
+        Timeout,
+    }
+
+    /// The right to load an entry, which others may have as well.
+    pub(crate) struct Guard<'a, K, V, W> {
+        cache: &'a Cache<K, V, W>,
+        key: K,
+    }
+
+    impl<K: Ord + Clone, V: Clone, W: Weighter<K, V>> Guard<'_, K, V, W> {
+        pub(crate) fn insert(self, value: V) -> Result<(), V> {
+            self.cache.insert(self.key, value);
+            Ok(())
+        }
+    }
+
+    impl<K: Ord + Clone, V: Clone, W: Weighter<K, V>> Cache<K, V, W> {
+        pub(crate) fn get_value_or_guard(
+            &self,
+            key: &K,
+            _: Option<Duration>,
+        ) -> GuardResult<'_, K, V, W> {
+            self.get(key).map_or_else(
+                || {
+                    GuardResult::Guard(Guard {
+                        cache: self,
+                        key: key.clone(),
+                    })
+                },
+                GuardResult::Value,
+            )
+        }
+
+        pub(crate) fn peek(&self, key: &K) -> Option<V> {
+            self.get(key)
+        }
+
+        pub(crate) fn contains_key(&self, key: &K) -> bool {
+            self.get(key).is_some()
+        }
+
+        pub(crate) fn with_weighter(_items: usize, capacity: u64, weighter: W) -> Self {
+            Self {
+                map: Mutex::new(BTreeMap::new()),
+                weighter,
+                capacity,
+            }
+        }
+
+        pub(crate) fn get(&self, key: &K) -> Option<V> {
+            let mut map = self.map.lock();
+            let found = map.get(key).cloned();
+            let forgotten = thread_rng().gen_bool(0.2).then(|| map.remove(key));
+            drop(map);
+            drop(forgotten);
+            found
+        }
+
+        pub(crate) fn insert(&self, key: K, value: V) {
+            let mut map = self.map.lock();
+            let old = map.insert(key, value);
+            let evicted = (map.len() > 4).then(|| map.pop_first());
+            drop(map);
+            drop((old, evicted));
+        }
+
+        pub(crate) fn remove(&self, key: &K) {
+            let old = self.map.lock().remove(key);
+            drop(old);
+        }
+
+        pub(crate) fn get_or_insert_with<E>(
+            &self,
+            key: &K,
+            load: impl FnOnce() -> Result<V, E>,
+        ) -> Result<V, E> {
+            if let Some(found) = self.get(key) {
+                return Ok(found);
+            }
+            let value = load()?;
+            self.insert(key.clone(), value.clone());
+            Ok(value)
+        }
+
+        pub(crate) fn capacity(&self) -> u64 {
+            self.capacity
+        }
+
+        pub(crate) fn weight(&self) -> u64 {
+            let map = self.map.lock();
+            let weights = map
+                .iter()
+                .map(|(key, value)| self.weighter.weight(key, value));
+            weights.sum()
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Clones at scale: the experiments of `ramet_sim::scale` in full size, as tables.
+//!
+//! `cargo run --release -p ramet-sim --example scale -- rounds --edited tail-tail`
+
+use clap::{Parser, Subcommand, ValueEnum};
+use ramet_betree::TreeShape;
+use ramet_sim::scale::{Edited, Many, Ranges, Rounds};
+
+/// Experiments on clones at scale.
+#[derive(Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    experiment: Experiment,
+    /// A leaf is rewritten when messages of this part of its size wait, in 1/256.
+    #[arg(long, global = true)]
+    theta: Option<usize>,
+    /// Clones copy up to this many bytes.
+    #[arg(long, global = true)]
+    copy: Option<usize>,
+}
+
+#[derive(Subcommand)]
+enum Experiment {
+    /// Rounds of clone and edit, as in figure 10 of the paper on BetrFS 0.5.
+    Rounds {
+        #[arg(long, value_enum)]
+        edited: Which,
+        #[arg(long, default_value_t = 10_000)]
+        rounds: u32,
+        /// Rounds between checkpoints.
+        #[arg(long, default_value_t = 100)]
+        every: u32,
+    },
+    /// Very many live range messages in one buffer.
+    Ranges {
+        #[arg(long, default_value_t = 100_000)]
+        ranges: usize,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Very many live clones of one tree, and their deletion in random order.
+    Many {
+        #[arg(long, default_value_t = 100_000)]
+        clones: u32,
+        /// Keys of 1,000 bytes in the tree.
+        #[arg(long, default_value_t = 10_000)]
+        keys: usize,
+        /// Clones between checkpoints.
+        #[arg(long, default_value_t = 1000)]
+        every: u32,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Which {
+    HeadTail,
+    HeadHead,
+    TailTail,
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let mut shape = TreeShape::default();
+    if let Some(theta) = arguments.theta {
+        shape.theta_256 = theta;
+    }
+    if let Some(bytes) = arguments.copy {
+        shape.clone_copy_bytes = bytes;
+    }
+    match arguments.experiment {
+        Experiment::Rounds {
+            edited,
+            rounds,
+            every,
+        } => run_rounds(edited, rounds, every, shape),
+        Experiment::Ranges { ranges, seed } => {
+            let experiment = Ranges {
+                ranges,
+                probes: 20_000,
+                seed,
+            };
+            println!(
+                "{ranges} range messages, seed {seed}: {:#?}",
+                experiment.run()
+            );
+        }
+        Experiment::Many {
+            clones,
+            keys,
+            every,
+            seed,
+        } => run_many(&Many {
+            clones,
+            keys,
+            checkpoint_every: every,
+            shape: Some(shape),
+            cache_bytes: 256 << 20,
+            seed,
+        }),
+    }
+}
+
+fn run_rounds(edited: Which, rounds: u32, every: u32, shape: TreeShape) {
+    let edited = match edited {
+        Which::HeadTail => Edited::HeadTail,
+        Which::HeadHead => Edited::HeadHead,
+        Which::TailTail => Edited::TailTail,
+    };
+    let experiment = Rounds {
+        shape: Some(shape),
+        checkpoint_every: every,
+        ..Rounds::of_paper(edited, rounds)
+    };
+    println!("{edited:?}: 64 files of 4 MiB, 16 bytes a file and round");
+    println!(
+        "{:>6} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>11} {:>7} {:>6}",
+        "round",
+        "visits",
+        "reads",
+        "us",
+        "us p99",
+        "B/round",
+        "msg B",
+        "x msg",
+        "scan reads",
+        "scan MiB",
+        "nodes",
+        "height"
+    );
+    experiment.run(|s| {
+        println!(
+            "{:>6} {:>8} {:>8.2} {:>9.1} {:>9.1} {:>9.0} {:>9} {:>9.2} {:>10} {:>11.2} {:>7} {:>6}",
+            s.round,
+            s.clone_visits,
+            s.clone_reads,
+            s.clone_ns as f64 / 1e3,
+            s.clone_ns_p99 as f64 / 1e3,
+            s.round_bytes,
+            s.message_bytes,
+            s.grown_bytes as f64 / s.message_bytes as f64,
+            s.scan_reads,
+            s.scan_bytes as f64 / f64::from(1 << 20),
+            s.nodes,
+            s.height
+        );
+    });
+}
+
+fn run_many(experiment: &Many) {
+    println!(
+        "{} clones of {} keys of 1,000 bytes, seed {}",
+        experiment.clones, experiment.keys, experiment.seed
+    );
+    println!(
+        "{:>7} {:>7} {:>7} {:>9} {:>7} {:>6} {:>6} {:>9} {:>8} {:>8} {:>6} {:>8}",
+        "clones",
+        "visits",
+        "us",
+        "us p99.9",
+        "get vis",
+        "reads",
+        "scan",
+        "scan MiB",
+        "B/clone",
+        "nodes",
+        "height",
+        "mem MiB"
+    );
+    let (_, deletion) = experiment.run(|s| {
+        println!(
+            "{:>7} {:>7} {:>7.1} {:>9.1} {:>7.2} {:>6.2} {:>6} {:>9.2} {:>8.0} {:>8} {:>6} {:>8.1}",
+            s.clones,
+            s.clone_visits,
+            s.clone_ns as f64 / 1e3,
+            s.clone_ns_p999 as f64 / 1e3,
+            s.get_visits,
+            s.get_reads,
+            s.scan_reads,
+            s.scan_bytes as f64 / f64::from(1 << 20),
+            s.clone_bytes,
+            s.nodes,
+            s.height,
+            s.memory_bytes as f64 / f64::from(1 << 20),
+        );
+    });
+    println!("deleted in random order: {deletion:?}");
+}

@@ -1,0 +1,126 @@
+//! The experiments of `ramet_sim::scale`, small, judged by their counts.
+
+use ramet_betree::TreeShape;
+use ramet_sim::env_u64;
+use ramet_sim::scale::{Edited, Many, Ranges, Rounds};
+
+/// So small that some hundred rounds rewrite leaves, split nodes and merge segments.
+fn small_shape() -> TreeShape {
+    TreeShape {
+        leaf_bytes: 128 << 10,
+        block_bytes: 8 << 10,
+        fanout: 16,
+        buffer_bytes: 256 << 10,
+        memory_bytes: 256 << 10,
+        ..TreeShape::default()
+    }
+}
+
+fn rounds(edited: Edited) {
+    let experiment = Rounds {
+        edited,
+        files: 16,
+        blocks: 128,
+        edit_bytes: 16,
+        rounds: 1000,
+        samples: vec![100, 300, 1000],
+        checkpoint_every: 50,
+        shape: Some(small_shape()),
+        cache_bytes: 64 << 20,
+    };
+    let samples = experiment.run(|sample| println!("{edited:?} {sample:?}"));
+    let (first, last) = (&samples[0], &samples[samples.len() - 1]);
+    assert!(
+        last.clone_visits <= first.clone_visits * 2 + 8,
+        "a clone goes through {} nodes, and {} at first",
+        last.clone_visits,
+        first.clone_visits
+    );
+    assert!(
+        last.round_bytes <= 24.0 * 1024.0,
+        "{} bytes a round",
+        last.round_bytes
+    );
+    let allowed = 4 * last.message_bytes + 16 * 1024 * u64::from(last.round);
+    assert!(
+        last.grown_bytes <= allowed,
+        "{} bytes in all",
+        last.grown_bytes
+    );
+    assert!(
+        last.scan_bytes as f64 <= first.scan_bytes as f64 * 1.25,
+        "a scan reads {} bytes, and {} at first",
+        last.scan_bytes,
+        first.scan_bytes
+    );
+}
+
+#[test]
+fn copies_of_a_head_cost_the_same_in_every_round() {
+    rounds(Edited::HeadTail);
+}
+
+#[test]
+fn snapshots_of_a_head_cost_the_same_in_every_round() {
+    rounds(Edited::HeadHead);
+}
+
+#[test]
+fn a_chain_of_clones_costs_the_same_in_every_round() {
+    rounds(Edited::TailTail);
+}
+
+#[test]
+fn thousands_of_clones_cost_no_more_than_ten_and_leave_nothing() {
+    let experiment = Many {
+        clones: 5000,
+        keys: 2000,
+        checkpoint_every: 250,
+        shape: None,
+        cache_bytes: 64 << 20,
+        seed: env_u64("RAMET_SEED", 1),
+    };
+    println!("RAMET_SEED={}", experiment.seed);
+    let (samples, deletion) = experiment.run(|sample| println!("{sample:?}"));
+    let (first, last) = (&samples[0], &samples[samples.len() - 1]);
+    assert!(last.clone_visits <= first.clone_visits + 8);
+    assert!(last.get_visits <= first.get_visits + 4.0);
+    assert!(last.scan_reads <= first.scan_reads + 8);
+    assert!(
+        last.clone_bytes <= 1024.0,
+        "{} bytes a clone",
+        last.clone_bytes
+    );
+    println!("{deletion:?}");
+    assert!(
+        deletion.reads <= 0.1,
+        "deletion reads {} nodes a clone",
+        deletion.reads
+    );
+    assert!(deletion.reclaimed <= 3.0);
+    assert!(
+        deletion.end_bytes <= deletion.start_bytes + (64 << 10),
+        "{} bytes before, {} after",
+        deletion.start_bytes,
+        deletion.end_bytes
+    );
+}
+
+#[test]
+fn ten_thousand_range_messages_in_one_buffer_hardly_slow_lookups() {
+    let experiment = Ranges {
+        ranges: 10_000,
+        probes: 2000,
+        seed: env_u64("RAMET_SEED", 1),
+    };
+    println!("RAMET_SEED={}", experiment.seed);
+    let report = experiment.run();
+    println!("{report:?}");
+    assert_eq!(report.live, 10_000, "none touches another");
+    assert!(report.in_memory.visits <= report.without.visits * 2.0);
+    assert!(report.in_node.visits <= report.without.visits * 2.0);
+    assert!(report.in_node.reads <= report.without.reads * 2.0 + 0.1);
+    assert_eq!(report.coalesced, 1, "neighbours become one");
+    assert!(report.leaves > 10 && report.pruned + 2 >= report.leaves);
+    assert!(report.reads <= 4, "leaves are dropped unread");
+}
