@@ -24,7 +24,7 @@ use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::message::Point;
 use crate::node::{Kind, Store};
-use crate::scan::{Base, Frame, TreeScan, View, descend};
+use crate::scan::{Base, Frame, TreeScan, View, descend, frames_of_view};
 use crate::tree::Inner;
 use crate::view::RunView;
 
@@ -60,6 +60,10 @@ impl Span {
             ));
         }
         Ok(Self { range, strip })
+    }
+
+    pub(crate) fn keys(&self) -> &KeyRange {
+        &self.range
     }
 
     /// The range as it is told.
@@ -221,7 +225,7 @@ fn side_over(view: &View, told: &KeyRange, up: Xf, whole: &KeyRange) -> TreeScan
         };
         return TreeScan::of_frames(frames);
     }
-    let mut frames = TreeScan::of_view_through(view, told.clone(), up).into_frames();
+    let mut frames = frames_of_view(view, told.clone(), &up);
     // The last frame is the leftmost.
     let left = KeyRange::new(whole.lo.clone(), Some(told.lo.clone()));
     if !left.is_empty() {

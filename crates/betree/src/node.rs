@@ -317,9 +317,9 @@ pub(crate) struct Store {
     pub(crate) left_out: AtomicBool,
     /// The flush under way visits every node, for steps that were left out.
     pub(crate) sweeping: AtomicBool,
-    pub(crate) read_ahead: ReadAhead,
     /// Places of dead leaves that records of the journal name, oldest first.
     dead_named: Mutex<Vec<Extent>>,
+    pub(crate) read_ahead: ReadAhead,
     cache: Cache<CacheKey, Cached, ByBytes>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
@@ -362,8 +362,8 @@ impl Store {
             buffered_bytes: AtomicU64::new(0),
             left_out: AtomicBool::new(false),
             sweeping: AtomicBool::new(false),
-            read_ahead: ReadAhead::default(),
             dead_named: Mutex::new(Vec::new()),
+            read_ahead: ReadAhead::default(),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),

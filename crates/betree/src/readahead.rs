@@ -10,12 +10,13 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::{Condvar, Mutex};
+
 use crate::block::Block;
 use crate::bounds::KeyRange;
 use crate::cursor::AHEAD_MAX;
 use crate::error::Result;
 use crate::node::{Handle, Kind, Store, bump};
-use crate::sync::{Condvar, Mutex};
 use crate::view::RunView;
 
 /// Threads that read ahead: so many requests are in flight, and one of the scan itself.

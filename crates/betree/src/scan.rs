@@ -250,8 +250,8 @@ pub(crate) struct Frame {
 /// A streaming scan: keys with values, in order.
 #[derive(Debug)]
 pub(crate) struct TreeScan {
-    /// What no frame covers yet: the image of the range in the view.
-    rest: Option<(View, KeyRange, Xf)>,
+    /// What no frame covers yet.
+    rest: Option<(View, KeyRange)>,
     pub(crate) frames: Vec<Frame>,
     merge: Merge,
     /// The value under the scan, unless it is taken from where it lies.
@@ -264,6 +264,31 @@ pub(crate) struct TreeScan {
     jobs: VecDeque<Arc<Job>>,
 }
 
+/// The pieces of the image of `range` under `xf`, in the key space of `range`, the leftmost one last: one for each
+/// range message of the memory buffer there, and one for each gap.
+pub(crate) fn frames_of_view(view: &View, range: KeyRange, xf: &Xf) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    let mut rest = Some((view.clone(), range));
+    while let Some(frame) = next_of_view(&mut rest, xf) {
+        frames.push(frame);
+    }
+    frames.reverse();
+    frames
+}
+
+/// Cuts the leftmost piece off what is left of a view.
+fn next_of_view(rest: &mut Option<(View, KeyRange)>, xf: &Xf) -> Option<Frame> {
+    let (view, range) = rest.take().filter(|(_, range)| !range.is_empty())?;
+    let (hi, over) = cut_buffer(&view.buffer, xf, &range.lo, range.hi.clone());
+    let frame = Frame {
+        range: KeyRange::new(range.lo, hi.clone()),
+        base: over.unwrap_or_else(|| Base::Node(view.root.clone(), xf.clone())),
+        overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
+    };
+    *rest = hi.map(|hi| (view, KeyRange::new(hi, range.hi)));
+    Some(frame)
+}
+
 impl Drop for TreeScan {
     fn drop(&mut self) {
         self.jobs.iter().for_each(|job| job.cancel());
@@ -271,36 +296,26 @@ impl Drop for TreeScan {
 }
 
 impl TreeScan {
-    /// Scans `range` of a whole tree.
-    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
-        Self::of_view_through(view, range, Xf::identity())
-    }
-
-    /// Scans the image of `range` under `xf`, in the key space of `range`.
-    pub(crate) fn of_view_through(view: &View, range: KeyRange, xf: Xf) -> Self {
-        let mut scan = Self::of_frames(Vec::new());
-        scan.rest = (!range.is_empty()).then(|| (view.clone(), range, xf));
-        scan
-    }
-
-    /// Scans pieces that were cut already, the leftmost one last.
-    pub(crate) fn of_frames(frames: Vec<Frame>) -> Self {
+    fn new(rest: Option<(View, KeyRange)>, frames: Vec<Frame>, ahead: usize) -> Self {
         Self {
-            rest: None,
+            rest: rest.filter(|(_, range)| !range.is_empty()),
             frames,
             merge: Merge::default(),
             value: None,
-            ahead: 0,
+            ahead,
             is_long: false,
             jobs: VecDeque::new(),
         }
     }
 
-    /// The pieces still to be done, the leftmost one last.
-    pub(crate) fn into_frames(mut self) -> Vec<Frame> {
-        let mut frames: Vec<Frame> = std::iter::from_fn(|| self.next_frame()).collect();
-        frames.reverse();
-        frames
+    /// Scans pieces that were cut already, the leftmost one last.
+    pub(crate) fn of_frames(frames: Vec<Frame>) -> Self {
+        Self::new(None, frames, 0)
+    }
+
+    /// Scans `range` of a whole tree.
+    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
+        Self::new(Some((view.clone(), range)), Vec::new(), 0)
     }
 
     /// Scans `range` of what `base` holds.
@@ -311,9 +326,8 @@ impl TreeScan {
             base,
             overlays,
         };
-        let mut scan = Self::of_frames(Vec::from_iter((!frame.range.is_empty()).then_some(frame)));
-        scan.read_ahead();
-        scan
+        let frames = Vec::from_iter((!frame.range.is_empty()).then_some(frame));
+        Self::new(None, frames, AHEAD_MAX)
     }
 
     /// Reads many blocks at a time from the start.
@@ -369,20 +383,10 @@ impl TreeScan {
     }
 
     fn next_frame(&mut self) -> Option<Frame> {
-        self.frames.pop().or_else(|| {
-            // The memory buffer lies over everything: the tree is cut at its range messages first.
-            let (view, range, xf) = self.rest.take()?;
-            let (hi, over) = cut_buffer(&view.buffer, &xf, &range.lo, range.hi.clone());
-            let frame = Frame {
-                range: KeyRange::new(range.lo, hi.clone()),
-                base: over.unwrap_or_else(|| Base::Node(view.root.clone(), xf.clone())),
-                overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
-            };
-            self.rest = hi
-                .map(|hi| (view, KeyRange::new(hi, range.hi), xf))
-                .filter(|(_, rest, _)| !rest.is_empty());
-            Some(frame)
-        })
+        // The memory buffer lies over everything: the tree is cut at its range messages first.
+        self.frames
+            .pop()
+            .or_else(|| next_of_view(&mut self.rest, &Xf::identity()))
     }
 
     /// The next uniform piece over nothing or over a node that is not higher than `height`.

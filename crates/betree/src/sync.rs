@@ -95,32 +95,22 @@ mod modelled {
             MutexGuard::unlocked(guard, shuttle::thread::yield_now);
         }
 
-        pub(crate) fn notify_one(&self) {
-            self.0.notify_one();
-        }
-
         pub(crate) fn notify_all(&self) {
             self.0.notify_all();
         }
     }
 
-    /// Forgets at any moment what it likes, and lets two threads load the same entry: more than the real cache
-    /// does. Values are dropped without its lock.
-    pub(crate) struct Cache<K, V, W> {
-        map: Mutex<BTreeMap<K, V>>,
-        weighter: W,
-        capacity: u64,
-    }
-
+    #[expect(
+        dead_code,
+        reason = "nobody waits here: any number of threads may load an entry"
+    )]
     pub(crate) enum GuardResult<'a, K, V, W> {
         Value(V),
         Guard(Guard<'a, K, V, W>),
-        /// Never: nobody waits for somebody else's load here.
-        #[expect(dead_code, reason = "the real cache has it")]
         Timeout,
     }
 
-    /// The right to load an entry, which others may have as well.
+    /// The duty to load an entry.
     pub(crate) struct Guard<'a, K, V, W> {
         cache: &'a Cache<K, V, W>,
         key: K,
@@ -133,31 +123,15 @@ mod modelled {
         }
     }
 
+    /// Forgets at any moment what it likes, and lets two threads load the same entry: more than the real cache
+    /// does. Values are dropped without its lock.
+    pub(crate) struct Cache<K, V, W> {
+        map: Mutex<BTreeMap<K, V>>,
+        weighter: W,
+        capacity: u64,
+    }
+
     impl<K: Ord + Clone, V: Clone, W: Weighter<K, V>> Cache<K, V, W> {
-        pub(crate) fn get_value_or_guard(
-            &self,
-            key: &K,
-            _: Option<Duration>,
-        ) -> GuardResult<'_, K, V, W> {
-            self.get(key).map_or_else(
-                || {
-                    GuardResult::Guard(Guard {
-                        cache: self,
-                        key: key.clone(),
-                    })
-                },
-                GuardResult::Value,
-            )
-        }
-
-        pub(crate) fn peek(&self, key: &K) -> Option<V> {
-            self.get(key)
-        }
-
-        pub(crate) fn contains_key(&self, key: &K) -> bool {
-            self.get(key).is_some()
-        }
-
         pub(crate) fn with_weighter(_items: usize, capacity: u64, weighter: W) -> Self {
             Self {
                 map: Mutex::new(BTreeMap::new()),
@@ -181,6 +155,28 @@ mod modelled {
             let evicted = (map.len() > 4).then(|| map.pop_first());
             drop(map);
             drop((old, evicted));
+        }
+
+        pub(crate) fn peek(&self, key: &K) -> Option<V> {
+            self.map.lock().get(key).cloned()
+        }
+
+        pub(crate) fn contains_key(&self, key: &K) -> bool {
+            self.peek(key).is_some()
+        }
+
+        pub(crate) fn get_value_or_guard(
+            &self,
+            key: &K,
+            _timeout: Option<Duration>,
+        ) -> GuardResult<'_, K, V, W> {
+            match self.get(key) {
+                Some(value) => GuardResult::Value(value),
+                None => GuardResult::Guard(Guard {
+                    cache: self,
+                    key: key.clone(),
+                }),
+            }
         }
 
         pub(crate) fn remove(&self, key: &K) {

@@ -38,6 +38,7 @@ use crate::scan::{TreeScan, View};
 use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, SegRef, Skeleton};
 use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex};
+use crate::usage::Usage;
 use crate::view::RunView;
 
 /// Position in the history of changes: every applied batch gets the next number.
@@ -281,8 +282,9 @@ impl Inner {
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let mut too_much = None;
-            // Only clones make a second round, and an operation that is not copied costs half as much.
-            let ops = if clones {
+            // Only clones make a second round, and only grafts are looked at again. An operation that is not copied
+            // costs half as much.
+            let ops = if clones || batch.grafts().next().is_some() {
                 batch.ops.clone()
             } else {
                 std::mem::take(&mut batch.ops)
@@ -359,6 +361,31 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Loads what capturing `source` visits, and pushes down what waits above it in plenty.
+    fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
+        let (buffer, root) = {
+            let state = self.state.lock();
+            (state.buffer.clone(), state.root.clone())
+        };
+        let found = capture(
+            &self.store,
+            &buffer,
+            &root,
+            source,
+            false,
+            HEIGHT_MAX_REPLAYED,
+        )?;
+        drop((buffer, root));
+        match found {
+            Captured::Message(_) | Captured::Copy(_) => Ok(()),
+            Captured::TooMuchAbove => match self.sink(source) {
+                // The clone itself will copy what waits.
+                Err(Error::NoSpace) => Ok(()),
+                done => done,
+            },
+        }
     }
 
     /// Makes the memory buffer the newest segment of the root.
@@ -720,7 +747,15 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
                 graft.check(prefix)?;
                 (prefix, 0)
             }
-            Op::CloneRange { lo, hi, strip, .. } => {
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                if prefix.len() + lo.len().saturating_sub(*strip as usize) > KEY_BYTES_MAX {
+                    return Err(Error::Invalid("a key would become too long"));
+                }
                 if !KeyRange::new(lo.clone(), hi.clone()).shares_prefix(*strip as usize) {
                     return Err(Error::Invalid(
                         "the keys of a cloned range do not share the stripped prefix",
@@ -816,6 +851,23 @@ impl Tree {
     /// `Poisoned`, `ReadOnly`, and what a checkpoint on the way met.
     pub fn admit(&self, bytes: usize) -> Result<()> {
         self.inner.admit(bytes)
+    }
+
+    /// Does the slow part of cloning the keys with `prefix`, as far as nobody writes there until then. To be called
+    /// before taking locks that others need: [`Tree::apply`] of the clone then seldom reads or flushes.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read, `Poisoned`, `ReadOnly`.
+    pub fn prepare_clone(&self, prefix: &[u8]) -> Result<()> {
+        if self.inner.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        self.inner.check_alive()?;
+        let source = KeyRange::new(
+            Bytes::copy_from_slice(prefix),
+            crate::batch::successor_of_prefix(prefix),
+        );
+        self.inner.prepare_clone(&source)
     }
 
     /// Applies a batch atomically. It is visible on return, and durable after a later [`Tree::sync`].
@@ -917,6 +969,16 @@ impl Tree {
     pub fn checkpoint(&self) -> Result<()> {
         self.inner.check_alive()?;
         self.inner.checkpoint()
+    }
+
+    /// Tells what space disjoint ranges take together, and what of it only they use. Writes a checkpoint first, and is
+    /// exact as of that up to the blocks at the borders; where none can be written, as of the last one. Reads the
+    /// node table, a few skeletons and no leaves; the memory it takes follows the number of nodes.
+    ///
+    /// # Errors
+    /// As [`Tree::checkpoint`], and `Corrupt`.
+    pub fn usage(&self, ranges: &[Span]) -> Result<Usage> {
+        self.inner.usage(ranges)
     }
 
     /// Counters.

@@ -34,6 +34,10 @@ pub enum Verb {
     Fsck(Fsck),
     /// Show what a volume holds and how it does
     Stat(Stat),
+    /// Compare two directory trees (exit status 0: the same, 1: different, 2: trouble)
+    Diff(Diff),
+    /// Show the space of a directory tree: logical, shared with others, exclusive
+    Du(Du),
 }
 
 #[derive(Debug, Args)]
@@ -45,8 +49,8 @@ pub struct Mkfs {
     #[arg(long)]
     pub force: bool,
     /// Compression of new data: none, lz4, zstd or zstd:LEVEL (1 to 19)
-    #[arg(long, value_name = "CODEC")]
-    pub compression: Option<Codec>,
+    #[arg(long, value_name = "CODEC", default_value = "zstd:1")]
+    pub compression: Codec,
     /// Image file or block device
     pub volume: PathBuf,
 }
@@ -130,6 +134,26 @@ pub struct Stat {
     pub json: bool,
     /// A directory on a Ramet mount, or an unmounted volume
     pub target: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Diff {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Directory on a Ramet mount
+    pub a: PathBuf,
+    /// Directory on the same mount
+    pub b: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Du {
+    /// Print as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Directory on a Ramet mount
+    pub dir: PathBuf,
 }
 
 #[cfg(test)]

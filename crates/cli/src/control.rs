@@ -6,11 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use ramet_block::control_ioctl;
-use ramet_fs::VolumeStats;
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, STAT,
-    STAT_BYTES, SYNC, decode_source_reply, decode_stat_reply,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
+    REMOVE, SOURCE, STAT, STAT_BYTES, SYNC, USAGE, USAGE_BYTES, decode_diff_page,
+    decode_source_reply, decode_stat_reply, decode_usage,
 };
+use ramet_fs::{Difference, Usage, VolumeStats};
 use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat, syncfs};
 use rustix::io::Errno;
 
@@ -57,7 +58,54 @@ impl Root {
         self.call(SYNC, &mut [])
     }
 
-    fn device(&self) -> Answer<u64> {
+    /// The names that differ between this tree and the one of `other`, on the same mount.
+    pub fn diff(&self, other: &Root) -> Answer<Vec<Difference>> {
+        self.write_back()?;
+        let mut request = DiffRequest {
+            flags: DIFF_START,
+            other: other.ticket()?,
+        };
+        let (mut found, mut bytes) = (Vec::new(), Vec::new());
+        loop {
+            let mut page = request.encode();
+            self.call(DIFF, &mut page)?;
+            let (part, last) = decode_diff_page(&page).map_err(|_| Errno::PROTO)?;
+            bytes.extend_from_slice(part);
+            let mut at = 0;
+            while let Some((difference, len)) =
+                Difference::decode(&bytes[at..]).map_err(|_| Errno::PROTO)?
+            {
+                found.push(difference);
+                at += len;
+            }
+            bytes.drain(..at);
+            if last {
+                return Ok(found);
+            }
+            request.flags = 0;
+        }
+    }
+
+    /// A ticket that names the directory in another call, once.
+    fn ticket(&self) -> Answer<u64> {
+        let request = NameRequest {
+            name: b".".to_vec(),
+        };
+        let mut bytes = request.encode().map_err(|_| Errno::INVAL)?;
+        self.call(SOURCE, &mut bytes)?;
+        decode_source_reply(&bytes).map_err(|_| Errno::PROTO)
+    }
+
+    /// Space of the tree.
+    pub fn usage(&self) -> Answer<Usage> {
+        self.write_back()?;
+        let mut reply = vec![0; USAGE_BYTES];
+        self.call(USAGE, &mut reply)?;
+        decode_usage(&reply).map_err(|_| Errno::PROTO)
+    }
+
+    /// The file system that it is on.
+    pub fn device(&self) -> Answer<u64> {
         fstat(&self.0).map(|found| found.st_dev)
     }
 }
@@ -165,7 +213,7 @@ fn require_ramet(path: &Path) -> Outcome {
 }
 
 /// A refusal of the daemon, or that there is none.
-fn mounted(path: &Path, e: Errno) -> Failure {
+pub fn mounted(path: &Path, e: Errno) -> Failure {
     match e {
         Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP => Failure::at(path, "not on a Ramet mount"),
         e => Failure::system(path, e),

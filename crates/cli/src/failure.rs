@@ -9,6 +9,8 @@ use rustix::io::Errno;
 /// Exit statuses of fsck(8), which is where `ramet` differs from 0 and 1.
 pub mod status {
     pub const FAILED: u8 = 1;
+    /// Of a comparison that failed, as of diff(1).
+    pub const DIFF_TROUBLE: u8 = 2;
     pub const FSCK_CORRECTED: u8 = 1;
     pub const FSCK_UNCORRECTED: u8 = 4;
     pub const FSCK_OPERATIONAL: u8 = 8;

@@ -4,6 +4,8 @@
 mod args;
 mod control;
 mod daemon;
+mod diff;
+mod du;
 mod failure;
 mod fsck;
 mod mkfs;
@@ -48,6 +50,8 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Sync(args) => control::sync(&args)?,
         Verb::Fsck(args) => return fsck::run(&args),
         Verb::Stat(args) => stat::run(&args)?,
+        Verb::Diff(args) => return diff::run(&args),
+        Verb::Du(args) => du::run(&args)?,
     }
     Ok(0)
 }

@@ -85,7 +85,7 @@ fn make(args: &Mkfs, device: FileDevice) -> Outcome {
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw(),
         ),
-        compression: args.compression,
+        compression: Some(args.compression),
     };
     Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
     println!(

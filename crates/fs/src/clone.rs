@@ -82,6 +82,7 @@ impl Volume {
         check_name(name)?;
         let (source, dir) = (self.inode(source)?, self.dir(dir)?);
         self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        self.prepare_clone(&source)?;
         let ino = self.new_ino()?;
         let _names = dir.names.write();
         let found = self.find(&dir, name)?;
@@ -168,6 +169,17 @@ impl Volume {
         change.apply(&topology, &self.tree)?;
         topology.generation += 1;
         Ok(invalidations(&dir, name, victim.as_ref()))
+    }
+
+    /// Does the slow part of a clone or move of `source` before the locks that others wait for are taken.
+    pub(crate) fn prepare_clone(&self, source: &Arc<Inode>) -> Result<()> {
+        // Where it lies when the locks are held may be elsewhere; then the clone itself is slower.
+        let path = self.topology.read().path(source);
+        let path = path.map_err(gone_is_not_found)?;
+        for index in [keys::META, keys::DATA] {
+            self.tree.prepare_clone(&keys::range(index, &path))?;
+        }
+        Ok(())
     }
 
     /// Removes `name` in `dir` with everything below it. Atomic, durable with the next sync.

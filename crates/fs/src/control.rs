@@ -12,6 +12,8 @@
 //! | 4 | [`STAT`] | out | [`decode_stat_reply`] |
 //! | 5 | [`CHECKPOINT`] | none | |
 //! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by [`encode_source_reply`] |
+//! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
+//! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see [`crate::Volume::clone_entry`].
 //!
@@ -20,6 +22,9 @@
 //! once. An inode number would not do: whoever is confined to a part of the mount, by a bind mount or a chroot, could
 //! guess those of the rest.
 
+use ramet_betree::Usage;
+
+use crate::diff::{Change, Difference};
 use crate::error::{Error, Result};
 
 const DIR_IN: u32 = 1;
@@ -57,6 +62,12 @@ pub const CHECKPOINT: u32 = number(0, 5, 0);
 /// Gives a ticket for a name in the directory the call is made on, or for that directory (`.`). The caller needs
 /// search on it.
 pub const SOURCE: u32 = number(DIR_IN | DIR_OUT, 6, NAME_REQUEST_BYTES);
+
+/// Compares the tree of the directory the call is made on with another: the first call with [`DIFF_START`] and the
+/// other's ticket, the next ones without, until a page says that it is the last.
+pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 7, DIFF_PAGE_BYTES);
+/// Tells the space of the tree of the directory the call is made on.
+pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists.
 pub const CLONE_NO_REPLACE: u32 = 1;
@@ -106,6 +117,155 @@ impl CloneRequest {
             name,
         })
     }
+}
+
+/// Flag of [`DiffRequest`]: compare anew instead of going on.
+pub const DIFF_START: u32 = 1;
+/// Size of a request and of an answer of [`DIFF`].
+pub const DIFF_PAGE_BYTES: usize = 16 * 1024 - 4;
+/// Longest encoded comparison; more differences than that are refused.
+pub const DIFF_BYTES_MAX: usize = 256 << 20;
+/// Size of the answer to [`USAGE`].
+pub const USAGE_BYTES: usize = 32;
+
+/// What [`DIFF`] asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiffRequest {
+    /// [`DIFF_START`] or 0.
+    pub flags: u32,
+    /// With [`DIFF_START`] the ticket of the second directory.
+    pub other: u64,
+}
+
+impl DiffRequest {
+    /// The bytes of the call.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; DIFF_PAGE_BYTES];
+        out[0..4].copy_from_slice(&self.flags.to_le_bytes());
+        out[8..16].copy_from_slice(&self.other.to_le_bytes());
+        out
+    }
+
+    /// Reads what [`DiffRequest::encode`] wrote.
+    ///
+    /// # Errors
+    /// `Invalid` when the size or a flag is not one this version knows.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() != DIFF_PAGE_BYTES || u32_at(bytes, 0) & !DIFF_START != 0 {
+            return Err(Error::Invalid("size or flag of a diff request"));
+        }
+        Ok(Self {
+            flags: u32_at(bytes, 0),
+            other: u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes")),
+        })
+    }
+}
+
+const ADDED: u8 = 1;
+const REMOVED: u8 = 2;
+const KIND: u8 = 4;
+const CONTENT: u8 = 8;
+const METADATA: u8 = 16;
+const IS_DIR: u8 = 32;
+
+fn bit(bit: u8, is_set: bool) -> u8 {
+    if is_set { bit } else { 0 }
+}
+
+impl Difference {
+    pub(crate) fn encoded_bytes(&self) -> usize {
+        5 + self.path.len()
+    }
+
+    fn encode(&self, out: &mut Vec<u8>) {
+        let change = match self.change {
+            Change::Added => ADDED,
+            Change::Removed => REMOVED,
+            Change::Kind => KIND,
+            Change::Both { content, metadata } => bit(CONTENT, content) | bit(METADATA, metadata),
+        };
+        out.push(change | bit(IS_DIR, self.is_dir));
+        let len = u32::try_from(self.path.len()).expect("a path is no longer than a key");
+        out.extend_from_slice(&len.to_le_bytes());
+        out.extend_from_slice(&self.path);
+    }
+
+    /// The first difference of `bytes`, which the pages of an answer make when joined, and the bytes it takes. `None`
+    /// when it is not whole.
+    ///
+    /// # Errors
+    /// `Invalid` for a change that this version does not know.
+    pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>> {
+        let (Some(tag), Some(len)) = (bytes.first(), bytes.get(1..5)) else {
+            return Ok(None);
+        };
+        let end = (u32_at(len, 0) as usize).saturating_add(5);
+        let Some(path) = bytes.get(5..end) else {
+            return Ok(None);
+        };
+        let change = match tag & !IS_DIR {
+            ADDED => Change::Added,
+            REMOVED => Change::Removed,
+            KIND => Change::Kind,
+            both if both & !(CONTENT | METADATA) == 0 && both != 0 => Change::Both {
+                content: both & CONTENT != 0,
+                metadata: both & METADATA != 0,
+            },
+            _ => return Err(Error::Invalid("difference of an unknown kind")),
+        };
+        let difference = Self {
+            path: path.to_vec(),
+            change,
+            is_dir: tag & IS_DIR != 0,
+        };
+        Ok(Some((difference, end)))
+    }
+}
+
+/// A comparison, handed out in pages: the bytes of all differences one after the other, cut anywhere.
+#[derive(Debug, Default)]
+pub struct DiffPages {
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl DiffPages {
+    /// All pages of a comparison.
+    #[must_use]
+    pub fn new(differences: &[Difference]) -> Self {
+        let mut bytes = Vec::new();
+        for difference in differences {
+            difference.encode(&mut bytes);
+        }
+        Self { bytes, at: 0 }
+    }
+
+    /// The next answer to [`DIFF`]: how many bytes it carries, whether it is the last, the bytes.
+    pub fn next_page(&mut self) -> Vec<u8> {
+        let mut out = vec![0; DIFF_PAGE_BYTES];
+        let rest = &self.bytes[self.at..];
+        let len = rest.len().min(DIFF_PAGE_BYTES - 8);
+        out[8..8 + len].copy_from_slice(&rest[..len]);
+        self.at += len;
+        let count = u32::try_from(len).expect("a page is small");
+        out[0..4].copy_from_slice(&count.to_le_bytes());
+        out[4] = u8::from(self.at == self.bytes.len());
+        out
+    }
+}
+
+/// The bytes that an answer to [`DIFF`] carries, and whether it is the last.
+///
+/// # Errors
+/// `Invalid` when the bytes are not such an answer.
+pub fn decode_diff_page(page: &[u8]) -> Result<(&[u8], bool)> {
+    let invalid = Error::Invalid("answer to a diff request");
+    if page.len() < 8 {
+        return Err(invalid);
+    }
+    let end = (u32_at(page, 0) as usize).saturating_add(8);
+    Ok((page.get(8..end).ok_or(invalid)?, page[4] != 0))
 }
 
 /// What [`REMOVE`] and [`SOURCE`] ask for.
@@ -190,6 +350,40 @@ pub fn decode_stat_reply(bytes: &[u8]) -> Result<&str> {
     std::str::from_utf8(text).map_err(|_| invalid)
 }
 
+/// The bytes that answer [`USAGE`].
+#[must_use]
+pub fn encode_usage(usage: &Usage) -> Vec<u8> {
+    let fields = [
+        usage.logical_bytes,
+        usage.shared_bytes,
+        usage.exclusive_bytes,
+        0,
+    ];
+    fields
+        .iter()
+        .flat_map(|field| field.to_le_bytes())
+        .collect()
+}
+
+/// Reads what [`encode_usage`] wrote.
+///
+/// # Errors
+/// `Invalid` when the bytes are not such an answer.
+pub fn decode_usage(bytes: &[u8]) -> Result<Usage> {
+    let field = |n: usize| {
+        let bytes = bytes.get(8 * n..8 * n + 8)?;
+        Some(u64::from_le_bytes(bytes.try_into().ok()?))
+    };
+    match (field(0), field(1), field(2)) {
+        (Some(logical_bytes), Some(shared_bytes), Some(exclusive_bytes)) => Ok(Usage {
+            logical_bytes,
+            shared_bytes,
+            exclusive_bytes,
+        }),
+        _ => Err(Error::Invalid("answer to a usage request")),
+    }
+}
+
 fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
@@ -248,16 +442,73 @@ mod tests {
     #[test]
     fn ioctl_numbers_are_pinned() {
         assert_eq!(
-            [CLONE, REMOVE, SYNC, STAT, CHECKPOINT, SOURCE],
+            [CLONE, REMOVE, SYNC, STAT, CHECKPOINT, SOURCE, DIFF, USAGE],
             [
                 0x4110_5201,
                 0x4108_5202,
                 0x5203,
                 0xbffc_5204,
                 0x5205,
-                0xc108_5206
+                0xc108_5206,
+                0xfffc_5207,
+                0x8020_5208
             ]
         );
+    }
+
+    #[test]
+    fn a_comparison_survives_its_pages() {
+        let changes = [
+            Change::Added,
+            Change::Removed,
+            Change::Kind,
+            Change::Both {
+                content: true,
+                metadata: false,
+            },
+            Change::Both {
+                content: true,
+                metadata: true,
+            },
+        ];
+        let difference = |n: usize| Difference {
+            path: vec![b'p'; n * n % 40_000],
+            change: changes[n % changes.len()],
+            is_dir: n.is_multiple_of(3),
+        };
+        for count in [0, 1, 5, 300] {
+            let sent: Vec<Difference> = (0..count).map(difference).collect();
+            let mut pages = DiffPages::new(&sent);
+            let (mut bytes, mut last) = (Vec::new(), false);
+            while !last {
+                let page = pages.next_page();
+                let (part, is_last) = decode_diff_page(&page).unwrap();
+                bytes.extend_from_slice(part);
+                last = is_last;
+            }
+            let (mut got, mut rest) = (Vec::new(), &bytes[..]);
+            while let Some((difference, len)) = Difference::decode(rest).unwrap() {
+                got.push(difference);
+                rest = &rest[len..];
+            }
+            assert_eq!((got, rest), (sent, &b""[..]));
+        }
+        let request = DiffRequest {
+            flags: DIFF_START,
+            other: 7,
+        };
+        assert_eq!(DiffRequest::decode(&request.encode()).unwrap(), request);
+        let usage = Usage {
+            logical_bytes: 1,
+            shared_bytes: 2,
+            exclusive_bytes: u64::MAX,
+        };
+        assert_eq!(encode_usage(&usage).len(), USAGE_BYTES);
+        assert_eq!(decode_usage(&encode_usage(&usage)).unwrap(), usage);
+        assert!(decode_usage(&[0; 23]).is_err());
+        assert!(Difference::decode(&[64, 0, 0, 0, 0]).is_err());
+        assert!(decode_diff_page(&[0xff; 20]).is_err());
+        assert!(DiffRequest::decode(&[2; DIFF_PAGE_BYTES]).is_err());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use ramet_betree::successor_of_prefix;
 
+use crate::control::DiffPages;
 use crate::error::Result;
 use crate::inode::{Ino, Inode};
 use crate::keys;
@@ -88,6 +89,8 @@ impl Positions {
 pub struct DirStream {
     dir: Arc<Inode>,
     positions: Mutex<Positions>,
+    /// A comparison that is being handed out.
+    diff: Mutex<DiffPages>,
 }
 
 impl DirStream {
@@ -99,6 +102,19 @@ impl DirStream {
 }
 
 impl Volume {
+    /// Answers [`DIFF`](crate::control::DIFF) on an open directory: compares it with `other`, or goes on with the
+    /// comparison.
+    ///
+    /// # Errors
+    /// Those of [`Volume::diff`].
+    pub fn diff_page(&self, stream: &DirStream, other: Option<Ino>) -> Result<Vec<u8>> {
+        if let Some(other) = other {
+            let found = self.diff(stream.ino(), other)?;
+            *stream.diff.lock() = DiffPages::new(&found);
+        }
+        Ok(stream.diff.lock().next_page())
+    }
+
     /// Opens a directory for reading its entries.
     ///
     /// # Errors
@@ -107,6 +123,7 @@ impl Volume {
         Ok(DirStream {
             dir: self.dir(ino)?,
             positions: Mutex::default(),
+            diff: Mutex::default(),
         })
     }
 

@@ -69,6 +69,91 @@ pub(crate) fn push_child(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(name);
 }
 
+/// The names that lead from the directory at `from` to the one at `to` below it.
+pub(crate) fn names_between<'a>(from: &[u8], to: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    to[from.len()..]
+        .split(|&byte| byte == 0)
+        .skip(1)
+        .map(|tagged| tagged.strip_prefix(&[CHILD]).unwrap_or(tagged))
+}
+
+/// The directory and the last name of a path that ends with a name.
+pub(crate) fn split_child(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let zero = path.iter().rposition(|&byte| byte == 0)?;
+    let name = path[zero..].strip_prefix(&[0, CHILD])?;
+    Some((&path[..zero], name))
+}
+
+/// What a key is about, beside the path it starts with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part<'a> {
+    /// A name in the directory.
+    Entry(&'a [u8]),
+    /// A block of the file.
+    Block,
+    /// An extended attribute of the object.
+    Xattr,
+    /// A body of the clone root: its record, blocks or attributes.
+    Body(u64),
+    /// The stub index of the clone root.
+    Stub,
+    /// The volume, or nothing that this version knows.
+    Volume,
+}
+
+/// The path that `key` starts with, relative to an object, and what the key is about. `key` is what follows
+/// [`range`] of that object.
+pub(crate) fn parse_below(key: &[u8]) -> (Bytes, Part<'_>) {
+    let mut at = 0;
+    // `key` lacks the NUL in front of its first tag.
+    while key.get(at) == Some(&CHILD) {
+        match key[at..].iter().position(|&byte| byte == 0) {
+            Some(len) => at += len + 1,
+            None => return (join(&[&[0], key]), Part::Volume),
+        }
+    }
+    let path = if at == 0 {
+        Bytes::new()
+    } else {
+        join(&[&[0], &key[..at - 1]])
+    };
+    let rest = key.get(at + 1..).unwrap_or_default();
+    let part = match key.get(at) {
+        Some(&ENTRY) => Part::Entry(rest),
+        Some(&BLOCK) => Part::Block,
+        Some(&XATTR) => Part::Xattr,
+        Some(&BODY) => match rest.first_chunk() {
+            Some(link) => Part::Body(u64::from_be_bytes(*link)),
+            None => Part::Volume,
+        },
+        Some(&STUB) => Part::Stub,
+        _ => Part::Volume,
+    };
+    (path, part)
+}
+
+/// Where the keys in and below the object at the relative path `object` end, as [`parse_below`] takes keys.
+pub(crate) fn end_below(object: &[u8]) -> Bytes {
+    match object.split_first() {
+        Some((_, object)) => join(&[object, &[1]]),
+        None => Bytes::from_static(&[0xff]),
+    }
+}
+
+/// Where the stub index of the clone root at the relative path `root` ends, as [`parse_below`] takes keys.
+pub(crate) fn end_of_stubs_below(root: &[u8]) -> Bytes {
+    let end = join(&[root, &[0, STUB + 1]]);
+    end.slice(1..)
+}
+
+/// Directory and name of a stub, from its key in the index of the clone root at `root`.
+pub(crate) fn stub_name(root: &[u8], key: &[u8]) -> Option<(Bytes, Bytes)> {
+    let tail = key.strip_prefix(&stub_index(root)[..])?;
+    let zero = tail.iter().rposition(|&byte| byte == 0)?;
+    let name = tail[zero..].strip_prefix(&[0, ENTRY])?;
+    Some((join(&[root, &tail[..zero]]), Bytes::copy_from_slice(name)))
+}
+
 /// Path of body `link` of the clone root at `root`.
 pub(crate) fn body(root: &[u8], link: u64) -> Bytes {
     join(&[root, &[0, BODY], &link.to_be_bytes()])
@@ -229,6 +314,68 @@ mod tests {
         assert!(stub(&root, &child(&dir, b"e"), b"x").starts_with(&below));
         assert!(!stub(&root, &root, b"d").starts_with(&below));
         assert!(!stub(&root, &sibling, b"x").starts_with(&below));
+    }
+
+    #[test]
+    fn stub_keys_tell_directory_and_name() {
+        let root = child(b"", b"r");
+        let mut dir = root.to_vec();
+        for names in [&[][..], &[&b"d"[..]], &[b"\x02", b"\x01\xff"]] {
+            dir.truncate(root.len());
+            names.iter().for_each(|name| push_child(&mut dir, name));
+            let told = stub_name(&root, &stub(&root, &dir, b"x"));
+            assert_eq!(told, Some((dir.clone().into(), Bytes::from_static(b"x"))));
+            assert_eq!(names_between(&root, &dir).collect::<Vec<_>>(), names);
+        }
+    }
+
+    #[test]
+    fn keys_below_an_object_are_taken_apart() {
+        let top = child(b"", b"top");
+        let paths = [
+            Bytes::new(),
+            child(b"", b"d"),
+            child(&child(b"", b"\x01"), b"\xff"),
+        ];
+        for relative in &paths {
+            let path = join(&[&top, relative]);
+            let cases: [(Bytes, Part<'_>); 6] = [
+                (entry(&path, b"x\x02"), Part::Entry(b"x\x02")),
+                (block(&blocks(&path), 256), Part::Block),
+                (xattr(&path, b"user.a"), Part::Xattr),
+                (body_record(&body(&path, 1 << 40)), Part::Body(1 << 40)),
+                (blocks(&body(&path, 7)), Part::Body(7)),
+                (stub(&path, &child(&path, b"e"), b"x"), Part::Stub),
+            ];
+            for (key, part) in cases {
+                let index = key[0];
+                let told = key.strip_prefix(&range(index, &top)[..]).unwrap();
+                assert_eq!(parse_below(told), (relative.clone(), part));
+                assert!(told < &end_below(relative)[..]);
+                assert_eq!(part == Part::Stub, {
+                    let end = end_of_stubs_below(relative);
+                    told < &end[..]
+                        && told >= &end_of_stubs_below(relative)[..end.len() - 1]
+                        && told[end.len() - 1] == STUB
+                });
+            }
+            let split = split_child(relative).map(|(dir, name)| child(dir, name));
+            assert_eq!(split.unwrap_or_default(), *relative);
+        }
+        let (dir, sibling) = (child(b"", b"d"), child(b"", b"d\x01"));
+        let below = |path: &[u8]| entry(path, b"x").slice(2..);
+        assert!(below(&dir) < end_below(&dir) && end_below(&dir) <= below(&sibling));
+        // Whatever bytes: no panic.
+        for key in [
+            &b""[..],
+            b"\x02",
+            b"\x02abc",
+            b"\x05abc",
+            b"\xff",
+            b"\x02a\0",
+        ] {
+            parse_below(key);
+        }
     }
 
     #[test]

@@ -28,6 +28,7 @@ pub mod control;
 mod copy;
 mod create;
 mod data;
+mod diff;
 mod dir;
 mod error;
 mod holes;
@@ -47,12 +48,15 @@ use std::sync::Arc;
 
 use ramet_block::Codec;
 
+pub use ramet_betree::Usage;
+
 pub use attr::{SetAttr, SetTime};
 pub use check::Finding;
 pub use clock::{Clock, SystemClock};
 pub use clone::Invalidation;
 pub use create::NewInode;
 pub use data::{BLOCK_BYTES, FILE_BYTES_MAX};
+pub use diff::{Change, Difference};
 pub use dir::{DirEntry, DirStream};
 pub use error::{Error, Result};
 pub use inode::{Ino, ROOT_INO};

@@ -163,6 +163,11 @@ impl Record {
         }
     }
 
+    /// What it is. The decoder has checked the mode.
+    pub(crate) fn kind(&self) -> Kind {
+        Kind::from_mode(self.mode).expect("records are made, and decoded, with the mode of a kind")
+    }
+
     /// Whether all of these flags are set.
     pub(crate) fn has(&self, flags: u16) -> bool {
         self.flags & flags == flags

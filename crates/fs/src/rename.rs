@@ -207,6 +207,7 @@ impl Volume {
         victim: Option<&Arc<Inode>>,
         whiteout: Option<(Ino, (u32, u32))>,
     ) -> Result<()> {
+        self.prepare_clone(source)?;
         let _links = self.links.write();
         let has_stubs = self.has_stubs(source)?;
         let mut change = Change::new(lock_states(&with(&[from.dir, to.dir, source], victim)));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
-use ramet_betree::{Batch, Snapshot, Tree};
+use ramet_betree::{Batch, Snapshot, Span, Tree, Usage};
 use ramet_block::Device;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -239,6 +239,23 @@ impl Volume {
             inodes_in_memory: self.table.len() as u64,
             poisoned: tree.poisoned,
         }
+    }
+
+    /// The space of a directory tree: of all that lies in and below the directory, without its own record and
+    /// without bodies of hard links that lie outside. Writes a checkpoint first.
+    ///
+    /// # Errors
+    /// `NotDirectory`, and those of the tree.
+    pub fn usage(&self, dir: Ino) -> Result<Usage> {
+        let dir = self.dir(dir)?;
+        let path = self
+            .topology
+            .read()
+            .place(&dir)
+            .map_err(gone_is_not_found)?
+            .path;
+        let ranges = [keys::META, keys::DATA].map(|index| Span::prefix(keys::range(index, &path)));
+        Ok(self.tree.usage(&ranges)?)
     }
 
     /// The tree below, for tools.

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use fuser::{Errno, ReplyIoctl};
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, STAT, SYNC,
-    encode_source_reply, encode_stat_reply,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
+    REMOVE, SOURCE, STAT, SYNC, USAGE, encode_source_reply, encode_stat_reply, encode_usage,
 };
-use ramet_fs::{Caller, Error, Ino, Invalidation, Result, Volume};
+use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
 use crate::errno::errno;
 use crate::notify::Kernel;
@@ -21,6 +21,19 @@ pub(crate) enum Call {
     Sync,
     Stat,
     Checkpoint,
+    Diff(DiffRequest),
+    Usage,
+}
+
+/// Who may compare trees: a comparison tells names and equality whatever the directories inside allow, so only those
+/// who could read the volume itself.
+fn may_compare(caller: &Caller) -> Result<()> {
+    let is_ours = caller.uid == rustix::process::geteuid().as_raw();
+    if caller.uid == 0 || is_ours {
+        Ok(())
+    } else {
+        Err(Error::NotPermitted)
+    }
 }
 
 /// How long a call may take.
@@ -43,6 +56,8 @@ impl Call {
             SYNC => Ok(Self::Sync),
             STAT => Ok(Self::Stat),
             CHECKPOINT => Ok(Self::Checkpoint),
+            DIFF => DiffRequest::decode(bytes).map(Self::Diff),
+            USAGE => Ok(Self::Usage),
             _ => return None,
         })
     }
@@ -51,18 +66,18 @@ impl Call {
     pub(crate) fn pace(&self) -> Pace {
         match self {
             Self::Clone(_) | Self::Remove(_) => Pace::Structural,
-            Self::Sync | Self::Checkpoint => Pace::Waits,
+            Self::Sync | Self::Checkpoint | Self::Diff(_) | Self::Usage => Pace::Waits,
             Self::Source(_) | Self::Stat => Pace::Quick,
         }
     }
 
-    /// Carries the call out, made on `dir` by `caller`, and answers it.
+    /// Carries the call out, made on the open directory `dir` by `caller`, and answers it.
     pub(crate) fn serve(
         &self,
         volume: &Arc<Volume>,
         kernel: &Kernel,
         tickets: &Tickets,
-        dir: Ino,
+        dir: (Ino, Option<&DirStream>),
         caller: &Caller,
         reply: ReplyIoctl,
     ) {
@@ -79,7 +94,7 @@ impl Call {
         &self,
         volume: &Arc<Volume>,
         tickets: &Tickets,
-        dir: Ino,
+        (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
         let mut stale = Vec::new();
@@ -97,6 +112,16 @@ impl Call {
             }
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
+            Self::Diff(request) => {
+                may_compare(caller)?;
+                let starts = request.flags & DIFF_START != 0;
+                let other = starts
+                    .then(|| tickets.redeem(caller, request.other))
+                    .transpose()?;
+                let other = other.as_ref().map(|source| source.ino);
+                data = volume.diff_page(stream.ok_or(Error::Stale)?, other)?;
+            }
+            Self::Usage => data = encode_usage(&volume.usage(dir)?),
             Self::Stat => {
                 let json = serde_json::to_string(&volume.stats())
                     .map_err(|_| Error::Invalid("counters"))?;

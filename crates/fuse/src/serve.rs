@@ -624,7 +624,7 @@ impl Filesystem for Server {
         &self,
         request: &Request,
         node: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         _flags: IoctlFlags,
         cmd: u32,
         in_data: &[u8],
@@ -643,7 +643,11 @@ impl Filesystem for Server {
             Arc::clone(&self.tickets),
             caller(request),
         );
-        let serve = move || call.serve(&volume, &kernel, &tickets, ino(node), &caller, reply);
+        let stream = self.stream(fh).ok();
+        let serve = move || {
+            let dir = (ino(node), stream.as_deref());
+            call.serve(&volume, &kernel, &tickets, dir, &caller, reply);
+        };
         match pace {
             Pace::Quick => serve(),
             Pace::Waits => self.syncs.run(serve),

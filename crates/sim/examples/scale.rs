@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 use ramet_betree::TreeShape;
-use ramet_sim::scale::{Edited, Many, Ranges, Rounds};
+use ramet_sim::scale::{Edited, Many, Ranges, Rounds, Zones};
 
 /// Experiments on clones at scale.
 #[derive(Parser)]
@@ -30,6 +30,27 @@ enum Experiment {
         /// Rounds between checkpoints.
         #[arg(long, default_value_t = 100)]
         every: u32,
+        /// Files that are edited in each round.
+        #[arg(long, default_value_t = 64)]
+        files: usize,
+        /// Blocks of each file.
+        #[arg(long, default_value_t = 1024)]
+        blocks: usize,
+        /// Bytes of each edit.
+        #[arg(long, default_value_t = 16)]
+        edit: usize,
+    },
+    /// Renames of small directories, for the size up to which clones copy.
+    Zones {
+        #[arg(long, default_value_t = 2000)]
+        dirs: usize,
+        #[arg(long, default_value_t = 10_000)]
+        renames: usize,
+        /// Renames between checkpoints.
+        #[arg(long, default_value_t = 100)]
+        every: usize,
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
     },
     /// Very many live range messages in one buffer.
     Ranges {
@@ -74,7 +95,35 @@ fn main() {
             edited,
             rounds,
             every,
-        } => run_rounds(edited, rounds, every, shape),
+            files,
+            blocks,
+            edit,
+        } => run_rounds(Rounds {
+            shape: Some(shape),
+            checkpoint_every: every,
+            files,
+            blocks,
+            edit_bytes: edit,
+            ..Rounds::of_paper(edited.into(), rounds)
+        }),
+        Experiment::Zones {
+            dirs,
+            renames,
+            every,
+            seed,
+        } => {
+            let experiment = Zones {
+                dirs,
+                renames,
+                checkpoint_every: every,
+                shape,
+                seed,
+            };
+            println!(
+                "{dirs} directories, {renames} renames, seed {seed}: {:?}",
+                experiment.run()
+            );
+        }
         Experiment::Ranges { ranges, seed } => {
             let experiment = Ranges {
                 ranges,
@@ -102,20 +151,23 @@ fn main() {
     }
 }
 
-fn run_rounds(edited: Which, rounds: u32, every: u32, shape: TreeShape) {
-    let edited = match edited {
-        Which::HeadTail => Edited::HeadTail,
-        Which::HeadHead => Edited::HeadHead,
-        Which::TailTail => Edited::TailTail,
-    };
-    let experiment = Rounds {
-        shape: Some(shape),
-        checkpoint_every: every,
-        ..Rounds::of_paper(edited, rounds)
-    };
-    println!("{edited:?}: 64 files of 4 MiB, 16 bytes a file and round");
+impl From<Which> for Edited {
+    fn from(which: Which) -> Self {
+        match which {
+            Which::HeadTail => Edited::HeadTail,
+            Which::HeadHead => Edited::HeadHead,
+            Which::TailTail => Edited::TailTail,
+        }
+    }
+}
+
+fn run_rounds(experiment: Rounds) {
     println!(
-        "{:>6} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>11} {:>7} {:>6}",
+        "{:?}: {} files of {} blocks, {} bytes a file and round",
+        experiment.edited, experiment.files, experiment.blocks, experiment.edit_bytes
+    );
+    println!(
+        "{:>6} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>11} {:>7} {:>6} {:>8}",
         "round",
         "visits",
         "reads",
@@ -127,11 +179,12 @@ fn run_rounds(edited: Which, rounds: u32, every: u32, shape: TreeShape) {
         "scan reads",
         "scan MiB",
         "nodes",
-        "height"
+        "height",
+        "rewrites"
     );
     experiment.run(|s| {
         println!(
-            "{:>6} {:>8} {:>8.2} {:>9.1} {:>9.1} {:>9.0} {:>9} {:>9.2} {:>10} {:>11.2} {:>7} {:>6}",
+            "{:>6} {:>8} {:>8.2} {:>9.1} {:>9.1} {:>9.0} {:>9} {:>9.2} {:>10} {:>11.2} {:>7} {:>6} {:>8}",
             s.round,
             s.clone_visits,
             s.clone_reads,
@@ -143,7 +196,8 @@ fn run_rounds(edited: Which, rounds: u32, every: u32, shape: TreeShape) {
             s.scan_reads,
             s.scan_bytes as f64 / f64::from(1 << 20),
             s.nodes,
-            s.height
+            s.height,
+            s.rewrites
         );
     });
 }

@@ -6,10 +6,12 @@
 mod many;
 mod ranges;
 mod rounds;
+mod zones;
 
 pub use many::{Deletion, Many, ManySample};
 pub use ranges::{Lookups, Ranges, RangesReport};
 pub use rounds::{Edited, Rounds, Sample};
+pub use zones::{Zones, ZonesReport};
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,4 +46,17 @@ fn median(values: &mut [u64]) -> u64 {
 
 fn nanoseconds(clock: Instant) -> u64 {
     u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Space in use once everything dead is freed.
+fn settled_bytes(tree: &Tree) -> u64 {
+    let mut last = u64::MAX;
+    loop {
+        tree.checkpoint().expect("checkpoint");
+        let stats = tree.stats();
+        if stats.allocated_bytes >= last && stats.zombies == 0 {
+            return stats.allocated_bytes;
+        }
+        last = stats.allocated_bytes;
+    }
 }

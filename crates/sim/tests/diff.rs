@@ -1,6 +1,7 @@
 //! Differences of ranges against the model, and what they cost.
 //!
 //! `RAMET_SEED` sets the first seed, `RAMET_SEEDS` their number, `RAMET_OPS` the batches of each.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

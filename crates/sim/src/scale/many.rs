@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::Device;
 
-use super::{cold, median, nanoseconds};
+use super::{cold, median, nanoseconds, settled_bytes};
 use crate::{Rng, SparseDevice};
 
 const VALUE_BYTES: usize = 1000;
@@ -300,18 +300,5 @@ impl Many {
             start_bytes,
             end_bytes,
         }
-    }
-}
-
-/// Space in use once everything dead is freed.
-fn settled_bytes(tree: &Tree) -> u64 {
-    let mut last = u64::MAX;
-    loop {
-        tree.checkpoint().expect("checkpoint");
-        let stats = tree.stats();
-        if stats.allocated_bytes >= last && stats.zombies == 0 {
-            return stats.allocated_bytes;
-        }
-        last = stats.allocated_bytes;
     }
 }

@@ -77,6 +77,8 @@ pub struct Sample {
     pub nodes: u64,
     /// Height of the tree.
     pub height: u64,
+    /// Leaf ranges written anew so far.
+    pub rewrites: u64,
 }
 
 impl Rounds {
@@ -232,6 +234,7 @@ impl Rounds {
                 scan_bytes: scan.bytes_read,
                 nodes: stats.nodes,
                 height: stats.height,
+                rewrites: stats.paths.rewrites,
             };
             each(&sample);
             samples.push(sample);

@@ -25,6 +25,30 @@ fn nothing_is_durable_before_a_commit() {
     journal.commit(99).unwrap();
 }
 
+/// J5, also when nobody asked for a sync.
+#[test]
+fn what_a_record_names_is_durable_before_the_record_is_written() {
+    let (mut whole, mut lost) = (0, 0);
+    for seed in first_seed()..first_seed() + 64 {
+        let dev = CrashDevice::new();
+        let journal = open(dev.clone(), JournalPos::default());
+        let data = [7; BLOCK];
+        dev.write_at(REGION.end(), &data).unwrap();
+        journal.append(1, &[b"names it"], true);
+        journal.write_queued().unwrap();
+        let image = dev.crash(&mut Rng(seed));
+        if replay(&image, JournalPos::default()).0.is_empty() {
+            lost += 1;
+            continue;
+        }
+        let mut found = [0; BLOCK];
+        image.read_at(REGION.end(), &mut found).unwrap();
+        assert_eq!(found, data, "seed {seed}");
+        whole += 1;
+    }
+    assert!(whole > 0 && lost > 0);
+}
+
 #[test]
 fn a_full_journal_refuses_commits_until_space_is_released() {
     let dev = memory();

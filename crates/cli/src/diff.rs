@@ -1,0 +1,138 @@
+//! `ramet diff`: what differs between two directory trees of a mount.
+//!
+//! One name a line, escaped so that no name can forge a line or drive a terminal: what is not printable ASCII is
+//! written as `\\xNN`, and a backslash as `\\\\`.
+
+use std::fmt::Write as _;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use ramet_fs::{Change, Difference};
+use rustix::io::Errno;
+use serde_json::{Value, json};
+
+use crate::args::Diff;
+use crate::control::{Root, mounted};
+use crate::failure::{Failure, Outcome, status};
+
+const DIFFERENT: u8 = 1;
+
+/// Exit status of diff(1).
+pub fn run(args: &Diff) -> Outcome<u8> {
+    compare(args).map_err(|failure| failure.with_status(status::DIFF_TROUBLE))
+}
+
+fn compare(args: &Diff) -> Outcome<u8> {
+    let open = |dir: &Path| Root::open_dir(dir).map_err(|e| Failure::system(dir, e));
+    let (a, b) = (open(&args.a)?, open(&args.b)?);
+    let device = |root: &Root, dir: &Path| root.device().map_err(|e| Failure::system(dir, e));
+    if device(&a, &args.a)? != device(&b, &args.b)? {
+        let why = "both must be on the same Ramet mount";
+        return Err(Failure::at(&args.b, why));
+    }
+    let found = a.diff(&b).map_err(|e| match e {
+        Errno::RANGE => Failure::at(&args.a, "the trees differ in too many names to list"),
+        Errno::PERM => Failure::at(
+            &args.a,
+            "only root and the user who mounted the volume may compare trees",
+        ),
+        e => mounted(&args.a, e),
+    })?;
+    let text = if args.json {
+        let list: Vec<Value> = found.iter().map(as_json).collect();
+        format!("{:#}\n", Value::from(list))
+    } else {
+        found.iter().map(as_line).collect()
+    };
+    io::stdout()
+        .write_all(text.as_bytes())
+        .map_err(|e| Failure::system(Path::new("standard output"), e))?;
+    Ok(if found.is_empty() { 0 } else { DIFFERENT })
+}
+
+fn word(change: Change) -> &'static str {
+    match change {
+        Change::Added => "added",
+        Change::Removed => "removed",
+        Change::Kind => "type",
+        Change::Both {
+            content: true,
+            metadata: false,
+        } => "content",
+        Change::Both { content: false, .. } => "metadata",
+        Change::Both { .. } => "content, metadata",
+    }
+}
+
+fn escaped(path: &[u8]) -> String {
+    if path.is_empty() {
+        return ".".to_owned();
+    }
+    let mut out = String::new();
+    for &byte in path {
+        match byte {
+            b'\\' => out.push_str("\\\\"),
+            b' '..=b'~' => out.push(byte.into()),
+            _ => write!(out, "\\x{byte:02x}").expect("a string takes any text"),
+        }
+    }
+    out
+}
+
+fn as_line(difference: &Difference) -> String {
+    let slash = if difference.is_dir { "/" } else { "" };
+    let (word, path) = (word(difference.change), escaped(&difference.path));
+    format!("{word:<18} {path}{slash}\n")
+}
+
+/// `path` as it is shown, and `path_hex`, its bytes, when that is not the same.
+fn as_json(difference: &Difference) -> Value {
+    let path = escaped(&difference.path);
+    let is_plain = path.as_bytes() == difference.path || difference.path.is_empty();
+    let mut out = json!({
+        "change": word(difference.change),
+        "path": path,
+        "directory": difference.is_dir,
+    });
+    if !is_plain {
+        let hex = difference.path.iter().fold(String::new(), |mut hex, byte| {
+            write!(hex, "{byte:02x}").expect("a string takes any text");
+            hex
+        });
+        out["path_hex"] = hex.into();
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn changed(path: &[u8]) -> Difference {
+        Difference {
+            path: path.to_vec(),
+            change: Change::Both {
+                content: true,
+                metadata: false,
+            },
+            is_dir: false,
+        }
+    }
+
+    #[test]
+    fn no_name_forges_a_line() {
+        let line = as_line(&changed(b"a\nadded b\x1b[2J\\\xc3\xa4"));
+        assert_eq!(
+            line,
+            "content            a\\x0aadded b\\x1b[2J\\\\\\xc3\\xa4\n"
+        );
+        assert_eq!(as_line(&changed(b"")), "content            .\n");
+    }
+
+    #[test]
+    fn json_tells_the_bytes_of_odd_names() {
+        let odd = as_json(&changed(b"a\xff"));
+        assert_eq!(odd["path_hex"], "61ff");
+        assert!(as_json(&changed(b"a b")).get("path_hex").is_none());
+    }
+}

@@ -1,0 +1,404 @@
+//! Which names differ between two directory trees, at the cost of what differs.
+//!
+//! The tree tells which keys differ between the ranges of the two directories ([`Snapshot::diff_range`], which reads
+//! nothing that clones share). Those keys only point at *candidates*: each is looked up on both sides and compared
+//! as a user sees it. So what differs by nature does not count: inode numbers, salts, link counts, times of
+//! access, change and birth, times of directories, how a file is stored, and where the body of a hard link lies.
+//!
+//! - A name that one side has stands for everything below it, which is left out unread.
+//! - The keys of a body lead to its names, through the stub index of its clone root.
+//! - Bodies may lie outside of a directory that is no clone root. Their keys are then not in its range, so all stubs
+//!   below it are candidates: the one cost that does not follow the differences, as with clones.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use bytes::Bytes;
+use ramet_betree::{Diff, Snapshot, Span, successor_of_prefix};
+
+use crate::control::DIFF_BYTES_MAX;
+use crate::error::{Error, Result};
+use crate::inode::Ino;
+use crate::keys::{self, Part};
+use crate::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
+use crate::volume::{Volume, gone_is_not_found};
+
+/// How a name differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Only the second tree has it.
+    Added,
+    /// Only the first tree has it.
+    Removed,
+    /// It is something else in the second tree: a file here, a directory there.
+    Kind,
+    /// Both have it.
+    Both {
+        /// Data of a file or target of a symbolic link differ.
+        content: bool,
+        /// Mode, owner, extended attributes, device number, or time of modification of anything but a directory differ.
+        metadata: bool,
+    },
+}
+
+/// A name that differs between two trees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// Names on the way from the top, joined by `/`; empty for the top itself.
+    pub path: Vec<u8>,
+    /// How it differs.
+    pub change: Change,
+    /// Whether it is a directory, in the second tree unless it is removed. An added or removed one stands for all in it.
+    pub is_dir: bool,
+}
+
+/// One of the two trees.
+struct Side {
+    snapshot: Snapshot,
+    path: Bytes,
+    /// Path of the clone root that the directory is, or is in.
+    root: Bytes,
+    record: Record,
+}
+
+/// What a name leads to: the record, and the path that contents and attributes are kept under.
+struct Object {
+    record: Record,
+    path: Bytes,
+}
+
+struct Comparison {
+    sides: [Side; 2],
+    /// By path relative to the top.
+    found: BTreeMap<Bytes, Difference>,
+    /// Objects that only one side has, or that are not the same kind of object: nothing below them is looked at.
+    whole: BTreeSet<Bytes>,
+    candidates: BTreeSet<Bytes>,
+    /// Bodies that may differ, by the path of their clone root relative to the top.
+    bodies: BTreeMap<Bytes, BTreeSet<u64>>,
+    /// What the answer takes, in bytes.
+    bytes: usize,
+}
+
+impl Volume {
+    /// The names that differ between the trees of two directories, in the order of directories before what is
+    /// in them. As of one moment; the cost follows the differences and the rewritten part, see [`crate::diff`].
+    ///
+    /// # Errors
+    /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than [`DIFF_BYTES_MAX`].
+    pub fn diff(&self, a: Ino, b: Ino) -> Result<Vec<Difference>> {
+        let dirs = [self.dir(a)?, self.dir(b)?];
+        if a == b {
+            return Ok(Vec::new());
+        }
+        let topology = self.topology.read();
+        let snapshot = self.tree.snapshot();
+        let side = |n: usize| -> Result<Side> {
+            let dir = &dirs[n];
+            let root = topology.clone_root(dir)?;
+            let at = topology.record_at(&dir.loc.read().clone())?;
+            let value = snapshot.get(&at.ok_or(Error::Stale)?.0)?;
+            let Entry::Inode { record, .. } = Entry::decode(&value.ok_or(Error::Stale)?)? else {
+                return Err(Error::Stale);
+            };
+            Ok(Side {
+                snapshot: snapshot.clone(),
+                path: topology.place(dir)?.path,
+                root: topology.place(&root)?.path,
+                record,
+            })
+        };
+        let sides = [
+            side(0).map_err(gone_is_not_found)?,
+            side(1).map_err(gone_is_not_found)?,
+        ];
+        drop(topology);
+        let mut comparison = Comparison {
+            sides,
+            found: BTreeMap::new(),
+            whole: BTreeSet::new(),
+            candidates: BTreeSet::from([Bytes::new()]),
+            bodies: BTreeMap::new(),
+            bytes: 0,
+        };
+        comparison.run()?;
+        Ok(comparison.found.into_values().collect())
+    }
+}
+
+impl Side {
+    fn at(&self, object: &[u8]) -> Bytes {
+        [&self.path, object].concat().into()
+    }
+
+    fn entry(&self, object: &[u8]) -> Result<Option<Entry>> {
+        let (dir, name) = keys::split_child(object).ok_or(Error::Stale)?;
+        let value = self.snapshot.get(&keys::entry(&self.at(dir), name))?;
+        value.map(|value| Entry::decode(&value)).transpose()
+    }
+
+    fn object(&self, object: &[u8]) -> Result<Option<Object>> {
+        if object.is_empty() {
+            return Ok(Some(Object {
+                record: self.record.clone(),
+                path: self.path.clone(),
+            }));
+        }
+        let path = self.at(object);
+        let stub = match self.entry(object)? {
+            None => return Ok(None),
+            Some(Entry::Inode { record, .. }) => return Ok(Some(Object { record, path })),
+            Some(Entry::Stub(stub)) => stub,
+        };
+        let path = keys::body(&self.root_of(object)?, stub.link);
+        let missing = || Error::Corrupt {
+            what: "hard link",
+            detail: format!("body {} is missing", stub.link),
+        };
+        let value = self.snapshot.get(&keys::body_record(&path))?;
+        match Entry::decode(&value.ok_or_else(missing)?)? {
+            Entry::Inode { record, .. } => Ok(Some(Object { record, path })),
+            Entry::Stub(_) => Err(missing()),
+        }
+    }
+
+    /// Path of the clone root that holds the bodies of names beside `object`.
+    fn root_of(&self, object: &[u8]) -> Result<Bytes> {
+        let (dir, _) = keys::split_child(object).unwrap_or_default();
+        let mut root = self.root.clone();
+        let mut at: Vec<u8> = Vec::new();
+        for name in keys::names_between(b"", dir) {
+            keys::push_child(&mut at, name);
+            if let Some(Entry::Inode { record, .. }) = self.entry(&at)?
+                && record.has(FLAG_CLONE_ROOT)
+            {
+                root = self.at(&at);
+            }
+        }
+        Ok(root)
+    }
+
+    /// Objects of this side that are stubs, from the stub index keys that start with `prefix`, of a clone root.
+    fn stubs(&self, root: &Bytes, prefix: &[u8], mut each: impl FnMut(u64, Bytes)) -> Result<()> {
+        let end = successor_of_prefix(prefix);
+        for item in self.snapshot.scan(prefix, end.as_deref()) {
+            let (key, value) = item?;
+            let link = value[..].try_into().map(u64::from_be_bytes);
+            let (Ok(link), Some((dir, name))) = (link, keys::stub_name(root, &key)) else {
+                return Err(Error::Corrupt {
+                    what: "stub index",
+                    detail: format!("{key:?}: {value:?}"),
+                });
+            };
+            if let Some(dir) = dir.strip_prefix(&self.path[..]) {
+                each(link, keys::child(dir, &name));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Comparison {
+    fn run(&mut self) -> Result<()> {
+        self.compare_names()?;
+        self.compare_data()?;
+        self.name_bodies()?;
+        for object in std::mem::take(&mut self.candidates) {
+            if self.whole_above(&object).is_none() {
+                self.judge(&object)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn diff(&self, a: Bytes, b: Bytes) -> Result<Diff> {
+        let [left, right] = &self.sides;
+        let (a, b) = (Span::prefix(a), Span::prefix(b));
+        Ok(left.snapshot.diff_range(&a, &right.snapshot, &b)?)
+    }
+
+    /// All keys of an index that differ; those of the ranges, without what leads to the tops.
+    fn diff_index(&self, index: u8) -> Result<Diff> {
+        let [a, b] = &self.sides;
+        self.diff(keys::range(index, &a.path), keys::range(index, &b.path))
+    }
+
+    fn compare_names(&mut self) -> Result<()> {
+        let mut diff = self.diff_index(keys::META)?;
+        while let Some(item) = diff.next().transpose()? {
+            let (owner, part) = keys::parse_below(&item.key);
+            if let Some(whole) = self.whole_above(&owner) {
+                diff.skip_to(&keys::end_below(&whole));
+                continue;
+            }
+            match part {
+                Part::Entry(name) => {
+                    let object = keys::child(&owner, name);
+                    let entries = [&item.before, &item.after].map(|value| {
+                        let entry = value.as_ref().map(Entry::decode).transpose()?;
+                        Ok(entry.map(|entry| match entry {
+                            Entry::Inode { record, .. } => record.kind(),
+                            Entry::Stub(stub) => stub.kind,
+                        }))
+                    });
+                    let [before, after]: [Result<Option<Kind>>; 2] = entries;
+                    let change = match (before?, after?) {
+                        (Some(_), None) => Change::Removed,
+                        (None, Some(_)) => Change::Added,
+                        (Some(x), Some(y)) if x != y => Change::Kind,
+                        _ => {
+                            self.candidates.insert(object);
+                            continue;
+                        }
+                    };
+                    self.whole.insert(object.clone());
+                    self.report(&object, change)?;
+                }
+                Part::Xattr => {
+                    self.candidates.insert(owner);
+                }
+                Part::Body(link) => {
+                    self.bodies.entry(owner).or_default().insert(link);
+                }
+                // The entries tell what the index repeats.
+                Part::Stub => diff.skip_to(&keys::end_of_stubs_below(&owner)),
+                Part::Block | Part::Volume => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn compare_data(&mut self) -> Result<()> {
+        let mut diff = self.diff_index(keys::DATA)?;
+        while let Some(item) = diff.next().transpose()? {
+            let (owner, part) = keys::parse_below(&item.key);
+            if let Some(whole) = self.whole_above(&owner) {
+                diff.skip_to(&keys::end_below(&whole));
+                continue;
+            }
+            match part {
+                Part::Block => {
+                    diff.skip_to(&keys::end_below(&owner));
+                    self.candidates.insert(owner);
+                }
+                Part::Body(link) => {
+                    self.bodies.entry(owner).or_default().insert(link);
+                }
+                Part::Entry(_) | Part::Xattr | Part::Stub | Part::Volume => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of bodies that may differ become candidates.
+    fn name_bodies(&mut self) -> Result<()> {
+        for side in &self.sides {
+            for (owner, links) in &self.bodies {
+                let root = side.at(owner);
+                side.stubs(&root, &keys::stub_index(&root), |link, object| {
+                    if links.contains(&link) {
+                        self.candidates.insert(object);
+                    }
+                })?;
+            }
+            if side.root != side.path {
+                let all = keys::stubs(&side.root, &side.path);
+                side.stubs(&side.root, &all, |_, object| {
+                    self.candidates.insert(object);
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The object at or above `object` of which nothing below is looked at.
+    fn whole_above(&self, object: &[u8]) -> Option<Bytes> {
+        let mut at = object;
+        loop {
+            if let Some(whole) = self.whole.get(at) {
+                return Some(whole.clone());
+            }
+            at = keys::split_child(at)?.0;
+        }
+    }
+
+    /// Compares what a name leads to on both sides.
+    fn judge(&mut self, object: &Bytes) -> Result<()> {
+        let [a, b] = &self.sides;
+        let (a, b) = match (a.object(object)?, b.object(object)?) {
+            (Some(a), Some(b)) => (a, b),
+            (None, None) => return Ok(()),
+            (Some(_), None) => return self.report(object, Change::Removed),
+            (None, Some(_)) => return self.report(object, Change::Added),
+        };
+        if a.path == b.path {
+            return Ok(());
+        }
+        let kind = a.record.kind();
+        if kind != b.record.kind() {
+            return self.report(object, Change::Kind);
+        }
+        let content = match kind {
+            Kind::Regular => self.data_differs(&a, &b)?,
+            Kind::Symlink => a.record.target != b.record.target,
+            _ => false,
+        };
+        let of = |record: &Record| {
+            let is_dir = kind == Kind::Directory;
+            let mtime = (!is_dir).then_some(record.mtime);
+            (record.mode, record.uid, record.gid, record.rdev, mtime)
+        };
+        let has_xattrs = a.record.has(FLAG_XATTRS) || b.record.has(FLAG_XATTRS);
+        let metadata =
+            of(&a.record) != of(&b.record) || has_xattrs && self.xattrs_differ(&a, &b)?;
+        if content || metadata {
+            self.report(object, Change::Both { content, metadata })?;
+        }
+        Ok(())
+    }
+
+    fn data_differs(&self, a: &Object, b: &Object) -> Result<bool> {
+        if a.record.size_bytes != b.record.size_bytes {
+            return Ok(true);
+        }
+        // A short block goes on with zeros, and one that is absent is all zeros.
+        let trimmed = |value: Option<Bytes>| {
+            let value = value.unwrap_or_default();
+            let len = value
+                .iter()
+                .rposition(|&byte| byte != 0)
+                .map_or(0, |at| at + 1);
+            value.slice(..len)
+        };
+        for item in self.diff(keys::blocks(&a.path), keys::blocks(&b.path))? {
+            let item = item?;
+            if trimmed(item.before) != trimmed(item.after) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn xattrs_differ(&self, a: &Object, b: &Object) -> Result<bool> {
+        let mut diff = self.diff(keys::xattr(&a.path, b""), keys::xattr(&b.path, b""))?;
+        Ok(diff.next().transpose()?.is_some())
+    }
+
+    fn report(&mut self, object: &Bytes, change: Change) -> Result<()> {
+        let side = &self.sides[usize::from(change != Change::Removed)];
+        let is_dir = side
+            .object(object)?
+            .is_some_and(|object| object.record.kind() == Kind::Directory);
+        let names: Vec<&[u8]> = keys::names_between(b"", object).collect();
+        let difference = Difference {
+            path: names.join(&b'/'),
+            change,
+            is_dir,
+        };
+        self.bytes += difference.encoded_bytes();
+        if self.bytes > DIFF_BYTES_MAX {
+            return Err(Error::Range);
+        }
+        self.found.insert(object.clone(), difference);
+        Ok(())
+    }
+}

@@ -1,0 +1,451 @@
+//! Comparisons of directory trees against a walk over both, and what they cost.
+//!
+//! `RAMET_SEED` replays a run, `RAMET_STEPS` sets its length.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{
+    Caller, Change, Difference, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
+};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+fn device(bytes: u64) -> Arc<dyn Device> {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(bytes));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    device
+}
+
+fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
+    Volume::open(Arc::clone(device), OpenOptions::default()).unwrap()
+}
+
+fn make(volume: &Volume, dir: Ino, name: &[u8], kind: Kind) -> Result<Ino, Error> {
+    let new = NewInode {
+        kind,
+        perm: 0o755,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: if kind == Kind::Symlink { b"to" } else { b"" },
+    };
+    volume.create(dir, name, &new).map(|attr| attr.ino)
+}
+
+type Path = Vec<Vec<u8>>;
+
+/// What a user sees of a name.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    ino: Ino,
+    kind: Kind,
+    content: Vec<u8>,
+    owner_and_mode: (u16, u32, u32, u32),
+    mtime: Option<Time>,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Seen {
+    fn metadata(&self) -> impl PartialEq + '_ {
+        (self.owner_and_mode, self.mtime, &self.xattrs)
+    }
+}
+
+fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
+    let stream = volume.open_dir(dir).unwrap();
+    let mut names = Vec::new();
+    let each = |entry: &ramet_fs::DirEntry| {
+        names.push(entry.name.to_vec());
+        true
+    };
+    volume.read_dir(&stream, 0, each).unwrap();
+    names.retain(|name| name != b"." && name != b"..");
+    names
+}
+
+fn look(volume: &Volume, ino: Ino) -> Seen {
+    let attr = volume.getattr(ino).unwrap();
+    let content = match attr.kind {
+        Kind::Regular => volume.read(ino, 0, 1 << 20).unwrap(),
+        Kind::Symlink => volume.readlink(ino).unwrap().to_vec(),
+        _ => Vec::new(),
+    };
+    let xattrs = volume.listxattr(ino, true).unwrap();
+    let xattrs = xattrs.iter().map(|name| {
+        let value = volume.getxattr(ino, name).unwrap();
+        (name.to_vec(), value.to_vec())
+    });
+    let mtime = (attr.kind != Kind::Directory).then_some(attr.mtime);
+    Seen {
+        ino,
+        kind: attr.kind,
+        content,
+        owner_and_mode: (attr.perm, attr.uid, attr.gid, attr.rdev),
+        mtime,
+        xattrs: xattrs.collect(),
+    }
+}
+
+fn walk(volume: &Volume, dir: Ino, at: &Path, all: &mut BTreeMap<Path, Seen>) {
+    for name in names(volume, dir) {
+        let ino = volume.lookup(dir, &name).unwrap().ino;
+        let path = [&at[..], &[name]].concat();
+        let seen = look(volume, ino);
+        if seen.kind == Kind::Directory {
+            walk(volume, ino, &path, all);
+        }
+        all.insert(path, seen);
+    }
+}
+
+fn tree(volume: &Volume, dir: Ino) -> BTreeMap<Path, Seen> {
+    let mut all = BTreeMap::from([(Path::new(), look(volume, dir))]);
+    walk(volume, dir, &Path::new(), &mut all);
+    all
+}
+
+fn naive(a: &BTreeMap<Path, Seen>, b: &BTreeMap<Path, Seen>) -> Vec<Difference> {
+    let paths: BTreeSet<&Path> = a.keys().chain(b.keys()).collect();
+    let mut whole: BTreeSet<&Path> = BTreeSet::new();
+    let mut found = Vec::new();
+    for path in paths {
+        if (0..path.len()).any(|n| whole.contains(&path[..n].to_vec())) {
+            continue;
+        }
+        let (x, y) = (a.get(path), b.get(path));
+        let change = match (x, y) {
+            (Some(_), None) => Change::Removed,
+            (None, Some(_)) => Change::Added,
+            (Some(x), Some(y)) if x.kind != y.kind => Change::Kind,
+            (Some(x), Some(y)) => Change::Both {
+                content: x.content != y.content,
+                metadata: x.metadata() != y.metadata(),
+            },
+            (None, None) => continue,
+        };
+        let equal = Change::Both {
+            content: false,
+            metadata: false,
+        };
+        if change == equal {
+            continue;
+        }
+        if !matches!(change, Change::Both { .. }) {
+            whole.insert(path);
+        }
+        found.push(Difference {
+            path: path.join(&b'/'),
+            change,
+            is_dir: y.or(x).is_some_and(|seen| seen.kind == Kind::Directory),
+        });
+    }
+    found
+}
+
+const NAMES: [&[u8]; 7] = [b"a", b"b", b"ab", b"\x01", b"\xff\xff", b"d\x02", b"e"];
+
+/// A random directory in or below one of `tops`, and one of its names, existing or not.
+fn spot(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> (Ino, Vec<u8>) {
+    let mut dir = *tops.choose(rng).unwrap();
+    loop {
+        let name = match names(volume, dir).choose(rng) {
+            Some(name) if rng.random_bool(0.7) => name.clone(),
+            _ => NAMES.choose(rng).unwrap().to_vec(),
+        };
+        match volume.lookup(dir, &name) {
+            Ok(attr) if attr.kind == Kind::Directory && rng.random_bool(0.7) => dir = attr.ino,
+            _ => return (dir, name),
+        }
+    }
+}
+
+fn step(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> Result<(), Error> {
+    let (dir, name) = spot(volume, tops, rng);
+    let found = volume.lookup(dir, &name).ok();
+    let here = found.map(|attr| attr.ino);
+    let file = found
+        .filter(|attr| attr.kind == Kind::Regular)
+        .map(|attr| attr.ino);
+    match rng.random_range(0..15) {
+        0..3 => {
+            let kind = [Kind::Regular, Kind::Regular, Kind::Directory, Kind::Symlink];
+            make(volume, dir, &name, *kind.choose(rng).unwrap())?;
+        }
+        3..6 => {
+            let bytes = [0, 0, 7][rng.random_range(0..3)];
+            let len = [3, 5000, 70_000][rng.random_range(0..3)];
+            let at = rng.random_range(0..20_000);
+            volume.write(file.ok_or(Error::NotFound)?, at, &vec![bytes; len], false)?;
+        }
+        6 => {
+            let set = SetAttr {
+                size_bytes: rng.random_bool(0.5).then(|| rng.random_range(0..30_000)),
+                perm: rng.random_bool(0.3).then_some(0o600),
+                mtime: rng.random_bool(0.3).then_some(SetTime::At(Time::default())),
+                ..SetAttr::default()
+            };
+            volume.setattr(file.ok_or(Error::NotFound)?, &set)?;
+        }
+        7 => {
+            let value = [b"1", b"2"][rng.random_range(0..2)];
+            volume.setxattr(
+                here.ok_or(Error::NotFound)?,
+                b"user.x",
+                value,
+                SetXattr::Any,
+            )?;
+        }
+        8 => volume.removexattr(here.ok_or(Error::NotFound)?, b"user.x")?,
+        9..11 => {
+            let file = file.ok_or(Error::NotFound)?;
+            let mut tries = (0..8).map(|_| {
+                let (other, _) = spot(volume, tops, rng);
+                volume.link(file, other, NAMES.choose(rng).unwrap())
+            });
+            tries.find(Result::is_ok).unwrap_or(Err(Error::Exists))?;
+        }
+        11 => volume.unlink(dir, &name)?,
+        12 => {
+            let (other, to) = spot(volume, tops, rng);
+            volume.rename((dir, &name), (other, &to), RenameMode::Replace, None)?;
+        }
+        13 if rng.random_bool(0.3) => {
+            volume.remove_tree(&Caller::root(), dir, &name)?;
+        }
+        _ => {
+            let (other, to) = spot(volume, tops, rng);
+            let source = here.ok_or(Error::NotFound)?;
+            volume.clone_entry(&Caller::root(), source, other, &to, true)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn differences_are_those_that_a_walk_sees() {
+    let number = |name: &str, or: u64| std::env::var(name).map_or(or, |text| text.parse().unwrap());
+    let first = number("RAMET_SEED", 1);
+    let steps = number("RAMET_STEPS", 500);
+    for seed in first..first + 12 {
+        println!("RAMET_SEED={seed} RAMET_STEPS={steps}");
+        let mut rng = StdRng::seed_from_u64(seed);
+        let volume = open(&device(256 << 20));
+        let a = make(&volume, ROOT_INO, b"a", Kind::Directory).unwrap();
+        let mut tops = vec![a];
+        let mut worked = 0;
+        for _ in 0..60 {
+            worked += u64::from(step(&volume, &tops, &mut rng).is_ok());
+        }
+        // One side of a comparison is no clone root, the others are.
+        for name in [b"b", b"c"] {
+            volume
+                .clone_entry(&Caller::root(), a, ROOT_INO, name, true)
+                .unwrap();
+            tops.push(volume.lookup(ROOT_INO, name).unwrap().ino);
+        }
+        let mut differing = 0;
+        for at in 0..steps {
+            worked += u64::from(step(&volume, &tops, &mut rng).is_ok());
+            if at % 10 != 0 {
+                continue;
+            }
+            if rng.random_bool(0.2) {
+                volume.checkpoint().unwrap();
+            }
+            let trees: Vec<_> = tops.iter().map(|&top| tree(&volume, top)).collect();
+            for (x, y) in [(0, 1), (1, 0), (1, 2), (0, 0)] {
+                let expected = naive(&trees[x], &trees[y]);
+                let found = volume.diff(tops[x], tops[y]).unwrap();
+                assert_eq!(found, expected, "seed {seed}, step {at}, {x} and {y}");
+                differing += found.len();
+                // And of what lies inside: the bodies of its hard links may be outside.
+                for name in NAMES {
+                    let inside = [x, y].map(|top| volume.lookup(tops[top], name).ok());
+                    if let [Some(x), Some(y)] = inside
+                        && [x, y].map(|attr| attr.kind) == [Kind::Directory; 2]
+                    {
+                        let expected = naive(&tree(&volume, x.ino), &tree(&volume, y.ino));
+                        let found = volume.diff(x.ino, y.ino).unwrap();
+                        assert_eq!(found, expected, "seed {seed}, step {at}, in {name:?}");
+                    }
+                }
+            }
+        }
+        println!("{worked} operations worked, {differing} differences");
+        assert!(differing > 20 && worked > steps / 4);
+    }
+}
+
+#[test]
+fn equal_trees_stored_differently_are_equal() {
+    let volume = open(&device(64 << 20));
+    let dirs =
+        [&b"a"[..], b"b"].map(|name| make(&volume, ROOT_INO, name, Kind::Directory).unwrap());
+    for (n, dir) in dirs.into_iter().enumerate() {
+        let time = SetTime::At(Time { secs: 5, nanos: 0 });
+        let file = make(&volume, dir, b"f", Kind::Regular).unwrap();
+        // Zeros written, a hole, and a hole in the place of zeros.
+        if n == 0 {
+            volume.write(file, 0, &[0; 9000], false).unwrap();
+        }
+        volume.write(file, 100_000, b"end", false).unwrap();
+        let set = SetAttr {
+            mtime: Some(time),
+            ..SetAttr::default()
+        };
+        volume.setattr(file, &set).unwrap();
+        volume
+            .setxattr(file, b"user.x", b"1", SetXattr::Any)
+            .unwrap();
+        // Two names on one side, and a third outside that is gone again on the other.
+        if n == 0 {
+            volume.link(file, dir, b"g").unwrap();
+        } else {
+            volume.link(file, ROOT_INO, b"out").unwrap();
+            volume.link(file, dir, b"g").unwrap();
+            volume.unlink(ROOT_INO, b"out").unwrap();
+        }
+        volume.setattr(file, &set).unwrap();
+    }
+    assert_eq!(volume.diff(dirs[0], dirs[1]).unwrap(), []);
+    let g = volume.lookup(dirs[1], b"g").unwrap().ino;
+    volume.write(g, 0, b"x", false).unwrap();
+    let found = volume.diff(dirs[0], dirs[1]).unwrap();
+    let paths: Vec<&[u8]> = found.iter().map(|d| &d.path[..]).collect();
+    assert_eq!(paths, [b"f", b"g"]);
+}
+
+#[test]
+fn a_diff_of_a_large_tree_costs_what_differs() {
+    let device = device(1 << 30);
+    let volume = open(&device);
+    let a = make(&volume, ROOT_INO, b"a", Kind::Directory).unwrap();
+    for d in 0..100 {
+        let dir = make(&volume, a, format!("d{d}").as_bytes(), Kind::Directory).unwrap();
+        for f in 0..1000 {
+            let file = make(&volume, dir, format!("f{f}").as_bytes(), Kind::Regular).unwrap();
+            volume
+                .write(file, 0, format!("{d} {f}").as_bytes(), false)
+                .unwrap();
+            volume.forget(file, 1);
+        }
+    }
+    volume
+        .clone_entry(&Caller::root(), a, ROOT_INO, b"b", true)
+        .unwrap();
+    volume.close().unwrap();
+
+    let find = |volume: &Volume, top: &[u8], n: usize| {
+        let top = volume.lookup(ROOT_INO, top).unwrap().ino;
+        let dir = volume
+            .lookup(top, format!("d{}", n * 9).as_bytes())
+            .unwrap()
+            .ino;
+        let file = volume
+            .lookup(dir, format!("f{}", n * 97).as_bytes())
+            .unwrap()
+            .ino;
+        (file, format!("d{}/f{}", n * 9, n * 97))
+    };
+    let volume = open(&device);
+    for n in 0..10 {
+        volume
+            .write(find(&volume, b"b", n).0, 0, b"new", false)
+            .unwrap();
+    }
+    volume.close().unwrap();
+
+    let volume = open(&device);
+    let before = volume.stats().node_reads;
+    for n in 0..10 {
+        let (file, _) = find(&volume, b"a", n);
+        volume.read(file, 0, 100).unwrap();
+    }
+    let lookups = volume.stats().node_reads - before;
+    volume.close().unwrap();
+
+    let volume = open(&device);
+    let before = volume.stats().node_reads;
+    let (a, b) = (
+        volume.lookup(ROOT_INO, b"a").unwrap(),
+        volume.lookup(ROOT_INO, b"b").unwrap(),
+    );
+    let found = volume.diff(a.ino, b.ino).unwrap();
+    let reads = volume.stats().node_reads - before;
+    println!("{lookups} node reads to look up and read 10 files, {reads} for the diff");
+    let mut expected: Vec<String> = (0..10).map(|n| find(&volume, b"a", n).1).collect();
+    expected.sort();
+    let mut paths: Vec<String> = found
+        .iter()
+        .map(|d| String::from_utf8(d.path.clone()).unwrap())
+        .collect();
+    paths.sort();
+    assert_eq!(paths, expected);
+    assert!(
+        reads <= 5 * lookups,
+        "{reads} node reads, {lookups} of the lookups"
+    );
+}
+
+#[test]
+fn usage_of_a_clone_is_shared_until_it_is_written() {
+    let volume = open(&device(512 << 20));
+    let a = make(&volume, ROOT_INO, b"a", Kind::Directory).unwrap();
+    let noise = |seed: u64, len: usize| {
+        let mut bytes = vec![0; len];
+        StdRng::seed_from_u64(seed).fill(&mut bytes[..]);
+        bytes
+    };
+    for n in 0..40u64 {
+        let file = make(&volume, a, format!("f{n}").as_bytes(), Kind::Regular).unwrap();
+        volume.write(file, 0, &noise(n, 1 << 20), false).unwrap();
+    }
+    let near = |bytes: u64, to: u64| bytes.abs_diff(to) <= to / 5 + (2 << 20);
+    let alone = volume.usage(a).unwrap();
+    println!("alone {alone:?}");
+    assert!(near(alone.logical_bytes, 40 << 20) && near(alone.shared_bytes, 0));
+    assert!(alone.exclusive_bytes >= 38 << 20);
+
+    volume
+        .clone_entry(&Caller::root(), a, ROOT_INO, b"b", true)
+        .unwrap();
+    let b = volume.lookup(ROOT_INO, b"b").unwrap().ino;
+    for top in [a, b] {
+        // What one side has flushed since is the other's alone until that flushes it too.
+        let usage = volume.usage(top).unwrap();
+        println!("cloned {usage:?}");
+        assert!(near(usage.logical_bytes, 40 << 20));
+        assert!(usage.shared_bytes >= 20 << 20 && usage.exclusive_bytes <= 24 << 20);
+    }
+    for n in 0..16u64 {
+        let file = volume.lookup(b, format!("f{n}").as_bytes()).unwrap().ino;
+        volume
+            .write(file, 0, &noise(100 + n, 1 << 20), false)
+            .unwrap();
+    }
+    // What is told to be exclusive comes back, of the clone and then of what is left.
+    let used = || {
+        for _ in 0..4 {
+            volume.checkpoint().unwrap();
+        }
+        volume.stats().allocated_bytes
+    };
+    for (top, name) in [(b, b"b"), (a, b"a")] {
+        let before = used();
+        let told = volume.usage(top).unwrap();
+        volume.remove_tree(&Caller::root(), ROOT_INO, name).unwrap();
+        let freed = before - used();
+        println!("{freed} bytes came back of {told:?}");
+        assert!(told.exclusive_bytes >= 15 << 20);
+        assert!(
+            near(freed, told.exclusive_bytes),
+            "{freed} bytes came back of {told:?}"
+        );
+    }
+    assert_eq!(volume.check().unwrap(), []);
+}

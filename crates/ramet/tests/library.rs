@@ -1,0 +1,79 @@
+//! The library as a user of it sees it.
+
+use std::sync::Arc;
+
+use ramet::{Batch, Codec, Device, Error, MemDevice, OpenError, Options, Span};
+
+#[test]
+fn a_store_survives_being_closed_and_is_one_process_at_a_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let store = Options::default().create(&path, 16 << 20).unwrap();
+    let mut batch = Batch::new();
+    batch.put("k", "v");
+    store.apply(batch).unwrap();
+    let again = Options::default().open(&path);
+    assert!(matches!(again, Err(OpenError::Device(_))));
+    store.close().unwrap();
+    drop(store);
+    let over = Options::default().create(&path, 16 << 20);
+    assert!(
+        matches!(over, Err(OpenError::Device(_))),
+        "a store is not made over a file"
+    );
+
+    let read_only = Options {
+        read_only: true,
+        ..Options::default()
+    };
+    let (one, two) = (
+        read_only.open(&path).unwrap(),
+        read_only.open(&path).unwrap(),
+    );
+    for store in [one, two] {
+        assert_eq!(store.get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
+        let mut batch = Batch::new();
+        batch.delete("k");
+        assert!(matches!(store.apply(batch), Err(Error::ReadOnly)));
+    }
+}
+
+#[test]
+fn compression_saves_space_and_may_change_from_open_to_open() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+    let line =
+        |n: u32| format!("the {n}th line is much like every other line of this table; ").repeat(8);
+    let mut taken = Vec::new();
+    let codecs = [Codec::Raw, Codec::Lz4, Codec::Zstd(Default::default())];
+    for (table, codec) in codecs.into_iter().enumerate() {
+        let options = Options {
+            compression: Some(codec),
+            ..Options::default()
+        };
+        let store = if table == 0 {
+            options.create_on(device.clone()).unwrap()
+        } else {
+            options.open_on(device.clone()).unwrap()
+        };
+        for chunk in 0..20u32 {
+            let mut batch = Batch::new();
+            for n in chunk * 1000..(chunk + 1) * 1000 {
+                batch.put(format!("{table}/{n:08}"), line(n));
+            }
+            store.apply(batch).unwrap();
+        }
+        let usage = store.usage(&[Span::prefix(format!("{table}/"))]).unwrap();
+        taken.push(usage.exclusive_bytes + usage.shared_bytes);
+        store.close().unwrap();
+    }
+    println!("{taken:?} bytes with {codecs:?}");
+    assert!(taken[1] * 3 < taken[0] && taken[2] < taken[1]);
+    let store = Options::default().open_on(device).unwrap();
+    for table in 0..3 {
+        for n in [0, 7, 19_999] {
+            let found = store.get(format!("{table}/{n:08}").as_bytes()).unwrap();
+            assert_eq!(found.as_deref(), Some(line(n).as_bytes()));
+        }
+    }
+    assert_eq!(store.verify(&mut |_| {}).unwrap(), Vec::<String>::new());
+}
