@@ -13,6 +13,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use ramet_block::wire::{Reader, WireError, Writer};
 
+use crate::heads::Heads;
 use crate::message::{Patch, Point};
 use crate::node::Kind;
 use crate::run::MALFORMED;
@@ -20,6 +21,8 @@ use crate::run::MALFORMED;
 const PUT: u64 = 0;
 const DELETE: u64 = 1;
 const PATCH: u64 = 2;
+/// One key in so many has its head at hand.
+const SAMPLE: usize = 8;
 /// Blocks up to this length have offsets of two bytes, longer ones of four.
 const SHORT_BYTES_MAX: usize = u16::MAX as usize;
 
@@ -124,6 +127,8 @@ pub(crate) struct Block {
     /// Where the offsets of the entries begin.
     table: usize,
     points: usize,
+    /// Of what follows the prefix in every [`SAMPLE`]-th key.
+    heads: Heads,
 }
 
 /// Where the parts of an entry lie in the block.
@@ -170,11 +175,12 @@ impl Block {
         let mut r = Reader::new(&raw[..table]);
         let prefix_len = r.bytes(usize::MAX)?.len();
         let prefix = r.position() - prefix_len..r.position();
-        let block = Block {
+        let mut block = Block {
             prefix,
             table,
             points,
             raw: raw.clone(),
+            heads: Heads::default(),
         };
         let mut last: Option<&[u8]> = None;
         for at in 0..points {
@@ -201,6 +207,7 @@ impl Block {
         if r.remaining() != 0 || points == 0 {
             return Err(MALFORMED);
         }
+        block.heads = Heads::new((0..points).step_by(SAMPLE).map(|at| block.rest(at)));
         Ok(block)
     }
 
@@ -289,7 +296,10 @@ impl Block {
         let Some(rest) = key.strip_prefix(prefix) else {
             return (if key > prefix { self.points } else { 0 }, false);
         };
-        let (mut lo, mut hi) = (0, self.points);
+        let samples = self.heads.narrow(rest);
+        // The last sample that is below the key for certain is not looked at again.
+        let mut lo = samples.start.checked_sub(1).map_or(0, |at| at * SAMPLE + 1);
+        let mut hi = (samples.end * SAMPLE).min(self.points);
         while lo < hi {
             let middle = lo + (hi - lo) / 2;
             match self.rest(middle).cmp(rest) {
@@ -303,7 +313,7 @@ impl Block {
 
     /// Memory that it takes, about, in bytes.
     pub(crate) fn weight(&self) -> usize {
-        self.raw.len() + 160
+        self.raw.len() + self.heads.weight() + 192
     }
 }
 

@@ -137,6 +137,8 @@ impl MappedCursor {
     }
 
     /// Loads the next block or page; `false` when there is none.
+    // Apart, so that a step of `advance` stays small.
+    #[inline(never)]
     fn load(&mut self, store: &Store) -> Result<bool> {
         match &mut self.source {
             Source::Mem(mem) => {
@@ -274,7 +276,9 @@ impl Merge {
         if !self.cursors[self.heap[at]].advance(store)? {
             self.heap.swap_remove(at);
         }
-        self.sift_down(at);
+        if self.heap.len() > 1 {
+            self.sift_down(at);
+        }
         Ok(())
     }
 
@@ -296,8 +300,8 @@ impl Merge {
                 self.sift_down(at);
             }
         }
-        if self.heap.is_empty() {
-            return Ok(false);
+        if self.heap.len() <= 1 {
+            return Ok(!self.heap.is_empty());
         }
         // Whoever else stands on the key is a child of the top, the newest of them first.
         while self.heap.len() > 1 {

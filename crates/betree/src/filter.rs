@@ -52,7 +52,7 @@ impl Geometry {
         let h = mix(hash.wrapping_add(self.seed));
         let mask = (1usize << self.segment_log) - 1;
         let starts = u128::from(self.segments) << self.segment_log;
-        let first = (u128::from(h) * starts >> 64) as usize;
+        let first = ((u128::from(h) * starts) >> 64) as usize;
         let len = 1 << self.segment_log;
         let slots = [
             first,

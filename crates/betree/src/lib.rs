@@ -40,6 +40,7 @@ mod flush;
 #[cfg(test)]
 mod format_tests;
 mod graft;
+mod heads;
 mod journal;
 mod memrun;
 mod message;

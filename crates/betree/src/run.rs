@@ -18,10 +18,11 @@ use ramet_block::codec::{compress, decompress};
 use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
-use crate::block::{Block, BlockBuilder};
+use crate::block::{Block, BlockBuilder, shared_prefix};
 use crate::bounds::{KeyRange, Xf, below};
 use crate::error::{Error, Result};
 use crate::filter::{self, Filter};
+use crate::heads::Heads;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind};
@@ -54,6 +55,9 @@ pub(crate) struct RunIndex {
     pub(crate) ranges: Vec<(KeyRange, RangeMsg)>,
     /// Of the keys of points.
     pub(crate) filter: Filter,
+    /// Bytes that the first keys of all blocks share, and the heads of what follows.
+    shared: usize,
+    heads: Heads,
 }
 
 /// A run ready to be written.
@@ -233,11 +237,8 @@ impl RunBuilder {
         let index = (self.kind == Kind::Leaf).then(|| {
             let mut blocks = self.metas;
             blocks.iter_mut().for_each(|meta| meta.offset += index_len);
-            RunIndex {
-                blocks,
-                ranges: Vec::new(),
-                filter: Filter::default(),
-            }
+            let filter = Filter::decode(&filter).expect("what was encoded decodes");
+            RunIndex::new(blocks, Vec::new(), filter)
         });
         RunImage {
             kind: self.kind,
@@ -272,6 +273,20 @@ pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
 }
 
 impl RunIndex {
+    fn new(blocks: Vec<BlockMeta>, ranges: Vec<(KeyRange, RangeMsg)>, filter: Filter) -> Self {
+        let shared = match &blocks[..] {
+            [first, .., last] => shared_prefix(&first.first_key, &last.first_key),
+            _ => 0,
+        };
+        Self {
+            heads: Heads::new(blocks.iter().map(|b| &b.first_key[shared..])),
+            blocks,
+            ranges,
+            filter,
+            shared,
+        }
+    }
+
     /// Decodes `[0, index_len)`, whose checksum has been verified. `handle` finds the node of a GOTO.
     pub(crate) fn decode(
         front: &[u8],
@@ -288,12 +303,9 @@ impl RunIndex {
         if !sane || len as usize != front.len() || used != used_bytes {
             return Err(MALFORMED);
         }
-        let mut index = RunIndex {
-            blocks: Vec::new(),
-            ranges: Vec::new(),
-            filter: Filter::default(),
-        };
-        for _ in 0..blocks {
+        let (block_count, range_count) = (blocks, ranges);
+        let (mut blocks, mut ranges) = (Vec::new(), Vec::new());
+        for _ in 0..block_count {
             let first_key = Bytes::copy_from_slice(take_bytes(&mut r)?);
             let (offset, stored_bytes, raw_bytes, points, deletes) =
                 (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
@@ -301,13 +313,13 @@ impl RunIndex {
             let checksum = r.u64()?;
             let offset = offset.checked_add(len).ok_or(MALFORMED)?;
             let end = offset.checked_add(stored_bytes).ok_or(MALFORMED)?;
-            let ordered = index.blocks.last().map_or(offset == len, |b: &BlockMeta| {
+            let ordered = blocks.last().map_or(offset == len, |b: &BlockMeta| {
                 b.first_key < first_key && b.end() == offset
             });
             if end > used || raw_bytes as usize > BLOCK_BYTES_MAX || deletes > points || !ordered {
                 return Err(MALFORMED);
             }
-            index.blocks.push(BlockMeta {
+            blocks.push(BlockMeta {
                 first_key,
                 offset,
                 stored_bytes,
@@ -318,12 +330,11 @@ impl RunIndex {
                 checksum,
             });
         }
-        for _ in 0..ranges {
+        for _ in 0..range_count {
             let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
             let hi = take_hi(&mut r)?;
             let range = KeyRange::new(lo, hi);
-            let ordered = index
-                .ranges
+            let ordered = ranges
                 .last()
                 .is_none_or(|(last, _): &(KeyRange, RangeMsg)| {
                     last.hi.as_ref().is_some_and(|end| *end <= range.lo)
@@ -346,18 +357,23 @@ impl RunIndex {
                 }
                 _ => return Err(MALFORMED),
             };
-            index.ranges.push((range, msg));
+            ranges.push((range, msg));
         }
-        index.filter = Filter::decode(r.take(filter_len as usize)?)?;
+        let filter = Filter::decode(r.take(filter_len as usize)?)?;
         r.finish()?;
-        Ok(index)
+        Ok(Self::new(blocks, ranges, filter))
     }
 
     /// The block that would hold `key`.
     pub(crate) fn block_of(&self, key: &[u8]) -> Option<usize> {
-        self.blocks
-            .partition_point(|b| b.first_key <= key)
-            .checked_sub(1)
+        let shared = self.blocks.first()?.first_key.get(..self.shared)?;
+        let Some(rest) = key.strip_prefix(shared) else {
+            return (key > shared).then_some(self.blocks.len() - 1);
+        };
+        let among = self.heads.narrow(rest);
+        let not_above = |b: &BlockMeta| b.first_key <= key;
+        let within = self.blocks[among.clone()].partition_point(not_above);
+        (among.start + within).checked_sub(1)
     }
 
     /// The blocks that may hold keys of `range`.
@@ -404,7 +420,7 @@ impl RunIndex {
     pub(crate) fn weight(&self) -> usize {
         let keys: usize = self.blocks.iter().map(|b| b.first_key.len()).sum();
         let entries = self.blocks.len() * size_of::<BlockMeta>() + self.ranges.len() * 160;
-        128 + entries + keys + self.filter.weight()
+        192 + entries + keys + self.filter.weight() + self.heads.weight()
     }
 }
 

@@ -367,16 +367,19 @@ impl TreeScan {
         }
     }
 
+    /// The value without a copy: a slice of its block, which it keeps in memory.
+    pub(crate) fn value_bytes(&self) -> Bytes {
+        let known = self
+            .value
+            .clone()
+            .or_else(|| self.merge.point().apply(None));
+        known.expect("the scan stands on a key")
+    }
+
     /// The next key with its value.
     pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Bytes)>> {
-        if !self.advance(store)? {
-            return Ok(None);
-        }
-        let key = Bytes::copy_from_slice(self.key());
-        let value = self.value.take();
-        Ok(value
-            .or_else(|| self.merge.point().apply(None))
-            .map(|value| (key, value)))
+        let found = self.advance(store)?;
+        Ok(found.then(|| (Bytes::copy_from_slice(self.key()), self.value_bytes())))
     }
 
     fn next_frame(&mut self) -> Option<Frame> {

@@ -1127,6 +1127,15 @@ impl Scan {
     pub fn value(&self) -> &[u8] {
         self.scan.value()
     }
+
+    /// The value of one's own, without a copy: as long as it lives its block of some 16 KiB stays in memory.
+    ///
+    /// # Panics
+    /// As [`Scan::key`].
+    #[must_use]
+    pub fn value_bytes(&self) -> Bytes {
+        self.scan.value_bytes()
+    }
 }
 
 impl Iterator for Scan {

@@ -38,13 +38,13 @@ impl RunView {
         match self {
             RunView::Mem(run) => Ok(run.point(key).cloned()),
             RunView::Disk(run) => {
-                let Some(at) = run.index.block_of(key) else {
-                    return Ok(None);
-                };
                 if !run.index.filter.may_hold(filter::hash(key)) {
                     bump(&store.counters.filter_denials);
                     return Ok(None);
                 }
+                let Some(at) = run.index.block_of(key) else {
+                    return Ok(None);
+                };
                 let block = store.block(run, at)?;
                 let (at, found) = block.seek(key);
                 Ok(found.then(|| block.point(at)))

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree};
+use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree};
 use ramet_block::{Device, MemDevice};
 
 const KEYS: u64 = 60_000;
@@ -167,4 +167,38 @@ fn a_scan_leaves_what_is_used_often_in_the_cache() {
     let again = reads() - scanned;
     println!("{again} reads again");
     assert!(again <= 20, "{again} of 60 had to be read again");
+}
+
+/// A filter that lost a bit would deny keys that are there.
+#[test]
+fn damage_to_a_filter_is_told() {
+    let dev = filled();
+    let mut header = [0; 32];
+    let mut damaged = 0;
+    for addr in (0..dev.len_bytes()).step_by(4096) {
+        dev.read_at(addr, &mut header).expect("in memory");
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four"));
+        if !header.starts_with(b"RRUN\x01") || word(24) == 0 {
+            continue;
+        }
+        let last = addr + u64::from(word(8)) - 1;
+        let mut byte = [0];
+        dev.read_at(last, &mut byte).expect("in memory");
+        dev.write_at(last, &[byte[0] ^ 1]).expect("in memory");
+        damaged += 1;
+    }
+    assert!(damaged > 0, "no leaf has a filter");
+    let tree = open(&dev, 8 << 20, true);
+    for n in 0..100 {
+        match tree.get(&name(n * KEYS / 100 * 2)) {
+            Err(Error::Corrupt { what, .. }) => assert_eq!(what, "front of a run"),
+            // A segment knows it.
+            Ok(value) => assert!(value.is_some(), "key {n} is denied"),
+            Err(error) => panic!("key {n}: {error}"),
+        }
+    }
+    assert!(
+        tree.get(&name(2 * KEYS / 2)).is_err(),
+        "most keys are in leaves"
+    );
 }

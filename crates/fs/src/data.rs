@@ -147,9 +147,9 @@ impl Volume {
                 keys::block(&contents.blocks, span.first()),
                 keys::block(&contents.blocks, span.last()),
             );
-            for item in contents.snapshot.scan(&lo, Some(&hi)) {
-                let (key, value) = item?;
-                fill(block_number(&contents.blocks, &key)?, &value);
+            let mut scan = contents.snapshot.scan(&lo, Some(&hi)).eager();
+            while scan.advance()? {
+                fill(block_number(&contents.blocks, scan.key())?, scan.value());
             }
         }
         Ok(out)

@@ -204,13 +204,16 @@ impl Volume {
             lo.push(0);
         }
         let hi = successor_of_prefix(&entries);
-        for item in view.snapshot.scan(&lo, hi.as_deref()) {
-            let (key, value) = item?;
+        let mut scan = view.snapshot.scan(&lo, hi.as_deref());
+        if cookie > AFTER_DOTS {
+            // Whoever comes back reads the directory to its end.
+            scan = scan.eager();
+        }
+        while scan.advance()? {
             at += 1;
-            // A copy: a slice would keep all keys of the block in memory for as long as the kernel knows the name.
-            let name = Bytes::copy_from_slice(&key[entries.len()..]);
+            let name = Bytes::copy_from_slice(&scan.key()[entries.len()..]);
             if at > cookie {
-                let decoded = Entry::decode(&value)?;
+                let decoded = Entry::decode(&scan.value_bytes())?;
                 let (stored, kind) = match &decoded {
                     Entry::Inode { record, stored } => (
                         *stored,
