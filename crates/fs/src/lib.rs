@@ -138,8 +138,38 @@ pub struct VolumeStats {
     pub cache_hits: u64,
     /// Nodes not found in the cache.
     pub cache_misses: u64,
-    /// Nodes read from the device.
+    /// Bytes in the cache.
+    pub cached_bytes: u64,
+    /// Reads of nodes from the device.
     pub node_reads: u64,
+    /// Bytes of nodes read.
+    pub bytes_read: u64,
+    /// Bytes of nodes written.
+    pub bytes_written: u64,
+    /// Nodes and segments that lookups and clones went through.
+    pub node_visits: u64,
+    /// Freed space that the next checkpoint makes usable.
+    pub pending_free_bytes: u64,
+    /// Dead nodes that wait to be reclaimed.
+    pub zombies: u64,
+    /// Background work since the mount: messages moved from a node to a child.
+    pub flushes: u64,
+    /// Leaf ranges written anew, because messages abounded for them.
+    pub rewrites: u64,
+    /// Shared nodes of which a private copy was made.
+    pub unshares: u64,
+    /// Children dropped unread under a range message.
+    pub prunes: u64,
+    /// Runs of small leaves joined.
+    pub coalesces: u64,
+    /// Segments merged, or copied because little of them was alive.
+    pub segment_merges: u64,
+    /// Nodes that clones had made too high, rebuilt.
+    pub flattens: u64,
+    /// Nodes whose references went to zero.
+    pub reclaimed: u64,
+    /// Checkpoints written.
+    pub checkpoints: u64,
     /// Inodes in memory.
     pub inodes_in_memory: u64,
     /// Why the volume takes no writes any more, if so.
