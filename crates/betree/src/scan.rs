@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::batch::successor_of_prefix;
 use crate::block::Block;
 use crate::bounds::{KeyRange, Xf, below, min_hi};
 use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
@@ -429,10 +430,13 @@ impl TreeScan {
             Base::Nothing => None,
         };
         let mut left = std::mem::take(&mut self.merge).into_left();
-        let far = KeyRange::new(range.lo.clone(), self.end(&range));
+        let end = self.end(&range);
         for (run, xf) in overlays.iter() {
             let mut cursor = MappedCursor::new(run, &range, xf, self.ahead);
-            if self.is_long && far.shares_prefix(xf.strip) {
+            if self.is_long {
+                // As far as the translation goes.
+                let alike = successor_of_prefix(&range.lo[..xf.strip]);
+                let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
                 cursor.carry_on(&mut left, &xf.range(&far));
             }
             self.merge.push_older(cursor);
