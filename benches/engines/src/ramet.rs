@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Access, Device, FileDevice, create_image};
 
-use crate::engine::{Engine, tally};
+use crate::engine::{Engine, digest};
 use crate::load::{Key, Value};
 use crate::{Measure, Outcome};
 
@@ -60,7 +60,13 @@ impl Engine for Ramet {
     }
 
     fn scan(&self, lo: &[u8], limit: usize) -> Outcome<(usize, u64)> {
-        tally(self.0.scan(lo, None), limit)
+        let mut scan = self.0.scan(lo, None);
+        let (mut count, mut sum) = (0, 0u64);
+        while count < limit && scan.advance()? {
+            count += 1;
+            sum = sum.wrapping_add(digest(scan.key(), scan.value()));
+        }
+        Ok((count, sum))
     }
 
     fn delete_range(&mut self, lo: &[u8], hi: &[u8]) -> Outcome<()> {
