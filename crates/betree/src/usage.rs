@@ -19,7 +19,7 @@ use crate::diff::Span;
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
 use crate::node::{Handle, Kind, Store};
-use crate::scan::{Base, cut};
+use crate::scan::{Base, check_falls, cut};
 use crate::skeleton::Skeleton;
 use crate::tree::Inner;
 use crate::view::RunView;
@@ -133,6 +133,10 @@ impl<'a> Walk<'a> {
             // The clip of a GOTO to what the ranges see of it tells whether it goes with them.
             for (whole, msg) in gotos_in(&run, &inside) {
                 if let RangeMsg::Goto(target) = msg {
+                    check_falls(
+                        node.height(),
+                        &Base::Node(target.node.clone(), Xf::identity()),
+                    )?;
                     self.descend(&target.node, &target.xf, &whole, &inside, private)?;
                 }
             }
@@ -283,5 +287,43 @@ fn missing(id: NodeId) -> Error {
         what: "node table",
         addr: 0,
         detail: format!("node {} is referred to and has no record", id.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memrun::MemRun;
+    use crate::message::Target;
+    use crate::node::TreeShape;
+    use ramet_block::{Device, Extent, MemDevice};
+    use ramet_nodetable::NodeTable;
+
+    /// Followed, forged messages like this one could lead round in a circle for ever.
+    #[test]
+    fn a_goto_that_does_not_lead_down_is_corrupt() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let usable = Extent::new(1 << 20, 7 << 20);
+        let roots = NodeTable::format(&dev, usable).expect("a new table");
+        let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+        let store = Store::new(dev, table, TreeShape::default(), 1 << 20, 10);
+        let level = store.new_skeleton(Skeleton::empty(1, KeyRange::all()));
+        let mut run = MemRun::default();
+        let target = Target {
+            xf: Xf::identity(),
+            node: level,
+        };
+        let range = |lo: &'static str, hi: &'static str| KeyRange::new(lo.into(), Some(hi.into()));
+        run.add_range(range("a", "c"), RangeMsg::Goto(target));
+        let mut forged = Skeleton::empty(1, KeyRange::all());
+        store.push_run(&mut forged, run);
+        let forged = store.new_skeleton(forged);
+        let mut walk = Walk {
+            store: &store,
+            counted: HashMap::new(),
+            usage: Usage::default(),
+        };
+        let found = walk.border(&forged, &range("b", "d"), false);
+        assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
     }
 }
