@@ -88,7 +88,8 @@ impl<'a> Walk<'a> {
             .ok_or_else(|| missing(root))?;
         for span in spans.iter().filter(|span| !span.keys().is_empty()) {
             walk.border(&root, span.keys(), record.refs == 1)?;
-            walk.usage.logical_bytes += walk.logical(&root, span.keys())?;
+            let logical = walk.logical(&root, span.keys())?;
+            walk.usage.logical_bytes = walk.usage.logical_bytes.saturating_add(logical);
         }
         walk.settle()?;
         Ok(walk.usage)
@@ -212,22 +213,23 @@ impl<'a> Walk<'a> {
             return Ok(part_of_run(&self.store.run(node)?, range).0);
         }
         let skeleton = self.store.skeleton(node)?;
-        let mut sum = 0;
+        let mut sum = 0u64;
         let mut lo = range.lo.clone();
         loop {
             let piece = cut(self.store, &skeleton, &lo, range.hi.clone())?;
             let here = KeyRange::new(lo, piece.hi.clone());
             for (run, xf) in &piece.overlays {
-                sum += part_of_run(run, &xf.range(&here)).0;
+                sum = sum.saturating_add(part_of_run(run, &xf.range(&here)).0);
             }
             if let Base::Node(child, xf) = &piece.base {
-                sum += match whole_edge(&skeleton, &here, child) {
+                let below = match whole_edge(&skeleton, &here, child) {
                     Some(live_bytes) => live_bytes,
                     None if child.height() < node.height() => {
                         self.logical(child, &xf.range(&here))?
                     }
                     None => 0,
                 };
+                sum = sum.saturating_add(below);
             }
             match piece.hi {
                 Some(hi) if Some(&hi) != range.hi.as_ref() => lo = hi,
@@ -325,5 +327,35 @@ mod tests {
         };
         let found = walk.border(&forged, &range("b", "d"), false);
         assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
+    }
+
+    /// Every round has the keys of the one before twice: 2^70 of them in the end.
+    #[test]
+    fn more_than_can_be_counted_is_the_most_that_can() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+        crate::Tree::format(&dev, &crate::FormatOptions::default()).expect("formats");
+        let options = crate::OpenOptions {
+            manual: true,
+            ..crate::OpenOptions::default()
+        };
+        let tree = crate::Tree::open(dev, options).expect("opens");
+        let mut batch = crate::Batch::new();
+        for n in 0..2000 {
+            batch.put(format!("0/{n}"), vec![7; 100]);
+        }
+        tree.apply(batch).expect("there is room");
+        for round in 1..=70 {
+            let source = format!("{}/", round - 1);
+            for half in ["a", "b"] {
+                let mut batch = crate::Batch::new();
+                batch.clone_prefix(source.clone(), format!("{round}/{half}/"));
+                tree.apply(batch).expect("there is room");
+            }
+            tree.checkpoint().expect("there is room");
+        }
+        let usage = tree
+            .usage(&[Span::prefix("70/"), Span::prefix("69/")])
+            .expect("reads");
+        assert_eq!(usage.logical_bytes, u64::MAX);
     }
 }
