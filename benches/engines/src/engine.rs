@@ -1,9 +1,7 @@
 //! What is asked of every engine.
 
-use std::path::Path;
-
-use crate::Outcome;
 use crate::load::{Key, Value};
+use crate::{Measure, Outcome};
 
 /// An ordered map on the device.
 pub trait Engine {
@@ -27,17 +25,18 @@ pub trait Engine {
 
 pub const NAMES: [&str; 4] = ["ramet", "rocksdb", "lmdb", "redb"];
 
-/// Opens, or makes, a map in `dir`.
-pub fn open(name: &str, dir: &Path, cache_bytes: usize) -> Outcome<Box<dyn Engine>> {
-    Ok(match name {
-        "ramet" => Box::new(crate::ramet::Ramet::open(dir, cache_bytes)?),
+/// Opens, or makes, a map in the folder.
+pub fn open(options: &Measure) -> Outcome<Box<dyn Engine>> {
+    let (dir, cache_bytes) = (&*options.dir, options.cache);
+    Ok(match &*options.engine {
+        "ramet" => Box::new(crate::ramet::Ramet::open(options)?),
         #[cfg(feature = "others")]
         "rocksdb" => Box::new(crate::rocks::Rocks::open(dir, cache_bytes)?),
         #[cfg(feature = "others")]
         "lmdb" => Box::new(crate::lmdb::Lmdb::open(dir)?),
         #[cfg(feature = "others")]
         "redb" => Box::new(crate::redb::Redb::open(dir, cache_bytes)?),
-        _ => return Err(format!("no engine is called {name}").into()),
+        name => return Err(format!("no engine is called {name}").into()),
     })
 }
 

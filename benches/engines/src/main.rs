@@ -41,7 +41,7 @@ enum Command {
 }
 
 #[derive(clap::Args)]
-struct Measure {
+pub struct Measure {
     #[arg(long, value_parser = NAMES)]
     engine: String,
     /// An empty folder on the file system of the device.
@@ -65,6 +65,15 @@ struct Measure {
     /// Bytes of the engine's own cache.
     #[arg(long, default_value_t = 256 << 20)]
     cache: usize,
+    /// Ramet only: part of a leaf's size that has to wait before it is rewritten, in 1/256.
+    #[arg(long)]
+    theta: Option<usize>,
+    /// Ramet only: bytes of the memory buffer.
+    #[arg(long)]
+    memory_bytes: Option<usize>,
+    /// Ramet only: bytes of messages in an interior node.
+    #[arg(long)]
+    buffer_bytes: Option<usize>,
     /// Stop after the inserts.
     #[arg(long)]
     load_only: bool,
@@ -106,7 +115,7 @@ impl Bench {
         let nothing: Box<dyn Engine> = Box::new(Closed);
         std::mem::replace(&mut self.engine, nothing).close()?;
         self.meter.drop_caches()?;
-        self.engine = open(&self.options.engine, &self.options.dir, self.options.cache)?;
+        self.engine = open(&self.options)?;
         Ok(())
     }
 
@@ -148,7 +157,7 @@ impl Bench {
         let mut found = 0;
         let mut digest = 0;
         self.run(name, self.options.keys, |_, engine| {
-            let (count, sum) = engine.scan(&[], usize::MAX)?;
+            let (count, sum) = engine.scan(&[0], usize::MAX)?;
             (found, digest) = (count as u64, sum);
             Ok(())
         })?;
@@ -285,7 +294,7 @@ fn main() -> Outcome<()> {
         Command::Measure(options) => {
             let mut bench = Bench {
                 meter: Meter::new(&options.dir, &options.stat),
-                engine: open(&options.engine, &options.dir, options.cache)?,
+                engine: open(&options)?,
                 figures: Map::new(),
                 options,
             };

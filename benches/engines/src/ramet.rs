@@ -1,22 +1,21 @@
 //! The tree, on an image file.
 
-use std::path::Path;
 use std::sync::Arc;
 
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree};
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Access, Device, FileDevice, create_image};
 
-use crate::Outcome;
 use crate::engine::{Engine, tally};
 use crate::load::{Key, Value};
+use crate::{Measure, Outcome};
 
 const IMAGE_BYTES: u64 = 12 << 30;
 
 pub struct Ramet(Tree);
 
 impl Ramet {
-    pub fn open(dir: &Path, cache_bytes: usize) -> Outcome<Self> {
-        let path = dir.join("image");
+    pub fn open(measure: &Measure) -> Outcome<Self> {
+        let path = measure.dir.join("image");
         let device: Arc<dyn Device> = if path.exists() {
             Arc::new(FileDevice::open(&path, Access::ReadWrite)?)
         } else {
@@ -24,10 +23,20 @@ impl Ramet {
             Tree::format(&device, &FormatOptions::default())?;
             device
         };
-        let options = OpenOptions {
-            cache_bytes: Some(cache_bytes as u64),
+        let mut options = OpenOptions {
+            cache_bytes: Some(measure.cache as u64),
             ..OpenOptions::default()
         };
+        let usual = TreeShape::default();
+        let (theta, memory, buffer) = (measure.theta, measure.memory_bytes, measure.buffer_bytes);
+        if theta.or(memory).or(buffer).is_some() {
+            options.shape = Some(TreeShape {
+                theta_256: theta.unwrap_or(usual.theta_256),
+                memory_bytes: memory.unwrap_or(usual.memory_bytes),
+                buffer_bytes: buffer.unwrap_or(usual.buffer_bytes),
+                ..usual
+            });
+        }
         Ok(Self(Tree::open(device, options)?))
     }
 }

@@ -2,10 +2,7 @@
 
 use std::path::Path;
 
-use rocksdb::{
-    BlockBasedOptions, Cache, DB, Direction, IteratorMode, Options, WaitForCompactOptions,
-    WriteBatch,
-};
+use rocksdb::{BlockBasedOptions, Cache, DB, Direction, IteratorMode, Options, WriteBatch};
 
 use crate::Outcome;
 use crate::engine::{COPY_BATCH, Engine, tally};
@@ -33,7 +30,7 @@ impl Engine for Rocks {
         for (key, value) in entries {
             batch.put(key, value);
         }
-        Ok(self.0.write(&batch)?)
+        Ok(self.0.write(batch)?)
     }
 
     fn sync(&mut self) -> Outcome<()> {
@@ -52,7 +49,7 @@ impl Engine for Rocks {
     fn delete_range(&mut self, lo: &[u8], hi: &[u8]) -> Outcome<()> {
         let mut batch = WriteBatch::default();
         batch.delete_range(lo, hi);
-        Ok(self.0.write(&batch)?)
+        Ok(self.0.write(batch)?)
     }
 
     fn clone_prefix(&mut self, src: &[u8], dst: &[u8]) -> Outcome<()> {
@@ -64,16 +61,29 @@ impl Engine for Rocks {
             };
             batch.put([dst, rest].concat(), value);
             if batch.len() >= COPY_BATCH {
-                self.0.write(&std::mem::take(&mut batch))?;
+                self.0.write(std::mem::take(&mut batch))?;
             }
         }
-        Ok(self.0.write(&batch)?)
+        Ok(self.0.write(batch)?)
     }
 
     fn settle(&mut self) -> Outcome<()> {
-        let mut options = WaitForCompactOptions::default();
-        options.set_flush(true);
-        Ok(self.0.wait_for_compact(&options)?)
+        self.0.flush()?;
+        // Asked in this way, any version of the library answers.
+        let busy = [
+            "rocksdb.compaction-pending",
+            "rocksdb.num-running-compactions",
+        ];
+        loop {
+            let mut left = 0;
+            for property in busy {
+                left += self.0.property_int_value(property)?.unwrap_or(0);
+            }
+            if left == 0 {
+                return Ok(());
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
     }
 
     fn close(self: Box<Self>) -> Outcome<()> {

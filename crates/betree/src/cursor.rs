@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_nodetable::NodeId;
 
 use crate::block::Block;
 use crate::bounds::{KeyRange, Xf};
@@ -21,6 +22,8 @@ use crate::view::{DiskRun, RunView};
 
 /// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
 pub(crate) const AHEAD_MAX: usize = 31;
+/// Blocks beyond its range that a cursor reads on for the one that follows it.
+const BEYOND_MAX: usize = 15;
 /// Points taken at a time from a run in memory.
 const PAGE_POINTS: usize = 64;
 
@@ -43,6 +46,15 @@ struct DiskSource {
     /// The next blocks, as far as they are read.
     ready: VecDeque<Arc<Block>>,
     ahead: usize,
+    /// Blocks after the last one that somebody will want soon.
+    beyond: usize,
+}
+
+/// What a cursor had read when it was dropped, for the next one on the same run.
+pub(crate) struct Left {
+    run: NodeId,
+    first: usize,
+    blocks: VecDeque<Arc<Block>>,
 }
 
 #[derive(Debug)]
@@ -86,6 +98,7 @@ impl MappedCursor {
                 block: None,
                 ready: VecDeque::new(),
                 ahead,
+                beyond: 0,
             }),
         };
         Self {
@@ -108,6 +121,37 @@ impl MappedCursor {
         {
             disk.ready = blocks.skip(disk.blocks.start - first).collect();
         }
+    }
+
+    /// Goes on where a cursor on the same run ended, and reads on for the next one: `far`, in the run's key space, is
+    /// what will be scanned. So the pieces of a long scan share requests to the segments over them.
+    pub(crate) fn carry_on(&mut self, left: &mut Vec<Left>, far: &KeyRange) {
+        let Source::Disk(disk) = &mut self.source else {
+            return;
+        };
+        let reach = disk.run.index.blocks_in(far).end;
+        disk.beyond = reach.saturating_sub(disk.blocks.end).min(BEYOND_MAX);
+        let id = disk.run.handle.id();
+        if let Some(at) = left.iter().position(|left| left.run == id) {
+            let left = left.swap_remove(at);
+            self.offer(left.first, left.blocks.into_iter());
+        }
+    }
+
+    fn into_left(self) -> Option<Left> {
+        let Source::Disk(mut disk) = self.source else {
+            return None;
+        };
+        let mut first = disk.blocks.start;
+        if let Some(block) = disk.block {
+            disk.ready.push_front(block);
+            first -= 1;
+        }
+        Some(Left {
+            run: disk.run.handle.id(),
+            first,
+            blocks: disk.ready,
+        })
     }
 
     /// Goes to the next point; `false` when there is none.
@@ -160,12 +204,12 @@ impl MappedCursor {
             }
             Source::Disk(disk) => {
                 (self.at, self.end) = (0, 0);
-                disk.block = None;
                 let Some(number) = disk.blocks.next() else {
                     return Ok(false);
                 };
+                disk.block = None;
                 if disk.ready.is_empty() {
-                    let ahead = disk.ahead.min(disk.blocks.len());
+                    let ahead = disk.ahead.min(disk.blocks.len() + disk.beyond);
                     disk.ready = store.blocks(&disk.run, number, ahead)?.into();
                     disk.ahead = (2 * disk.ahead + 1).min(AHEAD_MAX);
                 }
@@ -248,6 +292,12 @@ pub(crate) struct Merge {
 impl Merge {
     pub(crate) fn push_older(&mut self, cursor: MappedCursor) {
         self.cursors.push(cursor);
+    }
+
+    /// What its cursors had read.
+    pub(crate) fn into_left(self) -> Vec<Left> {
+        let cursors = self.cursors.into_iter();
+        cursors.filter_map(MappedCursor::into_left).collect()
     }
 
     fn comes_before(&self, a: usize, b: usize) -> bool {

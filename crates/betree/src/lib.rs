@@ -53,7 +53,8 @@ mod rewrite;
 mod run;
 mod scan;
 mod segments;
-#[cfg(all(test, feature = "shuttle"))]
+#[cfg(test)]
+#[cfg(feature = "shuttle")]
 mod shuttled;
 mod skeleton;
 mod split;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::batch::successor_of_prefix;
 use crate::block::Block;
 use crate::bounds::{KeyRange, Xf, below, min_hi};
 use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
@@ -428,10 +429,17 @@ impl TreeScan {
             Base::Node(leaf, xf) => Some((leaf, xf)),
             Base::Nothing => None,
         };
-        self.merge = Merge::default();
+        let mut left = std::mem::take(&mut self.merge).into_left();
+        let end = self.end(&range);
         for (run, xf) in overlays.iter() {
-            self.merge
-                .push_older(MappedCursor::new(run, &range, xf, self.ahead));
+            let mut cursor = MappedCursor::new(run, &range, xf, self.ahead);
+            if self.is_long {
+                // As far as the translation goes.
+                let alike = successor_of_prefix(&range.lo[..xf.strip]);
+                let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
+                cursor.carry_on(&mut left, &xf.range(&far));
+            }
+            self.merge.push_older(cursor);
         }
         if let Some((leaf, xf)) = leaf {
             let read = self.collect(&leaf);
@@ -449,6 +457,15 @@ impl TreeScan {
             self.ahead = AHEAD_MAX;
         }
         Ok(())
+    }
+
+    /// Where the scan ends, when `range` is the piece at hand.
+    fn end(&self, range: &KeyRange) -> Option<Bytes> {
+        match (&self.rest, self.frames.first()) {
+            (Some((_, rest)), _) => rest.hi.clone(),
+            (None, Some(last)) => last.range.hi.clone(),
+            (None, None) => range.hi.clone(),
+        }
     }
 
     /// The blocks of a leaf that were asked for, if they were.

@@ -130,6 +130,38 @@ fn scans_read_in_long_requests_and_nothing_outside_of_their_bounds() {
 }
 
 #[test]
+fn messages_that_wait_over_many_leaves_are_read_in_long_requests() {
+    let dev = filled();
+    let scan = |tree: &Tree| {
+        let before = tree.stats().node_reads;
+        let mut sum = 0u64;
+        for item in tree.scan(b"", None) {
+            let (key, value) = item.expect("reads");
+            sum += u64::from(value[0]) + key.len() as u64;
+        }
+        (tree.stats().node_reads - before, sum)
+    };
+    let tree = open(&dev, 64 << 20, true);
+    let (base, sum) = scan(&tree);
+    let mut batch = Batch::new();
+    let patches = KEYS / 10;
+    for n in 0..patches {
+        batch.patch(name(n * 20), 0, vec![8; 16]);
+    }
+    tree.apply(batch).expect("there is room");
+    tree.close().expect("closes");
+    drop(tree);
+    let tree = open(&dev, 64 << 20, true);
+    let (reads, patched) = scan(&tree);
+    println!("{base} reads without, {reads} with patches");
+    assert_eq!(patched, sum + patches, "each patch raises a byte by one");
+    assert!(
+        reads <= base + 12,
+        "{base} reads without, {reads} with patches"
+    );
+}
+
+#[test]
 fn scans_that_read_ahead_see_the_same() {
     let dev = filled();
     let tree = open(&dev, 2 << 20, false);

@@ -20,7 +20,7 @@ use ramet_betree::{Batch, Error, OpenOptions, Tree};
 use ramet_block::Device;
 
 use crate::step::apply;
-use crate::{Generator, Model, Rng, Setup, SparseDevice};
+use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
 
 const SECTOR_BYTES: u64 = 512;
 const BLOCK_BYTES: u64 = 4096;
@@ -153,7 +153,7 @@ impl Victim {
             ..setup.open.clone()
         };
         let tree = told("open", Tree::open(as_device, open.clone()))?;
-        let mut generator = Generator::new(seed, keys_max);
+        let mut generator = Generator::new(seed, keys_max, Mix::Dense);
         let mut rng = Rng::new(seed ^ 0x0dd);
         let mut model = Model::default();
         let mut states = vec![Model::default()];

@@ -17,7 +17,7 @@ use ramet_block::Device;
 
 use crate::disk::{Keep, LoggedDevice, PowerCut, Told};
 use crate::step::apply;
-use crate::{Generator, Model, Rng, Setup, SparseDevice};
+use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
 
 /// What a history does and how thoroughly it is cut.
 #[derive(Clone, Debug)]
@@ -144,7 +144,7 @@ impl CrashRun {
         };
         let mut tree = open(&self.open)?;
         let mut model = Model::default();
-        let mut generator = Generator::new(self.plan.seed, self.plan.keys_max);
+        let mut generator = Generator::new(self.plan.seed, self.plan.keys_max, Mix::Dense);
         let mut rng = Rng::new(self.plan.seed ^ 0xdead);
         let mut snapshots = Vec::new();
         for _ in 0..self.plan.batches {

@@ -12,6 +12,16 @@ use crate::{Change, Fill, Model, Rng, Step};
 const ALPHABET: [u8; 5] = [0x00, 0x01, b'a', b'b', 0xff];
 const KEY_BYTES_MAX: usize = 160;
 
+/// How often what is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mix {
+    /// Every second change is structural, and the whole tree is compared often: short histories that fail soon.
+    Dense,
+    /// Most changes are points in batches, and a few keys behind each structural change are compared at once;
+    /// the whole tree is compared, closed and crashed at intervals: many operations in little time.
+    Long,
+}
+
 /// Makes the next step from the state that the steps before left.
 #[derive(Clone, Debug)]
 pub struct Generator {
@@ -19,13 +29,18 @@ pub struct Generator {
     /// Above this many keys, a clone or put gives way to a deletion.
     keys_max: usize,
     salt: u32,
+    mix: Mix,
+    /// Where the last structural change left something to be looked at.
+    changed_at: Option<Bytes>,
 }
 
 impl Generator {
     /// The history of `seed`, in a key space of about `keys_max` keys.
     #[must_use]
-    pub fn new(seed: u64, keys_max: usize) -> Self {
+    pub fn new(seed: u64, keys_max: usize, mix: Mix) -> Self {
         Self {
+            mix,
+            changed_at: None,
             rng: Rng::new(seed),
             keys_max,
             salt: 0,
@@ -34,6 +49,47 @@ impl Generator {
 
     /// The next step.
     pub fn step(&mut self, model: &Model) -> Step {
+        match self.mix {
+            Mix::Dense => self.dense_step(model),
+            Mix::Long => self.long_step(model),
+        }
+    }
+
+    fn long_step(&mut self, model: &Model) -> Step {
+        if let Some(lo) = self.changed_at.take() {
+            let limit = 1 + self.rng.below(6);
+            return Step::Scan {
+                lo,
+                hi: None,
+                limit,
+            };
+        }
+        match self.rng.below(20_000) {
+            0..14_000 => {
+                let changes = self.changes(model);
+                self.changed_at = changes.iter().rev().find_map(|c| Some(c.replaced()?.0));
+                Step::Apply(changes)
+            }
+            14_000..19_000 => Step::Get(self.key(model)),
+            19_000..19_960 => {
+                let (lo, hi) = self.range(model);
+                Step::Scan {
+                    lo,
+                    hi,
+                    limit: self.rng.below(12),
+                }
+            }
+            19_960..19_968 => Step::ScanAll,
+            19_968..19_976 => Step::Snapshot,
+            19_976..19_984 => Step::VerifySnapshot,
+            19_984..19_990 => Step::Sync,
+            19_990..19_994 => Step::Checkpoint,
+            19_994..19_997 => Step::Reopen,
+            _ => Step::Crash,
+        }
+    }
+
+    fn dense_step(&mut self, model: &Model) -> Step {
         match self.rng.below(1000) {
             0..600 => self.apply(model),
             600..860 => Step::Get(self.key(model)),
@@ -61,8 +117,12 @@ impl Generator {
 
     /// The changes of the next batch.
     pub fn changes(&mut self, model: &Model) -> Vec<Change> {
-        let count = if self.rng.one_in(6) {
-            1 + self.rng.below(8)
+        let (one_in, most) = match self.mix {
+            Mix::Dense => (6, 8),
+            Mix::Long => (3, 24),
+        };
+        let count = if self.rng.one_in(one_in) {
+            1 + self.rng.below(most)
         } else {
             1
         };
@@ -107,7 +167,12 @@ impl Generator {
     }
 
     fn any_change(&mut self, model: &Model) -> Change {
-        match self.rng.below(100) {
+        // The last quarter is structural.
+        let drawn = match self.mix {
+            Mix::Long if !self.rng.one_in(5) => self.rng.below(75),
+            _ => self.rng.below(100),
+        };
+        match drawn {
             0..50 => Change::Put {
                 key: self.key(model),
                 value: self.fill(300),

@@ -27,7 +27,7 @@ pub use corrupt::{Structure, Verdicts, Victim};
 pub use crash::{CrashPlan, CrashReport, CrashRun};
 pub use device::SparseDevice;
 pub use disk::{Keep, LoggedDevice, PowerCut, Told};
-pub use generate::Generator;
+pub use generate::{Generator, Mix};
 pub use model::Model;
 pub use rng::Rng;
 pub use run::{Failure, Report, Runner, Setup, run_steps};

@@ -1,16 +1,16 @@
 //! What the tree must do, in the plainest way: a map in which a clone is a copy.
 
-use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use bytes::Bytes;
+use imbl::OrdMap;
 
 use crate::Change;
 
-/// The key space as a plain map.
+/// The key space as a plain map, of which a copy for later costs nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Model {
-    map: BTreeMap<Bytes, Bytes>,
+    map: OrdMap<Bytes, Bytes>,
 }
 
 impl Model {
@@ -43,7 +43,7 @@ impl Model {
             Bound::Included(lo),
             hi.map_or(Bound::Unbounded, Bound::Excluded),
         );
-        let range = (!is_empty).then(|| self.map.range::<[u8], _>(bounds));
+        let range = (!is_empty).then(|| self.map.range::<_, [u8]>(bounds));
         range.into_iter().flatten()
     }
 
@@ -52,7 +52,7 @@ impl Model {
     pub fn key_near(&self, key: &[u8]) -> Option<&Bytes> {
         let after = self
             .map
-            .range::<[u8], _>((Bound::Included(key), Bound::Unbounded))
+            .range::<_, [u8]>((Bound::Included(key), Bound::Unbounded))
             .next();
         after.or_else(|| self.map.iter().next()).map(|(key, _)| key)
     }
@@ -94,7 +94,7 @@ impl Model {
 
     /// Copies are taken before the range they replace is emptied: the two may overlap.
     fn replace(&mut self, change: &Change) {
-        let mut copies = Vec::new();
+        let mut copies: Vec<(Bytes, Bytes)> = Vec::new();
         if let (Some((lo, hi)), Some((strip, prefix))) = (change.source(), change.translation()) {
             let translate = |key: &Bytes| [prefix, &key[strip..]].concat().into();
             let source = self.range(&lo, hi.as_deref());

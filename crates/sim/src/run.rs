@@ -103,6 +103,8 @@ pub struct Failure {
 pub struct Report {
     /// Steps run.
     pub steps: usize,
+    /// Changes and reads: a batch counts as many times as it has changes.
+    pub operations: u64,
     /// Most keys at a time.
     pub keys_max: usize,
     /// Keys compared.
@@ -199,6 +201,10 @@ impl Runner {
     /// What differs from the model, or what the tree answered.
     pub fn step(&mut self, step: &Step) -> Outcome {
         self.report.steps += 1;
+        self.report.operations += match step {
+            Step::Apply(changes) => changes.len() as u64,
+            _ => 1,
+        };
         let outcome = catch_unwind(AssertUnwindSafe(|| self.run(step)));
         outcome.unwrap_or_else(|panic| {
             let text = panic.downcast_ref::<String>().map(String::as_str);

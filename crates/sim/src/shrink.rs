@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{Generator, Report, Runner, Setup, Step, run_steps};
+use crate::{Generator, Mix, Report, Runner, Setup, Step, run_steps};
 
 /// Runs `ops` random steps of `seed`. When one fails, the history is made shorter for up to
 /// `patience` and told in the error, with the seed.
@@ -14,9 +14,10 @@ pub fn run_random(
     seed: u64,
     ops: usize,
     keys_max: usize,
+    mix: Mix,
     patience: Duration,
 ) -> Result<Report, String> {
-    let mut generator = Generator::new(seed, keys_max);
+    let mut generator = Generator::new(seed, keys_max, mix);
     let mut runner =
         Runner::new(setup.clone()).map_err(|detail| format!("seed {seed}: {detail}"))?;
     let mut steps = Vec::new();

@@ -11,7 +11,7 @@ use ramet_betree::{
     Batch, Difference, FormatOptions, OpenOptions, Snapshot, Span, Tree, successor_of_prefix,
 };
 use ramet_block::Device;
-use ramet_sim::{Change, Generator, Model, Rng, Runner, Setup, SparseDevice, Step, env_u64};
+use ramet_sim::{Change, Generator, Mix, Model, Rng, Runner, Setup, SparseDevice, Step, env_u64};
 
 /// A range and how much of its keys is not told.
 #[derive(Clone, Debug)]
@@ -122,7 +122,7 @@ fn differences_equal_those_of_the_model() {
     for seed in first..first + env_u64("RAMET_SEEDS", 3) {
         println!("RAMET_SEED={seed} RAMET_OPS={ops}");
         let mut runner = Runner::new(Setup::tiny_nodes_of(seed)).unwrap();
-        let mut generator = Generator::new(seed, 600);
+        let mut generator = Generator::new(seed, 600, Mix::Dense);
         let mut rng = Rng::new(seed ^ 0x6469_6666);
         let mut clones: Vec<(Part, Part)> = Vec::new();
         let mut old: Option<(Snapshot, Model)> = None;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ramet_betree::PathCounts;
-use ramet_sim::{Change, Fill, Setup, Step, env_u64, run_random, run_steps};
+use ramet_sim::{Change, Fill, Mix, Setup, Step, env_u64, run_random, run_steps};
 
 #[test]
 fn random_histories_equal_the_model() {
@@ -17,7 +17,7 @@ fn random_histories_equal_the_model() {
     for seed in first..first + env_u64("RAMET_SEEDS", 6) {
         let setup = Setup::tiny_nodes_of(seed);
         println!("RAMET_SEED={seed} RAMET_OPS={ops} {:?}", setup.open.shape);
-        match run_random(&setup, seed, ops, 1500, Duration::from_secs(60)) {
+        match run_random(&setup, seed, ops, 1500, Mix::Dense, Duration::from_secs(60)) {
             Ok(report) => {
                 println!("{report:?}");
                 paths += report.paths;

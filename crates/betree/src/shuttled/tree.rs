@@ -25,6 +25,7 @@ fn options() -> OpenOptions {
             segments: 2,
             clone_copy_bytes: 0,
             codec: Codec::Raw,
+            ..TreeShape::default()
         }),
         manual: true,
         ..OpenOptions::default()

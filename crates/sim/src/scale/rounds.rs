@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::Device;
 
-use super::{cold, median, nanoseconds};
+use super::{cold, median, nanoseconds, settled_bytes};
 use crate::{Rng, SparseDevice};
 
 const BLOCK_BYTES: usize = 4096;
@@ -213,8 +213,7 @@ impl Rounds {
             if !self.samples.contains(&round) {
                 continue;
             }
-            tree.checkpoint().expect("checkpoint");
-            tree.checkpoint().expect("checkpoint");
+            settled_bytes(&tree);
             let stats = tree.stats();
             let newest = self.newest(round);
             let ((), scan) = cold(&device, &self.options(), |tree| {
@@ -264,9 +263,7 @@ impl Rounds {
                 tree.apply(batch).expect("fill");
             }
         }
-        for _ in 0..3 {
-            tree.checkpoint().expect("checkpoint");
-        }
+        settled_bytes(tree);
     }
 
     /// Scans a version and compares all of it.
