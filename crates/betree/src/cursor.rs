@@ -403,3 +403,45 @@ impl Merge {
             .then(|| (Bytes::copy_from_slice(self.key()), self.point())))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::node::{Kind, TreeShape};
+    use crate::run::RunBuilder;
+    use ramet_block::{Codec, Device, Extent, MemDevice};
+    use ramet_nodetable::NodeTable;
+
+    fn store() -> Arc<Store> {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let usable = Extent::new(1 << 20, 7 << 20);
+        let roots = NodeTable::format(&dev, usable).expect("a new table");
+        let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+        Store::new(dev, table, TreeShape::default(), 1 << 20, 10)
+    }
+
+    /// Every checksum holds, each block is in order, and so are their first keys.
+    #[test]
+    fn a_block_that_reaches_into_the_next_is_corrupt() {
+        let store = store();
+        let mut builder = RunBuilder::new(Kind::Leaf, Codec::Raw, 64);
+        let value = Bytes::from(vec![7; 64]);
+        // `b` fills the first block.
+        for (key, value) in [("aa1", Bytes::new()), ("b", value.clone()), ("aa5", value)] {
+            builder.add(key.into(), &Point::Put(value));
+        }
+        let image = builder.finish(std::iter::empty());
+        let leaf = store.write_run(image).expect("there is room");
+        let run = store.run(&leaf).expect("its front is sound");
+        let xf = Xf::prepending("aa".into());
+        let mut cursor = MappedCursor::new(&run, &KeyRange::all(), &xf, AHEAD_MAX);
+        let found = loop {
+            match cursor.take(&store) {
+                Ok(Some(_)) => {}
+                end => break end,
+            }
+        };
+        assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
+    }
+}

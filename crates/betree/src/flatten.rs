@@ -209,7 +209,7 @@ impl Builder<'_> {
         let live_bytes = edges
             .iter()
             .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
-            .sum();
+            .fold(0, u64::saturating_add);
         if points.is_empty() && edges.len() == 1 {
             return edges.into_iter().next().expect("there is one");
         }

@@ -186,12 +186,12 @@ fn run_has_its_golden_bytes() {
     let index = decode_front(&store, &front, image.bytes.len()).expect("what was encoded decodes");
     let stored = Bytes::copy_from_slice(&image.bytes[front.len()..]);
     let block = index.blocks[0]
-        .decode(Kind::Segment, stored.clone(), 0)
+        .decode(Kind::Segment, stored.clone(), None, 0)
         .expect("decodes");
     assert_eq!(block.len(), 4);
     assert!(index.filter.may_hold(filter::hash(b"bz")));
     assert!(
-        index.blocks[0].decode(Kind::Leaf, stored, 0).is_err(),
+        index.blocks[0].decode(Kind::Leaf, stored, None, 0).is_err(),
         "T5: a leaf holds puts only"
     );
 }

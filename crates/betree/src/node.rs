@@ -816,6 +816,8 @@ impl Store {
             }
         }
         let place = self.place(&run.handle)?;
+        let firsts = metas.iter().map(|meta| &meta.first_key);
+        let mut nexts = firsts.skip(at + 1);
         let metas = &metas[at..at + guards.len()];
         let stop = metas.last().map_or(start, BlockMeta::end);
         let addr = place.extent.addr + u64::from(start);
@@ -831,7 +833,7 @@ impl Store {
                 Bytes::copy_from_slice(&bytes[stored])
             };
             let addr = place.extent.addr + u64::from(meta.offset);
-            match meta.decode(run.handle.kind, stored, addr) {
+            match meta.decode(run.handle.kind, stored, nexts.next(), addr) {
                 Ok(block) => {
                     let block = Arc::new(block);
                     // It stays out when the cache has given the place away meanwhile.

@@ -210,11 +210,11 @@ impl Tree {
         )?;
         drop(named);
         if options.read_only {
-            let inner = Arc::new(inner);
+            let tree = Tree::from_inner(Arc::new(inner));
             if !options.manual {
-                inner.start_readers()?;
+                tree.inner.start_readers()?;
             }
-            return Ok(Tree::from_inner(inner));
+            return Ok(tree);
         }
 
         // A new epoch must be durable before its first frame, together with where its frames start.
@@ -240,11 +240,13 @@ impl Tree {
         if replayed > 0 {
             inner.checkpoint()?;
         }
+        // Stops what runs already when a thread cannot be started: nobody else would.
+        let tree = Tree::from_inner(inner);
         if !options.manual {
-            inner.start()?;
-            inner.start_readers()?;
+            tree.inner.start()?;
+            tree.inner.start_readers()?;
         }
-        Ok(Tree::from_inner(inner))
+        Ok(tree)
     }
 }
 

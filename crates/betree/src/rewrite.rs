@@ -44,7 +44,8 @@ impl Store {
         let size = |edge: &Edge, p: &Pending| match &edge.child {
             None => Some(p.bytes),
             Some(c) if c.node.kind() == Kind::Leaf => {
-                Some(usize::try_from(c.live_bytes).unwrap_or(usize::MAX) + p.bytes)
+                let live = usize::try_from(c.live_bytes).unwrap_or(usize::MAX);
+                Some(live.saturating_add(p.bytes))
             }
             Some(_) => None,
         };
@@ -54,7 +55,7 @@ impl Store {
             let (mut to, mut sum, mut leaves) = (from, 0, 0);
             while to < node.edges.len() {
                 match size(&node.edges[to], &pending[to]) {
-                    Some(bytes) if sum + bytes <= self.shape.leaf_bytes / 2 => sum += bytes,
+                    Some(bytes) if bytes <= self.shape.leaf_bytes / 2 - sum => sum += bytes,
                     _ => break,
                 }
                 leaves += usize::from(node.edges[to].child.is_some());

@@ -430,8 +430,15 @@ impl BlockMeta {
         self.offset + self.stored_bytes
     }
 
-    /// Verifies and decodes the block; `addr` is where it lies, for the message.
-    pub(crate) fn decode(&self, kind: Kind, stored: Bytes, addr: u64) -> Result<Block> {
+    /// Verifies and decodes the block; `next` is the first key of the block behind it, `addr` where it lies, for the
+    /// message.
+    pub(crate) fn decode(
+        &self,
+        kind: Kind,
+        stored: Bytes,
+        next: Option<&Bytes>,
+        addr: u64,
+    ) -> Result<Block> {
         let corrupt = |detail: String| Error::Corrupt {
             what: "block of a run",
             addr,
@@ -457,6 +464,10 @@ impl BlockMeta {
         let block = Block::decode(raw, self.points, kind).map_err(|e| corrupt(e.to_string()))?;
         if !block.starts_with_key(&self.first_key) {
             return Err(corrupt("its first key is not the index's".into()));
+        }
+        // Cursors look for the end of a range only in the last block that the index says holds keys of it.
+        if next.is_some_and(|next| block.seek(next).0 < block.len()) {
+            return Err(corrupt("its keys reach into the next block's".into()));
         }
         Ok(block)
     }

@@ -96,7 +96,7 @@ fn outside(node: &Skeleton) -> Error {
     }
 }
 
-fn check_falls(height: u8, base: &Base) -> Result<()> {
+pub(crate) fn check_falls(height: u8, base: &Base) -> Result<()> {
     match base {
         Base::Node(next, _) if next.height() >= height => {
             let detail = format!(

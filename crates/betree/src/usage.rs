@@ -19,7 +19,7 @@ use crate::diff::Span;
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
 use crate::node::{Handle, Kind, Store};
-use crate::scan::{Base, cut};
+use crate::scan::{Base, check_falls, cut};
 use crate::skeleton::Skeleton;
 use crate::tree::Inner;
 use crate::view::RunView;
@@ -88,7 +88,8 @@ impl<'a> Walk<'a> {
             .ok_or_else(|| missing(root))?;
         for span in spans.iter().filter(|span| !span.keys().is_empty()) {
             walk.border(&root, span.keys(), record.refs == 1)?;
-            walk.usage.logical_bytes += walk.logical(&root, span.keys())?;
+            let logical = walk.logical(&root, span.keys())?;
+            walk.usage.logical_bytes = walk.usage.logical_bytes.saturating_add(logical);
         }
         walk.settle()?;
         Ok(walk.usage)
@@ -133,6 +134,10 @@ impl<'a> Walk<'a> {
             // The clip of a GOTO to what the ranges see of it tells whether it goes with them.
             for (whole, msg) in gotos_in(&run, &inside) {
                 if let RangeMsg::Goto(target) = msg {
+                    check_falls(
+                        node.height(),
+                        &Base::Node(target.node.clone(), Xf::identity()),
+                    )?;
                     self.descend(&target.node, &target.xf, &whole, &inside, private)?;
                 }
             }
@@ -208,22 +213,23 @@ impl<'a> Walk<'a> {
             return Ok(part_of_run(&self.store.run(node)?, range).0);
         }
         let skeleton = self.store.skeleton(node)?;
-        let mut sum = 0;
+        let mut sum = 0u64;
         let mut lo = range.lo.clone();
         loop {
             let piece = cut(self.store, &skeleton, &lo, range.hi.clone())?;
             let here = KeyRange::new(lo, piece.hi.clone());
             for (run, xf) in &piece.overlays {
-                sum += part_of_run(run, &xf.range(&here)).0;
+                sum = sum.saturating_add(part_of_run(run, &xf.range(&here)).0);
             }
             if let Base::Node(child, xf) = &piece.base {
-                sum += match whole_edge(&skeleton, &here, child) {
+                let below = match whole_edge(&skeleton, &here, child) {
                     Some(live_bytes) => live_bytes,
                     None if child.height() < node.height() => {
                         self.logical(child, &xf.range(&here))?
                     }
                     None => 0,
                 };
+                sum = sum.saturating_add(below);
             }
             match piece.hi {
                 Some(hi) if Some(&hi) != range.hi.as_ref() => lo = hi,
@@ -283,5 +289,73 @@ fn missing(id: NodeId) -> Error {
         what: "node table",
         addr: 0,
         detail: format!("node {} is referred to and has no record", id.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memrun::MemRun;
+    use crate::message::Target;
+    use crate::node::TreeShape;
+    use ramet_block::{Device, Extent, MemDevice};
+    use ramet_nodetable::NodeTable;
+
+    /// Followed, forged messages like this one could lead round in a circle for ever.
+    #[test]
+    fn a_goto_that_does_not_lead_down_is_corrupt() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let usable = Extent::new(1 << 20, 7 << 20);
+        let roots = NodeTable::format(&dev, usable).expect("a new table");
+        let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+        let store = Store::new(dev, table, TreeShape::default(), 1 << 20, 10);
+        let level = store.new_skeleton(Skeleton::empty(1, KeyRange::all()));
+        let mut run = MemRun::default();
+        let target = Target {
+            xf: Xf::identity(),
+            node: level,
+        };
+        let range = |lo: &'static str, hi: &'static str| KeyRange::new(lo.into(), Some(hi.into()));
+        run.add_range(range("a", "c"), RangeMsg::Goto(target));
+        let mut forged = Skeleton::empty(1, KeyRange::all());
+        store.push_run(&mut forged, run);
+        let forged = store.new_skeleton(forged);
+        let mut walk = Walk {
+            store: &store,
+            counted: HashMap::new(),
+            usage: Usage::default(),
+        };
+        let found = walk.border(&forged, &range("b", "d"), false);
+        assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
+    }
+
+    /// Every round has the keys of the one before twice: 2^70 of them in the end.
+    #[test]
+    fn more_than_can_be_counted_is_the_most_that_can() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+        crate::Tree::format(&dev, &crate::FormatOptions::default()).expect("formats");
+        let options = crate::OpenOptions {
+            manual: true,
+            ..crate::OpenOptions::default()
+        };
+        let tree = crate::Tree::open(dev, options).expect("opens");
+        let mut batch = crate::Batch::new();
+        for n in 0..2000 {
+            batch.put(format!("0/{n}"), vec![7; 100]);
+        }
+        tree.apply(batch).expect("there is room");
+        for round in 1..=70 {
+            let source = format!("{}/", round - 1);
+            for half in ["a", "b"] {
+                let mut batch = crate::Batch::new();
+                batch.clone_prefix(source.clone(), format!("{round}/{half}/"));
+                tree.apply(batch).expect("there is room");
+            }
+            tree.checkpoint().expect("there is room");
+        }
+        let usage = tree
+            .usage(&[Span::prefix("70/"), Span::prefix("69/")])
+            .expect("reads");
+        assert_eq!(usage.logical_bytes, u64::MAX);
     }
 }
