@@ -60,11 +60,12 @@ impl Root {
 
     /// The names that differ between this tree and the one of `other`, on the same mount.
     pub fn diff(&self, other: &Root) -> Answer<Vec<Difference>> {
-        self.write_back()?;
+        // Asked before the kernel writes back all of some other file system.
         let mut request = DiffRequest {
             flags: DIFF_START,
             other: other.ticket()?,
         };
+        self.write_back()?;
         let (mut found, mut bytes) = (Vec::new(), Vec::new());
         loop {
             let mut page = request.encode();
@@ -98,6 +99,7 @@ impl Root {
 
     /// Space of the tree.
     pub fn usage(&self) -> Answer<Usage> {
+        self.stats_json()?;
         self.write_back()?;
         let mut reply = vec![0; USAGE_BYTES];
         self.call(USAGE, &mut reply)?;
