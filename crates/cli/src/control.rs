@@ -12,7 +12,7 @@ use ramet_fs::control::{
     decode_source_reply, decode_stat_reply, decode_usage,
 };
 use ramet_fs::{Difference, Usage, VolumeStats};
-use rustix::fs::{CWD, Mode, OFlags, Stat, fstat, openat, syncfs};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, openat, syncfs};
 use rustix::io::Errno;
 
 use crate::args;
@@ -60,11 +60,12 @@ impl Root {
 
     /// The names that differ between this tree and the one of `other`, on the same mount.
     pub fn diff(&self, other: &Root) -> Answer<Vec<Difference>> {
-        self.write_back()?;
+        // Asked before the kernel writes back all of some other file system.
         let mut request = DiffRequest {
             flags: DIFF_START,
             other: other.ticket()?,
         };
+        self.write_back()?;
         let (mut found, mut bytes) = (Vec::new(), Vec::new());
         loop {
             let mut page = request.encode();
@@ -98,6 +99,7 @@ impl Root {
 
     /// Space of the tree.
     pub fn usage(&self) -> Answer<Usage> {
+        self.stats_json()?;
         self.write_back()?;
         let mut reply = vec![0; USAGE_BYTES];
         self.call(USAGE, &mut reply)?;
@@ -117,7 +119,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
     let device = root.device().map_err(|e| Failure::system(&parent, e))?;
     if device != source.st_dev {
         // Whichever of the two is at fault: `--` of another file system, or of another volume.
-        require_ramet(&args.src)?;
+        require_ramet(&args.src, &source)?;
         root.stats_json().map_err(|e| mounted(&args.dst, e))?;
         return Err(Failure::at(
             &args.dst,
@@ -126,7 +128,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
     }
     let request = CloneRequest {
         flags: if args.no_replace { CLONE_NO_REPLACE } else { 0 },
-        source: name_source(&args.src)?,
+        source: name_source(&args.src, &source)?,
         name: name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.dst, e))?;
@@ -163,20 +165,35 @@ pub fn sync(args: &args::Sync) -> Outcome {
     Ok(())
 }
 
-/// The daemon's ticket for what is at `path`, as [`look_at`] sees it.
-fn name_source(path: &Path) -> Outcome<u64> {
-    let slash = path.as_os_str().as_bytes().ends_with(b"/");
-    let (parent, name) = match split(path) {
-        Ok((parent, name)) if !slash || !parent.join(name).is_symlink() => (parent, name),
-        _ => (path.to_path_buf(), OsStr::new(".")),
-    };
+/// The daemon's ticket for what is at `path`, as [`look_at`] saw it.
+fn name_source(path: &Path, seen: &Stat) -> Outcome<u64> {
+    let (dir, name) = name_of(path, seen)?;
     let request = NameRequest {
         name: name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(path, e))?;
-    let dir = open_parent(&parent)?;
     dir.call(SOURCE, &mut bytes).map_err(|e| mounted(path, e))?;
     decode_source_reply(&bytes).map_err(|e| Failure::at(path, e))
+}
+
+/// A directory, and the name in it of what is at `path`. A directory is named by itself: its path may be a mount
+/// point, which is not on the file system above, or end in a link that was followed.
+fn name_of<'a>(path: &'a Path, seen: &Stat) -> Outcome<(Root, &'a OsStr)> {
+    if FileType::from_raw_mode(seen.st_mode) == FileType::Directory {
+        match Root::open_dir(path) {
+            Ok(dir) => return Ok((dir, OsStr::new("."))),
+            // The owner may clone what only search leads to.
+            Err(Errno::ACCESS) if !is_followed(path) => {}
+            Err(e) => return Err(Failure::system(path, e)),
+        }
+    }
+    let (parent, name) = split(path)?;
+    Ok((open_parent(&parent)?, name))
+}
+
+/// Whether the last name of a path is that of a link.
+fn is_followed(path: &Path) -> bool {
+    split(path).is_ok_and(|(parent, name)| parent.join(name).is_symlink())
 }
 
 /// What is at `path`, links themselves included; a trailing slash follows them, as everywhere.
@@ -206,9 +223,8 @@ fn open_parent(parent: &Path) -> Outcome<Root> {
     Root::open_dir(parent).map_err(|e| Failure::system(parent, e))
 }
 
-fn require_ramet(path: &Path) -> Outcome {
-    let (parent, _) = split(path)?;
-    let asked = open_parent(&parent)?.stats_json();
+fn require_ramet(path: &Path, seen: &Stat) -> Outcome {
+    let asked = name_of(path, seen)?.0.stats_json();
     asked.map(drop).map_err(|e| mounted(path, e))
 }
 

@@ -74,18 +74,16 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
     let path = &args.volume;
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
     let device = FileDevice::open(path, access).map_err(|e| operational(Failure::device(e)))?;
-    let mut lost = Vec::new();
-    let chosen = match read_superblock(&device) {
-        Err(e @ SuperblockError::NewestLost { .. }) if access == Access::ReadOnly => {
-            return Ok(Findings {
-                nodes: 0,
-                violations: vec![e.to_string()],
-                lost,
-            });
-        }
+    let device: Arc<dyn Device> = match access {
+        Access::ReadOnly => Arc::new(Overlay::new(device)),
+        Access::ReadWrite => Arc::new(device),
+    };
+    let mut lost = None;
+    let chosen = match read_superblock(&*device) {
         Err(e @ SuperblockError::NewestLost { .. }) => {
-            lost.push(format!("{e}; went back to it, later changes are lost"));
-            go_back(&device)
+            // First tried on the overlay: space that the older one names may have been given back since.
+            lost = Some(e.to_string());
+            go_back(&*device)
         }
         chosen => chosen,
     };
@@ -96,12 +94,26 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         );
         judged(path, e, damaged)
     })?;
-    let device: Arc<dyn Device> = match access {
-        Access::ReadOnly => Arc::new(Overlay::new(device)),
-        Access::ReadWrite => Arc::new(device),
-    };
-    let volume = Volume::open(device, OpenOptions::default()).map_err(|e| failed(path, e))?;
-    volume.checkpoint().map_err(|e| failed(path, e))?;
+    let mut found = examine(args, device).map_err(|e| match &lost {
+        Some(lost) => {
+            let why = format!("{lost}; it is of no use any more: {e}");
+            judged(path, why, is_damage(&e))
+        }
+        None => failed(path, e),
+    })?;
+    match lost {
+        Some(lost) if access == Access::ReadOnly => found.violations.insert(0, lost),
+        Some(lost) => found
+            .lost
+            .push(format!("{lost}; went back to it, later changes are lost")),
+        None => {}
+    }
+    Ok(found)
+}
+
+fn examine(args: &Fsck, device: Arc<dyn Device>) -> ramet_fs::Result<Findings> {
+    let volume = Volume::open(device, OpenOptions::default())?;
+    volume.checkpoint()?;
     let total = volume.stats().nodes;
     let mut progress = Progress::new("checking");
     let mut nodes = 0;
@@ -110,31 +122,35 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         progress.set(done, total);
     });
     drop(progress);
-    let mut violations = verified.map_err(|e| failed(path, e.into()))?;
+    let mut violations = verified?;
     if args.files {
-        let found = volume.check().map_err(|e| failed(path, e))?;
+        let found = volume.check()?;
         violations.extend(
             found
                 .into_iter()
                 .map(|f| format!("{} {}", f.invariant, f.detail)),
         );
     }
-    volume.close().map_err(|e| failed(path, e))?;
+    volume.close()?;
     Ok(Findings {
         nodes,
         violations,
-        lost,
+        lost: Vec::new(),
     })
 }
 
 /// A failure of the check itself, or damage so deep that it ended the check.
 fn failed(path: &Path, error: ramet_fs::Error) -> Failure {
-    let damaged = matches!(
+    let damaged = is_damage(&error);
+    judged(path, error, damaged)
+}
+
+fn is_damage(error: &ramet_fs::Error) -> bool {
+    matches!(
         error,
         ramet_fs::Error::Corrupt { .. }
             | ramet_fs::Error::Tree(ramet_betree::Error::Corrupt { .. })
-    );
-    judged(path, error, damaged)
+    )
 }
 
 fn judged(path: &Path, error: impl std::fmt::Display, damaged: bool) -> Failure {

@@ -119,6 +119,45 @@ fn fsck_exits_as_fsck_does() {
 }
 
 #[test]
+fn fsck_goes_back_only_to_what_is_whole() {
+    let bed = Bed::new("64M");
+    for text in ["old", "new"] {
+        let mount = bed.mount(&[]);
+        fs::write(mount.root().join(text), text).expect("the mount is writable");
+        mount.umount();
+    }
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(bed.volume())
+        .expect("ours");
+    let slots = [[0, 98_304], [65_536, 32_768]];
+    let generation = |addr: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, addr + 32).expect("ours");
+        u64::from_le_bytes(bytes)
+    };
+    let newest = slots
+        .iter()
+        .max_by_key(|copies| generation(copies[0]))
+        .expect("there are two");
+    for addr in newest {
+        file.write_all_at(&[0xaa; 4000], addr + 64).expect("ours");
+    }
+    let area = || {
+        let mut bytes = vec![0; 128 << 10];
+        file.read_exact_at(&mut bytes, 0).expect("ours");
+        bytes
+    };
+    let before = area();
+    // The checkpoint that is lost has given back what the one before it was made of.
+    let (status, text) = refused(&[path("fsck"), path("--repair"), &bed.volume()]);
+    assert_eq!(status, 4, "{text}");
+    assert!(text.contains("newest superblock may be lost"), "{text}");
+    assert!(area() == before, "a repair that failed wrote");
+}
+
+#[test]
 fn refusals_on_a_mount_say_why() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);

@@ -65,3 +65,30 @@ fn a_tree_and_its_clones_survive_edits_on_every_side() {
     assert!(nested.exists());
     mount.umount();
 }
+
+#[test]
+fn a_clone_is_of_what_its_path_leads_to() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let root = mount.root();
+    let dir = root.join("dir");
+    std::fs::create_dir(&dir).expect("the mount is writable");
+    std::fs::write(dir.join("inside"), "x").expect("the mount is writable");
+    std::os::unix::fs::symlink("dir", root.join("link")).expect("the mount is writable");
+
+    // The mount point is a name of another file system.
+    let snapshot = root.join("snapshot");
+    mount.clone_path(root, &snapshot);
+    assert!(snapshot.join("dir/inside").exists() && !snapshot.join("snapshot").exists());
+    for (n, (source, is_link)) in [("link", true), ("link/", false), ("link/.", false)]
+        .into_iter()
+        .enumerate()
+    {
+        let copy = root.join(format!("copy{n}"));
+        mount.clone_path(Path::new(&format!("{}/{source}", root.display())), &copy);
+        assert_eq!(copy.is_symlink(), is_link, "{source}");
+        assert!(copy.join("inside").exists(), "{source}");
+    }
+    mount.umount();
+    bed.fsck();
+}

@@ -224,7 +224,7 @@ impl Difference {
 }
 
 /// A comparison, handed out in pages: the bytes of all differences one after the other, cut anywhere.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct DiffPages {
     bytes: Vec<u8>,
     at: usize,
@@ -250,8 +250,13 @@ impl DiffPages {
         self.at += len;
         let count = u32::try_from(len).expect("a page is small");
         out[0..4].copy_from_slice(&count.to_le_bytes());
-        out[4] = u8::from(self.at == self.bytes.len());
+        out[4] = u8::from(self.is_done());
         out
+    }
+
+    /// Whether the last page was handed out.
+    pub(crate) fn is_done(&self) -> bool {
+        self.at == self.bytes.len()
     }
 }
 

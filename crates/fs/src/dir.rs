@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use ramet_betree::successor_of_prefix;
 
 use crate::control::DiffPages;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
 use crate::lookup::Attr;
@@ -90,7 +90,7 @@ pub struct DirStream {
     dir: Arc<Inode>,
     positions: Mutex<Positions>,
     /// A comparison that is being handed out.
-    diff: Mutex<DiffPages>,
+    diff: Mutex<Option<DiffPages>>,
 }
 
 impl DirStream {
@@ -106,13 +106,21 @@ impl Volume {
     /// comparison.
     ///
     /// # Errors
-    /// Those of [`Volume::diff`].
+    /// Those of [`Volume::diff`]; `Invalid` when there is none to go on with.
     pub fn diff_page(&self, stream: &DirStream, other: Option<Ino>) -> Result<Vec<u8>> {
-        if let Some(other) = other {
-            let found = self.diff(stream.ino(), other)?;
-            *stream.diff.lock() = DiffPages::new(&found);
+        let started = other.map(|other| self.diff(stream.ino(), other));
+        let started = started.transpose()?;
+        let mut pages = stream.diff.lock();
+        if let Some(found) = started {
+            *pages = Some(DiffPages::new(&found));
         }
-        Ok(stream.diff.lock().next_page())
+        let going = pages.as_mut();
+        let going = going.ok_or(Error::Invalid("no comparison to go on with"))?;
+        let page = going.next_page();
+        if going.is_done() {
+            *pages = None;
+        }
+        Ok(page)
     }
 
     /// Opens a directory for reading its entries.

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ramet_block::{Device, MemDevice};
+use ramet_fs::control::{DIFF_PAGE_BYTES, decode_diff_page};
 use ramet_fs::{
     Caller, Change, Difference, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
     RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
@@ -279,6 +280,32 @@ fn differences_are_those_that_a_walk_sees() {
         println!("{worked} operations worked, {differing} differences");
         assert!(differing > 20 && worked > steps / 4);
     }
+}
+
+#[test]
+fn a_page_is_of_a_comparison_that_goes_on() {
+    let volume = open(&device(64 << 20));
+    let [a, b] =
+        [&b"a"[..], b"b"].map(|name| make(&volume, ROOT_INO, name, Kind::Directory).unwrap());
+    for n in 0..300 {
+        make(&volume, b, format!("{n:0>200}").as_bytes(), Kind::Regular).unwrap();
+    }
+    let stream = volume.open_dir(a).unwrap();
+    let next = |other| {
+        let page = volume.diff_page(&stream, other)?;
+        Ok::<_, Error>(decode_diff_page(&page).unwrap().1)
+    };
+    // "The same" would be a lie.
+    assert!(matches!(next(None), Err(Error::Invalid(_))));
+    let mut pages = 1;
+    let mut last = next(Some(b)).unwrap();
+    while !last {
+        last = next(None).unwrap();
+        pages += 1;
+    }
+    assert_eq!(pages, 300 * 205 / (DIFF_PAGE_BYTES - 8) + 1);
+    assert!(matches!(next(None), Err(Error::Invalid(_))));
+    assert!(next(Some(a)).unwrap(), "equal trees have one page");
 }
 
 #[test]

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use ramet_fs::{Caller, Error, Ino, Result, Volume};
 
-/// Tickets that wait to be used; callers that died in between lose theirs to newer ones.
+/// Tickets of one user that wait to be used; callers that died in between lose theirs to newer ones of the same user.
 const TICKETS_MAX: usize = 1024;
+/// Tickets of all users.
+const ALL_TICKETS_MAX: usize = 16 * TICKETS_MAX;
 
 struct Ticket {
     number: u64,
@@ -55,7 +57,13 @@ impl Tickets {
         };
         let number = ticket.number;
         let mut held = self.0.lock();
-        let oldest = (held.len() >= TICKETS_MAX).then(|| held.pop_front());
+        let of_user = || held.iter().enumerate().filter(|(_, t)| t.uid == caller.uid);
+        let old = if of_user().count() >= TICKETS_MAX {
+            of_user().next().map(|(at, _)| at)
+        } else {
+            (held.len() >= ALL_TICKETS_MAX).then_some(0)
+        };
+        let oldest = old.and_then(|at| held.remove(at));
         held.push_back(ticket);
         drop(held);
         drop(oldest);
@@ -92,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_serves_its_user_until_many_newer_ones_wait() {
+    fn a_ticket_serves_its_user_until_many_newer_ones_of_the_same_wait() {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
@@ -101,10 +109,12 @@ mod tests {
         let first = issue(&user(7));
         assert!(matches!(tickets.redeem(&user(8), first), Err(Error::Stale)));
         assert_eq!(tickets.redeem(&user(7), first).unwrap().ino, ROOT_INO);
-        let old = issue(&user(7));
+        let others = issue(&user(7));
+        let old = issue(&user(8));
         for _ in 0..TICKETS_MAX {
             issue(&user(8));
         }
-        assert!(matches!(tickets.redeem(&user(7), old), Err(Error::Stale)));
+        assert!(matches!(tickets.redeem(&user(8), old), Err(Error::Stale)));
+        assert!(tickets.redeem(&user(7), others).is_ok());
     }
 }
