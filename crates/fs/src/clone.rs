@@ -82,6 +82,9 @@ impl Volume {
         check_name(name)?;
         let (source, dir) = (self.inode(source)?, self.dir(dir)?);
         self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        // Asked again under the locks; here so that nobody makes the tree work for what they may not have.
+        caller.may_copy(&source.state.read())?;
+        caller.may_change(&dir.state.read())?;
         self.prepare_clone(&source)?;
         let ino = self.new_ino()?;
         let _names = dir.names.write();
