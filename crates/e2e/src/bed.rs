@@ -152,16 +152,22 @@ impl Bed {
         }
     }
 
-    /// Asserts that `ramet fsck` finds the (unmounted) volume clean.
+    /// Asserts that `ramet fsck --files` finds the (unmounted) volume clean.
     pub fn fsck(&self) {
-        run_ok(
-            ramet_bin(),
-            &[
-                OsStr::new("fsck"),
-                "--files".as_ref(),
-                self.volume().as_ref(),
-            ],
-        );
+        self.fsck_with(&["--files"]);
+    }
+
+    /// The same without a look at each file of each clone.
+    pub fn fsck_nodes(&self) {
+        self.fsck_with(&[]);
+    }
+
+    fn fsck_with(&self, options: &[&str]) {
+        let volume = self.volume();
+        let mut args = vec![OsStr::new("fsck")];
+        args.extend(options.iter().map(OsStr::new));
+        args.push(volume.as_ref());
+        run_ok(ramet_bin(), &args);
     }
 }
 

@@ -122,7 +122,12 @@ fn rounds(edited: Edited) {
         first.1
     );
     mount.umount();
-    bed.fsck();
+    // Every version shows every file: at full size that is terabytes.
+    if rounds * files * file_bytes < 1 << 30 {
+        bed.fsck();
+    } else {
+        bed.fsck_nodes();
+    }
 }
 
 #[test]
