@@ -108,17 +108,7 @@ fn sample_skeleton(store: &Store) -> Skeleton {
 }
 
 fn decode(store: &Store, bytes: &[u8]) -> Option<Skeleton> {
-    let mut node_of = |id, height| {
-        store.recorded(
-            NodeId(id),
-            if height == 0 {
-                Kind::Leaf
-            } else {
-                Kind::Skeleton
-            },
-            height,
-        )
-    };
+    let mut node_of = |id, height| store.recorded_child(id, height);
     let mut run_of = |id| store.recorded(NodeId(id), Kind::Segment, 0);
     Skeleton::decode(bytes, &mut node_of, &mut run_of).ok()
 }

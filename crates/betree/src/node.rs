@@ -397,6 +397,16 @@ impl Store {
         Some(handle)
     }
 
+    /// The same for a leaf or an interior node, whichever has this height.
+    pub(crate) fn recorded_child(&self, id: u64, height: u8) -> Option<Arc<Handle>> {
+        let kind = if height == 0 {
+            Kind::Leaf
+        } else {
+            Kind::Skeleton
+        };
+        self.recorded(NodeId(id), kind, height)
+    }
+
     fn fresh(&self, kind: Kind, height: u8, state: State) -> Arc<Handle> {
         let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
         let bytes = match &state {
@@ -709,17 +719,7 @@ impl Store {
             let place = self.place(handle)?;
             let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
             verify(&bytes, &place, "skeleton")?;
-            let mut node_of = |id, height| {
-                self.recorded(
-                    NodeId(id),
-                    if height == 0 {
-                        Kind::Leaf
-                    } else {
-                        Kind::Skeleton
-                    },
-                    height,
-                )
-            };
+            let mut node_of = |id, height| self.recorded_child(id, height);
             let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
             let node = Skeleton::decode(&bytes, &mut node_of, &mut run_of)
                 .map_err(|e| malformed("skeleton", &place, &e))?;
@@ -764,17 +764,7 @@ impl Store {
         }
         front.truncate(len);
         verify(&front, &place, what)?;
-        let mut node_of = |id, height| {
-            self.recorded(
-                NodeId(id),
-                if height == 0 {
-                    Kind::Leaf
-                } else {
-                    Kind::Skeleton
-                },
-                height,
-            )
-        };
+        let mut node_of = |id, height| self.recorded_child(id, height);
         let index = RunIndex::decode(&front, handle.kind, place.used_bytes, &mut node_of)
             .map_err(|e| malformed(what, &place, &e))?;
         Ok(Cached::Index(Arc::new(index)))

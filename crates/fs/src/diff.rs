@@ -226,8 +226,7 @@ impl Comparison {
         let mut diff = self.diff_index(keys::META)?;
         while let Some(item) = diff.next().transpose()? {
             let (owner, part) = keys::parse_below(&item.key);
-            if let Some(whole) = self.whole_above(&owner) {
-                diff.skip_to(&keys::end_below(&whole));
+            if self.skip_whole(&mut diff, &owner) {
                 continue;
             }
             match part {
@@ -271,8 +270,7 @@ impl Comparison {
         let mut diff = self.diff_index(keys::DATA)?;
         while let Some(item) = diff.next().transpose()? {
             let (owner, part) = keys::parse_below(&item.key);
-            if let Some(whole) = self.whole_above(&owner) {
-                diff.skip_to(&keys::end_below(&whole));
+            if self.skip_whole(&mut diff, &owner) {
                 continue;
             }
             match part {
@@ -319,6 +317,15 @@ impl Comparison {
             }
             at = keys::split_child(at)?.0;
         }
+    }
+
+    /// Leaves out the rest of an object at or above `owner` of which nothing below is looked at, if there is one.
+    fn skip_whole(&self, diff: &mut Diff, owner: &[u8]) -> bool {
+        let whole = self.whole_above(owner);
+        if let Some(whole) = &whole {
+            diff.skip_to(&keys::end_below(whole));
+        }
+        whole.is_some()
     }
 
     /// Compares what a name leads to on both sides.

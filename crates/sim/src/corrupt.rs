@@ -12,13 +12,13 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ramet_betree::{Batch, Error, OpenOptions, Tree};
 use ramet_block::Device;
 
+use crate::crash::{guarded, told};
 use crate::step::apply;
 use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
 
@@ -133,10 +133,6 @@ pub struct Victim {
     states: Vec<Model>,
     /// Ranges of bytes that are read, by what they are.
     places: BTreeMap<Structure, Vec<(u64, u64)>>,
-}
-
-fn told<T>(what: &str, result: ramet_betree::Result<T>) -> Result<T, String> {
-    result.map_err(|error| format!("{what}: {error}"))
 }
 
 impl Victim {
@@ -293,12 +289,7 @@ impl Victim {
             let kind = KINDS[rng.below(KINDS.len())];
             let image = self.image.image();
             let addr = self.spoil(&image, &mut rng, kind, place);
-            let judged = catch_unwind(AssertUnwindSafe(|| self.judge(image, structure)));
-            let judged = judged.unwrap_or_else(|panic| {
-                let text = panic.downcast_ref::<String>().map(String::as_str);
-                let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-                Err(format!("panic: {}", text.unwrap_or("of an unknown kind")))
-            });
+            let judged = guarded(|| self.judge(image, structure));
             let is_detected = judged.map_err(|detail| {
                 format!(
                     "seed {}, damage {number}: {kind:?} of {structure:?} at {addr} in {place:?}: {detail}",

@@ -74,12 +74,13 @@ pub struct CrashRun {
     report: CrashReport,
 }
 
-fn told<T>(what: &str, result: ramet_betree::Result<T>) -> Result<T, String> {
+/// An outcome with what was asked for.
+pub(crate) fn told<T>(what: &str, result: ramet_betree::Result<T>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
 /// A panic of the tree is a failure like any other.
-fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+pub(crate) fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

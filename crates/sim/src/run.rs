@@ -1,13 +1,13 @@
 //! Runs steps on the tree and on the model side by side.
 
 use std::collections::VecDeque;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::{FormatOptions, OpenOptions, PathCounts, Snapshot, Stats, Tree, TreeShape};
 use ramet_block::{Codec, Device};
 
+use crate::crash::guarded;
 use crate::step::apply;
 use crate::{Change, Model, Rng, SparseDevice, Step};
 
@@ -205,12 +205,7 @@ impl Runner {
             Step::Apply(changes) => changes.len() as u64,
             _ => 1,
         };
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.run(step)));
-        outcome.unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-            Err(format!("panic: {}", text.unwrap_or("of an unknown kind")))
-        })
+        guarded(|| self.run(step))
     }
 
     fn run(&mut self, step: &Step) -> Outcome {
