@@ -109,7 +109,7 @@ impl Frames<'_> {
             250 => self.offset += self.sb.journal.len,
             251 => self.frame += 1,
             // One of an earlier mount.
-            252 => self.sb.epoch -= 1,
+            252 => self.sb.epoch = self.sb.epoch.wrapping_sub(1),
             253 => count = count.wrapping_add(u.arbitrary()?),
             254 => payload.truncate(payload.len() / 2),
             255 => {
