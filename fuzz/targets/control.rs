@@ -138,7 +138,8 @@ fn request(u: &mut Unstructured<'_>, ticket: u64) -> Result<(u32, Vec<u8>)> {
     })
 }
 
-const NUMBERS: [u32; 9] = [
+const NUMBERS: [u32; 10] = [
+    ramet_fs::control::SCRUB,
     CLONE,
     REMOVE,
     SOURCE,

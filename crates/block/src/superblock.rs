@@ -435,16 +435,19 @@ pub fn scrub_copies(
     newest: &Superblock,
     read_only: bool,
 ) -> io::Result<Vec<BadCopy>> {
-    let is_older = |sb: &Superblock| {
-        sb.uuid == newest.uuid && sb.generation < newest.generation
-    };
+    let is_older = |sb: &Superblock| sb.uuid == newest.uuid && sb.generation < newest.generation;
     let copies = read_copies(device);
     let mut found = Vec::new();
     for (slot, pair) in copies.iter().enumerate() {
         let is_newest = slot == newest.slot();
         let is_good = |copy: &Copy| {
-            copy.as_ref()
-                .is_ok_and(|sb| if is_newest { sb == newest } else { is_older(sb) })
+            copy.as_ref().is_ok_and(|sb| {
+                if is_newest {
+                    sb == newest
+                } else {
+                    is_older(sb)
+                }
+            })
         };
         let twin = pair.iter().find(|copy| is_good(copy));
         let mut right = newest.clone();

@@ -32,6 +32,8 @@ pub enum Verb {
     Sync(Sync),
     /// Check an unmounted volume (exit status as of fsck(8))
     Fsck(Fsck),
+    /// Read everything on a mounted volume again, and repair what has a copy (exit status as of fsck(8))
+    Scrub(Scrub),
     /// Show what a volume holds and how it does
     Stat(Stat),
     /// Compare two directory trees (exit status 0: the same, 1: different, 2: trouble)
@@ -125,6 +127,18 @@ pub struct Fsck {
     pub json: bool,
     /// Image file or block device, not mounted
     pub volume: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Scrub {
+    /// Leave no time to others between reads
+    #[arg(long)]
+    pub fast: bool,
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Any directory on a Ramet mount
+    pub dir: PathBuf,
 }
 
 #[derive(Debug, Args)]

@@ -8,10 +8,10 @@ use std::path::{Component, Path, PathBuf};
 use ramet_block::control_ioctl;
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
-    REMOVE, SOURCE, STAT, STAT_BYTES, SYNC, USAGE, USAGE_BYTES, decode_diff_page,
-    decode_source_reply, decode_stat_reply, decode_usage,
+    REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest, USAGE, USAGE_BYTES,
+    decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
 };
-use ramet_fs::{Difference, Usage, VolumeStats};
+use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, openat, syncfs};
 use rustix::io::Errno;
 
@@ -85,6 +85,15 @@ impl Root {
             }
             request.flags = 0;
         }
+    }
+
+    /// What the next part of a scrub found; the first one `starts` it.
+    pub fn scrub_page(&self, starts: bool) -> Answer<ScrubPage> {
+        let flags = if starts { SCRUB_START } else { 0 };
+        let mut bytes = ScrubRequest { flags }.encode();
+        self.call(SCRUB, &mut bytes)?;
+        let text = decode_stat_reply(&bytes).map_err(|_| Errno::PROTO)?;
+        serde_json::from_str(text).map_err(|_| Errno::PROTO)
     }
 
     /// A ticket that names the directory in another call, once.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::thread;
 
 use ramet_block::superblock::read_superblock;
-use ramet_block::{Access, FileDevice};
+use ramet_block::{Access, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
 use ramet_fuse::{MountOptions, Unmounter};
 use rustix::process::{Resource, Rlimit};
@@ -83,6 +83,10 @@ fn start(plan: &Plan) -> Outcome<Serving> {
         },
         ..OpenOptions::default()
     };
+    if let Err(e @ SuperblockError::NewestLost { .. }) = read_superblock(&device) {
+        let way = "'ramet fsck --repair' goes back to it, if that is possible";
+        return Err(Failure::at(&plan.volume, format!("{e}; {way}")));
+    }
     let volume =
         Volume::open(Arc::new(device), options).map_err(|e| Failure::at(&plan.volume, e))?;
     // Before the mount: a signal that arrives right after it must find a clean way out.

@@ -30,6 +30,22 @@ struct Findings {
 }
 
 pub fn run(args: &Fsck) -> Outcome<u8> {
+    match check_and_repair(args) {
+        // Whoever reads JSON gets it in every case.
+        Err(failure) if args.json => {
+            let report = json!({
+                "volume": args.volume.to_string_lossy(),
+                "clean": false,
+                "error": failure.to_string(),
+            });
+            println!("{report:#}");
+            Ok(failure.status)
+        }
+        done => done,
+    }
+}
+
+fn check_and_repair(args: &Fsck) -> Outcome<u8> {
     let path = &args.volume;
     let first = check(args, Access::ReadOnly)?;
     let (last, status) = if first.violations.is_empty() {

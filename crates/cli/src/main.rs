@@ -13,6 +13,7 @@ mod mount;
 mod mounts;
 mod overlay;
 mod progress;
+mod scrub;
 mod size;
 mod stat;
 mod umount;
@@ -49,6 +50,7 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Rm(args) => control::remove(&args)?,
         Verb::Sync(args) => control::sync(&args)?,
         Verb::Fsck(args) => return fsck::run(&args),
+        Verb::Scrub(args) => return scrub::run(&args),
         Verb::Stat(args) => stat::run(&args)?,
         Verb::Diff(args) => return diff::run(&args),
         Verb::Du(args) => du::run(&args)?,
@@ -62,7 +64,12 @@ fn usage(line: &[OsString], error: &clap::Error) -> ExitCode {
     let _ = error.print();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
-        _ if line.get(1).is_some_and(|verb| verb == "fsck") => ExitCode::from(status::FSCK_USAGE),
+        _ if line
+            .get(1)
+            .is_some_and(|verb| verb == "fsck" || verb == "scrub") =>
+        {
+            ExitCode::from(status::FSCK_USAGE)
+        }
         _ => ExitCode::from(2),
     }
 }

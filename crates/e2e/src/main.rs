@@ -6,6 +6,7 @@
 //! clone SRC DIR NAME               clones SRC to DIR/NAME by the ioctl; prints its microseconds
 //! crash SEED MILLISECONDS VOLUME MOUNT
 //!                                  writers, kill -9 in their midst, fsck, mount, check; ends mounted
+//! recovery VOLUME MOUNT            recovery time against journal size; ends unmounted
 //! fsyncs COUNT append|overwrite FILE
 //!                                  COUNT times 4 KiB of noise and an fsync; overwrites at random in 64 MiB
 //! ```
@@ -61,6 +62,7 @@ fn step(words: &[&str]) -> Result<(), String> {
             Path::new(volume),
             Path::new(dir),
         ),
+        ["recovery", volume, dir] => recovery(Path::new(volume), Path::new(dir)),
         ["fsyncs", count, how @ ("append" | "overwrite"), file] => {
             fsyncs(number(count)?, *how == "append", Path::new(file))
                 .map_err(|e| format!("{file}: {e}"))
@@ -90,6 +92,50 @@ fn crash_once(rng: &mut StdRng, load: Duration, volume: &Path, dir: &Path) -> Re
         "{} changes issued, {} acknowledged durable, {} found",
         report.issued, report.durable, report.found
     );
+    Ok(())
+}
+
+/// Files of 4 KiB and of 100 bytes by turns until the journal has a size, a kill, and the time of the next mount.
+fn recovery(volume: &Path, dir: &Path) -> Result<(), String> {
+    let ramet = |words: &[&std::ffi::OsStr]| run_ok(ramet_bin(), words);
+    let stat = || -> Result<serde_json::Value, String> {
+        let text = ramet(&["stat".as_ref(), "--json".as_ref(), dir.as_ref()]);
+        serde_json::from_str(&text).map_err(|e| e.to_string())
+    };
+    println!("{:>12} {:>9} {:>9}", "journal MiB", "files", "mount ms");
+    let mut written = 0u64;
+    for mib in [0, 1, 4, 16, 64] {
+        ramet(&["mount".as_ref(), volume.as_ref(), dir.as_ref()]);
+        let mut files = 0u64;
+        let mut journal = stat()?["journal_bytes"].as_u64().unwrap_or_default();
+        while journal < mib << 20 {
+            for _ in 0..128 {
+                let bytes = vec![files as u8; if files % 2 == 0 { 4096 } else { 100 }];
+                let path = dir.join(format!("{:03}", written / 1000));
+                std::fs::create_dir_all(&path).map_err(|e| e.to_string())?;
+                std::fs::write(path.join(written.to_string()), bytes).map_err(|e| e.to_string())?;
+                (files, written) = (files + 1, written + 1);
+            }
+            File::open(dir)
+                .and_then(|root| root.sync_all())
+                .map_err(|e| e.to_string())?;
+            let now = stat()?["journal_bytes"].as_u64().unwrap_or_default();
+            if now < journal {
+                return Err(format!("a checkpoint came before {mib} MiB"));
+            }
+            journal = now;
+        }
+        let pid = stat()?["pid"]
+            .as_i64()
+            .and_then(|pid| i32::try_from(pid).ok());
+        kill_and_wait(pid.and_then(Pid::from_raw).ok_or("no pid")?);
+        ramet(&["umount".as_ref(), dir.as_ref()]);
+        let begun = std::time::Instant::now();
+        ramet(&["mount".as_ref(), volume.as_ref(), dir.as_ref()]);
+        let took = begun.elapsed().as_millis();
+        println!("{:>12.1} {files:>9} {took:>9}", journal as f64 / 1048576.0);
+        ramet(&["umount".as_ref(), dir.as_ref()]);
+    }
     Ok(())
 }
 

@@ -17,6 +17,7 @@ fn acknowledged_changes_survive_a_killed_daemon() {
     let load_ms = number("RAMET_LOAD_MS", 1500);
     let rounds = number("RAMET_ROUNDS", 3);
     let mut mount = Some(bed.mount(&[]));
+    let mut total = crash::Report::default();
     for round in 1..=rounds {
         let load = Duration::from_millis(rng.random_range(load_ms / 3..=load_ms));
         let old = mount.take().expect("mounted by the round before");
@@ -33,13 +34,22 @@ fn acknowledged_changes_survive_a_killed_daemon() {
             },
         );
         match report {
-            Ok(r) => println!(
-                "round {round}: {} changes issued, {} acknowledged durable, {} found",
-                r.issued, r.durable, r.found
-            ),
+            Ok(r) => {
+                println!(
+                    "round {round}: {} changes issued, {} acknowledged durable, {} found",
+                    r.issued, r.durable, r.found
+                );
+                total.issued += r.issued;
+                total.durable += r.durable;
+                total.found += r.found;
+            }
             Err(why) => panic!("round {round}: {why}"),
         }
     }
+    println!(
+        "{rounds} rounds: {} changes issued, {} acknowledged durable, 0 of them lost, {} found",
+        total.issued, total.durable, total.found
+    );
     mount.take().expect("mounted by the last round").umount();
     bed.fsck();
 }

@@ -14,6 +14,7 @@
 //! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by [`encode_source_reply`] |
 //! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
 //! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
+//! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], answered like [`STAT`] by a [`ScrubPage`](crate::ScrubPage) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see [`crate::Volume::clone_entry`].
 //!
@@ -69,6 +70,10 @@ pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 7, DIFF_PAGE_BYTES);
 /// Tells the space of the tree of the directory the call is made on.
 pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 
+/// Reads everything on the volume again: the first call with [`SCRUB_START`], the next ones without, until an answer
+/// says that it is the last.
+pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
+
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists.
 pub const CLONE_NO_REPLACE: u32 = 1;
 
@@ -116,6 +121,38 @@ impl CloneRequest {
             source,
             name,
         })
+    }
+}
+
+/// Flag of [`ScrubRequest`]: begin anew instead of going on.
+pub const SCRUB_START: u32 = 1;
+
+/// What [`SCRUB`] asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubRequest {
+    /// [`SCRUB_START`] or 0.
+    pub flags: u32,
+}
+
+impl ScrubRequest {
+    /// The bytes of the call.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; STAT_BYTES];
+        out[0..4].copy_from_slice(&self.flags.to_le_bytes());
+        out
+    }
+
+    /// Reads what [`ScrubRequest::encode`] wrote.
+    ///
+    /// # Errors
+    /// `Invalid` when the size or a flag is not one this version knows.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() != STAT_BYTES || u32_at(bytes, 0) & !SCRUB_START != 0 {
+            return Err(Error::Invalid("size or flag of a scrub request"));
+        }
+        let flags = u32_at(bytes, 0);
+        Ok(Self { flags })
     }
 }
 
@@ -326,7 +363,7 @@ pub fn decode_source_reply(bytes: &[u8]) -> Result<u64> {
     ticket.ok_or(Error::Invalid("answer to a source request"))
 }
 
-/// The bytes that answer [`STAT`]: the length of the JSON text, then the text.
+/// The bytes that answer [`STAT`] and [`SCRUB`]: the length of the JSON text, then the text.
 ///
 /// # Errors
 /// `Range` when the text does not fit.
@@ -341,7 +378,7 @@ pub fn encode_stat_reply(json: &str) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The JSON text (an encoded [`crate::VolumeStats`]) in an answer to [`STAT`].
+/// The JSON text (an encoded [`crate::VolumeStats`] or [`crate::ScrubPage`]) in an answer to [`STAT`] or [`SCRUB`].
 ///
 /// # Errors
 /// `Invalid` when the bytes are not such an answer.

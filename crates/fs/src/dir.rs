@@ -19,6 +19,7 @@ use crate::inode::{Ino, Inode};
 use crate::keys;
 use crate::lookup::Attr;
 use crate::record::{Entry, Kind};
+use crate::scrub::Scrubbing;
 use crate::volume::Volume;
 
 /// Cookie after `.`.
@@ -91,6 +92,8 @@ pub struct DirStream {
     positions: Mutex<Positions>,
     /// A comparison that is being handed out.
     diff: Mutex<Option<DiffPages>>,
+    /// A scrub under way.
+    pub(crate) scrub: Mutex<Option<Scrubbing>>,
 }
 
 impl DirStream {
@@ -132,6 +135,7 @@ impl Volume {
             dir: self.dir(ino)?,
             positions: Mutex::default(),
             diff: Mutex::default(),
+            scrub: Mutex::default(),
         })
     }
 

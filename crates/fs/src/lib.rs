@@ -40,6 +40,7 @@ mod permit;
 mod place;
 mod record;
 mod rename;
+mod scrub;
 mod unlink;
 mod volume;
 mod xattr;
@@ -64,6 +65,7 @@ pub use lookup::Attr;
 pub use permit::Caller;
 pub use record::{Kind, Time};
 pub use rename::RenameMode;
+pub use scrub::{Damaged, ScrubPage};
 pub use volume::Volume;
 pub use xattr::{SetXattr, XATTR_BYTES_MAX};
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use fuser::{Errno, ReplyIoctl};
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
-    REMOVE, SOURCE, STAT, SYNC, USAGE, encode_source_reply, encode_stat_reply, encode_usage,
+    REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE, encode_source_reply,
+    encode_stat_reply, encode_usage,
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
@@ -23,9 +24,10 @@ pub(crate) enum Call {
     Checkpoint,
     Diff(DiffRequest),
     Usage,
+    Scrub(ScrubRequest),
 }
 
-/// Who may compare trees: a comparison tells names and equality whatever the directories inside allow, so only those
+/// Who may compare trees and scrub: both tell names, a comparison also equality whatever the directories inside allow, so only those
 /// who could read the volume itself.
 fn may_compare(caller: &Caller) -> Result<()> {
     let is_ours = caller.uid == rustix::process::geteuid().as_raw();
@@ -58,6 +60,7 @@ impl Call {
             CHECKPOINT => Ok(Self::Checkpoint),
             DIFF => DiffRequest::decode(bytes).map(Self::Diff),
             USAGE => Ok(Self::Usage),
+            SCRUB => ScrubRequest::decode(bytes).map(Self::Scrub),
             _ => return None,
         })
     }
@@ -66,7 +69,9 @@ impl Call {
     pub(crate) fn pace(&self) -> Pace {
         match self {
             Self::Clone(_) | Self::Remove(_) => Pace::Structural,
-            Self::Sync | Self::Checkpoint | Self::Diff(_) | Self::Usage => Pace::Waits,
+            Self::Sync | Self::Checkpoint | Self::Diff(_) | Self::Usage | Self::Scrub(_) => {
+                Pace::Waits
+            }
             Self::Source(_) | Self::Stat => Pace::Quick,
         }
     }
@@ -125,6 +130,14 @@ impl Call {
             Self::Stat => {
                 let json = serde_json::to_string(&volume.stats())
                     .map_err(|_| Error::Invalid("counters"))?;
+                data = encode_stat_reply(&json)?;
+            }
+            Self::Scrub(request) => {
+                may_compare(caller)?;
+                let starts = request.flags & SCRUB_START != 0;
+                let page = volume.scrub_page(stream.ok_or(Error::Stale)?, starts)?;
+                let json =
+                    serde_json::to_string(&page).map_err(|_| Error::Invalid("a scrub page"))?;
                 data = encode_stat_reply(&json)?;
             }
         }

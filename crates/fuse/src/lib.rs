@@ -31,6 +31,9 @@ pub enum Error {
     /// A mount option that is not known, or needs a value.
     #[error("mount option `{0}` is not known")]
     UnknownOption(String),
+    /// The value of `compression=` is no codec.
+    #[error("mount option `compression={0}`: {1}")]
+    UnknownCodec(String, ramet_block::NoSuchCodec),
     /// The kernel or fusermount3 refused.
     #[error("cannot mount on {dir}: {source}")]
     Mount {

@@ -50,7 +50,7 @@ impl MountOptions {
     /// concern only mount(8) and are ignored.
     ///
     /// # Errors
-    /// `UnknownOption` for anything else.
+    /// `UnknownOption` for anything else, `UnknownCodec`.
     pub fn add(&mut self, list: &str) -> Result<()> {
         for option in list
             .split(',')
@@ -71,7 +71,7 @@ impl MountOptions {
                 ("allow_other", "") => self.allow_other = true,
                 ("fsname", text) if !text.is_empty() => self.fsname = text.to_owned(),
                 ("compression", codec) => {
-                    let unknown = |_| Error::UnknownOption(option.to_owned());
+                    let unknown = |why| Error::UnknownCodec(codec.to_owned(), why);
                     self.compression = Some(codec.parse().map_err(unknown)?);
                 }
                 ("threads", number) => {
@@ -102,7 +102,11 @@ mod tests {
             .add("rw, noatime,threads=3,fsname=a=b,compression=zstd:3")
             .unwrap();
         assert_eq!(options.compression, "zstd:3".parse().ok());
-        assert!(options.add("compression=gzip").is_err());
+        let gzip = options.add("compression=gzip").unwrap_err().to_string();
+        assert!(
+            gzip.contains("`compression=gzip`") && gzip.contains("lz4"),
+            "{gzip}"
+        );
         assert!(!options.read_only && options.nosuid && options.noatime);
         assert_eq!((options.threads, options.fsname.as_str()), (3, "a=b"));
         assert!(

@@ -355,7 +355,10 @@ impl Meta {
         let meta = read().map_err(Error::wire("node table counters", 0))?;
         // Sums of them are taken without care.
         let most = [meta.leaves, meta.segments, meta.skeletons, meta.node_bytes];
-        if most.into_iter().any(|counter| counter > i64::MAX as u64 / 4) {
+        if most
+            .into_iter()
+            .any(|counter| counter > i64::MAX as u64 / 4)
+        {
             let detail = format!("N6: {meta:?} is more than any volume holds");
             return Err(Error::corrupt("node table counters", 0, detail));
         }

@@ -87,9 +87,7 @@ mod tests {
         assert!(bad.is_empty() && read_bytes > 3 * 8192, "{bad:?}");
 
         let mut page = vec![0; 8192];
-        device
-            .read_at(roots.node_table.addr, &mut page)
-            .unwrap();
+        device.read_at(roots.node_table.addr, &mut page).unwrap();
         page[100] ^= 1;
         device.write_at(roots.node_table.addr, &page).unwrap();
         assert!(table.get(NodeId(7)).unwrap().is_some(), "from the cache");

@@ -1,0 +1,74 @@
+//! `ramet scrub`: reads everything on a mounted volume again and repairs what has a copy. Exit status as of fsck(8).
+//!
+//! The daemon reads a few megabytes for each call; here it is paced, so that the device has as much time for others as
+//! for this. Ended at any time, nothing is left to do.
+
+use std::time::Instant;
+
+use serde_json::json;
+
+use crate::args::Scrub;
+use crate::control::{Root, mounted};
+use crate::failure::{Failure, Outcome, status};
+use crate::progress::Progress;
+use crate::size::Size;
+
+pub fn run(args: &Scrub) -> Outcome<u8> {
+    let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
+    let root = Root::open_dir(&args.dir).map_err(|e| operational(Failure::system(&args.dir, e)))?;
+    let mut progress = Progress::new("scrubbing");
+    let mut found = Vec::new();
+    let mut starts = true;
+    let done_bytes = loop {
+        let begun = Instant::now();
+        let page = root
+            .scrub_page(starts)
+            .map_err(|e| operational(mounted(&args.dir, e)))?;
+        starts = false;
+        progress.set(page.done_bytes, page.total_bytes);
+        found.extend(page.found);
+        if page.is_last {
+            break page.done_bytes;
+        }
+        if !args.fast {
+            std::thread::sleep(begun.elapsed());
+        }
+    };
+    drop(progress);
+    let lost = found.iter().filter(|damaged| !damaged.is_repaired).count();
+    if args.json {
+        let report = json!({
+            "clean": found.is_empty(),
+            "read_bytes": done_bytes,
+            "repaired": found.len() - lost,
+            "damaged": lost,
+            "found": serde_json::to_value(&found).unwrap_or_default(),
+        });
+        println!("{report:#}");
+    } else {
+        for damaged in &found {
+            let outcome = if damaged.is_repaired {
+                "repaired"
+            } else {
+                "lost"
+            };
+            let place = damaged.place.as_deref().unwrap_or("no file");
+            println!(
+                "{outcome}: {} at byte {}: {} ({place})",
+                damaged.what, damaged.addr, damaged.detail
+            );
+        }
+        let verdict = match (found.len(), lost) {
+            (0, _) => "clean".to_string(),
+            (n, 0) => format!("{n} repaired"),
+            (n, lost) => format!("{} repaired, {lost} damaged", n - lost),
+        };
+        let read = Size::new(done_bytes);
+        println!("{}: {verdict}, {read} read", args.dir.display());
+    }
+    Ok(match (found.is_empty(), lost) {
+        (true, _) => 0,
+        (false, 0) => status::FSCK_CORRECTED,
+        (false, _) => status::FSCK_UNCORRECTED,
+    })
+}

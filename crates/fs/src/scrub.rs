@@ -1,0 +1,190 @@
+//! Scrubbing through an open directory, page by page, and what damaged keys mean to a user.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use ramet_betree::{Damage, Scrub};
+
+use crate::data::BLOCK_BYTES;
+use crate::dir::DirStream;
+use crate::error::{Error, Result};
+use crate::keys;
+use crate::volume::Volume;
+
+/// Bytes that one call reads, so that it takes no more than a moment.
+const STEP_BYTES: u64 = 8 << 20;
+/// Findings that one answer holds, and the longest text in one, so that it fits an ioctl.
+const FINDINGS_MAX: usize = 8;
+const TEXT_BYTES_MAX: usize = 400;
+
+/// A scrub, and what it found that no answer held yet.
+pub(crate) struct Scrubbing {
+    scrub: Scrub,
+    found: VecDeque<Damage>,
+}
+
+/// Answer to [`SCRUB`](crate::control::SCRUB). Sizes in bytes.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct ScrubPage {
+    /// Read so far.
+    pub done_bytes: u64,
+    /// To be read in all, about.
+    pub total_bytes: u64,
+    /// Nothing follows.
+    pub is_last: bool,
+    /// What is damaged.
+    pub found: Vec<Damaged>,
+}
+
+/// Something on the device is not what it should be.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Damaged {
+    /// Which structure.
+    pub what: String,
+    /// Where it lies, in bytes from the start of the device.
+    pub addr: u64,
+    /// What is wrong with it.
+    pub detail: String,
+    /// What of the tree of files can no longer be read; a clone may show it in other places too.
+    pub place: Option<String>,
+    /// It was written again.
+    pub is_repaired: bool,
+}
+
+impl Volume {
+    /// Answers [`SCRUB`](crate::control::SCRUB) on an open directory: begins to read everything again when it `starts`,
+    /// or goes on.
+    ///
+    /// # Errors
+    /// `Invalid` when there is none to go on with, and those of repairs.
+    pub fn scrub_page(&self, stream: &DirStream, starts: bool) -> Result<ScrubPage> {
+        let mut held = stream.scrub.lock();
+        if starts {
+            *held = Some(Scrubbing {
+                scrub: self.tree.scrub(),
+                found: VecDeque::new(),
+            });
+        }
+        let going = held
+            .as_mut()
+            .ok_or(Error::Invalid("no scrub to go on with"))?;
+        if going.found.is_empty() && !going.scrub.is_done() {
+            going.found.extend(going.scrub.step(STEP_BYTES)?);
+        }
+        let count = going.found.len().min(FINDINGS_MAX);
+        let found = going.found.drain(..count).map(told).collect();
+        let page = ScrubPage {
+            done_bytes: going.scrub.done_bytes(),
+            total_bytes: going.scrub.total_bytes(),
+            is_last: going.found.is_empty() && going.scrub.is_done(),
+            found,
+        };
+        if page.is_last {
+            *held = None;
+        }
+        Ok(page)
+    }
+}
+
+fn told(damage: Damage) -> Damaged {
+    let place = damage.keys.map(|(lo, hi)| place(&lo, hi.as_ref()));
+    Damaged {
+        what: damage.what.to_owned(),
+        addr: damage.addr,
+        detail: shortened(damage.detail),
+        place: place.map(shortened),
+        is_repaired: damage.is_repaired,
+    }
+}
+
+fn shortened(mut text: String) -> String {
+    if text.len() > TEXT_BYTES_MAX {
+        text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+        text.push_str("...");
+    }
+    text
+}
+
+/// What the keys `[lo, hi)` are to a user.
+fn place(lo: &Bytes, hi: Option<&Bytes>) -> String {
+    let what = match lo.first() {
+        Some(&keys::DATA) => "contents",
+        _ if hi.is_some_and(|hi| hi.first() == Some(&keys::META)) => "names and attributes",
+        _ => "names, attributes and contents",
+    };
+    let (from, first) = readable(lo);
+    let Some((to, last)) = hi.map(|hi| readable(hi)) else {
+        return format!("{what} from {from} on");
+    };
+    match (first, last) {
+        (Some(first), Some(last)) if from == to => format!(
+            "{from}, bytes {} to {}",
+            first.saturating_mul(BLOCK_BYTES),
+            last.saturating_mul(BLOCK_BYTES)
+        ),
+        _ => format!("{what} from {from} to {to}"),
+    }
+}
+
+/// The path that a key, or the front of one, belongs to, and the block that it names.
+fn readable(key: &[u8]) -> (String, Option<u64>) {
+    let mut path = String::new();
+    let mut rest = key.get(1..).unwrap_or_default();
+    let mut block = None;
+    while let [0, tag, tail @ ..] = rest {
+        let name = tail.split(|&byte| byte == 0).next().unwrap_or_default();
+        rest = match tag {
+            1 | 2 => {
+                path.push('/');
+                // Shown on terminals.
+                path.extend(String::from_utf8_lossy(name).escape_debug());
+                &tail[name.len()..]
+            }
+            3 => {
+                let mut number = [0; 8];
+                let len = tail.len().min(8);
+                number[..len].copy_from_slice(&tail[..len]);
+                block = Some(u64::from_be_bytes(number));
+                &[]
+            }
+            5 => {
+                path.push_str("/(a file with several names)");
+                tail.get(8..).unwrap_or_default()
+            }
+            _ => &[],
+        };
+    }
+    if path.is_empty() {
+        path.push('/');
+    }
+    (path, block)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damaged_keys_are_told_as_paths_and_bytes() {
+        let file = keys::blocks(&keys::child(&keys::child(b"", b"dir"), b"file"));
+        let block = |n| keys::block(&file, n);
+        assert_eq!(
+            place(&block(3), Some(&block(9))),
+            "/dir/file, bytes 12288 to 36864"
+        );
+        let entry = |name: &[u8]| keys::entry(&keys::child(b"", b"dir"), name);
+        assert_eq!(
+            place(&entry(b"a"), Some(&entry(b"b"))),
+            "names and attributes from /dir/a to /dir/b"
+        );
+        assert_eq!(
+            place(&Bytes::new(), None),
+            "names, attributes and contents from / on"
+        );
+        assert_eq!(place(&block(1), None), "contents from /dir/file on");
+        // The front of a key, as edges have them.
+        for len in 0..block(1).len() {
+            readable(&block(1)[..len]);
+        }
+    }
+}
