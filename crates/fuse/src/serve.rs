@@ -102,6 +102,17 @@ fn open_flags() -> FopenFlags {
     FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
 }
 
+/// Those of a new file. What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
+/// stay whole, and the kernel does not ask for the capabilities of the file before its first write.
+fn created_flags(flags: i32) -> FopenFlags {
+    let access = rustix_flag(rustix::fs::OFlags::RWMODE);
+    if flags & access == rustix_flag(rustix::fs::OFlags::WRONLY) {
+        open_flags() | FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        open_flags()
+    }
+}
+
 fn xattr(reply: ReplyXattr, size: u32, result: Result<impl AsRef<[u8]>>) {
     match result {
         Ok(value) => {
@@ -393,7 +404,7 @@ impl Filesystem for Server {
                 &file_attr(&attr),
                 GENERATION,
                 FileHandle(0),
-                open_flags(),
+                created_flags(flags),
             ),
             Err(error) => reply.error(errno(&error)),
         }
