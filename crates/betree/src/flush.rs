@@ -265,7 +265,16 @@ impl Store {
         }
         let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
         let before = copy.range();
-        copy.clip(&child.xf.range(&range));
+        let seen = child.xf.range(&range);
+        if !before.covers(&seen) {
+            // What is pushed there would be lost.
+            return Err(Error::Corrupt {
+                what: "skeleton",
+                addr: 0,
+                detail: format!("T8: node {} does not cover its edge", child.node.id().0),
+            });
+        }
+        copy.clip(&seen);
         let clipped = copy.range();
         let last = copy.edges.len() - 1;
         for (at, cut) in [

@@ -664,7 +664,7 @@ impl Store {
         }
     }
 
-    fn place(&self, handle: &Handle) -> Result<Place> {
+    pub(crate) fn place(&self, handle: &Handle) -> Result<Place> {
         match &*handle.state.lock() {
             State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
             State::Recorded(None) => {}
@@ -698,7 +698,7 @@ impl Store {
         Ok(place)
     }
 
-    fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0; len];
         bump(&self.counters.node_reads);
         self.counters
@@ -718,20 +718,31 @@ impl Store {
         let loaded = self.cached((handle.id.0, 0), || {
             let place = self.place(handle)?;
             let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
-            verify(&bytes, &place, "skeleton")?;
-            let mut node_of = |id, height| self.recorded_child(id, height);
-            let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
-            let node = Skeleton::decode(&bytes, &mut node_of, &mut run_of)
-                .map_err(|e| malformed("skeleton", &place, &e))?;
-            if node.height != handle.height {
-                return Err(malformed("skeleton", &place, &MALFORMED));
-            }
+            let node = self.decode_skeleton(handle, &place, &bytes)?;
             Ok(Cached::Skeleton(Arc::new(node)))
         })?;
         match loaded {
             Cached::Skeleton(node) => Ok(node),
             _ => Err(two_kinds(handle)),
         }
+    }
+
+    /// The interior node that `bytes`, read from its place, hold.
+    pub(crate) fn decode_skeleton(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        bytes: &[u8],
+    ) -> Result<Skeleton> {
+        verify(bytes, place, "skeleton")?;
+        let mut node_of = |id, height| self.recorded_child(id, height);
+        let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
+        let node = Skeleton::decode(bytes, &mut node_of, &mut run_of)
+            .map_err(|e| malformed("skeleton", place, &e))?;
+        if node.height != handle.height {
+            return Err(malformed("skeleton", place, &MALFORMED));
+        }
+        Ok(node)
     }
 
     /// A leaf or a segment.
@@ -751,23 +762,32 @@ impl Store {
 
     fn load_index(&self, handle: &Handle) -> Result<Cached> {
         let place = self.place(handle)?;
-        let what = "front of a run";
         let guess = (place.used_bytes as usize).min(self.shape.block_bytes.max(4096));
         let mut front = self.read(place.extent.addr, guess)?;
         let len = front
             .get(..RUN_HEADER_BYTES)
             .and_then(|head| index_len(head, place.used_bytes));
-        let len = len.ok_or_else(|| malformed(what, &place, &MALFORMED))?;
+        let len = len.ok_or_else(|| malformed(RUN_FRONT, &place, &MALFORMED))?;
         if len > front.len() {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
             front.extend_from_slice(&rest);
         }
         front.truncate(len);
-        verify(&front, &place, what)?;
-        let mut node_of = |id, height| self.recorded_child(id, height);
-        let index = RunIndex::decode(&front, handle.kind, place.used_bytes, &mut node_of)
-            .map_err(|e| malformed(what, &place, &e))?;
+        let index = self.decode_index(handle, &place, &front)?;
         Ok(Cached::Index(Arc::new(index)))
+    }
+
+    /// The index that `front`, the front part of a run, holds.
+    pub(crate) fn decode_index(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        front: &[u8],
+    ) -> Result<RunIndex> {
+        verify(front, place, RUN_FRONT)?;
+        let mut node_of = |id, height| self.recorded_child(id, height);
+        RunIndex::decode(front, handle.kind, place.used_bytes, &mut node_of)
+            .map_err(|e| malformed(RUN_FRONT, place, &e))
     }
 
     /// One block of a run.
@@ -903,6 +923,9 @@ impl Store {
         self.cache.weight()
     }
 }
+
+/// How errors call the front part of a run.
+const RUN_FRONT: &str = "front of a run";
 
 fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
     let found = checksum(bytes);

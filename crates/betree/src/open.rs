@@ -250,7 +250,7 @@ impl Tree {
     }
 }
 
-fn uuid_low(uuid: &[u8; 16]) -> u64 {
+pub(crate) fn uuid_low(uuid: &[u8; 16]) -> u64 {
     u64::from_le_bytes(uuid[..8].try_into().expect("eight bytes of sixteen"))
 }
 

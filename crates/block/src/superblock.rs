@@ -413,6 +413,74 @@ pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
     Ok(sb)
 }
 
+/// A copy that is not what it should be.
+#[derive(Debug)]
+pub struct BadCopy {
+    /// Where it lies, in bytes.
+    pub addr: u64,
+    /// What is wrong with it.
+    pub detail: String,
+    /// It was written again and reads back.
+    pub is_repaired: bool,
+}
+
+/// Reads all copies again, on a volume whose durable superblock is `newest`, and writes those anew that are bad unless
+/// `read_only`: a copy of the newest from memory, one of the other slot from its twin, or as one more copy of the
+/// newest. Nobody may write superblocks meanwhile.
+///
+/// # Errors
+/// What the device answers to a repair.
+pub fn scrub_copies(
+    device: &dyn Device,
+    newest: &Superblock,
+    read_only: bool,
+) -> io::Result<Vec<BadCopy>> {
+    let is_older = |sb: &Superblock| {
+        sb.uuid == newest.uuid && sb.generation < newest.generation
+    };
+    let copies = read_copies(device);
+    let mut found = Vec::new();
+    for (slot, pair) in copies.iter().enumerate() {
+        let is_newest = slot == newest.slot();
+        let is_good = |copy: &Copy| {
+            copy.as_ref()
+                .is_ok_and(|sb| if is_newest { sb == newest } else { is_older(sb) })
+        };
+        let twin = pair.iter().find(|copy| is_good(copy));
+        let mut right = newest.clone();
+        if let Some(Ok(twin)) = twin {
+            right = twin.clone();
+        } else if !is_newest {
+            right.generation = newest.generation.saturating_sub(1);
+        }
+        for (copy, addr) in pair.iter().zip(SLOTS[slot]) {
+            if is_good(copy) {
+                continue;
+            }
+            let detail = match copy {
+                Ok(sb) => format!("generation {} of {:02x?}", sb.generation, sb.uuid),
+                Err(error) => error.to_string(),
+            };
+            let mut is_repaired = false;
+            if !read_only {
+                // The copies that are good must be durable before one is written.
+                device.sync()?;
+                device.write_at(addr, &right.encode())?;
+                device.sync()?;
+                let mut bytes = vec![0; BYTES];
+                device.read_at(addr, &mut bytes)?;
+                is_repaired = Superblock::decode(slot, &bytes).is_ok_and(|sb| sb == right);
+            }
+            found.push(BadCopy {
+                addr,
+                detail,
+                is_repaired,
+            });
+        }
+    }
+    Ok(found)
+}
+
 /// Writes `sb` to its slot. It counts, durably, on return; its second copy is durable with the
 /// next sync. The caller synced what it names.
 ///

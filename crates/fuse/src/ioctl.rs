@@ -136,5 +136,36 @@ impl Call {
     }
 }
 
+/// The control calls of a volume without a kernel.
+#[cfg(fuzzing)]
+pub struct Controls {
+    volume: Arc<Volume>,
+    tickets: Tickets,
+}
+
+#[cfg(fuzzing)]
+impl Controls {
+    /// Those of `volume`.
+    #[must_use]
+    pub fn new(volume: Arc<Volume>) -> Self {
+        let tickets = Tickets::default();
+        Self { volume, tickets }
+    }
+
+    /// What the ioctl `number` with `bytes`, made on the directory `dir` by `caller`, is answered; `None` when it is
+    /// nobody's.
+    pub fn call(
+        &self,
+        number: u32,
+        bytes: &[u8],
+        dir: (Ino, Option<&DirStream>),
+        caller: &Caller,
+    ) -> Option<Result<Vec<u8>>> {
+        let call = Call::decode(number, bytes)?;
+        let run = |call: Call| call.run(&self.volume, &self.tickets, dir, caller);
+        Some(call.and_then(run).map(|(_, data)| data))
+    }
+}
+
 /// What any other ioctl gets.
 pub(crate) const UNKNOWN: Errno = Errno::ENOTTY;

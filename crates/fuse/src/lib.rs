@@ -20,6 +20,8 @@ mod session;
 mod tickets;
 mod workers;
 
+#[cfg(fuzzing)]
+pub use ioctl::Controls;
 pub use options::MountOptions;
 pub use session::{Mounted, Unmounter, mount};
 use thiserror::Error;

@@ -32,7 +32,7 @@ pub use model::Model;
 pub use rng::Rng;
 pub use run::{Failure, Report, Runner, Setup, run_steps};
 pub use shrink::{run_random, shrink};
-pub use step::{Change, Fill, Step};
+pub use step::{Change, Fill, Step, apply};
 
 /// A number from the environment, or `default` when it is not set.
 ///
