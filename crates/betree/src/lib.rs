@@ -41,6 +41,7 @@ mod flush;
 mod format_tests;
 mod graft;
 mod heads;
+mod heal;
 mod journal;
 mod memrun;
 mod message;

@@ -13,7 +13,7 @@
 //! so readers of older states never meet reused space.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -25,13 +25,14 @@ use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
 use crate::block::Block;
 use crate::error::{Error, Result};
+use crate::heal::Healing;
 use crate::memrun::MemRun;
 use crate::pieces::Pieces;
 use crate::readahead::ReadAhead;
 use crate::run::{
     BlockMeta, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
 };
-use crate::skeleton::Skeleton;
+use crate::skeleton::{Edge, Skeleton};
 use crate::sync::{Cache, GuardResult, Mutex};
 use crate::view::{DiskRun, RunView};
 
@@ -313,10 +314,10 @@ pub(crate) struct Store {
     owed_bytes: AtomicU64,
     /// Bytes of messages in the memory buffer.
     pub(crate) buffered_bytes: AtomicU64,
-    /// A structural step was left out for want of room since the last sweep began.
-    pub(crate) left_out: AtomicBool,
-    /// The flush under way visits every node, for steps that were left out.
-    pub(crate) sweeping: AtomicBool,
+    /// Steps that were left out for want of room.
+    pub(crate) healing: Healing,
+    /// Bytes of messages that wait in the root for interior nodes.
+    pub(crate) waiting_bytes: AtomicU64,
     /// Places of dead leaves that records of the journal name, oldest first.
     dead_named: Mutex<Vec<Extent>>,
     pub(crate) read_ahead: ReadAhead,
@@ -360,8 +361,8 @@ impl Store {
             fresh_bytes: AtomicU64::new(0),
             owed_bytes: AtomicU64::new(0),
             buffered_bytes: AtomicU64::new(0),
-            left_out: AtomicBool::new(false),
-            sweeping: AtomicBool::new(false),
+            healing: Healing::default(),
+            waiting_bytes: AtomicU64::new(0),
             dead_named: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
@@ -456,6 +457,29 @@ impl Store {
             .free
             .saturating_sub(space.reserved)
             .saturating_sub(owed)
+    }
+
+    /// Room that what was accepted may still take, in bytes: the slack, and half of what waits above interior nodes or
+    /// in memory. All of that is written once more on its way down, and what it leaves is free only after a checkpoint; by
+    /// halves there is always room for that.
+    pub(crate) fn liability_bytes(&self) -> u64 {
+        let waiting = self.waiting_bytes.load(Ordering::Relaxed)
+            + self.buffered_bytes.load(Ordering::Relaxed);
+        self.slack_bytes() + waiting.max(self.owed_bytes()) / 2
+    }
+
+    /// `root` is about to become the root.
+    pub(crate) fn set_waiting(&self, root: &Skeleton) {
+        let is_interior = |e: &Edge| {
+            let child = e.child.as_ref();
+            child.is_some_and(|c| c.node.kind() == Kind::Skeleton)
+        };
+        let bytes = if root.edges.iter().any(is_interior) {
+            root.segs.iter().map(|seg| seg.bytes).sum()
+        } else {
+            0
+        };
+        self.waiting_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Sets `bytes` of the room aside for nodes about to be made.

@@ -36,6 +36,7 @@ const BYTES: usize = BLOCK_BYTES as usize;
 const CHECKSUM_AT: usize = BYTES - 8;
 const FIELDS_END: usize = 172;
 const FLAG_CLEAN: u32 = 1;
+const FLAG_HEALS: u32 = 2;
 
 const _: () = assert!(FIELDS_END <= CHECKSUM_AT);
 const _: () = assert!(SLOTS[0][1] + BLOCK_BYTES <= AREA_END);
@@ -88,6 +89,8 @@ pub struct Superblock {
     pub codec: Codec,
     /// Whether the volume was unmounted, so that the journal holds nothing to replay.
     pub clean: bool,
+    /// Whether steps were left out for want of room, and are still to be made up for.
+    pub heals: bool,
 }
 
 /// Why there is no superblock to go by.
@@ -159,7 +162,8 @@ impl Superblock {
         let mut w = Writer::with_capacity(BYTES);
         w.raw(&MAGIC);
         w.u32(self.format_version);
-        w.u32(if self.clean { FLAG_CLEAN } else { 0 });
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        w.u32(flag(self.clean, FLAG_CLEAN) | flag(self.heals, FLAG_HEALS));
         w.raw(&self.uuid);
         w.u64(self.generation);
         w.u64(self.epoch);
@@ -247,7 +251,7 @@ impl Superblock {
 
     fn decode_fields(format_version: u32, mut r: Reader<'_>) -> Result<Self, WireError> {
         let flags = r.u32()?;
-        if flags & !FLAG_CLEAN != 0 || format_version == 0 {
+        if flags & !(FLAG_CLEAN | FLAG_HEALS) != 0 || format_version == 0 {
             return Err(WireError::Value {
                 field: "version or flags",
                 found: flags.into(),
@@ -288,6 +292,7 @@ impl Superblock {
                 .ok_or_else(|| unknown("level of the codec", level))?
             },
             clean: flags & FLAG_CLEAN != 0,
+            heals: flags & FLAG_HEALS != 0,
         };
         r.finish_reserved()?;
         Ok(sb)
@@ -531,6 +536,7 @@ mod tests {
             fanout: 64,
             codec: Codec::Lz4,
             clean: true,
+            heals: false,
         }
     }
 

@@ -110,7 +110,7 @@ fn recovery(volume: &Path, dir: &Path) -> Result<(), String> {
         let mut journal = stat()?["journal_bytes"].as_u64().unwrap_or_default();
         while journal < mib << 20 {
             for _ in 0..128 {
-                let bytes = vec![files as u8; if files % 2 == 0 { 4096 } else { 100 }];
+                let bytes = vec![files as u8; if files.is_multiple_of(2) { 4096 } else { 100 }];
                 let path = dir.join(format!("{:03}", written / 1000));
                 std::fs::create_dir_all(&path).map_err(|e| e.to_string())?;
                 std::fs::write(path.join(written.to_string()), bytes).map_err(|e| e.to_string())?;

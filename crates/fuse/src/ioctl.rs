@@ -10,6 +10,7 @@ use ramet_fs::control::{
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
+use crate::asked::Asked;
 use crate::errno::errno;
 use crate::notify::Kernel;
 use crate::tickets::Tickets;
@@ -81,12 +82,12 @@ impl Call {
         &self,
         volume: &Arc<Volume>,
         kernel: &Kernel,
-        tickets: &Tickets,
+        (tickets, asked): (&Tickets, &Asked),
         dir: (Ino, Option<&DirStream>),
         caller: &Caller,
         reply: ReplyIoctl,
     ) {
-        match self.run(volume, tickets, dir, caller) {
+        match self.run(volume, (tickets, asked), dir, caller) {
             Ok((stale, data)) => {
                 kernel.invalidate(&stale);
                 reply.ioctl(0, &data);
@@ -98,7 +99,7 @@ impl Call {
     fn run(
         &self,
         volume: &Arc<Volume>,
-        tickets: &Tickets,
+        (tickets, asked): (&Tickets, &Asked),
         (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
@@ -128,9 +129,12 @@ impl Call {
             }
             Self::Usage => data = encode_usage(&volume.usage(dir)?),
             Self::Stat => {
-                let json = serde_json::to_string(&volume.stats())
-                    .map_err(|_| Error::Invalid("counters"))?;
-                data = encode_stat_reply(&json)?;
+                let invalid = Error::Invalid("counters");
+                let Ok(mut counters) = serde_json::to_value(volume.stats()) else {
+                    return Err(invalid);
+                };
+                counters["requests"] = asked.json();
+                data = encode_stat_reply(&counters.to_string())?;
             }
             Self::Scrub(request) => {
                 may_compare(caller)?;

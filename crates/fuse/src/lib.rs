@@ -8,6 +8,7 @@
 //! workers, clones with their notifications to a thread of their own.
 #![forbid(unsafe_code)]
 
+mod asked;
 mod caller;
 mod convert;
 mod errno;
