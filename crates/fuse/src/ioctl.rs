@@ -154,6 +154,7 @@ impl Call {
 pub struct Controls {
     volume: Arc<Volume>,
     tickets: Tickets,
+    asked: Asked,
 }
 
 #[cfg(fuzzing)]
@@ -161,8 +162,11 @@ impl Controls {
     /// Those of `volume`.
     #[must_use]
     pub fn new(volume: Arc<Volume>) -> Self {
-        let tickets = Tickets::default();
-        Self { volume, tickets }
+        Self {
+            volume,
+            tickets: Tickets::default(),
+            asked: Asked::default(),
+        }
     }
 
     /// What the ioctl `number` with `bytes`, made on the directory `dir` by `caller`, is answered; `None` when it is
@@ -175,7 +179,7 @@ impl Controls {
         caller: &Caller,
     ) -> Option<Result<Vec<u8>>> {
         let call = Call::decode(number, bytes)?;
-        let run = |call: Call| call.run(&self.volume, &self.tickets, dir, caller);
+        let run = |call: Call| call.run(&self.volume, (&self.tickets, &self.asked), dir, caller);
         Some(call.and_then(run).map(|(_, data)| data))
     }
 }
