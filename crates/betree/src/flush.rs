@@ -23,6 +23,7 @@
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
+use ramet_block::planted::{self, Fault};
 
 use crate::bounds::{KeyRange, Xf, min_hi};
 use crate::cursor::{AHEAD_MAX, MappedCursor};
@@ -303,6 +304,10 @@ impl Store {
     /// them become several segments of one age, side by side.
     pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
         for kind in run.into_kinds() {
+            let is_null = kind.ranges().any(|(_, e)| matches!(e.msg, RangeMsg::Null));
+            if is_null && planted::is(Fault::NullLost) {
+                continue;
+            }
             let ord = node.next_ord;
             node.next_ord += 1;
             let mut rest = node.range();
@@ -341,7 +346,11 @@ impl Store {
     ) -> Result<Vec<Edge>> {
         let prefix = node.edges[at].lo.slice(..lift);
         let up = Xf::prepending(prefix);
-        let watermark = node.next_step();
+        let watermark = if planted::is(Fault::WatermarkNotRaised) {
+            node.edges[at].watermark
+        } else {
+            node.next_step() + 2 * u64::from(planted::is(Fault::WatermarkTooHigh))
+        };
         let mut edges = Vec::new();
         for part in self.split(child)? {
             let inner = part.range();
