@@ -346,11 +346,7 @@ impl Store {
     ) -> Result<Vec<Edge>> {
         let prefix = node.edges[at].lo.slice(..lift);
         let up = Xf::prepending(prefix);
-        let watermark = if planted::is(Fault::WatermarkNotRaised) {
-            node.edges[at].watermark
-        } else {
-            node.next_step() + 2 * u64::from(planted::is(Fault::WatermarkTooHigh))
-        };
+        let watermark = node.next_step();
         let mut edges = Vec::new();
         for part in self.split(child)? {
             let inner = part.range();

@@ -339,6 +339,7 @@ impl Journal {
         let queue = self.queue.lock();
         let end = self.end_with(&queue, Some(bytes));
         end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
+            || planted::is(Fault::JournalOverrun)
     }
 
     /// Offset after everything queued and one more record of `record` bytes, in the worst way of

@@ -24,6 +24,8 @@ use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_ca
 
 /// Smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
+/// Smallest volume when somebody chooses the sizes of nodes.
+const VOLUME_BYTES_MIN_OF_SHAPE: u64 = 1 << 20;
 
 /// How to make a new volume.
 #[derive(Clone, Debug, Default)]
@@ -78,7 +80,11 @@ impl Tree {
     /// `Invalid` when the device is smaller than [`VOLUME_BYTES_MIN`], and what the device answers.
     pub fn format(dev: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
         let bytes = dev.len_bytes() / BLOCK_BYTES * BLOCK_BYTES;
-        if bytes < VOLUME_BYTES_MIN {
+        let bytes_min = match options.shape {
+            None => VOLUME_BYTES_MIN,
+            Some(_) => VOLUME_BYTES_MIN_OF_SHAPE,
+        };
+        if bytes < bytes_min {
             return Err(Error::Invalid("a volume takes at least 4 MiB"));
         }
         let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
@@ -170,6 +176,7 @@ impl Tree {
         };
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());
+        inner.sync_each = options.sync_each;
 
         let uuid_low = uuid_low(&sb.uuid);
         let corrupt = |detail: String| Error::Corrupt {

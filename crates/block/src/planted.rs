@@ -52,8 +52,6 @@ pub enum Fault {
     FrameChecksumSkipped,
     /// A frame that was durable and is missing ends the journal.
     LostFrameIgnored,
-    /// Checksums of table pages are not looked at.
-    PageChecksumSkipped,
     /// Checksums of skeletons and of fronts of runs are not looked at.
     NodeChecksumSkipped,
     /// Checksums of blocks of runs are not looked at.
@@ -66,9 +64,7 @@ pub enum Fault {
     ClipTooShort,
     /// A node that is lifted keeps the old translations of its segments.
     TranslationStale,
-    /// An edge goes on seeing what was pushed into its child.
-    WatermarkNotRaised,
-    /// An edge does not see the next messages.
+    /// An edge that a GOTO became hides newer segments too.
     WatermarkTooHigh,
     /// Range deletions are lost on their way down.
     NullLost,

@@ -111,6 +111,8 @@ pub struct OpenOptions {
     pub shape: Option<TreeShape>,
     /// Run no background work: see [`ramet_betree::OpenOptions`]. For tests.
     pub manual: bool,
+    /// Make each change durable before it returns.
+    pub sync_each: bool,
 }
 
 /// Counters of a volume. Sizes in bytes.

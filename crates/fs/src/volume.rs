@@ -110,6 +110,7 @@ impl Volume {
             codec: options.compression,
             shape: options.shape,
             manual: options.manual,
+            sync_each: options.sync_each,
         };
         let tree = Tree::open(device, tree_options)?;
         let missing = |what| Error::Corrupt {

@@ -279,6 +279,12 @@ impl Victim {
     /// # Errors
     /// A wrong byte or a panic, with what was done.
     pub fn damage(&self, count: u64) -> Result<Verdicts, String> {
+        let (verdicts, done) = self.damage_until_wrong(count);
+        done.map(|()| verdicts)
+    }
+
+    /// The same, with the verdicts up to the first wrong byte.
+    pub fn damage_until_wrong(&self, count: u64) -> (Verdicts, Result<(), String>) {
         let mut rng = Rng::new(self.seed ^ 0xbad_b17e);
         let mut verdicts = Verdicts::default();
         let structures: Vec<Structure> = self.places.keys().copied().collect();
@@ -290,12 +296,15 @@ impl Victim {
             let image = self.image.image();
             let addr = self.spoil(&image, &mut rng, kind, place);
             let judged = guarded(|| self.judge(image, structure));
-            let is_detected = judged.map_err(|detail| {
-                format!(
-                    "seed {}, damage {number}: {kind:?} of {structure:?} at {addr} in {place:?}: {detail}",
-                    self.seed
-                )
-            })?;
+            let is_detected = match judged {
+                Ok(is_detected) => is_detected,
+                Err(detail) => {
+                    let seed = self.seed;
+                    let what = format!("{kind:?} of {structure:?} at {addr} in {place:?}");
+                    let told = format!("seed {seed}, damage {number}: {what}: {detail}");
+                    return (verdicts, Err(told));
+                }
+            };
             let tally = if is_detected {
                 &mut verdicts.detected
             } else {
@@ -303,7 +312,7 @@ impl Victim {
             };
             *tally.entry(structure).or_default() += 1;
         }
-        Ok(verdicts)
+        (verdicts, Ok(()))
     }
 
     fn spoil(&self, image: &SparseDevice, rng: &mut Rng, kind: Kind, place: (u64, u64)) -> u64 {

@@ -40,6 +40,11 @@ impl SparseDevice {
         }
     }
 
+    /// Takes over the bytes of `other`, of the same length.
+    pub(crate) fn become_image(&self, other: &Self) {
+        *self.chunks.write() = other.chunks.read().clone();
+    }
+
     /// Bytes of memory that the contents take.
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {

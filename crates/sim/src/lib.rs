@@ -8,13 +8,15 @@
 //! Fault model of a crash there: the device keeps every write in order, the process loses its
 //! memory. So the tree must come back as a prefix of the history that holds everything
 //! acknowledged by a sync, a checkpoint or a close. [`CrashRun`] cuts the power instead: unsynced
-//! writes are lost, reordered and torn. [`Victim`] spoils bytes that were durable.
+//! writes are lost, reordered and torn. [`Victim`] spoils bytes that were durable. [`FaultRun`] lets calls of the
+//! device fail. `docs/testing.md` tells what each of them found, and which mistakes they find that were made on purpose.
 #![forbid(unsafe_code)]
 
 mod corrupt;
 mod crash;
 mod device;
 mod disk;
+mod fault;
 mod generate;
 mod model;
 mod rng;
@@ -26,7 +28,8 @@ mod step;
 pub use corrupt::{Structure, Verdicts, Victim};
 pub use crash::{CrashPlan, CrashReport, CrashRun};
 pub use device::SparseDevice;
-pub use disk::{Keep, LoggedDevice, PowerCut, Told};
+pub use disk::{Interrupt, Keep, LoggedDevice, PowerCut, Told};
+pub use fault::{FaultReport, FaultRun};
 pub use generate::{Generator, Mix};
 pub use model::Model;
 pub use rng::Rng;

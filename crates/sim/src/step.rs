@@ -188,6 +188,11 @@ pub enum Step {
 
 /// Applies a step's changes as one batch.
 pub(crate) fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
+    tree.apply(batch(tree, changes)?).map(drop)
+}
+
+/// A step's changes as one batch; the leaves of grafts are written already.
+pub(crate) fn batch(tree: &Tree, changes: &[Change]) -> Result<Batch> {
     let mut batch = Batch::new();
     for change in changes {
         match change.clone() {
@@ -216,5 +221,5 @@ pub(crate) fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
             }
         }
     }
-    tree.apply(batch).map(drop)
+    Ok(batch)
 }
