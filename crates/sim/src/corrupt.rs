@@ -3,7 +3,7 @@
 //! Method: [`Victim::new`] runs a random history and leaves the volume closed, or dead with a journal to replay; then it
 //! reads everything once and notes which bytes were asked for. Each of those bytes matters to somebody.
 //! [`Victim::damage`] spoils an image there: a flipped bit, a rotten sector, zeros, the bytes of another block (a
-//! misdirected write), or those that were there earlier (a lost write). The tree must then refuse with an error that
+//! misdirected write), those that were there earlier (a lost write), or none at all (a sector that cannot be read). The tree must then refuse with an error that
 //! says what is wrong, or return what was written; anything else read is a wrong byte. It also takes a few changes and
 //! a checkpoint, so that what only writers read is met.
 //!
@@ -49,12 +49,13 @@ pub enum Structure {
 }
 
 /// Kinds of damage.
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 6] = [
     Kind::Flip,
     Kind::Rot,
     Kind::Zero,
     Kind::Misdirected,
     Kind::Lost,
+    Kind::Unreadable,
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +65,7 @@ enum Kind {
     Zero,
     Misdirected,
     Lost,
+    Unreadable,
 }
 
 /// What became of damaged images, by the structure that was hit.
@@ -349,6 +351,7 @@ impl Victim {
                 write(block, &read(image, other - other % BLOCK_BYTES));
             }
             Kind::Lost => write(block, &read(&self.earlier, block)),
+            Kind::Unreadable => image.spoil_sector(addr),
         }
         addr
     }
@@ -427,7 +430,7 @@ fn gets(tree: &Tree, model: &Model) -> Result<bool, String> {
 /// That an error says that bytes are bad.
 fn noticed(error: &Error) -> Result<bool, String> {
     match error {
-        Error::Corrupt { .. } | Error::NotAVolume(_) => Ok(true),
+        Error::Corrupt { .. } | Error::NotAVolume(_) | Error::Io { .. } => Ok(true),
         error => Err(format!("an error of another kind: {error}")),
     }
 }

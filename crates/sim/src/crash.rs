@@ -38,6 +38,8 @@ pub struct CrashPlan {
     pub images: usize,
     /// One in so many recoveries is cut as well.
     pub again_one_in: usize,
+    /// One position of the log in so many is cut.
+    pub cut_one_in: usize,
     /// One image in so many has all its invariants checked; the state is compared always.
     pub verify_one_in: usize,
 }
@@ -161,9 +163,12 @@ impl Recorder {
         });
     }
 
-    /// The process dies within a few changes of the device.
-    fn dies(&mut self, rng: &mut Rng) {
+    /// The process dies within a few changes of the device; within `changes` if that is given.
+    fn dies(&mut self, rng: &mut Rng, changes: Option<u64>) {
         self.report.kills += 1;
+        if changes.is_some() {
+            return self.logged.die_after(changes);
+        }
         // Most deaths come in the middle of writing.
         match rng.below(3) {
             0 => self.logged.die_at_superblock(),
@@ -171,17 +176,12 @@ impl Recorder {
         }
     }
 
-    /// What a dead process leaves behind, perhaps with a power cut; returns the length of the log then, if there was
+    /// What a dead process leaves behind, perhaps with a power cut or certainly; returns the length of the log then, if there was
     /// one.
-    fn leaves(&mut self, rng: &mut Rng) -> Option<usize> {
-        let keeps = [
-            Keep::None,
-            Keep::Some,
-            Keep::Some,
-            Keep::Writes,
-            Keep::OnlyLast,
-        ];
-        let keep = rng.one_in(2).then(|| keeps[rng.below(keeps.len())])?;
+    fn leaves(&mut self, rng: &mut Rng, always: bool) -> Option<usize> {
+        let keeps = [Keep::None, Keep::Some, Keep::Writes, Keep::OnlyLast];
+        let is_cut = always || rng.one_in(2);
+        let keep = is_cut.then(|| keeps[rng.below(keeps.len())])?;
         self.report.power_cuts += 1;
         self.logged.cut_power(&self.start, keep, rng);
         Some(self.logged.log_len())
@@ -309,13 +309,11 @@ impl CrashRun {
         let mut rng = Rng::new(self.plan.seed ^ 0xbeef);
         let mut cut = PowerCut::before(self.start.image());
         for position in 0..=self.log.len() {
-            report.positions += 1;
-            let random = std::iter::repeat_n(Keep::Some, self.plan.images).chain([Keep::Writes]);
-            let regular = [Keep::None, Keep::All, Keep::AllButLast, Keep::OnlyLast];
-            let kinds: Vec<Keep> = match cut.unsynced() {
-                0 => vec![Keep::None],
-                1 => [Keep::None, Keep::All].into_iter().chain(random).collect(),
-                _ => regular.into_iter().chain(random).collect(),
+            let kinds = if rng.one_in(self.plan.cut_one_in.max(1)) {
+                report.positions += 1;
+                self.kinds(cut.unsynced())
+            } else {
+                Vec::new()
             };
             for keep in kinds {
                 let image = cut.image(keep, &mut rng);
@@ -333,6 +331,17 @@ impl CrashRun {
             }
         }
         Ok(())
+    }
+
+    /// What to keep where so many changes are not synced.
+    fn kinds(&self, unsynced: usize) -> Vec<Keep> {
+        let random = std::iter::repeat_n(Keep::Some, self.plan.images).chain([Keep::Writes]);
+        let regular = [Keep::None, Keep::All, Keep::AllButLast, Keep::OnlyLast];
+        match unsynced {
+            0 => vec![Keep::None],
+            1 => [Keep::None, Keep::All].into_iter().chain(random).collect(),
+            _ => regular.into_iter().chain(random).collect(),
+        }
     }
 
     /// Cuts writes of superblocks and journal frames at every byte of their first `bytes_max`: each copy of the

@@ -37,6 +37,31 @@ pub use run::{Failure, Report, Runner, Setup, run_steps};
 pub use shrink::{run_random, shrink};
 pub use step::{Change, Fill, Step};
 
+/// Runs `work` for seeds from `first` on, on two threads, while `more` says so; the seed after the last one.
+///
+/// # Panics
+/// When `work` does.
+pub fn for_seeds(first: u64, more: impl Fn(u64) -> bool + Sync, work: impl Fn(u64) + Sync) -> u64 {
+    let next = parking_lot::Mutex::new(first);
+    let run = || {
+        loop {
+            let mut seeds = next.lock();
+            let seed = *seeds;
+            if !more(seed) {
+                return;
+            }
+            *seeds += 1;
+            drop(seeds);
+            work(seed);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(run);
+        scope.spawn(run);
+    });
+    next.into_inner()
+}
+
 /// A number from the environment, or `default` when it is not set.
 ///
 /// # Panics

@@ -5,7 +5,7 @@
 use std::sync::Mutex;
 use std::time::Instant;
 
-use ramet_sim::{CrashPlan, CrashReport, CrashRun, Setup, env_u64};
+use ramet_sim::{CrashPlan, CrashReport, CrashRun, Setup, env_u64, for_seeds};
 
 fn plan(seed: u64) -> CrashPlan {
     CrashPlan {
@@ -14,6 +14,7 @@ fn plan(seed: u64) -> CrashPlan {
         keys_max: 100,
         images: 2,
         again_one_in: 40,
+        cut_one_in: 1,
         verify_one_in: 8,
     }
 }
@@ -31,30 +32,22 @@ fn files(seed: u64) -> Result<CrashRun, String> {
     CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan)
 }
 
-/// Runs histories with successive seeds on all processors until so many states were opened.
+/// Runs histories with successive seeds on two threads until so many states were opened.
 fn run(what: &str, states: u64, record: fn(u64) -> Result<CrashRun, String>) -> CrashReport {
-    let next = Mutex::new(env_u64("RAMET_SEED", 1));
     let total = Mutex::new(CrashReport::default());
-    let (first, start) = (*next.lock().expect("no panic holds it"), Instant::now());
-    let work = || {
-        while total.lock().expect("no panic holds it").images < states {
-            let seed = {
-                let mut next = next.lock().expect("no panic holds it");
-                *next += 1;
-                *next - 1
-            };
+    let (first, start) = (env_u64("RAMET_SEED", 1), Instant::now());
+    let so_far = || *total.lock().expect("no panic holds it");
+    let end = for_seeds(
+        first,
+        |_| so_far().images < states,
+        |seed| {
             let report = record(seed).and_then(|run| run.cut_everywhere());
             let report = report.unwrap_or_else(|e| panic!("{what}: {e}"));
             total.lock().expect("no panic holds it").add(&report);
-        }
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(work);
-        scope.spawn(work);
-    });
+        },
+    );
     let total = total.into_inner().expect("no panic holds it");
     let rate = total.images as f64 / start.elapsed().as_secs_f64();
-    let end = next.into_inner().expect("no panic holds it");
     println!("{what}: seeds {first}..{end}, {rate:.0} states/s, {total:?}");
     assert!(total.during_recovery * 5 >= total.images);
     for count in [

@@ -102,6 +102,7 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
         keys_max,
         images: 2,
         again_one_in: 40,
+        cut_one_in: 8,
         verify_one_in: 4,
     };
     match how {

@@ -254,7 +254,7 @@ impl History {
     fn die(&mut self) -> Result<(), String> {
         self.held.clear();
         let newest = self.recorder.newest();
-        self.recorder.dies(&mut self.rng);
+        self.recorder.dies(&mut self.rng, None);
         let volume = self.volume();
         let acknowledged = match self.rng.below(4) {
             0 => false,
@@ -268,7 +268,7 @@ impl History {
         }
         drop(volume);
         self.volume = None;
-        let cut = self.recorder.leaves(&mut self.rng);
+        let cut = self.recorder.leaves(&mut self.rng, false);
         let logged = self.recorder.logged.clone();
         if self.rng.one_in(3) {
             logged.die_after(Some(self.rng.below(12) as u64));

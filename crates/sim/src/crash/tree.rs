@@ -40,6 +40,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         snapshots: Vec::new(),
         options: options.clone(),
         journal_bytes: told("superblock", read_superblock(&*device))?.journal.len,
+        syncs_only: plan.seed % 4 == 2,
     };
     for _ in 0..plan.batches {
         history.step()?;
@@ -122,6 +123,8 @@ struct History {
     snapshots: Vec<(Snapshot, Model)>,
     options: OpenOptions,
     journal_bytes: u64,
+    /// No checkpoints but those that the tree needs.
+    syncs_only: bool,
 }
 
 const OPEN: &str = "only a dead process has no tree";
@@ -132,11 +135,9 @@ impl History {
         self.apply(&changes)?;
         let newest = self.recorder.newest();
         match self.rng.below(100) {
-            0..18 => {
-                let done = self.interrupted(false, |tree| tree.sync());
-                told("sync", done)?;
-                self.recorder.acknowledged(newest);
-            }
+            // Some journals are left to fill up.
+            0..26 if self.syncs_only => self.sync()?,
+            0..18 => self.sync()?,
             18..26 => match self.interrupted(true, |tree| tree.checkpoint()) {
                 Ok(()) => {
                     self.recorder.report.checkpoints += 1;
@@ -159,6 +160,14 @@ impl History {
             35..41 => self.die()?,
             _ => {}
         }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), String> {
+        let newest = self.recorder.newest();
+        let done = self.interrupted(false, |tree| tree.sync());
+        told("sync", done)?;
+        self.recorder.acknowledged(newest);
         Ok(())
     }
 
@@ -305,12 +314,16 @@ impl History {
 
     fn die(&mut self) -> Result<(), String> {
         self.snapshots.clear();
-        if self.rng.one_in(3) {
+        // Now and then with several frames on their way, of which the power cut may leave later ones alone.
+        let in_frames = self.rng.one_in(4);
+        if in_frames {
             self.burst()?;
         }
         let newest = self.recorder.newest();
-        self.recorder.dies(&mut self.rng);
+        let changes = in_frames.then(|| 2 + self.rng.below(2) as u64);
+        self.recorder.dies(&mut self.rng, changes);
         let acknowledged = match self.rng.below(5) {
+            _ if in_frames => self.tree().sync().is_ok(),
             0 => false,
             1 => self.interrupted(false, |tree| tree.sync()).is_ok(),
             2 => self.tree().close().is_ok(),
@@ -322,7 +335,7 @@ impl History {
         }
         // Whoever had the device open is gone before it comes back.
         self.tree = None;
-        let cut = self.recorder.leaves(&mut self.rng);
+        let cut = self.recorder.leaves(&mut self.rng, in_frames);
         let logged = self.recorder.logged.clone();
         if self.rng.one_in(3) {
             logged.die_after(Some(self.rng.below(12) as u64));
@@ -334,7 +347,7 @@ impl History {
         let version = self.recorder.came_back(found, cut)?;
         self.model = self.models[version].clone();
         self.models.push(self.model.clone());
-        if self.rng.one_in(2) {
+        if in_frames || self.rng.one_in(4) {
             self.burst()?;
             told("sync", self.tree().sync())?;
             self.recorder.acknowledged(self.recorder.newest());
