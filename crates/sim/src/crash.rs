@@ -38,7 +38,7 @@ pub struct CrashPlan {
     pub images: usize,
     /// One in so many recoveries is cut as well.
     pub again_one_in: usize,
-    /// One position of the log in so many is cut.
+    /// One position of the log in so many is cut, and all of recoveries within the history.
     pub cut_one_in: usize,
     /// One image in so many has all its invariants checked; the state is compared always.
     pub verify_one_in: usize,
@@ -105,6 +105,15 @@ struct Allowed {
 /// Opens a device, checks its invariants if asked to, and returns the digest of its state.
 type Opener = Box<dyn Fn(Arc<dyn Device>, bool) -> Result<u64, String> + Send + Sync>;
 
+/// How the process dies.
+#[derive(Clone, Copy, Debug)]
+enum Death {
+    /// After so many changes and syncs of the device.
+    Within(u64),
+    /// When it has begun to write a superblock.
+    AtSuperblock,
+}
+
 /// A history in the making: what was told to the device, and what may be found after a cut.
 struct Recorder {
     start: SparseDevice,
@@ -112,6 +121,9 @@ struct Recorder {
     /// Digests.
     versions: Vec<u64>,
     allowed: Vec<Allowed>,
+    /// Lengths of the log at the last death, and all that the log then got until the process was back.
+    died_at: usize,
+    recoveries: Vec<Range<usize>>,
     report: CrashReport,
 }
 
@@ -127,6 +139,8 @@ impl Recorder {
                 oldest: 0,
                 newest: 0,
             }],
+            died_at: 0,
+            recoveries: Vec::new(),
             report: CrashReport::default(),
         }
     }
@@ -163,28 +177,28 @@ impl Recorder {
         });
     }
 
-    /// The process dies within a few changes of the device; within `changes` if that is given.
-    fn dies(&mut self, rng: &mut Rng, changes: Option<u64>) {
+    /// From now on the process is about to die.
+    fn dies(&mut self, death: Death) {
         self.report.kills += 1;
-        if changes.is_some() {
-            return self.logged.die_after(changes);
-        }
-        // Most deaths come in the middle of writing.
-        match rng.below(3) {
-            0 => self.logged.die_at_superblock(),
-            _ => self.logged.die_after(Some(rng.below(16) as u64)),
+        match death {
+            Death::Within(changes) => self.logged.die_after(Some(changes)),
+            Death::AtSuperblock => self.logged.die_at_superblock(),
         }
     }
 
-    /// What a dead process leaves behind, perhaps with a power cut or certainly; returns the length of the log then, if there was
-    /// one.
-    fn leaves(&mut self, rng: &mut Rng, always: bool) -> Option<usize> {
+    /// Nothing reaches the device any more.
+    fn is_dead(&mut self) {
+        self.logged.die_after(Some(0));
+        self.died_at = self.logged.log_len();
+    }
+
+    /// Cuts the power of a dead process; returns the length of the log then.
+    fn cut_power(&mut self, rng: &mut Rng) -> usize {
         let keeps = [Keep::None, Keep::Some, Keep::Writes, Keep::OnlyLast];
-        let is_cut = always || rng.one_in(2);
-        let keep = is_cut.then(|| keeps[rng.below(keeps.len())])?;
+        let keep = keeps[rng.below(keeps.len())];
         self.report.power_cuts += 1;
         self.logged.cut_power(&self.start, keep, rng);
-        Some(self.logged.log_len())
+        self.logged.log_len()
     }
 
     /// A state was found by a process that came back, after a power cut when the log had the length `cut`. Returns
@@ -197,6 +211,7 @@ impl Recorder {
         // What was found must stay: from the cut on there is no other state.
         let (now, newest) = (self.logged.log_len(), self.newest());
         self.allow(cut.unwrap_or(now), newest);
+        self.recoveries.push(self.died_at..now);
         self.allow(now, newest);
         Ok(version)
     }
@@ -219,6 +234,7 @@ pub struct CrashRun {
     log: Vec<Told>,
     versions: Vec<u64>,
     allowed: Vec<Allowed>,
+    recoveries: Vec<Range<usize>>,
     report: CrashReport,
     journal: Range<u64>,
 }
@@ -272,6 +288,7 @@ impl CrashRun {
             log,
             versions: recorder.versions,
             allowed: recorder.allowed,
+            recoveries: recorder.recoveries,
             report,
             journal,
         })
@@ -309,7 +326,8 @@ impl CrashRun {
         let mut rng = Rng::new(self.plan.seed ^ 0xbeef);
         let mut cut = PowerCut::before(self.start.image());
         for position in 0..=self.log.len() {
-            let kinds = if rng.one_in(self.plan.cut_one_in.max(1)) {
+            let is_recovery = self.recoveries.iter().any(|log| log.contains(&position));
+            let kinds = if is_recovery || rng.one_in(self.plan.cut_one_in.max(1)) {
                 report.positions += 1;
                 self.kinds(cut.unsynced())
             } else {

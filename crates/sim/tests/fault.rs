@@ -144,7 +144,7 @@ fn a_failure_ends_writing_and_loses_nothing_acknowledged() {
 #[test]
 fn any_call_that_fails_is_an_error_or_a_clean_stop() {
     let first = env_u64("RAMET_SEED", 1);
-    let end = first + env_u64("RAMET_SEEDS", 2);
+    let end = first + env_u64("RAMET_SEEDS", 6);
     let total = Mutex::new((0, FaultReport::default()));
     for_seeds(
         first,

@@ -14,7 +14,7 @@ use ramet_fs::{
     ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 
-use super::{CrashPlan, Opener, Recorder, told};
+use super::{CrashPlan, Death, Opener, Recorder, told};
 use crate::{Rng, Setup, SparseDevice};
 
 /// Longest file, in bytes.
@@ -254,7 +254,11 @@ impl History {
     fn die(&mut self) -> Result<(), String> {
         self.held.clear();
         let newest = self.recorder.newest();
-        self.recorder.dies(&mut self.rng, None);
+        self.recorder.dies(match self.rng.below(3) {
+            0 => Death::AtSuperblock,
+            // Most deaths come in the middle of writing.
+            _ => Death::Within(self.rng.below(16) as u64),
+        });
         let volume = self.volume();
         let acknowledged = match self.rng.below(4) {
             0 => false,
@@ -262,13 +266,14 @@ impl History {
             2 => volume.close().is_ok(),
             _ => volume.checkpoint().is_ok(),
         };
-        self.recorder.logged.die_after(Some(0));
+        self.recorder.is_dead();
         if acknowledged {
             self.recorder.acknowledged(newest);
         }
         drop(volume);
         self.volume = None;
-        let cut = self.recorder.leaves(&mut self.rng, false);
+        let is_cut = self.rng.one_in(2);
+        let cut = is_cut.then(|| self.recorder.cut_power(&mut self.rng));
         let logged = self.recorder.logged.clone();
         if self.rng.one_in(3) {
             logged.die_after(Some(self.rng.below(12) as u64));

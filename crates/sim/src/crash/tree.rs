@@ -9,7 +9,7 @@ use ramet_betree::{Batch, Error, OpenOptions, Snapshot, Tree};
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Device, checksum};
 
-use super::{CrashPlan, Opener, Recorder, told};
+use super::{CrashPlan, Death, Opener, Recorder, told};
 use crate::step::{apply, batch};
 use crate::{Change, Fill, Generator, Mix, Model, Rng, Setup, SparseDevice};
 
@@ -41,6 +41,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         options: options.clone(),
         journal_bytes: told("superblock", read_superblock(&*device))?.journal.len,
         syncs_only: plan.seed % 4 == 2,
+        always_interrupted: false,
     };
     for _ in 0..plan.batches {
         history.step()?;
@@ -125,6 +126,7 @@ struct History {
     journal_bytes: u64,
     /// No checkpoints but those that the tree needs.
     syncs_only: bool,
+    always_interrupted: bool,
 }
 
 const OPEN: &str = "only a dead process has no tree";
@@ -242,7 +244,9 @@ impl History {
     /// Runs `work`; every third time others apply batches while it waits for the device, and sync them if that does not
     /// wait for `work` itself.
     fn interrupted<T>(&mut self, may_sync: bool, work: impl FnOnce(&Tree) -> T) -> T {
-        if !self.rng.one_in(3) {
+        // Which batches are synced: a crash may leave some of them and not the others.
+        let mut syncs = if may_sync { self.rng.bits() } else { 0 };
+        if !self.always_interrupted && !self.rng.one_in(3) {
             return work(self.tree());
         }
         let plan = Interruptions {
@@ -251,7 +255,7 @@ impl History {
         };
         let plan = Arc::new(Mutex::new(plan));
         let (tree, shared) = (self.tree().clone(), plan.clone());
-        let (all_at_once, syncs) = (self.rng.one_in(2), self.rng.one_in(2) && may_sync);
+        let all_at_once = self.rng.one_in(2);
         let journal_bytes = self.journal_bytes;
         self.recorder.logged.interrupt(Some(Box::new(move |logged| {
             let mut plan = shared.lock();
@@ -264,7 +268,8 @@ impl History {
                 if tree.apply(batch).is_err() {
                     break;
                 }
-                let is_synced = syncs && tree.sync().is_ok();
+                let is_synced = syncs & 1 == 1 && tree.sync().is_ok();
+                syncs >>= 1;
                 plan.done.push(Interruption {
                     changes,
                     applied_at,
@@ -314,28 +319,43 @@ impl History {
 
     fn die(&mut self) -> Result<(), String> {
         self.snapshots.clear();
-        // Now and then with several frames on their way, of which the power cut may leave later ones alone.
-        let in_frames = self.rng.one_in(4);
+        // Now and then with several frames on their way, of which a power cut may leave later ones alone; or with a
+        // superblock on its way, and journal behind it.
+        let (in_frames, at_superblock) = match self.rng.below(4) {
+            0 => (true, false),
+            1 => (false, true),
+            _ => (false, false),
+        };
         if in_frames {
             self.burst()?;
         }
         let newest = self.recorder.newest();
-        let changes = in_frames.then(|| 2 + self.rng.below(2) as u64);
-        self.recorder.dies(&mut self.rng, changes);
+        let death = match self.rng.below(3) {
+            _ if in_frames => Death::Within(2 + self.rng.below(2) as u64),
+            _ if at_superblock => Death::AtSuperblock,
+            0 => Death::AtSuperblock,
+            // Most deaths come in the middle of writing.
+            _ => Death::Within(self.rng.below(16) as u64),
+        };
+        self.recorder.dies(death);
+        self.always_interrupted = at_superblock;
         let acknowledged = match self.rng.below(5) {
             _ if in_frames => self.tree().sync().is_ok(),
+            _ if at_superblock => self.interrupted(true, |tree| tree.checkpoint()).is_ok(),
             0 => false,
             1 => self.interrupted(false, |tree| tree.sync()).is_ok(),
             2 => self.tree().close().is_ok(),
             _ => self.interrupted(true, |tree| tree.checkpoint()).is_ok(),
         };
-        self.recorder.logged.die_after(Some(0));
+        self.always_interrupted = false;
+        self.recorder.is_dead();
         if acknowledged {
             self.recorder.acknowledged(newest);
         }
         // Whoever had the device open is gone before it comes back.
         self.tree = None;
-        let cut = self.recorder.leaves(&mut self.rng, in_frames);
+        let is_cut = in_frames || !at_superblock && self.rng.one_in(2);
+        let cut = is_cut.then(|| self.recorder.cut_power(&mut self.rng));
         let logged = self.recorder.logged.clone();
         if self.rng.one_in(3) {
             logged.die_after(Some(self.rng.below(12) as u64));
