@@ -66,12 +66,13 @@ impl Inner {
         // twice.
         let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
         let structure = is_short.then(|| self.structure.lock());
-        let (root, seq, cut, dead) = {
+        let (root, seq, cut, dead, heals) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
             // What is dead now was named by records before the cut.
             let (dead, _) = self.store.dead_named();
-            (state.root.clone(), state.seq, journal.cut(), dead)
+            let heals = self.store.healing.is_due();
+            (state.root.clone(), state.seq, journal.cut(), dead, heals)
         };
         let mut pieces = Pieces::new();
         let fresh = write_fresh(&self.store, &root, &mut pieces)?;
@@ -109,6 +110,7 @@ impl Inner {
         }
         next.next_seq = seq + 1;
         next.clean = clean;
+        next.heals = heals;
         if planted::is(Fault::JournalReleasedEarly) {
             journal.release(cut);
         }

@@ -23,7 +23,7 @@ const SEEDS_MAX: u64 = 32;
 
 /// The hash of a key that filters are made of.
 pub(crate) fn hash(key: &[u8]) -> u64 {
-    ramet_block::checksum(key)
+    ramet_block::hash(key)
 }
 
 /// The finalizer of MurmurHash3: spreads a seed over a hash.

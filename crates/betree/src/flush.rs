@@ -20,9 +20,6 @@
 //! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
 //! its segments and children are shared until they are rewritten themselves.
 
-use std::sync::atomic::Ordering;
-
-use bytes::Bytes;
 use ramet_block::planted::{self, Fault};
 
 use crate::bounds::{KeyRange, Xf, min_hi};
@@ -55,13 +52,16 @@ impl Store {
             },
         )?;
         let mut pending = self.weigh_edges(node)?;
+        let is_sweeping = settle && self.healing.is_sweeping();
         let mut at = 0;
         while at < node.edges.len() {
             let is_leaf = node.edges[at]
                 .child
                 .as_ref()
                 .is_none_or(|c| c.node.kind() == Kind::Leaf);
-            let wanted = is_leaf && self.is_abundant(&node.edges[at], pending[at]);
+            let wanted = is_leaf
+                && (self.is_abundant(&node.edges[at], pending[at])
+                    || is_sweeping && self.gives_back(&node.edges[at], pending[at])?);
             let rewritten = if wanted {
                 self.with_room(self.rewrite(node, at, at))?
             } else {
@@ -78,7 +78,7 @@ impl Store {
             }
         }
         self.push_fullest(node, &mut pending, settle)?;
-        if settle && self.sweeping.load(Ordering::Relaxed) {
+        if is_sweeping {
             self.sweep(node, &mut pending)?;
         }
         self.coalesce(node, &mut pending)?;
@@ -92,7 +92,7 @@ impl Store {
         match done {
             Ok(done) => Ok(Some(done)),
             Err(Error::NoSpace) => {
-                self.left_out.store(true, Ordering::Relaxed);
+                self.healing.set_due();
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -112,7 +112,7 @@ impl Store {
                 .is_some_and(|c| c.node.kind() == Kind::Skeleton)
         };
         let mut total: usize = pending.iter().map(|p| p.bytes).sum();
-        let is_short = self.room_bytes() < 2 * self.slack_bytes();
+        let is_short = self.healing.is_sweeping() || self.room_bytes() < 2 * self.slack_bytes();
         // What they delete is not free before they arrive.
         let deletes_max = (self.shape.leaf_bytes / DELETES_PER_LEAF_BYTES).max(1);
         let high = if is_short { 0 } else { self.shape.buffer_bytes };
@@ -141,71 +141,13 @@ impl Store {
                 };
                 pending.splice(at..=at, std::iter::repeat_n(done, edges.len()));
                 node.edges.splice(at..=at, edges);
-            } else if let Some(right) = self.halve_edge(node, at)? {
-                // Half of the messages may find room where all do not.
-                node.edges.insert(at + 1, right);
-                pending[at] = self.weigh_edge(node, at)?;
-                pending.insert(at + 1, self.weigh_edge(node, at + 1)?);
+            } else if self.cut_out(node, at, pending)? {
+                // A part of the messages may find room where all do not.
                 total = pending.iter().map(|p| p.bytes).sum();
             } else {
                 pending[at].stays = true;
             }
         }
-    }
-
-    /// Tends the children to which nothing was pushed: steps may have been left out there for want of room.
-    fn sweep(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
-        let mut at = 0;
-        while at < node.edges.len() {
-            let child = node.edges[at].child.as_ref();
-            if pending[at].stays || child.is_none_or(|c| c.node.kind() != Kind::Skeleton) {
-                at += 1;
-                continue;
-            }
-            let before = self.structural_work();
-            let (mut child, lift) = self.open_child(node, at)?;
-            // What waits for the edge goes on waiting.
-            let watermark = node.edges[at].watermark;
-            self.tend(&mut child, false, true)?;
-            if self.structural_work() == before {
-                at += 1;
-                continue;
-            }
-            let mut edges = self.close_child(node, at, child, lift)?;
-            edges.iter_mut().for_each(|edge| edge.watermark = watermark);
-            let made = edges.len();
-            node.edges.splice(at..=at, edges);
-            pending.remove(at);
-            for new in at..at + made {
-                pending.insert(new, self.weigh_edge(node, new)?);
-            }
-            at += made;
-        }
-        Ok(())
-    }
-
-    /// The right part of an edge that is to be cut in the middle of its interior child; both parts keep the child.
-    fn halve_edge(&self, node: &Skeleton, at: usize) -> Result<Option<Edge>> {
-        let edge = &node.edges[at];
-        let Some(child) = &edge.child else {
-            return Ok(None);
-        };
-        let range = node.edge_range(at);
-        let inside = child.xf.range(&range);
-        let below = self.skeleton(&child.node)?;
-        let within: Vec<&Bytes> = below
-            .edges
-            .iter()
-            .map(|e| &e.lo)
-            .filter(|lo| **lo > inside.lo && inside.contains(lo))
-            .collect();
-        let Some(middle) = within.get(within.len() / 2) else {
-            return Ok(None);
-        };
-        Ok(Some(Edge {
-            lo: child.xf.inverse(&range.lo).key(middle),
-            ..edge.clone()
-        }))
     }
 
     /// All messages that an edge sees, in the node's key space.
@@ -254,7 +196,7 @@ impl Store {
     }
 
     /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
-    fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
+    pub(crate) fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
         let range = node.edge_range(at);
         let child = node.edges[at]
             .child
@@ -266,7 +208,16 @@ impl Store {
         }
         let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
         let before = copy.range();
-        copy.clip(&child.xf.range(&range));
+        let seen = child.xf.range(&range);
+        if !before.covers(&seen) {
+            // What is pushed there would be lost.
+            return Err(Error::Corrupt {
+                what: "skeleton",
+                addr: 0,
+                detail: format!("T8: node {} does not cover its edge", child.node.id().0),
+            });
+        }
+        copy.clip(&seen);
         let clipped = copy.range();
         let last = copy.edges.len() - 1;
         for (at, cut) in [
@@ -337,7 +288,7 @@ impl Store {
     }
 
     /// The edges of the parent for a child that was opened and changed.
-    fn close_child(
+    pub(crate) fn close_child(
         &self,
         node: &Skeleton,
         at: usize,

@@ -272,6 +272,11 @@ impl Journal {
         self.queue.lock().durable_seq
     }
 
+    /// Frames with a smaller number are on the device, or no longer needed.
+    pub(crate) fn durable_frame(&self) -> u64 {
+        self.queue.lock().durable_frame
+    }
+
     /// A position with everything appended so far before it, and everything appended later after
     /// it: where a replay on top of a checkpoint of this moment starts. Memory only.
     pub(crate) fn cut(&self) -> JournalPos {

@@ -41,6 +41,7 @@ mod flush;
 mod format_tests;
 mod graft;
 mod heads;
+mod heal;
 mod journal;
 mod memrun;
 mod message;
@@ -52,6 +53,7 @@ mod record;
 mod rewrite;
 mod run;
 mod scan;
+mod scrub;
 mod segments;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
@@ -72,6 +74,7 @@ pub use error::{Error, Result};
 pub use graft::Graft;
 pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
+pub use scrub::{Damage, Scrub};
 pub use stats::{PathCounts, Stats};
 pub use tree::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};
 pub use usage::Usage;

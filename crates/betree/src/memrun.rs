@@ -343,6 +343,13 @@ impl MemRun {
         sum
     }
 
+    /// Adds a range message that may overlap others.
+    #[cfg(test)]
+    pub(crate) fn forge_range(&mut self, range: KeyRange, msg: RangeMsg) {
+        self.ranges
+            .insert(range.lo, RangeEntry { hi: range.hi, msg });
+    }
+
     /// Invariant of the module header, for tests and debug builds.
     pub(crate) fn check(&self) -> Result<(), String> {
         let mut end: Option<Option<Bytes>> = None;

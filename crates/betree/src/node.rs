@@ -13,7 +13,7 @@
 //! so readers of older states never meet reused space.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -26,13 +26,14 @@ use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
 use crate::block::Block;
 use crate::error::{Error, Result};
+use crate::heal::Healing;
 use crate::memrun::MemRun;
 use crate::pieces::Pieces;
 use crate::readahead::ReadAhead;
 use crate::run::{
     BlockMeta, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
 };
-use crate::skeleton::Skeleton;
+use crate::skeleton::{Edge, Skeleton};
 use crate::sync::{Cache, GuardResult, Mutex};
 use crate::view::{DiskRun, RunView};
 
@@ -316,10 +317,10 @@ pub(crate) struct Store {
     owed_bytes: AtomicU64,
     /// Bytes of messages in the memory buffer.
     pub(crate) buffered_bytes: AtomicU64,
-    /// A structural step was left out for want of room since the last sweep began.
-    pub(crate) left_out: AtomicBool,
-    /// The flush under way visits every node, for steps that were left out.
-    pub(crate) sweeping: AtomicBool,
+    /// Steps that were left out for want of room.
+    pub(crate) healing: Healing,
+    /// Bytes of messages that wait in the root for interior nodes.
+    pub(crate) waiting_bytes: AtomicU64,
     /// Places of dead leaves that records of the journal name, oldest first.
     dead_named: Mutex<Vec<Extent>>,
     pub(crate) read_ahead: ReadAhead,
@@ -363,8 +364,8 @@ impl Store {
             fresh_bytes: AtomicU64::new(0),
             owed_bytes: AtomicU64::new(0),
             buffered_bytes: AtomicU64::new(0),
-            left_out: AtomicBool::new(false),
-            sweeping: AtomicBool::new(false),
+            healing: Healing::default(),
+            waiting_bytes: AtomicU64::new(0),
             dead_named: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
@@ -459,6 +460,29 @@ impl Store {
             .free
             .saturating_sub(space.reserved)
             .saturating_sub(owed)
+    }
+
+    /// Room that what was accepted may still take, in bytes: the slack, and half of what waits above interior nodes or
+    /// in memory. All of that is written once more on its way down, and what it leaves is free only after a checkpoint; by
+    /// halves there is always room for that.
+    pub(crate) fn liability_bytes(&self) -> u64 {
+        let waiting = self.waiting_bytes.load(Ordering::Relaxed)
+            + self.buffered_bytes.load(Ordering::Relaxed);
+        self.slack_bytes() + waiting.max(self.owed_bytes()) / 2
+    }
+
+    /// `root` is about to become the root.
+    pub(crate) fn set_waiting(&self, root: &Skeleton) {
+        let is_interior = |e: &Edge| {
+            let child = e.child.as_ref();
+            child.is_some_and(|c| c.node.kind() == Kind::Skeleton)
+        };
+        let bytes = if root.edges.iter().any(is_interior) {
+            root.segs.iter().map(|seg| seg.bytes).sum()
+        } else {
+            0
+        };
+        self.waiting_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Sets `bytes` of the room aside for nodes about to be made.
@@ -667,7 +691,7 @@ impl Store {
         }
     }
 
-    fn place(&self, handle: &Handle) -> Result<Place> {
+    pub(crate) fn place(&self, handle: &Handle) -> Result<Place> {
         match &*handle.state.lock() {
             State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
             State::Recorded(None) => {}
@@ -701,7 +725,7 @@ impl Store {
         Ok(place)
     }
 
-    fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
+    pub(crate) fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0; len];
         bump(&self.counters.node_reads);
         self.counters
@@ -721,20 +745,31 @@ impl Store {
         let loaded = self.cached((handle.id.0, 0), || {
             let place = self.place(handle)?;
             let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
-            verify(&bytes, &place, "skeleton")?;
-            let mut node_of = |id, height| self.recorded_child(id, height);
-            let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
-            let node = Skeleton::decode(&bytes, &mut node_of, &mut run_of)
-                .map_err(|e| malformed("skeleton", &place, &e))?;
-            if node.height != handle.height {
-                return Err(malformed("skeleton", &place, &MALFORMED));
-            }
+            let node = self.decode_skeleton(handle, &place, &bytes)?;
             Ok(Cached::Skeleton(Arc::new(node)))
         })?;
         match loaded {
             Cached::Skeleton(node) => Ok(node),
             _ => Err(two_kinds(handle)),
         }
+    }
+
+    /// The interior node that `bytes`, read from its place, hold.
+    pub(crate) fn decode_skeleton(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        bytes: &[u8],
+    ) -> Result<Skeleton> {
+        verify(bytes, place, "skeleton")?;
+        let mut node_of = |id, height| self.recorded_child(id, height);
+        let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
+        let node = Skeleton::decode(bytes, &mut node_of, &mut run_of)
+            .map_err(|e| malformed("skeleton", place, &e))?;
+        if node.height != handle.height {
+            return Err(malformed("skeleton", place, &MALFORMED));
+        }
+        Ok(node)
     }
 
     /// A leaf or a segment.
@@ -754,23 +789,32 @@ impl Store {
 
     fn load_index(&self, handle: &Handle) -> Result<Cached> {
         let place = self.place(handle)?;
-        let what = "front of a run";
         let guess = (place.used_bytes as usize).min(self.shape.block_bytes.max(4096));
         let mut front = self.read(place.extent.addr, guess)?;
         let len = front
             .get(..RUN_HEADER_BYTES)
             .and_then(|head| index_len(head, place.used_bytes));
-        let len = len.ok_or_else(|| malformed(what, &place, &MALFORMED))?;
+        let len = len.ok_or_else(|| malformed(RUN_FRONT, &place, &MALFORMED))?;
         if len > front.len() {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
             front.extend_from_slice(&rest);
         }
         front.truncate(len);
-        verify(&front, &place, what)?;
-        let mut node_of = |id, height| self.recorded_child(id, height);
-        let index = RunIndex::decode(&front, handle.kind, place.used_bytes, &mut node_of)
-            .map_err(|e| malformed(what, &place, &e))?;
+        let index = self.decode_index(handle, &place, &front)?;
         Ok(Cached::Index(Arc::new(index)))
+    }
+
+    /// The index that `front`, the front part of a run, holds.
+    pub(crate) fn decode_index(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        front: &[u8],
+    ) -> Result<RunIndex> {
+        verify(front, place, RUN_FRONT)?;
+        let mut node_of = |id, height| self.recorded_child(id, height);
+        RunIndex::decode(front, handle.kind, place.used_bytes, &mut node_of)
+            .map_err(|e| malformed(RUN_FRONT, place, &e))
     }
 
     /// One block of a run.
@@ -906,6 +950,9 @@ impl Store {
         self.cache.weight()
     }
 }
+
+/// How errors call the front part of a run.
+const RUN_FRONT: &str = "front of a run";
 
 fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
     let found = checksum(bytes);

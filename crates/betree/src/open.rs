@@ -119,6 +119,7 @@ impl Tree {
                 .map_err(|_| Error::Invalid("the fanout is out of range"))?,
             codec: options.codec.unwrap_or(shape.codec),
             clean: true,
+            heals: false,
         };
         let roots = NodeTable::format(dev, usable(&sb))?;
         sb.node_table = roots.node_table;
@@ -161,6 +162,9 @@ impl Tree {
             .unwrap_or_else(machine_cache_bytes)
             .max(1 << 20);
         let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
+        if sb.heals {
+            store.healing.set_due();
+        }
         let root = match sb.root_node {
             0 => empty_root(&store),
             id => {
@@ -271,7 +275,7 @@ impl Tree {
     }
 }
 
-fn uuid_low(uuid: &[u8; 16]) -> u64 {
+pub(crate) fn uuid_low(uuid: &[u8; 16]) -> u64 {
     u64::from_le_bytes(uuid[..8].try_into().expect("eight bytes of sixteen"))
 }
 

@@ -79,9 +79,11 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
+        let top = store.skeleton(&root)?;
+        store.set_waiting(&top);
         Ok(Self {
             buffer: MemRun::default(),
-            top: store.skeleton(&root)?,
+            top,
             root,
             seq,
         })
@@ -94,6 +96,7 @@ impl State {
             .iter()
             .map(|seg| seg.goto_height)
             .fold(root.height, u8::max);
+        store.set_waiting(&root);
         self.root = store.new_skeleton(root);
         self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
     }
@@ -145,8 +148,8 @@ impl Drop for StopGuard {
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
-/// Checkpoints that one admission writes at most to get space back.
-const RECLAIM_ROUNDS_MAX: u32 = 32;
+/// Checkpoints in a row that gain nothing, after which an admission gives up.
+const STALLED_ROUNDS_MAX: u32 = 4;
 /// Rounds of background work that an admission waits for before it writes a checkpoint itself.
 const WAITS_MAX: u32 = 20;
 /// Bytes queued for the journal from which on writers write them out, without a device sync.
@@ -489,11 +492,8 @@ impl Inner {
     pub(crate) fn flush(&self, settle: bool) -> Result<()> {
         let _structure = self.structure.lock();
         let store = &self.store;
-        let sweeps = settle
-            && store.room_bytes() >= store.shape.leaf_bytes as u64
-            && store.left_out.swap(false, Ordering::Relaxed);
-        store.sweeping.store(sweeps, Ordering::Relaxed);
-        self.rebuild(|store, root| store.tend(root, true, settle))
+        let tend = || self.rebuild(|store, root| store.tend(root, true, settle));
+        if settle { store.healing(tend) } else { tend() }
     }
 
     // ---- background work ----
@@ -511,11 +511,12 @@ impl Inner {
         let Some(journal) = &self.journal else {
             return false;
         };
-        self.has_to_checkpoint()
-            && (journal.used_bytes() > journal.capacity_bytes() / 2
-                || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
-                || self.store.dead_named().1 > self.volume_bytes / 8
-                || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
+        self.store.can_heal()
+            || self.has_to_checkpoint()
+                && (journal.used_bytes() > journal.capacity_bytes() / 2
+                    || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
+                    || self.store.dead_named().1 > self.volume_bytes / 8
+                    || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }
 
     fn flusher(&self) {
@@ -652,18 +653,18 @@ impl Inner {
         written.inspect_err(|error| self.poison(error))
     }
 
-    /// Refuses what could not be written any more, after checkpoints have given back what they can. A batch that
-    /// removes something is refused later than one that only adds: it may go halfway into the
-    /// slack, and so leaves room to apply it.
+    /// Refuses what could not be written any more, after healing and checkpoints have given back what they can: it
+    /// gives up when several of them in a row gained nothing. A batch that removes something is refused later
+    /// than one that only adds: it may go halfway into the slack, and so leaves room to apply it.
     pub(crate) fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
-        let slack = self.store.slack_bytes();
-        let mut swept = false;
-        for _ in 0..RECLAIM_ROUNDS_MAX {
-            let room = self.store.room_bytes();
+        let store = &self.store;
+        let (mut best, mut stalled) = (0, 0);
+        loop {
+            let room = store.room_bytes();
             let growth = if frees {
-                slack / 2
+                store.slack_bytes() / 2
             } else {
-                slack + self.store.owed_bytes() / 2 + bytes as u64 / 2
+                store.liability_bytes() + bytes as u64 / 2
             };
             if room >= growth + bytes as u64 {
                 return Ok(());
@@ -672,21 +673,21 @@ impl Inner {
             if self.exhausted_at.load(Ordering::Relaxed) == seq + 1 {
                 break;
             }
-            let work = self.store.structural_work();
-            self.checkpoint()?;
-            // Work may free less in its first round than it takes: what it empties is shared by its next rounds.
-            if self.store.room_bytes() > room || self.store.structural_work() != work {
-                continue;
-            }
-            if swept {
+            // Work takes room before it gives some back: what it empties is shared by its next rounds.
+            stalled = if room > best { 0 } else { stalled + 1 };
+            best = best.max(room);
+            if stalled > STALLED_ROUNDS_MAX {
                 self.exhausted_at.store(seq + 1, Ordering::Relaxed);
+                break;
             }
-            // Once more: without a flush that holds what was freed, and with a look at every node.
-            swept = true;
-            drop(self.structure.lock());
-            self.store.left_out.store(true, Ordering::Relaxed);
+            if stalled > 0 {
+                // Without a flush that holds what was freed, and with a look at every node.
+                drop(self.structure.lock());
+                store.healing.demand();
+            }
+            self.checkpoint()?;
         }
-        if self.store.table.stats().zombies > 0 {
+        if store.table.stats().zombies > 0 {
             // Readers held them; by now perhaps no more.
             self.want(|w| w.checkpoint = true);
         }

@@ -17,7 +17,7 @@ pub mod planted;
 pub mod superblock;
 pub mod wire;
 
-pub use checksum::checksum;
+pub use checksum::{checksum, hash};
 pub use codec::{Codec, NoSuchCodec, ZstdLevel};
 pub use device::{Device, MemDevice};
 pub use extent::{Extent, ExtentError, PageRef};

@@ -37,6 +37,7 @@ const BYTES: usize = BLOCK_BYTES as usize;
 const CHECKSUM_AT: usize = BYTES - 8;
 const FIELDS_END: usize = 172;
 const FLAG_CLEAN: u32 = 1;
+const FLAG_HEALS: u32 = 2;
 
 const _: () = assert!(FIELDS_END <= CHECKSUM_AT);
 const _: () = assert!(SLOTS[0][1] + BLOCK_BYTES <= AREA_END);
@@ -89,6 +90,8 @@ pub struct Superblock {
     pub codec: Codec,
     /// Whether the volume was unmounted, so that the journal holds nothing to replay.
     pub clean: bool,
+    /// Whether steps were left out for want of room, and are still to be made up for.
+    pub heals: bool,
 }
 
 /// Why there is no superblock to go by.
@@ -160,7 +163,8 @@ impl Superblock {
         let mut w = Writer::with_capacity(BYTES);
         w.raw(&MAGIC);
         w.u32(self.format_version);
-        w.u32(if self.clean { FLAG_CLEAN } else { 0 });
+        let flag = |is_set, flag| if is_set { flag } else { 0 };
+        w.u32(flag(self.clean, FLAG_CLEAN) | flag(self.heals, FLAG_HEALS));
         w.raw(&self.uuid);
         w.u64(self.generation);
         w.u64(self.epoch);
@@ -248,7 +252,7 @@ impl Superblock {
 
     fn decode_fields(format_version: u32, mut r: Reader<'_>) -> Result<Self, WireError> {
         let flags = r.u32()?;
-        if flags & !FLAG_CLEAN != 0 || format_version == 0 {
+        if flags & !(FLAG_CLEAN | FLAG_HEALS) != 0 || format_version == 0 {
             return Err(WireError::Value {
                 field: "version or flags",
                 found: flags.into(),
@@ -289,6 +293,7 @@ impl Superblock {
                 .ok_or_else(|| unknown("level of the codec", level))?
             },
             clean: flags & FLAG_CLEAN != 0,
+            heals: flags & FLAG_HEALS != 0,
         };
         r.finish_reserved()?;
         Ok(sb)
@@ -414,6 +419,74 @@ pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
     Ok(sb)
 }
 
+/// A copy that is not what it should be.
+#[derive(Debug)]
+pub struct BadCopy {
+    /// Where it lies, in bytes.
+    pub addr: u64,
+    /// What is wrong with it.
+    pub detail: String,
+    /// It was written again and reads back.
+    pub is_repaired: bool,
+}
+
+/// Reads all copies again, on a volume whose durable superblock is `newest`, and writes those anew that are bad unless
+/// `read_only`: a copy of the newest from memory, one of the other slot from its twin, or as one more copy of the
+/// newest. Nobody may write superblocks meanwhile.
+///
+/// # Errors
+/// What the device answers to a repair.
+pub fn scrub_copies(
+    device: &dyn Device,
+    newest: &Superblock,
+    read_only: bool,
+) -> io::Result<Vec<BadCopy>> {
+    let is_older = |sb: &Superblock| {
+        sb.uuid == newest.uuid && sb.generation < newest.generation
+    };
+    let copies = read_copies(device);
+    let mut found = Vec::new();
+    for (slot, pair) in copies.iter().enumerate() {
+        let is_newest = slot == newest.slot();
+        let is_good = |copy: &Copy| {
+            copy.as_ref()
+                .is_ok_and(|sb| if is_newest { sb == newest } else { is_older(sb) })
+        };
+        let twin = pair.iter().find(|copy| is_good(copy));
+        let mut right = newest.clone();
+        if let Some(Ok(twin)) = twin {
+            right = twin.clone();
+        } else if !is_newest {
+            right.generation = newest.generation.saturating_sub(1);
+        }
+        for (copy, addr) in pair.iter().zip(SLOTS[slot]) {
+            if is_good(copy) {
+                continue;
+            }
+            let detail = match copy {
+                Ok(sb) => format!("generation {} of {:02x?}", sb.generation, sb.uuid),
+                Err(error) => error.to_string(),
+            };
+            let mut is_repaired = false;
+            if !read_only {
+                // The copies that are good must be durable before one is written.
+                device.sync()?;
+                device.write_at(addr, &right.encode())?;
+                device.sync()?;
+                let mut bytes = vec![0; BYTES];
+                device.read_at(addr, &mut bytes)?;
+                is_repaired = Superblock::decode(slot, &bytes).is_ok_and(|sb| sb == right);
+            }
+            found.push(BadCopy {
+                addr,
+                detail,
+                is_repaired,
+            });
+        }
+    }
+    Ok(found)
+}
+
 /// Writes `sb` to its slot. It counts, durably, on return; its second copy is durable with the
 /// next sync. The caller synced what it names.
 ///
@@ -463,6 +536,7 @@ mod tests {
             fanout: 64,
             codec: Codec::Lz4,
             clean: true,
+            heals: false,
         }
     }
 

@@ -38,6 +38,9 @@ pub enum Verb {
     Diff(Diff),
     /// Show the space of a directory tree: logical, shared with others, exclusive
     Du(Du),
+    /// Measure Ramet beside other file systems, or compare two such measurements
+    #[command(subcommand)]
+    Bench(Bench),
 }
 
 #[derive(Debug, Args)]
@@ -176,4 +179,76 @@ mod tests {
         assert_eq!(mount.cache_size.map(|s| s.bytes()), Some(64 << 20));
         assert!(Ramet::try_parse_from(["ramet", "mkfs", "--size", "4X", "v"]).is_err());
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Bench {
+    /// Run experiments on Ramet, ext4, XFS and btrfs, each on a loop device of its own (needs root)
+    Fs(BenchFs),
+    /// Show what moved between two runs
+    Compare(BenchCompare),
+}
+
+#[derive(Debug, Args)]
+pub struct BenchFs {
+    /// Which experiments, comma separated: E1 to E10, ops; all when absent
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    pub experiments: Vec<ramet_bench::Experiment>,
+    /// Which file systems: ramet, ramet-none (without compression), ext4, xfs, btrfs, btrfs-svol
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAMES",
+        default_value = "ramet,ext4,xfs,btrfs"
+    )]
+    pub peers: Vec<ramet_bench::Peer>,
+    /// Which kinds of seconds: raw, gp3 (a throttled cloud volume), hdd (a model of a disk)
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAMES",
+        default_value = "raw,hdd"
+    )]
+    pub profiles: Vec<ramet_bench::Profile>,
+    /// Share of the full sizes and counts
+    #[arg(long, value_name = "X", default_value_t = 0.1)]
+    pub scale: f64,
+    /// The full sizes, all profiles, three repetitions
+    #[arg(long, conflicts_with = "scale")]
+    pub full: bool,
+    /// Rounds of clone and edit
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub rounds: u32,
+    /// How often each experiment runs
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub repeat: u32,
+    /// Source tree for find, grep and the like
+    #[arg(long, value_name = "DIR")]
+    pub tree: Option<PathBuf>,
+    /// Root of a container, as debootstrap makes it
+    #[arg(long, value_name = "DIR")]
+    pub root: Option<PathBuf>,
+    /// Where images of devices are put: 8 GiB at full size, best in memory
+    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
+    pub images: PathBuf,
+    /// Seed of contents and offsets
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Where report.json, report.md and the plots go
+    #[arg(long, value_name = "DIR", default_value = "bench-results")]
+    pub out: PathBuf,
+    /// Print the report as JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchCompare {
+    /// report.json of the earlier run
+    pub before: PathBuf,
+    /// report.json of the later run
+    pub after: PathBuf,
+    /// Show cells that did not move, too
+    #[arg(long)]
+    pub all: bool,
 }

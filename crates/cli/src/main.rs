@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bench;
 mod control;
 mod daemon;
 mod diff;
@@ -52,6 +53,7 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Stat(args) => stat::run(&args)?,
         Verb::Diff(args) => return diff::run(&args),
         Verb::Du(args) => du::run(&args)?,
+        Verb::Bench(args) => bench::run(&args)?,
     }
     Ok(0)
 }

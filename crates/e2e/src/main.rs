@@ -6,17 +6,21 @@
 //! clone SRC DIR NAME               clones SRC to DIR/NAME by the ioctl; prints its microseconds
 //! crash SEED MILLISECONDS VOLUME MOUNT
 //!                                  writers, kill -9 in their midst, fsck, mount, check; ends mounted
+//! fsyncs COUNT append|overwrite FILE
+//!                                  COUNT times 4 KiB of noise and an fsync; overwrites at random in 64 MiB
 //! ```
 #![forbid(unsafe_code)]
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use ramet_e2e::tree::Times;
 use ramet_e2e::{control, crash, edit, kill_and_wait, ramet_bin, run_ok, tree};
-use rand::SeedableRng;
 use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 use rustix::process::Pid;
 
 fn main() -> ExitCode {
@@ -57,6 +61,10 @@ fn step(words: &[&str]) -> Result<(), String> {
             Path::new(volume),
             Path::new(dir),
         ),
+        ["fsyncs", count, how @ ("append" | "overwrite"), file] => {
+            fsyncs(number(count)?, *how == "append", Path::new(file))
+                .map_err(|e| format!("{file}: {e}"))
+        }
         _ => Err("usage: see the head of crates/e2e/src/main.rs".to_string()),
     }
 }
@@ -82,6 +90,28 @@ fn crash_once(rng: &mut StdRng, load: Duration, volume: &Path, dir: &Path) -> Re
         "{} changes issued, {} acknowledged durable, {} found",
         report.issued, report.durable, report.found
     );
+    Ok(())
+}
+
+fn fsyncs(count: u64, append: bool, path: &Path) -> std::io::Result<()> {
+    const BLOCK_BYTES: u64 = 4096;
+    const FILE_BLOCKS: u64 = 16 << 10;
+    let mut rng = StdRng::seed_from_u64(1);
+    let mut options = File::options();
+    let file = options
+        .create(true)
+        .write(true)
+        .append(append)
+        .truncate(false)
+        .open(path)?;
+    let mut noise = [0; BLOCK_BYTES as usize];
+    for _ in 0..count {
+        rng.fill(&mut noise[..]);
+        let at = rng.random_range(0..FILE_BLOCKS) * BLOCK_BYTES;
+        // A file opened to append ignores the place.
+        file.write_all_at(&noise, at)?;
+        file.sync_all()?;
+    }
     Ok(())
 }
 

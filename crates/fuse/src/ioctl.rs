@@ -9,6 +9,7 @@ use ramet_fs::control::{
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
+use crate::asked::Asked;
 use crate::errno::errno;
 use crate::notify::Kernel;
 use crate::tickets::Tickets;
@@ -76,12 +77,12 @@ impl Call {
         &self,
         volume: &Arc<Volume>,
         kernel: &Kernel,
-        tickets: &Tickets,
+        (tickets, asked): (&Tickets, &Asked),
         dir: (Ino, Option<&DirStream>),
         caller: &Caller,
         reply: ReplyIoctl,
     ) {
-        match self.run(volume, tickets, dir, caller) {
+        match self.run(volume, (tickets, asked), dir, caller) {
             Ok((stale, data)) => {
                 kernel.invalidate(&stale);
                 reply.ioctl(0, &data);
@@ -93,7 +94,7 @@ impl Call {
     fn run(
         &self,
         volume: &Arc<Volume>,
-        tickets: &Tickets,
+        (tickets, asked): (&Tickets, &Asked),
         (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
@@ -123,12 +124,46 @@ impl Call {
             }
             Self::Usage => data = encode_usage(&volume.usage(dir)?),
             Self::Stat => {
-                let json = serde_json::to_string(&volume.stats())
-                    .map_err(|_| Error::Invalid("counters"))?;
-                data = encode_stat_reply(&json)?;
+                let invalid = Error::Invalid("counters");
+                let Ok(mut counters) = serde_json::to_value(volume.stats()) else {
+                    return Err(invalid);
+                };
+                counters["requests"] = asked.json();
+                data = encode_stat_reply(&counters.to_string())?;
             }
         }
         Ok((stale, data))
+    }
+}
+
+/// The control calls of a volume without a kernel.
+#[cfg(fuzzing)]
+pub struct Controls {
+    volume: Arc<Volume>,
+    tickets: Tickets,
+}
+
+#[cfg(fuzzing)]
+impl Controls {
+    /// Those of `volume`.
+    #[must_use]
+    pub fn new(volume: Arc<Volume>) -> Self {
+        let tickets = Tickets::default();
+        Self { volume, tickets }
+    }
+
+    /// What the ioctl `number` with `bytes`, made on the directory `dir` by `caller`, is answered; `None` when it is
+    /// nobody's.
+    pub fn call(
+        &self,
+        number: u32,
+        bytes: &[u8],
+        dir: (Ino, Option<&DirStream>),
+        caller: &Caller,
+    ) -> Option<Result<Vec<u8>>> {
+        let call = Call::decode(number, bytes)?;
+        let run = |call: Call| call.run(&self.volume, &self.tickets, dir, caller);
+        Some(call.and_then(run).map(|(_, data)| data))
     }
 }
 

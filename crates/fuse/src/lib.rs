@@ -8,6 +8,7 @@
 //! workers, clones with their notifications to a thread of their own.
 #![forbid(unsafe_code)]
 
+mod asked;
 mod caller;
 mod convert;
 mod errno;
@@ -19,6 +20,8 @@ mod session;
 mod tickets;
 mod workers;
 
+#[cfg(fuzzing)]
+pub use ioctl::Controls;
 pub use options::MountOptions;
 pub use session::{Mounted, Unmounter, mount};
 use thiserror::Error;

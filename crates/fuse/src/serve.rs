@@ -20,6 +20,7 @@ use ramet_fs::{
     SetXattr, Volume,
 };
 
+use crate::asked::{Asked, Operation};
 use crate::caller::caller;
 use crate::convert::{TTL, file_attr, file_type, ino, no_entry, set_time};
 use crate::errno::errno;
@@ -42,6 +43,7 @@ pub(crate) struct Server {
     streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     next_stream: AtomicU64,
     tickets: Arc<Tickets>,
+    asked: Arc<Asked>,
     syncs: Workers,
     /// One thread for what ends with invalidations: see `notify.rs`.
     structural: Workers,
@@ -55,6 +57,7 @@ impl Server {
             streams: Mutex::default(),
             next_stream: AtomicU64::new(1),
             tickets: Arc::default(),
+            asked: Arc::default(),
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
         })
@@ -97,6 +100,17 @@ fn entry(reply: ReplyEntry, result: Result<Attr>) {
 /// Pages stay when a file is opened again; closing needs no request.
 fn open_flags() -> FopenFlags {
     FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
+}
+
+/// Those of a new file. What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
+/// stay whole, and the kernel does not ask for the capabilities of the file before its first write.
+fn created_flags(flags: i32) -> FopenFlags {
+    let access = rustix_flag(rustix::fs::OFlags::RWMODE);
+    if flags & access == rustix_flag(rustix::fs::OFlags::WRONLY) {
+        open_flags() | FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        open_flags()
+    }
 }
 
 fn xattr(reply: ReplyXattr, size: u32, result: Result<impl AsRef<[u8]>>) {
@@ -144,6 +158,7 @@ impl Filesystem for Server {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.asked.count(Operation::Lookup);
         match self.volume.lookup(ino(parent), name.as_bytes()) {
             Err(Error::NotFound) => reply.entry(&TTL, &no_entry(), GENERATION),
             found => entry(reply, found),
@@ -151,6 +166,7 @@ impl Filesystem for Server {
     }
 
     fn forget(&self, _request: &Request, node: INodeNo, lookups: u64) {
+        self.asked.count(Operation::Forget);
         self.volume.forget(ino(node), lookups);
     }
 
@@ -161,6 +177,7 @@ impl Filesystem for Server {
         _fh: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
+        self.asked.count(Operation::Getattr);
         match self.volume.getattr(ino(node)) {
             Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
             Err(error) => reply.error(errno(&error)),
@@ -185,6 +202,7 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
+        self.asked.count(Operation::Setattr);
         let set = SetAttr {
             perm: mode,
             uid,
@@ -201,6 +219,7 @@ impl Filesystem for Server {
     }
 
     fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
+        self.asked.count(Operation::Readlink);
         match self.volume.readlink(ino(node)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(&error)),
@@ -217,6 +236,7 @@ impl Filesystem for Server {
         rdev: u32,
         reply: ReplyEntry,
     ) {
+        self.asked.count(Operation::Mknod);
         let Some(kind) = Kind::from_mode(mode) else {
             return reply.error(Errno::EINVAL);
         };
@@ -243,6 +263,7 @@ impl Filesystem for Server {
         _umask: u32,
         reply: ReplyEntry,
     ) {
+        self.asked.count(Operation::Mkdir);
         let kind = Kind::Directory;
         let new = NewInode {
             kind,
@@ -259,10 +280,12 @@ impl Filesystem for Server {
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.asked.count(Operation::Unlink);
         done(reply, self.volume.unlink(ino(parent), name.as_bytes()));
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.asked.count(Operation::Rmdir);
         done(reply, self.volume.rmdir(ino(parent), name.as_bytes()));
     }
 
@@ -274,6 +297,7 @@ impl Filesystem for Server {
         target: &Path,
         reply: ReplyEntry,
     ) {
+        self.asked.count(Operation::Symlink);
         let new = NewInode {
             kind: Kind::Symlink,
             perm: 0o777,
@@ -298,6 +322,7 @@ impl Filesystem for Server {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Rename);
         let known = RenameFlags::RENAME_NOREPLACE
             | RenameFlags::RENAME_EXCHANGE
             | RenameFlags::RENAME_WHITEOUT;
@@ -329,6 +354,7 @@ impl Filesystem for Server {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
+        self.asked.count(Operation::Link);
         entry(
             reply,
             self.volume
@@ -337,6 +363,7 @@ impl Filesystem for Server {
     }
 
     fn open(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.asked.count(Operation::Open);
         match self.volume.open_inode(ino(node)) {
             Ok(()) => reply.opened(FileHandle(0), open_flags()),
             Err(error) => reply.error(errno(&error)),
@@ -353,6 +380,7 @@ impl Filesystem for Server {
         flags: i32,
         reply: ReplyCreate,
     ) {
+        self.asked.count(Operation::Create);
         let kind = Kind::Regular;
         let new = NewInode {
             kind,
@@ -376,7 +404,7 @@ impl Filesystem for Server {
                 &file_attr(&attr),
                 GENERATION,
                 FileHandle(0),
-                open_flags(),
+                created_flags(flags),
             ),
             Err(error) => reply.error(errno(&error)),
         }
@@ -393,6 +421,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
+        self.asked.count(Operation::Read);
         match self.volume.read(ino(node), offset, size) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(errno(&error)),
@@ -411,6 +440,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
+        self.asked.count(Operation::Write);
         let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.volume.write(ino(node), offset, data, kill_privileges) {
             Ok(cleared) => {
@@ -433,6 +463,7 @@ impl Filesystem for Server {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Flush);
         // Every write is in the tree already; answered so, the kernel never asks again.
         reply.error(Errno::ENOSYS);
     }
@@ -447,6 +478,7 @@ impl Filesystem for Server {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Release);
         self.release_file(node);
         reply.ok();
     }
@@ -459,10 +491,12 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Fsync);
         self.sync(reply);
     }
 
     fn opendir(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        self.asked.count(Operation::Opendir);
         match self.volume.open_dir(ino(node)) {
             Ok(stream) => {
                 let fh = self.next_stream.fetch_add(1, Ordering::Relaxed);
@@ -481,6 +515,7 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
+        self.asked.count(Operation::Readdir);
         let read = self.stream(fh).and_then(|stream| {
             self.volume.read_dir(&stream, offset, |entry| {
                 let name = OsStr::from_bytes(&entry.name);
@@ -506,6 +541,7 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
+        self.asked.count(Operation::Readdirplus);
         let mut taken = 0;
         let read = self.stream(fh).and_then(|stream| {
             self.volume.read_dir_plus(&stream, offset, |entry, attr| {
@@ -532,6 +568,7 @@ impl Filesystem for Server {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Releasedir);
         let stream = self.streams.lock().remove(&fh.0);
         drop(stream);
         reply.ok();
@@ -545,10 +582,12 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Fsyncdir);
         self.sync(reply);
     }
 
     fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {
+        self.asked.count(Operation::Statfs);
         let stats = self.volume.stats();
         let unit = u32::try_from(BLOCK_BYTES).expect("a few kilobytes");
         let blocks = |bytes: u64| bytes / BLOCK_BYTES;
@@ -569,6 +608,7 @@ impl Filesystem for Server {
         _position: u32,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Setxattr);
         let flags = rustix::fs::XattrFlags::from_bits_retain(flags.cast_unsigned());
         let mode = if flags == rustix::fs::XattrFlags::CREATE {
             SetXattr::Create
@@ -594,6 +634,7 @@ impl Filesystem for Server {
         size: u32,
         reply: ReplyXattr,
     ) {
+        self.asked.count(Operation::Getxattr);
         xattr(
             reply,
             size,
@@ -602,6 +643,7 @@ impl Filesystem for Server {
     }
 
     fn listxattr(&self, request: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
+        self.asked.count(Operation::Listxattr);
         let names = self
             .volume
             .listxattr(ino(node), request.uid() == 0)
@@ -617,6 +659,7 @@ impl Filesystem for Server {
     }
 
     fn removexattr(&self, _request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        self.asked.count(Operation::Removexattr);
         done(reply, self.volume.removexattr(ino(node), name.as_bytes()));
     }
 
@@ -631,22 +674,24 @@ impl Filesystem for Server {
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
+        self.asked.count(Operation::Ioctl);
         let call = match Call::decode(cmd, in_data) {
             None => return reply.error(UNKNOWN),
             Some(Err(error)) => return reply.error(errno(&error)),
             Some(Ok(call)) => call,
         };
         let pace = call.pace();
-        let (volume, kernel, tickets, caller) = (
+        let (volume, kernel, tickets, asked, caller) = (
             Arc::clone(&self.volume),
             self.kernel.clone(),
             Arc::clone(&self.tickets),
+            Arc::clone(&self.asked),
             caller(request),
         );
         let stream = self.stream(fh).ok();
         let serve = move || {
             let dir = (ino(node), stream.as_deref());
-            call.serve(&volume, &kernel, &tickets, dir, &caller, reply);
+            call.serve(&volume, &kernel, (&tickets, &asked), dir, &caller, reply);
         };
         match pace {
             Pace::Quick => serve(),
@@ -665,6 +710,7 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
+        self.asked.count(Operation::Fallocate);
         use rustix::fs::FallocateFlags;
         let flags = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
@@ -693,6 +739,7 @@ impl Filesystem for Server {
         whence: i32,
         reply: ReplyLseek,
     ) {
+        self.asked.count(Operation::Lseek);
         const SEEK_DATA: i32 = 3;
         const SEEK_HOLE: i32 = 4;
         let Ok(offset) = u64::try_from(offset) else {
@@ -722,6 +769,7 @@ impl Filesystem for Server {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
+        self.asked.count(Operation::CopyFileRange);
         let (from, to) = ((ino(ino_in), offset_in), (ino(ino_out), offset_out));
         match self.volume.copy_range(from, to, len, request.uid() != 0) {
             Ok(copied) => reply.written(u32::try_from(copied).expect("at most 4 GiB at a time")),

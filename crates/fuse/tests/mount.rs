@@ -179,14 +179,10 @@ fn random_edits_of_a_file_read_back() {
     let mut random = StdRng::seed_from_u64(seed);
     let mount = Mount::new();
     let path = mount.path("file");
+    // What it was created through goes past the kernel's pages, the other does not.
+    let past = File::create_new(&path).unwrap();
     let mut options = OpenOptions::new();
-    let mut file = options
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path)
-        .unwrap();
+    let mut file = options.read(true).write(true).open(&path).unwrap();
     let mut want: Vec<u8> = Vec::new();
     let size_max = 300_000usize;
     for step in 0..6000 {
@@ -202,7 +198,8 @@ fn random_edits_of_a_file_read_back() {
                 let data: Vec<u8> = (0..len)
                     .map(|at| byte.wrapping_add((at / 7) as u8))
                     .collect();
-                file.write_all_at(&data, from).unwrap();
+                let through = if random.random() { &past } else { &file };
+                through.write_all_at(&data, from).unwrap();
                 want.resize(want.len().max(at + len), 0);
                 want[at..at + len].copy_from_slice(&data);
             }
@@ -263,6 +260,7 @@ fn random_edits_of_a_file_read_back() {
         );
     }
     drop(file);
+    drop(past);
     mount.finish();
 }
 

@@ -85,10 +85,7 @@ impl NodeTable {
         self.store.space.lock().release(&runs);
     }
 
-    /// Discards extents that no commit ever named, and makes them allocatable.
-    ///
-    /// # Panics
-    /// As [`NodeTable::free_unpublished`].
+    /// Discards extents that no commit ever named, and makes them allocatable. See [`NodeTable::free_unpublished`].
     pub fn free_discarded(&self, extents: Vec<Extent>) {
         let runs = self.discard(extents);
         let mut space = self.store.space.lock();

@@ -58,6 +58,7 @@ mod forest;
 mod maps;
 mod page;
 mod record;
+mod scrub;
 mod space;
 mod store;
 mod table;

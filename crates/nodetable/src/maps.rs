@@ -27,8 +27,8 @@ use crate::page::{Shape, Structure};
 use crate::store::PageStore;
 use crate::tree::ShadowTree;
 
-const SPACE_SHAPE: Shape = Shape::new(Structure::SpaceMap, 4096);
-const COUNT_SHAPE: Shape = Shape::new(Structure::Refcounts, 4096);
+pub(crate) const SPACE_SHAPE: Shape = Shape::new(Structure::SpaceMap, 4096);
+pub(crate) const COUNT_SHAPE: Shape = Shape::new(Structure::Refcounts, 4096);
 
 /// More rounds than this mean that the map is at odds with itself: each round but the last shadows
 /// a page of the map, and pages shadowed in one round lie in few places.

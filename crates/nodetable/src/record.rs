@@ -352,7 +352,14 @@ impl Meta {
             };
             r.finish().map(|()| meta)
         };
-        read().map_err(Error::wire("node table counters", 0))
+        let meta = read().map_err(Error::wire("node table counters", 0))?;
+        // Sums of them are taken without care.
+        let most = [meta.leaves, meta.segments, meta.skeletons, meta.node_bytes];
+        if most.into_iter().any(|counter| counter > i64::MAX as u64 / 4) {
+            let detail = format!("N6: {meta:?} is more than any volume holds");
+            return Err(Error::corrupt("node table counters", 0, detail));
+        }
+        Ok(meta)
     }
 }
 
@@ -361,6 +368,18 @@ mod tests {
     use super::*;
 
     const USABLE: Extent = Extent::new(0, 1 << 30);
+
+    #[test]
+    fn counters_that_no_volume_reaches_are_corrupt() {
+        let counters = |leaves| Meta {
+            leaves,
+            segments: 1,
+            ..Meta::default()
+        };
+        let read = |leaves| Meta::decode(&counters(leaves).encode());
+        assert_eq!(read(1 << 40).unwrap().leaves, 1 << 40);
+        assert!(matches!(read(u64::MAX), Err(Error::Corrupt { .. })));
+    }
 
     fn node(children: Vec<u64>) -> NewNode {
         NewNode {

@@ -47,6 +47,8 @@ pub(crate) struct SpaceMap {
     reserve_bytes: u64,
     freed: Vec<Extent>,
     pending_bytes: u64,
+    /// What was freed though it was free, because the volume names it twice: nothing is allocated any more.
+    twice: Option<Extent>,
 }
 
 impl SpaceMap {
@@ -62,6 +64,7 @@ impl SpaceMap {
             reserve_bytes: reserve.next_multiple_of(BLOCK_BYTES),
             freed: Vec::new(),
             pending_bytes: 0,
+            twice: None,
         }
     }
 
@@ -79,6 +82,10 @@ impl SpaceMap {
 
     /// An extent of `len_bytes`, rounded up to blocks.
     pub fn alloc(&mut self, len_bytes: u64, purpose: Purpose) -> Result<Extent> {
+        if let Some(extent) = self.twice {
+            let detail = format!("A1: {extent} was freed, and is outside or free already");
+            return Err(Error::corrupt("space map", extent.addr, detail));
+        }
         let no_space = Error::NoSpace {
             wanted_bytes: len_bytes,
         };
@@ -169,10 +176,14 @@ impl SpaceMap {
         self.by_len.insert((len, addr));
     }
 
-    /// Makes `extent`, which no durable checkpoint names, allocatable at once.
+    /// Makes `extent`, which no durable checkpoint names, allocatable at once. One that is free already had two owners
+    /// on the volume: from then on nothing can be allocated.
     pub fn free_now(&mut self, extent: Extent) {
         let is_taken = self.usable.contains(&extent) && !self.is_free_somewhere(extent);
-        assert!(is_taken, "A1: {extent} is outside or free already");
+        if !is_taken {
+            self.twice.get_or_insert(extent);
+            return;
+        }
         self.insert_hole(extent);
         self.free_bytes += extent.len;
     }
@@ -384,12 +395,20 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "A1")]
-    fn freeing_twice_is_caught() {
+    fn freeing_twice_ends_all_allocation() {
         let mut space = fresh(16 * MIB);
         let extent = space.alloc(MIB, Purpose::Contents).unwrap();
+        space.free_at_commit(extent);
         space.free_now(extent);
-        space.free_now(extent);
+        let freed = space.take_freed();
+        space.release(&freed);
+        assert_eq!((space.free_bytes(), space.pending_bytes()), (16 * MIB, 0));
+        let refused = space.alloc(4096, Purpose::Checkpoint);
+        let Err(Error::Corrupt { detail, .. }) = refused else {
+            panic!("{refused:?}");
+        };
+        assert!(detail.starts_with("A1"), "{detail}");
+        verify(&space);
     }
 
     #[test]

@@ -94,6 +94,15 @@ impl PageStore {
     }
 
     fn read(&self, shape: &Shape, at: PageRef) -> Result<Arc<Page>> {
+        let page = Arc::new(self.read_afresh(shape, at)?);
+        // The checksum is part of the cache key, so a page left behind at a reused address is
+        // never found again.
+        self.cache.insert(at, page.clone());
+        Ok(page)
+    }
+
+    /// The page at `at` as it lies on the device.
+    pub(crate) fn read_afresh(&self, shape: &Shape, at: PageRef) -> Result<Page> {
         let name = shape.structure.name();
         let extent = Extent::new(at.addr, shape.page_bytes.into());
         extent
@@ -106,11 +115,7 @@ impl PageStore {
             let detail = format!("checksum {found:#018x}, expected {:#018x}", at.checksum);
             return Err(Error::corrupt(name, at.addr, detail));
         }
-        let page = Arc::new(Page::decode(shape, at.addr, &bytes)?);
-        // The checksum is part of the cache key, so a page left behind at a reused address is
-        // never found again.
-        self.cache.insert(at, page.clone());
-        Ok(page)
+        Page::decode(shape, at.addr, &bytes)
     }
 
     pub(crate) fn cache_page(&self, at: PageRef, page: Arc<Page>) {

@@ -211,10 +211,8 @@ impl NodeTable {
             .alloc(len_bytes, Purpose::Checkpoint)
     }
 
-    /// Takes back an extent that no commit ever named. It is allocatable at once.
-    ///
-    /// # Panics
-    /// When the extent is free already: two owners would follow.
+    /// Takes back an extent that no commit ever named. It is allocatable at once. When it was free already, two owners
+    /// would follow: from then on every allocation is refused as [`Error::Corrupt`].
     pub fn free_unpublished(&self, extent: Extent) {
         self.store.space.lock().free_now(extent);
     }

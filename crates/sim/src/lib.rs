@@ -35,7 +35,7 @@ pub use model::Model;
 pub use rng::Rng;
 pub use run::{Failure, Report, Runner, Setup, run_steps};
 pub use shrink::{run_random, shrink};
-pub use step::{Change, Fill, Step};
+pub use step::{Change, Fill, Step, apply};
 
 /// Runs `work` for seeds from `first` on, on two threads, while `more` says so; the seed after the last one.
 ///

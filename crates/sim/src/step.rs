@@ -187,7 +187,10 @@ pub enum Step {
 }
 
 /// Applies a step's changes as one batch.
-pub(crate) fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
+///
+/// # Errors
+/// Those of the tree.
+pub fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
     tree.apply(batch(tree, changes)?).map(drop)
 }
 

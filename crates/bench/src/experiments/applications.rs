@@ -1,0 +1,109 @@
+//! What users do, in a plain and in a cloned directory (BetrFS 0.5, figure 13).
+
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
+
+use super::Run;
+use crate::command::run as run_program;
+use crate::error::{At, Result};
+use crate::load;
+use crate::meter::Cost;
+use crate::report::Targets;
+use crate::stage::Stage;
+
+/// One in so many files is changed.
+const CHANGED: usize = 10;
+
+type Task = fn(&Stage<'_>, &Path) -> Result<()>;
+
+/// Nothing may be more than a tenth slower for reading, or a quarter for writing.
+const TASKS: [(&str, f64, Task); 6] = [
+    ("find", 1.1, |_, dir| load::find(dir, "wait.c")),
+    ("grep -r", 1.1, |_, dir| load::grep(dir, "cpu_to_be64")),
+    ("tar", 1.1, |_, dir| {
+        // GNU tar reads nothing when it writes to /dev/null itself.
+        let script = "tar -C \"$1\" -cf - . | cat >/dev/null";
+        let args = [
+            "-c".as_ref(),
+            script.as_ref(),
+            "sh".as_ref(),
+            dir.as_os_str(),
+        ];
+        run_program("sh", &args).map(drop)
+    }),
+    ("append to each 10th file + sync", 1.25, |stage, dir| {
+        for path in load::files(dir)?.iter().step_by(CHANGED) {
+            let mut file = File::options().append(true).open(path).at(path)?;
+            file.write_all(b"one more line\n").at(path)?;
+        }
+        stage.sync()
+    }),
+    ("rsync into it + sync", 1.25, |stage, dir| {
+        let (mut from, mut to) = (
+            stage.path("other").into_os_string(),
+            dir.as_os_str().to_owned(),
+        );
+        from.push("/");
+        to.push("/");
+        run_program(
+            "rsync",
+            &[
+                "-a".as_ref(),
+                "--inplace".as_ref(),
+                from.as_os_str(),
+                to.as_os_str(),
+            ],
+        )?;
+        stage.sync()
+    }),
+    ("rm -rf + sync", 1.25, |stage, dir| {
+        run_program("rm", &["-rf".as_ref(), dir.as_os_str()])?;
+        stage.sync()
+    }),
+];
+
+pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
+    let mut stage = run.stage()?;
+    let dirs = ["plain", "cloned"].map(|name| stage.path(name));
+    let other = stage.path("other");
+    stage.peer.make_tree(&dirs[0])?;
+    run.source_tree(&dirs[0])?;
+    stage.cold()?;
+    std::fs::create_dir(&other).at(&other)?;
+    load::create_files(&other, run.scaled(2_000, 20), 4096, 1, run.plan.seed)?;
+    stage.peer.clone_tree(&dirs[0], &dirs[1])?;
+    stage.sync()?;
+    for (name, limit, task) in TASKS {
+        let mut costs: Vec<Cost> = Vec::new();
+        for dir in &dirs {
+            stage.cold()?;
+            costs.push(stage.cost(|stage| task(stage, dir))?);
+        }
+        run.found
+            .seconds(&format!("{name}, plain"), &costs[0], Targets::default());
+        let limits = Targets {
+            raw: Some(limit),
+            gp3: Some(limit),
+            hdd: Some(limit),
+        };
+        run.found.ratio(
+            &format!("{name}, cloned over plain"),
+            &costs[1],
+            &costs[0],
+            limits,
+        );
+        let requests = costs
+            .iter()
+            .map(|cost| (cost.requests.reads + cost.requests.writes) as f64);
+        if let [plain, cloned] = requests.collect::<Vec<_>>()[..] {
+            run.found.count(
+                &format!("{name}, requests, cloned over plain"),
+                "x",
+                cloned / plain.max(1.0),
+                Some(limit),
+            );
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! What clones cost, and what is slower after them.
+
+use rand::Rng;
+
+use super::Run;
+use crate::error::{At, Result};
+use crate::load;
+use crate::meter::{Cost, Pass};
+use crate::report::Targets;
+
+const MIB: u64 = 1 << 20;
+const EDIT_BYTES: usize = 16;
+
+/// A 256 MiB file is cloned, 8192 pieces of 16 bytes are written into the clone (the slides; BetrFS 0.5, section 5.1).
+pub(super) fn random_writes_in_a_clone(run: &mut Run<'_, '_>) -> Result<()> {
+    let (bytes, writes) = (run.scaled(256 * MIB, MIB), run.scaled(8192, 64));
+    let written = (writes * EDIT_BYTES as u64) as f64;
+    let mut stage = run.stage()?;
+    let (file, clone, synced) = (
+        stage.path("file"),
+        stage.path("clone"),
+        stage.path("synced"),
+    );
+    load::write_file(&file, bytes, &mut run.rng)?;
+    let before = stage.used_bytes()?;
+    let cloned = stage.cost(|stage| {
+        stage.peer.clone_file(&file, &clone)?;
+        stage.sync()
+    })?;
+    run.found.time(
+        "clone of the file + sync",
+        "ms",
+        1e3,
+        &cloned,
+        Targets::default(),
+    );
+    let rng = &mut run.rng;
+    let cost = stage.cost(|_| load::overwrite(&clone, writes, EDIT_BYTES, 4096, false, rng))?;
+    run.found.seconds(
+        "random writes in the clone + fsync",
+        &cost,
+        Targets::default(),
+    );
+    let space = (stage.used_bytes()? as f64 - before as f64) / written;
+    run.found
+        .count("space per byte written in a clone", "x", space, Some(6.0));
+
+    stage.cold()?;
+    let cost = stage.cost(|_| load::grep(&clone, "xyzzy"))?;
+    let limits = Targets {
+        gp3: Some(2.1),
+        hdd: Some(2.5),
+        raw: None,
+    };
+    run.found.seconds("cold grep of the clone", &cost, limits);
+    run.found.count(
+        "cold grep of the clone, reads",
+        "requests",
+        cost.requests.reads as f64,
+        None,
+    );
+    run.found.count(
+        "cold grep of the clone, bytes",
+        "x",
+        cost.requests.read_bytes as f64 / bytes as f64,
+        None,
+    );
+    if run.pass == Pass::Throttled {
+        return Ok(());
+    }
+    stage.peer.clone_file(&file, &synced)?;
+    stage.sync()?;
+    let rng = &mut run.rng;
+    let cost = stage.cost(|_| load::overwrite(&synced, writes, EDIT_BYTES, 4096, true, rng))?;
+    let share = cost.requests.write_bytes as f64 / written;
+    run.found.count(
+        "device bytes per byte, fdatasync after each",
+        "x",
+        share,
+        Some(300.0),
+    );
+    Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Edited {
+    HeadTail,
+    HeadHead,
+    TailTail,
+}
+
+/// Rounds of cloning 64 files of 4 MiB and editing 16 bytes of each (BetrFS 0.5, figures 10 and 12).
+pub(super) fn rounds(run: &mut Run<'_, '_>) -> Result<()> {
+    for edited in [Edited::HeadTail, Edited::HeadHead, Edited::TailTail] {
+        rounds_of(run, edited)?;
+    }
+    Ok(())
+}
+
+fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
+    const FILES: u64 = 64;
+    let label = match edited {
+        Edited::HeadTail => "(head,tail)",
+        Edited::HeadHead => "(head,head)",
+        Edited::TailTail => "(tail,tail)",
+    };
+    let file_bytes = run.scaled(4 * MIB, 64 << 10);
+    let rounds = run.plan.rounds.max(2);
+    let mut stage = run.stage()?;
+    let version = |round: u32| format!("v{round}");
+    let name = |number: u64| format!("d{}/f{}", number / 8, number % 8);
+    let head = stage.path(version(0));
+    stage.peer.make_tree(&head)?;
+    for number in 0..FILES {
+        if number % 8 == 0 {
+            let dir = head.join(format!("d{}", number / 8));
+            std::fs::create_dir(&dir).at(&dir)?;
+        }
+        load::write_file(&head.join(name(number)), file_bytes, &mut run.rng)?;
+    }
+    let used = stage.used_bytes()?;
+    stage.cold()?;
+    let first_grep = stage.cost(|stage| load::grep(&stage.path(version(0)), "xyzzy"))?;
+    let mut costs: Vec<Cost> = Vec::new();
+    let mut newest = 0;
+    for round in 1..=rounds {
+        let source = if edited == Edited::TailTail {
+            round - 1
+        } else {
+            0
+        };
+        costs.push(stage.cost(|stage| {
+            let (from, to) = (stage.path(version(source)), stage.path(version(round)));
+            stage.peer.clone_tree(&from, &to)?;
+            stage.sync()
+        })?);
+        newest = if edited == Edited::HeadHead { 0 } else { round };
+        let places = file_bytes / EDIT_BYTES as u64;
+        let offset = run.rng.random_range(0..places) * EDIT_BYTES as u64;
+        for number in 0..FILES {
+            let path = stage.path(version(newest)).join(name(number));
+            let file = std::fs::File::options().write(true).open(&path).at(&path)?;
+            let mut piece = [0; EDIT_BYTES];
+            run.rng.fill(&mut piece);
+            std::os::unix::fs::FileExt::write_all_at(&file, &piece, offset).at(&path)?;
+        }
+        stage.sync()?;
+    }
+    let each = (stage.used_bytes()? as f64 - used as f64) / f64::from(rounds);
+    run.found.count(
+        &format!("{label} space per round"),
+        "KiB",
+        each / 1024.0,
+        Some(24.0),
+    );
+    let limit = Targets {
+        raw: Some(4.0),
+        ..Targets::default()
+    };
+    // The first clone after the tree was written, and the last of all.
+    run.found.time(
+        &format!("{label} clone + sync, first"),
+        "ms",
+        1e3,
+        &costs[0],
+        limit,
+    );
+    run.found.time(
+        &format!("{label} clone + sync, last"),
+        "ms",
+        1e3,
+        &costs[costs.len() - 1],
+        limit,
+    );
+    if run.found.counts {
+        let points = costs.iter().enumerate();
+        let points = points
+            .map(|(at, cost)| (at as f64 + 1.0, cost.wall_s * 1e3))
+            .collect();
+        run.found
+            .series(&format!("{label} clone + sync, ms"), "round", points);
+    }
+    stage.cold()?;
+    let last_grep = stage.cost(|stage| load::grep(&stage.path(version(newest)), "xyzzy"))?;
+    let limit = Targets {
+        hdd: Some(2.0),
+        ..Targets::default()
+    };
+    run.found.growth(
+        &format!("{label} growth of a cold grep per round"),
+        &first_grep,
+        &last_grep,
+        rounds,
+        limit,
+    );
+    Ok(())
+}
+
+/// The root of a container is cloned (BetrFS 0.5, table 3).
+pub(super) fn container(run: &mut Run<'_, '_>) -> Result<()> {
+    let Some(root) = &run.plan.root else {
+        run.left_out("no container root was given (--root, as made by debootstrap)");
+        return Ok(());
+    };
+    let mut stage = run.stage()?;
+    let (base, copy) = (stage.path("base"), stage.path("copy"));
+    stage.peer.make_tree(&base)?;
+    let contents = root.join(".");
+    crate::command::run(
+        "cp",
+        &["-a".as_ref(), contents.as_os_str(), base.as_os_str()],
+    )?;
+    stage.cold()?;
+    // What was looked at once is in the caches of everybody.
+    load::find(&base, "passwd")?;
+    let cost = stage.cost(|stage| {
+        stage.peer.clone_tree(&base, &copy)?;
+        stage.sync()
+    })?;
+    let limits = Targets {
+        gp3: Some(3.0),
+        ..Targets::default()
+    };
+    run.found
+        .time("clone of a container root + sync", "ms", 1e3, &cost, limits);
+    Ok(())
+}

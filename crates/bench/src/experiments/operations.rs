@@ -1,0 +1,243 @@
+//! What single operations ask of the device, and of the daemon.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::Path;
+
+use super::Run;
+use crate::command::run as run_program;
+use crate::error::{At, Error, Result};
+use crate::load;
+use crate::meter::Pass;
+use crate::stage::Stage;
+
+const SMALL_BYTES: usize = 200;
+const ENTRIES: u64 = 100;
+
+/// What is done to the `number`th thing.
+type Operation = fn(&Stage<'_>, u64) -> Result<()>;
+
+struct Case {
+    name: &'static str,
+    /// Begins with nothing cached.
+    cold: bool,
+    /// Ends with a sync, whose requests count.
+    synced: bool,
+    operation: Operation,
+}
+
+fn file(stage: &Stage<'_>, number: u64) -> std::path::PathBuf {
+    stage.path(format!("files/{}/{}", number / ENTRIES, number % ENTRIES))
+}
+
+fn block(stage: &Stage<'_>, number: u64) -> std::path::PathBuf {
+    stage.path(format!("blocks/{}/{}", number / ENTRIES, number % ENTRIES))
+}
+
+const CASES: [Case; 10] = [
+    Case {
+        name: "create of 200 B",
+        cold: false,
+        synced: true,
+        operation: |stage, number| {
+            let path = file(stage, number);
+            std::fs::write(&path, [7; SMALL_BYTES]).at(&path)
+        },
+    },
+    Case {
+        name: "stat, cold",
+        cold: true,
+        synced: false,
+        operation: |stage, number| {
+            let path = file(stage, number);
+            std::fs::metadata(&path).map(drop).at(&path)
+        },
+    },
+    Case {
+        name: "stat, warm",
+        cold: false,
+        synced: false,
+        operation: |stage, number| {
+            let path = file(stage, number);
+            std::fs::metadata(&path).map(drop).at(&path)
+        },
+    },
+    Case {
+        name: "read of a 4 KiB file, cold",
+        cold: true,
+        synced: false,
+        operation: |stage, number| load::read_file(&block(stage, number)),
+    },
+    Case {
+        name: "4 KiB write + fsync",
+        cold: false,
+        synced: false,
+        operation: |stage, number| {
+            let path = block(stage, number);
+            let file = File::options().write(true).open(&path).at(&path)?;
+            std::os::unix::fs::FileExt::write_all_at(&file, &[9; 4096], 0).at(&path)?;
+            file.sync_all().at(&path)
+        },
+    },
+    Case {
+        name: "rename",
+        cold: false,
+        synced: true,
+        operation: |stage, number| {
+            let path = block(stage, number);
+            std::fs::rename(&path, path.with_extension("new")).at(&path)
+        },
+    },
+    Case {
+        name: "unlink",
+        cold: false,
+        synced: true,
+        operation: |stage, number| {
+            let path = block(stage, number).with_extension("new");
+            std::fs::remove_file(&path).at(&path)
+        },
+    },
+    Case {
+        name: "mkdir",
+        cold: false,
+        synced: true,
+        operation: |stage, number| {
+            let path = stage.path(format!("dirs/{number}"));
+            std::fs::create_dir(&path).at(&path)
+        },
+    },
+    Case {
+        name: "clone of a directory of 100 files",
+        cold: false,
+        synced: true,
+        operation: |stage, number| {
+            stage
+                .peer
+                .clone_tree(&stage.path("tree"), &stage.path(format!("clone{number}")))
+        },
+    },
+    Case {
+        name: "readdir and stat of 100 entries, cold",
+        cold: true,
+        synced: false,
+        operation: |stage, number| {
+            let dir = stage.path(format!("files/{number}"));
+            if !dir.exists() {
+                return Ok(());
+            }
+            for entry in std::fs::read_dir(&dir).at(&dir)? {
+                entry.and_then(|entry| entry.metadata()).at(&dir)?;
+            }
+            Ok(())
+        },
+    },
+];
+
+pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
+    if run.pass == Pass::Throttled {
+        return Ok(());
+    }
+    let count = run.scaled(1000, ENTRIES) / ENTRIES * ENTRIES;
+    let mut stage = run.stage()?;
+    for kind in ["files", "blocks"] {
+        for dir in 0..count / ENTRIES {
+            let dir = stage.path(format!("{kind}/{dir}"));
+            std::fs::create_dir_all(&dir).at(&dir)?;
+        }
+    }
+    for name in ["dirs", "tree"] {
+        let dir = stage.path(name);
+        if name == "tree" {
+            stage.peer.make_tree(&dir)?;
+        } else {
+            std::fs::create_dir(&dir).at(&dir)?;
+        }
+    }
+    for number in 0..count {
+        let path = block(&stage, number);
+        load::write_file(&path, 4096, &mut run.rng)?;
+    }
+    for number in 0..ENTRIES {
+        let path = stage.path(format!("tree/{number}"));
+        std::fs::write(&path, [5; SMALL_BYTES]).at(&path)?;
+    }
+    stage.used_bytes()?;
+    for case in &CASES {
+        let times = match case.name {
+            // Each is of a hundred entries.
+            name if name.contains("entries") => count / ENTRIES,
+            name if name.starts_with("clone") => count.min(20),
+            _ => count,
+        };
+        if case.cold {
+            stage.cold()?;
+        }
+        stage.sync()?;
+        let before = asked(run, stage.root())?;
+        let cost = stage.cost(|stage| {
+            (0..times).try_for_each(|number| (case.operation)(stage, number))?;
+            if case.synced { stage.sync() } else { Ok(()) }
+        })?;
+        let after = asked(run, stage.root())?;
+        let each = |count: u64| count as f64 / times as f64;
+        run.found.count(
+            &format!("{}: device reads", case.name),
+            "requests",
+            each(cost.requests.reads),
+            None,
+        );
+        run.found.count(
+            &format!("{}: device writes", case.name),
+            "requests",
+            each(cost.requests.writes),
+            None,
+        );
+        run.found.count(
+            &format!("{}: device bytes written", case.name),
+            "B",
+            each(cost.requests.write_bytes),
+            None,
+        );
+        if run.peer.is_ramet() {
+            let mut all = 0;
+            for (name, count) in &after {
+                // How the counters themselves are asked for.
+                if ["IOCTL", "STATFS"].contains(&name.as_str()) && !case.name.starts_with("clone") {
+                    continue;
+                }
+                let count = count - before.get(name).copied().unwrap_or(0);
+                all += count;
+                if each(count) >= 0.01 {
+                    run.found.count(
+                        &format!("{}: {name}", case.name),
+                        "FUSE requests",
+                        each(count),
+                        None,
+                    );
+                }
+            }
+            run.found.count(
+                &format!("{}: all", case.name),
+                "FUSE requests",
+                each(all),
+                None,
+            );
+        }
+    }
+    Ok(())
+}
+
+/// How often the daemon was asked for what so far.
+fn asked(run: &Run<'_, '_>, dir: &Path) -> Result<BTreeMap<String, u64>> {
+    if !run.peer.is_ramet() {
+        return Ok(BTreeMap::new());
+    }
+    let told = run_program(
+        &run.plan.ramet,
+        &["stat".as_ref(), "--json".as_ref(), dir.as_os_str()],
+    )?;
+    let told: serde_json::Value = serde_json::from_str(&told)
+        .map_err(|e| Error::Unexpected(format!("ramet stat --json: {e}")))?;
+    serde_json::from_value(told["requests"].clone())
+        .map_err(|_| Error::Unexpected("ramet stat --json tells no requests".into()))
+}

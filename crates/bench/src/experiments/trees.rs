@@ -1,0 +1,155 @@
+//! Trees of many files.
+
+use super::Run;
+use crate::command::run as run_program;
+use crate::error::{At, Result};
+use crate::load;
+use crate::meter::Pass;
+use crate::report::Targets;
+
+const THREADS: u64 = 4;
+const SMALL_BYTES: usize = 200;
+
+/// 100,000 files of 200 bytes (BetrFS 0.2, figure 8).
+pub(super) fn small_files(run: &mut Run<'_, '_>) -> Result<()> {
+    let count = run.scaled(100_000, 200) / THREADS * THREADS;
+    let seed = run.plan.seed;
+    let mut stage = run.stage()?;
+    let root = stage.path("files");
+    std::fs::create_dir(&root).at(&root)?;
+    stage.sync()?;
+    let cost = stage.cost(|stage| {
+        load::create_files(&root, count, SMALL_BYTES, THREADS, seed)?;
+        stage.sync()
+    })?;
+    let limits = Targets {
+        gp3: Some(16_000.0),
+        ..Targets::default()
+    };
+    run.found.rate(
+        "create files of 200 B + sync",
+        "files/s",
+        count as f64,
+        &cost,
+        limits,
+    );
+    let each = cost.requests.write_bytes as f64 / count as f64;
+    run.found
+        .count("device bytes per file", "B", each, Some(450.0));
+    stage.cold()?;
+    let cost = stage.cost(|_| load::grep(&root, "xyzzy"))?;
+    let limits = Targets {
+        hdd: Some(0.4),
+        gp3: Some(1.7),
+        raw: Some(2.0),
+    };
+    run.found.seconds("cold grep of all", &cost, limits);
+    run.found.count(
+        "cold grep of all, reads",
+        "requests",
+        cost.requests.reads as f64,
+        None,
+    );
+    Ok(())
+}
+
+/// find, grep and rm of a source tree (BetrFS 0.5, table 2), then a walk through small files.
+pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
+    let mut stage = run.stage()?;
+    let (tree, copy) = (stage.path("tree"), stage.path("copy"));
+    std::fs::create_dir(&tree).at(&tree)?;
+    let empty = stage.used_bytes()?;
+    let (files, bytes) = run.source_tree(&tree)?;
+    let space = (stage.used_bytes()? as f64 - empty as f64) / bytes as f64;
+    run.found.count("space per byte of files", "x", space, None);
+    stage.cold()?;
+    let cost = stage.cost(|_| load::find(&tree, "wait.c"))?;
+    let limits = Targets {
+        hdd: Some(0.1),
+        gp3: Some(0.15),
+        raw: None,
+    };
+    run.found.seconds("cold find", &cost, limits);
+    run.found.count(
+        "cold find, reads",
+        "requests",
+        cost.requests.reads as f64,
+        None,
+    );
+    stage.cold()?;
+    let cost = stage.cost(|_| load::grep(&tree, "cpu_to_be64"))?;
+    let limits = Targets {
+        hdd: Some(1.6),
+        gp3: Some(1.8),
+        raw: None,
+    };
+    run.found.seconds("cold grep -r", &cost, limits);
+    run.found.count(
+        "cold grep -r, reads",
+        "requests",
+        cost.requests.reads as f64,
+        None,
+    );
+    run.found.count(
+        "cold grep -r, bytes per byte",
+        "x",
+        cost.requests.read_bytes as f64 / bytes as f64,
+        None,
+    );
+    if stage.peer.is_ramet() {
+        stage.peer.clone_tree(&tree, &copy)?;
+        stage.sync()?;
+        let ramet = &run.plan.ramet;
+        let cost = stage.cost(|stage| {
+            run_program(ramet, &["rm".as_ref(), copy.as_os_str()])?;
+            stage.sync()
+        })?;
+        run.found
+            .time("ramet rm + sync", "ms", 1e3, &cost, Targets::default());
+    }
+    stage.cold()?;
+    let cost = stage.cost(|stage| {
+        run_program("rm", &["-rf".as_ref(), tree.as_os_str()])?;
+        stage.sync()
+    })?;
+    let limits = Targets {
+        gp3: Some(0.8),
+        ..Targets::default()
+    };
+    run.found.seconds("cold rm -rf + sync", &cost, limits);
+    run.found
+        .rate("rm -rf", "files/s", files as f64, &cost, Targets::default());
+    if run.pass == Pass::Throttled {
+        return Ok(());
+    }
+
+    let count = run.scaled(60_000, 200);
+    let small = stage.path("small");
+    load::create_files(&small, count, SMALL_BYTES, 1, run.plan.seed)?;
+    stage.cold()?;
+    let cost = stage.cost(|_| load::walk_and_read(&small).map(drop))?;
+    let limits = Targets {
+        raw: Some(40_000.0),
+        ..Targets::default()
+    };
+    run.found.rate(
+        "cold walk, open and read of small files",
+        "files/s",
+        count as f64,
+        &cost,
+        limits,
+    );
+    let names = load::files(&small)?;
+    let cost = stage.cost(|_| {
+        names
+            .iter()
+            .try_for_each(|path| std::fs::remove_file(path).at(path))
+    })?;
+    let limits = Targets {
+        raw: Some(25_000.0),
+        ..Targets::default()
+    };
+    run.found
+        .rate("unlink", "files/s", count as f64, &cost, limits);
+    Ok(())
+}

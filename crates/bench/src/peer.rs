@@ -1,0 +1,255 @@
+//! The file systems, and how each of them is made, mounted and copied within.
+
+use std::fmt;
+use std::fs::File;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::str::FromStr;
+
+use ramet_block::control_ioctl;
+use ramet_fs::control::{CLONE, CloneRequest, NameRequest, SOURCE, decode_source_reply};
+use rustix::fs::{fsync, ioctl_ficlone, statvfs, syncfs};
+
+use crate::command::run;
+use crate::error::{At, Error, Result};
+
+/// A file system under measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// Ramet as it comes.
+    Ramet,
+    /// Ramet without compression, as the others are.
+    RametNone,
+    /// ext4, whose only copy is a full one.
+    Ext4,
+    /// XFS with reflinks.
+    Xfs,
+    /// btrfs with reflinks.
+    Btrfs,
+    /// btrfs, trees as subvolumes that are copied by snapshots.
+    BtrfsSnapshot,
+}
+
+const NAMES: [(&str, Peer); 6] = [
+    ("ramet", Peer::Ramet),
+    ("ramet-none", Peer::RametNone),
+    ("ext4", Peer::Ext4),
+    ("xfs", Peer::Xfs),
+    ("btrfs", Peer::Btrfs),
+    ("btrfs-svol", Peer::BtrfsSnapshot),
+];
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = NAMES.iter().find(|(_, peer)| peer == self);
+        f.pad(name.map_or("?", |(name, _)| name))
+    }
+}
+
+impl FromStr for Peer {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Peer, String> {
+        let known = NAMES.map(|(name, _)| name).join(", ");
+        NAMES
+            .iter()
+            .find(|(name, _)| *name == text)
+            .map(|(_, peer)| *peer)
+            .ok_or(format!("`{text}` is none of {known}"))
+    }
+}
+
+impl Peer {
+    /// Whether it is Ramet in one way or another.
+    pub fn is_ramet(self) -> bool {
+        matches!(self, Peer::Ramet | Peer::RametNone)
+    }
+
+    pub(crate) fn format(self, ramet: &Path, device: &Path) -> Result<()> {
+        let made = match self {
+            Peer::Ramet => run(
+                ramet,
+                &["mkfs".as_ref(), "--force".as_ref(), device.as_os_str()],
+            ),
+            Peer::RametNone => run(
+                ramet,
+                &[
+                    "mkfs".as_ref(),
+                    "--force".as_ref(),
+                    "--compression=none".as_ref(),
+                    device.as_os_str(),
+                ],
+            ),
+            // Tables at once, not in the background of what is measured.
+            Peer::Ext4 => run(
+                "mkfs.ext4",
+                &[
+                    "-q".as_ref(),
+                    "-E".as_ref(),
+                    "lazy_itable_init=0,lazy_journal_init=0".as_ref(),
+                    device.as_os_str(),
+                ],
+            ),
+            Peer::Xfs => run(
+                "mkfs.xfs",
+                &["-q".as_ref(), "-f".as_ref(), device.as_os_str()],
+            ),
+            Peer::Btrfs | Peer::BtrfsSnapshot => run(
+                "mkfs.btrfs",
+                &["-q".as_ref(), "-f".as_ref(), device.as_os_str()],
+            ),
+        };
+        made.map(drop)
+    }
+
+    pub(crate) fn mount(self, ramet: &Path, device: &Path, dir: &Path) -> Result<()> {
+        let mounted = if self.is_ramet() {
+            run(
+                ramet,
+                &["mount".as_ref(), device.as_os_str(), dir.as_os_str()],
+            )
+        } else {
+            run("mount", &[device, dir])
+        };
+        mounted.map(drop)
+    }
+
+    pub(crate) fn unmount(self, ramet: &Path, dir: &Path) -> Result<()> {
+        let unmounted = if self.is_ramet() {
+            run(ramet, &["umount".as_ref(), dir.as_os_str()])
+        } else {
+            run("umount", &[dir])
+        };
+        unmounted.map(drop)
+    }
+
+    /// Makes everything durable.
+    pub(crate) fn sync(self, dir: &Path) -> Result<()> {
+        let root = File::open(dir).at(dir)?;
+        syncfs(&root).at(dir)?;
+        if self.is_ramet() {
+            // The kernel does not tell the daemon of syncfs; fsync of any directory is that of the volume.
+            fsync(&root).at(dir)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes in use once everything is where it stays.
+    pub(crate) fn used_bytes(self, ramet: &Path, dir: &Path) -> Result<u64> {
+        self.sync(dir)?;
+        match self {
+            Peer::Ramet | Peer::RametNone => {
+                // What the first checkpoint frees is free after the second.
+                for _ in 0..2 {
+                    run(
+                        ramet,
+                        &["sync".as_ref(), "--checkpoint".as_ref(), dir.as_os_str()],
+                    )?;
+                }
+            }
+            Peer::Btrfs | Peer::BtrfsSnapshot => {
+                let told = run(
+                    "btrfs",
+                    &[
+                        "filesystem".as_ref(),
+                        "usage".as_ref(),
+                        "-b".as_ref(),
+                        dir.as_os_str(),
+                    ],
+                )?;
+                let used = told
+                    .lines()
+                    .find_map(|line| line.trim().strip_prefix("Used:"));
+                return used
+                    .and_then(|used| used.trim().parse().ok())
+                    .ok_or_else(|| Error::Unexpected(format!("btrfs filesystem usage: {told}")));
+            }
+            Peer::Ext4 | Peer::Xfs => {}
+        }
+        let found = statvfs(dir).at(dir)?;
+        Ok((found.f_blocks - found.f_bfree) * found.f_frsize)
+    }
+
+    /// Makes an empty directory that [`Peer::clone_tree`] can copy.
+    pub(crate) fn make_tree(self, dir: &Path) -> Result<()> {
+        if self == Peer::BtrfsSnapshot {
+            return run(
+                "btrfs",
+                &["subvolume".as_ref(), "create".as_ref(), dir.as_os_str()],
+            )
+            .map(drop);
+        }
+        std::fs::create_dir(dir).at(dir)
+    }
+
+    /// Copies a directory tree in the best way it has.
+    pub(crate) fn clone_tree(self, source: &Path, copy: &Path) -> Result<()> {
+        let (source, copy) = (source.as_os_str(), copy.as_os_str());
+        match self {
+            Peer::Ramet | Peer::RametNone => return ramet_clone(source.as_ref(), copy.as_ref()),
+            Peer::Ext4 => run("cp", &["-a".as_ref(), source, copy]),
+            Peer::Xfs | Peer::Btrfs => run(
+                "cp",
+                &["-a".as_ref(), "--reflink=always".as_ref(), source, copy],
+            ),
+            Peer::BtrfsSnapshot => run(
+                "btrfs",
+                &["subvolume".as_ref(), "snapshot".as_ref(), source, copy],
+            ),
+        }
+        .map(drop)
+    }
+
+    /// Copies a file in the best way it has.
+    pub(crate) fn clone_file(self, source: &Path, copy: &Path) -> Result<()> {
+        match self {
+            Peer::Ramet | Peer::RametNone => ramet_clone(source, copy),
+            Peer::Ext4 => std::fs::copy(source, copy).map(drop).at(copy),
+            Peer::Xfs | Peer::Btrfs | Peer::BtrfsSnapshot => {
+                let (from, to) = (File::open(source).at(source)?, File::create(copy).at(copy)?);
+                ioctl_ficlone(&to, &from).at(copy)
+            }
+        }
+    }
+}
+
+/// The calls themselves, without the start of a program.
+fn ramet_clone(source: &Path, copy: &Path) -> Result<()> {
+    let (above, name) = parts(source)?;
+    let (into, new_name) = parts(copy)?;
+    let request = NameRequest { name };
+    let mut named = request
+        .encode()
+        .map_err(|e| Error::Unexpected(e.to_string()))?;
+    control_ioctl(&above, SOURCE, &mut named).at(source)?;
+    let request = CloneRequest {
+        flags: 0,
+        source: decode_source_reply(&named).map_err(|e| Error::Unexpected(e.to_string()))?,
+        name: new_name,
+    };
+    let mut bytes = request
+        .encode()
+        .map_err(|e| Error::Unexpected(e.to_string()))?;
+    control_ioctl(&into, CLONE, &mut bytes).at(copy)
+}
+
+fn parts(path: &Path) -> Result<(File, Vec<u8>)> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Error::Unexpected(format!("{} has no name", path.display())));
+    };
+    Ok((File::open(parent).at(parent)?, name.as_bytes().to_vec()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_lead_there_and_back() {
+        for (name, peer) in NAMES {
+            assert_eq!(name.parse(), Ok(peer));
+            assert_eq!(peer.to_string(), name);
+        }
+        assert!("ext3".parse::<Peer>().is_err());
+    }
+}

@@ -1,0 +1,447 @@
+//! What was found: figures, series, tables.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+
+use crate::meter::{Cost, Profile};
+use crate::peer::Peer;
+use crate::throttle;
+
+/// Which way is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// Times, bytes, requests.
+    Less,
+    /// Rates.
+    More,
+}
+
+/// One cell of a table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// Short name of the experiment.
+    pub experiment: String,
+    /// What was measured.
+    pub name: String,
+    /// Unit of the values.
+    pub unit: String,
+    /// Which way is good.
+    pub better: Better,
+    /// Kind of seconds in it; nothing for counts.
+    pub profile: Option<Profile>,
+    /// File system.
+    pub peer: String,
+    /// What Ramet aims at, at scale 1.
+    pub target: Option<f64>,
+    /// One for each repetition.
+    pub values: Vec<f64>,
+}
+
+impl Figure {
+    /// The middle one, of several the upper.
+    pub fn median(&self) -> f64 {
+        let mut sorted = self.values.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+    }
+
+    /// Distance of the largest from the smallest value, as a share of the median.
+    pub fn spread(&self) -> f64 {
+        let (least, most) = self
+            .values
+            .iter()
+            .fold((f64::MAX, f64::MIN), |(least, most), v| {
+                (least.min(*v), most.max(*v))
+            });
+        let median = self.median();
+        if median == 0.0 {
+            0.0
+        } else {
+            (most - least) / median
+        }
+    }
+
+    fn row(&self) -> Row {
+        (
+            self.experiment.clone(),
+            self.name.clone(),
+            self.profile.map(|p| p.to_string()),
+        )
+    }
+}
+
+type Row = (String, String, Option<String>);
+
+/// Values along something, for a plot; of the last repetition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Series {
+    /// Short name of the experiment.
+    pub experiment: String,
+    /// What was measured, with its unit.
+    pub name: String,
+    /// Along what.
+    pub along: String,
+    /// File system.
+    pub peer: String,
+    /// Both coordinates.
+    pub points: Vec<(f64, f64)>,
+}
+
+/// All that a run found, and with what.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// Share of the full size.
+    pub scale: f64,
+    /// Of contents and offsets.
+    pub seed: u64,
+    /// Kernel, processors, memory, versions of programs.
+    pub machine: BTreeMap<String, String>,
+    /// Cells.
+    pub figures: Vec<Figure>,
+    /// Lines of plots.
+    pub series: Vec<Series>,
+    /// What was left out, and why.
+    pub left_out: Vec<String>,
+}
+
+impl Report {
+    /// The rows in order, each with its cells.
+    pub(crate) fn rows(&self) -> Vec<Vec<&Figure>> {
+        let mut order: Vec<Row> = Vec::new();
+        let mut cells: BTreeMap<Row, Vec<&Figure>> = BTreeMap::new();
+        for figure in &self.figures {
+            let row = figure.row();
+            if !cells.contains_key(&row) {
+                order.push(row.clone());
+            }
+            cells.entry(row).or_default().push(figure);
+        }
+        order
+            .into_iter()
+            .filter_map(|row| cells.remove(&row))
+            .collect()
+    }
+
+    fn peers(&self) -> Vec<&str> {
+        let mut found: Vec<&str> = Vec::new();
+        for figure in &self.figures {
+            if !found.contains(&figure.peer.as_str()) {
+                found.push(&figure.peer);
+            }
+        }
+        found
+    }
+
+    /// One table in Markdown: medians, the spread where it is more than one in twenty, Ramet over the best peer, and
+    /// whether the target is held.
+    pub fn markdown(&self) -> String {
+        let peers = self.peers();
+        let mut out = String::new();
+        // Writing into a string cannot fail.
+        let _ = writeln!(out, "Scale {}, seed {}.\n", self.scale, self.seed);
+        for (name, value) in &self.machine {
+            let _ = writeln!(out, "- {name}: {value}");
+        }
+        let _ = writeln!(out, "\n| | | {} | best peer | target |", peers.join(" | "));
+        let _ = writeln!(out, "| --- | --- |{}", " ---: |".repeat(peers.len() + 2));
+        for row in self.rows() {
+            let first = row[0];
+            let profile = first.profile.map(|p| format!(" ({p})")).unwrap_or_default();
+            let _ = write!(
+                out,
+                "| {} | {}, {}{profile} |",
+                first.experiment, first.name, first.unit
+            );
+            for peer in &peers {
+                let cell = row.iter().find(|figure| figure.peer == *peer);
+                let _ = write!(
+                    out,
+                    " {} |",
+                    cell.map_or("-".into(), |figure| shown(figure))
+                );
+            }
+            let _ = writeln!(out, " {} | {} |", against(&row), self.judged(&row));
+        }
+        for left in &self.left_out {
+            let _ = writeln!(out, "\nLeft out: {left}");
+        }
+        out
+    }
+
+    fn judged(&self, row: &[&Figure]) -> String {
+        let Some(ramet) = row.iter().find(|f| f.peer == "ramet") else {
+            return String::new();
+        };
+        let Some(target) = ramet.target else {
+            return String::new();
+        };
+        let sign = if ramet.better == Better::Less {
+            "<="
+        } else {
+            ">="
+        };
+        let held = match ramet.better {
+            Better::Less => ramet.median() <= target,
+            Better::More => ramet.median() >= target,
+        };
+        let verdict = match (self.scale == 1.0, held) {
+            (false, _) => "",
+            (true, true) => " held",
+            (true, false) => " **missed**",
+        };
+        format!("{sign} {}{verdict}", number(target))
+    }
+}
+
+/// Ramet over the best of the others.
+fn against(row: &[&Figure]) -> String {
+    let Some(ramet) = row.iter().find(|f| f.peer == "ramet") else {
+        return String::new();
+    };
+    let others = row.iter().filter(|f| !f.peer.starts_with("ramet"));
+    let best = others
+        .map(|f| f.median())
+        .reduce(|a, b| match ramet.better {
+            Better::Less => a.min(b),
+            Better::More => a.max(b),
+        });
+    match best {
+        Some(best) if best != 0.0 => format!("{:.2}x", ramet.median() / best),
+        _ => String::new(),
+    }
+}
+
+fn shown(figure: &Figure) -> String {
+    let spread = figure.spread();
+    if figure.values.len() > 1 && spread > 0.05 {
+        return format!("{} ±{:.0} %", number(figure.median()), spread * 50.0);
+    }
+    number(figure.median())
+}
+
+/// Three digits that count.
+fn number(value: f64) -> String {
+    match value.abs() {
+        0.0 => "0".into(),
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 1.0 => format!("{value:.2}"),
+        v if v >= 0.01 => format!("{value:.4}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+/// Targets by kind of seconds.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Targets {
+    pub raw: Option<f64>,
+    pub gp3: Option<f64>,
+    pub hdd: Option<f64>,
+}
+
+impl Targets {
+    fn of(self, profile: Profile) -> Option<f64> {
+        match profile {
+            Profile::Raw => self.raw,
+            Profile::Gp3 => self.gp3,
+            Profile::Hdd => self.hdd,
+        }
+    }
+}
+
+/// Takes the figures of one experiment on one file system in one pass.
+pub(crate) struct Findings<'a> {
+    pub report: &'a mut Report,
+    pub experiment: String,
+    pub peer: Peer,
+    /// Counts are taken in one pass only.
+    pub counts: bool,
+    pub wanted: &'a [Profile],
+}
+
+impl Findings<'_> {
+    fn add(
+        &mut self,
+        name: &str,
+        unit: &str,
+        better: Better,
+        profile: Option<Profile>,
+        target: Option<f64>,
+        value: f64,
+    ) {
+        // A rate of what took no time at all says nothing.
+        if !value.is_finite() {
+            return;
+        }
+        let peer = self.peer.to_string();
+        let same = self.report.figures.iter_mut().find(|figure| {
+            figure.experiment == self.experiment
+                && figure.name == name
+                && figure.profile == profile
+                && figure.peer == peer
+        });
+        match same {
+            Some(figure) => figure.values.push(value),
+            None => self.report.figures.push(Figure {
+                experiment: self.experiment.clone(),
+                name: name.to_string(),
+                unit: unit.to_string(),
+                better,
+                profile,
+                peer,
+                target,
+                values: vec![value],
+            }),
+        }
+    }
+
+    /// Something that has no seconds in it.
+    pub fn count(&mut self, name: &str, unit: &str, value: f64, target: Option<f64>) {
+        if self.counts {
+            self.add(name, unit, Better::Less, None, target, value);
+        }
+    }
+
+    /// `factor` times the seconds of a phase, in `unit`.
+    pub fn time(&mut self, name: &str, unit: &str, factor: f64, cost: &Cost, targets: Targets) {
+        for (profile, seconds) in self.profiles(cost) {
+            self.add(
+                name,
+                unit,
+                Better::Less,
+                Some(profile),
+                targets.of(profile),
+                seconds * factor,
+            );
+        }
+    }
+
+    /// Seconds of a phase.
+    pub fn seconds(&mut self, name: &str, cost: &Cost, targets: Targets) {
+        self.time(name, "s", 1.0, cost, targets);
+        if cost.throttled && self.wanted.contains(&Profile::Gp3) {
+            let name = format!("{name}: least for its merged requests");
+            let least_s = throttle::least_s(&cost.requests);
+            self.add(&name, "s", Better::Less, Some(Profile::Gp3), None, least_s);
+        }
+    }
+
+    /// `amount` by the seconds of a phase.
+    pub fn rate(&mut self, name: &str, unit: &str, amount: f64, cost: &Cost, targets: Targets) {
+        for (profile, seconds) in self.profiles(cost) {
+            self.add(
+                name,
+                unit,
+                Better::More,
+                Some(profile),
+                targets.of(profile),
+                amount / seconds,
+            );
+        }
+    }
+
+    /// Seconds of a phase over those of another.
+    pub fn ratio(&mut self, name: &str, cost: &Cost, over: &Cost, targets: Targets) {
+        for ((profile, seconds), (_, before)) in
+            self.profiles(cost).into_iter().zip(self.profiles(over))
+        {
+            if before > 0.0 {
+                self.add(
+                    name,
+                    "x",
+                    Better::Less,
+                    Some(profile),
+                    targets.of(profile),
+                    seconds / before,
+                );
+            }
+        }
+    }
+
+    /// Milliseconds by which a phase grew in each of `steps` steps.
+    pub fn growth(&mut self, name: &str, first: &Cost, last: &Cost, steps: u32, targets: Targets) {
+        for ((profile, seconds), (_, before)) in
+            self.profiles(last).into_iter().zip(self.profiles(first))
+        {
+            let each = (seconds - before) * 1e3 / f64::from(steps);
+            self.add(
+                name,
+                "ms",
+                Better::Less,
+                Some(profile),
+                targets.of(profile),
+                each,
+            );
+        }
+    }
+
+    /// Milliseconds of one call, as they came.
+    pub fn latency(&mut self, name: &str, ms: f64, target: Option<f64>) {
+        if self.wanted.contains(&Profile::Raw) {
+            self.add(name, "ms", Better::Less, Some(Profile::Raw), target, ms);
+        }
+    }
+
+    /// Points of a plot.
+    pub fn series(&mut self, name: &str, along: &str, points: Vec<(f64, f64)>) {
+        let series = Series {
+            experiment: self.experiment.clone(),
+            name: name.to_string(),
+            along: along.to_string(),
+            peer: self.peer.to_string(),
+            points,
+        };
+        self.report.series.retain(|s| {
+            (&s.experiment, &s.name, &s.peer) != (&series.experiment, &series.name, &series.peer)
+        });
+        self.report.series.push(series);
+    }
+
+    fn profiles(&self, cost: &Cost) -> Vec<(Profile, f64)> {
+        let mut all = cost.seconds();
+        all.retain(|(profile, _)| self.wanted.contains(profile));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(peer: &str, values: &[f64]) -> Figure {
+        Figure {
+            experiment: "E1".into(),
+            name: "space".into(),
+            unit: "x".into(),
+            better: Better::Less,
+            profile: None,
+            peer: peer.into(),
+            target: Some(6.0),
+            values: values.into(),
+        }
+    }
+
+    #[test]
+    fn a_table_shows_medians_spreads_and_verdicts() {
+        let mut report = Report {
+            scale: 1.0,
+            seed: 1,
+            machine: BTreeMap::new(),
+            figures: vec![figure("ramet", &[3.0, 2.0, 8.0]), figure("xfs", &[30.0])],
+            series: Vec::new(),
+            left_out: Vec::new(),
+        };
+        let table = report.markdown();
+        assert!(
+            table.contains("| E1 | space, x | 3.00 ±100 % | 30.0 | 0.10x | <= 6.00 held |"),
+            "{table}"
+        );
+        report.figures[0].values = vec![7.0];
+        assert!(report.markdown().contains("**missed**"));
+        report.scale = 0.5;
+        assert!(!report.markdown().contains("missed"));
+    }
+}

@@ -1,0 +1,148 @@
+//! One file system on a device of its own: made, mounted, measured, and undone in every case.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use tempfile::TempDir;
+
+use crate::Plan;
+use crate::device::LoopDevice;
+use crate::disk;
+use crate::error::{At, Error, Result};
+use crate::meter::{Cost, Pass};
+use crate::peer::Peer;
+use crate::throttle::Throttle;
+use crate::trace::Tracer;
+
+/// Least size of a device: btrfs and XFS want some room.
+const DEVICE_BYTES_MIN: u64 = 768 << 20;
+
+/// A mounted file system. Dropping it unmounts it and removes the device.
+pub(crate) struct Stage<'a> {
+    plan: &'a Plan,
+    pub(crate) peer: Peer,
+    pass: Pass,
+    mounted: bool,
+    // Dropped in this order.
+    dir: TempDir,
+    device: LoopDevice,
+}
+
+impl<'a> Stage<'a> {
+    /// A new and empty one.
+    pub(crate) fn new(plan: &'a Plan, peer: Peer, pass: Pass) -> Result<Stage<'a>> {
+        let bytes = ((plan.device_bytes as f64 * plan.scale) as u64).max(DEVICE_BYTES_MIN);
+        let device = LoopDevice::new(&plan.images, bytes >> 20 << 20)?;
+        peer.format(&plan.ramet, device.path())?;
+        let dir = tempfile::Builder::new()
+            .prefix("ramet-bench-")
+            .tempdir()
+            .at(std::env::temp_dir())?;
+        let mut stage = Stage {
+            plan,
+            peer,
+            pass,
+            mounted: false,
+            dir,
+            device,
+        };
+        stage.mount()?;
+        Ok(stage)
+    }
+
+    fn mount(&mut self) -> Result<()> {
+        self.peer
+            .mount(&self.plan.ramet, self.device.path(), self.dir.path())?;
+        self.mounted = true;
+        Ok(())
+    }
+
+    fn unmount(&mut self) -> Result<()> {
+        self.peer.unmount(&self.plan.ramet, self.dir.path())?;
+        self.mounted = false;
+        Ok(())
+    }
+
+    /// A path in it.
+    pub(crate) fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn sync(&self) -> Result<()> {
+        self.peer.sync(self.dir.path())
+    }
+
+    pub(crate) fn used_bytes(&self) -> Result<u64> {
+        self.peer.used_bytes(&self.plan.ramet, self.dir.path())
+    }
+
+    /// Forgets everything that is cached anywhere: in the kernel, and in the daemon, which is a new one afterwards.
+    pub(crate) fn cold(&mut self) -> Result<()> {
+        self.check()?;
+        self.sync()?;
+        self.unmount()?;
+        let drop_caches = "/proc/sys/vm/drop_caches";
+        std::fs::write(drop_caches, "3").at(drop_caches)?;
+        self.mount()
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.plan.interrupted.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        Ok(())
+    }
+
+    /// Does `work` and tells what it cost. What shall count as written must be synced by `work`.
+    pub(crate) fn measure<T>(
+        &mut self,
+        work: impl FnOnce(&Stage<'_>) -> Result<T>,
+    ) -> Result<(T, Cost)> {
+        self.check()?;
+        let number = self.device.number()?;
+        let throttle = match self.pass {
+            Pass::Throttled => Some(Throttle::new(&number)?),
+            Pass::Free { .. } => None,
+        };
+        let tracer = match self.pass {
+            Pass::Free { traced: true } => Some(Tracer::start(&number)?),
+            _ => None,
+        };
+        let before = self.device.requests()?;
+        let begun = Instant::now();
+        let done = work(self)?;
+        let wall_s = begun.elapsed().as_secs_f64();
+        let requests = self.device.requests()? - before;
+        let disk = tracer
+            .map(Tracer::finish)
+            .transpose()?
+            .map(|traced| disk::time(&traced, self.device.bytes()));
+        let cost = Cost {
+            wall_s,
+            requests,
+            disk,
+            throttled: throttle.is_some(),
+        };
+        Ok((done, cost))
+    }
+
+    /// The same when only the cost matters.
+    pub(crate) fn cost(&mut self, work: impl FnOnce(&Stage<'_>) -> Result<()>) -> Result<Cost> {
+        self.measure(work).map(|((), cost)| cost)
+    }
+}
+
+impl Drop for Stage<'_> {
+    fn drop(&mut self) {
+        if self.mounted
+            && let Err(error) = self.unmount()
+        {
+            eprintln!("ramet bench: {error}");
+        }
+    }
+}
