@@ -186,6 +186,14 @@ impl Recorder {
         }
     }
 
+    /// What was done since the process came back is cut everywhere as well.
+    fn still_recovers(&mut self) {
+        let now = self.logged.log_len();
+        if let Some(last) = self.recoveries.last_mut() {
+            last.end = now;
+        }
+    }
+
     /// Nothing reaches the device any more.
     fn is_dead(&mut self) {
         self.logged.die_after(Some(0));

@@ -76,10 +76,9 @@ fn every_power_cut_leaves_a_prefix_of_the_operations_on_files() {
 
 #[test]
 fn a_superblock_or_a_frame_cut_at_any_byte_leaves_a_prefix() {
-    for seed in [1, 2] {
-        let run = tree(seed).unwrap_or_else(|e| panic!("{e}"));
-        let report = run.cut_at_every_byte(2).unwrap_or_else(|e| panic!("{e}"));
-        println!("seed {seed}: {report:?}");
-        assert!(report.images > 4 * 4096);
-    }
+    // Small, with a journal that goes round.
+    let run = tree(2).unwrap_or_else(|e| panic!("{e}"));
+    let report = run.cut_at_every_byte(1).unwrap_or_else(|e| panic!("{e}"));
+    println!("{report:?}");
+    assert!(report.images > 2 * 4096);
 }

@@ -100,8 +100,8 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
         seed,
         batches,
         keys_max,
-        images: 2,
-        again_one_in: 40,
+        images: 1,
+        again_one_in: 80,
         cut_one_in: 8,
         verify_one_in: 4,
     };
@@ -160,7 +160,7 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
 
 fn budget(how: Search) -> u64 {
     match how {
-        Batches | Files => 20_000,
+        Batches | Files => 40_000,
         Damage => 4000,
         Failures => 300,
         Steps => 20_000,

@@ -371,6 +371,7 @@ impl History {
             self.burst()?;
             told("sync", self.tree().sync())?;
             self.recorder.acknowledged(self.recorder.newest());
+            self.recorder.still_recovers();
         }
         Ok(())
     }
