@@ -16,7 +16,10 @@ fn no_damage_makes_a_wrong_byte() {
         first,
         |seed| seed < end,
         |seed| {
-            let setup = Setup::tight_of(seed, 64 << 10);
+            let setup = Setup {
+                device_bytes: 6 << 20,
+                ..Setup::tight_of(seed, 64 << 10)
+            };
             let victim = Victim::new(&setup, seed, 250, 200).unwrap_or_else(|e| panic!("{e}"));
             let verdicts = victim.damage(damages).unwrap_or_else(|e| panic!("{e}"));
             total.lock().expect("no panic holds it").add(&verdicts);
