@@ -39,6 +39,9 @@ fn no_damage_makes_a_wrong_byte() {
             "{structure:?} was never noticed"
         );
     }
-    // Two copies, and only one is hit.
-    assert!(!total.detected.contains_key(&Structure::Superblock));
+    // Two copies, and only one is hit. A slot whose first copy cannot be read may hold a newer one, and is refused.
+    let count = |verdicts: &std::collections::BTreeMap<_, u64>| {
+        verdicts.get(&Structure::Superblock).copied().unwrap_or(0)
+    };
+    assert!(count(&total.detected) * 4 < count(&total.harmless));
 }
