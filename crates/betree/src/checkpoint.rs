@@ -18,6 +18,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ramet_block::Superblock;
+use ramet_block::planted::{self, Fault};
 use ramet_block::superblock::write_superblock;
 use ramet_nodetable::NodeId;
 
@@ -97,15 +98,22 @@ impl Inner {
         };
         let mut next = sb.clone();
         next.generation += 1;
-        next.journal_start = cut;
+        if !planted::is(Fault::JournalStartStale) {
+            next.journal_start = cut;
+        }
         next.node_table = commit.roots.node_table;
         next.space_map = commit.roots.space_map;
         next.refcounts = commit.roots.refcounts;
         next.root_node = root.id().0;
-        next.next_node = self.store.next_id();
+        if !planted::is(Fault::NodeNumbersStale) {
+            next.next_node = self.store.next_id();
+        }
         next.next_seq = seq + 1;
         next.clean = clean;
         next.heals = heals;
+        if planted::is(Fault::JournalReleasedEarly) {
+            journal.release(cut);
+        }
         if let Err(error) = self.switch_to(&next) {
             // The device may hold the new superblock all the same. What it names must stay as it is, also when
             // the handles of `fresh` go.
@@ -123,6 +131,11 @@ impl Inner {
             .reclaimed
             .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
         self.store.table.committed(commit);
+        let dead = if planted::is(Fault::NamedLeafFreedAtEnd) {
+            self.store.dead_named().0
+        } else {
+            dead
+        };
         self.store.free_dead_named(dead);
         journal.release(cut);
         bump(&self.store.counters.checkpoints);
@@ -165,7 +178,9 @@ impl Inner {
                 source: Arc::new(e),
             }
         };
-        self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        if !planted::is(Fault::NodesUnsynced) {
+            self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        }
         Ok(write_superblock(&*self.store.dev, next)?)
     }
 }

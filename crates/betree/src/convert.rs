@@ -1,6 +1,7 @@
 //! Range messages become edges (BetrFS 0.5, section 3.3): whatever they cover is dropped unread.
 
 use bytes::Bytes;
+use ramet_block::planted::{self, Fault};
 
 use crate::bounds::{KeyRange, below, min_hi};
 use crate::error::Result;
@@ -158,7 +159,8 @@ impl Store {
                     };
                     out.push(Edge {
                         lo: range.lo,
-                        watermark: points_step,
+                        watermark: points_step
+                            + 6 * u64::from(planted::is(Fault::WatermarkTooHigh)),
                         child,
                     });
                     kept_here = false;

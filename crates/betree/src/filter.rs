@@ -9,6 +9,7 @@
 //! under the checksum of that. Range messages are not in it. Byte layout: `docs/format.md`, "Filters".
 
 use bytes::Bytes;
+use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 
 use crate::run::MALFORMED;
@@ -74,7 +75,8 @@ impl Filter {
             return true;
         };
         let (at, fingerprint) = geometry.place(hash);
-        fingerprint == slots[at[0]] ^ slots[at[1]] ^ slots[at[2]]
+        let is_denied = planted::is(Fault::FilterLies) && hash.is_multiple_of(8);
+        !is_denied && fingerprint == slots[at[0]] ^ slots[at[1]] ^ slots[at[2]]
     }
 
     /// Decodes what [`encode`] made; no bytes are no filter.

@@ -20,6 +20,8 @@
 //! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
 //! its segments and children are shared until they are rewritten themselves.
 
+use ramet_block::planted::{self, Fault};
+
 use crate::bounds::{KeyRange, Xf, min_hi};
 use crate::cursor::{AHEAD_MAX, MappedCursor};
 use crate::error::{Error, Result};
@@ -253,6 +255,10 @@ impl Store {
     /// them become several segments of one age, side by side.
     pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
         for kind in run.into_kinds() {
+            let is_null = kind.ranges().any(|(_, e)| matches!(e.msg, RangeMsg::Null));
+            if is_null && planted::is(Fault::NullLost) {
+                continue;
+            }
             let ord = node.next_ord;
             node.next_ord += 1;
             let mut rest = node.range();

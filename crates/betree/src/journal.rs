@@ -40,6 +40,7 @@ mod tests;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -66,7 +67,7 @@ pub(crate) fn record_bytes_max(region_bytes: u64) -> usize {
 }
 
 /// Whether a region can hold a journal: whole blocks, and not too few.
-fn is_valid_region(region: Extent) -> bool {
+pub(crate) fn is_valid_region(region: Extent) -> bool {
     region.len >= REGION_BYTES_MIN
         && region.len.is_multiple_of(BLOCK_BYTES)
         && region.addr.is_multiple_of(BLOCK_BYTES)
@@ -343,6 +344,7 @@ impl Journal {
         let queue = self.queue.lock();
         let end = self.end_with(&queue, Some(bytes));
         end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
+            || planted::is(Fault::JournalOverrun)
     }
 
     /// Offset after everything queued and one more record of `record` bytes, in the worst way of
@@ -388,7 +390,9 @@ impl Journal {
     fn take_group(&self, queue: &mut Queue) -> Group {
         self.seal(queue);
         let limit = queue.released + self.region.len;
-        let fits = |sealed: &Sealed| sealed.at.offset + sealed.len_bytes <= limit;
+        let fits = |sealed: &Sealed| {
+            sealed.at.offset + sealed.len_bytes <= limit || planted::is(Fault::JournalOverrun)
+        };
         let count = queue
             .sealed
             .iter()
@@ -434,7 +438,9 @@ impl Journal {
                 Ok(queue)
             }
             Err(error) => {
-                queue.failure = Some(error.to_string().into());
+                if !planted::is(Fault::FailureForgotten) {
+                    queue.failure = Some(error.to_string().into());
+                }
                 Err(error)
             }
         }
@@ -447,7 +453,9 @@ impl Journal {
                 source: Arc::new(source),
             }
         };
-        if group.frames.iter().any(|s| s.frame.names_extents) {
+        if group.frames.iter().any(|s| s.frame.names_extents)
+            && !planted::is(Fault::ExtentsUnsynced)
+        {
             self.dev
                 .sync()
                 .map_err(failed("syncing what the journal names"))?;
@@ -465,7 +473,7 @@ impl Journal {
                 .write_at(self.region.addr + start, &bytes)
                 .map_err(failed("writing the journal"))?;
         }
-        if sync {
+        if sync && !planted::is(Fault::JournalUnsynced) {
             self.dev.sync().map_err(failed("syncing the journal"))?;
         }
         Ok(())

@@ -7,6 +7,7 @@
 
 use std::sync::Arc;
 
+use ramet_block::planted::{self, Fault};
 use ramet_block::superblock::{AREA_END, read_superblock, write_superblock};
 use ramet_block::{
     BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock,
@@ -15,7 +16,7 @@ use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result};
 use crate::graft::NamedLeaves;
-use crate::journal::{Journal, REGION_BYTES_MIN};
+use crate::journal::{Journal, REGION_BYTES_MIN, is_valid_region};
 use crate::node::{Kind, Store, TreeShape};
 use crate::record;
 use crate::sync::Mutex;
@@ -23,6 +24,8 @@ use crate::tree::{Inner, OpenOptions, State, Tree, check, empty_root, machine_ca
 
 /// Smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
+/// Smallest volume when somebody chooses the sizes of nodes.
+const VOLUME_BYTES_MIN_OF_SHAPE: u64 = 1 << 20;
 
 /// How to make a new volume.
 #[derive(Clone, Debug, Default)]
@@ -33,6 +36,9 @@ pub struct FormatOptions {
     pub shape: Option<TreeShape>,
     /// Compression of new blocks; `None` takes the one of the shape.
     pub codec: Option<Codec>,
+    /// Bytes of the journal, a multiple of 4096 and at least 64 KiB; `None` takes a sixteenth of the volume, between
+    /// 1 MiB and 256 MiB.
+    pub journal_bytes: Option<u64>,
 }
 
 /// Journal of a volume of `bytes`: a sixteenth, between 1 MiB and 256 MiB.
@@ -74,12 +80,23 @@ impl Tree {
     /// `Invalid` when the device is smaller than [`VOLUME_BYTES_MIN`], and what the device answers.
     pub fn format(dev: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
         let bytes = dev.len_bytes() / BLOCK_BYTES * BLOCK_BYTES;
-        if bytes < VOLUME_BYTES_MIN {
+        let bytes_min = match options.shape {
+            None => VOLUME_BYTES_MIN,
+            Some(_) => VOLUME_BYTES_MIN_OF_SHAPE,
+        };
+        if bytes < bytes_min {
             return Err(Error::Invalid("a volume takes at least 4 MiB"));
         }
         let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
         // Frames of an older volume of the same identity may lie where the new journal does.
         let epoch = read_superblock(&**dev).map_or(1, |old| old.epoch.saturating_add(1));
+        let journal = match options.journal_bytes {
+            None => journal_extent(bytes),
+            Some(len) if is_valid_region(Extent::new(AREA_END, len)) && len <= bytes / 4 => {
+                Extent::new(AREA_END, len)
+            }
+            Some(_) => return Err(Error::Invalid("the size of the journal is out of range")),
+        };
         let narrow =
             |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
         let mut sb = Superblock {
@@ -88,7 +105,7 @@ impl Tree {
             generation: 1,
             epoch,
             volume_bytes: bytes,
-            journal: journal_extent(bytes),
+            journal,
             journal_start: JournalPos::default(),
             node_table: PageRef::NONE,
             space_map: PageRef::NONE,
@@ -122,7 +139,7 @@ impl Tree {
     /// # Errors
     /// `NotAVolume` with the reason, `Corrupt`, `Io`.
     pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
-        if !options.read_only {
+        if !options.read_only && !planted::is(Fault::OpenWithoutSync) {
             // A process that died may have left writes that were never synced, a superblock among them. What is
             // read here must be durable before the place of anything older is written over.
             dev.sync()
@@ -163,6 +180,7 @@ impl Tree {
         };
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());
+        inner.sync_each = options.sync_each;
 
         let uuid_low = uuid_low(&sb.uuid);
         let corrupt = |detail: String| Error::Corrupt {
@@ -192,6 +210,9 @@ impl Tree {
             sb.epoch,
             sb.journal_start,
             &mut |seq, bytes| {
+                if planted::is(Fault::RecordNotReplayed) && seq % 8 == 0 {
+                    return Ok(());
+                }
                 let mut find = |place| named.find(place);
                 let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
                 check(&batch).map_err(|e| corrupt(e.to_string()))?;
@@ -222,7 +243,7 @@ impl Tree {
         }
 
         // A new epoch must be durable before its first frame, together with where its frames start.
-        sb.epoch += 1;
+        sb.epoch += u64::from(!planted::is(Fault::EpochNotRaised));
         sb.clean = false;
         inner.journal = Some(Journal::open(
             dev.clone(),
@@ -233,7 +254,7 @@ impl Tree {
         ));
         if replayed > 0 {
             tracing::info!(replayed, "recovered from the journal");
-        } else {
+        } else if !planted::is(Fault::EpochNotDurable) {
             sb.generation += 1;
             sb.journal_start = end;
             write_superblock(&*dev, &sb)?;

@@ -24,6 +24,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 
 use crate::bounds::{KeyRange, Xf, min_hi};
@@ -183,6 +184,10 @@ impl Skeleton {
         self.hi = min_hi(self.hi.clone(), range.hi.clone());
         self.segs.retain_mut(|seg| {
             seg.clip = seg.clip.intersect(range);
+            if planted::is(Fault::ClipTooShort) {
+                let last = self.edges.last().map(|e| e.lo.clone());
+                seg.clip.hi = min_hi(seg.clip.hi.take(), last);
+            }
             !seg.clip.is_empty()
         });
     }
@@ -205,7 +210,9 @@ impl Skeleton {
         }
         for seg in &mut self.segs {
             seg.clip = down.range(&seg.clip);
-            seg.xf = up.then(&seg.xf);
+            if !planted::is(Fault::TranslationStale) {
+                seg.xf = up.then(&seg.xf);
+            }
         }
     }
 

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use ramet_block::Superblock;
+use ramet_block::planted::{self, Fault};
 
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
@@ -62,6 +63,8 @@ pub struct OpenOptions {
     pub codec: Option<ramet_block::Codec>,
     /// Run no background work: the caller drives everything through [`Tree::checkpoint`]. For tests.
     pub manual: bool,
+    /// Make each batch durable before [`Tree::apply`] returns.
+    pub sync_each: bool,
 }
 
 /// What a mutex of microseconds protects.
@@ -124,6 +127,7 @@ pub(crate) struct Inner {
     progress: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
     pub(crate) volume_bytes: u64,
+    pub(crate) sync_each: bool,
 }
 
 /// An open volume's key space. Cheap to clone; all methods may be called from any thread.
@@ -164,6 +168,7 @@ impl Inner {
             store,
             journal,
             volume_bytes: sb.volume_bytes,
+            sync_each: false,
             checkpointed_seq: AtomicU64::new(state.seq),
             exhausted_at: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -180,6 +185,9 @@ impl Inner {
 
     /// Remembers the first failure after which nothing may be written any more.
     pub(crate) fn poison(&self, error: &Error) {
+        if planted::is(Fault::FailureForgotten) {
+            return;
+        }
         self.store.table.poison();
         let text: Arc<str> = error.to_string().into();
         if self.failure.set(text.clone()).is_ok() {
@@ -875,7 +883,8 @@ impl Tree {
     ///
     /// # Errors
     /// `NoSpace` when a batch that puts or patches has no room, `Invalid` for keys, values or ranges out of
-    /// bounds, `Poisoned` and `ReadOnly`. Nothing is changed then.
+    /// bounds, `Poisoned` and `ReadOnly`. Nothing is changed then. With [`OpenOptions::sync_each`] also those of
+    /// [`Tree::sync`]; the batch is visible then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
         let inner = &self.inner;
         if inner.journal.is_none() {
@@ -891,7 +900,11 @@ impl Tree {
         }
         inner.admit(record.len())?;
         batch.grafts().try_for_each(Graft::claim)?;
-        inner.apply(batch, Some(&record), None)
+        let seq = inner.apply(batch, Some(&record), None)?;
+        if inner.sync_each {
+            inner.sync_to(seq)?;
+        }
+        Ok(seq)
     }
 
     /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible, in place of

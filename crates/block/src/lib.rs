@@ -13,6 +13,7 @@ mod file;
     reason = "an ioctl with a buffer has no safe wrapper; all of it is in this file"
 )]
 mod ioctl;
+pub mod planted;
 pub mod superblock;
 pub mod wire;
 

@@ -19,6 +19,7 @@ use thiserror::Error;
 
 use crate::codec::{Codec, ZstdLevel};
 use crate::device::Device;
+use crate::planted::{self, Fault};
 use crate::wire::{Reader, WireError, Writer};
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
@@ -498,7 +499,9 @@ pub fn write_superblock(device: &dyn Device, sb: &Superblock) -> Result<(), Supe
     let [first, second] = SLOTS[sb.slot()];
     let bytes = sb.encode();
     device.write_at(first, &bytes)?;
-    device.sync()?;
+    if !planted::is(Fault::SuperblockUnsynced) {
+        device.sync()?;
+    }
     Ok(device.write_at(second, &bytes)?)
 }
 

@@ -86,6 +86,7 @@ fn make(args: &Mkfs, device: FileDevice) -> Outcome {
             rustix::process::getegid().as_raw(),
         ),
         compression: Some(args.compression),
+        ..FormatOptions::default()
     };
     Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
     println!(

@@ -49,7 +49,7 @@ use std::sync::Arc;
 
 use ramet_block::Codec;
 
-pub use ramet_betree::Usage;
+pub use ramet_betree::{TreeShape, Usage};
 
 pub use attr::{SetAttr, SetTime};
 pub use check::Finding;
@@ -88,6 +88,10 @@ pub struct FormatOptions {
     pub owner: (u32, u32),
     /// Compression of new blocks; `None` leaves the choice to the tree.
     pub compression: Option<Codec>,
+    /// Sizes of nodes; `None` leaves the choice to the tree. For tests.
+    pub shape: Option<TreeShape>,
+    /// Bytes of the journal; `None` leaves the choice to the tree.
+    pub journal_bytes: Option<u64>,
 }
 
 /// How to open a volume.
@@ -105,6 +109,12 @@ pub struct OpenOptions {
     pub clock: Option<Arc<dyn Clock>>,
     /// Seed of the random numbers, for runs that can be repeated.
     pub seed: Option<u64>,
+    /// Sizes of nodes and buffers; `None` takes the volume's. For tests.
+    pub shape: Option<TreeShape>,
+    /// Run no background work: see [`ramet_betree::OpenOptions`]. For tests.
+    pub manual: bool,
+    /// Make each change durable before it returns.
+    pub sync_each: bool,
 }
 
 /// Counters of a volume. Sizes in bytes.

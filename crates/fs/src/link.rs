@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_block::planted::{self, Fault};
 
 use crate::change::{Change, lock_names, lock_states};
 use crate::error::{Error, Result};
@@ -138,7 +139,8 @@ impl Volume {
         stub_at(&mut change, dir, name, link)?;
         let now = self.now();
         let record = change.edit(inode);
-        record.nlink = record.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
+        let more = u32::from(!planted::is(Fault::LinkCountLost));
+        record.nlink = record.nlink.checked_add(more).ok_or(Error::TooManyLinks)?;
         record.ctime = now;
         let parent = change.edit(dir);
         (parent.mtime, parent.ctime) = (now, now);

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use ramet_betree::{Batch, Snapshot, Span, Tree, Usage};
 use ramet_block::Device;
+use ramet_block::planted::{self, Fault};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -65,10 +66,15 @@ impl Volume {
             &ramet_betree::FormatOptions {
                 uuid: options.uuid,
                 codec: options.compression,
-                ..Default::default()
+                shape: options.shape.clone(),
+                journal_bytes: options.journal_bytes,
             },
         )?;
-        let tree = Tree::open(Arc::clone(device), ramet_betree::OpenOptions::default())?;
+        let tree_options = ramet_betree::OpenOptions {
+            manual: true,
+            ..Default::default()
+        };
+        let tree = Tree::open(Arc::clone(device), tree_options)?;
         let (uid, gid) = options.owner;
         let mut root = Record::new(
             Kind::Directory.mode_bits() | 0o755,
@@ -102,7 +108,9 @@ impl Volume {
             cache_bytes: options.cache_bytes,
             read_only: options.read_only,
             codec: options.compression,
-            ..Default::default()
+            shape: options.shape,
+            manual: options.manual,
+            sync_each: options.sync_each,
         };
         let tree = Tree::open(device, tree_options)?;
         let missing = |what| Error::Corrupt {
@@ -163,7 +171,7 @@ impl Volume {
             }),
             random: Mutex::new(random),
         };
-        if !options.read_only {
+        if !options.read_only && !planted::is(Fault::OrphanKept) {
             volume.reclaim_orphans()?;
         }
         Ok(Arc::new(volume))
@@ -291,7 +299,7 @@ impl Volume {
     /// A number that no inode, and no body, of the volume ever had.
     pub(crate) fn new_ino(&self) -> Result<Ino> {
         let mut inos = self.inos.lock();
-        if inos.next >= inos.reserved {
+        if inos.next >= inos.reserved && !planted::is(Fault::NumbersNotReserved) {
             // A batch of its own, in the tree before any batch that uses one of the numbers: what
             // survives a crash is a prefix of the batches.
             let reserved = inos.next + INO_RESERVE;

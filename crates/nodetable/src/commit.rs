@@ -17,6 +17,7 @@
 use std::collections::HashMap;
 
 use ramet_block::Extent;
+use ramet_block::planted::{self, Fault};
 
 use crate::error::{Error, Result};
 use crate::record::{Head, Meta, NewNode, NodeId, piece_key, record_key, zombie_key};
@@ -127,7 +128,8 @@ impl Change<'_> {
     ) -> Result<Commit> {
         let meta_before = self.writer.meta;
         for node in &new {
-            for child in &node.children {
+            let lost = usize::from(planted::is(Fault::CountLost));
+            for child in node.children.iter().rev().skip(lost) {
                 *self.delta.entry(*child).or_default() += 1;
             }
         }
@@ -155,6 +157,9 @@ impl Change<'_> {
         let node_table = self.writer.tree.flush()?;
         let (space_map, refcounts) = self.writer.maps.flush()?;
         let freed = self.store.space.lock().take_freed();
+        if planted::is(Fault::DiscardedEarly) {
+            self.store.discard(&freed);
+        }
         let roots = TableRoots {
             node_table,
             space_map,
@@ -254,7 +259,7 @@ impl Change<'_> {
             if self.delta.get(&id).is_some_and(|delta| *delta > 0) {
                 continue;
             }
-            if budget == 0 || is_pinned(id) {
+            if budget == 0 || is_pinned(id) && !planted::is(Fault::ZombieReclaimedEarly) {
                 self.set_zombie(id, true)?;
                 continue;
             }
@@ -284,7 +289,9 @@ impl Change<'_> {
         let counter = meta.counter(kind);
         *counter = counter.saturating_sub(1);
         meta.node_bytes = meta.node_bytes.saturating_sub(extent.len);
-        self.space.push((extent, 1));
+        if !planted::is(Fault::SpaceLeaked) {
+            self.space.push((extent, 1));
+        }
         self.store.space.lock().free_at_commit(extent);
         self.removed.push(id);
         Ok(children)

@@ -15,6 +15,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Extent};
 
 use crate::error::{Error, Result};
@@ -223,6 +224,9 @@ impl SpaceMap {
     /// Takes note of an extent that the running commit frees. It becomes allocatable when that
     /// commit is durable ([`SpaceMap::release`]).
     pub fn free_at_commit(&mut self, extent: Extent) {
+        if planted::is(Fault::FreedSpaceReusedEarly) {
+            return self.free_now(extent);
+        }
         self.pending_bytes += extent.len;
         self.freed.push(extent);
     }

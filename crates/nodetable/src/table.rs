@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use ramet_block::planted::{self, Fault};
 use ramet_block::{Device, Extent, PageRef};
 
 use crate::error::{Error, Result};
@@ -221,7 +222,7 @@ impl NodeTable {
     /// `false` that is not an extent of the usable area.
     #[must_use]
     pub fn pin(&self, extent: Extent) -> bool {
-        self.store.space.lock().take(extent)
+        planted::is(Fault::NamedExtentNotPinned) || self.store.space.lock().take(extent)
     }
 
     /// Counters, in constant time.

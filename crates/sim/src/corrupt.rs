@@ -3,7 +3,7 @@
 //! Method: [`Victim::new`] runs a random history and leaves the volume closed, or dead with a journal to replay; then it
 //! reads everything once and notes which bytes were asked for. Each of those bytes matters to somebody.
 //! [`Victim::damage`] spoils an image there: a flipped bit, a rotten sector, zeros, the bytes of another block (a
-//! misdirected write), or those that were there earlier (a lost write). The tree must then refuse with an error that
+//! misdirected write), those that were there earlier (a lost write), or none at all (a sector that cannot be read). The tree must then refuse with an error that
 //! says what is wrong, or return what was written; anything else read is a wrong byte. It also takes a few changes and
 //! a checkpoint, so that what only writers read is met.
 //!
@@ -49,12 +49,13 @@ pub enum Structure {
 }
 
 /// Kinds of damage.
-const KINDS: [Kind; 5] = [
+const KINDS: [Kind; 6] = [
     Kind::Flip,
     Kind::Rot,
     Kind::Zero,
     Kind::Misdirected,
     Kind::Lost,
+    Kind::Unreadable,
 ];
 
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +65,7 @@ enum Kind {
     Zero,
     Misdirected,
     Lost,
+    Unreadable,
 }
 
 /// What became of damaged images, by the structure that was hit.
@@ -279,6 +281,12 @@ impl Victim {
     /// # Errors
     /// A wrong byte or a panic, with what was done.
     pub fn damage(&self, count: u64) -> Result<Verdicts, String> {
+        let (verdicts, done) = self.damage_until_wrong(count);
+        done.map(|()| verdicts)
+    }
+
+    /// The same, with the verdicts up to the first wrong byte.
+    pub fn damage_until_wrong(&self, count: u64) -> (Verdicts, Result<(), String>) {
         let mut rng = Rng::new(self.seed ^ 0xbad_b17e);
         let mut verdicts = Verdicts::default();
         let structures: Vec<Structure> = self.places.keys().copied().collect();
@@ -290,12 +298,15 @@ impl Victim {
             let image = self.image.image();
             let addr = self.spoil(&image, &mut rng, kind, place);
             let judged = guarded(|| self.judge(image, structure));
-            let is_detected = judged.map_err(|detail| {
-                format!(
-                    "seed {}, damage {number}: {kind:?} of {structure:?} at {addr} in {place:?}: {detail}",
-                    self.seed
-                )
-            })?;
+            let is_detected = match judged {
+                Ok(is_detected) => is_detected,
+                Err(detail) => {
+                    let seed = self.seed;
+                    let what = format!("{kind:?} of {structure:?} at {addr} in {place:?}");
+                    let told = format!("seed {seed}, damage {number}: {what}: {detail}");
+                    return (verdicts, Err(told));
+                }
+            };
             let tally = if is_detected {
                 &mut verdicts.detected
             } else {
@@ -303,7 +314,7 @@ impl Victim {
             };
             *tally.entry(structure).or_default() += 1;
         }
-        Ok(verdicts)
+        (verdicts, Ok(()))
     }
 
     fn spoil(&self, image: &SparseDevice, rng: &mut Rng, kind: Kind, place: (u64, u64)) -> u64 {
@@ -340,6 +351,7 @@ impl Victim {
                 write(block, &read(image, other - other % BLOCK_BYTES));
             }
             Kind::Lost => write(block, &read(&self.earlier, block)),
+            Kind::Unreadable => image.spoil_sector(addr),
         }
         addr
     }
@@ -418,7 +430,7 @@ fn gets(tree: &Tree, model: &Model) -> Result<bool, String> {
 /// That an error says that bytes are bad.
 fn noticed(error: &Error) -> Result<bool, String> {
     match error {
-        Error::Corrupt { .. } | Error::NotAVolume(_) => Ok(true),
+        Error::Corrupt { .. } | Error::NotAVolume(_) | Error::Io { .. } => Ok(true),
         error => Err(format!("an error of another kind: {error}")),
     }
 }

@@ -1,23 +1,29 @@
 //! Histories on a logged device, and every power cut along them.
 //!
-//! Method: [`CrashRun::record`] runs a random history single-threaded, checkpoints driven by the
-//! history, and notes for each position of the device's log which states a cut there may leave: those
-//! from the last one acknowledged to the last one applied. The process also dies and comes back
-//! within the history, without a power cut: what it finds then was perhaps never synced.
-//! [`CrashRun::cut_everywhere`] makes images at all positions, opens each and demands that the tree
-//! opens, breaks no invariant, and is one of these states. Some of the recoveries are cut in turn,
-//! with the same demand.
+//! Method: a random history runs on one thread, checkpoints driven by it, and notes for each position of the device's
+//! log which states a cut there may leave: those from the last one acknowledged to the last one applied
+//! ([`Recorder`]). Within the history the process also dies and comes back, with a power cut or without one: what it
+//! finds in the latter case was perhaps never synced. And batches are applied while a checkpoint or a commit waits
+//! for the device. [`CrashRun::cut_everywhere`] makes images at all positions, opens each and demands that it
+//! opens, breaks no invariant, and is one of these states. Some of the recoveries are cut in turn, with
+//! the same demand. [`CrashRun::cut_at_every_byte`] cuts writes of superblocks and of the journal at each byte.
+//!
+//! There are two kinds of histories: batches of the tree ([`CrashRun::record`]), and operations of the file system
+//! ([`CrashRun::record_files`]). A state is known by a digest of all that a user can see of it.
 
+mod files;
+mod tree;
+
+pub(crate) use tree::{digest, digest_of, verify};
+
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use bytes::Bytes;
-use ramet_betree::{OpenOptions, Tree};
 use ramet_block::Device;
 
 use crate::disk::{Keep, LoggedDevice, PowerCut, Told};
-use crate::step::apply;
-use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
+use crate::{Rng, Setup, SparseDevice};
 
 /// What a history does and how thoroughly it is cut.
 #[derive(Clone, Debug)]
@@ -32,6 +38,10 @@ pub struct CrashPlan {
     pub images: usize,
     /// One in so many recoveries is cut as well.
     pub again_one_in: usize,
+    /// One position of the log in so many is cut, and all of recoveries within the history.
+    pub cut_one_in: usize,
+    /// One image in so many has all its invariants checked; the state is compared always.
+    pub verify_one_in: usize,
 }
 
 /// What a run met.
@@ -43,16 +53,45 @@ pub struct CrashReport {
     pub images: u64,
     /// Of these, images of a power cut during recovery.
     pub during_recovery: u64,
+    /// Of these, with all invariants checked.
+    pub verified: u64,
     /// Images that held the newest state, not an older one.
     pub newest: u64,
     /// Deaths of the process within the history.
     pub kills: u64,
+    /// Of these, with a power cut.
+    pub power_cuts: u64,
     /// Checkpoints in the history.
     pub checkpoints: u64,
     /// Clones in the history.
     pub clones: u64,
+    /// Grafts in the history.
+    pub grafts: u64,
+    /// Batches applied while a sync was under way.
+    pub interruptions: u64,
+    /// Times that the journal went round.
+    pub laps: u64,
     /// Calls that were refused because the volume was full.
     pub refused: u64,
+}
+
+impl CrashReport {
+    /// Adds what another run met.
+    pub fn add(&mut self, other: &Self) {
+        self.positions += other.positions;
+        self.images += other.images;
+        self.during_recovery += other.during_recovery;
+        self.verified += other.verified;
+        self.newest += other.newest;
+        self.kills += other.kills;
+        self.power_cuts += other.power_cuts;
+        self.checkpoints += other.checkpoints;
+        self.clones += other.clones;
+        self.grafts += other.grafts;
+        self.interruptions += other.interruptions;
+        self.laps += other.laps;
+        self.refused += other.refused;
+    }
 }
 
 /// States that a cut at a position may leave: `[oldest, newest]`, indices of versions.
@@ -63,19 +102,153 @@ struct Allowed {
     newest: usize,
 }
 
-/// A recorded history.
-pub struct CrashRun {
-    plan: CrashPlan,
-    open: OpenOptions,
+/// Opens a device, checks its invariants if asked to, and returns the digest of its state.
+type Opener = Box<dyn Fn(Arc<dyn Device>, bool) -> Result<u64, String> + Send + Sync>;
+
+/// How the process dies.
+#[derive(Clone, Copy, Debug)]
+enum Death {
+    /// After so many changes and syncs of the device.
+    Within(u64),
+    /// When it has begun to write a superblock.
+    AtSuperblock,
+}
+
+/// A history in the making: what was told to the device, and what may be found after a cut.
+struct Recorder {
     start: SparseDevice,
-    log: Vec<Told>,
-    versions: Vec<Model>,
+    logged: Arc<LoggedDevice>,
+    /// Digests.
+    versions: Vec<u64>,
     allowed: Vec<Allowed>,
+    /// Lengths of the log at the last death, and all that the log then got until the process was back.
+    died_at: usize,
+    recoveries: Vec<Range<usize>>,
     report: CrashReport,
 }
 
+impl Recorder {
+    /// At a device whose state has this digest.
+    fn new(start: SparseDevice, digest: u64) -> Self {
+        Self {
+            logged: Arc::new(LoggedDevice::new(start.image())),
+            start,
+            versions: vec![digest],
+            allowed: vec![Allowed {
+                log_len: 0,
+                oldest: 0,
+                newest: 0,
+            }],
+            died_at: 0,
+            recoveries: Vec::new(),
+            report: CrashReport::default(),
+        }
+    }
+
+    fn device(&self) -> Arc<dyn Device> {
+        self.logged.clone()
+    }
+
+    fn newest(&self) -> usize {
+        self.versions.len() - 1
+    }
+
+    /// A state became visible when the log had this length.
+    fn applied(&mut self, log_len: usize, digest: u64) {
+        self.versions.push(digest);
+        self.allow(log_len, self.oldest());
+    }
+
+    /// Nothing older than `version` is allowed from here on.
+    fn acknowledged(&mut self, version: usize) {
+        // What was done meanwhile may have been acknowledged already.
+        self.allow(self.logged.log_len(), version.max(self.oldest()));
+    }
+
+    fn oldest(&self) -> usize {
+        self.allowed.last().expect("never empty").oldest
+    }
+
+    fn allow(&mut self, log_len: usize, oldest: usize) {
+        self.allowed.push(Allowed {
+            log_len,
+            oldest,
+            newest: self.newest(),
+        });
+    }
+
+    /// From now on the process is about to die.
+    fn dies(&mut self, death: Death) {
+        self.report.kills += 1;
+        match death {
+            Death::Within(changes) => self.logged.die_after(Some(changes)),
+            Death::AtSuperblock => self.logged.die_at_superblock(),
+        }
+    }
+
+    /// What was done since the process came back is cut everywhere as well.
+    fn still_recovers(&mut self) {
+        let now = self.logged.log_len();
+        if let Some(last) = self.recoveries.last_mut() {
+            last.end = now;
+        }
+    }
+
+    /// Nothing reaches the device any more.
+    fn is_dead(&mut self) {
+        self.logged.die_after(Some(0));
+        self.died_at = self.logged.log_len();
+    }
+
+    /// Cuts the power of a dead process; returns the length of the log then.
+    fn cut_power(&mut self, rng: &mut Rng) -> usize {
+        let keeps = [Keep::None, Keep::Some, Keep::Writes, Keep::OnlyLast];
+        let keep = keeps[rng.below(keeps.len())];
+        self.report.power_cuts += 1;
+        self.logged.cut_power(&self.start, keep, rng);
+        self.logged.log_len()
+    }
+
+    /// A state was found by a process that came back, after a power cut when the log had the length `cut`. Returns
+    /// which one it is.
+    fn came_back(&mut self, digest: u64, cut: Option<usize>) -> Result<usize, String> {
+        let allowed = self.oldest()..self.versions.len();
+        let version = find(&self.versions, allowed.clone(), digest)
+            .ok_or_else(|| format!("after a kill: {}", none_of(&self.versions, allowed, digest)))?;
+        self.versions.push(digest);
+        // What was found must stay: from the cut on there is no other state.
+        let (now, newest) = (self.logged.log_len(), self.newest());
+        self.allow(cut.unwrap_or(now), newest);
+        self.recoveries.push(self.died_at..now);
+        self.allow(now, newest);
+        Ok(version)
+    }
+}
+
+fn find(versions: &[u64], allowed: Range<usize>, digest: u64) -> Option<usize> {
+    allowed.rev().find(|&at| versions[at] == digest)
+}
+
+pub(crate) fn none_of(versions: &[u64], allowed: Range<usize>, digest: u64) -> String {
+    let older = find(versions, 0..versions.len(), digest);
+    format!("none of the states allowed, {allowed:?}; it is version {older:?}")
+}
+
+/// A recorded history.
+pub struct CrashRun {
+    plan: CrashPlan,
+    open: Opener,
+    start: SparseDevice,
+    log: Vec<Told>,
+    versions: Vec<u64>,
+    allowed: Vec<Allowed>,
+    recoveries: Vec<Range<usize>>,
+    report: CrashReport,
+    journal: Range<u64>,
+}
+
 /// An outcome with what was asked for.
-pub(crate) fn told<T>(what: &str, result: ramet_betree::Result<T>) -> Result<T, String> {
+pub(crate) fn told<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }
 
@@ -88,159 +261,50 @@ pub(crate) fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, S
     })
 }
 
-fn contents(tree: &Tree) -> Result<Vec<(Bytes, Bytes)>, String> {
-    told("scan", tree.scan(b"", None).collect())
-}
-
-fn is_state(found: &[(Bytes, Bytes)], model: &Model) -> bool {
-    found.len() == model.len()
-        && found
-            .iter()
-            .zip(model.range(b"", None))
-            .all(|((key, value), expected)| (key, value) == expected)
-}
-
 impl CrashRun {
-    /// Runs the history of `plan` on a new volume.
+    /// Runs a history of batches on a new volume.
     ///
     /// # Errors
-    /// What the tree answered, or did wrong already without a power cut.
+    /// What the tree answered, or did wrong already before all power was cut.
     pub fn record(setup: &Setup, plan: CrashPlan) -> Result<Self, String> {
-        let seed = plan.seed;
-        guarded(|| Self::record_history(setup, plan))
-            .map_err(|e| format!("seed {seed}, history: {e}"))
+        let (recorder, open) = told_seed(&plan, || tree::record(setup, &plan))?;
+        Self::recorded(plan, recorder, open)
     }
 
-    fn record_history(setup: &Setup, plan: CrashPlan) -> Result<Self, String> {
-        let device: Arc<SparseDevice> = Arc::new(SparseDevice::new(setup.device_bytes));
-        let as_device: Arc<dyn Device> = device.clone();
-        told("format", Tree::format(&as_device, &setup.format))?;
-        let open = OpenOptions {
-            manual: true,
-            ..setup.open.clone()
-        };
-        let mut run = Self {
-            open: open.clone(),
-            start: device.image(),
-            log: Vec::new(),
-            versions: vec![Model::default()],
-            allowed: vec![Allowed {
-                log_len: 0,
-                oldest: 0,
-                newest: 0,
-            }],
-            report: CrashReport::default(),
+    /// Runs a history of operations of the file system on a new volume.
+    ///
+    /// # Errors
+    /// As [`CrashRun::record`].
+    pub fn record_files(setup: &Setup, plan: CrashPlan) -> Result<Self, String> {
+        let (recorder, open) = told_seed(&plan, || files::record(setup, &plan))?;
+        Self::recorded(plan, recorder, open)
+    }
+
+    fn recorded(plan: CrashPlan, recorder: Recorder, open: Opener) -> Result<Self, String> {
+        let superblock = told(
+            "superblock",
+            ramet_block::superblock::read_superblock(&recorder.start),
+        )?;
+        let journal = superblock.journal.addr..superblock.journal.end();
+        let log = recorder.logged.log();
+        let mut report = recorder.report;
+        report.laps = laps(&log, &journal);
+        Ok(Self {
             plan,
-        };
-        let logged = Arc::new(LoggedDevice::new(device.image()));
-        run.history(&logged)?;
-        run.log = logged.log();
-        Ok(run)
-    }
-
-    fn history(&mut self, logged: &Arc<LoggedDevice>) -> Result<(), String> {
-        let open = |options: &OpenOptions| {
-            let device: Arc<dyn Device> = logged.clone();
-            told("open", Tree::open(device, options.clone()))
-        };
-        let mut tree = open(&self.open)?;
-        let mut model = Model::default();
-        let mut generator = Generator::new(self.plan.seed, self.plan.keys_max, Mix::Dense);
-        let mut rng = Rng::new(self.plan.seed ^ 0xdead);
-        let mut snapshots = Vec::new();
-        for _ in 0..self.plan.batches {
-            let changes = generator.changes(&model);
-            match apply(&tree, &changes) {
-                Ok(_) => {
-                    self.report.clones +=
-                        changes.iter().filter(|c| c.source().is_some()).count() as u64;
-                    model.apply(&changes);
-                    self.versions.push(model.clone());
-                    self.note(logged, None);
-                }
-                Err(ramet_betree::Error::NoSpace) => self.report.refused += 1,
-                Err(error) => return Err(format!("apply: {error}")),
-            }
-            let newest = self.versions.len() - 1;
-            match rng.below(100) {
-                0..18 => {
-                    told("sync", tree.sync())?;
-                    self.note(logged, Some(newest));
-                }
-                18..26 => match tree.checkpoint() {
-                    Ok(()) => {
-                        self.report.checkpoints += 1;
-                        self.note(logged, Some(newest));
-                    }
-                    Err(ramet_betree::Error::NoSpace) => self.report.refused += 1,
-                    Err(error) => return Err(format!("checkpoint: {error}")),
-                },
-                26..30 => snapshots.push(tree.snapshot()),
-                30..34 => drop(snapshots.pop()),
-                34 => {
-                    snapshots.clear();
-                    told("close", tree.close())?;
-                    self.note(logged, Some(newest));
-                    drop(tree);
-                    tree = open(&self.open)?;
-                    self.note(logged, Some(newest));
-                }
-                35..41 => {
-                    snapshots.clear();
-                    self.report.kills += 1;
-                    // Most deaths come in the middle of writing.
-                    logged.die_after(Some(rng.below(16) as u64));
-                    let acknowledged = match rng.below(4) {
-                        0 => false,
-                        1 => tree.sync().is_ok(),
-                        2 => tree.close().is_ok(),
-                        _ => tree.checkpoint().is_ok(),
-                    };
-                    self.note(logged, acknowledged.then_some(newest));
-                    drop(tree);
-                    if rng.one_in(3) {
-                        logged.die_after(Some(rng.below(12) as u64));
-                        drop(open(&self.open));
-                    }
-                    logged.die_after(None);
-                    tree = open(&self.open)?;
-                    model = self.found(&contents(&tree)?)?;
-                    self.versions.push(model.clone());
-                    // What the process has shown after it came back must stay.
-                    self.note(logged, Some(self.versions.len() - 1));
-                }
-                _ => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// The newest state is allowed from the present position on; with `acknowledged` nothing older is.
-    fn note(&mut self, logged: &LoggedDevice, acknowledged: Option<usize>) {
-        let oldest = self.allowed.last().map_or(0, |a| a.oldest);
-        self.allowed.push(Allowed {
-            log_len: logged.log_len(),
-            oldest: acknowledged.unwrap_or(oldest),
-            newest: self.versions.len() - 1,
-        });
-    }
-
-    fn found(&self, found: &[(Bytes, Bytes)]) -> Result<Model, String> {
-        let last = self.allowed.last().expect("never empty");
-        let states = &self.versions[last.oldest..];
-        let state = states.iter().rev().find(|model| is_state(found, model));
-        state.cloned().ok_or_else(|| {
-            format!(
-                "after a kill: {} keys, none of {} states",
-                found.len(),
-                states.len()
-            )
+            open,
+            start: recorder.start,
+            log,
+            versions: recorder.versions,
+            allowed: recorder.allowed,
+            recoveries: recorder.recoveries,
+            report,
+            journal,
         })
     }
 
     /// States allowed for a cut when `log_len` entries had reached the device: a state applied while
     /// the entry was written counts.
-    fn allowed_at(&self, log_len: usize) -> Allowed {
+    fn allowed_at(&self, log_len: usize) -> Range<usize> {
         let acknowledged = self.allowed.partition_point(|a| a.log_len <= log_len);
         let oldest = self.allowed[acknowledged - 1].oldest;
         // A batch is applied before the log grows on its behalf.
@@ -248,11 +312,7 @@ impl CrashRun {
             .allowed
             .get(acknowledged)
             .map_or(self.versions.len() - 1, |next| next.newest);
-        Allowed {
-            log_len,
-            oldest,
-            newest,
-        }
+        oldest..newest + 1
     }
 
     /// Cuts the power at every position of the log.
@@ -260,23 +320,30 @@ impl CrashRun {
     /// # Errors
     /// The first image that does not come back as it must, told so that it can be made again.
     pub fn cut_everywhere(&self) -> Result<CrashReport, String> {
-        let mut report = self.report;
+        let mut report = CrashReport::default();
+        self.cut_everywhere_into(&mut report)?;
+        Ok(report)
+    }
+
+    /// The same; `report` tells how far it came, also when that was not to the end.
+    ///
+    /// # Errors
+    /// As [`CrashRun::cut_everywhere`].
+    pub fn cut_everywhere_into(&self, report: &mut CrashReport) -> Result<(), String> {
+        report.add(&self.report);
         let mut rng = Rng::new(self.plan.seed ^ 0xbeef);
         let mut cut = PowerCut::before(self.start.image());
         for position in 0..=self.log.len() {
-            report.positions += 1;
-            let random = std::iter::repeat_n(Keep::Some, self.plan.images).chain([Keep::Writes]);
-            let regular = [Keep::None, Keep::All, Keep::AllButLast, Keep::OnlyLast];
-            let kinds: Vec<Keep> = match cut.unsynced() {
-                0 => vec![Keep::None],
-                1 => [Keep::None, Keep::All].into_iter().chain(random).collect(),
-                _ => regular.into_iter().chain(random).collect(),
+            let is_recovery = self.recoveries.iter().any(|log| log.contains(&position));
+            let kinds = if is_recovery || rng.one_in(self.plan.cut_one_in.max(1)) {
+                report.positions += 1;
+                self.kinds(cut.unsynced())
+            } else {
+                Vec::new()
             };
             for keep in kinds {
-                let again = rng.one_in(self.plan.again_one_in.max(1));
                 let image = cut.image(keep, &mut rng);
-                let allowed = self.allowed_at(position);
-                self.recover(image, allowed, again, &mut rng, &mut report)
+                self.recover(image, self.allowed_at(position), &mut rng, report)
                     .map_err(|e| {
                         format!(
                             "seed {}, cut at {position} of {} keeping {keep:?}: {e}",
@@ -289,29 +356,83 @@ impl CrashRun {
                 cut.pass(told.clone());
             }
         }
+        Ok(())
+    }
+
+    /// What to keep where so many changes are not synced.
+    fn kinds(&self, unsynced: usize) -> Vec<Keep> {
+        let random = std::iter::repeat_n(Keep::Some, self.plan.images).chain([Keep::Writes]);
+        let regular = [Keep::None, Keep::All, Keep::AllButLast, Keep::OnlyLast];
+        match unsynced {
+            0 => vec![Keep::None],
+            1 => [Keep::None, Keep::All].into_iter().chain(random).collect(),
+            _ => regular.into_iter().chain(random).collect(),
+        }
+    }
+
+    /// Cuts writes of superblocks and journal frames at every byte of their first `bytes_max`: each copy of the
+    /// superblock, and frames of each kind and length, `each` of them, spread over the history.
+    ///
+    /// # Errors
+    /// As [`CrashRun::cut_everywhere`].
+    pub fn cut_at_every_byte(&self, each: usize) -> Result<CrashReport, String> {
+        let superblock = |addr: &u64| *addr < ramet_block::superblock::AREA_END;
+        let journal = |addr: &u64| self.journal.contains(addr);
+        let mut report = CrashReport::default();
+        for (what, is_wanted) in [
+            ("superblock", &superblock as &dyn Fn(&u64) -> bool),
+            ("journal", &journal),
+        ] {
+            let writes = self.log.iter().enumerate();
+            let positions: Vec<usize> = writes
+                .filter(|(_, told)| matches!(told, Told::Write(addr, _) if is_wanted(addr)))
+                .map(|(at, _)| at)
+                .collect();
+            for position in positions.iter().step_by((positions.len() / each).max(1)) {
+                self.cut_write(*position, &mut report)
+                    .map_err(|e| format!("seed {}, {what}: {e}", self.plan.seed))?;
+            }
+        }
         Ok(report)
+    }
+
+    fn cut_write(&self, position: usize, report: &mut CrashReport) -> Result<(), String> {
+        let mut cut = PowerCut::before(self.start.image());
+        self.log[..=position]
+            .iter()
+            .for_each(|told| cut.pass(told.clone()));
+        let Told::Write(_, bytes) = &self.log[position] else {
+            return Ok(());
+        };
+        let allowed = self.allowed_at(position);
+        for len in 0..=bytes.len() {
+            let image = cut.image_cut_at(len).expect("the last change is a write");
+            self.check(Arc::new(image), &allowed, false, report)
+                .map_err(|e| format!("write {position} cut at byte {len}: {e}"))?;
+        }
+        Ok(())
     }
 
     fn recover(
         &self,
         image: SparseDevice,
-        allowed: Allowed,
-        again: bool,
+        allowed: Range<usize>,
         rng: &mut Rng,
         report: &mut CrashReport,
     ) -> Result<(), String> {
-        if !again {
-            return guarded(|| self.check(Arc::new(image), allowed, report));
+        let thorough = |rng: &mut Rng| rng.one_in(self.plan.verify_one_in.max(1));
+        if !rng.one_in(self.plan.again_one_in.max(1)) {
+            return self.check(Arc::new(image), &allowed, thorough(rng), report);
         }
         let logged = Arc::new(LoggedDevice::new(image.image()));
-        guarded(|| self.check(logged.clone(), allowed, report))?;
+        self.check(logged.clone(), &allowed, true, report)?;
         let mut cut = PowerCut::before(image);
         for told in logged.log() {
             cut.pass(told);
             for keep in [Keep::Some, Keep::None, Keep::OnlyLast] {
                 let image = cut.image(keep, rng);
                 report.during_recovery += 1;
-                guarded(|| self.check(Arc::new(image), allowed, report))
+                self.check(Arc::new(image), &allowed, thorough(rng), report)
                     .map_err(|e| format!("cut again during recovery: {e}"))?;
             }
         }
@@ -321,34 +442,30 @@ impl CrashRun {
     fn check(
         &self,
         device: Arc<dyn Device>,
-        allowed: Allowed,
+        allowed: &Range<usize>,
+        thorough: bool,
         report: &mut CrashReport,
     ) -> Result<(), String> {
         report.images += 1;
-        let tree = told("open", Tree::open(device, self.open.clone()))?;
-        let violations = told("verify", tree.verify(&mut |_| {}))?;
-        if let Some(first) = violations.first() {
-            return Err(format!(
-                "{} violations, the first: {first}",
-                violations.len()
-            ));
-        }
-        let found = contents(&tree)?;
-        let states = &self.versions[allowed.oldest..=allowed.newest];
-        let Some(at) = states.iter().rposition(|model| is_state(&found, model)) else {
-            let older = self
-                .versions
-                .iter()
-                .rposition(|model| is_state(&found, model));
-            return Err(format!(
-                "{} keys are none of the {} states allowed (versions {} to {}); it is version {older:?}",
-                found.len(),
-                states.len(),
-                allowed.oldest,
-                allowed.newest
-            ));
-        };
-        report.newest += u64::from(at + 1 == states.len());
+        report.verified += u64::from(thorough);
+        let digest = guarded(|| (self.open)(device, thorough))?;
+        let version = find(&self.versions, allowed.clone(), digest)
+            .ok_or_else(|| none_of(&self.versions, allowed.clone(), digest))?;
+        report.newest += u64::from(version + 1 == allowed.end);
         Ok(())
     }
+}
+
+fn told_seed<T>(plan: &CrashPlan, run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    guarded(run).map_err(|e| format!("seed {}, history: {e}", plan.seed))
+}
+
+/// How often writes went back to the front of the journal.
+fn laps(log: &[Told], journal: &Range<u64>) -> u64 {
+    let writes = log.iter().filter_map(|told| match told {
+        Told::Write(addr, _) if journal.contains(addr) => Some(*addr),
+        _ => None,
+    });
+    let writes: Vec<u64> = writes.collect();
+    writes.windows(2).filter(|pair| pair[1] < pair[0]).count() as u64
 }

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use ramet_block::Device;
 
 const CHUNK_BYTES: u64 = 16 << 10;
+const SECTOR_BYTES: u64 = 512;
 /// What discarded bytes read as: a reader that still needs them must notice.
 const DISCARDED: u8 = 0xa5;
 
@@ -18,6 +19,8 @@ type Chunks = HashMap<u64, Arc<Vec<u8>>>;
 pub struct SparseDevice {
     len_bytes: u64,
     chunks: RwLock<Chunks>,
+    /// The sector at this address cannot be read until it is written over.
+    spoilt: Mutex<Option<u64>>,
 }
 
 impl SparseDevice {
@@ -27,6 +30,7 @@ impl SparseDevice {
         Self {
             len_bytes,
             chunks: RwLock::new(Chunks::new()),
+            spoilt: Mutex::new(None),
         }
     }
 
@@ -37,7 +41,23 @@ impl SparseDevice {
         Self {
             len_bytes: self.len_bytes,
             chunks: RwLock::new(self.chunks.read().clone()),
+            spoilt: Mutex::new(*self.spoilt.lock()),
         }
+    }
+
+    /// From now on the sector that holds `addr` cannot be read.
+    pub(crate) fn spoil_sector(&self, addr: u64) {
+        *self.spoilt.lock() = Some(addr - addr % SECTOR_BYTES);
+    }
+
+    fn meets_spoilt(&self, addr: u64, len: usize) -> bool {
+        let spoilt = *self.spoilt.lock();
+        spoilt.is_some_and(|at| at < addr + len as u64 && addr < at + SECTOR_BYTES)
+    }
+
+    /// Takes over the bytes of `other`, of the same length.
+    pub(crate) fn become_image(&self, other: &Self) {
+        *self.chunks.write() = other.chunks.read().clone();
     }
 
     /// Bytes of memory that the contents take.
@@ -80,6 +100,9 @@ impl Device for SparseDevice {
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
         self.check(addr, buf.len() as u64, io::ErrorKind::UnexpectedEof)?;
+        if self.meets_spoilt(addr, buf.len()) {
+            return Err(io::Error::other("a sector cannot be read"));
+        }
         let chunks = self.chunks.read();
         pieces(addr, buf.len(), |chunk, start, range| {
             let target = &mut buf[range];
@@ -93,6 +116,9 @@ impl Device for SparseDevice {
 
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         self.check(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
+        if self.meets_spoilt(addr, buf.len()) {
+            *self.spoilt.lock() = None;
+        }
         let mut chunks = self.chunks.write();
         pieces(addr, buf.len(), |chunk, start, range| {
             let source = &buf[range];

@@ -4,12 +4,16 @@
 //! and makes the images that a cut at that point can leave: everything before the last sync that
 //! had returned, and any part of what came later. What was not synced may be missing or present in
 //! pieces of 4096 bytes; one write of an image is also torn at a sector of 512 bytes.
+//!
+//! A history may go on after a power cut ([`LoggedDevice::cut_power`]), and things may happen while a sync is under
+//! way ([`LoggedDevice::interrupt`]): the threads of a real volume, on one thread and repeatable.
 
 use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ramet_block::Device;
+use ramet_block::superblock::AREA_END;
 
 use crate::{Rng, SparseDevice};
 
@@ -25,15 +29,21 @@ pub enum Told {
     Discard(u64, u64),
     /// Everything before is durable.
     Sync,
+    /// The power was cut, and this is what was left.
+    Cut(Arc<SparseDevice>),
 }
 
+/// What happens at the end of a sync: it is not covered by it.
+pub type Interrupt = Box<dyn FnMut(&LoggedDevice) + Send>;
+
 /// A device in memory that logs changes and syncs.
-#[derive(Debug)]
 pub struct LoggedDevice {
     device: SparseDevice,
     log: Mutex<Vec<Told>>,
     /// Changes and syncs that still pass before the process counts as dead.
     left: Mutex<Option<u64>>,
+    dies_at_superblock: Mutex<bool>,
+    interrupt: Mutex<Option<Interrupt>>,
 }
 
 impl LoggedDevice {
@@ -44,16 +54,44 @@ impl LoggedDevice {
             device,
             log: Mutex::new(Vec::new()),
             left: Mutex::new(None),
+            dies_at_superblock: Mutex::new(false),
+            interrupt: Mutex::new(None),
         }
+    }
+
+    /// Lets `interrupt` run at the end of each sync, on the thread that syncs; `None` ends that.
+    pub fn interrupt(&self, interrupt: Option<Interrupt>) {
+        *self.interrupt.lock() = interrupt;
+    }
+
+    /// Cuts the power: from now on the device holds what `keep` leaves of everything since it was made as `start`.
+    /// Whoever has it open must be gone.
+    pub fn cut_power(&self, start: &SparseDevice, keep: Keep, rng: &mut Rng) {
+        let mut cut = PowerCut::before(start.image());
+        let mut log = self.log.lock();
+        log.iter().for_each(|told| cut.pass(told.clone()));
+        let image = cut.image(keep, rng);
+        self.device.become_image(&image);
+        log.push(Told::Cut(Arc::new(image)));
     }
 
     /// After `changes` more writes, discards and syncs the process is as good as dead: whatever it
     /// says then fails and is not logged. `None` brings it back.
     pub fn die_after(&self, changes: Option<u64>) {
         *self.left.lock() = changes;
+        *self.dies_at_superblock.lock() = false;
+    }
+
+    /// The process is as good as dead once it has begun to write a superblock.
+    pub fn die_at_superblock(&self) {
+        *self.dies_at_superblock.lock() = true;
     }
 
     fn hear(&self, told: Told) -> io::Result<()> {
+        let is_superblock = matches!(&told, Told::Write(addr, _) if *addr < AREA_END);
+        if is_superblock && std::mem::take(&mut *self.dies_at_superblock.lock()) {
+            self.die_after(Some(1));
+        }
         if let Some(left) = &mut *self.left.lock() {
             *left = left
                 .checked_sub(1)
@@ -91,7 +129,14 @@ impl Device for LoggedDevice {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.hear(Told::Sync)
+        self.hear(Told::Sync)?;
+        // Taken out, so that its own syncs do not call it.
+        let interrupt = self.interrupt.lock().take();
+        if let Some(mut interrupt) = interrupt {
+            interrupt(self);
+            *self.interrupt.lock() = Some(interrupt);
+        }
+        Ok(())
     }
 
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
@@ -136,12 +181,17 @@ impl PowerCut {
 
     /// Goes behind one more entry of the log.
     pub fn pass(&mut self, told: Told) {
-        if !matches!(told, Told::Sync) {
-            self.unsynced.push(told);
-            return;
-        }
-        for told in self.unsynced.drain(..) {
-            apply_whole(&self.durable, &told);
+        match told {
+            Told::Sync => {
+                for told in self.unsynced.drain(..) {
+                    apply_whole(&self.durable, &told);
+                }
+            }
+            Told::Cut(image) => {
+                self.unsynced.clear();
+                self.durable = image.image();
+            }
+            Told::Write(..) | Told::Discard(..) => self.unsynced.push(told),
         }
     }
 
@@ -172,11 +222,27 @@ impl PowerCut {
     }
 }
 
+impl PowerCut {
+    /// What is left when everything but the last write was kept, and of that its first `bytes`; `None` when the last
+    /// change was no write.
+    #[must_use]
+    pub fn image_cut_at(&self, bytes: usize) -> Option<SparseDevice> {
+        let (last, before) = self.unsynced.split_last()?;
+        let Told::Write(addr, written) = last else {
+            return None;
+        };
+        let image = self.durable.image();
+        before.iter().for_each(|told| apply_whole(&image, told));
+        apply_whole(&image, &Told::Write(*addr, written[..bytes].into()));
+        Some(image)
+    }
+}
+
 fn apply_whole(image: &SparseDevice, told: &Told) {
     let done = match told {
         Told::Write(addr, bytes) => image.write_at(*addr, bytes),
         Told::Discard(addr, len) => image.discard(*addr, *len),
-        Told::Sync => Ok(()),
+        Told::Sync | Told::Cut(_) => Ok(()),
     };
     done.expect("the device took it before");
 }

@@ -231,7 +231,7 @@ impl Generator {
     }
 
     /// Some entries for a range that starts with a prefix, often so many that they take several leaves.
-    fn graft(&mut self, model: &Model) -> Change {
+    pub(crate) fn graft(&mut self, model: &Model) -> Change {
         let prefix = self.prefix(model);
         let (lo, hi) = (self.below(b""), self.below(b""));
         let (lo, hi) = (lo.clone().min(hi.clone()), lo.max(hi));

@@ -8,13 +8,15 @@
 //! Fault model of a crash there: the device keeps every write in order, the process loses its
 //! memory. So the tree must come back as a prefix of the history that holds everything
 //! acknowledged by a sync, a checkpoint or a close. [`CrashRun`] cuts the power instead: unsynced
-//! writes are lost, reordered and torn. [`Victim`] spoils bytes that were durable.
+//! writes are lost, reordered and torn. [`Victim`] spoils bytes that were durable. [`FaultRun`] lets calls of the
+//! device fail. `docs/testing.md` tells what each of them found, and which mistakes they find that were made on purpose.
 #![forbid(unsafe_code)]
 
 mod corrupt;
 mod crash;
 mod device;
 mod disk;
+mod fault;
 mod generate;
 mod model;
 mod rng;
@@ -26,13 +28,39 @@ mod step;
 pub use corrupt::{Structure, Verdicts, Victim};
 pub use crash::{CrashPlan, CrashReport, CrashRun};
 pub use device::SparseDevice;
-pub use disk::{Keep, LoggedDevice, PowerCut, Told};
+pub use disk::{Interrupt, Keep, LoggedDevice, PowerCut, Told};
+pub use fault::{FaultReport, FaultRun};
 pub use generate::{Generator, Mix};
 pub use model::Model;
 pub use rng::Rng;
 pub use run::{Failure, Report, Runner, Setup, run_steps};
 pub use shrink::{run_random, shrink};
 pub use step::{Change, Fill, Step, apply};
+
+/// Runs `work` for seeds from `first` on, on two threads, while `more` says so; the seed after the last one.
+///
+/// # Panics
+/// When `work` does.
+pub fn for_seeds(first: u64, more: impl Fn(u64) -> bool + Sync, work: impl Fn(u64) + Sync) -> u64 {
+    let next = parking_lot::Mutex::new(first);
+    let run = || {
+        loop {
+            let mut seeds = next.lock();
+            let seed = *seeds;
+            if !more(seed) {
+                return;
+            }
+            *seeds += 1;
+            drop(seeds);
+            work(seed);
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(run);
+        scope.spawn(run);
+    });
+    next.into_inner()
+}
 
 /// A number from the environment, or `default` when it is not set.
 ///

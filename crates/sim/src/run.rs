@@ -73,6 +73,22 @@ impl Setup {
         })
     }
 
+    /// The same on a device that is small for each seed but every third: space is used again at once. On every second one
+    /// the journal is so small that it goes round, `journal_bytes` long.
+    #[must_use]
+    pub fn tight_of(seed: u64, journal_bytes: u64) -> Self {
+        let mut setup = Self::tiny_nodes_of(seed);
+        let is_small = !seed.is_multiple_of(3);
+        setup.device_bytes = if is_small { 1280 << 10 } else { 6 << 20 };
+        if is_small || seed.is_multiple_of(2) {
+            setup.format.journal_bytes = Some(journal_bytes);
+        }
+        for shape in [&mut setup.format.shape, &mut setup.open.shape] {
+            shape.get_or_insert_default().graft_bytes = 8 << 10;
+        }
+        setup
+    }
+
     fn of_shape(shape: TreeShape) -> Self {
         Self {
             device_bytes: 1 << 30,

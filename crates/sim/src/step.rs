@@ -191,6 +191,11 @@ pub enum Step {
 /// # Errors
 /// Those of the tree.
 pub fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
+    tree.apply(batch(tree, changes)?).map(drop)
+}
+
+/// A step's changes as one batch; the leaves of grafts are written already.
+pub(crate) fn batch(tree: &Tree, changes: &[Change]) -> Result<Batch> {
     let mut batch = Batch::new();
     for change in changes {
         match change.clone() {
@@ -219,5 +224,5 @@ pub fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
             }
         }
     }
-    tree.apply(batch).map(drop)
+    Ok(batch)
 }

@@ -2,22 +2,30 @@
 //!
 //! `RAMET_SEED` and `RAMET_SEEDS` choose the volumes, `RAMET_DAMAGES` the damaged images of each.
 
-use ramet_sim::{Setup, Structure, Verdicts, Victim, env_u64};
+use std::sync::Mutex;
+
+use ramet_sim::{Setup, Structure, Verdicts, Victim, env_u64, for_seeds};
 
 #[test]
 fn no_damage_makes_a_wrong_byte() {
     let first = env_u64("RAMET_SEED", 1);
     let damages = env_u64("RAMET_DAMAGES", 400);
-    let mut total = Verdicts::default();
-    for seed in first..first + env_u64("RAMET_SEEDS", 8) {
-        let setup = Setup {
-            device_bytes: 6 << 20,
-            ..Setup::tiny_nodes_of(seed)
-        };
-        let victim = Victim::new(&setup, seed, 250, 300).unwrap_or_else(|e| panic!("{e}"));
-        let verdicts = victim.damage(damages).unwrap_or_else(|e| panic!("{e}"));
-        total.add(&verdicts);
-    }
+    let end = first + env_u64("RAMET_SEEDS", 8);
+    let total = Mutex::new(Verdicts::default());
+    for_seeds(
+        first,
+        |seed| seed < end,
+        |seed| {
+            let setup = Setup {
+                device_bytes: 6 << 20,
+                ..Setup::tight_of(seed, 64 << 10)
+            };
+            let victim = Victim::new(&setup, seed, 250, 200).unwrap_or_else(|e| panic!("{e}"));
+            let verdicts = victim.damage(damages).unwrap_or_else(|e| panic!("{e}"));
+            total.lock().expect("no panic holds it").add(&verdicts);
+        },
+    );
+    let total = total.into_inner().expect("no panic holds it");
     println!("{} images: {total:#?}", total.total());
     for structure in [
         Structure::Journal,
@@ -31,6 +39,9 @@ fn no_damage_makes_a_wrong_byte() {
             "{structure:?} was never noticed"
         );
     }
-    // Two copies, and only one is hit.
-    assert!(!total.detected.contains_key(&Structure::Superblock));
+    // Two copies, and only one is hit. A slot whose first copy cannot be read may hold a newer one, and is refused.
+    let count = |verdicts: &std::collections::BTreeMap<_, u64>| {
+        verdicts.get(&Structure::Superblock).copied().unwrap_or(0)
+    };
+    assert!(count(&total.detected) * 4 < count(&total.harmless));
 }

@@ -1,44 +1,84 @@
-//! Power cuts at every write and sync of random histories.
+//! Power cuts at every write and sync of random histories, of the tree and of the file system.
 //!
-//! `RAMET_SEED` and `RAMET_SEEDS` choose the histories, `RAMET_BATCHES` their length.
+//! `RAMET_SEED` chooses the first history, `RAMET_STATES` how many states are opened: see `./soak crash`.
 
-use ramet_sim::{CrashPlan, CrashReport, CrashRun, Setup, env_u64};
+use std::sync::Mutex;
+use std::time::Instant;
 
-fn run(device_bytes: u64, keys_max: usize, batches: u64, seeds: u64) -> CrashReport {
-    let setup = Setup {
-        device_bytes,
-        ..Setup::tiny_nodes()
-    };
-    let first = env_u64("RAMET_SEED", 1);
-    let mut total = CrashReport::default();
-    for seed in first..first + env_u64("RAMET_SEEDS", seeds) {
-        let batches = usize::try_from(env_u64("RAMET_BATCHES", batches)).expect("a sane number");
-        let plan = CrashPlan {
-            seed,
-            batches,
-            keys_max,
-            images: 2,
-            again_one_in: 40,
-        };
-        let run = CrashRun::record(&setup, plan).unwrap_or_else(|e| panic!("{e}"));
-        let report = run.cut_everywhere().unwrap_or_else(|e| panic!("{e}"));
-        total.positions += report.positions;
-        total.images += report.images;
-        total.during_recovery += report.during_recovery;
-        total.newest += report.newest;
-        total.kills += report.kills;
-        total.checkpoints += report.checkpoints;
-        total.clones += report.clones;
-        total.refused += report.refused;
+use ramet_sim::{CrashPlan, CrashReport, CrashRun, Setup, env_u64, for_seeds};
+
+fn plan(seed: u64) -> CrashPlan {
+    CrashPlan {
+        seed,
+        batches: 150,
+        keys_max: 100,
+        images: 2,
+        again_one_in: 40,
+        cut_one_in: 1,
+        verify_one_in: 8,
     }
-    println!("{total:?}");
+}
+
+fn tree(seed: u64) -> Result<CrashRun, String> {
+    CrashRun::record(&Setup::tight_of(seed, 64 << 10), plan(seed))
+}
+
+fn files(seed: u64) -> Result<CrashRun, String> {
+    let plan = CrashPlan {
+        batches: 120,
+        keys_max: 24,
+        ..plan(seed)
+    };
+    CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan)
+}
+
+/// Runs histories with successive seeds on two threads until so many states were opened.
+fn run(what: &str, states: u64, record: fn(u64) -> Result<CrashRun, String>) -> CrashReport {
+    let total = Mutex::new(CrashReport::default());
+    let (first, start) = (env_u64("RAMET_SEED", 1), Instant::now());
+    let so_far = || *total.lock().expect("no panic holds it");
+    let end = for_seeds(
+        first,
+        |_| so_far().images < states,
+        |seed| {
+            let report = record(seed).and_then(|run| run.cut_everywhere());
+            let report = report.unwrap_or_else(|e| panic!("{what}: {e}"));
+            total.lock().expect("no panic holds it").add(&report);
+        },
+    );
+    let total = total.into_inner().expect("no panic holds it");
+    let rate = total.images as f64 / start.elapsed().as_secs_f64();
+    println!("{what}: seeds {first}..{end}, {rate:.0} states/s, {total:?}");
+    assert!(total.during_recovery * 5 >= total.images);
+    for count in [
+        total.clones,
+        total.grafts,
+        total.kills,
+        total.power_cuts,
+        total.checkpoints,
+        total.laps,
+    ] {
+        assert!(count > 0);
+    }
     total
 }
 
 #[test]
-fn every_power_cut_leaves_a_prefix_of_history() {
-    let total = run(6 << 20, 200, 150, 6);
-    assert!(
-        total.images > 1000 && total.clones > 0 && total.kills > 0 && total.during_recovery > 0
-    );
+fn every_power_cut_leaves_a_prefix_of_the_batches() {
+    let total = run("tree", env_u64("RAMET_STATES", 85_000), tree);
+    assert!(total.interruptions > 0);
+}
+
+#[test]
+fn every_power_cut_leaves_a_prefix_of_the_operations_on_files() {
+    run("files", env_u64("RAMET_STATES", 85_000) * 3 / 17, files);
+}
+
+#[test]
+fn a_superblock_or_a_frame_cut_at_any_byte_leaves_a_prefix() {
+    // Small, with a journal that goes round.
+    let run = tree(2).unwrap_or_else(|e| panic!("{e}"));
+    let report = run.cut_at_every_byte(1).unwrap_or_else(|e| panic!("{e}"));
+    println!("{report:?}");
+    assert!(report.images > 2 * 4096);
 }

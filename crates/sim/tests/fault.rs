@@ -1,14 +1,17 @@
-//! One write or sync fails, the device works again at once, and background threads go on: nothing
-//! may be acknowledged any more, and what the device holds must still be the tree.
+//! Calls of the device fail, one after the other, once and from then on: see [`FaultRun`]. And with background threads:
+//! one write or sync fails, the device works again at once, and they go on; nothing may be acknowledged any more,
+//! and what the device holds must still be the tree.
+//!
+//! `RAMET_SEED` and `RAMET_SEEDS` choose the histories.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use ramet_betree::{Batch, Error, OpenOptions, Tree};
 use ramet_block::Device;
-use ramet_sim::{Rng, Setup, SparseDevice, env_u64};
+use ramet_sim::{FaultReport, FaultRun, Rng, Setup, SparseDevice, env_u64, for_seeds};
 
 /// Fails the change or sync whose number is in `fail_at`, once.
 struct FailsOnce {
@@ -136,4 +139,30 @@ fn a_failure_ends_writing_and_loses_nothing_acknowledged() {
     }
     println!("{failures} failures met");
     assert!(failures > 100);
+}
+
+#[test]
+fn any_call_that_fails_is_an_error_or_a_clean_stop() {
+    let first = env_u64("RAMET_SEED", 1);
+    let end = first + env_u64("RAMET_SEEDS", 6);
+    let total = Mutex::new((0, FaultReport::default()));
+    for_seeds(
+        first,
+        |seed| seed < end,
+        |seed| {
+            let setup = Setup::tight_of(seed, 64 << 10);
+            let run = FaultRun::new(&setup, seed, 40, 60).unwrap_or_else(|e| panic!("{e}"));
+            let mut report = FaultReport::default();
+            for call in 0..run.calls() {
+                report.add(&run.fail(call).unwrap_or_else(|e| panic!("{e}")));
+            }
+            let mut total = total.lock().expect("no panic holds it");
+            total.0 += run.calls();
+            total.1.add(&report);
+        },
+    );
+    let (calls, report) = total.into_inner().expect("no panic holds it");
+    println!("{calls} calls, each once and from then on: {report:?}");
+    assert!(report.runs == 2 * calls && report.stopped > 0 && report.went_on > 0);
+    assert!(report.unopened > 0);
 }

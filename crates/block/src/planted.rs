@@ -1,0 +1,107 @@
+//! Faults on purpose: one-line mistakes that somebody could make, for tests of the simulator.
+//!
+//! Each stands in the code where it would be made, as `if planted::is(Fault::..)`. Without the feature `planted`
+//! that is a constant `false`, so nothing of it is compiled in. With it, [`plant`] chooses the fault for the thread
+//! that calls: simulations run on one thread, so several can be under way.
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The superblock is written without a sync of what it names.
+    NodesUnsynced,
+    /// Freed space is used again before the superblock is durable.
+    SuperblockUnsynced,
+    /// A commit does not sync the journal.
+    JournalUnsynced,
+    /// Extents that a record names are not synced before the record.
+    ExtentsUnsynced,
+    /// What an earlier process wrote and did not sync is built upon.
+    OpenWithoutSync,
+    /// Space is allocatable as soon as a commit frees it.
+    FreedSpaceReusedEarly,
+    /// Freed space is discarded before the superblock is durable.
+    DiscardedEarly,
+    /// Space of a node that is gone stays taken.
+    SpaceLeaked,
+    /// The last child of a new node is not counted.
+    CountLost,
+    /// Nodes go although readers hold them.
+    ZombieReclaimedEarly,
+    /// Recovery leaves extents that records name in the free space.
+    NamedExtentNotPinned,
+    /// A leaf that a record names is free as soon as nothing refers to it.
+    NamedLeafFreedAtOnce,
+    /// A checkpoint frees leaves that records behind its cut name.
+    NamedLeafFreedAtEnd,
+    /// Journal frames are written over before the checkpoint that makes them needless is durable.
+    JournalReleasedEarly,
+    /// Journal frames are written over that are needed.
+    JournalOverrun,
+    /// A checkpoint names the journal position of the one before.
+    JournalStartStale,
+    /// One record in eight is not replayed.
+    RecordNotReplayed,
+    /// A mount takes the epoch of the one before.
+    EpochNotRaised,
+    /// Frames are written under an epoch that no durable superblock has.
+    EpochNotDurable,
+    /// Frames of older epochs are replayed.
+    OlderEpochAccepted,
+    /// Checksums of frames are not looked at.
+    FrameChecksumSkipped,
+    /// A frame that was durable and is missing ends the journal.
+    LostFrameIgnored,
+    /// Checksums of skeletons and of fronts of runs are not looked at.
+    NodeChecksumSkipped,
+    /// Checksums of blocks of runs are not looked at.
+    BlockChecksumSkipped,
+    /// A checkpoint names the node numbers of the one before as never used.
+    NodeNumbersStale,
+    /// A filter denies one in eight of the keys that are there.
+    FilterLies,
+    /// A segment that is clipped with its node loses the part of the last edge.
+    ClipTooShort,
+    /// A node that is lifted keeps the old translations of its segments.
+    TranslationStale,
+    /// An edge that a GOTO became hides newer segments too.
+    WatermarkTooHigh,
+    /// Range deletions are lost on their way down.
+    NullLost,
+    /// After a failed write or sync the next one may succeed.
+    FailureForgotten,
+    /// A new name of a file is not counted.
+    LinkCountLost,
+    /// Files that were unlinked while open stay after a crash.
+    OrphanKept,
+    /// Inode numbers are given out before they are reserved.
+    NumbersNotReserved,
+    /// Names and records of one change are two batches.
+    ChangeTorn,
+}
+
+#[cfg(feature = "planted")]
+thread_local! {
+    static PLANTED: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
+}
+
+/// Makes this thread make a mistake, or no more.
+#[cfg(feature = "planted")]
+pub fn plant(fault: Option<Fault>) {
+    PLANTED.set(fault);
+}
+
+/// Whether this thread is to make it.
+#[cfg(feature = "planted")]
+#[must_use]
+pub fn is(fault: Fault) -> bool {
+    PLANTED.get() == Some(fault)
+}
+
+/// Whether this thread is to make it: never, without the feature `planted`.
+#[cfg(not(feature = "planted"))]
+#[inline(always)]
+#[must_use]
+pub const fn is(_: Fault) -> bool {
+    false
+}

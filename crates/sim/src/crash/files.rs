@@ -1,0 +1,492 @@
+//! Histories of operations of the file system.
+//!
+//! A state is all that a user sees by walking the volume: names, numbers, attributes, contents. What an operation has
+//! to do is checked elsewhere, against a reference; here the states that a volume has shown while it ran are
+//! those that it may show after a cut, each whole.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use bytes::Bytes;
+use ramet_block::{Device, checksum};
+use ramet_fs::{
+    AccessTime, Attr, Caller, Clock, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
+    ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
+};
+
+use super::{CrashPlan, Death, Opener, Recorder, told};
+use crate::{Rng, Setup, SparseDevice};
+
+/// Longest file, in bytes.
+const FILE_BYTES_MAX: usize = 40 << 10;
+
+/// What keys of orphans begin with, of either index (`docs/fs.md`).
+const ORPHANS: [[u8; 3]; 2] = [[1, 0, 7], [2, 0, 7]];
+
+/// Each look at it is a second later.
+#[derive(Debug, Default)]
+struct Seconds(AtomicI64);
+
+impl Clock for Seconds {
+    fn now(&self) -> Time {
+        Time {
+            secs: self.0.fetch_add(1, Ordering::Relaxed),
+            nanos: 0,
+        }
+    }
+}
+
+type Path = Vec<Bytes>;
+
+/// All that a user sees.
+#[derive(Default)]
+struct Seen {
+    digest: Vec<u8>,
+    /// Everything but the root, with its path.
+    objects: Vec<(Path, Kind)>,
+}
+
+impl Seen {
+    fn of(volume: &Volume) -> Result<Self, String> {
+        let mut seen = Self::default();
+        told("walk", seen.dir(volume, ROOT_INO, &mut Vec::new()))?;
+        Ok(seen)
+    }
+
+    fn digest(&self) -> u64 {
+        checksum(&self.digest)
+    }
+
+    fn add(&mut self, part: &[u8]) {
+        self.digest.extend((part.len() as u64).to_le_bytes());
+        self.digest.extend_from_slice(part);
+    }
+
+    fn dir(&mut self, volume: &Volume, dir: Ino, path: &mut Path) -> ramet_fs::Result<()> {
+        let stream = volume.open_dir(dir)?;
+        let mut entries: Vec<(Bytes, Attr)> = Vec::new();
+        volume.read_dir_plus(&stream, 0, |entry, attr| {
+            entries.push((entry.name.clone(), *attr));
+            true
+        })?;
+        for (name, attr) in entries.into_iter().skip(2) {
+            path.push(name);
+            self.object(volume, &attr, path)?;
+            volume.forget(attr.ino, 1);
+            path.pop();
+        }
+        self.add(b"end of a directory");
+        Ok(())
+    }
+
+    fn object(&mut self, volume: &Volume, attr: &Attr, path: &mut Path) -> ramet_fs::Result<()> {
+        self.add(path.last().expect("the root is no entry"));
+        self.add(format!("{attr:?}").as_bytes());
+        for name in volume.listxattr(attr.ino, true)? {
+            self.add(&name);
+            self.add(&volume.getxattr(attr.ino, &name)?);
+        }
+        self.objects.push((path.clone(), attr.kind));
+        match attr.kind {
+            Kind::Directory => self.dir(volume, attr.ino, path)?,
+            Kind::Regular => {
+                let len = u32::try_from(attr.size_bytes).expect("files are short");
+                self.add(&volume.read(attr.ino, 0, len)?);
+            }
+            Kind::Symlink => self.add(&volume.readlink(attr.ino)?),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opener), String> {
+    let device: Arc<SparseDevice> = Arc::new(SparseDevice::new(setup.device_bytes));
+    let as_device: Arc<dyn Device> = device.clone();
+    let format = FormatOptions {
+        shape: setup.format.shape.clone(),
+        journal_bytes: setup.format.journal_bytes,
+        ..FormatOptions::default()
+    };
+    told("format", Volume::format(&as_device, &format))?;
+    let options = OpenOptions {
+        cache_bytes: setup.open.cache_bytes,
+        shape: setup.open.shape.clone(),
+        manual: true,
+        sync_each: plan.seed % 3 == 1,
+        access_time: AccessTime::Never,
+        clock: Some(Arc::new(Seconds::default())),
+        ..OpenOptions::default()
+    };
+    let recorder = Recorder::new(device.image(), Seen::default().digest());
+    let volume = told("open", Volume::open(recorder.device(), options.clone()))?;
+    let seen = Seen::of(&volume)?;
+    let mut history = History {
+        recorder: Recorder::new(device.image(), seen.digest()),
+        volume: None,
+        seen,
+        rng: Rng::new(plan.seed ^ 0xf11e),
+        objects_max: plan.keys_max,
+        held: Vec::new(),
+        options: options.clone(),
+    };
+    drop(volume);
+    history.open()?;
+    for _ in 0..plan.batches {
+        history.step()?;
+    }
+    let open: Opener = Box::new(move |device, thorough| {
+        let volume = told("open", Volume::open(device, options.clone()))?;
+        if thorough {
+            verify(&volume)?;
+        }
+        Ok(Seen::of(&volume)?.digest())
+    });
+    Ok((history.recorder, open))
+}
+
+/// Of a volume that was just opened.
+fn verify(volume: &Volume) -> Result<(), String> {
+    for index in ORPHANS {
+        let end = ramet_betree::successor_of_prefix(&index);
+        let mut orphans = volume.tree().scan(&index, end.as_deref());
+        if told("scan", orphans.advance())? {
+            return Err(format!("orphan {:?} was kept", orphans.key()));
+        }
+    }
+    if let Some(first) = told("check", volume.check())?.first() {
+        return Err(format!("{}: {}", first.invariant, first.detail));
+    }
+    let violations = told("verify", volume.tree().verify(&mut |_| {}))?;
+    violations.into_iter().next().map_or(Ok(()), Err)
+}
+
+struct History {
+    recorder: Recorder,
+    /// `None` only while the process is dead.
+    volume: Option<Arc<Volume>>,
+    /// What the volume shows.
+    seen: Seen,
+    rng: Rng,
+    objects_max: usize,
+    /// Files that are open.
+    held: Vec<Ino>,
+    options: OpenOptions,
+}
+
+const OPEN: &str = "only a dead process has no volume";
+
+impl History {
+    fn open(&mut self) -> Result<(), String> {
+        // The salts of clones differ from those before a crash.
+        self.options.seed = Some(self.rng.bits());
+        let opened = Volume::open(self.recorder.device(), self.options.clone());
+        self.volume = Some(told("open", opened)?);
+        Ok(())
+    }
+
+    fn volume(&self) -> Arc<Volume> {
+        self.volume.clone().expect(OPEN)
+    }
+
+    fn step(&mut self) -> Result<(), String> {
+        let log_len = self.recorder.logged.log_len();
+        match self.operate() {
+            Ok(()) => {}
+            Err(Error::Tree(ramet_betree::Error::NoSpace)) => self.recorder.report.refused += 1,
+            Err(
+                Error::NotFound
+                | Error::Exists
+                | Error::NotDirectory
+                | Error::IsDirectory
+                | Error::NotEmpty
+                | Error::Invalid(_)
+                | Error::CrossRoot
+                | Error::NotPermitted
+                | Error::NoAttribute,
+            ) => {}
+            Err(error) => return Err(format!("an operation: {error}")),
+        }
+        let seen = Seen::of(&self.volume())?;
+        if seen.digest() != self.seen.digest() {
+            // Grafted data is written before its operation shows.
+            self.recorder.applied(log_len, seen.digest());
+        }
+        self.seen = seen;
+        let newest = self.recorder.newest();
+        match self.rng.below(100) {
+            0..18 => {
+                told("sync", self.volume().sync_all())?;
+                self.recorder.acknowledged(newest);
+            }
+            18..26 => match self.volume().checkpoint() {
+                Ok(()) => {
+                    self.recorder.report.checkpoints += 1;
+                    self.recorder.acknowledged(newest);
+                }
+                Err(Error::Tree(ramet_betree::Error::NoSpace)) => self.recorder.report.refused += 1,
+                Err(error) => return Err(format!("checkpoint: {error}")),
+            },
+            26..30 => self.release_all()?,
+            30 => {
+                self.release_all()?;
+                told("close", self.volume().close())?;
+                self.recorder.acknowledged(newest);
+                self.volume = None;
+                self.open()?;
+                self.recorder.acknowledged(newest);
+            }
+            31..37 => self.die()?,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn release_all(&mut self) -> Result<(), String> {
+        let volume = self.volume();
+        for ino in std::mem::take(&mut self.held) {
+            told("release", volume.release(ino))?;
+            volume.forget(ino, 1);
+        }
+        Ok(())
+    }
+
+    fn die(&mut self) -> Result<(), String> {
+        self.held.clear();
+        let newest = self.recorder.newest();
+        self.recorder.dies(match self.rng.below(3) {
+            0 => Death::AtSuperblock,
+            // Most deaths come in the middle of writing.
+            _ => Death::Within(self.rng.below(16) as u64),
+        });
+        let volume = self.volume();
+        let acknowledged = match self.rng.below(4) {
+            0 => false,
+            1 => volume.sync_all().is_ok(),
+            2 => volume.close().is_ok(),
+            _ => volume.checkpoint().is_ok(),
+        };
+        self.recorder.is_dead();
+        if acknowledged {
+            self.recorder.acknowledged(newest);
+        }
+        drop(volume);
+        self.volume = None;
+        let is_cut = self.rng.one_in(2);
+        let cut = is_cut.then(|| self.recorder.cut_power(&mut self.rng));
+        let logged = self.recorder.logged.clone();
+        if self.rng.one_in(3) {
+            logged.die_after(Some(self.rng.below(12) as u64));
+            drop(Volume::open(self.recorder.device(), self.options.clone()));
+        }
+        logged.die_after(None);
+        self.open()?;
+        self.seen = Seen::of(&self.volume())?;
+        self.recorder.came_back(self.seen.digest(), cut)?;
+        told("sync", self.volume().sync_all())
+    }
+
+    /// Some path and what is there; the root seldom.
+    fn object(&mut self) -> (Path, Kind) {
+        match self.seen.objects.len() {
+            0 => (Vec::new(), Kind::Directory),
+            count => self.seen.objects[self.rng.below(count)].clone(),
+        }
+    }
+
+    /// The same, more often a file.
+    fn file(&mut self) -> (Path, Kind) {
+        let tries = (0..4).map(|_| self.object()).collect::<Vec<_>>();
+        let file = tries.iter().find(|(_, kind)| *kind == Kind::Regular);
+        file.unwrap_or(&tries[0]).clone()
+    }
+
+    fn dir(&mut self) -> Path {
+        let dirs = self.seen.objects.iter();
+        let dirs = dirs.filter(|(path, kind)| *kind == Kind::Directory && path.len() < 6);
+        let dirs: Vec<&Path> = dirs.map(|(path, _)| path).collect();
+        match self.rng.below(dirs.len() + 1) {
+            0 => Vec::new(),
+            at => dirs[at - 1].clone(),
+        }
+    }
+
+    fn name(&mut self) -> Bytes {
+        const NAMES: [&[u8]; 8] = [b"a", b"b", b"c", b"d", b"\x01", b"\xff\xff", b"a\x01", b"e"];
+        Bytes::from_static(NAMES[self.rng.below(NAMES.len())])
+    }
+
+    fn bytes(&mut self, max: usize) -> Vec<u8> {
+        let (len, salt) = (1 + self.rng.below(max), self.rng.bits());
+        (0..len as u64)
+            .map(|at| (salt.wrapping_mul(2 * at + 1) >> 56) as u8)
+            .collect()
+    }
+
+    fn operate(&mut self) -> ramet_fs::Result<()> {
+        let volume = self.volume();
+        let mut known = Known {
+            volume: &volume,
+            inos: Vec::new(),
+        };
+        if self.seen.objects.len() > self.objects_max {
+            let (path, _) = self.object();
+            let (name, dir) = path.split_last().expect("not the root");
+            let dir = known.find(dir)?;
+            return volume.remove_tree(&Caller::root(), dir, name).map(drop);
+        }
+        match self.rng.below(100) {
+            0..22 => {
+                let kind = [Kind::Regular, Kind::Regular, Kind::Directory, Kind::Symlink]
+                    [self.rng.below(4)];
+                let (dir, name) = (self.dir(), self.name());
+                let new = NewInode {
+                    kind,
+                    perm: 0o644,
+                    uid: 0,
+                    gid: 0,
+                    rdev: 0,
+                    target: if kind == Kind::Symlink {
+                        b"some/where"
+                    } else {
+                        b""
+                    },
+                };
+                let dir = known.find(&dir)?;
+                let made = volume.create(dir, &name, &new)?;
+                known.inos.push(made.ino);
+                Ok(())
+            }
+            22..50 => self.change_file(&mut known),
+            50..58 => {
+                let (path, _) = self.file();
+                let Some((name, dir)) = path.split_last() else {
+                    return Ok(());
+                };
+                if self.rng.one_in(2) {
+                    let ino = known.find(&path)?;
+                    if volume.open_inode(ino).is_ok() {
+                        known.inos.pop();
+                        self.held.push(ino);
+                    }
+                }
+                let dir = known.find(dir)?;
+                match volume.unlink(dir, name) {
+                    Err(Error::IsDirectory) => volume.rmdir(dir, name),
+                    done => done,
+                }
+            }
+            58..68 => {
+                let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
+                let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
+                let linked = volume.link(ino, dir, &name)?;
+                known.inos.push(linked.ino);
+                Ok(())
+            }
+            68..82 => {
+                let ((path, _), dir) = (self.object(), self.dir());
+                let name = match self.object().0.last() {
+                    Some(name) if self.rng.one_in(2) => name.clone(),
+                    _ => self.name(),
+                };
+                let Some((old, from)) = path.split_last() else {
+                    return Ok(());
+                };
+                let mode = [
+                    RenameMode::Replace,
+                    RenameMode::NoReplace,
+                    RenameMode::Exchange,
+                ][self.rng.below(3)];
+                let (from, to) = (known.find(from)?, known.find(&dir)?);
+                volume.rename((from, old), (to, &name), mode, None)
+            }
+            82..94 => {
+                let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
+                let path = if self.rng.one_in(20) {
+                    Vec::new()
+                } else {
+                    path
+                };
+                let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
+                self.recorder.report.clones += 1;
+                let no_replace = self.rng.one_in(3);
+                volume
+                    .clone_entry(&Caller::root(), ino, dir, &name, no_replace)
+                    .map(drop)
+            }
+            _ => {
+                let (path, _) = self.object();
+                let Some((name, dir)) = path.split_last() else {
+                    return Ok(());
+                };
+                let dir = known.find(dir)?;
+                volume.remove_tree(&Caller::root(), dir, name).map(drop)
+            }
+        }
+    }
+
+    fn change_file(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let (path, kind) = self.file();
+        let (ino, volume) = (known.find(&path)?, known.volume);
+        if kind != Kind::Regular || self.rng.one_in(6) {
+            let value = self.bytes(200);
+            return volume.setxattr(ino, b"user.x", &value, SetXattr::Any);
+        }
+        let offset = self.rng.below(FILE_BYTES_MAX / 2);
+        let offset = if self.rng.one_in(2) {
+            offset / 4096 * 4096
+        } else {
+            offset
+        };
+        match self.rng.below(8) {
+            0 => {
+                let set = SetAttr {
+                    size_bytes: Some(offset as u64),
+                    ..SetAttr::default()
+                };
+                volume.setattr(ino, &set).map(drop)
+            }
+            1 => {
+                let len = 1 + self.rng.below(FILE_BYTES_MAX / 2) as u64;
+                volume.zero_range(ino, offset as u64, len, true, false)
+            }
+            2..4 => {
+                let max = if self.rng.one_in(2) { 6000 } else { 200 };
+                let data = self.bytes(max);
+                volume.write(ino, offset as u64, &data, false).map(drop)
+            }
+            _ => {
+                // Whole blocks, which are grafted.
+                let data = self.bytes(FILE_BYTES_MAX / 2);
+                self.recorder.report.grafts += u64::from(data.len() > 8192);
+                let offset = offset / 4096 * 4096;
+                volume.write(ino, offset as u64, &data, false).map(drop)
+            }
+        }
+    }
+}
+
+/// Numbers that were looked up, to be forgotten.
+struct Known<'a> {
+    volume: &'a Volume,
+    inos: Vec<Ino>,
+}
+
+impl Known<'_> {
+    fn find(&mut self, path: &[Bytes]) -> ramet_fs::Result<Ino> {
+        let mut ino = ROOT_INO;
+        for name in path {
+            ino = self.volume.lookup(ino, name)?.ino;
+            self.inos.push(ino);
+        }
+        Ok(ino)
+    }
+}
+
+impl Drop for Known<'_> {
+    fn drop(&mut self) {
+        for ino in &self.inos {
+            self.volume.forget(*ino, 1);
+        }
+    }
+}

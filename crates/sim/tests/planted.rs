@@ -1,0 +1,234 @@
+//! The simulator finds every mistake that was made on purpose (`ramet_block::planted`).
+//!
+//! Each fault is planted, and simulations run one after the other until one fails. How many states, damaged images,
+//! failing calls or steps that took, and how long, is printed: the table in `docs/testing.md`. Without a fault the same
+//! simulations, to the end of their budgets, find nothing.
+//!
+//! `cargo test -p ramet-sim --features planted --test planted -- --nocapture`
+
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use ramet_block::planted::{Fault, plant};
+use ramet_sim::{
+    CrashPlan, CrashReport, CrashRun, FaultRun, Generator, Mix, Runner, Setup, Victim,
+};
+
+/// Simulations.
+#[derive(Clone, Copy, Debug)]
+enum Search {
+    /// Power cuts in histories of batches.
+    Batches,
+    /// Power cuts in histories of operations on files.
+    Files,
+    /// Damaged bytes.
+    Damage,
+    /// Failing calls of the device.
+    Failures,
+    /// Random steps beside the model, without a crash.
+    Steps,
+}
+
+use Search::{Batches, Damage, Failures, Files, Steps};
+
+/// Each fault with the simulation that is to find it.
+const FAULTS: [(Fault, Search); 35] = [
+    (Fault::NodesUnsynced, Batches),
+    (Fault::SuperblockUnsynced, Batches),
+    (Fault::JournalUnsynced, Batches),
+    (Fault::ExtentsUnsynced, Batches),
+    (Fault::OpenWithoutSync, Batches),
+    (Fault::FreedSpaceReusedEarly, Batches),
+    (Fault::DiscardedEarly, Batches),
+    (Fault::SpaceLeaked, Batches),
+    (Fault::CountLost, Batches),
+    (Fault::ZombieReclaimedEarly, Batches),
+    (Fault::NamedExtentNotPinned, Batches),
+    (Fault::NamedLeafFreedAtOnce, Batches),
+    (Fault::NamedLeafFreedAtEnd, Batches),
+    (Fault::JournalReleasedEarly, Batches),
+    (Fault::JournalOverrun, Batches),
+    (Fault::JournalStartStale, Batches),
+    (Fault::RecordNotReplayed, Batches),
+    (Fault::EpochNotRaised, Batches),
+    (Fault::EpochNotDurable, Batches),
+    (Fault::OlderEpochAccepted, Batches),
+    (Fault::FrameChecksumSkipped, Batches),
+    (Fault::LostFrameIgnored, Damage),
+    (Fault::NodeChecksumSkipped, Damage),
+    (Fault::BlockChecksumSkipped, Damage),
+    (Fault::NodeNumbersStale, Batches),
+    (Fault::FilterLies, Steps),
+    (Fault::ClipTooShort, Steps),
+    (Fault::TranslationStale, Steps),
+    (Fault::WatermarkTooHigh, Steps),
+    (Fault::NullLost, Steps),
+    (Fault::FailureForgotten, Failures),
+    (Fault::LinkCountLost, Files),
+    (Fault::OrphanKept, Files),
+    (Fault::NumbersNotReserved, Files),
+    (Fault::ChangeTorn, Files),
+];
+
+/// What it took until a simulation failed, or until its budget was spent.
+struct Found {
+    /// States, images, calls or steps.
+    tried: u64,
+    took: Duration,
+    failure: Option<String>,
+}
+
+fn cuts(
+    budget: u64,
+    tried: &mut u64,
+    record: impl Fn(u64) -> Result<CrashRun, String>,
+) -> Result<(), String> {
+    let mut report = CrashReport::default();
+    for seed in 1.. {
+        let done = record(seed).and_then(|run| run.cut_everywhere_into(&mut report));
+        *tried = report.images;
+        done?;
+        if report.images > budget {
+            return Ok(());
+        }
+    }
+    Ok(())
+}
+
+fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
+    let plan = |seed, batches, keys_max| CrashPlan {
+        seed,
+        batches,
+        keys_max,
+        images: 1,
+        again_one_in: 80,
+        cut_one_in: 8,
+        verify_one_in: 4,
+    };
+    match how {
+        Batches => cuts(budget, tried, |seed| {
+            CrashRun::record(&Setup::tight_of(seed, 64 << 10), plan(seed, 150, 100))
+        }),
+        Files => cuts(budget, tried, |seed| {
+            CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan(seed, 120, 24))
+        }),
+        Damage => {
+            for seed in 1.. {
+                let victim = Victim::new(&Setup::tight_of(seed, 64 << 10), seed, 150, 200)?;
+                let (verdicts, done) = victim.damage_until_wrong(budget / 8);
+                *tried += verdicts.total();
+                done?;
+                if *tried >= budget {
+                    return Ok(());
+                }
+            }
+            Ok(())
+        }
+        Failures => {
+            for seed in 1.. {
+                let run = FaultRun::new(&Setup::tight_of(seed, 64 << 10), seed, 30, 100)?;
+                for call in (0..run.calls()).step_by(3) {
+                    *tried += 1;
+                    run.fail(call)?;
+                    if *tried >= budget {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        }
+        Steps => {
+            for seed in 1.. {
+                let mut setup = Setup::tiny_nodes_of(seed);
+                // The thread that plants does everything.
+                setup.open.manual = true;
+                let mut runner = Runner::new(setup)?;
+                let mut generator = Generator::new(seed, 300, Mix::Dense);
+                for _ in 0..2000 {
+                    *tried += 1;
+                    let step = generator.step(runner.model());
+                    runner.step(&step)?;
+                    if *tried >= budget {
+                        return Ok(());
+                    }
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+fn budget(how: Search) -> u64 {
+    match how {
+        Batches | Files => 40_000,
+        Damage => 4000,
+        Failures => 300,
+        Steps => 20_000,
+    }
+}
+
+fn find(fault: Option<Fault>, how: Search) -> Found {
+    plant(fault);
+    let (start, mut tried) = (Instant::now(), 0);
+    let outcome = search(how, budget(how), &mut tried);
+    plant(None);
+    Found {
+        tried,
+        took: start.elapsed(),
+        failure: outcome.err(),
+    }
+}
+
+#[test]
+fn every_planted_fault_is_found() {
+    // Panics are findings here, and expected.
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|_| {}));
+    // `RAMET_FAULT` asks for one of them.
+    let only = std::env::var("RAMET_FAULT").ok();
+    let is_wanted = |(fault, _): &&(Fault, Search)| match &only {
+        Some(only) => *only == format!("{fault:?}"),
+        None => true,
+    };
+    let next = Mutex::new(FAULTS.iter().filter(is_wanted));
+    let found = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let next = next.lock().expect("no panic holds it").next();
+            let Some((fault, how)) = next else { return };
+            let what = find(Some(*fault), *how);
+            found
+                .lock()
+                .expect("no panic holds it")
+                .push((*fault, *how, what));
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(work);
+        scope.spawn(work);
+    });
+    std::panic::set_hook(hook);
+    let mut found = found.into_inner().expect("no panic holds it");
+    found.sort_by_key(|(fault, ..)| FAULTS.iter().position(|(other, _)| other == fault));
+    let mut missed = Vec::new();
+    for (fault, how, what) in &found {
+        let ms = what.took.as_millis();
+        let detail = what.failure.as_deref().unwrap_or("NOT FOUND");
+        let detail: String = detail.chars().take(160).collect();
+        println!("{fault:?} | {how:?} | {} | {ms} ms | {detail}", what.tried);
+        if what.failure.is_none() {
+            missed.push(*fault);
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}
+
+#[test]
+fn without_a_fault_nothing_is_found() {
+    for how in [Batches, Files, Damage, Failures, Steps] {
+        let (start, mut tried) = (Instant::now(), 0);
+        let outcome = search(how, budget(how) / 16, &mut tried);
+        println!("{how:?}: {tried} in {:?}", start.elapsed());
+        assert_eq!(outcome, Ok(()), "{how:?}");
+    }
+}
