@@ -65,7 +65,9 @@ impl Inner {
         // On a full volume nobody may build on segments that are about to be written in pieces: they would be written
         // twice.
         let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
-        let structure = is_short.then(|| self.structure.lock());
+        let structure = is_short.then(|| (self.structure.lock(), self.mending.lock()));
+        // What no clone went on from would take space for nothing.
+        self.store.forget_mended();
         let (root, seq, cut, dead, heals) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);

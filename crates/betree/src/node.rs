@@ -12,7 +12,7 @@
 //! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Store::is_pinned`]),
 //! so readers of older states never meet reused space.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,6 +25,7 @@ use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, checksum};
 use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
 use crate::block::Block;
+use crate::clone::Mended;
 use crate::error::{Error, Result};
 use crate::heal::Healing;
 use crate::memrun::MemRun;
@@ -227,8 +228,11 @@ pub struct TreeShape {
     pub theta_256: usize,
     /// Most segments of a node before small ones are merged.
     pub segments: usize,
-    /// Messages above the source of a clone are pushed down to it when they are more than this.
+    /// A range that lies in one leaf and is no larger is cloned as a copy.
     pub clone_copy_bytes: usize,
+    /// What waits above the source of a clone is copied when it is no more than this. More of it moves to
+    /// a node that source and copy share.
+    pub clone_waiting_bytes: usize,
     /// Compression of leaves and segments.
     pub codec: Codec,
     /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Graft`]). The tree itself takes
@@ -254,6 +258,7 @@ impl Default for TreeShape {
             theta_256: 64,
             segments: 12,
             clone_copy_bytes: 16 << 10,
+            clone_waiting_bytes: 16 << 10,
             codec: Codec::Raw,
             graft_bytes: 128 << 10,
         }
@@ -292,6 +297,8 @@ pub(crate) struct Counters {
     pub(crate) prunes: AtomicU64,
     pub(crate) reclaimed: AtomicU64,
     pub(crate) grafts: AtomicU64,
+    pub(crate) mends: AtomicU64,
+    pub(crate) clone_waits: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
 }
 
@@ -329,6 +336,8 @@ pub(crate) struct Store {
     next_id: AtomicU64,
     /// Nodes that flattening did not help, forgotten when they are many.
     unflattenable: Mutex<HashSet<u64>>,
+    /// What clones go on from, oldest first.
+    pub(crate) mended: Mutex<VecDeque<Mended>>,
     me: Weak<Store>,
 }
 
@@ -372,6 +381,7 @@ impl Store {
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
             unflattenable: Mutex::new(HashSet::new()),
+            mended: Mutex::new(VecDeque::new()),
             me: me.clone(),
         })
     }
@@ -777,7 +787,9 @@ impl Store {
         if let Some(run) = handle.fresh_run() {
             return Ok(RunView::Mem(run));
         }
-        let loaded = self.cached((handle.id.0, 0), || self.load_index(handle))?;
+        let loaded = self.cached((handle.id.0, 0), || {
+            self.load_index(handle, self.shape.block_bytes)
+        })?;
         match loaded {
             Cached::Index(index) => Ok(RunView::Disk(DiskRun {
                 handle: handle.clone(),
@@ -787,9 +799,20 @@ impl Store {
         }
     }
 
-    fn load_index(&self, handle: &Handle) -> Result<Cached> {
+    /// Loads what the first long request gives of a segment that a scan wants all of, as far as the cache has room.
+    pub(crate) fn load_eagerly(&self, segment: &Handle) -> Result<()> {
+        let ahead = usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX);
+        let ahead = ahead.min(READ_BYTES_MAX as usize);
+        if segment.fresh_run().is_none() && ahead > self.shape.block_bytes {
+            self.cached((segment.id.0, 0), || self.load_index(segment, ahead))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the front of a run, `ahead` bytes if it is so long. Blocks that come along whole stay in the cache.
+    fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
         let place = self.place(handle)?;
-        let guess = (place.used_bytes as usize).min(self.shape.block_bytes.max(4096));
+        let guess = (place.used_bytes as usize).min(ahead.max(4096));
         let mut front = self.read(place.extent.addr, guess)?;
         let len = front
             .get(..RUN_HEADER_BYTES)
@@ -799,8 +822,21 @@ impl Store {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
             front.extend_from_slice(&rest);
         }
-        front.truncate(len);
-        let index = self.decode_index(handle, &place, &front)?;
+        let index = self.decode_index(handle, &place, &front[..len])?;
+        for (at, meta) in index.blocks.iter().enumerate() {
+            let Some(stored) = front.get(meta.offset as usize..meta.end() as usize) else {
+                break;
+            };
+            let next = index.blocks.get(at + 1).map(|next| &next.first_key);
+            let addr = place.extent.addr + u64::from(meta.offset);
+            let stored = Bytes::copy_from_slice(stored);
+            // What came along is judged when it is asked for.
+            if let Ok(block) = meta.decode(handle.kind, stored, next, addr) {
+                let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
+                self.cache
+                    .insert((handle.id.0, part), Cached::Block(Arc::new(block)));
+            }
+        }
         Ok(Cached::Index(Arc::new(index)))
     }
 

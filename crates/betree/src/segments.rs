@@ -110,24 +110,33 @@ impl Store {
             // The longest newest run of segments none of which is larger than those after it together.
             let mut at = ages.len() - 1;
             let (mut from, mut sum) = ages[at];
-            while at > 0 && (ages[at - 1].1 <= sum * 2 || ages.len() - at < 2) {
+            while at > 0 && (ages[at - 1].1 <= sum || ages.len() - at < 2) {
                 at -= 1;
                 from = ages[at].0;
                 sum += ages[at].1;
             }
-            let Some(_room) = self.with_room(self.take_room(sum + PUSH_BYTES))? else {
+            if !self.merge_from(node, from)? {
                 return Ok(());
-            };
-            bump(&self.counters.segment_merges);
-            let mut merged = MemRun::default();
-            for at in 0..node.edges.len() {
-                let part = self.gather(node, at, &node.segs[from..])?;
-                merged.add_all(&part);
             }
-            // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
-            // watermark hid is not in it.
-            node.segs.truncate(from);
-            self.push_run(node, merged);
         }
+    }
+
+    /// Merges segment `from` and all newer ones; `false` when there was no room.
+    pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
+        let bytes: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
+        let Some(_room) = self.with_room(self.take_room(bytes + PUSH_BYTES))? else {
+            return Ok(false);
+        };
+        bump(&self.counters.segment_merges);
+        let mut merged = MemRun::default();
+        for at in 0..node.edges.len() {
+            let part = self.gather(node, at, &node.segs[from..])?;
+            merged.add_all(&part);
+        }
+        // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
+        // watermark hid is not in it.
+        node.segs.truncate(from);
+        self.push_run(node, merged);
+        Ok(true)
     }
 }

@@ -246,14 +246,21 @@ impl Skeleton {
         )
     }
 
-    /// Bytes that the edges meeting `range` can see below, estimated.
+    /// Bytes that the edges meeting `range` can see below, estimated. Over nothing it is what waits that can be read.
     pub(crate) fn live_bytes_in(&self, range: &KeyRange) -> u64 {
         let meets = |at: &usize| !self.edge_range(*at).intersect(range).is_empty();
-        let edges = (0..self.edges.len())
+        let mut children = (0..self.edges.len())
             .filter(meets)
-            .map(|at| &self.edges[at]);
-        let bytes = edges.filter_map(|e| e.child.as_ref().map(|c| c.live_bytes));
-        bytes.fold(0, u64::saturating_add)
+            .filter_map(|at| self.edges[at].child.as_ref())
+            .peekable();
+        if children.peek().is_none() {
+            return self
+                .segs
+                .iter()
+                .map(|seg| seg.bytes)
+                .fold(0, u64::saturating_add);
+        }
+        children.map(|c| c.live_bytes).fold(0, u64::saturating_add)
     }
 
     /// Memory that it takes, roughly, in bytes.

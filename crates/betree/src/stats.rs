@@ -103,6 +103,10 @@ pub struct PathCounts {
     pub reclaimed: u64,
     /// Ranges replaced by leaves that were written before.
     pub grafts: u64,
+    /// Nodes put in order for the clones to come.
+    pub mends: u64,
+    /// Clones that had to do something first: to put a node in order, or to move messages out of their way.
+    pub clone_waits: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
 }
@@ -110,7 +114,7 @@ pub struct PathCounts {
 impl PathCounts {
     /// All counts, with their names.
     #[must_use]
-    pub fn by_name(&self) -> [(&'static str, u64); 18] {
+    pub fn by_name(&self) -> [(&'static str, u64); 20] {
         [
             ("splits", self.splits),
             ("flushes", self.flushes),
@@ -129,6 +133,8 @@ impl PathCounts {
             ("prunes", self.prunes),
             ("reclaimed", self.reclaimed),
             ("grafts", self.grafts),
+            ("mends", self.mends),
+            ("clone_waits", self.clone_waits),
             ("checkpoints", self.checkpoints),
         ]
     }
@@ -153,6 +159,8 @@ impl AddAssign for PathCounts {
         self.prunes += other.prunes;
         self.reclaimed += other.reclaimed;
         self.grafts += other.grafts;
+        self.mends += other.mends;
+        self.clone_waits += other.clone_waits;
         self.checkpoints += other.checkpoints;
     }
 }
@@ -221,6 +229,8 @@ impl Inner {
                 prunes: get(&c.prunes),
                 reclaimed: get(&c.reclaimed),
                 grafts: get(&c.grafts),
+                mends: get(&c.mends),
+                clone_waits: get(&c.clone_waits),
                 checkpoints: get(&c.checkpoints),
             },
             poisoned: self.failure().map(|text| text.to_string()),

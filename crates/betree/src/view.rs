@@ -143,6 +143,14 @@ impl RunView {
         Ok(sum)
     }
 
+    /// Bytes of all points, before compression.
+    pub(crate) fn all_bytes(&self) -> usize {
+        match self {
+            RunView::Mem(run) => run.size_bytes(),
+            RunView::Disk(run) => run.index.blocks.iter().map(|m| m.raw_bytes as usize).sum(),
+        }
+    }
+
     /// Bytes of all points of a run on the device, before compression; `None` when it is in memory.
     pub(crate) fn stored_bytes(&self) -> Option<usize> {
         match self {

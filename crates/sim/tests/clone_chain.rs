@@ -48,6 +48,7 @@ fn small_shape() -> TreeShape {
         memory_bytes: 16 << 10,
         segments: 5,
         clone_copy_bytes: 1 << 10,
+        clone_waiting_bytes: 1 << 10,
         ..TreeShape::default()
     }
 }
