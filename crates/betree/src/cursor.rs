@@ -429,7 +429,7 @@ mod tests {
         let value = Bytes::from(vec![7; 64]);
         // `b` fills the first block.
         for (key, value) in [("aa1", Bytes::new()), ("b", value.clone()), ("aa5", value)] {
-            builder.add(key.into(), &Point::Put(value));
+            builder.add_put(key.as_bytes(), &value);
         }
         let image = builder.finish(std::iter::empty());
         let leaf = store.write_run(image).expect("there is room");

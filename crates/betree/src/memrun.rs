@@ -14,7 +14,7 @@ use crate::bounds::{KeyRange, Xf, below, cmp_hi};
 use crate::message::{Point, RangeMsg};
 
 /// Bytes that one message costs beside key and payload, in the accounting of buffers.
-const ENTRY_BYTES: usize = 48;
+pub(crate) const MESSAGE_BYTES: usize = 48;
 /// Memory that one message takes beyond that: its place in the map, and the allocations of key and
 /// payload.
 const MEMORY_ENTRY_BYTES: usize = 240;
@@ -44,7 +44,7 @@ pub(crate) struct Weight {
 }
 
 fn cost(key_bytes: usize, point: &Point) -> usize {
-    key_bytes + point.payload_bytes() + ENTRY_BYTES
+    key_bytes + point.payload_bytes() + MESSAGE_BYTES
 }
 
 fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
@@ -52,7 +52,7 @@ fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
         RangeMsg::Null => 0,
         RangeMsg::Goto(target) => target.xf.prepend.len(),
     };
-    lo.len() + entry.hi.as_ref().map_or(0, Bytes::len) + prepend + ENTRY_BYTES
+    lo.len() + entry.hi.as_ref().map_or(0, Bytes::len) + prepend + MESSAGE_BYTES
 }
 
 impl MemRun {

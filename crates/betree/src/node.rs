@@ -9,6 +9,7 @@
 //!                             freed when the handle drops            lives as long as it is referenced there
 //! ```
 //!
+//! A fresh segment of points is at first the map that the memory buffer was, and is soon packed into blocks.
 //! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Store::is_pinned`]),
 //! so readers of older states never meet reused space.
 
@@ -32,7 +33,8 @@ use crate::memrun::MemRun;
 use crate::pieces::Pieces;
 use crate::readahead::ReadAhead;
 use crate::run::{
-    BlockMeta, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
+    BlockMeta, MALFORMED, PackedBuilder, PackedRun, RUN_HEADER_BYTES, RunImage, RunIndex,
+    index_len, segment_image,
 };
 use crate::skeleton::{Edge, Skeleton};
 use crate::sync::{Cache, GuardResult, Mutex};
@@ -70,6 +72,7 @@ pub(crate) struct Place {
 enum State {
     Skeleton(Arc<Skeleton>),
     Run(Arc<MemRun>),
+    Packed(Arc<PackedRun>),
     Written {
         place: Place,
         children: Vec<Arc<Handle>>,
@@ -77,6 +80,18 @@ enum State {
         is_named: bool,
     },
     Recorded(Option<Place>),
+}
+
+impl State {
+    /// What a segment that is not written yet takes of the memory for such, in bytes.
+    fn memory_bytes(&self) -> u64 {
+        let bytes = match self {
+            State::Run(run) => run.memory_bytes(),
+            State::Packed(run) => run.memory_bytes,
+            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => 0,
+        };
+        bytes as u64
+    }
 }
 
 /// A node in memory; see the module header.
@@ -105,6 +120,14 @@ impl Handle {
         self.height
     }
 
+    /// Whether it is in memory only.
+    pub(crate) fn is_fresh(&self) -> bool {
+        !matches!(
+            *self.state.lock(),
+            State::Written { .. } | State::Recorded(_)
+        )
+    }
+
     /// Whether a durable checkpoint names the node.
     pub(crate) fn is_recorded(&self) -> bool {
         matches!(*self.state.lock(), State::Recorded(_))
@@ -118,10 +141,18 @@ impl Handle {
         }
     }
 
-    /// The contents of a segment that is not written yet.
+    /// The contents of a segment that is neither written nor packed yet.
     pub(crate) fn fresh_run(&self) -> Option<Arc<MemRun>> {
         match &*self.state.lock() {
             State::Run(run) => Some(run.clone()),
+            _ => None,
+        }
+    }
+
+    /// The contents of a packed segment that is not written yet.
+    fn packed_run(&self) -> Option<Arc<PackedRun>> {
+        match &*self.state.lock() {
+            State::Packed(run) => Some(run.clone()),
             _ => None,
         }
     }
@@ -160,16 +191,12 @@ impl Drop for Handle {
                 store.dead_named.lock().push(place.extent)
             }
             State::Written { place, .. } => store.table.free_unpublished(place.extent),
-            State::Run(run) => {
-                store
-                    .fresh_bytes
-                    .fetch_sub(run.memory_bytes() as u64, Ordering::Relaxed);
-                store.settle(self);
-            }
-            State::Skeleton(_) => {
-                store.settle(self);
-            }
             State::Recorded(_) => {}
+            fresh => {
+                let bytes = fresh.memory_bytes();
+                store.fresh_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                store.settle(self);
+            }
         }
     }
 }
@@ -224,7 +251,8 @@ pub struct TreeShape {
     pub buffer_bytes: usize,
     /// Bytes of messages above which the memory buffer becomes a segment of the root.
     pub memory_bytes: usize,
-    /// A leaf is rewritten when the messages that wait for it reach this part of its size, in 1/256.
+    /// No leaf is rewritten before the messages that wait for it reach this part of its size, in 1/256; a shared one is then,
+    /// others when the node above holds more than its buffer.
     pub theta_256: usize,
     /// Most segments of a node before small ones are merged.
     pub segments: usize,
@@ -253,7 +281,7 @@ impl Default for TreeShape {
             leaf_bytes: 512 << 10,
             block_bytes: 16 << 10,
             fanout: 64,
-            buffer_bytes: 8 << 20,
+            buffer_bytes: 16 << 20,
             memory_bytes: 16 << 20,
             theta_256: 64,
             segments: 12,
@@ -278,7 +306,13 @@ pub(crate) struct Counters {
     pub(crate) filter_denials: AtomicU64,
     /// Leaves that scans asked for before they came to them.
     pub(crate) leaves_ahead: AtomicU64,
-    pub(crate) bytes_written: AtomicU64,
+    pub(crate) leaf_bytes: AtomicU64,
+    /// Of the leaves, those that were grafted.
+    pub(crate) graft_bytes: AtomicU64,
+    pub(crate) segment_bytes: AtomicU64,
+    /// Of the segments, what was copied from others that were written before.
+    pub(crate) copied_bytes: AtomicU64,
+    pub(crate) skeleton_bytes: AtomicU64,
     // Structural paths taken.
     pub(crate) splits: AtomicU64,
     pub(crate) flushes: AtomicU64,
@@ -426,10 +460,13 @@ impl Store {
         let bytes = match &state {
             State::Skeleton(node) => node.encoded_bytes_max(),
             State::Run(run) => run.size_bytes() + RUN_HEADER_BYTES,
+            State::Packed(run) => run.stored_bytes_max(),
             State::Written { .. } | State::Recorded(_) => 0,
         };
         let owes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
         self.owed_bytes.fetch_add(owes, Ordering::Relaxed);
+        self.fresh_bytes
+            .fetch_add(state.memory_bytes(), Ordering::Relaxed);
         let handle = Arc::new(Handle {
             id,
             kind,
@@ -447,9 +484,38 @@ impl Store {
     }
 
     pub(crate) fn new_segment(&self, run: MemRun) -> Arc<Handle> {
-        self.fresh_bytes
-            .fetch_add(run.memory_bytes() as u64, Ordering::Relaxed);
         self.fresh(Kind::Segment, 0, State::Run(Arc::new(run)))
+    }
+
+    pub(crate) fn new_packed(&self, run: PackedRun) -> Arc<Handle> {
+        self.fresh(Kind::Segment, 0, State::Packed(Arc::new(run)))
+    }
+
+    /// Packs a segment of points that is in memory only; no effect on others.
+    pub(crate) fn pack(&self, handle: &Handle) {
+        let Some(run) = handle.fresh_run().filter(|run| run.range_count() == 0) else {
+            return;
+        };
+        let mut builder = PackedBuilder::new(self.shape.block_bytes);
+        for (key, point) in run.points() {
+            builder.add(key, point);
+        }
+        let Some(packed) = builder.finish() else {
+            return;
+        };
+        let mut state = handle.state.lock();
+        // A checkpoint may have written it meanwhile.
+        if !matches!(&*state, State::Run(_)) {
+            return;
+        }
+        let packed = State::Packed(Arc::new(packed));
+        self.fresh_bytes
+            .fetch_add(packed.memory_bytes(), Ordering::Relaxed);
+        let old = std::mem::replace(&mut *state, packed);
+        self.fresh_bytes
+            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
+        drop(state);
+        drop((old, run));
     }
 
     /// Room that is kept for structural work when the volume is as full as it gets, in bytes: a few leaves, so that
@@ -558,7 +624,7 @@ impl Store {
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
-        let place = self.write_node(image.bytes, image.checksum, false)?;
+        let place = self.write_node(image.kind, image.bytes, image.checksum, false)?;
         let handle = self.fresh(
             image.kind,
             0,
@@ -576,7 +642,13 @@ impl Store {
         Ok(handle)
     }
 
-    fn write_node(&self, mut bytes: Vec<u8>, sum: u64, reserved: bool) -> Result<Place> {
+    fn write_node(
+        &self,
+        kind: Kind,
+        mut bytes: Vec<u8>,
+        sum: u64,
+        reserved: bool,
+    ) -> Result<Place> {
         let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
         let len = u64::from(used_bytes);
         let extent = if reserved {
@@ -586,9 +658,12 @@ impl Store {
         }?;
         // Whole blocks: a partial block would make the device read before it writes.
         bytes.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
-        self.counters
-            .bytes_written
-            .fetch_add(extent.len, Ordering::Relaxed);
+        let counter = match kind {
+            Kind::Leaf => &self.counters.leaf_bytes,
+            Kind::Segment => &self.counters.segment_bytes,
+            Kind::Skeleton => &self.counters.skeleton_bytes,
+        };
+        counter.fetch_add(extent.len, Ordering::Relaxed);
         if let Err(e) = self.dev.write_at(extent.addr, &bytes) {
             self.table.free_unpublished(extent);
             return Err(io_error("writing a node")(e));
@@ -602,7 +677,7 @@ impl Store {
 
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
-        let place = self.write_node(image.bytes, image.checksum, true)?;
+        let place = self.write_node(image.kind, image.bytes, image.checksum, true)?;
         Ok(self.fresh(
             image.kind,
             0,
@@ -617,16 +692,27 @@ impl Store {
     /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
     /// hole takes goes to `pieces` and stays fresh.
     pub(crate) fn write_back(&self, handle: &Arc<Handle>, pieces: &mut Pieces) -> Result<()> {
-        if let Some(run) = handle.fresh_run() {
-            let image = segment_image(&run, self.shape.codec, self.shape.block_bytes);
+        let (codec, block_bytes) = (self.shape.codec, self.shape.block_bytes);
+        let (run, packed) = (handle.fresh_run(), handle.packed_run());
+        let image = match (&run, &packed) {
+            (Some(run), _) => Some(segment_image(run, codec, block_bytes)),
+            (None, Some(packed)) => Some(packed.image(codec)),
+            (None, None) => None,
+        };
+        if let Some(image) = image {
             let len = image.bytes.len() as u64;
-            match self.write_node(image.bytes, image.checksum, true) {
+            match self.write_node(image.kind, image.bytes, image.checksum, true) {
                 Ok(place) => {
+                    // The next flush weighs it.
+                    if let Some(index) = image.index {
+                        let index = Cached::Index(Arc::new(index));
+                        self.cache.insert((handle.id.0, 0), index);
+                    }
                     self.become_written(handle, place, image.children);
-                    self.fresh_bytes
-                        .fetch_sub(run.memory_bytes() as u64, Ordering::Relaxed);
                 }
                 Err(Error::NoSpace) if self.table.stats().free >= len => {
+                    let run = run.or_else(|| packed.map(|packed| Arc::new(packed.to_mem())));
+                    let run = run.expect("an image is of one of them");
                     pieces.insert(handle.id, self.write_in_pieces(&run)?);
                     self.settle(handle);
                 }
@@ -636,7 +722,7 @@ impl Store {
             let node = node.with_pieces(pieces).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
-            let place = self.write_node(bytes, sum, true)?;
+            let place = self.write_node(Kind::Skeleton, bytes, sum, true)?;
             let children = node.children().cloned().collect();
             self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
             self.become_written(handle, place, children);
@@ -653,6 +739,8 @@ impl Store {
                 is_named: false,
             },
         );
+        self.fresh_bytes
+            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
         self.settle(handle);
         // Dropped without the lock: the last hold on a node may go with it.
         drop(old);
@@ -705,7 +793,7 @@ impl Store {
         match &*handle.state.lock() {
             State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
             State::Recorded(None) => {}
-            State::Skeleton(_) | State::Run(_) => {
+            State::Skeleton(_) | State::Run(_) | State::Packed(_) => {
                 unreachable!("the caller has seen that the node is not fresh")
             }
         }
@@ -784,8 +872,17 @@ impl Store {
 
     /// A leaf or a segment.
     pub(crate) fn run(&self, handle: &Arc<Handle>) -> Result<RunView> {
-        if let Some(run) = handle.fresh_run() {
-            return Ok(RunView::Mem(run));
+        // One look: it may be packed or written between two.
+        match &*handle.state.lock() {
+            State::Run(run) => return Ok(RunView::Mem(run.clone())),
+            State::Packed(run) => {
+                return Ok(RunView::Disk(DiskRun {
+                    handle: handle.clone(),
+                    index: run.index.clone(),
+                    packed: Some(run.clone()),
+                }));
+            }
+            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => {}
         }
         let loaded = self.cached((handle.id.0, 0), || {
             self.load_index(handle, self.shape.block_bytes)
@@ -794,6 +891,7 @@ impl Store {
             Cached::Index(index) => Ok(RunView::Disk(DiskRun {
                 handle: handle.clone(),
                 index,
+                packed: None,
             })),
             _ => Err(two_kinds(handle)),
         }
@@ -861,6 +959,9 @@ impl Store {
 
     /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request.
     pub(crate) fn blocks(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Vec<Arc<Block>>> {
+        if let Some(packed) = &run.packed {
+            return Ok(vec![packed.blocks[at].clone()]);
+        }
         let key = |n: usize| {
             let part = u32::try_from(n + 1).expect("blocks of a run fit 32 bits");
             (run.handle.id.0, part)

@@ -65,6 +65,19 @@ pub(crate) struct Edge {
     pub(crate) child: Option<Child>,
 }
 
+impl Edge {
+    /// Whether a leaf, or nothing, lies below.
+    pub(crate) fn is_above_leaf(&self) -> bool {
+        self.child.as_ref().is_none_or(|c| c.node.height() == 0)
+    }
+
+    /// Bytes that it shows, estimated.
+    pub(crate) fn live_bytes(&self) -> usize {
+        let bytes = self.child.as_ref().map_or(0, |c| c.live_bytes);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+}
+
 /// A segment as this node sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct SegRef {

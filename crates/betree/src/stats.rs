@@ -60,10 +60,29 @@ pub struct Stats {
     pub leaves_ahead: u64,
     /// Bytes of nodes written.
     pub bytes_written: u64,
+    /// All that was written, by cause.
+    pub written: WrittenBytes,
     /// How often each structural path was taken since the volume was opened.
     pub paths: PathCounts,
     /// Why the volume takes no writes any more, if so.
     pub poisoned: Option<String>,
+}
+
+/// Bytes handed to the device since the volume was opened, without the few of the node table and superblocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenBytes {
+    /// Frames of the journal.
+    pub journal: u64,
+    /// Leaves written anew with what waited for them.
+    pub leaves: u64,
+    /// Leaves that were grafted.
+    pub grafts: u64,
+    /// Messages that rest in interior nodes over a checkpoint.
+    pub segments: u64,
+    /// Of these, copied from segments that were written before, to merge them or to free what is dead in them.
+    pub copied: u64,
+    /// Interior nodes without their messages.
+    pub skeletons: u64,
 }
 
 /// How often each structural path was taken.
@@ -210,7 +229,15 @@ impl Inner {
             bytes_read: get(&c.bytes_read),
             filter_denials: get(&c.filter_denials),
             leaves_ahead: get(&c.leaves_ahead),
-            bytes_written: get(&c.bytes_written),
+            bytes_written: get(&c.leaf_bytes) + get(&c.segment_bytes) + get(&c.skeleton_bytes),
+            written: WrittenBytes {
+                journal: self.journal.as_ref().map_or(0, |j| j.written_bytes()),
+                leaves: get(&c.leaf_bytes) - get(&c.graft_bytes),
+                grafts: get(&c.graft_bytes),
+                segments: get(&c.segment_bytes),
+                copied: get(&c.copied_bytes),
+                skeletons: get(&c.skeleton_bytes),
+            },
             paths: PathCounts {
                 splits: get(&c.splits),
                 flushes: get(&c.flushes),

@@ -504,6 +504,10 @@ impl Inner {
 
     /// Brings the root within its limits; with `settle` range messages go as deep as they can.
     pub(crate) fn flush(&self, settle: bool) -> Result<()> {
+        // Writers go on, and whoever changes the structure need not wait.
+        let top = self.state.lock().top.clone();
+        top.segs.iter().for_each(|seg| self.store.pack(&seg.run));
+        drop(top);
         let _structure = self.structure.lock();
         let store = &self.store;
         let tend = || self.rebuild(|store, root| store.tend(root, true, settle));
@@ -643,8 +647,9 @@ impl Inner {
         let mut rounds = 0;
         loop {
             self.check_alive()?;
-            // What is fresh beyond a checkpoint of everything is held by snapshots, and waiting does not help.
-            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 2 * self.fresh_limit()
+            // A checkpoint holds what it moves twice, and as much again may come meanwhile. What is fresh beyond a checkpoint of
+            // everything is held by snapshots, and waiting does not help.
+            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 3 * self.fresh_limit()
                 && self.is_behind();
             if !crowded && journal.has_room(bytes) {
                 return self.drain_journal(journal);

@@ -10,6 +10,8 @@ use crate::skeleton::{Edge, Skeleton};
 pub(crate) struct Pending {
     pub(crate) bytes: usize,
     pub(crate) count: usize,
+    /// Of the bytes, those in memory only.
+    pub(crate) fresh: usize,
     /// Bytes below that range messages and deletions are going to drop.
     pub(crate) dropped: usize,
     pub(crate) deletes: usize,
@@ -19,19 +21,30 @@ pub(crate) struct Pending {
 }
 
 impl Store {
+    /// Whether what waits is theta of what the edge shows, so that writing the leaf anew is worth it.
     pub(crate) fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
-        let live = edge
-            .child
-            .as_ref()
-            .map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
-        let size = live.max(self.shape.leaf_bytes / 2);
-        // What goes for the most part is cheap to write anew, however small it is.
-        let nothing_left = edge.child.is_none() && pending.deletes * 2 >= pending.count.max(1);
-        let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live || nothing_left;
-        mostly_dropped
-            || pending.count > 0
-                && pending.bytes + pending.dropped
-                    >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
+        pending.count > 0 && pending.bytes + pending.dropped >= self.theta_bytes(edge)
+    }
+
+    /// Whether writing the leaf anew frees theta of what the edge shows, or the most of it, however little waits.
+    pub(crate) fn frees_much(&self, edge: &Edge, pending: Pending) -> bool {
+        if edge.child.is_none() {
+            return pending.count > 0 && pending.deletes * 2 >= pending.count;
+        }
+        pending.dropped > 0 && pending.dropped >= self.theta_bytes(edge).min(edge.live_bytes() / 2)
+    }
+
+    fn theta_bytes(&self, edge: &Edge) -> usize {
+        let size = edge.live_bytes().max(self.shape.leaf_bytes / 2);
+        (size / 256).saturating_mul(self.shape.theta_256).max(1)
+    }
+
+    /// Whether the last checkpoint knows other ways to the child of an edge.
+    pub(crate) fn is_shared(&self, edge: &Edge) -> Result<bool> {
+        match edge.child.as_ref().filter(|c| c.node.is_recorded()) {
+            Some(child) => Ok(self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)),
+            None => Ok(false),
+        }
     }
 
     pub(crate) fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
@@ -55,6 +68,7 @@ impl Store {
             // Range messages that have become edges count no more.
             let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
             sum.bytes += weight.bytes;
+            sum.fresh += if run.is_fresh() { weight.bytes } else { 0 };
             sum.count += weight.count;
             sum.deletes += weight.deletes;
             if weight.deletes > 0 {
