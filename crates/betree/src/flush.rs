@@ -267,7 +267,7 @@ impl Store {
             let is_forced = |at: &usize| {
                 let waits = pending[*at];
                 let enough = waits.deletes >= deletes_max || waits.fresh >= fresh_max;
-                !node.edges[*at].is_above_leaf() && (waits.ranges || enough)
+                !node.edges[*at].is_above_leaf() && (waits.ranges > 0 || enough)
             };
             let forced = settle.then(|| candidates.clone().find(is_forced)).flatten();
             let fullest = (total > limit)

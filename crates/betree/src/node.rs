@@ -901,7 +901,7 @@ impl Store {
     pub(crate) fn load_eagerly(&self, segment: &Handle) -> Result<()> {
         let ahead = usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX);
         let ahead = ahead.min(READ_BYTES_MAX as usize);
-        if segment.fresh_run().is_none() && ahead > self.shape.block_bytes {
+        if !segment.is_fresh() && ahead > self.shape.block_bytes {
             self.cached((segment.id.0, 0), || self.load_index(segment, ahead))?;
         }
         Ok(())

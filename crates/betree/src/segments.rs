@@ -114,8 +114,8 @@ impl Store {
             for seg in &node.segs[from..] {
                 runs[usize::from(self.run(&seg.run)?.has_ranges())] += 1;
             }
-            // Nulls and GOTOs stay apart.
-            if runs[0] > 1 || runs[1] > 2 {
+            // A GOTO that a newer null covers keeps its target alive for as long as both wait.
+            if runs[0] > 1 || runs[1] > 1 {
                 self.merge_from(node, from)?;
             }
         }

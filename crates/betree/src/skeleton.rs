@@ -164,7 +164,10 @@ impl Skeleton {
     }
 
     /// Segments that `edge` may see messages of, newest first.
-    pub(crate) fn visible<'a>(&'a self, edge: &'a Edge) -> impl Iterator<Item = &'a SegRef> {
+    pub(crate) fn visible<'a>(
+        &'a self,
+        edge: &'a Edge,
+    ) -> impl Iterator<Item = &'a SegRef> + Clone {
         self.segs
             .iter()
             .rev()

@@ -3,7 +3,7 @@
 use crate::bounds::KeyRange;
 use crate::error::Result;
 use crate::node::{Kind, Store};
-use crate::skeleton::{Edge, Skeleton};
+use crate::skeleton::{Edge, SegRef, Skeleton};
 
 /// How much waits for an edge.
 #[derive(Clone, Copy, Default)]
@@ -12,10 +12,11 @@ pub(crate) struct Pending {
     pub(crate) count: usize,
     /// Of the bytes, those in memory only.
     pub(crate) fresh: usize,
-    /// Bytes below that range messages and deletions are going to drop.
+    /// Bytes that range messages and deletions are going to drop: of the leaf below, of the older messages where none is.
     pub(crate) dropped: usize,
     pub(crate) deletes: usize,
-    pub(crate) ranges: bool,
+    /// Range messages.
+    pub(crate) ranges: usize,
     /// Nothing is to be pushed down any more: that was done, or there was no room.
     pub(crate) stays: bool,
 }
@@ -29,7 +30,10 @@ impl Store {
     /// Whether writing the leaf anew frees theta of what the edge shows, or the most of it, however little waits.
     pub(crate) fn frees_much(&self, edge: &Edge, pending: Pending) -> bool {
         if edge.child.is_none() {
-            return pending.count > 0 && pending.deletes * 2 >= pending.count;
+            // The range messages are nulls, and GOTOs that those cover.
+            let removing = pending.deletes + pending.ranges;
+            return pending.count > 0
+                && (removing * 2 >= pending.count || pending.dropped * 2 >= pending.bytes);
         }
         pending.dropped > 0 && pending.dropped >= self.theta_bytes(edge).min(edge.live_bytes() / 2)
     }
@@ -58,7 +62,8 @@ impl Store {
         let edge = &node.edges[at];
         let range = node.edge_range(at);
         let mut sum = Pending::default();
-        for seg in node.visible(edge) {
+        let mut newest_first = node.visible(edge);
+        while let Some(seg) = newest_first.next() {
             let part = seg.clip.intersect(&range);
             if part.is_empty() {
                 continue;
@@ -75,10 +80,16 @@ impl Store {
                 sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
             }
             if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+                let back = seg.xf.inverse(&part.lo);
                 for (covered, _) in run.ranges_in(&inside) {
-                    sum.ranges = true;
-                    sum.dropped +=
-                        self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
+                    let covered = back.range(&covered);
+                    sum.ranges += 1;
+                    sum.dropped += self.bytes_below(edge, &covered)?;
+                    if edge.child.is_none() {
+                        for older in newest_first.clone() {
+                            sum.dropped += self.bytes_of(older, &covered)?;
+                        }
+                    }
                 }
             }
         }
@@ -94,6 +105,16 @@ impl Store {
                 .saturating_sub(self.shape.block_bytes)),
             _ => Ok(0),
         }
+    }
+
+    /// Bytes of the points of a segment that `range` (of the node's key space) meets; blocks that it shares count half.
+    fn bytes_of(&self, seg: &SegRef, range: &KeyRange) -> Result<usize> {
+        let part = seg.clip.intersect(range);
+        if part.is_empty() {
+            return Ok(0);
+        }
+        let bytes = self.run(&seg.run)?.estimate_bytes(&seg.xf.range(&part));
+        Ok(bytes.saturating_sub(self.shape.block_bytes))
     }
 
     /// Mean size of what a deletion drops from a leaf child, in bytes.
