@@ -20,6 +20,19 @@ use ramet_fuse::{MountOptions, Mounted, mount};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+/// Runs a program as nobody.
+fn as_nobody(args: &[&str], dir: &Path) -> std::process::Output {
+    std::process::Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
+        .args(args)
+        .current_dir(dir)
+        .output()
+        .unwrap()
+}
+
+/// A mount that stays busy for so long is held by something that this process forgot.
+const UNMOUNT_MAX: Duration = Duration::from_secs(10);
+
 struct Mount {
     mounted: Option<Mounted>,
     volume: Arc<Volume>,
@@ -46,14 +59,24 @@ impl Mount {
 
     /// Unmounts and checks the volume.
     fn finish(mut self) {
-        self.mounted.take().unwrap().unmount().unwrap();
+        let mounted = self.mounted.take().unwrap();
+        let start = Instant::now();
+        // Anybody on the machine who looks at all mounts makes it busy for a moment, and so does a child of another
+        // thread here that has not become its program yet.
+        while let Err(error) = mounted.unmounter().unmount() {
+            let is_busy = matches!(&error, ramet_fuse::Error::Unmount { source, .. }
+                if source.kind() == io::ErrorKind::ResourceBusy);
+            assert!(is_busy && start.elapsed() < UNMOUNT_MAX, "{error}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        mounted.wait().unwrap();
         let findings = self.volume.check().unwrap();
         assert!(findings.is_empty(), "{findings:#?}");
         self.volume.close().unwrap();
     }
 }
 
-fn parent_and_name(path: &Path) -> (File, Vec<u8>) {
+fn parent_and_name(path: &Path) -> io::Result<(File, Vec<u8>)> {
     let name = path
         .file_name()
         .unwrap()
@@ -61,11 +84,11 @@ fn parent_and_name(path: &Path) -> (File, Vec<u8>) {
         .unwrap()
         .as_bytes()
         .to_vec();
-    (File::open(path.parent().unwrap()).unwrap(), name)
+    Ok((File::open(path.parent().unwrap())?, name))
 }
 
 fn ticket(path: &Path) -> io::Result<u64> {
-    let (dir, name) = parent_and_name(path);
+    let (dir, name) = parent_and_name(path)?;
     let mut bytes = NameRequest { name }.encode().unwrap();
     control_ioctl(dir, SOURCE, &mut bytes)?;
     Ok(decode_source_reply(&bytes).unwrap())
@@ -73,7 +96,7 @@ fn ticket(path: &Path) -> io::Result<u64> {
 
 fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
     let source = ticket(from)?;
-    let (dir, name) = parent_and_name(to);
+    let (dir, name) = parent_and_name(to)?;
     let request = CloneRequest {
         flags,
         source,
@@ -83,7 +106,7 @@ fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
 }
 
 fn remove(path: &Path) -> io::Result<()> {
-    let (dir, name) = parent_and_name(path);
+    let (dir, name) = parent_and_name(path)?;
     control_ioctl(dir, REMOVE, &mut NameRequest { name }.encode().unwrap())
 }
 
@@ -343,16 +366,7 @@ fn a_write_by_another_user_clears_setuid_also_in_the_kernel() {
     fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
     fs::set_permissions(mount.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
     let script = format!("printf y >> {}", path.display());
-    let mut command = std::process::Command::new("setpriv");
-    command.args([
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "sh",
-        "-c",
-        &script,
-    ]);
-    let output = command.output().unwrap();
+    let output = as_nobody(&["sh", "-c", &script], mount.dir.path());
     assert!(output.status.success(), "{output:?}");
     assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
     let mut file = OpenOptions::new().append(true).open(&path).unwrap();
@@ -385,12 +399,7 @@ fn opening_to_create_gives_no_access_to_a_file_the_kernel_did_not_know_of() {
     mount.volume.write(ino, 0, b"secret", false).unwrap();
     mount.volume.forget(ino, 1);
     for script in ["exec 3<>secret; cat <&3", "printf x > secret"] {
-        let output = std::process::Command::new("setpriv")
-            .args(["--reuid=65534", "--regid=65534", "--clear-groups"])
-            .args(["sh", "-c", script])
-            .current_dir(root)
-            .output()
-            .unwrap();
+        let output = as_nobody(&["sh", "-c", script], root);
         assert!(!output.status.success(), "{script}: {output:?}");
     }
     assert_eq!(fs::read_to_string(mount.path("secret")).unwrap(), "secret");
