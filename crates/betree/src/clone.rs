@@ -217,7 +217,7 @@ pub(crate) fn capture(
         return Ok(Captured::First(Chore::Mend(copy)));
     }
     let moves =
-        is_own || !waiting.is_some_and(|all| all.size_bytes() <= store.shape.clone_waiting_bytes);
+        is_own || waiting.is_none_or(|all| all.size_bytes() > store.shape.clone_waiting_bytes);
     let out = xf.inverse(&range.lo);
     for layer in above.into_iter().rev() {
         match layer {
