@@ -411,8 +411,8 @@ impl Inner {
         match chore {
             Chore::Freeze => {
                 self.freeze(&mut self.state.lock());
-                self.want(|w| w.flush = true);
-                Ok(())
+                // What fills leaves goes into them once, before two ranges share it.
+                self.flush(false)
             }
             Chore::Mend(node) => self.mend(&node, true),
             Chore::Sink(range) => {
