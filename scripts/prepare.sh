@@ -37,6 +37,14 @@ prepare_rust() {
     fi
 }
 
+# prepare_room GIB FOLDER says so when a folder has less room than what follows may take.
+prepare_room() {
+    mkdir -p "$2"
+    local free
+    free="$(df --output=avail -BG "$2" | tail -n 1 | tr -dc 0-9)"
+    ((free >= $1)) || { echo "$2 has $free GiB of free room, $1 are needed" >&2; exit 1; }
+}
+
 target_dir() {
     cargo metadata --format-version 1 --no-deps | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p'
 }

@@ -20,9 +20,9 @@ use rand::rngs::StdRng;
 
 use crate::command::{run as run_program, version};
 use crate::error::{At, Error, Result};
-use crate::meter::{Pass, Profile};
+use crate::meter::{Cost, Pass, Profile};
 use crate::peer::Peer;
-use crate::report::{Findings, Report};
+use crate::report::{Findings, Report, Targets};
 use crate::stage::Stage;
 use crate::{Plan, load};
 
@@ -133,6 +133,23 @@ impl<'a> Run<'a, '_> {
                 Ok((files, files * 2048))
             }
         }
+    }
+
+    /// Looks at something with nothing cached: seconds, and requests to read.
+    pub fn cold_scan(
+        &mut self,
+        stage: &mut Stage<'_>,
+        name: &str,
+        targets: Targets,
+        scan: impl FnOnce(&Stage<'_>) -> Result<()>,
+    ) -> Result<Cost> {
+        stage.cold()?;
+        let cost = stage.cost(scan)?;
+        self.found.seconds(name, &cost, targets);
+        let reads = cost.requests.reads as f64;
+        self.found
+            .count(&format!("{name}, reads"), "requests", reads, None);
+        Ok(cost)
     }
 
     pub fn left_out(&mut self, why: &str) {

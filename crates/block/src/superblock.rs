@@ -625,7 +625,7 @@ mod tests {
         // Offset and value: unknown flag, version 0, journal into the superblocks, journal start
         // unaligned, unaligned page, page outside, unknown codec, reserved byte.
         let forged: [(usize, u8); 8] = [
-            (12, 2),
+            (12, 4),
             (8, 0),
             (58, 0),
             (72, 1),

@@ -45,20 +45,14 @@ pub(super) fn random_writes_in_a_clone(run: &mut Run<'_, '_>) -> Result<()> {
     run.found
         .count("space per byte written in a clone", "x", space, Some(6.0));
 
-    stage.cold()?;
-    let cost = stage.cost(|_| load::grep(&clone, "xyzzy"))?;
     let limits = Targets {
         gp3: Some(2.1),
         hdd: Some(2.5),
         raw: None,
     };
-    run.found.seconds("cold grep of the clone", &cost, limits);
-    run.found.count(
-        "cold grep of the clone, reads",
-        "requests",
-        cost.requests.reads as f64,
-        None,
-    );
+    let cost = run.cold_scan(&mut stage, "cold grep of the clone", limits, |_| {
+        load::grep(&clone, "xyzzy")
+    })?;
     run.found.count(
         "cold grep of the clone, bytes",
         "x",

@@ -36,20 +36,14 @@ pub(super) fn small_files(run: &mut Run<'_, '_>) -> Result<()> {
     let each = cost.requests.write_bytes as f64 / count as f64;
     run.found
         .count("device bytes per file", "B", each, Some(450.0));
-    stage.cold()?;
-    let cost = stage.cost(|_| load::grep(&root, "xyzzy"))?;
     let limits = Targets {
         hdd: Some(0.4),
         gp3: Some(1.7),
         raw: Some(2.0),
     };
-    run.found.seconds("cold grep of all", &cost, limits);
-    run.found.count(
-        "cold grep of all, reads",
-        "requests",
-        cost.requests.reads as f64,
-        None,
-    );
+    run.cold_scan(&mut stage, "cold grep of all", limits, |_| {
+        load::grep(&root, "xyzzy")
+    })?;
     Ok(())
 }
 
@@ -62,34 +56,22 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
     let (files, bytes) = run.source_tree(&tree)?;
     let space = (stage.used_bytes()? as f64 - empty as f64) / bytes as f64;
     run.found.count("space per byte of files", "x", space, None);
-    stage.cold()?;
-    let cost = stage.cost(|_| load::find(&tree, "wait.c"))?;
     let limits = Targets {
         hdd: Some(0.1),
         gp3: Some(0.15),
         raw: None,
     };
-    run.found.seconds("cold find", &cost, limits);
-    run.found.count(
-        "cold find, reads",
-        "requests",
-        cost.requests.reads as f64,
-        None,
-    );
-    stage.cold()?;
-    let cost = stage.cost(|_| load::grep(&tree, "cpu_to_be64"))?;
+    run.cold_scan(&mut stage, "cold find", limits, |_| {
+        load::find(&tree, "wait.c")
+    })?;
     let limits = Targets {
         hdd: Some(1.6),
         gp3: Some(1.8),
         raw: None,
     };
-    run.found.seconds("cold grep -r", &cost, limits);
-    run.found.count(
-        "cold grep -r, reads",
-        "requests",
-        cost.requests.reads as f64,
-        None,
-    );
+    let cost = run.cold_scan(&mut stage, "cold grep -r", limits, |_| {
+        load::grep(&tree, "cpu_to_be64")
+    })?;
     run.found.count(
         "cold grep -r, bytes per byte",
         "x",
