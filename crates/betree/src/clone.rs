@@ -48,7 +48,7 @@ const WANTED_PART: usize = 8;
 /// Messages are gathered to see what newer ones leave of them when they are up to so many times what is copied.
 const GATHERED_MAX: usize = 16;
 /// A clone waits for a node to be put in order when that has so many times what a node should have.
-const CROWDED_MAX: usize = 3;
+const CROWDED_MAX: usize = 2;
 /// Most nodes in order that are kept for the clones to come.
 const MENDED_MAX: usize = 4;
 
