@@ -24,7 +24,7 @@ use ramet_nodetable::{NewNode, NodeId};
 
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
-use crate::node::{Handle, Store, bump};
+use crate::node::{Handle, Store, bump, io_error};
 use crate::pieces::Pieces;
 use crate::tree::Inner;
 
@@ -52,6 +52,29 @@ impl Inner {
                 self.poison(error);
             }
         })
+    }
+
+    /// See [`crate::Tree::grow`].
+    pub(crate) fn grow(&self, bytes: u64) -> Result<()> {
+        if self.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
+        {
+            // Until the checkpoint that knows of the new space: one in progress knows the old size.
+            let _sb = self.checkpointing.lock();
+            let before = self.volume_bytes.load(Ordering::Relaxed);
+            if bytes < before {
+                return Err(Error::Invalid("a volume does not shrink"));
+            }
+            if bytes > before {
+                let dev = &self.store.dev;
+                dev.grow(bytes).map_err(io_error("growing the device"))?;
+                self.store.table.grow(bytes)?;
+                self.volume_bytes.store(bytes, Ordering::Relaxed);
+            }
+        }
+        self.checkpoint()
     }
 
     fn write_checkpoint(&self, clean: bool) -> Result<()> {
@@ -115,6 +138,7 @@ impl Inner {
             next.next_node = self.store.next_id();
         }
         next.next_seq = seq + 1;
+        next.volume_bytes = self.volume_bytes.load(Ordering::Relaxed);
         next.clean = clean;
         next.heals = heals;
         if planted::is(Fault::JournalReleasedEarly) {

@@ -381,7 +381,7 @@ impl std::fmt::Debug for Store {
     }
 }
 
-fn io_error(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+pub(crate) fn io_error(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
     move |e| Error::Io {
         what,
         source: Arc::new(e),

@@ -201,7 +201,7 @@ impl Inner {
         let c = &store.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
-            device_bytes: self.volume_bytes,
+            device_bytes: self.volume_bytes.load(Ordering::Relaxed),
             logical_bytes: top.live_bytes_in(&KeyRange::all()),
             allocated_bytes: space.allocated,
             free_bytes: space.free,

@@ -129,7 +129,8 @@ pub(crate) struct Inner {
     /// Signalled after each round of background work.
     progress: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    pub(crate) volume_bytes: u64,
+    /// Size of the volume, in bytes. Changes under `checkpointing`.
+    pub(crate) volume_bytes: AtomicU64,
     pub(crate) sync_each: bool,
 }
 
@@ -170,7 +171,7 @@ impl Inner {
         Self {
             store,
             journal,
-            volume_bytes: sb.volume_bytes,
+            volume_bytes: AtomicU64::new(sb.volume_bytes),
             sync_each: false,
             checkpointed_seq: AtomicU64::new(state.seq),
             exhausted_at: AtomicU64::new(0),
@@ -533,7 +534,7 @@ impl Inner {
             || self.has_to_checkpoint()
                 && (journal.used_bytes() > journal.capacity_bytes() / 2
                     || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
-                    || self.store.dead_named().1 > self.volume_bytes / 8
+                    || self.store.dead_named().1 > self.volume_bytes.load(Ordering::Relaxed) / 8
                     || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }
 
@@ -1011,6 +1012,17 @@ impl Tree {
     pub fn checkpoint(&self) -> Result<()> {
         self.inner.check_alive()?;
         self.inner.checkpoint()
+    }
+
+    /// Makes the volume `bytes` long, rounded down to blocks, and the device too if that is shorter and can grow. Waits for the
+    /// checkpoint that makes it durable; the space can be used then.
+    ///
+    /// # Errors
+    /// `Invalid` when the volume is longer already, `Io` when the device cannot grow; as [`Tree::checkpoint`]. After `NoSpace` the
+    /// next checkpoint makes the volume longer.
+    pub fn grow(&self, bytes: u64) -> Result<()> {
+        self.inner.check_alive()?;
+        self.inner.grow(bytes)
     }
 
     /// Tells what space disjoint ranges take together, and what of it only they use. Writes a checkpoint first, and is

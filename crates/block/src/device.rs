@@ -10,8 +10,19 @@ use parking_lot::RwLock;
 
 /// A flat, randomly accessible array of bytes. All methods may be called from any thread.
 pub trait Device: Send + Sync {
-    /// Size in bytes. It does not change while the device is open.
+    /// Size in bytes. While the device is open only [`Device::grow`] changes it.
     fn len_bytes(&self) -> u64;
+
+    /// Makes the device `len_bytes` long, durably; the new bytes are zero or anything. No effect when it is as long already.
+    ///
+    /// # Errors
+    /// `Unsupported` when the device cannot grow, else what the medium answered.
+    fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        if len_bytes <= self.len_bytes() {
+            return Ok(());
+        }
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Fills `buf` from `addr` (bytes).
     ///
@@ -58,6 +69,14 @@ fn range_in(len: usize, addr: u64, want: usize) -> Option<std::ops::Range<usize>
 impl Device for MemDevice {
     fn len_bytes(&self) -> u64 {
         self.bytes.read().len() as u64
+    }
+
+    fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        let len = usize::try_from(len_bytes).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let mut bytes = self.bytes.write();
+        let len = len.max(bytes.len());
+        bytes.resize(len, 0);
+        Ok(())
     }
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {

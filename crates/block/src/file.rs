@@ -9,6 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -73,7 +74,7 @@ fn open_error(path: &Path, source: io::Error) -> OpenError {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
-    len_bytes: u64,
+    len_bytes: AtomicU64,
     access: Access,
 }
 
@@ -117,7 +118,7 @@ impl FileDevice {
         let len_bytes = file.seek(SeekFrom::End(0))?;
         Ok(Self {
             file,
-            len_bytes,
+            len_bytes: AtomicU64::new(len_bytes),
             access,
         })
     }
@@ -130,7 +131,7 @@ impl FileDevice {
 
     fn check_range(&self, addr: u64, len: u64, outside: io::ErrorKind) -> io::Result<()> {
         match addr.checked_add(len) {
-            Some(end) if end <= self.len_bytes => Ok(()),
+            Some(end) if end <= self.len_bytes() => Ok(()),
             _ => Err(outside.into()),
         }
     }
@@ -165,7 +166,7 @@ pub fn create_image(
         .open(path)
         .map_err(fail)?;
     // The lock comes before the first change: a mounted image must survive a mistaken `--force`.
-    let mut device = FileDevice::lock(file, Access::ReadWrite).map_err(fail)?;
+    let device = FileDevice::lock(file, Access::ReadWrite).map_err(fail)?;
     let sized = device
         .file
         .set_len(0)
@@ -179,13 +180,35 @@ pub fn create_image(
     File::open(parent)
         .and_then(|directory| directory.sync_all())
         .map_err(fail)?;
-    device.len_bytes = size_bytes;
+    device.len_bytes.store(size_bytes, Ordering::Release);
     Ok(device)
 }
 
 impl Device for FileDevice {
     fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        if len_bytes <= self.len_bytes() {
+            return Ok(());
+        }
+        if self.file.metadata()?.is_file() {
+            // Never shorter: another one may have made it longer still.
+            if self.file.metadata()?.len() < len_bytes {
+                self.file.set_len(len_bytes)?;
+            }
+            self.file.sync_all()?;
+        } else {
+            // The end of a block device may have moved since it was opened.
+            let found = (&self.file).seek(SeekFrom::End(0))?;
+            if found < len_bytes {
+                let detail = format!("the block device has {found} bytes");
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, detail));
+            }
+        }
+        self.len_bytes.fetch_max(len_bytes, Ordering::AcqRel);
+        Ok(())
     }
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {

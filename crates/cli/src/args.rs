@@ -34,6 +34,8 @@ pub enum Verb {
     Fsck(Fsck),
     /// Read everything on a mounted volume again, and repair what has a copy (exit status as of fsck(8))
     Scrub(Scrub),
+    /// Make a volume larger, mounted or not
+    Grow(Grow),
     /// Show what a volume holds and how it does
     Stat(Stat),
     /// Compare two directory trees (exit status 0: the same, 1: different, 2: trouble)
@@ -142,6 +144,15 @@ pub struct Scrub {
     pub json: bool,
     /// Any directory on a Ramet mount
     pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Grow {
+    /// New size of the volume, like 20G; a block device is used whole when absent
+    #[arg(long, value_name = "N")]
+    pub size: Option<Size>,
+    /// A directory on a Ramet mount, or a volume
+    pub target: PathBuf,
 }
 
 #[derive(Debug, Args)]

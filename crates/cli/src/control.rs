@@ -7,9 +7,9 @@ use std::path::{Component, Path, PathBuf};
 
 use ramet_block::control_ioctl;
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
-    REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest, USAGE, USAGE_BYTES,
-    decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
+    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest, USAGE,
+    USAGE_BYTES, decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
 };
 use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, openat, syncfs};
@@ -85,6 +85,11 @@ impl Root {
             }
             request.flags = 0;
         }
+    }
+
+    /// Makes the volume `bytes` long.
+    pub fn grow(&self, bytes: u64) -> Answer {
+        self.call(GROW, &mut bytes.to_le_bytes())
     }
 
     /// What the next part of a scrub found; the first one `starts` it.

@@ -9,6 +9,7 @@ mod diff;
 mod du;
 mod failure;
 mod fsck;
+mod grow;
 mod mkfs;
 mod mount;
 mod mounts;
@@ -52,6 +53,7 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Sync(args) => control::sync(&args)?,
         Verb::Fsck(args) => return fsck::run(&args),
         Verb::Scrub(args) => return scrub::run(&args),
+        Verb::Grow(args) => grow::run(&args)?,
         Verb::Stat(args) => stat::run(&args)?,
         Verb::Diff(args) => return diff::run(&args),
         Verb::Du(args) => du::run(&args)?,

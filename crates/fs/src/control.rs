@@ -15,6 +15,7 @@
 //! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
 //! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
 //! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], answered like [`STAT`] by a [`ScrubPage`](crate::ScrubPage) |
+//! | 10 | [`GROW`] | in | new size of the volume in bytes, u64 |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see [`crate::Volume::clone_entry`].
 //!
@@ -73,6 +74,8 @@ pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 /// Reads everything on the volume again: the first call with [`SCRUB_START`], the next ones without, until an answer
 /// says that it is the last.
 pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
+/// Makes the volume longer, and its image file. Root and the owner of the daemon may.
+pub const GROW: u32 = number(DIR_IN, 10, 8);
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists.
 pub const CLONE_NO_REPLACE: u32 = 1;
@@ -484,7 +487,9 @@ mod tests {
     #[test]
     fn ioctl_numbers_are_pinned() {
         assert_eq!(
-            [CLONE, REMOVE, SYNC, STAT, CHECKPOINT, SOURCE, DIFF, USAGE],
+            [
+                CLONE, REMOVE, SYNC, STAT, CHECKPOINT, SOURCE, DIFF, USAGE, GROW
+            ],
             [
                 0x4110_5201,
                 0x4108_5202,
@@ -493,7 +498,8 @@ mod tests {
                 0x5205,
                 0xc108_5206,
                 0xfffc_5207,
-                0x8020_5208
+                0x8020_5208,
+                0x4008_520a
             ]
         );
     }

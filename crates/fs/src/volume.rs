@@ -215,6 +215,14 @@ impl Volume {
         Ok(self.tree.sync()?)
     }
 
+    /// Makes the volume `bytes` long, and its device too if that is an image file; see [`ramet_betree::Tree::grow`].
+    ///
+    /// # Errors
+    /// `Invalid` when the volume is longer already, and those of the device.
+    pub fn grow(&self, bytes: u64) -> Result<()> {
+        Ok(self.tree.grow(bytes)?)
+    }
+
     /// Writes a checkpoint and waits for it.
     ///
     /// # Errors

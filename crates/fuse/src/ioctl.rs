@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use fuser::{Errno, ReplyIoctl};
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, NameRequest,
-    REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE, encode_source_reply,
-    encode_stat_reply, encode_usage,
+    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
+    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE,
+    encode_source_reply, encode_stat_reply, encode_usage,
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
@@ -26,11 +26,13 @@ pub(crate) enum Call {
     Diff(DiffRequest),
     Usage,
     Scrub(ScrubRequest),
+    /// To so many bytes.
+    Grow(u64),
 }
 
-/// Who may compare trees and scrub: both tell names, a comparison also equality whatever the directories inside allow, so only those
-/// who could read the volume itself.
-fn may_compare(caller: &Caller) -> Result<()> {
+/// Whether the caller could read and write the volume itself. Only those may compare trees and scrub, which tell names (a comparison
+/// also equality) whatever the directories inside allow, and grow the volume.
+fn owns_volume(caller: &Caller) -> Result<()> {
     let is_ours = caller.uid == rustix::process::geteuid().as_raw();
     if caller.uid == 0 || is_ours {
         Ok(())
@@ -62,6 +64,10 @@ impl Call {
             DIFF => DiffRequest::decode(bytes).map(Self::Diff),
             USAGE => Ok(Self::Usage),
             SCRUB => ScrubRequest::decode(bytes).map(Self::Scrub),
+            GROW => bytes
+                .try_into()
+                .map(|bytes| Self::Grow(u64::from_le_bytes(bytes)))
+                .map_err(|_| Error::Invalid("size of a grow request")),
             _ => return None,
         })
     }
@@ -70,9 +76,12 @@ impl Call {
     pub(crate) fn pace(&self) -> Pace {
         match self {
             Self::Clone(_) | Self::Remove(_) => Pace::Structural,
-            Self::Sync | Self::Checkpoint | Self::Diff(_) | Self::Usage | Self::Scrub(_) => {
-                Pace::Waits
-            }
+            Self::Sync
+            | Self::Checkpoint
+            | Self::Diff(_)
+            | Self::Usage
+            | Self::Scrub(_)
+            | Self::Grow(_) => Pace::Waits,
             Self::Source(_) | Self::Stat => Pace::Quick,
         }
     }
@@ -118,8 +127,12 @@ impl Call {
             }
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,
+            Self::Grow(bytes) => {
+                owns_volume(caller)?;
+                volume.grow(*bytes)?;
+            }
             Self::Diff(request) => {
-                may_compare(caller)?;
+                owns_volume(caller)?;
                 let starts = request.flags & DIFF_START != 0;
                 let other = starts
                     .then(|| tickets.redeem(caller, request.other))
@@ -137,7 +150,7 @@ impl Call {
                 data = encode_stat_reply(&counters.to_string())?;
             }
             Self::Scrub(request) => {
-                may_compare(caller)?;
+                owns_volume(caller)?;
                 let starts = request.flags & SCRUB_START != 0;
                 let page = volume.scrub_page(stream.ok_or(Error::Stale)?, starts)?;
                 let json =

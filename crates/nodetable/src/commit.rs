@@ -58,11 +58,12 @@ impl NodeTable {
     ) -> Result<Commit> {
         let mut writer = self.writer.lock();
         self.writable()?;
+        let grown = std::mem::take(&mut writer.grown);
         let change = Change {
             store: &self.store,
             writer: &mut writer,
             delta: HashMap::new(),
-            space: Vec::new(),
+            space: grown.into_iter().map(|tail| (tail, 1)).collect(),
             removed: Vec::new(),
         };
         let committed = change.run(new, root, reclaim_budget, is_pinned);
@@ -113,7 +114,7 @@ struct Change<'a> {
     writer: &'a mut Writer,
     /// References gained and lost, not yet in the records.
     delta: HashMap<NodeId, i64>,
-    /// Extents of nodes that come (-1) and go (+1), for the free-space map.
+    /// Extents of nodes that come (-1) and go (+1), and space that is new (+1), for the free-space map.
     space: Vec<(Extent, i8)>,
     removed: Vec<NodeId>,
 }

@@ -36,6 +36,11 @@ pub(crate) enum Purpose {
     Checkpoint,
 }
 
+fn reserve_of(usable: Extent) -> u64 {
+    let reserve = (usable.len / 64).max(RESERVE_MIN.min(usable.len / 8));
+    reserve.next_multiple_of(BLOCK_BYTES)
+}
+
 /// The allocator.
 #[derive(Debug)]
 pub(crate) struct SpaceMap {
@@ -54,18 +59,27 @@ pub(crate) struct SpaceMap {
 impl SpaceMap {
     /// An allocator over `usable` in which nothing is free.
     pub fn new(usable: Extent) -> Self {
-        let reserve = (usable.len / 64).max(RESERVE_MIN.min(usable.len / 8));
         Self {
             usable,
             by_addr: BTreeMap::new(),
             by_len: BTreeSet::new(),
             windows: [Extent::default(); 3],
             free_bytes: 0,
-            reserve_bytes: reserve.next_multiple_of(BLOCK_BYTES),
+            reserve_bytes: reserve_of(usable),
             freed: Vec::new(),
             pending_bytes: 0,
             twice: None,
         }
+    }
+
+    /// Makes the area end at `end`. What is new becomes allocatable like what the next commit frees.
+    pub fn grow(&mut self, end: u64) -> Extent {
+        let tail = Extent::new(self.usable.end(), end - self.usable.end());
+        self.usable.len += tail.len;
+        self.reserve_bytes = reserve_of(self.usable);
+        self.pending_bytes += tail.len;
+        self.freed.push(tail);
+        tail
     }
 
     pub fn free_bytes(&self) -> u64 {
@@ -382,6 +396,24 @@ mod tests {
         space.free_now(middle);
         assert!(space.alloc(4096, Purpose::Checkpoint).is_ok());
         assert!(!space.take(middle), "a part is in use");
+        verify(&space);
+    }
+
+    #[test]
+    fn what_is_new_is_free_after_the_commit() {
+        let mut space = fresh(16 * MIB);
+        let most = space.alloc(12 * MIB, Purpose::Contents).unwrap();
+        let end = space.usable.end();
+        assert_eq!(space.grow(end + 48 * MIB), Extent::new(end, 48 * MIB));
+        assert_eq!(
+            (space.free_bytes(), space.pending_bytes()),
+            (4 * MIB, 48 * MIB)
+        );
+        assert!(space.alloc(5 * MIB, Purpose::Checkpoint).is_err());
+        let freed = space.take_freed();
+        space.release(&freed);
+        assert!(space.alloc(5 * MIB, Purpose::Contents).is_ok());
+        space.free_now(most);
         verify(&space);
     }
 

@@ -10,6 +10,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
@@ -28,7 +29,9 @@ const BATCH_BYTES: usize = 4 << 20;
 /// Device, cache, allocator and counts, shared by the trees of one volume.
 pub struct PageStore {
     device: Arc<dyn Device>,
-    usable: Extent,
+    usable_addr: u64,
+    /// Only grows.
+    usable_end: AtomicU64,
     cache: Cache<PageRef, Arc<Page>>,
     pub(crate) space: Mutex<SpaceMap>,
     counts: Mutex<Counts>,
@@ -46,7 +49,8 @@ impl PageStore {
     pub(crate) fn new(device: Arc<dyn Device>, usable: Extent) -> Self {
         Self {
             device,
-            usable,
+            usable_addr: usable.addr,
+            usable_end: AtomicU64::new(usable.end()),
             cache: Cache::new(CACHE_PAGES),
             space: Mutex::new(SpaceMap::new(usable)),
             counts: Mutex::default(),
@@ -55,7 +59,13 @@ impl PageStore {
     }
 
     pub(crate) fn usable(&self) -> Extent {
-        self.usable
+        let end = self.usable_end.load(Ordering::Acquire);
+        Extent::new(self.usable_addr, end - self.usable_addr)
+    }
+
+    /// Makes the usable area end at `end`, behind where it ended.
+    pub(crate) fn grow_to(&self, end: u64) {
+        self.usable_end.store(end, Ordering::Release);
     }
 
     /// Discards `extents`, which nothing durable names. Best effort: a discard that fails leaves
@@ -106,7 +116,7 @@ impl PageStore {
         let name = shape.structure.name();
         let extent = Extent::new(at.addr, shape.page_bytes.into());
         extent
-            .validate(self.usable)
+            .validate(self.usable())
             .map_err(Error::extent(name, at.addr))?;
         let mut bytes = vec![0; shape.page_bytes as usize];
         self.device.read_at(at.addr, &mut bytes)?;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ramet_block::planted::{self, Fault};
-use ramet_block::{Device, Extent, PageRef};
+use ramet_block::{BLOCK_BYTES, Device, Extent, PageRef};
 
 use crate::error::{Error, Result};
 use crate::forest::open_store;
@@ -81,6 +81,8 @@ pub(crate) struct Writer {
     pub meta: Meta,
     /// Nodes with refs 0, as in the tree.
     pub zombies: BTreeSet<NodeId>,
+    /// Space that the map does not know yet.
+    pub grown: Vec<Extent>,
 }
 
 struct Published {
@@ -150,6 +152,7 @@ impl NodeTable {
             maps,
             meta,
             zombies,
+            grown: Vec::new(),
         });
         Ok(Self {
             store,
@@ -223,6 +226,25 @@ impl NodeTable {
     #[must_use]
     pub fn pin(&self, extent: Extent) -> bool {
         planted::is(Fault::NamedExtentNotPinned) || self.store.space.lock().take(extent)
+    }
+
+    /// Makes the usable area end at `end`. The next commit names what is new as free; it can be allocated when that is
+    /// durable, together with a superblock that knows the size.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when `end` is unaligned or not behind where the area ended, or the table is read-only or poisoned.
+    pub fn grow(&self, end: u64) -> Result<()> {
+        let mut writer = self.writer.lock();
+        self.writable()?;
+        let old = self.store.usable();
+        if end <= old.end() || !end.is_multiple_of(BLOCK_BYTES) {
+            let detail = format!("it ends at {}, and cannot at {end}", old.end());
+            return Err(Error::corrupt("usable area", old.addr, detail));
+        }
+        let tail = self.store.space.lock().grow(end);
+        self.store.grow_to(end);
+        writer.grown.push(tail);
+        Ok(())
     }
 
     /// Counters, in constant time.

@@ -1,0 +1,114 @@
+//! `ramet grow`: makes a volume larger, mounted or not. What is on it stays as and where it is.
+
+use std::fs::{self, File};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ramet_block::{Access, BLOCK_BYTES, FileDevice, OpenError};
+use ramet_fs::{OpenOptions, Volume};
+use rustix::io::Errno;
+
+use crate::args::Grow;
+use crate::control::{Root, mounted};
+use crate::failure::{Failure, Outcome};
+use crate::mounts;
+use crate::size::Size;
+
+pub fn run(args: &Grow) -> Outcome {
+    let target = &args.target;
+    let meta = fs::metadata(target).map_err(|e| Failure::system(target, e))?;
+    if meta.is_dir() {
+        return grow_mounted(target, args.size);
+    }
+    match FileDevice::open(target, Access::ReadWrite) {
+        Ok(device) => grow_unmounted(target, device, args.size),
+        Err(busy @ OpenError::Busy(_)) => {
+            let mounted = mounts::list()?
+                .into_iter()
+                .find(|mount| mounts::same_place(&mount.volume, target));
+            match mounted {
+                Some(mount) => grow_mounted(&mount.dir, args.size),
+                None => Err(Failure::device(busy)),
+            }
+        }
+        Err(e) => Err(Failure::device(e)),
+    }
+}
+
+fn grow_mounted(dir: &Path, size: Option<Size>) -> Outcome {
+    let root = Root::open_dir(dir).map_err(|e| Failure::system(dir, e))?;
+    let before = root.stats().map_err(|e| mounted(dir, e))?.device_bytes;
+    let bytes = match size {
+        Some(size) => size.bytes(),
+        None => whole(&volume_of(dir, &root)?)?,
+    };
+    let bytes = wanted(dir, before, bytes)?;
+    root.grow(bytes).map_err(|e| match e {
+        Errno::PERM => Failure::at(dir, "only root and who mounted it may grow it"),
+        e => mounted(dir, e),
+    })?;
+    tell(dir, before, bytes);
+    Ok(())
+}
+
+fn grow_unmounted(volume: &Path, device: FileDevice, size: Option<Size>) -> Outcome {
+    let bytes = match size {
+        Some(size) => size.bytes(),
+        None => whole(volume)?,
+    };
+    let failed = |e| Failure::at(volume, e);
+    let open = Volume::open(Arc::new(device), OpenOptions::default()).map_err(failed)?;
+    let before = open.stats().device_bytes;
+    let grown = wanted(volume, before, bytes)
+        .and_then(|bytes| open.grow(bytes).map(|()| bytes).map_err(failed));
+    open.close().map_err(failed)?;
+    tell(volume, before, grown?);
+    Ok(())
+}
+
+/// The volume that is mounted where `root` is, for its size.
+fn volume_of(dir: &Path, root: &Root) -> Outcome<PathBuf> {
+    let device = root.device().map_err(|e| Failure::system(dir, e))?;
+    let mount = mounts::list()?.into_iter().find(|mount| {
+        Root::open_dir(&mount.dir)
+            .and_then(|root| root.device())
+            .is_ok_and(|found| found == device)
+    });
+    let unknown = || Failure::at(dir, "its volume is not known here: give --size N");
+    mount.map(|mount| mount.volume).ok_or_else(unknown)
+}
+
+/// Size of a block device, in bytes.
+fn whole(volume: &Path) -> Outcome<u64> {
+    let failed = |e| Failure::system(volume, e);
+    let kind = fs::metadata(volume).map_err(failed)?.file_type();
+    if !kind.is_block_device() {
+        return Err(Failure::at(volume, "an image file: give --size N"));
+    }
+    let mut file = File::open(volume).map_err(failed)?;
+    file.seek(SeekFrom::End(0)).map_err(failed)
+}
+
+/// `bytes` in whole blocks, if the volume is not larger.
+fn wanted(target: &Path, before: u64, bytes: u64) -> Outcome<u64> {
+    let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
+    if bytes < before {
+        let why = format!(
+            "is a volume of {}, and volumes do not shrink",
+            Size::new(before)
+        );
+        return Err(Failure::at(target, why));
+    }
+    Ok(bytes)
+}
+
+fn tell(target: &Path, before: u64, after: u64) {
+    println!(
+        "{}: a volume of {}, was {}",
+        target.display(),
+        Size::new(after),
+        Size::new(before)
+    );
+}
