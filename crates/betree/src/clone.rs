@@ -16,8 +16,8 @@
 //!     N  s1 s2                            T  s1 s2 [m m m]        (children of N)
 //! ```
 //!
-//! The source gets a GOTO to the copy as well when the node was its own, or when much waited: what waited moves down into
-//! the node that both share, and the next clone finds nothing above. So a message is written once, however many
+//! The source gets a GOTO to the copy as well when the node was its own, or when much waited above it or in it: what waited
+//! moves down into the node that both share, and the next clone finds nothing above. So a message is written once, however many
 //! clones are made of its place, and no clone waits for a flush.
 //!
 //! Each clone of such a chain adds a segment to the node of the one before. When a node has many, the background puts a
@@ -216,8 +216,9 @@ pub(crate) fn capture(
     if !patient && store.is_crowded(&copy, CROWDED_MAX) {
         return Ok(Captured::First(Chore::Mend(copy)));
     }
-    let moves =
-        is_own || waiting.is_none_or(|all| all.size_bytes() > store.shape.clone_waiting_bytes);
+    let moves = is_own
+        || waiting.is_none_or(|all| all.size_bytes() > store.shape.clone_waiting_bytes)
+        || store.waits_much(&copy)?;
     let out = xf.inverse(&range.lo);
     for layer in above.into_iter().rev() {
         match layer {
@@ -314,6 +315,27 @@ impl Store {
         // Newer messages may stand for most of it.
         let all = self.gather_range(inside, edge.watermark, &node.segs)?;
         Ok(all.size_bytes() > limit)
+    }
+
+    /// Whether more waits in a node for some edge than a clone copies: two nodes that show it would both write it once more.
+    fn waits_much(&self, node: &Skeleton) -> Result<bool> {
+        let limit = self.shape.clone_waiting_bytes;
+        for seg in &node.segs {
+            let run = self.run(&seg.run)?;
+            if run.estimate_bytes(&seg.xf.range(&seg.clip)) <= limit {
+                continue;
+            }
+            for (at, edge) in node.edges.iter().enumerate() {
+                let part = seg.clip.intersect(&node.edge_range(at));
+                if seg.points_step() >= edge.watermark
+                    && !part.is_empty()
+                    && self.is_more(&run, &seg.xf.range(&part), limit)?
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
     }
 
     /// The node itself, or what it would be if it had grown from a mended one.
