@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use ramet_block::{BLOCK_BYTES, Superblock};
 use ramet_block::planted::{self, Fault};
 use ramet_block::superblock::write_superblock;
+use ramet_block::{BLOCK_BYTES, Superblock};
 use ramet_nodetable::{NewNode, NodeId};
 
 use crate::error::{Error, Result};
