@@ -233,7 +233,7 @@ impl Store {
             let inside = child.xf.range(range);
             let at = node.edge_of(&inside.lo);
             if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
-                child.live_bytes = self.live_bytes_in(&node, &inside)?;
+                child.live_bytes = node.live_bytes_in(&inside);
                 return Ok(Some(child));
             }
             let Some(below) = &node.edges[at].child else {

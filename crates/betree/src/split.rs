@@ -50,7 +50,7 @@ impl Store {
                 edges.push(Edge {
                     lo: part.range().lo,
                     watermark: 0,
-                    child: Some(self.child_of(part, 0)?),
+                    child: Some(self.child_of(part, 0)),
                 });
             }
             node = Skeleton {

@@ -1,11 +1,7 @@
 //! How much waits for an edge, and whether it is abundant.
 
-use bytes::Bytes;
-
 use crate::bounds::KeyRange;
 use crate::error::Result;
-use crate::memrun::{MemRun, RangeEntry};
-use crate::message::RangeMsg;
 use crate::node::{Kind, Store};
 use crate::skeleton::{Edge, SegRef, Skeleton};
 
@@ -98,58 +94,6 @@ impl Store {
             }
         }
         Ok(sum)
-    }
-
-    /// Bytes that `range` shows below a node and through the GOTOs that wait in it, estimated. What waits in the target of such
-    /// a GOTO is not looked at.
-    pub(crate) fn live_bytes_in(&self, node: &Skeleton, range: &KeyRange) -> Result<u64> {
-        if node.segs.iter().all(|seg| seg.goto_height == 0) {
-            return Ok(node.live_bytes_in(range));
-        }
-        let mut sum = 0u64;
-        for (at, edge) in node.edges.iter().enumerate() {
-            let part = node.edge_range(at).intersect(range);
-            let over = self.ranges_over(node, edge, &part)?;
-            let is_covered = |(lo, entry): (&Bytes, &RangeEntry)| {
-                KeyRange::new(lo.clone(), entry.hi.clone()).covers(&part)
-            };
-            if !over.range_over(&part.lo).is_some_and(is_covered) {
-                sum = sum.saturating_add(edge.live_bytes() as u64);
-            }
-            for (lo, entry) in over.ranges() {
-                if let RangeMsg::Goto(target) = &entry.msg {
-                    let seen = KeyRange::new(lo.clone(), entry.hi.clone());
-                    let seen = target.xf.range(&seen);
-                    let bytes = match target.node.kind() {
-                        Kind::Skeleton => self.skeleton(&target.node)?.live_bytes_in(&seen),
-                        _ => self.run(&target.node)?.estimate_bytes(&seen) as u64,
-                    };
-                    sum = sum.saturating_add(bytes);
-                }
-            }
-        }
-        Ok(sum)
-    }
-
-    /// The range messages that an edge sees in `part` of its range, without points.
-    fn ranges_over(&self, node: &Skeleton, edge: &Edge, part: &KeyRange) -> Result<MemRun> {
-        let mut over = MemRun::default();
-        for seg in node
-            .segs
-            .iter()
-            .filter(|s| s.ranges_step() >= edge.watermark)
-        {
-            let part = seg.clip.intersect(part);
-            let run = self.run(&seg.run)?;
-            if part.is_empty() || !run.has_ranges() {
-                continue;
-            }
-            let back = seg.xf.inverse(&part.lo);
-            for (covered, msg) in run.ranges_in(&seg.xf.range(&part)) {
-                over.add_range(back.range(&covered), msg.behind(&seg.xf));
-            }
-        }
-        Ok(over)
     }
 
     /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half.
