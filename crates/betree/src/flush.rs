@@ -395,7 +395,8 @@ impl Store {
         self.push_gathered(child, messages);
     }
 
-    /// Makes what was gathered the newest segments of `node`.
+    /// Makes what was gathered the newest segments of `node`. Their clips are as narrow as what is in them, so nothing else
+    /// goes through them, and clones of what lies beside do not keep them.
     pub(crate) fn push_gathered(&self, node: &mut Skeleton, messages: Gathered) {
         self.push_run(node, messages.ranges);
         if let Some(points) = messages.points {
@@ -403,7 +404,7 @@ impl Store {
             node.next_ord += 1;
             node.segs.push(SegRef {
                 ord,
-                clip: node.range(),
+                clip: node.range().intersect(&points.span()),
                 xf: Xf::identity(),
                 goto_height: 0,
                 bytes: points.weight_bytes() as u64,
@@ -432,7 +433,7 @@ impl Store {
                 }
                 node.segs.push(SegRef {
                     ord,
-                    clip,
+                    clip: clip.intersect(&part.span()),
                     xf: Xf::identity(),
                     goto_height: self.goto_height(&part),
                     bytes: part.size_bytes() as u64,

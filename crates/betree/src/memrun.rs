@@ -10,6 +10,7 @@ use std::ops::Bound;
 use bytes::Bytes;
 use imbl::OrdMap;
 
+use crate::batch::successor_of_prefix;
 use crate::bounds::{KeyRange, Xf, below, cmp_hi};
 use crate::message::{Point, RangeMsg};
 
@@ -81,6 +82,23 @@ impl MemRun {
         let entry = self.ranges.remove(lo)?;
         self.bytes -= range_cost(lo, &entry);
         Some(entry)
+    }
+
+    /// The narrowest range around all its messages that takes no longer keys than theirs.
+    pub(crate) fn span(&self) -> KeyRange {
+        let first_point = self.points.get_min().map(|(key, _)| key);
+        let first_range = self.ranges.get_min().map(|(lo, _)| lo);
+        let Some(lo) = first_point.into_iter().chain(first_range).min() else {
+            return KeyRange::new(Bytes::new(), Some(Bytes::new()));
+        };
+        let last_point = self
+            .points
+            .get_max()
+            .map(|(key, _)| successor_of_prefix(key));
+        let last_range = self.ranges.get_max().map(|(_, entry)| entry.hi.clone());
+        let ends = last_point.into_iter().chain(last_range);
+        let hi = ends.max_by(|a, b| cmp_hi(a.as_deref(), b.as_deref()));
+        KeyRange::new(lo.clone(), hi.flatten())
     }
 
     pub(crate) fn range_count(&self) -> usize {

@@ -20,6 +20,7 @@ use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
+use crate::batch::successor_of_prefix;
 use crate::block::{Block, BlockBuilder, shared_prefix};
 use crate::bounds::{KeyRange, Xf, below};
 use crate::error::{Error, Result};
@@ -465,6 +466,16 @@ impl PackedBuilder {
 }
 
 impl PackedRun {
+    /// A range around all its points that takes no longer keys than theirs.
+    pub(crate) fn span(&self) -> KeyRange {
+        let lo = self.index.blocks.first().map(|meta| meta.first_key.clone());
+        let hi = self.blocks.last().and_then(|block| {
+            let last = [block.prefix(), block.rest(block.len() - 1)].concat();
+            successor_of_prefix(&last)
+        });
+        KeyRange::new(lo.unwrap_or_default(), hi)
+    }
+
     /// Bytes of its points.
     pub(crate) fn size_bytes(&self) -> usize {
         self.index.blocks.iter().map(|m| m.raw_bytes as usize).sum()
