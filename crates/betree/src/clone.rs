@@ -16,7 +16,7 @@
 //!     N  s1 s2                            T  s1 s2 [m m m]        (children of N)
 //! ```
 //!
-//! The source gets a GOTO to the copy as well when the node was its own, or when much waited, above it or in it: what waited
+//! The source gets a GOTO to the copy as well when the node was its own, or when much waited above it or in it: what waited
 //! moves down into the node that both share, and the next clone finds nothing above. So a message is written once, however many
 //! clones are made of its place, and no clone waits for a flush.
 //!
@@ -218,7 +218,7 @@ pub(crate) fn capture(
     }
     let moves = is_own
         || waiting.is_none_or(|all| all.size_bytes() > store.shape.clone_waiting_bytes)
-        || store.holds_much_itself(&copy)?;
+        || store.waits_much(&copy)?;
     let out = xf.inverse(&range.lo);
     for layer in above.into_iter().rev() {
         match layer {
@@ -317,12 +317,22 @@ impl Store {
         Ok(all.size_bytes() > limit)
     }
 
-    /// Whether so much waits in one segment of a node that it is better written once than by each who goes on from there.
-    fn holds_much_itself(&self, node: &Skeleton) -> Result<bool> {
+    /// Whether more waits in a node for some edge than a clone copies: two nodes that show it would both write it once more.
+    fn waits_much(&self, node: &Skeleton) -> Result<bool> {
+        let limit = self.shape.clone_waiting_bytes;
         for seg in &node.segs {
-            let part = seg.xf.range(&seg.clip);
-            if self.is_more(&self.run(&seg.run)?, &part, self.shape.clone_waiting_bytes)? {
-                return Ok(true);
+            let run = self.run(&seg.run)?;
+            if run.estimate_bytes(&seg.xf.range(&seg.clip)) <= limit {
+                continue;
+            }
+            for (at, edge) in node.edges.iter().enumerate() {
+                let part = seg.clip.intersect(&node.edge_range(at));
+                if seg.points_step() >= edge.watermark
+                    && !part.is_empty()
+                    && self.is_more(&run, &seg.xf.range(&part), limit)?
+                {
+                    return Ok(true);
+                }
             }
         }
         Ok(false)
