@@ -295,6 +295,14 @@ pub(crate) struct Counters {
     pub(crate) checkpoints: AtomicU64,
 }
 
+/// Which of the blocks that one request reads go into the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    All,
+    /// The first and the last, which the requests before and after may need as well.
+    Ends,
+}
+
 pub(crate) fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
@@ -819,12 +827,18 @@ impl Store {
 
     /// One block of a run.
     pub(crate) fn block(&self, run: &DiskRun, at: usize) -> Result<Arc<Block>> {
-        let mut blocks = self.blocks(run, at, 0)?;
+        let mut blocks = self.blocks(run, at, 0, Keeping::All)?;
         Ok(blocks.pop().expect("a read yields a block"))
     }
 
     /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request.
-    pub(crate) fn blocks(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Vec<Arc<Block>>> {
+    pub(crate) fn blocks(
+        &self,
+        run: &DiskRun,
+        at: usize,
+        ahead: usize,
+        keeping: Keeping,
+    ) -> Result<Vec<Arc<Block>>> {
         let key = |n: usize| {
             let part = u32::try_from(n + 1).expect("blocks of a run fit 32 bits");
             (run.handle.id.0, part)
@@ -859,13 +873,18 @@ impl Store {
         let stop = metas.last().map_or(start, BlockMeta::end);
         let addr = place.extent.addr + u64::from(start);
         let bytes = Bytes::from(self.read(addr, (stop - start) as usize)?);
+        let last = guards.len() - 1;
         let mut blocks = Vec::with_capacity(guards.len());
-        for (meta, guard) in metas.iter().zip(guards) {
+        for (n, (meta, guard)) in metas.iter().zip(guards).enumerate() {
             let from = (meta.offset - start) as usize;
             let stored = from..from + meta.stored_bytes as usize;
+            let is_kept = match keeping {
+                Keeping::All => true,
+                Keeping::Ends => n == 0 || n == last,
+            };
             // A slice of a long read would keep all of it.
-            let stored = if stored.len() == bytes.len() {
-                bytes.clone()
+            let stored = if !is_kept || stored.len() == bytes.len() {
+                bytes.slice(stored)
             } else {
                 Bytes::copy_from_slice(&bytes[stored])
             };
@@ -873,8 +892,10 @@ impl Store {
             match meta.decode(run.handle.kind, stored, nexts.next(), addr) {
                 Ok(block) => {
                     let block = Arc::new(block);
-                    // It stays out when the cache has given the place away meanwhile.
-                    let _ = guard.insert(Cached::Block(block.clone()));
+                    if is_kept {
+                        // It stays out when the cache has given the place away meanwhile.
+                        let _ = guard.insert(Cached::Block(block.clone()));
+                    }
                     blocks.push(block);
                 }
                 // What came along is judged when it is asked for.

@@ -16,7 +16,7 @@ use crate::block::Block;
 use crate::bounds::KeyRange;
 use crate::cursor::AHEAD_MAX;
 use crate::error::Result;
-use crate::node::{Handle, Kind, Store, bump};
+use crate::node::{Handle, Keeping, Kind, Store, bump};
 use crate::view::RunView;
 
 /// Threads that read ahead: so many requests are in flight, and one of the scan itself.
@@ -48,6 +48,7 @@ pub(crate) struct Job {
     node: Arc<Handle>,
     /// What the scan will see of it, in its key space.
     range: KeyRange,
+    keeping: Keeping,
     progress: Mutex<Progress>,
     done: Condvar,
 }
@@ -139,10 +140,12 @@ impl ReadAhead {
         store: &Store,
         node: Arc<Handle>,
         range: KeyRange,
+        keeping: Keeping,
     ) -> Option<Arc<Job>> {
         let job = Arc::new(Job {
             node,
             range,
+            keeping,
             progress: Mutex::new(Progress::Waiting),
             done: Condvar::new(),
         });
@@ -206,7 +209,8 @@ impl Store {
         let mut bytes = 0;
         while found.len() < blocks.len() && bytes < JOB_BYTES_MAX {
             let at = blocks.start + found.len();
-            let read = self.blocks(&run, at, AHEAD_MAX.min(blocks.end - at - 1))?;
+            let ahead = AHEAD_MAX.min(blocks.end - at - 1);
+            let read = self.blocks(&run, at, ahead, job.keeping)?;
             bytes += read.iter().map(|b| b.weight()).sum::<usize>();
             found.extend(read);
         }
