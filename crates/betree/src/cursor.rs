@@ -441,7 +441,9 @@ mod tests {
             builder.add(key.into(), &Point::Put(value));
         }
         let image = builder.finish(std::iter::empty());
-        let leaf = store.write_run(image).expect("there is room");
+        let leaf = store
+            .write_run(image, crate::node::Via::Cache)
+            .expect("there is room");
         let run = store.run(&leaf).expect("its front is sound");
         let xf = Xf::prepending("aa".into());
         let mut cursor = MappedCursor::new(&run, &KeyRange::all(), &xf, AHEAD_MAX);

@@ -295,6 +295,15 @@ pub(crate) struct Counters {
     pub(crate) checkpoints: AtomicU64,
 }
 
+/// How a node gets to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Via {
+    /// Like anything: who reads it soon finds it in the cache of the device.
+    Cache,
+    /// Past that cache: large, and not read by the tree itself soon.
+    Bulk,
+}
+
 /// Which of the blocks that one request reads go into the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeping {
@@ -554,9 +563,9 @@ impl Store {
     }
 
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
-    pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
+    pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
-        let place = self.write_node(image.bytes, image.checksum, false)?;
+        let place = self.write_node(image.bytes, image.checksum, false, via)?;
         let handle = self.fresh(
             image.kind,
             0,
@@ -574,7 +583,7 @@ impl Store {
         Ok(handle)
     }
 
-    fn write_node(&self, mut bytes: Vec<u8>, sum: u64, reserved: bool) -> Result<Place> {
+    fn write_node(&self, mut bytes: Vec<u8>, sum: u64, reserved: bool, via: Via) -> Result<Place> {
         let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
         let len = u64::from(used_bytes);
         let extent = if reserved {
@@ -587,7 +596,11 @@ impl Store {
         self.counters
             .bytes_written
             .fetch_add(extent.len, Ordering::Relaxed);
-        if let Err(e) = self.dev.write_at(extent.addr, &bytes) {
+        let written = match via {
+            Via::Cache => self.dev.write_at(extent.addr, &bytes),
+            Via::Bulk => self.dev.write_bulk(extent.addr, &bytes),
+        };
+        if let Err(e) = written {
             self.table.free_unpublished(extent);
             return Err(io_error("writing a node")(e));
         }
@@ -600,7 +613,7 @@ impl Store {
 
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
-        let place = self.write_node(image.bytes, image.checksum, true)?;
+        let place = self.write_node(image.bytes, image.checksum, true, Via::Cache)?;
         Ok(self.fresh(
             image.kind,
             0,
@@ -618,7 +631,7 @@ impl Store {
         if let Some(run) = handle.fresh_run() {
             let image = segment_image(&run, self.shape.codec, self.shape.block_bytes);
             let len = image.bytes.len() as u64;
-            match self.write_node(image.bytes, image.checksum, true) {
+            match self.write_node(image.bytes, image.checksum, true, Via::Cache) {
                 Ok(place) => {
                     self.become_written(handle, place, image.children);
                     self.fresh_bytes
@@ -634,7 +647,7 @@ impl Store {
             let node = node.with_pieces(pieces).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
-            let place = self.write_node(bytes, sum, true)?;
+            let place = self.write_node(bytes, sum, true, Via::Cache)?;
             let children = node.children().cloned().collect();
             self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
             self.become_written(handle, place, children);
