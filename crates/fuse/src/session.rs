@@ -98,11 +98,16 @@ fn config(options: &MountOptions) -> Config {
     } else {
         SessionACL::Owner
     };
-    config.n_threads = Some(match options.threads {
+    config.n_threads = Some(threads(options));
+    config
+}
+
+/// How many threads read requests: more than there are processors, since some wait for the device.
+fn threads(options: &MountOptions) -> usize {
+    match options.threads {
         0 => std::thread::available_parallelism().map_or(4, |cpus| (2 * cpus.get()).clamp(4, 16)),
         threads => threads,
-    });
-    config
+    }
 }
 
 /// Mounts `volume` on `dir`; usable on return. Threads of this process serve it.
@@ -116,7 +121,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     };
     let dir = dir.canonicalize().map_err(failed)?;
     let kernel = Kernel::default();
-    let server = Server::new(volume, kernel.clone()).map_err(failed)?;
+    let server = Server::new(volume, kernel.clone(), threads(options)).map_err(failed)?;
     let session = Session::new(server, &dir, &config(options)).map_err(failed)?;
     kernel.connect(session.notifier());
     let unmounter = Unmounter {
