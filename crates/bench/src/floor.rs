@@ -606,7 +606,7 @@ impl Floor {
         let dev = rustix::fs::stat(dir).at(dir)?.st_dev;
         let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
         let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-        std::fs::write(&path, "1024").at(&path)
+        std::fs::write(&path, "512").at(&path)
     }
 
     pub(crate) fn unmount(&mut self) -> Result<()> {

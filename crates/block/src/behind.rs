@@ -11,6 +11,14 @@
 //! written by the kernel later, which costs more than compressing it. Written directly it costs one copy, and the caller is as free
 //! to go on as with the cache. As there, an error that comes late is told by the next sync; here by every later
 //! call, since what was lost is not known to anybody else.
+//!
+//! **Beside the page cache.** The kernel drops the pages under a direct write before and after it, and writes through the cache
+//! where it cannot do so before. Afterwards it only warns: a page that was cached meanwhile, and is dirty, stays with what was
+//! there before. Pages come in folios of up to megabytes, so it would be enough that one is read ahead over the end of an extent under
+//! way and its other part written. So nothing is read ahead while a write is under way: reads go through a file
+//! that is advised to be read at random, for which the kernel reads what is asked for, page by page; and a folio made by a write
+//! lies inside of what was written. Then none reaches over the end of an extent, and nobody reads or writes inside of
+//! one under way. The first write waits for the reads that may still read ahead.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -21,8 +29,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
-use rustix::fs::OFlags;
+use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
+use rustix::fs::{Advice, OFlags};
 use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
@@ -106,8 +114,11 @@ struct Shared {
     /// For what the device does not take directly.
     cached: File,
     state: Mutex<State>,
-    /// How many writes are open, for those who need not look closer when there are none.
+    /// How many writes are open. It leaves 0 only while `reading_ahead` is held for writing.
     open: AtomicUsize,
+    reading_ahead: Arc<RwLock<()>>,
+    /// For reads while a write is open.
+    exact: File,
     queued: Condvar,
     done: Condvar,
 }
@@ -120,21 +131,27 @@ pub(crate) struct WriteBehind {
 }
 
 impl WriteBehind {
-    /// For the file that is open as `file`.
+    /// For the file that is open as `file`. Whoever reads from it, and may have the kernel read ahead, holds `reading_ahead` for
+    /// reading, and does not once [`WriteBehind::is_busy`].
     ///
     /// # Errors
     /// It cannot be opened for direct I/O, or there are no threads.
-    pub(crate) fn new(file: &File) -> io::Result<Self> {
+    pub(crate) fn new(file: &File, reading_ahead: Arc<RwLock<()>>) -> io::Result<Self> {
+        // The same file, whatever its path leads to by now.
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let direct = OpenOptions::new()
             .write(true)
             .custom_flags((OFlags::DIRECT | OFlags::CLOEXEC).bits().cast_signed())
-            // The same file, whatever its path leads to by now.
-            .open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+            .open(&path)?;
+        let exact = File::open(&path)?;
+        rustix::fs::fadvise(&exact, 0, None, Advice::Random)?;
         let shared = Arc::new(Shared {
             direct,
             cached: file.try_clone()?,
             state: Mutex::default(),
             open: AtomicUsize::new(0),
+            reading_ahead,
+            exact,
             queued: Condvar::new(),
             done: Condvar::new(),
         });
@@ -165,9 +182,12 @@ impl WriteBehind {
         state.check()?;
         let number = state.next;
         state.next += 1;
+        let is_first = state.open.is_empty();
         state.open.insert(number, (addr, data.len()));
         state.open_bytes += data.len();
+        let reads = is_first.then(|| shared.reading_ahead.write());
         shared.open.fetch_add(1, Ordering::SeqCst);
+        drop(reads);
         let mut copy = state.spare.pop().unwrap_or_default();
         drop(state);
         copy.fill(data);
@@ -181,9 +201,23 @@ impl WriteBehind {
         Ok(())
     }
 
+    /// Whether writes are under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.shared.open.load(Ordering::SeqCst) > 0
+    }
+
+    /// Reads without reading ahead; what is under way is waited for.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn read(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.settle(addr, buf.len() as u64);
+        self.shared.exact.read_exact_at(buf, addr)
+    }
+
     /// Waits for the writes that overlap a range.
     pub(crate) fn settle(&self, addr: u64, len: u64) {
-        if self.shared.open.load(Ordering::SeqCst) == 0 {
+        if !self.is_busy() {
             return;
         }
         drop(self.shared.wait_until(|state| !state.overlaps(addr, len)));
@@ -267,19 +301,18 @@ mod tests {
     }
 
     #[test]
-    fn whoever_settles_or_drains_sees_what_was_written() {
+    fn whoever_reads_or_drains_sees_what_was_written() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 << 20).unwrap();
-        let behind = WriteBehind::new(&file).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
         let len = 512 << 10;
         // More than may be under way at a time.
         for at in 0..80u64 {
             let data = pattern(at as u8, len);
             behind.write(at % 64 * len as u64, &data).unwrap();
             let mut got = vec![0; 4096];
-            behind.settle(at % 64 * len as u64, 4096);
             if at % 7 == 0 {
-                file.read_exact_at(&mut got, at % 64 * len as u64).unwrap();
+                behind.read(at % 64 * len as u64, &mut got).unwrap();
                 assert_eq!(got, data[..4096], "{at}");
             }
         }
@@ -294,7 +327,7 @@ mod tests {
     #[test]
     fn what_cannot_be_written_directly_is_written_all_the_same() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
         behind.write(17, &[7; 1000]).unwrap();
         behind.drain().unwrap();
         let mut got = [0; 1000];
@@ -305,7 +338,7 @@ mod tests {
     #[test]
     fn an_error_is_told_by_every_later_call() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
         // No file goes that far.
         behind.write(1 << 63, &[7; 4096]).unwrap();
         for _ in 0..2 {
@@ -317,7 +350,7 @@ mod tests {
     #[test]
     fn dropping_waits_for_every_write() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
         for at in 0..16 {
             behind.write(at << 20, &pattern(at as u8, 1 << 20)).unwrap();
         }

@@ -9,8 +9,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::RwLock;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
@@ -79,6 +80,8 @@ pub struct FileDevice {
     access: Access,
     /// Made for the first bulk write; `None` when the file takes none.
     behind: OnceLock<Option<WriteBehind>>,
+    /// Held for reading while the kernel may read ahead.
+    reading_ahead: Arc<RwLock<()>>,
 }
 
 impl FileDevice {
@@ -124,6 +127,7 @@ impl FileDevice {
             len_bytes,
             access,
             behind: OnceLock::new(),
+            reading_ahead: Arc::default(),
         })
     }
 
@@ -202,7 +206,13 @@ impl Device for FileDevice {
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
         self.check_range(addr, buf.len() as u64, io::ErrorKind::UnexpectedEof)?;
-        self.settle(addr, buf.len() as u64);
+        let reading_ahead = self.reading_ahead.read();
+        if let Some(Some(behind)) = self.behind.get()
+            && behind.is_busy()
+        {
+            drop(reading_ahead);
+            return behind.read(addr, buf);
+        }
         self.file.read_exact_at(buf, addr)
     }
 
@@ -217,7 +227,7 @@ impl Device for FileDevice {
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
         match self
             .behind
-            .get_or_init(|| WriteBehind::new(&self.file).ok())
+            .get_or_init(|| WriteBehind::new(&self.file, self.reading_ahead.clone()).ok())
         {
             Some(behind) => behind.write(addr, buf),
             None => self.file.write_all_at(buf, addr),

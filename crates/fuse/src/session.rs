@@ -13,8 +13,9 @@ use crate::options::MountOptions;
 use crate::serve::Server;
 use crate::{Error, Result};
 
-/// How far the kernel reads ahead in a file: one request of the largest size.
-const READ_AHEAD_KIB: u32 = 1024;
+/// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer ones, each of several to
+/// the device, would make a disk seek to and fro.
+const READ_AHEAD_KIB: u32 = 512;
 
 /// A mounted volume. Dropping it unmounts, lazily if files are open.
 pub struct Mounted {
@@ -140,8 +141,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     Ok(mounted)
 }
 
-/// Lets the kernel read as far ahead as one request goes: it offers a file system no more than 128 KiB, and only root may raise
-/// that. Asks for the root's attributes, which the session has to answer by now.
+/// Lets the kernel read further ahead than the 128 KiB that it gives a file system; only root may do that. Asks for the root's attributes, which the session has to answer by now.
 fn set_read_ahead(dir: &Path) -> std::io::Result<()> {
     let dev = rustix::fs::stat(dir)?.st_dev;
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
