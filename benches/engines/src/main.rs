@@ -74,6 +74,9 @@ pub struct Measure {
     /// Ramet only: bytes of messages in an interior node.
     #[arg(long)]
     buffer_bytes: Option<usize>,
+    /// Ramet only: segments of an interior node before they are merged.
+    #[arg(long)]
+    segments: Option<usize>,
     /// Stop after the inserts.
     #[arg(long)]
     load_only: bool,

@@ -29,11 +29,12 @@ impl Ramet {
         };
         let usual = TreeShape::default();
         let (theta, memory, buffer) = (measure.theta, measure.memory_bytes, measure.buffer_bytes);
-        if theta.or(memory).or(buffer).is_some() {
+        if theta.or(memory).or(buffer).or(measure.segments).is_some() {
             options.shape = Some(TreeShape {
                 theta_256: theta.unwrap_or(usual.theta_256),
                 memory_bytes: memory.unwrap_or(usual.memory_bytes),
                 buffer_bytes: buffer.unwrap_or(usual.buffer_bytes),
+                segments: measure.segments.unwrap_or(usual.segments),
                 ..usual
             });
         }

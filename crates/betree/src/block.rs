@@ -34,26 +34,62 @@ pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
     a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
+/// Where a point lies in [`BlockBuilder::bytes`]: its key, then its payload, up to the next one.
+struct Gathered {
+    start: usize,
+    key_len: usize,
+    /// What the entry says about its payload.
+    tag: u64,
+}
+
 /// Gathers the points of a block; its prefix is known only when it is full.
 #[derive(Default)]
 pub(crate) struct BlockBuilder {
-    points: Vec<(Bytes, Point)>,
+    points: Vec<Gathered>,
+    bytes: Vec<u8>,
     prefix_len: usize,
-    /// Of whole keys, payloads, and what an entry takes beside them.
-    bytes: usize,
     deletes: u32,
 }
 
 impl BlockBuilder {
     /// Adds a point above all others.
-    pub(crate) fn add(&mut self, key: Bytes, point: Point) {
-        self.prefix_len = match self.points.first() {
-            Some((first, _)) => shared_prefix(&first[..self.prefix_len], &key),
-            None => key.len(),
+    pub(crate) fn add(&mut self, key: &[u8], point: &Point) {
+        match point {
+            Point::Put(value) => self.add_put(key, value),
+            Point::Delete => {
+                self.begin(key, DELETE);
+                self.deletes += 1;
+            }
+            Point::Patch(patches) => {
+                self.begin(key, (patches.len() as u64) << 2 | PATCH);
+                let mut payload = Writer::new();
+                for patch in patches.iter() {
+                    payload.varint(u64::from(patch.offset));
+                    payload.bytes(&patch.bytes);
+                }
+                self.bytes.extend_from_slice(&payload.into_vec());
+            }
+        }
+    }
+
+    /// The same for a put, whose value need not be one's own.
+    pub(crate) fn add_put(&mut self, key: &[u8], value: &[u8]) {
+        self.begin(key, (value.len() as u64) << 2 | PUT);
+        self.bytes.extend_from_slice(value);
+    }
+
+    fn begin(&mut self, key: &[u8], tag: u64) {
+        self.prefix_len = if self.points.is_empty() {
+            key.len()
+        } else {
+            shared_prefix(&self.bytes[..self.prefix_len], key)
         };
-        self.bytes += key.len() + point.payload_bytes() + 6;
-        self.deletes += u32::from(matches!(point, Point::Delete));
-        self.points.push((key, point));
+        self.points.push(Gathered {
+            start: self.bytes.len(),
+            key_len: key.len(),
+            tag,
+        });
+        self.bytes.extend_from_slice(key);
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -63,7 +99,7 @@ impl BlockBuilder {
     /// Bytes of the block so far, about.
     pub(crate) fn len_bytes(&self) -> usize {
         let shared = self.prefix_len * self.points.len().saturating_sub(1);
-        self.bytes - shared
+        self.bytes.len() + 6 * self.points.len() - shared
     }
 
     pub(crate) fn points(&self) -> u32 {
@@ -76,36 +112,20 @@ impl BlockBuilder {
 
     /// The first key and the bytes of the block. Requires a point. Starts the next block.
     pub(crate) fn finish(&mut self) -> (Bytes, Vec<u8>) {
-        let BlockBuilder {
-            points, prefix_len, ..
-        } = std::mem::take(self);
-        let first = points[0].0.clone();
-        let mut w = Writer::with_capacity(16 << 10);
+        let prefix_len = self.prefix_len;
+        let first = Bytes::copy_from_slice(&self.bytes[..self.points[0].key_len]);
+        let mut w = Writer::with_capacity(self.len_bytes() + 4 * self.points.len() + 16);
         w.bytes(&first[..prefix_len]);
-        let mut offsets = Vec::with_capacity(points.len());
-        for (key, point) in &points {
+        let mut offsets = Vec::with_capacity(self.points.len());
+        for (at, point) in self.points.iter().enumerate() {
+            let end = self
+                .points
+                .get(at + 1)
+                .map_or(self.bytes.len(), |next| next.start);
             offsets.push(w.len());
-            let rest = &key[prefix_len..];
-            w.varint(rest.len() as u64);
-            match point {
-                Point::Put(value) => {
-                    w.varint((value.len() as u64) << 2 | PUT);
-                    w.raw(rest);
-                    w.raw(value);
-                }
-                Point::Delete => {
-                    w.varint(DELETE);
-                    w.raw(rest);
-                }
-                Point::Patch(patches) => {
-                    w.varint((patches.len() as u64) << 2 | PATCH);
-                    w.raw(rest);
-                    for patch in patches.iter() {
-                        w.varint(u64::from(patch.offset));
-                        w.bytes(&patch.bytes);
-                    }
-                }
-            }
+            w.varint((point.key_len - prefix_len) as u64);
+            w.varint(point.tag);
+            w.raw(&self.bytes[point.start + prefix_len..end]);
         }
         let short = w.len() + 2 * offsets.len() <= SHORT_BYTES_MAX;
         for offset in offsets {
@@ -115,6 +135,9 @@ impl BlockBuilder {
                 w.u32(u32::try_from(offset).expect("a block is far below 4 GiB"));
             }
         }
+        self.points.clear();
+        self.bytes.clear();
+        self.deletes = 0;
         (first, w.into_vec())
     }
 }
@@ -346,7 +369,7 @@ mod tests {
     fn build(points: &[(Vec<u8>, Point)]) -> Block {
         let mut builder = BlockBuilder::default();
         for (key, point) in points {
-            builder.add(key.clone().into(), point.clone());
+            builder.add(key, point);
         }
         let count = builder.points();
         let (first, raw) = builder.finish();

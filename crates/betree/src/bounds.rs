@@ -19,7 +19,7 @@ use bytes::Bytes;
 use crate::batch::successor_of_prefix;
 
 /// Keys `[lo, hi)`; `hi` `None` is the end of the key space.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeyRange {
     pub(crate) lo: Bytes,
     pub(crate) hi: Option<Bytes>,

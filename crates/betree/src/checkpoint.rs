@@ -17,10 +17,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use ramet_block::Superblock;
 use ramet_block::planted::{self, Fault};
 use ramet_block::superblock::write_superblock;
-use ramet_nodetable::NodeId;
+use ramet_block::{BLOCK_BYTES, Superblock};
+use ramet_nodetable::{NewNode, NodeId};
 
 use crate::error::{Error, Result};
 use crate::message::RangeMsg;
@@ -34,6 +34,10 @@ const RECLAIM_MAX: usize = 1 << 16;
 /// Space for the pages that any commit shadows, and for those that one reclaimed node does, in bytes.
 const COMMIT_BYTES: u64 = 128 << 10;
 const RECLAIM_BYTES: u64 = 16 << 10;
+/// Space for the record of a new node, in bytes.
+const RECORD_BYTES: u64 = 512;
+/// Pages that a commit may add to the table and the maps beside those for records.
+const PAGES_NEW: u64 = 4;
 
 impl Inner {
     pub(crate) fn checkpoint(&self) -> Result<()> {
@@ -65,7 +69,9 @@ impl Inner {
         // On a full volume nobody may build on segments that are about to be written in pieces: they would be written
         // twice.
         let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
-        let structure = is_short.then(|| self.structure.lock());
+        let structure = is_short.then(|| (self.structure.lock(), self.mending.lock()));
+        // What no clone went on from would take space for nothing.
+        self.store.forget_mended();
         let (root, seq, cut, dead, heals) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
@@ -82,7 +88,7 @@ impl Inner {
         drop(structure);
         let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
-        let reclaim_max = self.reclaim_max(new.len())?;
+        let reclaim_max = self.reclaim_max(&new)?;
         let commit = match self
             .store
             .table
@@ -161,11 +167,18 @@ impl Inner {
 
     /// How many dead nodes a commit of `new` nodes has the space to reclaim: each may shadow pages of its own. A
     /// commit that ran out of space would be the last one, so it is not begun then.
-    fn reclaim_max(&self, new: usize) -> Result<usize> {
-        let free = self.store.table.stats().free;
-        let certain = COMMIT_BYTES + new as u64 * 512;
-        let left = free.checked_sub(certain).ok_or(Error::NoSpace)?;
-        Ok(usize::try_from(left / RECLAIM_BYTES)
+    fn reclaim_max(&self, new: &[NewNode]) -> Result<usize> {
+        let space = self.store.table.stats();
+        let records = new.len() as u64 * RECORD_BYTES;
+        // No page is shadowed twice. A small volume has room for all of them, and may have no more than that.
+        let nodes = space.node_bytes + new.iter().map(|node| node.extent.len).sum::<u64>();
+        let pages = space.allocated.saturating_sub(nodes);
+        if space.free >= pages + PAGES_NEW * BLOCK_BYTES + records {
+            return Ok(RECLAIM_MAX);
+        }
+        let left = space.free.checked_sub(COMMIT_BYTES + records);
+        let nodes = left.ok_or(Error::NoSpace)? / RECLAIM_BYTES;
+        Ok(usize::try_from(nodes)
             .unwrap_or(usize::MAX)
             .min(RECLAIM_MAX))
     }

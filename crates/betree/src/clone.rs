@@ -1,18 +1,30 @@
 //! Clones: one GOTO in the memory buffer.
 //!
 //! A clone of a source range needs a node that holds all of the range's state, so that a GOTO can point at
-//! it. The descent follows the range down while a single edge covers it, and takes along the few
-//! messages that wait above ([`capture`]). It ends at the lowest common ancestor (BetrFS 0.5, section 3.3), and the
-//! target is
+//! it. The descent follows the range down while a single edge covers it, and takes along what
+//! waits above ([`capture`]): few messages are copied, segments of which much is wanted are referred to, clipped. It
+//! ends at the lowest common ancestor (BetrFS 0.5, section 3.3), and the target is
 //!
 //! - that node itself, seen through the range, when nothing waited above it,
-//! - else a copy of its skeleton with what waited as its newest segment: the segments and
+//! - else a copy of its skeleton with what waited as its newest segments: the segments and
 //!   children below are shared, nothing is flushed or copied.
 //!
-//! A range that lies in one leaf and is small is copied instead: into the buffer, as puts over a null.
+//! ```text
+//!   before            after
+//!   buffer  m m m     buffer   GOTO src -> T    GOTO dst -> T
+//!     |                                  \       /
+//!     N  s1 s2                            T  s1 s2 [m m m]        (children of N)
+//! ```
 //!
-//! When more waits above than is worth copying into each clone, the caller first has it pushed down
-//! ([`Store::sink`]) and tries again; the next clones of the same source then find nothing above.
+//! The source gets a GOTO to the copy as well when the node was its own, or when much waited above it or in it: what waited
+//! moves down into the node that both share, and the next clone finds nothing above. So a message is written once, however many
+//! clones are made of its place, and no clone waits for a flush.
+//!
+//! Each clone of such a chain adds a segment to the node of the one before. When a node has many, the background puts a
+//! copy of it in order ([`Store::mend`]), and the next clone goes on from that copy instead, with the segments that were
+//! added meanwhile on top ([`Mended`]).
+//!
+//! A range that lies in one leaf and is small is copied instead: into the buffer, as puts over a null.
 
 use std::sync::Arc;
 
@@ -24,20 +36,60 @@ use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
-use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, Skeleton};
+use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
+use crate::view::RunView;
+
+/// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer
+/// becomes segments of the root first, which are referred to.
+const BUFFER_PART: usize = 16;
+/// A segment is referred to when at least one part in so many is wanted; else a clone would keep much alive
+/// for little.
+const WANTED_PART: usize = 8;
+/// Messages are gathered to see what newer ones leave of them when they are up to so many times what is copied.
+const GATHERED_MAX: usize = 16;
+/// A clone waits for a node to be put in order when that has so many times what a node should have.
+const CROWDED_MAX: usize = 2;
+/// Most nodes in order that are kept for the clones to come.
+const MENDED_MAX: usize = 4;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
-    /// The range message that a copy of the range is; its translation leads from the source's keys.
-    Message(RangeMsg),
+    /// The range message that a copy of the range is; its translation leads from the source's keys. With `moves` the source
+    /// becomes such a copy too.
+    Message { msg: RangeMsg, moves: bool },
     /// The state itself, over nothing, in the source's key space: cheaper than a share of a node when it is small.
     Copy(MemRun),
-    /// Too much waits above the lowest node that covers the range, or that node has too many segments or is too high.
-    TooMuchAbove,
+    /// Something has to be done first, without locks.
+    First(Chore),
+}
+
+/// What makes a clone possible, or cheap again.
+pub(crate) enum Chore {
+    /// So much of the memory buffer is about the range that it is better referred to.
+    Freeze,
+    /// The node has too many segments.
+    Mend(Skeleton),
+    /// The node is too high: what waits above this range goes down, and the node is flattened.
+    Sink(KeyRange),
+}
+
+/// A node whose segments were merged and whose leaves were rewritten on the side, for clones that go on from it.
+#[derive(Debug)]
+pub(crate) struct Mended {
+    from: Skeleton,
+    to: Skeleton,
+}
+
+/// What waits above the lowest node that covers a range.
+enum Layer {
+    /// A copy, in the source's key space.
+    Messages(MemRun),
+    /// A clip, in the source's key space.
+    Segment(SegRef),
 }
 
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
-/// `patient`: copy whatever waits above, however much. Targets higher than `height_max` are refused.
+/// `patient`: put up with anything that a [`Chore`] would mend. Targets higher than `height_max` are refused.
 pub(crate) fn capture(
     store: &Store,
     buffer: &MemRun,
@@ -46,36 +98,22 @@ pub(crate) fn capture(
     patient: bool,
     height_max: u8,
 ) -> Result<Captured> {
-    let limit = if patient {
-        usize::MAX
-    } else {
-        store.shape.clone_copy_bytes
-    };
-    // What waits on each level, newest level first, in the source's key space.
-    let mut above: Vec<MemRun> = Vec::new();
-    let mut waiting = 0;
-    let mut admit = |run: MemRun, above: &mut Vec<MemRun>| {
-        waiting += run.size_bytes();
-        if !run.is_empty() {
-            above.push(run);
-        }
-        waiting <= limit
-    };
-
-    let mut node = Some((root.clone(), Xf::identity()));
-    if too_heavy(buffer, range, limit) {
-        return Ok(Captured::TooMuchAbove);
+    if !patient && weighs_more(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
+        return Ok(Captured::First(Chore::Freeze));
     }
+    let mut node = Some((root.clone(), Xf::identity()));
+    // What waits, newest first.
+    let mut above: Vec<Layer> = Vec::new();
     let mut part = buffer.extract(range, &Xf::identity());
     if let Some(msg) = part.take_cover(range) {
-        node = target_of(msg, &Xf::identity());
+        node = target_of(msg);
     }
-    if !admit(part, &mut above) {
-        return Ok(Captured::TooMuchAbove);
-    }
+    above.push(Layer::Messages(part));
 
-    // `lca`: the skeleton to share, when the range spans several of its edges.
+    // The skeleton to share, when the range spans several of its edges or much waits in it.
     let mut lca: Option<Arc<Skeleton>> = None;
+    // Whether nothing but the range is seen of the lowest skeleton.
+    let mut is_own = false;
     while let Some((handle, xf)) = node.clone() {
         if handle.kind() == Kind::Leaf {
             break;
@@ -83,100 +121,331 @@ pub(crate) fn capture(
         let skeleton = store.skeleton(&handle)?;
         bump(&store.counters.node_visits);
         let inside = xf.range(range);
+        is_own = skeleton.range() == inside;
         let at = skeleton.edge_of(&inside.lo);
-        if !skeleton.edge_range(at).covers(&inside) {
-            let held: u64 = skeleton.segs.iter().map(|s| s.bytes).sum();
-            let crowded = skeleton.ages().len() > 2 * store.shape.segments;
-            if !patient && (held > store.shape.buffer_bytes as u64 || crowded) {
-                // The copy would inherit more than a node may hold, and push or merge it on its own. In a chain of
-                // clones each level adds a segment: without this a lookup would visit as many as the chain is deep.
-                return Ok(Captured::TooMuchAbove);
-            }
+        let edge = &skeleton.edges[at];
+        let is_lowest = edge
+            .child
+            .as_ref()
+            .is_none_or(|c| c.node.kind() == Kind::Leaf);
+        if !skeleton.edge_range(at).covers(&inside)
+            || is_lowest && store.holds_much(&skeleton, edge, &inside)?
+        {
             lca = Some(skeleton);
             break;
         }
-        let edge = &skeleton.edges[at];
-        for seg in skeleton.visible(edge) {
-            let clip = seg.clip.intersect(&inside);
-            bump(&store.counters.node_visits);
-            if !clip.is_empty() && !patient {
-                let run = store.run(&seg.run)?;
-                if run.estimate_bytes(&seg.xf.range(&clip)) > 2 * limit.max(store.shape.block_bytes)
-                {
-                    return Ok(Captured::TooMuchAbove);
-                }
-            }
-        }
-        let mut part = store
-            .gather_range(&inside, edge.watermark, &skeleton.segs)?
-            .extract(&inside, &xf.inverse(&range.lo));
         node = edge
             .child
             .as_ref()
             .map(|c| (c.node.clone(), xf.then(&c.xf)));
-        if let Some(msg) = part.take_cover(range) {
-            // `extract` has put the target's translation behind the way back; here the keys are the source's.
-            node = target_of(msg, &Xf::identity());
-        }
-        if !admit(part, &mut above) {
-            return Ok(Captured::TooMuchAbove);
+        let out = xf.inverse(&range.lo);
+        for seg in skeleton.visible(edge) {
+            bump(&store.counters.node_visits);
+            let clip = seg.clip.intersect(&inside);
+            if clip.is_empty() {
+                continue;
+            }
+            let run = store.run(&seg.run)?;
+            let with_ranges = seg.ranges_step() >= edge.watermark && run.has_ranges();
+            let part = seg.xf.range(&clip);
+            if !with_ranges && store.is_worth_sharing(&run, &part)? {
+                above.push(Layer::Segment(SegRef {
+                    clip: out.range(&clip),
+                    xf: xf.then(&seg.xf),
+                    bytes: run.estimate_bytes(&part) as u64,
+                    ..seg.clone()
+                }));
+                continue;
+            }
+            let mut part = store
+                .gather_range(&inside, edge.watermark, std::slice::from_ref(seg))?
+                .extract(&inside, &out);
+            let cover = part.take_cover(range);
+            above.push(Layer::Messages(part));
+            if let Some(msg) = cover {
+                is_own = false;
+                // `extract` has put the target's translation behind the way back; here the keys are the source's.
+                node = target_of(msg);
+                break;
+            }
         }
     }
 
-    let waiting = join(above);
-    let Some((handle, xf)) = node else {
-        if waiting.is_empty() {
-            return Ok(Captured::Message(RangeMsg::Null));
-        }
-        if waiting.size_bytes() <= store.shape.clone_copy_bytes {
-            return Ok(Captured::Copy(over_nothing(
-                range,
-                MemRun::default(),
-                &waiting,
-            )));
-        }
-        let bare = Skeleton::empty(1, range.clone());
-        return goto(store, bare, waiting, Xf::identity(), patient, height_max);
+    let above = join(above);
+    let waiting = match &above[..] {
+        [] => Some(MemRun::default()),
+        [Layer::Messages(all)] => Some(all.clone()),
+        _ => None,
     };
-    if handle.kind() == Kind::Leaf
-        && let Some(state) = small_state(store, &handle, &xf, range, &waiting)?
-    {
-        return Ok(Captured::Copy(state));
+    let few = waiting
+        .as_ref()
+        .filter(|all| all.size_bytes() <= store.shape.clone_copy_bytes);
+    match (&node, few) {
+        (None, Some(few)) if few.is_empty() => {
+            return Ok(Captured::Message {
+                msg: RangeMsg::Null,
+                moves: false,
+            });
+        }
+        (None, Some(few)) => {
+            return Ok(Captured::Copy(over_nothing(range, MemRun::default(), few)));
+        }
+        (Some((leaf, xf)), Some(few)) if leaf.kind() == Kind::Leaf => {
+            if let Some(state) = small_state(store, leaf, xf, range, few)? {
+                return Ok(Captured::Copy(state));
+            }
+        }
+        _ => {}
     }
-    let is_root = Arc::ptr_eq(&handle, root);
-    if waiting.is_empty() && !is_root {
-        return Ok(Captured::Message(RangeMsg::Goto(Target {
-            xf,
-            node: handle,
-        })));
+    let (mut copy, xf) = match node {
+        Some((handle, xf)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
+            let msg = RangeMsg::Goto(Target { xf, node: handle });
+            return Ok(Captured::Message { msg, moves: false });
+        }
+        Some((handle, xf)) => match lca {
+            Some(skeleton) => {
+                let mut copy = Skeleton::clone(&skeleton);
+                copy.clip(&xf.range(range));
+                bump(&store.counters.unshares);
+                (store.in_order(copy), xf)
+            }
+            None => (over_leaf(store, handle, xf, range)?, Xf::identity()),
+        },
+        None => (Skeleton::empty(1, range.clone()), Xf::identity()),
+    };
+    if !patient && store.is_crowded(&copy, CROWDED_MAX) {
+        return Ok(Captured::First(Chore::Mend(copy)));
     }
-    if let Some(skeleton) = lca {
-        let mut copy = Skeleton::clone(&skeleton);
-        let inside = xf.range(range);
-        copy.clip(&inside);
-        let waiting = waiting.extract(range, &xf);
-        bump(&store.counters.unshares);
-        return goto(store, copy, waiting, xf, patient, height_max);
+    let moves = is_own
+        || waiting.is_none_or(|all| all.size_bytes() > store.shape.clone_waiting_bytes)
+        || store.waits_much(&copy)?;
+    let out = xf.inverse(&range.lo);
+    for layer in above.into_iter().rev() {
+        match layer {
+            Layer::Messages(run) => store.push_run(&mut copy, run.extract(range, &xf)),
+            Layer::Segment(seg) => {
+                copy.segs.push(SegRef {
+                    ord: copy.next_ord,
+                    clip: xf.range(&seg.clip),
+                    xf: out.then(&seg.xf),
+                    ..seg
+                });
+                copy.next_ord += 1;
+            }
+        }
     }
-    let live_bytes = store.run(&handle)?.estimate_bytes(&xf.range(range)) as u64;
-    let mut over_leaf = Skeleton::empty(1, range.clone());
-    over_leaf.edges = vec![Edge {
-        lo: range.lo.clone(),
-        watermark: 0,
-        child: Some(Child {
-            xf,
-            node: handle,
-            live_bytes,
-        }),
-    }];
-    goto(
-        store,
-        over_leaf,
-        waiting,
-        Xf::identity(),
-        patient,
-        height_max,
-    )
+    if !patient && copy.height_below() >= HEIGHT_PATIENT {
+        return Ok(Captured::First(Chore::Sink(range.clone())));
+    }
+    if copy.height_below() >= height_max {
+        return Err(Error::Invalid("clones of clones nest too deep"));
+    }
+    copy.height = copy.label();
+    let node = store.new_skeleton(copy);
+    let msg = RangeMsg::Goto(Target { xf, node });
+    Ok(Captured::Message { msg, moves })
+}
+
+impl Store {
+    /// Whether a node has several times as many segments or messages as one that was tended.
+    fn is_crowded(&self, node: &Skeleton, times: usize) -> bool {
+        let held: u64 = node.segs.iter().map(|s| s.bytes).sum();
+        node.ages().len() > times * self.shape.segments
+            || held > 2 * (times * self.shape.buffer_bytes) as u64
+    }
+
+    /// Whether it is time to put a node that a clone made in order.
+    pub(crate) fn wants_mending(&self, node: &Handle) -> bool {
+        node.fresh_skeleton()
+            .is_some_and(|node| self.is_crowded(&node, 1))
+    }
+
+    /// Whether a part of a run is better referred to than copied.
+    fn is_worth_sharing(&self, run: &RunView, part: &KeyRange) -> Result<bool> {
+        let limit = self
+            .shape
+            .clone_waiting_bytes
+            .max(run.all_bytes() / WANTED_PART);
+        self.is_more(run, part, limit)
+    }
+
+    /// Whether more than `limit` bytes of points of `run` lie in `part`.
+    fn is_more(&self, run: &RunView, part: &KeyRange, limit: usize) -> Result<bool> {
+        match run {
+            RunView::Mem(run) => Ok(weighs_more(run, part, limit)),
+            RunView::Disk(_) => {
+                // Of the blocks at the borders most may lie outside.
+                let bytes = run.estimate_bytes(part);
+                Ok(bytes > limit
+                    && (bytes > limit + 2 * self.shape.block_bytes
+                        || run.weigh(self, part, false)?.bytes > limit))
+            }
+        }
+    }
+
+    /// Whether so much waits in a node for `inside`, a part of `edge`, that it is better referred to than copied.
+    fn holds_much(&self, node: &Skeleton, edge: &Edge, inside: &KeyRange) -> Result<bool> {
+        let (mut parts, mut whole) = (Vec::new(), 0);
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(inside);
+            if part.is_empty() {
+                continue;
+            }
+            let part = seg.xf.range(&part);
+            let run = self.run(&seg.run)?;
+            if seg.ranges_step() >= edge.watermark && !run.ranges_in(&part).is_empty() {
+                // It may lead elsewhere.
+                return Ok(false);
+            }
+            whole += run.all_bytes();
+            parts.push((run, part));
+        }
+        let limit = self.shape.clone_waiting_bytes.max(whole / WANTED_PART);
+        let most = limit.max(GATHERED_MAX * self.shape.clone_waiting_bytes);
+        let mut sum = 0;
+        for (run, part) in parts {
+            if self.is_more(&run, &part, most - sum)? {
+                return Ok(true);
+            }
+            sum += run.weigh(self, &part, false)?.bytes.min(most - sum);
+        }
+        if sum <= limit {
+            return Ok(false);
+        }
+        // Newer messages may stand for most of it.
+        let all = self.gather_range(inside, edge.watermark, &node.segs)?;
+        Ok(all.size_bytes() > limit)
+    }
+
+    /// Whether more waits in a node for some edge than a clone copies: two nodes that show it would both write it once more.
+    fn waits_much(&self, node: &Skeleton) -> Result<bool> {
+        let limit = self.shape.clone_waiting_bytes;
+        for seg in &node.segs {
+            let run = self.run(&seg.run)?;
+            if run.estimate_bytes(&seg.xf.range(&seg.clip)) <= limit {
+                continue;
+            }
+            for (at, edge) in node.edges.iter().enumerate() {
+                let part = seg.clip.intersect(&node.edge_range(at));
+                if seg.points_step() >= edge.watermark
+                    && !part.is_empty()
+                    && self.is_more(&run, &seg.xf.range(&part), limit)?
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The node itself, or what it would be if it had grown from a mended one.
+    fn in_order(&self, node: Skeleton) -> Skeleton {
+        let mended = self.mended.lock();
+        let grown = mended
+            .iter()
+            .rev()
+            .find_map(|m| node.regrown(&m.from, &m.to));
+        drop(mended);
+        grown.unwrap_or(node)
+    }
+
+    /// Merges the segments of a copy of `node` and rewrites its leaves where that is due, for clones that go on from it.
+    /// The tree itself stays as it is, so nothing else has to wait. A clone that waits for it is `urgent`: of its
+    /// segments only the newest are merged then, if that suffices.
+    ///
+    /// # Errors
+    /// Those of [`Store::tend`].
+    pub(crate) fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
+        let from = self.in_order(node.clone());
+        // A full volume has no use for copies.
+        let is_short = self.room_bytes() < 2 * self.slack_bytes();
+        if is_short || !self.is_crowded(&from, if urgent { CROWDED_MAX } else { 1 }) {
+            return Ok(());
+        }
+        bump(&self.counters.mends);
+        let mut to = from.clone();
+        if urgent {
+            let newest = to.newest_within(self.shape.memory_bytes as u64 / BUFFER_PART as u64);
+            self.merge_from(&mut to, newest)?;
+        }
+        if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
+            self.tend(&mut to, true, false)?;
+        }
+        let to = self.within_fanout(to)?;
+        let mut mended = self.mended.lock();
+        let oldest = if mended.len() < MENDED_MAX {
+            None
+        } else {
+            mended.pop_front()
+        };
+        mended.push_back(Mended { from, to });
+        drop(mended);
+        // Its nodes may be the last ones.
+        drop(oldest);
+        Ok(())
+    }
+
+    /// Lets go of mended nodes, which no checkpoint writes before a clone uses them.
+    pub(crate) fn forget_mended(&self) {
+        let all = std::mem::take(&mut *self.mended.lock());
+        drop(all);
+    }
+}
+
+impl Skeleton {
+    /// Where the newest segments begin that have no more than `bytes` together, whole ages of them.
+    fn newest_within(&self, bytes: u64) -> usize {
+        let mut sum = 0;
+        let ages = self.ages().into_iter().rev();
+        let within = ages.take_while(|(_, of_age)| {
+            sum += of_age;
+            sum <= bytes
+        });
+        within.last().map_or(self.segs.len(), |(at, _)| at)
+    }
+
+    /// What `to` grows to by the segments that make this node out of `from`; `None` when more than that was done.
+    fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
+        let newer = self.segs.get(from.segs.len()..)?;
+        let same_segs = self.segs.iter().zip(&from.segs).all(|(a, b)| {
+            a.run.id() == b.run.id() && a.ord == b.ord && a.clip == b.clip && a.xf == b.xf
+        });
+        let same_child = |a: &Option<Child>, b: &Option<Child>| match (a, b) {
+            (Some(a), Some(b)) => a.node.id() == b.node.id() && a.xf == b.xf,
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let same = same_segs
+            && self.hi == from.hi
+            && self.edges.len() == from.edges.len()
+            && self.edges.iter().zip(&from.edges).all(|(a, b)| {
+                a.lo == b.lo && a.watermark == b.watermark && same_child(&a.child, &b.child)
+            })
+            && newer.iter().all(|seg| seg.ord >= from.next_ord);
+        same.then(|| to.with_newer(newer, from.next_ord, self.next_ord))
+    }
+
+    /// The node with segments on top that another one got since its next ordinal was `seen`; now that is `next_ord`.
+    pub(crate) fn with_newer(&self, newer: &[SegRef], seen: u64, next_ord: u64) -> Skeleton {
+        let mut all = self.clone();
+        all.segs.extend(newer.iter().map(|seg| SegRef {
+            ord: seg.ord - seen + self.next_ord,
+            ..seg.clone()
+        }));
+        all.next_ord += next_ord - seen;
+        all
+    }
+}
+
+/// An interior node that shows `range` of a leaf.
+fn over_leaf(store: &Store, leaf: Arc<Handle>, xf: Xf, range: &KeyRange) -> Result<Skeleton> {
+    let live_bytes = store.run(&leaf)?.estimate_bytes(&xf.range(range)) as u64;
+    let mut node = Skeleton::empty(1, range.clone());
+    node.edges[0].child = Some(Child {
+        xf,
+        node: leaf,
+        live_bytes,
+    });
+    Ok(node)
 }
 
 /// The state of `range` when it lies in one leaf and is no larger than what a clone may copy. Moving small
@@ -199,11 +468,13 @@ fn small_state(
     let mut base = MemRun::default();
     while let Some((key, point)) = cursor.take(store)? {
         base.push_point(key, point.detached());
-        if base.size_bytes() + waiting.size_bytes() > limit {
+        if base.size_bytes() > limit {
             return Ok(None);
         }
     }
-    Ok(Some(over_nothing(range, base, waiting)))
+    // What waits may stand for most of the leaf's part.
+    let state = over_nothing(range, base, waiting);
+    Ok((state.size_bytes() <= limit).then_some(state))
 }
 
 fn over_nothing(range: &KeyRange, base: MemRun, waiting: &MemRun) -> MemRun {
@@ -215,7 +486,7 @@ fn over_nothing(range: &KeyRange, base: MemRun, waiting: &MemRun) -> MemRun {
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
-fn too_heavy(run: &MemRun, range: &KeyRange, limit: usize) -> bool {
+fn weighs_more(run: &MemRun, range: &KeyRange, limit: usize) -> bool {
     // Each range message counts for as much as it adds to `MemRun::size_bytes`.
     let mut sum = run.ranges_in(range).take(limit / 48 + 1).count() * 48;
     for (key, point) in run.points_in(range) {
@@ -227,45 +498,25 @@ fn too_heavy(run: &MemRun, range: &KeyRange, limit: usize) -> bool {
     false
 }
 
-fn target_of(msg: RangeMsg, xf: &Xf) -> Option<(Arc<Handle>, Xf)> {
+fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Xf)> {
     match msg {
         RangeMsg::Null => None,
-        RangeMsg::Goto(target) => Some((target.node, xf.then(&target.xf))),
+        RangeMsg::Goto(target) => Some((target.node, target.xf)),
     }
 }
 
-/// One run of all levels, the newest first in `above`.
-fn join(above: Vec<MemRun>) -> MemRun {
-    let mut all = MemRun::default();
-    for run in above.iter().rev() {
-        all.add_all(run);
+/// The same layers, the newest first, with neighbouring copies as one and without empty ones.
+fn join(layers: Vec<Layer>) -> Vec<Layer> {
+    let mut joined: Vec<Layer> = Vec::new();
+    for layer in layers.into_iter().rev() {
+        match (layer, joined.last_mut()) {
+            (Layer::Messages(run), _) if run.is_empty() => {}
+            (Layer::Messages(run), Some(Layer::Messages(older))) => older.add_all(&run),
+            (layer, _) => joined.push(layer),
+        }
     }
-    all
-}
-
-/// A GOTO to `node` with `waiting`, in its key space, as the newest segment.
-fn goto(
-    store: &Store,
-    mut node: Skeleton,
-    waiting: MemRun,
-    xf: Xf,
-    patient: bool,
-    height_max: u8,
-) -> Result<Captured> {
-    if !waiting.is_empty() {
-        store.push_run(&mut node, waiting);
-    }
-    if !patient && node.height_below() >= HEIGHT_PATIENT {
-        return Ok(Captured::TooMuchAbove);
-    }
-    if node.height_below() >= height_max {
-        return Err(Error::Invalid("clones of clones nest too deep"));
-    }
-    node.height = node.label();
-    Ok(Captured::Message(RangeMsg::Goto(Target {
-        xf,
-        node: store.new_skeleton(node),
-    })))
+    joined.reverse();
+    joined
 }
 
 /// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.

@@ -59,6 +59,10 @@ impl Store {
                 .visible(edge)
                 .filter(|s| s.ranges_step() >= edge.watermark)
             {
+                let run = self.run(&seg.run)?;
+                if !run.has_ranges() {
+                    continue;
+                }
                 if seg.clip.lo > lo {
                     hi = min_hi(hi, Some(seg.clip.lo.clone()));
                     continue;
@@ -73,7 +77,7 @@ impl Store {
                         .filter(|b| b.starts_with(&seg.xf.prepend))
                         .map(|b| back.key(&b))
                 };
-                match self.run(&seg.run)?.range_at(&seg.xf.key(&lo)) {
+                match run.range_at(&seg.xf.key(&lo)) {
                     RangeAt::Until(next) => {
                         if let Some(next) = border(next) {
                             hi = min_hi(hi, Some(next));

@@ -23,7 +23,7 @@ use crate::view::{DiskRun, RunView};
 /// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
 pub(crate) const AHEAD_MAX: usize = 31;
 /// Blocks beyond its range that a cursor reads on for the one that follows it.
-const BEYOND_MAX: usize = 15;
+const BEYOND_MAX: usize = AHEAD_MAX;
 /// Points taken at a time from a run in memory.
 const PAGE_POINTS: usize = 64;
 
@@ -438,7 +438,7 @@ mod tests {
         let value = Bytes::from(vec![7; 64]);
         // `b` fills the first block.
         for (key, value) in [("aa1", Bytes::new()), ("b", value.clone()), ("aa5", value)] {
-            builder.add(key.into(), &Point::Put(value));
+            builder.add_put(key.as_bytes(), &value);
         }
         let image = builder.finish(std::iter::empty());
         let leaf = store

@@ -79,7 +79,7 @@ impl Filter {
         !is_denied && fingerprint == slots[at[0]] ^ slots[at[1]] ^ slots[at[2]]
     }
 
-    /// Decodes what [`encode`] made; no bytes are no filter.
+    /// Decodes what [`Filter::encode`] made; no bytes are no filter.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         if bytes.is_empty() {
             return Ok(Self(None));
@@ -104,31 +104,37 @@ impl Filter {
     pub(crate) fn weight(&self) -> usize {
         self.0.as_ref().map_or(0, |(_, slots)| slots.len())
     }
-}
 
-/// The bytes of a filter that holds these hashes. Empty, which is no filter, when there are none, or two that are the same.
-pub(crate) fn encode(hashes: &[u64]) -> Vec<u8> {
-    if hashes.is_empty() {
-        return Vec::new();
-    }
-    let (segment_log, segments) = size_for(hashes.len());
-    for seed in 1..=SEEDS_MAX {
-        let geometry = Geometry {
-            seed: mix(seed),
-            segment_log,
-            segments,
-        };
-        if let Some(slots) = fill(&geometry, hashes) {
-            let mut w = Writer::with_capacity(HEADER_BYTES + slots.len());
-            w.u64(geometry.seed);
-            w.u32(segments);
-            w.u8(segment_log);
-            w.pad_to(HEADER_BYTES);
-            w.raw(&slots);
-            return w.into_vec();
+    /// A filter that holds these hashes; none when there are none, or two that are the same.
+    pub(crate) fn of(hashes: &[u64]) -> Self {
+        if hashes.is_empty() {
+            return Self(None);
         }
+        let (segment_log, segments) = size_for(hashes.len());
+        let found = (1..=SEEDS_MAX).find_map(|seed| {
+            let geometry = Geometry {
+                seed: mix(seed),
+                segment_log,
+                segments,
+            };
+            fill(&geometry, hashes).map(|slots| (geometry, slots.into()))
+        });
+        Self(found)
     }
-    Vec::new()
+
+    /// Its bytes; none for no filter.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let Some((geometry, slots)) = &self.0 else {
+            return Vec::new();
+        };
+        let mut w = Writer::with_capacity(HEADER_BYTES + slots.len());
+        w.u64(geometry.seed);
+        w.u32(geometry.segments);
+        w.u8(geometry.segment_log);
+        w.pad_to(HEADER_BYTES);
+        w.raw(slots);
+        w.into_vec()
+    }
 }
 
 /// Exponent of the segments' length, and how many there are, for so many keys: the figures of the paper.
@@ -196,7 +202,7 @@ mod tests {
     fn keys_that_are_there_are_never_denied_and_few_others_are_not() {
         for count in [1, 2, 3, 7, 50, 1000, 40_000] {
             let there = hashes(0, count);
-            let bytes = encode(&there);
+            let bytes = Filter::of(&there).encode();
             assert!(!bytes.is_empty(), "{count} keys have a filter");
             let filter = Filter::decode(&bytes).expect("what was encoded decodes");
             assert!(there.iter().all(|&h| filter.may_hold(h)), "{count} keys");
@@ -214,7 +220,7 @@ mod tests {
 
     #[test]
     fn two_keys_with_one_hash_have_no_filter() {
-        let bytes = encode(&[5, 9, 5]);
+        let bytes = Filter::of(&[5, 9, 5]).encode();
         assert!(bytes.is_empty());
         let none = Filter::decode(&bytes).expect("no bytes are no filter");
         assert!(none.may_hold(77));
@@ -222,7 +228,7 @@ mod tests {
 
     #[test]
     fn filter_has_its_golden_bytes() {
-        let bytes = encode(&[hash(b"a")]);
+        let bytes = Filter::of(&[hash(b"a")]).encode();
         let golden: &[&[u8]] = &[
             b"\x2c\xcb\xc2\x34\xfc\xbc\x56\xb4\x01\0\0\0\x02\0\0\0",
             b"\0\0\0\0\0\0\0\0\0\0\x9a\0",
@@ -232,7 +238,7 @@ mod tests {
 
     #[test]
     fn damaged_filters_do_not_panic() {
-        let good = encode(&hashes(0, 100));
+        let good = Filter::of(&hashes(0, 100)).encode();
         let mut refused = 4 * good.len();
         for value in [0u8, 1, 0x7f, 0xff] {
             for at in 0..good.len() {

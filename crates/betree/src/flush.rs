@@ -6,10 +6,12 @@
 //! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
 //!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning. Children that clones
 //!    have made too high are flattened (see [`crate::flatten`]).
-//! 2. *Rewrite* leaves for which messages of `theta` of their size wait, shared or private alike
-//!    (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
+//! 2. *Rewrite* leaves that lose much of what they hold, and shared leaves for which messages of `theta` of their size
+//!    wait (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
 //!    relifting of leaves are this one operation.
-//! 3. *Push* messages into interior children while the node holds more than its buffer, fullest child first.
+//! 3. *Relieve* the node while it holds more than its buffer, fullest edge first: messages go into an interior child, or a
+//!    leaf is rewritten, once theta waits for it. So a private leaf is written as seldom as the buffer allows. A checkpoint also
+//!    hands down what it would write here and soon after in the child.
 //! 4. *Coalesce* small neighbouring leaves, merge small segments, drop segments that no edge sees.
 //!
 //! Without room for the nodes that a step makes the step is left out and the messages stay where they are, so that
@@ -23,19 +25,126 @@
 use ramet_block::planted::{self, Fault};
 
 use crate::bounds::{KeyRange, Xf, min_hi};
-use crate::cursor::{AHEAD_MAX, MappedCursor};
+use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::RangeMsg;
 use crate::node::{Kind, Store, bump};
+use crate::run::{PackedBuilder, PackedRun};
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
 use crate::weigh::Pending;
 
 /// Space that pushing into a child takes beside the messages, about, in bytes.
 pub(crate) const PUSH_BYTES: u64 = 32 << 10;
 
+/// A checkpoint hands messages that are in memory only down to a child when they are this part of a leaf, so that the copy
+/// of its skeleton costs little beside them.
+const FRESH_PER_LEAF: usize = 4;
+
 /// One deletion in so many bytes of a leaf is worth being pushed down at a checkpoint.
 const DELETES_PER_LEAF_BYTES: usize = 2048;
+
+/// Messages taken out of the segments of a node.
+pub(crate) struct Gathered {
+    /// Range messages alone, older than the points.
+    ranges: MemRun,
+    points: Option<PackedRun>,
+}
+
+impl Gathered {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.points.is_none()
+    }
+
+    /// No segments that hold it are longer, in bytes.
+    fn stored_bytes_max(&self) -> u64 {
+        let points = self.points.as_ref().map_or(0, PackedRun::stored_bytes_max);
+        (self.ranges.size_bytes() + points) as u64
+    }
+
+    /// The points, when there is nothing else.
+    pub(crate) fn into_points(self) -> Option<PackedRun> {
+        self.points.filter(|_| self.ranges.is_empty())
+    }
+}
+
+/// Merges what is visible in segments, one range after the other. Where only points are it is a merge of cursors into
+/// blocks, and nothing is looked up; range messages are laid on top of each other in a map.
+pub(crate) struct Gatherer<'a> {
+    store: &'a Store,
+    ranges: MemRun,
+    points: PackedBuilder,
+}
+
+impl<'a> Gatherer<'a> {
+    pub(crate) fn new(store: &'a Store) -> Self {
+        Self {
+            store,
+            ranges: MemRun::default(),
+            points: PackedBuilder::new(store.shape.block_bytes),
+        }
+    }
+
+    /// Adds what `watermark` shows of `segs` in `range`, above all that was added before, without the first `lift` bytes
+    /// of the keys.
+    pub(crate) fn add(
+        &mut self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+        lift: usize,
+    ) -> Result<()> {
+        let mut merge = Merge::default();
+        for seg in segs.iter().rev() {
+            let part = seg.clip.intersect(range);
+            if seg.points_step() < watermark || part.is_empty() {
+                continue;
+            }
+            let run = self.store.run(&seg.run)?;
+            if run.has_ranges()
+                && seg.ranges_step() >= watermark
+                && !run.ranges_in(&seg.xf.range(&part)).is_empty()
+            {
+                return self.add_mixed(range, watermark, segs, lift);
+            }
+            merge.push_older(MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX));
+        }
+        while merge.advance(self.store)? {
+            let key = &merge.key()[lift..];
+            match merge.value() {
+                Some(value) => self.points.add_put(key, value),
+                None => self.points.add(key, &merge.point()),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_mixed(
+        &mut self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+        lift: usize,
+    ) -> Result<()> {
+        let mixed = self.store.gather_range(range, watermark, segs)?;
+        let mixed = mixed.extract(range, &Xf::stripping(lift));
+        for (lo, entry) in mixed.ranges() {
+            let covered = KeyRange::new(lo.clone(), entry.hi.clone());
+            self.ranges.add_range(covered, entry.msg.clone());
+        }
+        for (key, point) in mixed.points() {
+            self.points.add(key, point);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Gathered {
+        Gathered {
+            ranges: self.ranges,
+            points: self.points.finish(),
+        }
+    }
+}
 
 impl Store {
     /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
@@ -52,39 +161,19 @@ impl Store {
             },
         )?;
         let mut pending = self.weigh_edges(node)?;
-        let is_sweeping = settle && self.healing.is_sweeping();
-        let mut at = 0;
-        while at < node.edges.len() {
-            let is_leaf = node.edges[at]
-                .child
-                .as_ref()
-                .is_none_or(|c| c.node.kind() == Kind::Leaf);
-            let wanted = is_leaf
-                && (self.is_abundant(&node.edges[at], pending[at])
-                    || is_sweeping && self.gives_back(&node.edges[at], pending[at])?);
-            let rewritten = if wanted {
-                self.with_room(self.rewrite(node, at, at))?
-            } else {
-                None
-            };
-            if let Some(edges) = rewritten {
-                bump(&self.counters.flushes);
-                let made = edges.len();
-                pending.splice(at..=at, std::iter::repeat_n(Pending::default(), made));
-                node.edges.splice(at..=at, edges);
-                at += made;
-            } else {
-                at += 1;
-            }
-        }
-        self.push_fullest(node, &mut pending, settle)?;
-        if is_sweeping {
+        let is_sweeping = self.healing.is_sweeping();
+        let limit = if is_sweeping { 0 } else { self.buffer_limit() };
+        self.rewrite_due(node, &mut pending, limit == 0, settle && is_sweeping)?;
+        // What waits in the root is in memory for the most part: a checkpoint hands it down.
+        let limit = if top && !settle { 8 * limit } else { limit };
+        self.relieve(node, &mut pending, limit, settle)?;
+        if settle && is_sweeping {
             self.sweep(node, &mut pending)?;
         }
         self.coalesce(node, &mut pending)?;
         self.drop_dead_segments(node)?;
         self.compact_segments(node)?;
-        self.merge_segments(node)
+        self.merge_segments(node, settle)
     }
 
     /// `None` when there was no room.
@@ -99,42 +188,100 @@ impl Store {
         }
     }
 
-    fn push_fullest(
+    /// Bytes of messages that a node may hold: less from when half of the volume is in use on, and none when room is
+    /// short, since what waits in segments is written once more before any of it is free.
+    fn buffer_limit(&self) -> usize {
+        let half = (self.table.stats().total / 2).max(1);
+        let spare = self.room_bytes().saturating_sub(2 * self.slack_bytes());
+        let part = u128::from(spare.min(half)) * self.shape.buffer_bytes as u128 / u128::from(half);
+        usize::try_from(part).unwrap_or(usize::MAX)
+    }
+
+    /// Rewrites the leaves that do not wait until there is pressure: those that lose much, shared ones with abundant
+    /// messages, and all with abundant messages when room is short.
+    fn rewrite_due(
         &self,
         node: &mut Skeleton,
         pending: &mut Vec<Pending>,
+        is_short: bool,
+        is_sweeping: bool,
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let (edge, waits) = (&node.edges[at], pending[at]);
+            let is_due = edge.is_above_leaf()
+                && (self.frees_much(edge, waits)
+                    || self.is_abundant(edge, waits) && (is_short || self.is_shared(edge)?)
+                    || is_sweeping && self.gives_back(edge, waits)?);
+            at += if is_due {
+                self.rewrite_edge(node, pending, at)?
+            } else {
+                1
+            };
+        }
+        Ok(())
+    }
+
+    /// Writes what a leaf edge shows anew; returns how many edges there are now in its place.
+    fn rewrite_edge(
+        &self,
+        node: &mut Skeleton,
+        pending: &mut Vec<Pending>,
+        at: usize,
+    ) -> Result<usize> {
+        let Some(edges) = self.with_room(self.rewrite(node, at, at))? else {
+            pending[at].stays = true;
+            return Ok(1);
+        };
+        bump(&self.counters.flushes);
+        let made = edges.len();
+        let done = Pending {
+            stays: true,
+            ..Pending::default()
+        };
+        pending.splice(at..=at, std::iter::repeat_n(done, made));
+        node.edges.splice(at..=at, edges);
+        Ok(made)
+    }
+
+    /// While more than `limit` bytes wait: moves what waits for the fullest edge down, into a child or into new leaves.
+    /// At a checkpoint also whatever would be written here for the first time and is enough for a segment
+    /// of the child's: messages that are still in memory skip the levels above.
+    fn relieve(
+        &self,
+        node: &mut Skeleton,
+        pending: &mut Vec<Pending>,
+        limit: usize,
         settle: bool,
     ) -> Result<()> {
-        let interior = |node: &Skeleton, at: usize| {
-            node.edges[at]
-                .child
-                .as_ref()
-                .is_some_and(|c| c.node.kind() == Kind::Skeleton)
-        };
         let mut total: usize = pending.iter().map(|p| p.bytes).sum();
-        let is_short = self.healing.is_sweeping() || self.room_bytes() < 2 * self.slack_bytes();
         // What they delete is not free before they arrive.
         let deletes_max = (self.shape.leaf_bytes / DELETES_PER_LEAF_BYTES).max(1);
-        let high = if is_short { 0 } else { self.shape.buffer_bytes };
-        let low = if total > high { high / 2 } else { high };
+        let fresh_max = (self.shape.leaf_bytes / FRESH_PER_LEAF).max(1);
         loop {
-            let candidates = (0..node.edges.len())
-                .filter(|&at| pending[at].count > 0 && !pending[at].stays && interior(node, at));
-            let forced = settle
-                .then(|| {
-                    candidates
-                        .clone()
-                        .find(|&at| pending[at].ranges || pending[at].deletes >= deletes_max)
-                })
-                .flatten();
-            let fullest = (total > low)
+            let candidates = (0..node.edges.len()).filter(|&at| {
+                let (edge, waits) = (&node.edges[at], pending[at]);
+                let is_worth = !edge.is_above_leaf() || self.is_abundant(edge, waits);
+                waits.count > 0 && !waits.stays && is_worth
+            });
+            let is_forced = |at: &usize| {
+                let waits = pending[*at];
+                let enough = waits.deletes >= deletes_max || waits.fresh >= fresh_max;
+                !node.edges[*at].is_above_leaf() && (waits.ranges > 0 || enough)
+            };
+            let forced = settle.then(|| candidates.clone().find(is_forced)).flatten();
+            let fullest = (total > limit)
                 .then(|| candidates.max_by_key(|&at| pending[at].bytes))
                 .flatten();
             let Some(at) = forced.or(fullest) else {
                 return Ok(());
             };
-            if let Some(edges) = self.with_room(self.push(node, at, settle))? {
-                total -= pending[at].bytes;
+            let waits = pending[at].bytes;
+            if node.edges[at].is_above_leaf() {
+                self.rewrite_edge(node, pending, at)?;
+                total -= waits - pending[at].bytes;
+            } else if let Some(edges) = self.with_room(self.push(node, at, settle))? {
+                total -= waits;
                 let done = Pending {
                     stays: true,
                     ..Pending::default()
@@ -150,11 +297,15 @@ impl Store {
         }
     }
 
-    /// All messages that an edge sees, in the node's key space.
-    pub(crate) fn gather(&self, node: &Skeleton, at: usize, segs: &[SegRef]) -> Result<MemRun> {
-        self.gather_range(&node.edge_range(at), node.edges[at].watermark, segs)
+    /// All messages that an edge sees, without the first `lift` bytes of their keys.
+    fn gather_edge(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Gathered> {
+        let mut all = Gatherer::new(self);
+        let range = node.edge_range(at);
+        all.add(&range, node.edges[at].watermark, &node.segs, lift)?;
+        Ok(all.finish())
     }
 
+    /// What is visible of `segs` in `range`, with its range messages.
     pub(crate) fn gather_range(
         &self,
         range: &KeyRange,
@@ -185,11 +336,11 @@ impl Store {
 
     /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, settle: bool) -> Result<Vec<Edge>> {
-        let messages = self.gather(node, at, &node.segs)?;
-        let room = self.take_room(messages.size_bytes() as u64 + PUSH_BYTES)?;
+        let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
+        let room = self.take_room(messages.stored_bytes_max() + PUSH_BYTES)?;
         bump(&self.counters.flushes);
         let (mut child, lift) = self.open_child(node, at)?;
-        self.give(&mut child, &messages, &node.edge_range(at), lift);
+        self.give(&mut child, messages);
         drop(room);
         self.tend(&mut child, false, settle)?;
         self.close_child(node, at, child, lift)
@@ -202,8 +353,7 @@ impl Store {
             .child
             .as_ref()
             .expect("only edges with an interior child are opened");
-        if child.node.is_recorded() && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)
-        {
+        if self.is_shared(&node.edges[at])? {
             bump(&self.counters.unshares);
         }
         let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
@@ -233,12 +383,8 @@ impl Store {
         Ok((copy, lift))
     }
 
-    fn give(&self, child: &mut Skeleton, messages: &MemRun, range: &KeyRange, lift: usize) {
-        let run = messages.extract(range, &Xf::stripping(lift));
-        if run.is_empty() {
-            return;
-        }
-        let goto_height = self.goto_height(&run);
+    fn give(&self, child: &mut Skeleton, messages: Gathered) {
+        let goto_height = self.goto_height(&messages.ranges);
         if goto_height > 0 {
             bump(&self.counters.goto_sinks);
             assert!(
@@ -246,7 +392,25 @@ impl Store {
                 "T3: a GOTO sinks only into nodes above its target"
             );
         }
-        self.push_run(child, run);
+        self.push_gathered(child, messages);
+    }
+
+    /// Makes what was gathered the newest segments of `node`. Their clips are as narrow as what is in them, so nothing else
+    /// goes through them, and clones of what lies beside do not keep them.
+    pub(crate) fn push_gathered(&self, node: &mut Skeleton, messages: Gathered) {
+        self.push_run(node, messages.ranges);
+        if let Some(points) = messages.points {
+            let ord = node.next_ord;
+            node.next_ord += 1;
+            node.segs.push(SegRef {
+                ord,
+                clip: node.range().intersect(&points.span()),
+                xf: Xf::identity(),
+                goto_height: 0,
+                bytes: points.weight_bytes() as u64,
+                run: self.new_packed(points),
+            });
+        }
     }
 
     /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
@@ -269,7 +433,7 @@ impl Store {
                 }
                 node.segs.push(SegRef {
                     ord,
-                    clip,
+                    clip: clip.intersect(&part.span()),
                     xf: Xf::identity(),
                     goto_height: self.goto_height(&part),
                     bytes: part.size_bytes() as u64,
@@ -360,11 +524,11 @@ impl Store {
         let kind = node.edges[at].child.as_ref().map(|c| c.node.kind());
         if covers {
             let edges = if kind == Some(Kind::Skeleton) {
-                let messages = self.gather(node, at, &node.segs)?;
-                let room = self.take_room(messages.size_bytes() as u64 + PUSH_BYTES)?;
                 let bounds = node.edge_range(at);
+                let messages = self.gather_edge(node, at, bounds.common_prefix_len())?;
+                let room = self.take_room(messages.stored_bytes_max() + PUSH_BYTES)?;
                 let (mut child, lift) = self.open_child(node, at)?;
-                self.give(&mut child, &messages, &bounds, lift);
+                self.give(&mut child, messages);
                 drop(room);
                 self.sink(&mut child, &Xf::stripping(lift).range(range), false)?;
                 self.close_child(node, at, child, lift)?

@@ -7,11 +7,11 @@ use ramet_block::{Codec, Device, Extent, MemDevice, checksum};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::bounds::{KeyRange, Xf};
-use crate::filter;
+use crate::filter::{self, Filter};
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, TreeShape};
-use crate::run::{RunImage, RunIndex, index_len, segment_image};
+use crate::run::{PackedBuilder, RunImage, RunIndex, index_len, segment_image};
 use crate::skeleton::{Child, Edge, SegRef, Skeleton};
 use crate::verify::check_skeleton;
 
@@ -156,10 +156,11 @@ fn run_has_its_golden_bytes() {
         b"\x01\x00\x06\x00\x0a\x00\x0f\x00",
     ];
     let block = block.concat();
-    let filter = filter::encode(&[b"aa", b"ab", b"bz", b"z\0"].map(|key| match key {
+    let filter = Filter::of(&[b"aa", b"ab", b"bz", b"z\0"].map(|key| match key {
         b"z\0" => filter::hash(b"z"),
         key => filter::hash(key),
-    }));
+    }))
+    .encode();
     assert_eq!(filter.len(), 40);
     let front: &[&[u8]] = &[
         b"RRUN\x02\0\0\0",
@@ -257,4 +258,34 @@ fn forged_skeletons_are_found_by_number() {
             .expect("no other kind is known")
     });
     forge("T4", &|n| n.next_ord = 1);
+}
+
+/// A segment is written alike whether it was packed before or not.
+#[test]
+fn a_packed_run_has_the_image_of_its_map() {
+    let mut run = MemRun::default();
+    for n in 0..2000u32 {
+        let point = match n % 7 {
+            0 => Point::Delete,
+            1 => Point::patch(n % 50, Bytes::from(vec![3; 9])),
+            _ => Point::Put(Bytes::from(vec![n as u8; n as usize % 90])),
+        };
+        run.add_point(Bytes::from(format!("some/key{:05}", n * 13 % 2003)), point);
+    }
+    for codec in [Codec::Raw, Codec::Lz4] {
+        let mut builder = PackedBuilder::new(1024);
+        run.points()
+            .for_each(|(key, point)| builder.add(key, point));
+        let packed = builder.finish().expect("it has points");
+        let image = packed.image(codec);
+        let direct = segment_image(&run, codec, 1024);
+        assert_eq!(image.bytes, direct.bytes);
+        assert_eq!(image.checksum, direct.checksum);
+        assert!(image.bytes.len() <= packed.stored_bytes_max());
+        assert!(packed.memory_bytes < run.memory_bytes() / 2);
+        let map = packed.to_mem();
+        assert!(map.points().eq(run.points()));
+        assert_eq!(map.size_bytes(), run.size_bytes());
+    }
+    assert!(PackedBuilder::new(1024).finish().is_none());
 }

@@ -237,6 +237,8 @@ impl Inner {
         let leaves = edges.into_iter().filter_map(|edge| {
             let child = edge.child?;
             let (place, _) = child.node.written()?;
+            let counter = &self.store.counters.graft_bytes;
+            counter.fetch_add(place.extent.len, Ordering::Relaxed);
             Some(GraftLeaf {
                 lo: edge.lo,
                 lift: child.xf.strip,

@@ -39,6 +39,7 @@ mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
@@ -129,6 +130,8 @@ pub(crate) struct Journal {
     region: Extent,
     timeline: Timeline,
     queue: Mutex<Queue>,
+    /// Bytes handed to the device since it was opened.
+    written_bytes: AtomicU64,
     /// Signalled when the leader is done.
     led: Condvar,
 }
@@ -189,6 +192,7 @@ impl Journal {
                 has_leader: false,
                 failure: None,
             }),
+            written_bytes: AtomicU64::new(0),
             led: Condvar::new(),
         }
     }
@@ -324,6 +328,11 @@ impl Journal {
     pub(crate) fn used_bytes(&self) -> u64 {
         let queue = self.queue.lock();
         self.end_with(&queue, None) - queue.released
+    }
+
+    /// Bytes handed to the device since it was opened.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written_bytes.load(Ordering::Relaxed)
     }
 
     /// Bytes that wait in memory to be written.
@@ -472,6 +481,8 @@ impl Journal {
             self.dev
                 .write_at(self.region.addr + start, &bytes)
                 .map_err(failed("writing the journal"))?;
+            self.written_bytes
+                .fetch_add(bytes.len() as u64, Ordering::Relaxed);
         }
         if sync && !planted::is(Fault::JournalUnsynced) {
             self.dev.sync().map_err(failed("syncing the journal"))?;

@@ -75,6 +75,6 @@ pub use graft::Graft;
 pub use node::TreeShape;
 pub use open::{FormatOptions, VOLUME_BYTES_MIN};
 pub use scrub::{Damage, Scrub};
-pub use stats::{PathCounts, Stats};
+pub use stats::{PathCounts, Stats, WrittenBytes};
 pub use tree::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};
 pub use usage::Usage;

@@ -10,11 +10,12 @@ use std::ops::Bound;
 use bytes::Bytes;
 use imbl::OrdMap;
 
+use crate::batch::successor_of_prefix;
 use crate::bounds::{KeyRange, Xf, below, cmp_hi};
 use crate::message::{Point, RangeMsg};
 
 /// Bytes that one message costs beside key and payload, in the accounting of buffers.
-const ENTRY_BYTES: usize = 48;
+pub(crate) const MESSAGE_BYTES: usize = 48;
 /// Memory that one message takes beyond that: its place in the map, and the allocations of key and
 /// payload.
 const MEMORY_ENTRY_BYTES: usize = 240;
@@ -44,7 +45,7 @@ pub(crate) struct Weight {
 }
 
 fn cost(key_bytes: usize, point: &Point) -> usize {
-    key_bytes + point.payload_bytes() + ENTRY_BYTES
+    key_bytes + point.payload_bytes() + MESSAGE_BYTES
 }
 
 fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
@@ -52,7 +53,7 @@ fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
         RangeMsg::Null => 0,
         RangeMsg::Goto(target) => target.xf.prepend.len(),
     };
-    lo.len() + entry.hi.as_ref().map_or(0, Bytes::len) + prepend + ENTRY_BYTES
+    lo.len() + entry.hi.as_ref().map_or(0, Bytes::len) + prepend + MESSAGE_BYTES
 }
 
 impl MemRun {
@@ -81,6 +82,23 @@ impl MemRun {
         let entry = self.ranges.remove(lo)?;
         self.bytes -= range_cost(lo, &entry);
         Some(entry)
+    }
+
+    /// The narrowest range around all its messages that takes no longer keys than theirs.
+    pub(crate) fn span(&self) -> KeyRange {
+        let first_point = self.points.get_min().map(|(key, _)| key);
+        let first_range = self.ranges.get_min().map(|(lo, _)| lo);
+        let Some(lo) = first_point.into_iter().chain(first_range).min() else {
+            return KeyRange::new(Bytes::new(), Some(Bytes::new()));
+        };
+        let last_point = self
+            .points
+            .get_max()
+            .map(|(key, _)| successor_of_prefix(key));
+        let last_range = self.ranges.get_max().map(|(_, entry)| entry.hi.clone());
+        let ends = last_point.into_iter().chain(last_range);
+        let hi = ends.max_by(|a, b| cmp_hi(a.as_deref(), b.as_deref()));
+        KeyRange::new(lo.clone(), hi.flatten())
     }
 
     pub(crate) fn range_count(&self) -> usize {

@@ -9,10 +9,11 @@
 //!                             freed when the handle drops            lives as long as it is referenced there
 //! ```
 //!
+//! A fresh segment of points is at first the map that the memory buffer was, and is soon packed into blocks.
 //! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Store::is_pinned`]),
 //! so readers of older states never meet reused space.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -25,13 +26,15 @@ use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, checksum};
 use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
 use crate::block::Block;
+use crate::clone::Mended;
 use crate::error::{Error, Result};
 use crate::heal::Healing;
 use crate::memrun::MemRun;
 use crate::pieces::Pieces;
 use crate::readahead::ReadAhead;
 use crate::run::{
-    BlockMeta, MALFORMED, RUN_HEADER_BYTES, RunImage, RunIndex, index_len, segment_image,
+    BlockMeta, MALFORMED, PackedBuilder, PackedRun, RUN_HEADER_BYTES, RunImage, RunIndex,
+    index_len, segment_image,
 };
 use crate::skeleton::{Edge, Skeleton};
 use crate::sync::{Cache, GuardResult, Mutex};
@@ -69,6 +72,7 @@ pub(crate) struct Place {
 enum State {
     Skeleton(Arc<Skeleton>),
     Run(Arc<MemRun>),
+    Packed(Arc<PackedRun>),
     Written {
         place: Place,
         children: Vec<Arc<Handle>>,
@@ -76,6 +80,18 @@ enum State {
         is_named: bool,
     },
     Recorded(Option<Place>),
+}
+
+impl State {
+    /// What a segment that is not written yet takes of the memory for such, in bytes.
+    fn memory_bytes(&self) -> u64 {
+        let bytes = match self {
+            State::Run(run) => run.memory_bytes(),
+            State::Packed(run) => run.memory_bytes,
+            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => 0,
+        };
+        bytes as u64
+    }
 }
 
 /// A node in memory; see the module header.
@@ -104,6 +120,14 @@ impl Handle {
         self.height
     }
 
+    /// Whether it is in memory only.
+    pub(crate) fn is_fresh(&self) -> bool {
+        !matches!(
+            *self.state.lock(),
+            State::Written { .. } | State::Recorded(_)
+        )
+    }
+
     /// Whether a durable checkpoint names the node.
     pub(crate) fn is_recorded(&self) -> bool {
         matches!(*self.state.lock(), State::Recorded(_))
@@ -117,10 +141,18 @@ impl Handle {
         }
     }
 
-    /// The contents of a segment that is not written yet.
+    /// The contents of a segment that is neither written nor packed yet.
     pub(crate) fn fresh_run(&self) -> Option<Arc<MemRun>> {
         match &*self.state.lock() {
             State::Run(run) => Some(run.clone()),
+            _ => None,
+        }
+    }
+
+    /// The contents of a packed segment that is not written yet.
+    fn packed_run(&self) -> Option<Arc<PackedRun>> {
+        match &*self.state.lock() {
+            State::Packed(run) => Some(run.clone()),
             _ => None,
         }
     }
@@ -159,16 +191,12 @@ impl Drop for Handle {
                 store.dead_named.lock().push(place.extent)
             }
             State::Written { place, .. } => store.table.free_unpublished(place.extent),
-            State::Run(run) => {
-                store
-                    .fresh_bytes
-                    .fetch_sub(run.memory_bytes() as u64, Ordering::Relaxed);
-                store.settle(self);
-            }
-            State::Skeleton(_) => {
-                store.settle(self);
-            }
             State::Recorded(_) => {}
+            fresh => {
+                let bytes = fresh.memory_bytes();
+                store.fresh_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                store.settle(self);
+            }
         }
     }
 }
@@ -223,12 +251,16 @@ pub struct TreeShape {
     pub buffer_bytes: usize,
     /// Bytes of messages above which the memory buffer becomes a segment of the root.
     pub memory_bytes: usize,
-    /// A leaf is rewritten when the messages that wait for it reach this part of its size, in 1/256.
+    /// No leaf is rewritten before the messages that wait for it reach this part of its size, in 1/256; a shared one is then,
+    /// others when the node above holds more than its buffer.
     pub theta_256: usize,
     /// Most segments of a node before small ones are merged.
     pub segments: usize,
-    /// Messages above the source of a clone are pushed down to it when they are more than this.
+    /// A range that lies in one leaf and is no larger is cloned as a copy.
     pub clone_copy_bytes: usize,
+    /// What waits above the source of a clone is copied when it is no more than this. More of it moves to
+    /// a node that source and copy share.
+    pub clone_waiting_bytes: usize,
     /// Compression of leaves and segments.
     pub codec: Codec,
     /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Graft`]). The tree itself takes
@@ -249,11 +281,12 @@ impl Default for TreeShape {
             leaf_bytes: 512 << 10,
             block_bytes: 16 << 10,
             fanout: 64,
-            buffer_bytes: 8 << 20,
+            buffer_bytes: 16 << 20,
             memory_bytes: 16 << 20,
             theta_256: 64,
             segments: 12,
             clone_copy_bytes: 16 << 10,
+            clone_waiting_bytes: 16 << 10,
             codec: Codec::Raw,
             graft_bytes: 128 << 10,
         }
@@ -273,7 +306,13 @@ pub(crate) struct Counters {
     pub(crate) filter_denials: AtomicU64,
     /// Leaves that scans asked for before they came to them.
     pub(crate) leaves_ahead: AtomicU64,
-    pub(crate) bytes_written: AtomicU64,
+    pub(crate) leaf_bytes: AtomicU64,
+    /// Of the leaves, those that were grafted.
+    pub(crate) graft_bytes: AtomicU64,
+    pub(crate) segment_bytes: AtomicU64,
+    /// Of the segments, what was copied from others that were written before.
+    pub(crate) copied_bytes: AtomicU64,
+    pub(crate) skeleton_bytes: AtomicU64,
     // Structural paths taken.
     pub(crate) splits: AtomicU64,
     pub(crate) flushes: AtomicU64,
@@ -292,6 +331,8 @@ pub(crate) struct Counters {
     pub(crate) prunes: AtomicU64,
     pub(crate) reclaimed: AtomicU64,
     pub(crate) grafts: AtomicU64,
+    pub(crate) mends: AtomicU64,
+    pub(crate) clone_waits: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
 }
 
@@ -346,6 +387,8 @@ pub(crate) struct Store {
     next_id: AtomicU64,
     /// Nodes that flattening did not help, forgotten when they are many.
     unflattenable: Mutex<HashSet<u64>>,
+    /// What clones go on from, oldest first.
+    pub(crate) mended: Mutex<VecDeque<Mended>>,
     me: Weak<Store>,
 }
 
@@ -389,6 +432,7 @@ impl Store {
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
             unflattenable: Mutex::new(HashSet::new()),
+            mended: Mutex::new(VecDeque::new()),
             me: me.clone(),
         })
     }
@@ -433,10 +477,13 @@ impl Store {
         let bytes = match &state {
             State::Skeleton(node) => node.encoded_bytes_max(),
             State::Run(run) => run.size_bytes() + RUN_HEADER_BYTES,
+            State::Packed(run) => run.stored_bytes_max(),
             State::Written { .. } | State::Recorded(_) => 0,
         };
         let owes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
         self.owed_bytes.fetch_add(owes, Ordering::Relaxed);
+        self.fresh_bytes
+            .fetch_add(state.memory_bytes(), Ordering::Relaxed);
         let handle = Arc::new(Handle {
             id,
             kind,
@@ -454,9 +501,38 @@ impl Store {
     }
 
     pub(crate) fn new_segment(&self, run: MemRun) -> Arc<Handle> {
-        self.fresh_bytes
-            .fetch_add(run.memory_bytes() as u64, Ordering::Relaxed);
         self.fresh(Kind::Segment, 0, State::Run(Arc::new(run)))
+    }
+
+    pub(crate) fn new_packed(&self, run: PackedRun) -> Arc<Handle> {
+        self.fresh(Kind::Segment, 0, State::Packed(Arc::new(run)))
+    }
+
+    /// Packs a segment of points that is in memory only; no effect on others.
+    pub(crate) fn pack(&self, handle: &Handle) {
+        let Some(run) = handle.fresh_run().filter(|run| run.range_count() == 0) else {
+            return;
+        };
+        let mut builder = PackedBuilder::new(self.shape.block_bytes);
+        for (key, point) in run.points() {
+            builder.add(key, point);
+        }
+        let Some(packed) = builder.finish() else {
+            return;
+        };
+        let mut state = handle.state.lock();
+        // A checkpoint may have written it meanwhile.
+        if !matches!(&*state, State::Run(_)) {
+            return;
+        }
+        let packed = State::Packed(Arc::new(packed));
+        self.fresh_bytes
+            .fetch_add(packed.memory_bytes(), Ordering::Relaxed);
+        let old = std::mem::replace(&mut *state, packed);
+        self.fresh_bytes
+            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
+        drop(state);
+        drop((old, run));
     }
 
     /// Room that is kept for structural work when the volume is as full as it gets, in bytes: a few leaves, so that
@@ -565,7 +641,7 @@ impl Store {
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
-        let place = self.write_node(image.bytes, image.checksum, false, via)?;
+        let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
         let handle = self.fresh(
             image.kind,
             0,
@@ -583,7 +659,14 @@ impl Store {
         Ok(handle)
     }
 
-    fn write_node(&self, mut bytes: Vec<u8>, sum: u64, reserved: bool, via: Via) -> Result<Place> {
+    fn write_node(
+        &self,
+        kind: Kind,
+        mut bytes: Vec<u8>,
+        sum: u64,
+        reserved: bool,
+        via: Via,
+    ) -> Result<Place> {
         let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
         let len = u64::from(used_bytes);
         let extent = if reserved {
@@ -593,9 +676,12 @@ impl Store {
         }?;
         // Whole blocks: a partial block would make the device read before it writes.
         bytes.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
-        self.counters
-            .bytes_written
-            .fetch_add(extent.len, Ordering::Relaxed);
+        let counter = match kind {
+            Kind::Leaf => &self.counters.leaf_bytes,
+            Kind::Segment => &self.counters.segment_bytes,
+            Kind::Skeleton => &self.counters.skeleton_bytes,
+        };
+        counter.fetch_add(extent.len, Ordering::Relaxed);
         let written = match via {
             Via::Cache => self.dev.write_at(extent.addr, &bytes),
             Via::Bulk => self.dev.write_bulk(extent.addr, &bytes),
@@ -613,7 +699,7 @@ impl Store {
 
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
-        let place = self.write_node(image.bytes, image.checksum, true, Via::Cache)?;
+        let place = self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache)?;
         Ok(self.fresh(
             image.kind,
             0,
@@ -628,16 +714,27 @@ impl Store {
     /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
     /// hole takes goes to `pieces` and stays fresh.
     pub(crate) fn write_back(&self, handle: &Arc<Handle>, pieces: &mut Pieces) -> Result<()> {
-        if let Some(run) = handle.fresh_run() {
-            let image = segment_image(&run, self.shape.codec, self.shape.block_bytes);
+        let (codec, block_bytes) = (self.shape.codec, self.shape.block_bytes);
+        let (run, packed) = (handle.fresh_run(), handle.packed_run());
+        let image = match (&run, &packed) {
+            (Some(run), _) => Some(segment_image(run, codec, block_bytes)),
+            (None, Some(packed)) => Some(packed.image(codec)),
+            (None, None) => None,
+        };
+        if let Some(image) = image {
             let len = image.bytes.len() as u64;
-            match self.write_node(image.bytes, image.checksum, true, Via::Cache) {
+            match self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache) {
                 Ok(place) => {
+                    // The next flush weighs it.
+                    if let Some(index) = image.index {
+                        let index = Cached::Index(Arc::new(index));
+                        self.cache.insert((handle.id.0, 0), index);
+                    }
                     self.become_written(handle, place, image.children);
-                    self.fresh_bytes
-                        .fetch_sub(run.memory_bytes() as u64, Ordering::Relaxed);
                 }
                 Err(Error::NoSpace) if self.table.stats().free >= len => {
+                    let run = run.or_else(|| packed.map(|packed| Arc::new(packed.to_mem())));
+                    let run = run.expect("an image is of one of them");
                     pieces.insert(handle.id, self.write_in_pieces(&run)?);
                     self.settle(handle);
                 }
@@ -647,7 +744,7 @@ impl Store {
             let node = node.with_pieces(pieces).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
-            let place = self.write_node(bytes, sum, true, Via::Cache)?;
+            let place = self.write_node(Kind::Skeleton, bytes, sum, true, Via::Cache)?;
             let children = node.children().cloned().collect();
             self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
             self.become_written(handle, place, children);
@@ -664,6 +761,8 @@ impl Store {
                 is_named: false,
             },
         );
+        self.fresh_bytes
+            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
         self.settle(handle);
         // Dropped without the lock: the last hold on a node may go with it.
         drop(old);
@@ -716,7 +815,7 @@ impl Store {
         match &*handle.state.lock() {
             State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
             State::Recorded(None) => {}
-            State::Skeleton(_) | State::Run(_) => {
+            State::Skeleton(_) | State::Run(_) | State::Packed(_) => {
                 unreachable!("the caller has seen that the node is not fresh")
             }
         }
@@ -795,22 +894,45 @@ impl Store {
 
     /// A leaf or a segment.
     pub(crate) fn run(&self, handle: &Arc<Handle>) -> Result<RunView> {
-        if let Some(run) = handle.fresh_run() {
-            return Ok(RunView::Mem(run));
+        // One look: it may be packed or written between two.
+        match &*handle.state.lock() {
+            State::Run(run) => return Ok(RunView::Mem(run.clone())),
+            State::Packed(run) => {
+                return Ok(RunView::Disk(DiskRun {
+                    handle: handle.clone(),
+                    index: run.index.clone(),
+                    packed: Some(run.clone()),
+                }));
+            }
+            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => {}
         }
-        let loaded = self.cached((handle.id.0, 0), || self.load_index(handle))?;
+        let loaded = self.cached((handle.id.0, 0), || {
+            self.load_index(handle, self.shape.block_bytes)
+        })?;
         match loaded {
             Cached::Index(index) => Ok(RunView::Disk(DiskRun {
                 handle: handle.clone(),
                 index,
+                packed: None,
             })),
             _ => Err(two_kinds(handle)),
         }
     }
 
-    fn load_index(&self, handle: &Handle) -> Result<Cached> {
+    /// Loads what the first long request gives of a segment that a scan wants all of, as far as the cache has room.
+    pub(crate) fn load_eagerly(&self, segment: &Handle) -> Result<()> {
+        let ahead = usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX);
+        let ahead = ahead.min(READ_BYTES_MAX as usize);
+        if !segment.is_fresh() && ahead > self.shape.block_bytes {
+            self.cached((segment.id.0, 0), || self.load_index(segment, ahead))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the front of a run, `ahead` bytes if it is so long. Blocks that come along whole stay in the cache.
+    fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
         let place = self.place(handle)?;
-        let guess = (place.used_bytes as usize).min(self.shape.block_bytes.max(4096));
+        let guess = (place.used_bytes as usize).min(ahead.max(4096));
         let mut front = self.read(place.extent.addr, guess)?;
         let len = front
             .get(..RUN_HEADER_BYTES)
@@ -820,8 +942,21 @@ impl Store {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
             front.extend_from_slice(&rest);
         }
-        front.truncate(len);
-        let index = self.decode_index(handle, &place, &front)?;
+        let index = self.decode_index(handle, &place, &front[..len])?;
+        for (at, meta) in index.blocks.iter().enumerate() {
+            let Some(stored) = front.get(meta.offset as usize..meta.end() as usize) else {
+                break;
+            };
+            let next = index.blocks.get(at + 1).map(|next| &next.first_key);
+            let addr = place.extent.addr + u64::from(meta.offset);
+            let stored = Bytes::copy_from_slice(stored);
+            // What came along is judged when it is asked for.
+            if let Ok(block) = meta.decode(handle.kind, stored, next, addr) {
+                let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
+                self.cache
+                    .insert((handle.id.0, part), Cached::Block(Arc::new(block)));
+            }
+        }
         Ok(Cached::Index(Arc::new(index)))
     }
 
@@ -852,6 +987,9 @@ impl Store {
         ahead: usize,
         keeping: Keeping,
     ) -> Result<Vec<Arc<Block>>> {
+        if let Some(packed) = &run.packed {
+            return Ok(vec![packed.blocks[at].clone()]);
+        }
         let key = |n: usize| {
             let part = u32::try_from(n + 1).expect("blocks of a run fit 32 bits");
             (run.handle.id.0, part)

@@ -289,7 +289,7 @@ fn shape_of(sb: &Superblock, cache_bytes: Option<u64>) -> TreeShape {
         leaf_bytes,
         block_bytes: (sb.basement_bytes as usize).clamp(64, 1 << 20),
         fanout,
-        buffer_bytes: leaf_bytes / 4 * fanout,
+        buffer_bytes: leaf_bytes / 2 * fanout,
         memory_bytes: usual.memory_bytes.min(cache / 8).max(1 << 20),
         codec: sb.codec,
         ..usual

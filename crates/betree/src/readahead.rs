@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Condvar, Mutex};
+use ramet_nodetable::NodeId;
 
 use crate::block::Block;
 use crate::bounds::KeyRange;
@@ -35,7 +36,8 @@ type Found = (usize, Vec<Arc<Block>>);
 
 #[derive(Debug)]
 enum Progress {
-    Waiting,
+    /// Holds the node only until somebody else does or nobody wants it: the queue keeps no space from being freed.
+    Waiting(Arc<Handle>),
     Running,
     Done(Found),
     /// The scan has what it wanted, or wants it no more.
@@ -45,7 +47,7 @@ enum Progress {
 /// A leaf that a scan will come to, or an interior node on the way.
 #[derive(Debug)]
 pub(crate) struct Job {
-    node: Arc<Handle>,
+    id: NodeId,
     /// What the scan will see of it, in its key space.
     range: KeyRange,
     keeping: Keeping,
@@ -55,7 +57,7 @@ pub(crate) struct Job {
 
 impl Job {
     pub(crate) fn is_of(&self, node: &Handle) -> bool {
-        self.node.id() == node.id()
+        self.id == node.id()
     }
 
     /// What was read, waiting for a read under way. Nothing when none was begun; then none will be.
@@ -78,13 +80,15 @@ impl Job {
         }
     }
 
-    fn begin(&self) -> bool {
+    fn begin(&self) -> Option<Arc<Handle>> {
         let mut progress = self.progress.lock();
-        let waits = matches!(*progress, Progress::Waiting);
-        if waits {
-            *progress = Progress::Running;
+        if !matches!(*progress, Progress::Waiting(_)) {
+            return None;
         }
-        waits
+        match std::mem::replace(&mut *progress, Progress::Running) {
+            Progress::Waiting(node) => Some(node),
+            _ => None,
+        }
     }
 }
 
@@ -143,10 +147,10 @@ impl ReadAhead {
         keeping: Keeping,
     ) -> Option<Arc<Job>> {
         let job = Arc::new(Job {
-            node,
+            id: node.id(),
             range,
             keeping,
-            progress: Mutex::new(Progress::Waiting),
+            progress: Mutex::new(Progress::Waiting(node)),
             done: Condvar::new(),
         });
         let mut jobs = self.jobs.lock();
@@ -175,12 +179,14 @@ impl ReadAhead {
                     }
                 }
             };
-            if job.begin() {
+            if let Some(node) = job.begin() {
                 let mut ending = Ending {
                     job: &job,
                     found: None,
                 };
-                ending.found = store.read_ahead_of(&job).ok();
+                ending.found = store.read_ahead_of(&node, &job.range, job.keeping).ok();
+                // Before the scan goes on: what it is done with must not be kept alive from here.
+                drop(node);
             }
         }
     }
@@ -196,21 +202,26 @@ impl Store {
         })
     }
 
-    fn read_ahead_of(&self, job: &Job) -> Result<Found> {
-        if job.node.kind() == Kind::Skeleton {
-            self.skeleton(&job.node)?;
+    fn read_ahead_of(
+        &self,
+        node: &Arc<Handle>,
+        range: &KeyRange,
+        keeping: Keeping,
+    ) -> Result<Found> {
+        if node.kind() == Kind::Skeleton {
+            self.skeleton(node)?;
             return Ok((0, Vec::new()));
         }
-        let RunView::Disk(run) = self.run(&job.node)? else {
+        let RunView::Disk(run) = self.run(node)? else {
             return Ok((0, Vec::new()));
         };
-        let blocks = run.index.blocks_in(&job.range);
+        let blocks = run.index.blocks_in(range);
         let mut found = Vec::with_capacity(blocks.len());
         let mut bytes = 0;
         while found.len() < blocks.len() && bytes < JOB_BYTES_MAX {
             let at = blocks.start + found.len();
             let ahead = AHEAD_MAX.min(blocks.end - at - 1);
-            let read = self.blocks(&run, at, ahead, job.keeping)?;
+            let read = self.blocks(&run, at, ahead, keeping)?;
             bytes += read.iter().map(|b| b.weight()).sum::<usize>();
             found.extend(read);
         }

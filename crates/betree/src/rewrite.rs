@@ -8,7 +8,6 @@ use crate::block::shared_prefix;
 use crate::bounds::{KeyRange, Xf};
 use crate::error::{Error, Result};
 use crate::flush::PUSH_BYTES;
-use crate::message::Point;
 use crate::node::{Kind, Store, Via, bump};
 use crate::run::RunBuilder;
 use crate::scan::{Base, TreeScan};
@@ -19,9 +18,7 @@ impl Store {
     /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.
     pub(crate) fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
         for edge in &node.edges[from..=to] {
-            if let Some(child) = edge.child.as_ref().filter(|c| c.node.is_recorded())
-                && self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)
-            {
+            if self.is_shared(edge)? {
                 bump(&self.counters.unshares);
             }
         }
@@ -165,7 +162,7 @@ impl<'a> LeafWriter<'a> {
             self.store.shape.block_bytes,
         );
         for (key, value) in entries {
-            builder.add(key.slice(lift..), &Point::Put(value.clone()));
+            builder.add_put(&key[lift..], value);
         }
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
         let image = builder.finish(std::iter::empty());

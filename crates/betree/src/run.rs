@@ -10,6 +10,7 @@
 //! without reading a block. In a leaf every message is a put and there are no range messages. Byte layout:
 //! `docs/format.md`, "Runs".
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -19,14 +20,16 @@ use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
+use crate::batch::successor_of_prefix;
 use crate::block::{Block, BlockBuilder, shared_prefix};
 use crate::bounds::{KeyRange, Xf, below};
 use crate::error::{Error, Result};
 use crate::filter::{self, Filter};
 use crate::heads::Heads;
-use crate::memrun::MemRun;
+use crate::memrun::{MESSAGE_BYTES, MemRun, Weight};
 use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind};
+use crate::sync::Mutex;
 
 const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
 /// Bytes before the index entries.
@@ -59,6 +62,51 @@ pub(crate) struct RunIndex {
     /// Bytes that the first keys of all blocks share, and the heads of what follows.
     shared: usize,
     heads: Heads,
+    /// What was weighed: a run does not change, and the blocks at the borders of a range are not read again for that.
+    pub(crate) weighed: Weighed,
+}
+
+/// Ranges of a segment whose weight is remembered, for each of its blocks, and memory that one takes, in bytes.
+const WEIGHED_PER_BLOCK: usize = 4;
+const WEIGHED_BYTES: usize = 96;
+
+/// What lies in ranges of a segment, with range messages and without.
+#[derive(Debug)]
+pub(crate) struct Weighed {
+    known: Mutex<HashMap<(KeyRange, bool), Weight>>,
+    max: usize,
+}
+
+impl Weighed {
+    fn new(kind: Kind, blocks: usize) -> Self {
+        let max = match kind {
+            Kind::Segment => blocks.saturating_mul(WEIGHED_PER_BLOCK),
+            Kind::Leaf | Kind::Skeleton => 0,
+        };
+        Self {
+            known: Mutex::new(HashMap::new()),
+            max,
+        }
+    }
+
+    pub(crate) fn get(&self, range: &(KeyRange, bool)) -> Option<Weight> {
+        self.known.lock().get(range).copied()
+    }
+
+    pub(crate) fn insert(&self, range: (KeyRange, bool), weight: Weight) {
+        let mut known = self.known.lock();
+        if known.len() >= self.max {
+            known.clear();
+        }
+        if self.max > 0 {
+            known.insert(range, weight);
+        }
+    }
+
+    /// Of the same run at another place.
+    fn take_over(&self, other: &Weighed) {
+        *self.known.lock() = std::mem::take(&mut other.known.lock());
+    }
 }
 
 /// A run ready to be written.
@@ -68,7 +116,7 @@ pub(crate) struct RunImage {
     pub(crate) checksum: u64,
     /// Targets of its GOTOs, one entry for each.
     pub(crate) children: Vec<Arc<Handle>>,
-    /// Of a leaf: what a read of the front part would give.
+    /// Without range messages: what a read of the front part would give.
     pub(crate) index: Option<RunIndex>,
 }
 
@@ -121,17 +169,63 @@ pub(crate) fn put_key(w: &mut Writer, key: &[u8]) {
     put_bytes(w, key);
 }
 
-/// Builds a run from points in key order.
-pub(crate) struct RunBuilder {
-    kind: Kind,
-    codec: Codec,
+/// Cuts points in key order into blocks, as they are before compression.
+struct Blocks {
     block_bytes: usize,
     block: BlockBuilder,
     hashes: Vec<u64>,
-    body: Vec<u8>,
-    metas: Vec<BlockMeta>,
-    /// Blocks in a row that did not compress.
-    misses: u32,
+}
+
+/// The bytes of a block before compression, and what the index says about it.
+struct RawBlock {
+    first_key: Bytes,
+    raw: Vec<u8>,
+    points: u32,
+    deletes: u32,
+}
+
+impl Blocks {
+    fn new(block_bytes: usize) -> Self {
+        Self {
+            block_bytes,
+            block: BlockBuilder::default(),
+            hashes: Vec::new(),
+        }
+    }
+
+    /// Adds a point above all others; yields the block that it fills.
+    fn add(&mut self, key: &[u8], point: &Point) -> Option<RawBlock> {
+        self.hashes.push(filter::hash(key));
+        self.block.add(key, point);
+        self.full()
+    }
+
+    fn add_put(&mut self, key: &[u8], value: &[u8]) -> Option<RawBlock> {
+        self.hashes.push(filter::hash(key));
+        self.block.add_put(key, value);
+        self.full()
+    }
+
+    fn full(&mut self) -> Option<RawBlock> {
+        (self.block.len_bytes() >= self.block_bytes)
+            .then(|| self.seal())
+            .flatten()
+    }
+
+    /// The block at hand, if there is one.
+    fn seal(&mut self) -> Option<RawBlock> {
+        if self.block.is_empty() {
+            return None;
+        }
+        let (points, deletes) = (self.block.points(), self.block.deletes());
+        let (first_key, raw) = self.block.finish();
+        Some(RawBlock {
+            first_key,
+            raw,
+            points,
+            deletes,
+        })
+    }
 }
 
 /// After so many blocks that do not compress, the next ones hardly do either,
@@ -139,36 +233,28 @@ const MISSES_MAX: u32 = 4;
 /// and only one in so many is tried.
 const TRY_EACH: u32 = 8;
 
-impl RunBuilder {
-    pub(crate) fn new(kind: Kind, codec: Codec, block_bytes: usize) -> Self {
+/// The blocks of a run one after the other, as they are stored.
+struct Body {
+    codec: Codec,
+    bytes: Vec<u8>,
+    metas: Vec<BlockMeta>,
+    /// Blocks in a row that did not compress.
+    misses: u32,
+}
+
+impl Body {
+    fn new(codec: Codec) -> Self {
         Self {
-            kind,
             codec,
-            block_bytes,
-            block: BlockBuilder::default(),
-            hashes: Vec::new(),
-            body: Vec::new(),
+            bytes: Vec::new(),
             metas: Vec::new(),
             misses: 0,
         }
     }
 
-    pub(crate) fn add(&mut self, key: Bytes, point: &Point) {
-        self.hashes.push(filter::hash(&key));
-        self.block.add(key, point.clone());
-        if self.block.len_bytes() >= self.block_bytes {
-            self.seal_block();
-        }
-    }
-
-    fn seal_block(&mut self) {
-        if self.block.is_empty() {
-            return;
-        }
-        let (points, deletes) = (self.block.points(), self.block.deletes());
-        let (first_key, raw) = self.block.finish();
+    fn push(&mut self, first_key: Bytes, raw: &[u8], points: u32, deletes: u32) {
         let is_tried = self.misses < MISSES_MAX || self.misses.is_multiple_of(TRY_EACH);
-        let squeezed = is_tried.then(|| compress(self.codec, &raw)).flatten();
+        let squeezed = is_tried.then(|| compress(self.codec, raw)).flatten();
         self.misses = if squeezed.is_some() {
             0
         } else {
@@ -176,10 +262,10 @@ impl RunBuilder {
         };
         let (codec, stored) = squeezed
             .as_ref()
-            .map_or((Codec::Raw, &raw), |s| (self.codec, s));
+            .map_or((Codec::Raw, raw), |s| (self.codec, s));
         self.metas.push(BlockMeta {
             first_key,
-            offset: u32::try_from(self.body.len()).expect("a run is far below 4 GiB"),
+            offset: u32::try_from(self.bytes.len()).expect("a run is far below 4 GiB"),
             stored_bytes: u32::try_from(stored.len()).expect("a block is far below 4 GiB"),
             raw_bytes: u32::try_from(raw.len()).expect("a block is far below 4 GiB"),
             points,
@@ -187,15 +273,16 @@ impl RunBuilder {
             codec,
             checksum: checksum(stored),
         });
-        self.body.extend_from_slice(stored);
+        self.bytes.extend_from_slice(stored);
     }
 
-    /// The image, with these range messages (disjoint, in order).
-    pub(crate) fn finish<'a>(
-        mut self,
+    /// The image, with these range messages (disjoint, in order) and this filter.
+    fn finish<'a>(
+        self,
+        kind: Kind,
         ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
+        filter: &Filter,
     ) -> RunImage {
-        self.seal_block();
         let mut children = Vec::new();
         let mut tail = Writer::new();
         let mut count = 0u32;
@@ -226,37 +313,37 @@ impl RunBuilder {
             index.u64(meta.checksum);
         }
         index.raw(&tail.into_vec());
-        let filter = filter::encode(&self.hashes);
-        index.raw(&filter);
+        let filter_bytes = filter.encode();
+        index.raw(&filter_bytes);
         let index = index.into_vec();
         let index_len =
             u32::try_from(RUN_HEADER_BYTES + index.len()).expect("a run index is far below 4 GiB");
-        let used = index_len as usize + self.body.len();
-        let mut w = Writer::new();
+        let used = index_len as usize + self.bytes.len();
+        // With room for what fills the last block of the extent.
+        let mut w = Writer::with_capacity(
+            used + usize::try_from(BLOCK_BYTES).expect("a block fits memory"),
+        );
         w.u32(RUN_MAGIC);
-        w.u8(self.kind as u8);
+        w.u8(kind as u8);
         w.u8(0);
         w.u16(0);
         w.u32(index_len);
         w.u32(u32::try_from(used).expect("a run is far below 4 GiB"));
         w.u32(u32::try_from(self.metas.len()).expect("blocks of a run fit 32 bits"));
         w.u32(count);
-        w.u32(u32::try_from(filter.len()).expect("a filter is far below 4 GiB"));
+        w.u32(u32::try_from(filter_bytes.len()).expect("a filter is far below 4 GiB"));
         w.u32(0);
         w.raw(&index);
         let mut bytes = w.into_vec();
         let sum = checksum(&bytes);
-        // With room for what fills the last block of the extent.
-        bytes.reserve_exact(self.body.len() + usize::try_from(BLOCK_BYTES).expect("a block fits"));
-        bytes.extend_from_slice(&self.body);
-        let index = (self.kind == Kind::Leaf).then(|| {
+        bytes.extend_from_slice(&self.bytes);
+        let index = (count == 0).then(|| {
             let mut blocks = self.metas;
             blocks.iter_mut().for_each(|meta| meta.offset += index_len);
-            let filter = Filter::decode(&filter).expect("what was encoded decodes");
-            RunIndex::new(blocks, Vec::new(), filter)
+            RunIndex::new(kind, blocks, Vec::new(), filter.clone())
         });
         RunImage {
-            kind: self.kind,
+            kind,
             bytes,
             checksum: sum,
             children,
@@ -265,16 +352,189 @@ impl RunBuilder {
     }
 }
 
+/// Builds the image of a run from points in key order.
+pub(crate) struct RunBuilder {
+    kind: Kind,
+    blocks: Blocks,
+    body: Body,
+}
+
+impl RunBuilder {
+    pub(crate) fn new(kind: Kind, codec: Codec, block_bytes: usize) -> Self {
+        Self {
+            kind,
+            blocks: Blocks::new(block_bytes),
+            body: Body::new(codec),
+        }
+    }
+
+    pub(crate) fn add(&mut self, key: &[u8], point: &Point) {
+        let full = self.blocks.add(key, point);
+        self.take(full);
+    }
+
+    pub(crate) fn add_put(&mut self, key: &[u8], value: &[u8]) {
+        let full = self.blocks.add_put(key, value);
+        self.take(full);
+    }
+
+    fn take(&mut self, block: Option<RawBlock>) {
+        if let Some(block) = block {
+            self.body
+                .push(block.first_key, &block.raw, block.points, block.deletes);
+        }
+    }
+
+    /// The image, with these range messages (disjoint, in order).
+    pub(crate) fn finish<'a>(
+        mut self,
+        ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
+    ) -> RunImage {
+        let last = self.blocks.seal();
+        self.take(last);
+        let filter = Filter::of(&self.blocks.hashes);
+        self.body.finish(self.kind, ranges, &filter)
+    }
+}
+
 /// The image of a segment that holds `run`.
 pub(crate) fn segment_image(run: &MemRun, codec: Codec, block_bytes: usize) -> RunImage {
     let mut builder = RunBuilder::new(Kind::Segment, codec, block_bytes);
     for (key, point) in run.points() {
-        builder.add(key.clone(), point);
+        builder.add(key, point);
     }
     builder.finish(
         run.ranges()
             .map(|(lo, e)| (KeyRange::new(lo.clone(), e.hi.clone()), &e.msg)),
     )
+}
+
+/// The points of a segment that is in memory only, in the blocks in which it will be written: they take a third of the
+/// memory of a map, and a merge goes through them in order.
+#[derive(Debug)]
+pub(crate) struct PackedRun {
+    /// Without places and checksums.
+    pub(crate) index: Arc<RunIndex>,
+    pub(crate) blocks: Vec<Arc<Block>>,
+    /// Memory that it takes, about, in bytes. Counted once: what is taken off must be what was put on.
+    pub(crate) memory_bytes: usize,
+}
+
+/// Builds a [`PackedRun`] from points in key order.
+pub(crate) struct PackedBuilder {
+    blocks: Blocks,
+    metas: Vec<BlockMeta>,
+    packed: Vec<Arc<Block>>,
+}
+
+impl PackedBuilder {
+    pub(crate) fn new(block_bytes: usize) -> Self {
+        Self {
+            blocks: Blocks::new(block_bytes),
+            metas: Vec::new(),
+            packed: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, key: &[u8], point: &Point) {
+        let full = self.blocks.add(key, point);
+        self.take(full);
+    }
+
+    pub(crate) fn add_put(&mut self, key: &[u8], value: &[u8]) {
+        let full = self.blocks.add_put(key, value);
+        self.take(full);
+    }
+
+    fn take(&mut self, block: Option<RawBlock>) {
+        let Some(block) = block else { return };
+        let bytes = u32::try_from(block.raw.len()).expect("a block is far below 4 GiB");
+        let packed = Block::decode(block.raw.into(), block.points, Kind::Segment);
+        self.packed
+            .push(Arc::new(packed.expect("what was built is sound")));
+        self.metas.push(BlockMeta {
+            first_key: block.first_key,
+            offset: 0,
+            stored_bytes: bytes,
+            raw_bytes: bytes,
+            points: block.points,
+            deletes: block.deletes,
+            codec: Codec::Raw,
+            checksum: 0,
+        });
+    }
+
+    /// `None` without points.
+    pub(crate) fn finish(mut self) -> Option<PackedRun> {
+        let last = self.blocks.seal();
+        self.take(last);
+        let filter = Filter::of(&self.blocks.hashes);
+        let index = Arc::new(RunIndex::new(Kind::Segment, self.metas, Vec::new(), filter));
+        let blocks = self.packed;
+        (!blocks.is_empty()).then(|| PackedRun {
+            memory_bytes: index.weight() + blocks.iter().map(|b| b.weight()).sum::<usize>(),
+            index,
+            blocks,
+        })
+    }
+}
+
+impl PackedRun {
+    /// A range around all its points that takes no longer keys than theirs.
+    pub(crate) fn span(&self) -> KeyRange {
+        let lo = self.index.blocks.first().map(|meta| meta.first_key.clone());
+        let hi = self.blocks.last().and_then(|block| {
+            let last = [block.prefix(), block.rest(block.len() - 1)].concat();
+            successor_of_prefix(&last)
+        });
+        KeyRange::new(lo.unwrap_or_default(), hi)
+    }
+
+    /// Bytes of its points.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.index.blocks.iter().map(|m| m.raw_bytes as usize).sum()
+    }
+
+    /// What it weighs for those who see all of it, in bytes.
+    pub(crate) fn weight_bytes(&self) -> usize {
+        let points = self.index.blocks.iter().map(|m| m.points as usize);
+        self.size_bytes() + MESSAGE_BYTES * points.sum::<usize>()
+    }
+
+    /// No image of it is longer, in bytes.
+    pub(crate) fn stored_bytes_max(&self) -> usize {
+        let index = self.index.blocks.iter().map(|m| m.first_key.len() + 40);
+        RUN_HEADER_BYTES
+            + self.size_bytes()
+            + index.sum::<usize>()
+            + self.index.filter.weight()
+            + 16
+    }
+
+    pub(crate) fn image(&self, codec: Codec) -> RunImage {
+        let mut body = Body::new(codec);
+        for (meta, block) in self.index.blocks.iter().zip(&self.blocks) {
+            let first = meta.first_key.clone();
+            body.push(first, block.bytes(), meta.points, meta.deletes);
+        }
+        let image = body.finish(Kind::Segment, std::iter::empty(), &self.index.filter);
+        if let Some(index) = &image.index {
+            index.weighed.take_over(&self.index.weighed);
+        }
+        image
+    }
+
+    /// The same points in a map.
+    pub(crate) fn to_mem(&self) -> MemRun {
+        let mut run = MemRun::default();
+        for block in &self.blocks {
+            for at in 0..block.len() {
+                let key = [block.prefix(), block.rest(at)].concat();
+                run.push_point(key.into(), block.point(at));
+            }
+        }
+        run
+    }
 }
 
 /// Length of the checksummed front part, from the first [`RUN_HEADER_BYTES`] of a run.
@@ -288,13 +548,19 @@ pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
 }
 
 impl RunIndex {
-    fn new(blocks: Vec<BlockMeta>, ranges: Vec<(KeyRange, RangeMsg)>, filter: Filter) -> Self {
+    fn new(
+        kind: Kind,
+        blocks: Vec<BlockMeta>,
+        ranges: Vec<(KeyRange, RangeMsg)>,
+        filter: Filter,
+    ) -> Self {
         let shared = match &blocks[..] {
             [first, .., last] => shared_prefix(&first.first_key, &last.first_key),
             _ => 0,
         };
         Self {
             heads: Heads::new(blocks.iter().map(|b| &b.first_key[shared..])),
+            weighed: Weighed::new(kind, blocks.len()),
             blocks,
             ranges,
             filter,
@@ -376,7 +642,7 @@ impl RunIndex {
         }
         let filter = Filter::decode(r.take(filter_len as usize)?)?;
         r.finish()?;
-        Ok(Self::new(blocks, ranges, filter))
+        Ok(Self::new(kind, blocks, ranges, filter))
     }
 
     /// The block that would hold `key`.
@@ -431,11 +697,15 @@ impl RunIndex {
             .take_while(|(r, _)| below(&r.lo, range.hi.as_deref()) && !range.is_empty())
     }
 
-    /// Memory that it takes, roughly, in bytes.
+    /// Memory that it takes, roughly, in bytes: always the same.
     pub(crate) fn weight(&self) -> usize {
         let keys: usize = self.blocks.iter().map(|b| b.first_key.len()).sum();
         let entries = self.blocks.len() * size_of::<BlockMeta>() + self.ranges.len() * 160;
-        192 + entries + keys + self.filter.weight() + self.heads.weight()
+        192 + entries
+            + keys
+            + self.weighed.max * WEIGHED_BYTES
+            + self.filter.weight()
+            + self.heads.weight()
     }
 }
 
@@ -504,10 +774,7 @@ mod tests {
                     if at < 30 { (state >> 56) as u8 } else { 7 }
                 })
                 .collect();
-            builder.add(
-                Bytes::from(at.to_be_bytes().to_vec()),
-                &Point::Put(value.into()),
-            );
+            builder.add(&at.to_be_bytes(), &Point::Put(value.into()));
         }
         let index = builder.finish(std::iter::empty()).index.expect("a leaf");
         let first = index.blocks.iter().position(|meta| meta.codec == codec);

@@ -520,6 +520,13 @@ impl TreeScan {
         overlays: &Arc<[(RunView, Xf)]>,
     ) -> Result<()> {
         let inside = xf.range(&range);
+        if self.ahead == AHEAD_MAX && matches!(same, Base::Node(..)) {
+            // All of a segment that ends in the range will be read: its front part comes with what follows.
+            let edge = &skeleton.edges[skeleton.edge_of(&inside.lo)];
+            for seg in skeleton.visible(edge).filter(|s| inside.covers(&s.clip)) {
+                store.load_eagerly(&seg.run)?;
+            }
+        }
         let piece = cut(store, skeleton, &inside.lo, inside.hi.clone())?;
         if let Base::Node(here, _) = &same {
             check_falls(here.height(), &piece.base)?;

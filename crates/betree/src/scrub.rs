@@ -192,6 +192,10 @@ impl Scrub {
             }
             return Ok(());
         }
+        if node.is_fresh() {
+            // Packed points lead to nothing.
+            return Ok(());
+        }
         let place = store.place(node)?;
         self.done_bytes += place.extent.len;
         let bytes = store.read(place.extent.addr, place.used_bytes as usize)?;

@@ -1,11 +1,15 @@
 //! Upkeep of a node's segments: dead ones go, mostly dead ones are copied, many small ones are merged.
 
-use crate::bounds::Xf;
+use std::sync::atomic::Ordering;
+
+use crate::bounds::{KeyRange, Xf};
 use crate::error::Result;
-use crate::flush::PUSH_BYTES;
-use crate::memrun::MemRun;
+use crate::flush::{Gathered, Gatherer, PUSH_BYTES};
 use crate::node::{Store, bump};
 use crate::skeleton::{SegRef, Skeleton};
+
+/// A segment of which less than this part is alive is copied.
+const LIVE_PART: u64 = 4;
 
 impl Store {
     /// Drops segments of which no edge sees a message, and narrows edges that see none.
@@ -61,8 +65,13 @@ impl Store {
         let mut at = 0;
         while at < node.segs.len() {
             let seg = &node.segs[at];
-            let whole = self.run(&seg.run)?.stored_bytes().unwrap_or(0) as u64;
-            let is_worth = whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / 2;
+            // One that is not written yet costs nothing as it is.
+            let whole = match self.run(&seg.run)? {
+                run if run.is_fresh() => 0,
+                run => run.weigh(self, &KeyRange::all(), false)?.bytes as u64,
+            };
+            let is_worth =
+                whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / LIVE_PART;
             let room = if is_worth {
                 self.with_room(self.take_room(seg.bytes + PUSH_BYTES))?
             } else {
@@ -73,32 +82,43 @@ impl Store {
                 continue;
             };
             bump(&self.counters.segment_merges);
-            let mut left = MemRun::default();
-            for edge in 0..node.edges.len() {
-                left.add_all(&self.gather(node, edge, &node.segs[at..=at])?);
-            }
+            self.count_copied(&node.segs[at..=at]);
+            let left = self.gather_all(node, &node.segs[at..=at])?;
             if left.is_empty() {
                 node.segs.remove(at);
                 continue;
             }
-            let (goto_height, bytes) = (self.goto_height(&left), left.size_bytes() as u64);
-            let (ord, clip) = (seg.ord, seg.clip.clone());
-            let run = self.new_segment(left);
-            node.segs[at] = SegRef {
-                run,
-                ord,
-                clip,
-                xf: Xf::identity(),
-                goto_height,
-                bytes,
-            };
+            // Those with range messages are small, and a copy of one would be several.
+            if let Some(left) = left.into_points() {
+                node.segs[at] = SegRef {
+                    ord: seg.ord,
+                    clip: seg.clip.clone(),
+                    xf: Xf::identity(),
+                    goto_height: 0,
+                    bytes: left.weight_bytes() as u64,
+                    run: self.new_packed(left),
+                };
+            }
             at += 1;
         }
         Ok(())
     }
 
-    /// Merges the newest segments while there are too many, small ones first (size tiers).
-    pub(crate) fn merge_segments(&self, node: &mut Skeleton) -> Result<()> {
+    /// Merges the newest segments while there are too many, small ones first (size tiers), and before a checkpoint those that
+    /// it would write, which costs no write.
+    pub(crate) fn merge_segments(&self, node: &mut Skeleton, settle: bool) -> Result<()> {
+        if settle {
+            let written = node.segs.iter().rposition(|seg| !seg.run.is_fresh());
+            let from = written.map_or(0, |at| at + 1);
+            let mut runs = [0, 0];
+            for seg in &node.segs[from..] {
+                runs[usize::from(self.run(&seg.run)?.has_ranges())] += 1;
+            }
+            // A GOTO that a newer null covers keeps its target alive for as long as both wait.
+            if runs[0] > 1 || runs[1] > 1 {
+                self.merge_from(node, from)?;
+            }
+        }
         let mut before = usize::MAX;
         loop {
             let ages = node.ages();
@@ -110,24 +130,47 @@ impl Store {
             // The longest newest run of segments none of which is larger than those after it together.
             let mut at = ages.len() - 1;
             let (mut from, mut sum) = ages[at];
-            while at > 0 && (ages[at - 1].1 <= sum * 2 || ages.len() - at < 2) {
+            while at > 0 && (ages[at - 1].1 <= sum || ages.len() - at < 2) {
                 at -= 1;
                 from = ages[at].0;
                 sum += ages[at].1;
             }
-            let Some(_room) = self.with_room(self.take_room(sum + PUSH_BYTES))? else {
+            if !self.merge_from(node, from)? {
                 return Ok(());
-            };
-            bump(&self.counters.segment_merges);
-            let mut merged = MemRun::default();
-            for at in 0..node.edges.len() {
-                let part = self.gather(node, at, &node.segs[from..])?;
-                merged.add_all(&part);
             }
-            // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
-            // watermark hid is not in it.
-            node.segs.truncate(from);
-            self.push_run(node, merged);
         }
+    }
+
+    /// Merges the segments from `from` on; `false` when there is no room.
+    pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
+        let sum: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
+        let Some(_room) = self.with_room(self.take_room(sum + PUSH_BYTES))? else {
+            return Ok(false);
+        };
+        bump(&self.counters.segment_merges);
+        self.count_copied(&node.segs[from..]);
+        let merged = self.gather_all(node, &node.segs[from..])?;
+        // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
+        // watermark hid is not in it.
+        node.segs.truncate(from);
+        self.push_gathered(node, merged);
+        Ok(true)
+    }
+
+    /// Counts what is about to be written again.
+    fn count_copied(&self, segs: &[SegRef]) {
+        let written = segs.iter().filter(|seg| !seg.run.is_fresh());
+        self.counters
+            .copied_bytes
+            .fetch_add(written.map(|seg| seg.bytes).sum(), Ordering::Relaxed);
+    }
+
+    /// All that the edges of a node see of some of its segments.
+    fn gather_all(&self, node: &Skeleton, segs: &[SegRef]) -> Result<Gathered> {
+        let mut all = Gatherer::new(self);
+        for at in 0..node.edges.len() {
+            all.add(&node.edge_range(at), node.edges[at].watermark, segs, 0)?;
+        }
+        Ok(all.finish())
     }
 }

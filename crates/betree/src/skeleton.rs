@@ -65,6 +65,19 @@ pub(crate) struct Edge {
     pub(crate) child: Option<Child>,
 }
 
+impl Edge {
+    /// Whether a leaf, or nothing, lies below.
+    pub(crate) fn is_above_leaf(&self) -> bool {
+        self.child.as_ref().is_none_or(|c| c.node.height() == 0)
+    }
+
+    /// Bytes that it shows, estimated.
+    pub(crate) fn live_bytes(&self) -> usize {
+        let bytes = self.child.as_ref().map_or(0, |c| c.live_bytes);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+}
+
 /// A segment as this node sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct SegRef {
@@ -151,7 +164,10 @@ impl Skeleton {
     }
 
     /// Segments that `edge` may see messages of, newest first.
-    pub(crate) fn visible<'a>(&'a self, edge: &'a Edge) -> impl Iterator<Item = &'a SegRef> {
+    pub(crate) fn visible<'a>(
+        &'a self,
+        edge: &'a Edge,
+    ) -> impl Iterator<Item = &'a SegRef> + Clone {
         self.segs
             .iter()
             .rev()
@@ -246,14 +262,21 @@ impl Skeleton {
         )
     }
 
-    /// Bytes that the edges meeting `range` can see below, estimated.
+    /// Bytes that the edges meeting `range` can see below, estimated. Over nothing it is what waits that can be read.
     pub(crate) fn live_bytes_in(&self, range: &KeyRange) -> u64 {
         let meets = |at: &usize| !self.edge_range(*at).intersect(range).is_empty();
-        let edges = (0..self.edges.len())
+        let mut children = (0..self.edges.len())
             .filter(meets)
-            .map(|at| &self.edges[at]);
-        let bytes = edges.filter_map(|e| e.child.as_ref().map(|c| c.live_bytes));
-        bytes.fold(0, u64::saturating_add)
+            .filter_map(|at| self.edges[at].child.as_ref())
+            .peekable();
+        if children.peek().is_none() {
+            return self
+                .segs
+                .iter()
+                .map(|seg| seg.bytes)
+                .fold(0, u64::saturating_add);
+        }
+        children.map(|c| c.live_bytes).fold(0, u64::saturating_add)
     }
 
     /// Memory that it takes, roughly, in bytes.

@@ -3,7 +3,7 @@
 use crate::bounds::KeyRange;
 use crate::error::Result;
 use crate::node::{Store, bump};
-use crate::skeleton::Skeleton;
+use crate::skeleton::{Edge, Skeleton};
 
 impl Store {
     /// Cuts a node with too many edges, preferring borders with a short common prefix (*preferential
@@ -39,5 +39,29 @@ impl Store {
             from = to;
         }
         Ok(out)
+    }
+
+    /// The node, with as many levels more as its edges need.
+    pub(crate) fn within_fanout(&self, mut node: Skeleton) -> Result<Skeleton> {
+        while node.edges.len() > self.shape.fanout {
+            let (hi, next_ord) = (node.hi.clone(), node.next_ord);
+            let mut edges = Vec::new();
+            for part in self.split(node)? {
+                edges.push(Edge {
+                    lo: part.range().lo,
+                    watermark: 0,
+                    child: Some(self.child_of(part, 0)),
+                });
+            }
+            node = Skeleton {
+                height: 1,
+                hi,
+                edges,
+                segs: Vec::new(),
+                next_ord,
+            };
+        }
+        node.height = node.label();
+        Ok(node)
     }
 }

@@ -60,10 +60,29 @@ pub struct Stats {
     pub leaves_ahead: u64,
     /// Bytes of nodes written.
     pub bytes_written: u64,
+    /// All that was written, by cause.
+    pub written: WrittenBytes,
     /// How often each structural path was taken since the volume was opened.
     pub paths: PathCounts,
     /// Why the volume takes no writes any more, if so.
     pub poisoned: Option<String>,
+}
+
+/// Bytes handed to the device since the volume was opened, without the few of the node table and superblocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WrittenBytes {
+    /// Frames of the journal.
+    pub journal: u64,
+    /// Leaves written anew with what waited for them.
+    pub leaves: u64,
+    /// Leaves that were grafted.
+    pub grafts: u64,
+    /// Messages that rest in interior nodes over a checkpoint.
+    pub segments: u64,
+    /// Of these, copied from segments that were written before, to merge them or to free what is dead in them.
+    pub copied: u64,
+    /// Interior nodes without their messages.
+    pub skeletons: u64,
 }
 
 /// How often each structural path was taken.
@@ -103,6 +122,10 @@ pub struct PathCounts {
     pub reclaimed: u64,
     /// Ranges replaced by leaves that were written before.
     pub grafts: u64,
+    /// Nodes put in order for the clones to come.
+    pub mends: u64,
+    /// Clones that had to do something first: to put a node in order, or to move messages out of their way.
+    pub clone_waits: u64,
     /// Checkpoints written.
     pub checkpoints: u64,
 }
@@ -110,7 +133,7 @@ pub struct PathCounts {
 impl PathCounts {
     /// All counts, with their names.
     #[must_use]
-    pub fn by_name(&self) -> [(&'static str, u64); 18] {
+    pub fn by_name(&self) -> [(&'static str, u64); 20] {
         [
             ("splits", self.splits),
             ("flushes", self.flushes),
@@ -129,6 +152,8 @@ impl PathCounts {
             ("prunes", self.prunes),
             ("reclaimed", self.reclaimed),
             ("grafts", self.grafts),
+            ("mends", self.mends),
+            ("clone_waits", self.clone_waits),
             ("checkpoints", self.checkpoints),
         ]
     }
@@ -153,6 +178,8 @@ impl AddAssign for PathCounts {
         self.prunes += other.prunes;
         self.reclaimed += other.reclaimed;
         self.grafts += other.grafts;
+        self.mends += other.mends;
+        self.clone_waits += other.clone_waits;
         self.checkpoints += other.checkpoints;
     }
 }
@@ -202,7 +229,15 @@ impl Inner {
             bytes_read: get(&c.bytes_read),
             filter_denials: get(&c.filter_denials),
             leaves_ahead: get(&c.leaves_ahead),
-            bytes_written: get(&c.bytes_written),
+            bytes_written: get(&c.leaf_bytes) + get(&c.segment_bytes) + get(&c.skeleton_bytes),
+            written: WrittenBytes {
+                journal: self.journal.as_ref().map_or(0, |j| j.written_bytes()),
+                leaves: get(&c.leaf_bytes) - get(&c.graft_bytes),
+                grafts: get(&c.graft_bytes),
+                segments: get(&c.segment_bytes),
+                copied: get(&c.copied_bytes),
+                skeletons: get(&c.skeleton_bytes),
+            },
             paths: PathCounts {
                 splits: get(&c.splits),
                 flushes: get(&c.flushes),
@@ -221,6 +256,8 @@ impl Inner {
                 prunes: get(&c.prunes),
                 reclaimed: get(&c.reclaimed),
                 grafts: get(&c.grafts),
+                mends: get(&c.mends),
+                clone_waits: get(&c.clone_waits),
                 checkpoints: get(&c.checkpoints),
             },
             poisoned: self.failure().map(|text| text.to_string()),

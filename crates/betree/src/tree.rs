@@ -10,10 +10,10 @@
 //!            nodes below, immutable
 //! ```
 //!
-//! Lock order: `checkpointing`, `structure`, `state`, then the locks inside journal, store and node table. `state`
+//! Lock order: `checkpointing`, `structure`, `mending`, `state`, then the locks inside journal, store and node table. `state`
 //! is held over memory work only. `structure` is held by whoever builds a new root; it is
 //! not needed for reading, writing or freezing the buffer, which only appends to the root's segments, and
-//! [`Inner::publish`] carries such segments over.
+//! [`Inner::publish`] carries such segments over. `mending` is held by whoever puts a node in order for clones.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,7 +26,7 @@ use ramet_block::planted::{self, Fault};
 
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
-use crate::clone::{Captured, capture, destination};
+use crate::clone::{Captured, Chore, capture, destination};
 use crate::diff::{Diff, Span};
 use crate::error::{Error, Result};
 use crate::graft::Graft;
@@ -36,7 +36,7 @@ use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store, bump};
 use crate::record;
 use crate::scan::{TreeScan, View};
-use crate::skeleton::{Edge, HEIGHT_MAX, HEIGHT_MAX_REPLAYED, SegRef, Skeleton};
+use crate::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex};
 use crate::usage::Usage;
@@ -105,6 +105,8 @@ impl State {
 #[derive(Default)]
 struct Wanted {
     flush: bool,
+    /// A node to be put in order for the clones to come.
+    mend: Option<Arc<Handle>>,
     checkpoint: bool,
     stop: bool,
 }
@@ -114,6 +116,7 @@ pub(crate) struct Inner {
     pub(crate) journal: Option<Journal>,
     pub(crate) state: Mutex<State>,
     pub(crate) structure: Mutex<()>,
+    pub(crate) mending: Mutex<()>,
     pub(crate) checkpointing: Mutex<Superblock>,
     pub(crate) last_checkpoint: Mutex<Instant>,
     /// Batches whose loss a checkpoint would repair, for deciding whether one is due.
@@ -173,6 +176,7 @@ impl Inner {
             exhausted_at: AtomicU64::new(0),
             state: Mutex::new(state),
             structure: Mutex::new(()),
+            mending: Mutex::new(()),
             checkpointing: Mutex::new(sb),
             last_checkpoint: Mutex::new(Instant::now()),
             failure: OnceLock::new(),
@@ -222,7 +226,8 @@ impl Inner {
         op: Op,
         patient: bool,
         height_max: u8,
-    ) -> Result<std::result::Result<(), KeyRange>> {
+        made: &mut Vec<Arc<Handle>>,
+    ) -> Result<std::result::Result<(), Chore>> {
         match op {
             Op::Put { key, value } => state.buffer.add_point(key, Point::Put(value)),
             Op::Delete { key } => state.buffer.add_point(key, Point::Delete),
@@ -257,8 +262,17 @@ impl Inner {
                     patient,
                     height_max,
                 )? {
-                    Captured::TooMuchAbove => return Ok(Err(source)),
-                    Captured::Message(msg) => state.buffer.add_range(range, msg.behind(&back)),
+                    Captured::First(chore) => return Ok(Err(chore)),
+                    Captured::Message { msg, moves } => {
+                        if let RangeMsg::Goto(target) = &msg {
+                            made.push(target.node.clone());
+                        }
+                        // The destination may hold the source, or lie in it: it comes last.
+                        if moves {
+                            state.buffer.add_range(source, msg.clone());
+                        }
+                        state.buffer.add_range(range, msg.behind(&back));
+                    }
                     Captured::Copy(run) => state
                         .buffer
                         .add_all(&run.extract(&source, &back.inverse(&range.lo))),
@@ -292,7 +306,7 @@ impl Inner {
             let mut state = self.state.lock();
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
-            let mut too_much = None;
+            let (mut trouble, mut made) = (None, Vec::new());
             // Only clones make a second round, and only grafts are looked at again. An operation that is not copied
             // costs half as much.
             let ops = if clones || batch.grafts().next().is_some() {
@@ -301,24 +315,24 @@ impl Inner {
                 std::mem::take(&mut batch.ops)
             };
             for op in ops {
-                match self.apply_op(&mut state, op, patient, height_max) {
+                match self.apply_op(&mut state, op, patient, height_max, &mut made) {
                     Ok(Ok(())) => {}
-                    Ok(Err(source)) => {
-                        too_much = Some(Ok(source));
+                    Ok(Err(chore)) => {
+                        trouble = Some(Ok(chore));
                         break;
                     }
                     Err(error) => {
-                        too_much = Some(Err(error));
+                        trouble = Some(Err(error));
                         break;
                     }
                 }
             }
-            if let Some(trouble) = too_much {
+            if let Some(trouble) = trouble {
                 if let Some(saved) = saved {
                     state.buffer = saved;
                 }
                 drop(state);
-                patient = match self.sink(&trouble?) {
+                patient = match self.do_first(trouble?) {
                     Ok(()) => round >= 2,
                     // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
                     Err(Error::NoSpace | Error::ReadOnly) => true,
@@ -345,58 +359,85 @@ impl Inner {
             if full {
                 self.want(|w| w.flush = true);
             }
+            self.mend_soon(made);
             return Ok(seq);
         }
-        unreachable!("a patient clone never finds too much")
+        unreachable!("a patient clone asks for nothing")
     }
 
     /// Loads the nodes that capturing the clones of `batch` will visit, so that no I/O happens under `state`.
     fn warm(&self, batch: &Batch) -> Result<()> {
-        let (buffer, root) = {
-            let state = self.state.lock();
-            (state.buffer.clone(), state.root.clone())
-        };
         for op in &batch.ops {
             if let Op::CloneRange { lo, hi, .. } = op {
                 let range = KeyRange::new(lo.clone(), hi.clone());
                 if !range.is_empty() {
-                    drop(capture(
-                        &self.store,
-                        &buffer,
-                        &root,
-                        &range,
-                        false,
-                        HEIGHT_MAX_REPLAYED,
-                    )?);
+                    self.look_at(&range)?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Loads what capturing `source` visits, and pushes down what waits above it in plenty.
-    fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
+    /// What capturing `range` would find; what it loads on the way stays in the cache.
+    fn look_at(&self, range: &KeyRange) -> Result<Captured> {
         let (buffer, root) = {
             let state = self.state.lock();
             (state.buffer.clone(), state.root.clone())
         };
-        let found = capture(
+        capture(
             &self.store,
             &buffer,
             &root,
-            source,
+            range,
             false,
             HEIGHT_MAX_REPLAYED,
-        )?;
-        drop((buffer, root));
-        match found {
-            Captured::Message(_) | Captured::Copy(_) => Ok(()),
-            Captured::TooMuchAbove => match self.sink(source) {
-                // The clone itself will copy what waits.
-                Err(Error::NoSpace) => Ok(()),
-                done => done,
-            },
+        )
+    }
+
+    /// Loads what capturing `source` visits, and does what it wants done first.
+    fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
+        let Captured::First(chore) = self.look_at(source)? else {
+            return Ok(());
+        };
+        match self.do_first(chore) {
+            // The clone itself will put up with it.
+            Err(Error::NoSpace) => Ok(()),
+            done => done,
         }
+    }
+
+    fn do_first(&self, chore: Chore) -> Result<()> {
+        bump(&self.store.counters.clone_waits);
+        match chore {
+            Chore::Freeze => {
+                self.freeze(&mut self.state.lock());
+                // What fills leaves goes into them once, before two ranges share it.
+                self.flush(false)
+            }
+            Chore::Mend(node) => self.mend(&node, true),
+            Chore::Sink(range) => {
+                let _structure = self.structure.lock();
+                self.freeze(&mut self.state.lock());
+                self.rebuild(|store, root| store.sink(root, &range, true))
+            }
+        }
+    }
+
+    /// Has the newest of these nodes that is crowded put in order in the background.
+    fn mend_soon(&self, made: Vec<Arc<Handle>>) {
+        let crowded = made
+            .into_iter()
+            .rev()
+            .find(|node| self.store.wants_mending(node));
+        if crowded.is_some() && !self.threads.lock().is_empty() {
+            self.want(|w| w.mend = crowded);
+        }
+    }
+
+    /// Builds the node that clones go on from, instead of `node`. Alone, since two would do the same work.
+    fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
+        let _mending = self.mending.lock();
+        self.store.mend(node, urgent)
     }
 
     /// Makes the memory buffer the newest segment of the root.
@@ -427,25 +468,8 @@ impl Inner {
     /// Gives a root with too many edges a level more, and one with a single child a level less.
     fn shape_root(&self, root: &mut Skeleton) -> Result<()> {
         let store = &self.store;
-        while root.edges.len() > store.shape.fanout {
-            let next_ord = root.next_ord;
-            let old = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
-            let mut edges = Vec::new();
-            for part in store.split(old)? {
-                edges.push(Edge {
-                    lo: part.range().lo,
-                    watermark: 0,
-                    child: Some(store.child_of(part, 0)),
-                });
-            }
-            *root = Skeleton {
-                height: 1,
-                hi: None,
-                edges,
-                segs: Vec::new(),
-                next_ord,
-            };
-        }
+        let whole = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
+        *root = store.within_fanout(whole)?;
         while let ([edge], []) = (&root.edges[..], &root.segs[..]) {
             let Some(child) = edge
                 .child
@@ -466,15 +490,11 @@ impl Inner {
         Ok(())
     }
 
-    fn publish(&self, mut root: Skeleton, seen: u64) {
+    fn publish(&self, root: Skeleton, seen: u64) {
         let mut state = self.state.lock();
         // What was frozen while the new root was built lies over it.
-        let newer = state.top.segs.iter().filter(|s| s.ord >= seen);
-        root.segs.extend(newer.map(|seg| SegRef {
-            ord: seg.ord - seen + root.next_ord,
-            ..seg.clone()
-        }));
-        root.next_ord += state.top.next_ord - seen;
+        let newer = state.top.segs.partition_point(|s| s.ord < seen);
+        let root = root.with_newer(&state.top.segs[newer..], seen, state.top.next_ord);
         let old = state.top.clone();
         state.set_root(&self.store, root);
         drop(state);
@@ -482,14 +502,12 @@ impl Inner {
         drop(old);
     }
 
-    fn sink(&self, range: &KeyRange) -> Result<()> {
-        let _structure = self.structure.lock();
-        self.freeze(&mut self.state.lock());
-        self.rebuild(|store, root| store.sink(root, range, true))
-    }
-
     /// Brings the root within its limits; with `settle` range messages go as deep as they can.
     pub(crate) fn flush(&self, settle: bool) -> Result<()> {
+        // Writers go on, and whoever changes the structure need not wait.
+        let top = self.state.lock().top.clone();
+        top.segs.iter().for_each(|seg| self.store.pack(&seg.run));
+        drop(top);
         let _structure = self.structure.lock();
         let store = &self.store;
         let tend = || self.rebuild(|store, root| store.tend(root, true, settle));
@@ -521,17 +539,26 @@ impl Inner {
 
     fn flusher(&self) {
         loop {
-            {
+            let (flush, mend) = {
                 let mut wanted = self.wanted.lock();
-                while !wanted.flush && !wanted.stop {
+                while !wanted.flush && wanted.mend.is_none() && !wanted.stop {
                     self.work.wait(&mut wanted);
                 }
                 if wanted.stop {
                     return;
                 }
-                wanted.flush = false;
+                (std::mem::take(&mut wanted.flush), wanted.mend.take())
+            };
+            let mut done = self.check_alive();
+            if let Some(node) = mend {
+                done = done
+                    .and_then(|()| self.store.skeleton(&node))
+                    .and_then(|node| self.mend(&node, false));
             }
-            match self.check_alive().and_then(|()| self.flush(false)) {
+            if flush {
+                done = done.and_then(|()| self.flush(false));
+            }
+            match done {
                 // Without space messages stay where they are; admission refuses more of them.
                 Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => self.poison(&error),
@@ -600,7 +627,7 @@ impl Inner {
 
     fn stop(&self) {
         self.store.read_ahead.stop();
-        self.want(|w| w.stop = true);
+        self.want(|w| (w.stop, w.mend) = (true, None));
         let threads: Vec<_> = self.threads.lock().drain(..).collect();
         for thread in threads {
             if thread.join().is_err() {
@@ -620,8 +647,9 @@ impl Inner {
         let mut rounds = 0;
         loop {
             self.check_alive()?;
-            // What is fresh beyond a checkpoint of everything is held by snapshots, and waiting does not help.
-            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 2 * self.fresh_limit()
+            // A checkpoint holds what it moves twice, and as much again may come meanwhile. What is fresh beyond a checkpoint of
+            // everything is held by snapshots, and waiting does not help.
+            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 3 * self.fresh_limit()
                 && self.is_behind();
             if !crowded && journal.has_room(bytes) {
                 return self.drain_journal(journal);

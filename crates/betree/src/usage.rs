@@ -1,5 +1,5 @@
 //! What space a range takes, and what of it nobody else uses: from the node table, skeletons and the front parts of
-//! the few runs at the borders, without reading leaves.
+//! segments and of the few leaves at the borders, without reading leaves.
 //!
 //! A node belongs to the ranges alone when all its references come from nodes that belong to them alone, or from
 //! the nodes on the way to them. So the walk goes down to the references that lie within the ranges, counts them, and
@@ -68,6 +68,8 @@ struct Walk<'a> {
     store: &'a Store,
     /// References found so far that go when the ranges go.
     counted: HashMap<NodeId, u64>,
+    /// Logical bytes of parts of nodes: a chain of doubling clones leads to each of its nodes very often.
+    known: HashMap<(NodeId, KeyRange), u64>,
     usage: Usage,
 }
 
@@ -76,6 +78,7 @@ impl<'a> Walk<'a> {
         let mut walk = Walk {
             store,
             counted: HashMap::new(),
+            known: HashMap::new(),
             usage: Usage::default(),
         };
         if root == 0 {
@@ -208,10 +211,20 @@ impl<'a> Walk<'a> {
     }
 
     /// Bytes of keys and values in `range` of a node.
-    fn logical(&self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
+    fn logical(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
         if node.kind() != Kind::Skeleton {
             return Ok(part_of_run(&self.store.run(node)?, range).0);
         }
+        let part = (node.id(), range.clone());
+        if let Some(&known) = self.known.get(&part) {
+            return Ok(known);
+        }
+        let sum = self.logical_of_skeleton(node, range)?;
+        self.known.insert(part, sum);
+        Ok(sum)
+    }
+
+    fn logical_of_skeleton(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
         let skeleton = self.store.skeleton(node)?;
         let mut sum = 0u64;
         let mut lo = range.lo.clone();
@@ -222,12 +235,10 @@ impl<'a> Walk<'a> {
                 sum = sum.saturating_add(part_of_run(run, &xf.range(&here)).0);
             }
             if let Base::Node(child, xf) = &piece.base {
-                let below = match whole_edge(&skeleton, &here, child) {
+                check_falls(node.height(), &piece.base)?;
+                let below = match whole_leaf(&skeleton, &here, child) {
                     Some(live_bytes) => live_bytes,
-                    None if child.height() < node.height() => {
-                        self.logical(child, &xf.range(&here))?
-                    }
-                    None => 0,
+                    None => self.logical(child, &xf.range(&here))?,
                 };
                 sum = sum.saturating_add(below);
             }
@@ -239,11 +250,13 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Bytes below the edge that `piece` is all of, if it leads to `child`.
-fn whole_edge(skeleton: &Skeleton, piece: &KeyRange, child: &Arc<Handle>) -> Option<u64> {
+/// Bytes below the edge that `piece` is all of, if it leads to the leaf `child`. Interior children are looked into: what
+/// waits in one is no part of its live bytes.
+fn whole_leaf(skeleton: &Skeleton, piece: &KeyRange, child: &Arc<Handle>) -> Option<u64> {
     let at = skeleton.edge_of(&piece.lo);
     let edge = skeleton.edges[at].child.as_ref()?;
-    (skeleton.edge_range(at) == *piece && edge.node.id() == child.id()).then_some(edge.live_bytes)
+    let is_whole = skeleton.edge_range(at) == *piece && edge.node.id() == child.id();
+    (is_whole && child.kind() == Kind::Leaf).then_some(edge.live_bytes)
 }
 
 /// Range messages that meet `range`, whole.
@@ -323,6 +336,7 @@ mod tests {
         let mut walk = Walk {
             store: &store,
             counted: HashMap::new(),
+            known: HashMap::new(),
             usage: Usage::default(),
         };
         let found = walk.border(&forged, &range("b", "d"), false);

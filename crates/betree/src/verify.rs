@@ -421,7 +421,7 @@ mod tests {
     fn t9_a_leaf_that_holds_a_delete() {
         let got = found(|store, root| {
             let mut leaf = RunBuilder::new(Kind::Leaf, Codec::Raw, 1024);
-            leaf.add(Bytes::from("k"), &Point::Delete);
+            leaf.add(b"k", &Point::Delete);
             let node = store
                 .write_run(leaf.finish(std::iter::empty()), crate::node::Via::Cache)
                 .unwrap();

@@ -7,16 +7,18 @@ use bytes::Bytes;
 use crate::bounds::{KeyRange, below};
 use crate::error::Result;
 use crate::filter;
-use crate::memrun::{MemRun, Weight};
+use crate::memrun::{MESSAGE_BYTES, MemRun, Weight};
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store, bump};
-use crate::run::RunIndex;
+use crate::run::{PackedRun, RunIndex};
 
-/// A run on the device, with its index.
+/// A run in blocks, with its index.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskRun {
     pub(crate) handle: Arc<Handle>,
     pub(crate) index: Arc<RunIndex>,
+    /// All blocks of a segment that is not written yet.
+    pub(crate) packed: Option<Arc<PackedRun>>,
 }
 
 #[derive(Clone, Debug)]
@@ -110,9 +112,14 @@ impl RunView {
         if range.is_empty() {
             return Ok(sum);
         }
+        let asked = (range.clone(), with_ranges);
+        if let Some(known) = run.index.weighed.get(&asked) {
+            return Ok(known);
+        }
         for (covered, _) in run.index.ranges_in(range).filter(|_| with_ranges) {
             sum.count += 1;
-            sum.bytes += covered.lo.len() + covered.hi.as_ref().map_or(0, Bytes::len) + 48;
+            sum.bytes +=
+                covered.lo.len() + covered.hi.as_ref().map_or(0, Bytes::len) + MESSAGE_BYTES;
         }
         let blocks = &run.index.blocks;
         let first = run.index.block_of(&range.lo).unwrap_or(0);
@@ -125,7 +132,7 @@ impl RunView {
                     range.hi.as_ref().is_none_or(|hi| next.first_key <= *hi)
                 });
             if inside {
-                sum.bytes += meta.raw_bytes as usize + 48 * meta.points as usize;
+                sum.bytes += meta.raw_bytes as usize + MESSAGE_BYTES * meta.points as usize;
                 sum.count += meta.points as usize;
                 sum.deletes += meta.deletes as usize;
                 continue;
@@ -135,19 +142,28 @@ impl RunView {
             for at in block.seek(&range.lo).0..end {
                 let point = block.point(at);
                 let key_len = block.prefix().len() + block.rest(at).len();
-                sum.bytes += key_len + point.payload_bytes() + 48;
+                sum.bytes += key_len + point.payload_bytes() + MESSAGE_BYTES;
                 sum.count += 1;
                 sum.deletes += usize::from(matches!(point, Point::Delete));
             }
         }
+        run.index.weighed.insert(asked, sum);
         Ok(sum)
     }
 
-    /// Bytes of all points of a run on the device, before compression; `None` when it is in memory.
-    pub(crate) fn stored_bytes(&self) -> Option<usize> {
+    /// Bytes of all points, before compression.
+    pub(crate) fn all_bytes(&self) -> usize {
         match self {
-            RunView::Mem(_) => None,
-            RunView::Disk(run) => Some(run.index.blocks.iter().map(|m| m.raw_bytes as usize).sum()),
+            RunView::Mem(run) => run.size_bytes(),
+            RunView::Disk(run) => run.index.blocks.iter().map(|m| m.raw_bytes as usize).sum(),
+        }
+    }
+
+    /// Whether it is in memory only.
+    pub(crate) fn is_fresh(&self) -> bool {
+        match self {
+            RunView::Mem(_) => true,
+            RunView::Disk(run) => run.packed.is_some(),
         }
     }
 

@@ -3,35 +3,52 @@
 use crate::bounds::KeyRange;
 use crate::error::Result;
 use crate::node::{Kind, Store};
-use crate::skeleton::{Edge, Skeleton};
+use crate::skeleton::{Edge, SegRef, Skeleton};
 
 /// How much waits for an edge.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Pending {
     pub(crate) bytes: usize,
     pub(crate) count: usize,
-    /// Bytes below that range messages and deletions are going to drop.
+    /// Of the bytes, those in memory only.
+    pub(crate) fresh: usize,
+    /// Bytes that range messages and deletions are going to drop: of the leaf below, of the older messages where none is.
     pub(crate) dropped: usize,
     pub(crate) deletes: usize,
-    pub(crate) ranges: bool,
+    /// Range messages.
+    pub(crate) ranges: usize,
     /// Nothing is to be pushed down any more: that was done, or there was no room.
     pub(crate) stays: bool,
 }
 
 impl Store {
+    /// Whether what waits is theta of what the edge shows, so that writing the leaf anew is worth it.
     pub(crate) fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
-        let live = edge
-            .child
-            .as_ref()
-            .map_or(0, |c| usize::try_from(c.live_bytes).unwrap_or(usize::MAX));
-        let size = live.max(self.shape.leaf_bytes / 2);
-        // What goes for the most part is cheap to write anew, however small it is.
-        let nothing_left = edge.child.is_none() && pending.deletes * 2 >= pending.count.max(1);
-        let mostly_dropped = pending.dropped > 0 && pending.dropped * 2 >= live || nothing_left;
-        mostly_dropped
-            || pending.count > 0
-                && pending.bytes + pending.dropped
-                    >= (size / 256).saturating_mul(self.shape.theta_256).max(1)
+        pending.count > 0 && pending.bytes + pending.dropped >= self.theta_bytes(edge)
+    }
+
+    /// Whether writing the leaf anew frees theta of what the edge shows, or the most of it, however little waits.
+    pub(crate) fn frees_much(&self, edge: &Edge, pending: Pending) -> bool {
+        if edge.child.is_none() {
+            // The range messages are nulls, and GOTOs that those cover.
+            let removing = pending.deletes + pending.ranges;
+            return pending.count > 0
+                && (removing * 2 >= pending.count || pending.dropped * 2 >= pending.bytes);
+        }
+        pending.dropped > 0 && pending.dropped >= self.theta_bytes(edge).min(edge.live_bytes() / 2)
+    }
+
+    fn theta_bytes(&self, edge: &Edge) -> usize {
+        let size = edge.live_bytes().max(self.shape.leaf_bytes / 2);
+        (size / 256).saturating_mul(self.shape.theta_256).max(1)
+    }
+
+    /// Whether the last checkpoint knows other ways to the child of an edge.
+    pub(crate) fn is_shared(&self, edge: &Edge) -> Result<bool> {
+        match edge.child.as_ref().filter(|c| c.node.is_recorded()) {
+            Some(child) => Ok(self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)),
+            None => Ok(false),
+        }
     }
 
     pub(crate) fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
@@ -45,7 +62,8 @@ impl Store {
         let edge = &node.edges[at];
         let range = node.edge_range(at);
         let mut sum = Pending::default();
-        for seg in node.visible(edge) {
+        let mut newest_first = node.visible(edge);
+        while let Some(seg) = newest_first.next() {
             let part = seg.clip.intersect(&range);
             if part.is_empty() {
                 continue;
@@ -55,16 +73,23 @@ impl Store {
             // Range messages that have become edges count no more.
             let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
             sum.bytes += weight.bytes;
+            sum.fresh += if run.is_fresh() { weight.bytes } else { 0 };
             sum.count += weight.count;
             sum.deletes += weight.deletes;
             if weight.deletes > 0 {
                 sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
             }
             if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+                let back = seg.xf.inverse(&part.lo);
                 for (covered, _) in run.ranges_in(&inside) {
-                    sum.ranges = true;
-                    sum.dropped +=
-                        self.bytes_below(edge, &seg.xf.inverse(&part.lo).range(&covered))?;
+                    let covered = back.range(&covered);
+                    sum.ranges += 1;
+                    sum.dropped += self.bytes_below(edge, &covered)?;
+                    if edge.child.is_none() {
+                        for older in newest_first.clone() {
+                            sum.dropped += self.bytes_of(older, &covered)?;
+                        }
+                    }
                 }
             }
         }
@@ -80,6 +105,16 @@ impl Store {
                 .saturating_sub(self.shape.block_bytes)),
             _ => Ok(0),
         }
+    }
+
+    /// Bytes of the points of a segment that `range` (of the node's key space) meets; blocks that it shares count half.
+    fn bytes_of(&self, seg: &SegRef, range: &KeyRange) -> Result<usize> {
+        let part = seg.clip.intersect(range);
+        if part.is_empty() {
+            return Ok(0);
+        }
+        let bytes = self.run(&seg.run)?.estimate_bytes(&seg.xf.range(&part));
+        Ok(bytes.saturating_sub(self.shape.block_bytes))
     }
 
     /// Mean size of what a deletion drops from a leaf child, in bytes.

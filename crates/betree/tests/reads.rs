@@ -2,15 +2,22 @@
 
 use std::sync::Arc;
 
-use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree};
+use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Device, MemDevice};
 
 const KEYS: u64 = 60_000;
 const VALUE: [u8; 100] = [7; 100];
 
 fn open(dev: &Arc<dyn Device>, cache_bytes: u64, manual: bool) -> Tree {
+    // Most keys go on to the leaves.
+    let shape = TreeShape {
+        memory_bytes: 1 << 20,
+        buffer_bytes: 2 << 20,
+        ..TreeShape::default()
+    };
     let options = OpenOptions {
         cache_bytes: Some(cache_bytes),
+        shape: Some(shape),
         manual,
         ..OpenOptions::default()
     };

@@ -158,6 +158,18 @@ pub struct VolumeStats {
     pub bytes_read: u64,
     /// Bytes of nodes written.
     pub bytes_written: u64,
+    /// Bytes of the journal written since the mount.
+    pub journal_written_bytes: u64,
+    /// Of the nodes, leaves written anew with what waited for them.
+    pub leaves_written_bytes: u64,
+    /// Leaves that were grafted: large writes.
+    pub grafts_written_bytes: u64,
+    /// Messages that rest in interior nodes over a checkpoint.
+    pub segments_written_bytes: u64,
+    /// Of these, copied from segments that were written before.
+    pub segments_copied_bytes: u64,
+    /// Interior nodes without their messages.
+    pub skeletons_written_bytes: u64,
     /// Nodes and segments that lookups and clones went through.
     pub node_visits: u64,
     /// Freed space that the next checkpoint makes usable.

@@ -118,6 +118,6 @@ fn a_directory_that_is_cloned_into_itself_costs_its_clones_and_not_its_files() {
     let end = volume.tree().stats();
     assert!(
         end.allocated_bytes <= before.allocated_bytes,
-        "the space came back"
+        "the space came back: {before:?} {end:?}"
     );
 }

@@ -87,6 +87,7 @@ impl Soak {
         setup.open.manual = self.arguments.manual;
         if let (Some(shape), Some(bytes)) = (&mut setup.open.shape, self.arguments.clone_copy) {
             shape.clone_copy_bytes = bytes;
+            shape.clone_waiting_bytes = bytes;
         }
         setup
     }

@@ -17,6 +17,9 @@ struct Arguments {
     /// Clones copy up to this many bytes.
     #[arg(long, global = true)]
     copy: Option<usize>,
+    /// Up to this many bytes that wait above a source are copied, and more are moved.
+    #[arg(long, global = true)]
+    waiting: Option<usize>,
 }
 
 #[derive(Subcommand)]
@@ -89,6 +92,9 @@ fn main() {
     }
     if let Some(bytes) = arguments.copy {
         shape.clone_copy_bytes = bytes;
+    }
+    if let Some(bytes) = arguments.waiting {
+        shape.clone_waiting_bytes = bytes;
     }
     match arguments.experiment {
         Experiment::Rounds {
@@ -167,7 +173,7 @@ fn run_rounds(experiment: Rounds) {
         experiment.edited, experiment.files, experiment.blocks, experiment.edit_bytes
     );
     println!(
-        "{:>6} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>11} {:>7} {:>6} {:>8}",
+        "{:>6} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>11} {:>7} {:>6} {:>8} {:>6}",
         "round",
         "visits",
         "reads",
@@ -180,11 +186,12 @@ fn run_rounds(experiment: Rounds) {
         "scan MiB",
         "nodes",
         "height",
-        "rewrites"
+        "rewrites",
+        "waits"
     );
     experiment.run(|s| {
         println!(
-            "{:>6} {:>8} {:>8.2} {:>9.1} {:>9.1} {:>9.0} {:>9} {:>9.2} {:>10} {:>11.2} {:>7} {:>6} {:>8}",
+            "{:>6} {:>8} {:>8.2} {:>9.1} {:>9.1} {:>9.0} {:>9} {:>9.2} {:>10} {:>11.2} {:>7} {:>6} {:>8} {:>6}",
             s.round,
             s.clone_visits,
             s.clone_reads,
@@ -197,7 +204,8 @@ fn run_rounds(experiment: Rounds) {
             s.scan_bytes as f64 / f64::from(1 << 20),
             s.nodes,
             s.height,
-            s.rewrites
+            s.rewrites,
+            s.clone_waits
         );
     });
 }
@@ -208,7 +216,7 @@ fn run_many(experiment: &Many) {
         experiment.clones, experiment.keys, experiment.seed
     );
     println!(
-        "{:>7} {:>7} {:>7} {:>9} {:>7} {:>6} {:>6} {:>9} {:>8} {:>8} {:>6} {:>8}",
+        "{:>7} {:>7} {:>7} {:>9} {:>7} {:>6} {:>6} {:>9} {:>8} {:>8} {:>6} {:>8} {:>8}",
         "clones",
         "visits",
         "us",
@@ -220,11 +228,12 @@ fn run_many(experiment: &Many) {
         "B/clone",
         "nodes",
         "height",
-        "mem MiB"
+        "mem MiB",
+        "peak MiB"
     );
     let (_, deletion) = experiment.run(|s| {
         println!(
-            "{:>7} {:>7} {:>7.1} {:>9.1} {:>7.2} {:>6.2} {:>6} {:>9.2} {:>8.0} {:>8} {:>6} {:>8.1}",
+            "{:>7} {:>7} {:>7.1} {:>9.1} {:>7.2} {:>6.2} {:>6} {:>9.2} {:>8.0} {:>8} {:>6} {:>8.1} {:>8.1}",
             s.clones,
             s.clone_visits,
             s.clone_ns as f64 / 1e3,
@@ -237,7 +246,11 @@ fn run_many(experiment: &Many) {
             s.nodes,
             s.height,
             s.memory_bytes as f64 / f64::from(1 << 20),
+            s.resident_bytes_max as f64 / f64::from(1 << 20),
         );
     });
     println!("deleted in random order: {deletion:?}");
+    for part in experiment.private_parts(&[0, 10, 100, 1000], 20) {
+        println!("{part:?}");
+    }
 }

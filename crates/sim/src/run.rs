@@ -37,6 +37,7 @@ impl Setup {
             theta_256: 64,
             segments: 3,
             clone_copy_bytes: 256,
+            clone_waiting_bytes: 256,
             codec: Codec::Lz4,
             ..TreeShape::default()
         };
@@ -64,6 +65,7 @@ impl Setup {
             } else {
                 one_of(&[64, 256, 2048])
             },
+            clone_waiting_bytes: one_of(&[0, 100, 1000]),
             codec: if one_of(&[0, 1]) == 0 {
                 Codec::Raw
             } else {

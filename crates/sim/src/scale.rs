@@ -8,7 +8,7 @@ mod ranges;
 mod rounds;
 mod zones;
 
-pub use many::{Deletion, Many, ManySample};
+pub use many::{Deletion, Many, ManySample, PrivatePart};
 pub use ranges::{Lookups, Ranges, RangesReport};
 pub use rounds::{Edited, Rounds, Sample};
 pub use zones::{Zones, ZonesReport};

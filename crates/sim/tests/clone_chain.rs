@@ -48,6 +48,7 @@ fn small_shape() -> TreeShape {
         memory_bytes: 16 << 10,
         segments: 5,
         clone_copy_bytes: 1 << 10,
+        clone_waiting_bytes: 1 << 10,
         ..TreeShape::default()
     }
 }
@@ -307,7 +308,7 @@ fn a_deep_chain_of_a_directory_stays_flat_and_gives_its_space_back() {
         shape: None,
         levels: 10_000,
         ballast_keys: 80_000,
-        visits_max: 40.0,
+        visits_max: 12.0,
         height_max: 16,
         left_max: 0.01,
     }
@@ -323,7 +324,7 @@ fn a_deep_chain_in_small_nodes_stays_flat_and_gives_its_space_back() {
         shape: Some(small_shape()),
         levels: 2000,
         ballast_keys: 80_000,
-        visits_max: 48.0,
+        visits_max: 14.0,
         height_max: 32,
         left_max: 0.02,
     }
@@ -339,7 +340,7 @@ fn a_deep_chain_of_several_leaves_stays_flat_and_gives_its_space_back() {
         shape: None,
         levels: 1000,
         ballast_keys: 80_000,
-        visits_max: 40.0,
+        visits_max: 12.0,
         height_max: 16,
         left_max: 0.01,
     }

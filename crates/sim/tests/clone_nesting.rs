@@ -37,6 +37,7 @@ fn open(device: &Arc<dyn Device>, shape: Option<TreeShape>) -> Tree {
 fn structural(value_bytes: usize) -> [(Option<TreeShape>, usize); 2] {
     let tiny = Setup::tiny_nodes().open.shape.map(|shape| TreeShape {
         clone_copy_bytes: 0,
+        clone_waiting_bytes: 0,
         ..shape
     });
     [(None, value_bytes), (tiny, 60)]

@@ -36,6 +36,12 @@ fn rounds(edited: Edited) {
         last.clone_visits,
         first.clone_visits
     );
+    // A node takes two dozen more clones after it was put in order, however slow the background is.
+    assert!(
+        last.clone_waits <= u64::from(last.round) / 20,
+        "{} clones waited for a node",
+        last.clone_waits
+    );
     assert!(
         last.round_bytes <= 24.0 * 1024.0,
         "{} bytes a round",
@@ -84,7 +90,7 @@ fn thousands_of_clones_cost_no_more_than_ten_and_leave_nothing() {
     let (samples, deletion) = experiment.run(|sample| println!("{sample:?}"));
     let (first, last) = (&samples[0], &samples[samples.len() - 1]);
     assert!(last.clone_visits <= first.clone_visits + 8);
-    assert!(last.get_visits <= first.get_visits + 4.0);
+    assert!(last.get_visits <= first.get_visits + 3.0);
     assert!(last.scan_reads <= first.scan_reads + 8);
     assert!(
         last.clone_bytes <= 1024.0,
@@ -104,6 +110,29 @@ fn thousands_of_clones_cost_no_more_than_ten_and_leave_nothing() {
         deletion.start_bytes,
         deletion.end_bytes
     );
+}
+
+#[test]
+fn deleting_a_clone_costs_what_it_has_of_its_own() {
+    let experiment = Many {
+        clones: 0,
+        keys: 4000,
+        checkpoint_every: 1,
+        shape: None,
+        cache_bytes: 64 << 20,
+        seed: env_u64("RAMET_SEED", 1),
+    };
+    println!("RAMET_SEED={}", experiment.seed);
+    let parts = experiment.private_parts(&[0, 10, 1000], 5);
+    for part in &parts {
+        println!("{part:?}");
+        assert!(part.reads <= 4.0, "what goes is not read");
+        assert!(part.freed_bytes >= 0.9 * part.private_bytes - 8192.0);
+        let nodes_max = 3.0 + part.private_bytes / 16384.0;
+        assert!(part.reclaimed <= 8.0 + nodes_max);
+        assert!(part.written_bytes <= 64.0 * 1024.0);
+    }
+    assert!(parts[2].private_bytes > 20.0 * parts[1].private_bytes);
 }
 
 #[test]

@@ -83,6 +83,7 @@ fn batches_are_atomic_also_in_tiny_nodes() {
     let shape = Setup::tiny_nodes().open.shape;
     let structural = shape.map(|shape| TreeShape {
         clone_copy_bytes: 0,
+        clone_waiting_bytes: 0,
         ..shape
     });
     run(structural, env_u64("RAMET_ROUNDS", 100));

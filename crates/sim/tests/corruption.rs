@@ -4,6 +4,7 @@
 
 use std::sync::Mutex;
 
+use ramet_block::Codec;
 use ramet_sim::{Setup, Structure, Verdicts, Victim, env_u64, for_seeds};
 
 #[test]
@@ -16,10 +17,17 @@ fn no_damage_makes_a_wrong_byte() {
         first,
         |seed| seed < end,
         |seed| {
-            let setup = Setup {
+            let mut setup = Setup {
                 device_bytes: 6 << 20,
                 ..Setup::tight_of(seed, 64 << 10)
             };
+            if seed.is_multiple_of(2) {
+                // Runs of several blocks of the device, so that those behind the front are hit too.
+                for shape in [&mut setup.format.shape, &mut setup.open.shape] {
+                    let shape = shape.get_or_insert_default();
+                    (shape.leaf_bytes, shape.codec) = (32 << 10, Codec::Raw);
+                }
+            }
             let victim = Victim::new(&setup, seed, 250, 200).unwrap_or_else(|e| panic!("{e}"));
             let verdicts = victim.damage(damages).unwrap_or_else(|e| panic!("{e}"));
             total.lock().expect("no panic holds it").add(&verdicts);

@@ -24,6 +24,7 @@ fn options() -> OpenOptions {
             theta_256: 64,
             segments: 2,
             clone_copy_bytes: 0,
+            clone_waiting_bytes: 0,
             codec: Codec::Raw,
             ..TreeShape::default()
         }),

@@ -63,11 +63,15 @@ pub struct ManySample {
     pub height: u64,
     /// Bytes in the cache and of messages in memory.
     pub memory_bytes: u64,
+    /// Most memory that the process had until then, without what the device in memory takes, in bytes.
+    pub resident_bytes_max: u64,
 }
 
 /// What the deletion of all clones cost.
 #[derive(Clone, Debug)]
 pub struct Deletion {
+    /// Time of a deletion, median, in nanoseconds.
+    pub ns: u64,
     /// Time of a deletion that one of a thousand takes longer, in nanoseconds.
     pub ns_p999: u64,
     /// Time of the longest one, in nanoseconds.
@@ -82,6 +86,36 @@ pub struct Deletion {
     pub start_bytes: u64,
     /// Space after the last deletion, in bytes.
     pub end_bytes: u64,
+}
+
+/// What deleting a clone costs that has so many keys of its own. Means of some clones.
+#[derive(Clone, Debug)]
+pub struct PrivatePart {
+    /// Keys that were written into the clone.
+    pub keys: usize,
+    /// Space of these, in bytes: what the clone took when it was written out.
+    pub private_bytes: f64,
+    /// Reads of the deletion and of the checkpoint that frees its nodes.
+    pub reads: f64,
+    /// Nodes freed.
+    pub reclaimed: f64,
+    /// Bytes of nodes written.
+    pub written_bytes: f64,
+    /// Space that came back, in bytes.
+    pub freed_bytes: f64,
+}
+
+/// Most memory that this process had at a time, in bytes; 0 where the system does not tell.
+fn resident_bytes_max() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status.lines().find_map(|line| {
+        line.strip_prefix("VmHWM:")?
+            .split_whitespace()
+            .next()?
+            .parse::<u64>()
+            .ok()
+    });
+    kib.unwrap_or(0) * 1024
 }
 
 impl Many {
@@ -124,11 +158,8 @@ impl Many {
         }
     }
 
-    /// Runs the experiment and calls `each` with every sample, which is taken at each power of ten from 10 on.
-    ///
-    /// # Panics
-    /// When the tree fails, or a clone shows anything but its content.
-    pub fn run(&self, mut each: impl FnMut(&ManySample)) -> (Vec<ManySample>, Deletion) {
+    /// A volume with the tree that is cloned, as `c000000/`.
+    fn filled(&self) -> (Arc<SparseDevice>, Tree) {
         let device = Arc::new(SparseDevice::new(1 << 40));
         let as_device: Arc<dyn Device> = device.clone();
         let format = FormatOptions {
@@ -145,6 +176,15 @@ impl Many {
             tree.admit(256 << 10).expect("admit");
             tree.apply(batch).expect("fill");
         }
+        (device, tree)
+    }
+
+    /// Runs the experiment and calls `each` with every sample, which is taken at each power of ten from 10 on.
+    ///
+    /// # Panics
+    /// When the tree fails, or a clone shows anything but its content.
+    pub fn run(&self, mut each: impl FnMut(&ManySample)) -> (Vec<ManySample>, Deletion) {
+        let (device, tree) = self.filled();
         let start_bytes = settled_bytes(&tree);
 
         let mut samples = Vec::new();
@@ -201,6 +241,7 @@ impl Many {
         times: &mut Vec<u64>,
     ) -> ManySample {
         let memory = tree.stats();
+        let resident_bytes_max = resident_bytes_max().saturating_sub(device.stored_bytes());
         let allocated_bytes = settled_bytes(tree);
         let stats = tree.stats();
         let hardly = OpenOptions {
@@ -241,6 +282,7 @@ impl Many {
             nodes: stats.nodes,
             height: stats.height,
             memory_bytes: memory.cached_bytes + memory.pending_message_bytes,
+            resident_bytes_max,
         };
         visits.clear();
         times.clear();
@@ -292,6 +334,7 @@ impl Many {
         times.sort_unstable();
         let mean = |after: u64, before: u64| (after - before) as f64 / f64::from(self.clones);
         Deletion {
+            ns: times[times.len() / 2],
             ns_p999: times[times.len() * 999 / 1000],
             ns_max: times[times.len() - 1],
             reclaimed: mean(after.paths.reclaimed, before.paths.reclaimed),
@@ -300,5 +343,54 @@ impl Many {
             start_bytes,
             end_bytes,
         }
+    }
+
+    /// Deletes clones with `parts` private keys each, `each` of every kind, and tells what that costs.
+    ///
+    /// # Panics
+    /// When the tree fails.
+    #[must_use]
+    pub fn private_parts(&self, parts: &[usize], each: u32) -> Vec<PrivatePart> {
+        let (_, tree) = self.filled();
+        let mut rng = Rng::new(self.seed);
+        let mut rows = Vec::new();
+        for &part in parts {
+            let start = settled_bytes(&tree);
+            for clone in 1..=each {
+                let mut batch = Batch::new();
+                batch.clone_prefix(Self::prefix(0), Self::prefix(clone));
+                for _ in 0..part {
+                    let number = rng.below(self.keys);
+                    let key = Self::key(&Self::prefix(clone), number);
+                    batch.put(key, Self::content(number + 1));
+                }
+                tree.admit(part * (VALUE_BYTES + 64) + 4096).expect("admit");
+                tree.apply(batch).expect("clone");
+                // One by one, so that each has nodes of its own.
+                tree.checkpoint().expect("checkpoint");
+            }
+            let full = settled_bytes(&tree);
+            let before = tree.stats();
+            for clone in 1..=each {
+                let mut batch = Batch::new();
+                batch.delete_prefix(Self::prefix(clone));
+                tree.apply(batch).expect("delete");
+                tree.checkpoint().expect("checkpoint");
+            }
+            let after = tree.stats();
+            let freed = full.saturating_sub(settled_bytes(&tree));
+            let mean = |sum: u64| sum as f64 / f64::from(each);
+            rows.push(PrivatePart {
+                keys: part,
+                private_bytes: mean(full.saturating_sub(start)),
+                reads: mean(after.node_reads - before.node_reads),
+                reclaimed: mean(after.paths.reclaimed - before.paths.reclaimed),
+                written_bytes: mean(after.bytes_written - before.bytes_written),
+                freed_bytes: mean(freed),
+            });
+        }
+        self.verify(&tree, 0);
+        tree.close().expect("close");
+        rows
     }
 }

@@ -90,13 +90,20 @@ impl Ranges {
             ..FormatOptions::default()
         };
         Tree::format(&device, &format).expect("format");
-        let options = OpenOptions {
-            shape: Some(shape),
-            cache_bytes: Some(64 << 20),
-            manual: true,
-            ..OpenOptions::default()
+        let open = |shape: TreeShape| {
+            let options = OpenOptions {
+                shape: Some(shape),
+                cache_bytes: Some(64 << 20),
+                manual: true,
+                ..OpenOptions::default()
+            };
+            Tree::open(device.clone(), options).expect("open")
         };
-        let tree = Tree::open(device, options).expect("open");
+        // First without a buffer: the values go on to the leaves.
+        let tree = open(TreeShape {
+            buffer_bytes: 0,
+            ..shape.clone()
+        });
         let keys = self.ranges * STRIDE;
         for first in (0..keys).step_by(1000) {
             let mut batch = Batch::new();
@@ -106,7 +113,8 @@ impl Ranges {
             tree.admit(256 << 10).expect("admit");
             tree.apply(batch).expect("fill");
         }
-        tree.checkpoint().expect("checkpoint");
+        tree.close().expect("close");
+        let tree = open(shape);
         let without = self.look_up(&tree, |_| true);
 
         let delete = |from: usize, to: usize| {

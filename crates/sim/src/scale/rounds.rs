@@ -79,6 +79,8 @@ pub struct Sample {
     pub height: u64,
     /// Leaf ranges written anew so far.
     pub rewrites: u64,
+    /// Clones so far that had to wait for something to be done first.
+    pub clone_waits: u64,
 }
 
 impl Rounds {
@@ -234,6 +236,7 @@ impl Rounds {
                 nodes: stats.nodes,
                 height: stats.height,
                 rewrites: stats.paths.rewrites,
+                clone_waits: stats.paths.clone_waits,
             };
             each(&sample);
             samples.push(sample);

@@ -1,0 +1,120 @@
+//! What writes cost: bytes handed to the device, by cause.
+
+use std::sync::Arc;
+
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+use ramet_block::{Device, MemDevice};
+
+const VALUE_BYTES: usize = 100;
+
+fn shape() -> TreeShape {
+    TreeShape {
+        leaf_bytes: 64 << 10,
+        block_bytes: 4 << 10,
+        buffer_bytes: 2 << 20,
+        memory_bytes: 512 << 10,
+        ..TreeShape::default()
+    }
+}
+
+fn tree() -> Tree {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+    let format = FormatOptions {
+        shape: Some(shape()),
+        ..FormatOptions::default()
+    };
+    Tree::format(&dev, &format).expect("formats");
+    let options = OpenOptions {
+        cache_bytes: Some(8 << 20),
+        shape: Some(shape()),
+        manual: true,
+        ..OpenOptions::default()
+    };
+    Tree::open(dev, options).expect("opens")
+}
+
+/// Scatters numbers (splitmix64).
+fn mix(number: u64) -> u64 {
+    let z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
+}
+
+fn put(tree: &Tree, prefix: &[u8], numbers: std::ops::Range<u64>) {
+    for first in numbers.clone().step_by(100) {
+        let mut batch = Batch::new();
+        for number in first..(first + 100).min(numbers.end) {
+            let key = [prefix, &mix(number).to_be_bytes()].concat();
+            let value: Vec<u8> = (0..VALUE_BYTES as u64 / 4)
+                .flat_map(|at| (mix(number ^ at << 40) as u32).to_le_bytes())
+                .collect();
+            batch.put(key, value);
+        }
+        tree.apply(batch).expect("there is room");
+    }
+}
+
+#[test]
+fn random_inserts_write_each_byte_about_four_times() {
+    let tree = tree();
+    let keys = 240_000;
+    for first in (0..keys).step_by(10_000) {
+        put(&tree, b"k", first..first + 10_000);
+        tree.sync().expect("in memory");
+        // As often as the memory for what is not written yet would be full.
+        if first % 20_000 == 0 {
+            tree.checkpoint().expect("there is room");
+        }
+    }
+    tree.checkpoint().expect("there is room");
+    let stats = tree.stats();
+    let user = keys * (9 + VALUE_BYTES as u64);
+    let part = |bytes: u64| bytes as f64 / user as f64;
+    let written = stats.written;
+    println!(
+        "journal {:.2}, leaves {:.2}, segments {:.2} (copied {:.2}), skeletons {:.2}; {:?}",
+        part(written.journal),
+        part(written.leaves),
+        part(written.segments),
+        part(written.copied),
+        part(written.skeletons),
+        stats.paths,
+    );
+    assert!(stats.leaves > 64, "a tree of two levels at least");
+    assert!(part(written.journal) < 1.1);
+    assert!(part(written.leaves) < 2.2);
+    assert!(part(written.segments) < 1.9);
+    assert!(part(written.copied) < 0.6);
+    assert!(part(written.skeletons) < 0.2);
+    assert_eq!(
+        stats.pending_message_bytes, 0,
+        "what is written is counted in memory no more"
+    );
+    assert_eq!(tree.scan(b"", None).count() as u64, keys);
+    assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}
+
+#[test]
+fn shared_leaves_are_unshared_at_theta_and_private_ones_wait() {
+    let tree = tree();
+    put(&tree, b"a", 0..60_000);
+    tree.checkpoint().expect("there is room");
+    let quarter = |prefix: &[u8], from: u64| {
+        let before = tree.stats().paths.rewrites;
+        // A third of what the leaves hold, which the buffers take.
+        put(&tree, prefix, from..from + 12_000);
+        tree.checkpoint().expect("there is room");
+        tree.stats().paths.rewrites - before
+    };
+    let settled = tree.stats().leaves;
+    assert!(settled > 20, "{settled} leaves");
+    let private = quarter(b"a", 60_000);
+    let mut batch = Batch::new();
+    batch.clone_prefix("a", "b");
+    tree.apply(batch).expect("there is room");
+    tree.checkpoint().expect("there is room");
+    let shared = quarter(b"b", 100_000) + quarter(b"b", 120_000);
+    println!("{settled} leaves; rewritten {private} private, {shared} shared");
+    assert!(private <= settled, "{private}");
+    assert!(shared >= settled / 2, "{shared}");
+}
