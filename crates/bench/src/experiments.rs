@@ -248,7 +248,7 @@ fn machine(plan: &Plan) -> Result<BTreeMap<String, String>> {
             Peer::Ext4 => ("mkfs.ext4", &["-V"]),
             Peer::Xfs => ("mkfs.xfs", &["-V"]),
             Peer::Btrfs | Peer::BtrfsSnapshot => ("mkfs.btrfs", &["--version"]),
-            Peer::Ramet | Peer::RametNone => continue,
+            Peer::Ramet | Peer::RametNone | Peer::Floor => continue,
         };
         all.insert(name.to_string(), version(name, args));
     }

@@ -12,6 +12,7 @@ mod device;
 mod disk;
 mod error;
 mod experiments;
+mod floor;
 mod load;
 mod meter;
 mod movement;

@@ -201,7 +201,9 @@ fn against(row: &[&Figure]) -> String {
     let Some(ramet) = row.iter().find(|f| f.peer == "ramet") else {
         return String::new();
     };
-    let others = row.iter().filter(|f| !f.peer.starts_with("ramet"));
+    let others = row
+        .iter()
+        .filter(|f| !f.peer.starts_with("ramet") && f.peer != "floor");
     let best = others
         .map(|f| f.median())
         .reduce(|a, b| match ramet.better {

@@ -10,6 +10,7 @@ use crate::Plan;
 use crate::device::LoopDevice;
 use crate::disk;
 use crate::error::{At, Error, Result};
+use crate::floor::Floor;
 use crate::meter::{Cost, Pass};
 use crate::peer::Peer;
 use crate::throttle::Throttle;
@@ -24,6 +25,7 @@ pub(crate) struct Stage<'a> {
     pub(crate) peer: Peer,
     pass: Pass,
     mounted: bool,
+    floor: Option<Floor>,
     // Dropped in this order.
     dir: TempDir,
     device: LoopDevice,
@@ -44,6 +46,7 @@ impl<'a> Stage<'a> {
             peer,
             pass,
             mounted: false,
+            floor: (peer == Peer::Floor).then(Floor::new),
             dir,
             device,
         };
@@ -52,14 +55,21 @@ impl<'a> Stage<'a> {
     }
 
     fn mount(&mut self) -> Result<()> {
-        self.peer
-            .mount(&self.plan.ramet, self.device.path(), self.dir.path())?;
+        match &mut self.floor {
+            Some(floor) => floor.mount(self.dir.path())?,
+            None => self
+                .peer
+                .mount(&self.plan.ramet, self.device.path(), self.dir.path())?,
+        }
         self.mounted = true;
         Ok(())
     }
 
     fn unmount(&mut self) -> Result<()> {
-        self.peer.unmount(&self.plan.ramet, self.dir.path())?;
+        match &mut self.floor {
+            Some(floor) => floor.unmount()?,
+            None => self.peer.unmount(&self.plan.ramet, self.dir.path())?,
+        }
         self.mounted = false;
         Ok(())
     }

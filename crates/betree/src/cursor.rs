@@ -17,7 +17,7 @@ use crate::bounds::{KeyRange, Xf};
 use crate::error::Result;
 use crate::memrun::MemRun;
 use crate::message::Point;
-use crate::node::Store;
+use crate::node::{Keeping, Store};
 use crate::view::{DiskRun, RunView};
 
 /// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
@@ -48,6 +48,7 @@ struct DiskSource {
     ahead: usize,
     /// Blocks after the last one that somebody will want soon.
     beyond: usize,
+    keeping: Keeping,
 }
 
 /// What a cursor had read when it was dropped, for the next one on the same run.
@@ -99,6 +100,7 @@ impl MappedCursor {
                 ready: VecDeque::new(),
                 ahead,
                 beyond: 0,
+                keeping: Keeping::All,
             }),
         };
         Self {
@@ -110,6 +112,13 @@ impl MappedCursor {
             at: 0,
             end: 0,
             value: None,
+        }
+    }
+
+    /// Says what of its blocks the cache is to keep.
+    pub(crate) fn keep(&mut self, keeping: Keeping) {
+        if let Source::Disk(disk) = &mut self.source {
+            disk.keeping = keeping;
         }
     }
 
@@ -210,7 +219,7 @@ impl MappedCursor {
                 disk.block = None;
                 if disk.ready.is_empty() {
                     let ahead = disk.ahead.min(disk.blocks.len() + disk.beyond);
-                    disk.ready = store.blocks(&disk.run, number, ahead)?.into();
+                    disk.ready = store.blocks(&disk.run, number, ahead, disk.keeping)?.into();
                     disk.ahead = (2 * disk.ahead + 1).min(AHEAD_MAX);
                 }
                 let block = disk.ready.pop_front().expect("a read yields a block");
@@ -432,7 +441,9 @@ mod tests {
             builder.add_put(key.as_bytes(), &value);
         }
         let image = builder.finish(std::iter::empty());
-        let leaf = store.write_run(image).expect("there is room");
+        let leaf = store
+            .write_run(image, crate::node::Via::Cache)
+            .expect("there is room");
         let run = store.run(&leaf).expect("its front is sound");
         let xf = Xf::prepending("aa".into());
         let mut cursor = MappedCursor::new(&run, &KeyRange::all(), &xf, AHEAD_MAX);

@@ -29,7 +29,7 @@ use ramet_block::{BLOCK_BYTES, Extent};
 use crate::bounds::{KeyRange, Xf};
 use crate::error::{Error, Result};
 use crate::message::{RangeMsg, Target};
-use crate::node::{Handle, Place, Store};
+use crate::node::{Handle, Place, Store, Via};
 use crate::rewrite::LeafWriter;
 use crate::run::{MALFORMED, RUN_HEADER_BYTES, put_hi, take_bytes, take_hi};
 use crate::tree::{Inner, KEY_BYTES_MAX, VALUE_BYTES_MAX};
@@ -212,7 +212,7 @@ impl Inner {
         range: &KeyRange,
         entries: impl Iterator<Item = (Bytes, Bytes)>,
     ) -> Result<Vec<GraftLeaf>> {
-        let mut writer = LeafWriter::new(&self.store, range.lo.clone(), 0);
+        let mut writer = LeafWriter::new(&self.store, range.lo.clone(), 0, Via::Bulk);
         let mut last: Option<Bytes> = None;
         // Admitted a leaf at a time: who streams more than fits gets what checkpoints give back on the way.
         let mut asked = 0;

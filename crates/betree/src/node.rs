@@ -336,6 +336,23 @@ pub(crate) struct Counters {
     pub(crate) checkpoints: AtomicU64,
 }
 
+/// How a node gets to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Via {
+    /// Like anything: who reads it soon finds it in the cache of the device.
+    Cache,
+    /// Past that cache: large, and not read by the tree itself soon.
+    Bulk,
+}
+
+/// Which of the blocks that one request reads go into the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    All,
+    /// The first and the last, which the requests before and after may need as well.
+    Ends,
+}
+
 pub(crate) fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
@@ -622,9 +639,9 @@ impl Store {
     }
 
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
-    pub(crate) fn write_run(&self, image: RunImage) -> Result<Arc<Handle>> {
+    pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
-        let place = self.write_node(image.kind, image.bytes, image.checksum, false)?;
+        let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
         let handle = self.fresh(
             image.kind,
             0,
@@ -648,6 +665,7 @@ impl Store {
         mut bytes: Vec<u8>,
         sum: u64,
         reserved: bool,
+        via: Via,
     ) -> Result<Place> {
         let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
         let len = u64::from(used_bytes);
@@ -664,7 +682,11 @@ impl Store {
             Kind::Skeleton => &self.counters.skeleton_bytes,
         };
         counter.fetch_add(extent.len, Ordering::Relaxed);
-        if let Err(e) = self.dev.write_at(extent.addr, &bytes) {
+        let written = match via {
+            Via::Cache => self.dev.write_at(extent.addr, &bytes),
+            Via::Bulk => self.dev.write_bulk(extent.addr, &bytes),
+        };
+        if let Err(e) = written {
             self.table.free_unpublished(extent);
             return Err(io_error("writing a node")(e));
         }
@@ -677,7 +699,7 @@ impl Store {
 
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
-        let place = self.write_node(image.kind, image.bytes, image.checksum, true)?;
+        let place = self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache)?;
         Ok(self.fresh(
             image.kind,
             0,
@@ -701,7 +723,7 @@ impl Store {
         };
         if let Some(image) = image {
             let len = image.bytes.len() as u64;
-            match self.write_node(image.kind, image.bytes, image.checksum, true) {
+            match self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache) {
                 Ok(place) => {
                     // The next flush weighs it.
                     if let Some(index) = image.index {
@@ -722,7 +744,7 @@ impl Store {
             let node = node.with_pieces(pieces).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
-            let place = self.write_node(Kind::Skeleton, bytes, sum, true)?;
+            let place = self.write_node(Kind::Skeleton, bytes, sum, true, Via::Cache)?;
             let children = node.children().cloned().collect();
             self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
             self.become_written(handle, place, children);
@@ -953,12 +975,18 @@ impl Store {
 
     /// One block of a run.
     pub(crate) fn block(&self, run: &DiskRun, at: usize) -> Result<Arc<Block>> {
-        let mut blocks = self.blocks(run, at, 0)?;
+        let mut blocks = self.blocks(run, at, 0, Keeping::All)?;
         Ok(blocks.pop().expect("a read yields a block"))
     }
 
     /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request.
-    pub(crate) fn blocks(&self, run: &DiskRun, at: usize, ahead: usize) -> Result<Vec<Arc<Block>>> {
+    pub(crate) fn blocks(
+        &self,
+        run: &DiskRun,
+        at: usize,
+        ahead: usize,
+        keeping: Keeping,
+    ) -> Result<Vec<Arc<Block>>> {
         if let Some(packed) = &run.packed {
             return Ok(vec![packed.blocks[at].clone()]);
         }
@@ -996,13 +1024,18 @@ impl Store {
         let stop = metas.last().map_or(start, BlockMeta::end);
         let addr = place.extent.addr + u64::from(start);
         let bytes = Bytes::from(self.read(addr, (stop - start) as usize)?);
+        let last = guards.len() - 1;
         let mut blocks = Vec::with_capacity(guards.len());
-        for (meta, guard) in metas.iter().zip(guards) {
+        for (n, (meta, guard)) in metas.iter().zip(guards).enumerate() {
             let from = (meta.offset - start) as usize;
             let stored = from..from + meta.stored_bytes as usize;
+            let is_kept = match keeping {
+                Keeping::All => true,
+                Keeping::Ends => n == 0 || n == last,
+            };
             // A slice of a long read would keep all of it.
-            let stored = if stored.len() == bytes.len() {
-                bytes.clone()
+            let stored = if !is_kept || stored.len() == bytes.len() {
+                bytes.slice(stored)
             } else {
                 Bytes::copy_from_slice(&bytes[stored])
             };
@@ -1010,8 +1043,10 @@ impl Store {
             match meta.decode(run.handle.kind, stored, nexts.next(), addr) {
                 Ok(block) => {
                     let block = Arc::new(block);
-                    // It stays out when the cache has given the place away meanwhile.
-                    let _ = guard.insert(Cached::Block(block.clone()));
+                    if is_kept {
+                        // It stays out when the cache has given the place away meanwhile.
+                        let _ = guard.insert(Cached::Block(block.clone()));
+                    }
                     blocks.push(block);
                 }
                 // What came along is judged when it is asked for.

@@ -17,7 +17,7 @@ use crate::block::Block;
 use crate::bounds::KeyRange;
 use crate::cursor::AHEAD_MAX;
 use crate::error::Result;
-use crate::node::{Handle, Kind, Store, bump};
+use crate::node::{Handle, Keeping, Kind, Store, bump};
 use crate::view::RunView;
 
 /// Threads that read ahead: so many requests are in flight, and one of the scan itself.
@@ -50,6 +50,7 @@ pub(crate) struct Job {
     id: NodeId,
     /// What the scan will see of it, in its key space.
     range: KeyRange,
+    keeping: Keeping,
     progress: Mutex<Progress>,
     done: Condvar,
 }
@@ -143,10 +144,12 @@ impl ReadAhead {
         store: &Store,
         node: Arc<Handle>,
         range: KeyRange,
+        keeping: Keeping,
     ) -> Option<Arc<Job>> {
         let job = Arc::new(Job {
             id: node.id(),
             range,
+            keeping,
             progress: Mutex::new(Progress::Waiting(node)),
             done: Condvar::new(),
         });
@@ -181,7 +184,7 @@ impl ReadAhead {
                     job: &job,
                     found: None,
                 };
-                ending.found = store.read_ahead_of(&node, &job.range).ok();
+                ending.found = store.read_ahead_of(&node, &job.range, job.keeping).ok();
                 // Before the scan goes on: what it is done with must not be kept alive from here.
                 drop(node);
             }
@@ -199,7 +202,12 @@ impl Store {
         })
     }
 
-    fn read_ahead_of(&self, node: &Arc<Handle>, range: &KeyRange) -> Result<Found> {
+    fn read_ahead_of(
+        &self,
+        node: &Arc<Handle>,
+        range: &KeyRange,
+        keeping: Keeping,
+    ) -> Result<Found> {
         if node.kind() == Kind::Skeleton {
             self.skeleton(node)?;
             return Ok((0, Vec::new()));
@@ -212,7 +220,8 @@ impl Store {
         let mut bytes = 0;
         while found.len() < blocks.len() && bytes < JOB_BYTES_MAX {
             let at = blocks.start + found.len();
-            let read = self.blocks(&run, at, AHEAD_MAX.min(blocks.end - at - 1))?;
+            let ahead = AHEAD_MAX.min(blocks.end - at - 1);
+            let read = self.blocks(&run, at, ahead, keeping)?;
             bytes += read.iter().map(|b| b.weight()).sum::<usize>();
             found.extend(read);
         }

@@ -8,7 +8,7 @@ use crate::block::shared_prefix;
 use crate::bounds::{KeyRange, Xf};
 use crate::error::{Error, Result};
 use crate::flush::PUSH_BYTES;
-use crate::node::{Kind, Store, bump};
+use crate::node::{Kind, Store, Via, bump};
 use crate::run::RunBuilder;
 use crate::scan::{Base, TreeScan};
 use crate::skeleton::{Child, Edge, Skeleton};
@@ -26,7 +26,7 @@ impl Store {
         let mut draft = node.clone();
         draft.clip(&range);
         let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
-        let mut writer = LeafWriter::new(self, range.lo.clone(), node.next_step());
+        let mut writer = LeafWriter::new(self, range.lo.clone(), node.next_step(), Via::Cache);
         while let Some((key, value)) = scan.next(self)? {
             writer.add(key, value)?;
         }
@@ -85,6 +85,7 @@ pub(crate) struct LeafWriter<'a> {
     /// Where the next leaf's range starts.
     lo: Bytes,
     watermark: u64,
+    via: Via,
     edges: Vec<Edge>,
 }
 
@@ -94,13 +95,14 @@ fn entry_bytes(key: &[u8], value: &[u8]) -> usize {
 
 impl<'a> LeafWriter<'a> {
     /// The edges to the leaves start at `lo` and get `watermark`.
-    pub(crate) fn new(store: &'a Store, lo: Bytes, watermark: u64) -> Self {
+    pub(crate) fn new(store: &'a Store, lo: Bytes, watermark: u64, via: Via) -> Self {
         Self {
             store,
             entries: Vec::new(),
             bytes: 0,
             lo,
             watermark,
+            via,
             edges: Vec::new(),
         }
     }
@@ -166,7 +168,7 @@ impl<'a> LeafWriter<'a> {
         let image = builder.finish(std::iter::empty());
         let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
             && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
-        let node = match self.store.write_run(image) {
+        let node = match self.store.write_run(image, self.via) {
             Err(Error::NoSpace) if fragments && entries.len() > 1 => {
                 // There is room, and no hole that is long enough.
                 let (left, right) = entries.split_at(entries.len() / 2);

@@ -228,11 +228,18 @@ impl Blocks {
     }
 }
 
+/// After so many blocks that do not compress, the next ones hardly do either,
+const MISSES_MAX: u32 = 4;
+/// and only one in so many is tried.
+const TRY_EACH: u32 = 8;
+
 /// The blocks of a run one after the other, as they are stored.
 struct Body {
     codec: Codec,
     bytes: Vec<u8>,
     metas: Vec<BlockMeta>,
+    /// Blocks in a row that did not compress.
+    misses: u32,
 }
 
 impl Body {
@@ -241,11 +248,18 @@ impl Body {
             codec,
             bytes: Vec::new(),
             metas: Vec::new(),
+            misses: 0,
         }
     }
 
     fn push(&mut self, first_key: Bytes, raw: &[u8], points: u32, deletes: u32) {
-        let squeezed = compress(self.codec, raw);
+        let is_tried = self.misses < MISSES_MAX || self.misses.is_multiple_of(TRY_EACH);
+        let squeezed = is_tried.then(|| compress(self.codec, raw)).flatten();
+        self.misses = if squeezed.is_some() {
+            0
+        } else {
+            self.misses + 1
+        };
         let (codec, stored) = squeezed
             .as_ref()
             .map_or((Codec::Raw, raw), |s| (self.codec, s));
@@ -741,5 +755,31 @@ impl BlockMeta {
             return Err(corrupt("its keys reach into the next block's".into()));
         }
         Ok(block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_noise_only_some_blocks_are_tried_until_one_compresses() {
+        let codec: Codec = "lz4".parse().expect("a codec");
+        let mut builder = RunBuilder::new(Kind::Leaf, codec, 4096);
+        let mut state = 1u64;
+        for at in 0..60u32 {
+            let value: Vec<u8> = (0..4096)
+                .map(|_| {
+                    state = state.wrapping_mul(6_364_136_223_846_793_005) + 1;
+                    if at < 30 { (state >> 56) as u8 } else { 7 }
+                })
+                .collect();
+            builder.add(&at.to_be_bytes(), &Point::Put(value.into()));
+        }
+        let index = builder.finish(std::iter::empty()).index.expect("a leaf");
+        let first = index.blocks.iter().position(|meta| meta.codec == codec);
+        // The multiple of 8 that follows 30.
+        assert_eq!(first, Some(32));
+        assert!(index.blocks[32..].iter().all(|meta| meta.codec == codec));
     }
 }

@@ -17,7 +17,7 @@ use crate::bounds::{KeyRange, Xf, below, min_hi};
 use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::message::{Point, RangeMsg};
-use crate::node::{Handle, Kind, Store, bump};
+use crate::node::{Handle, Keeping, Kind, Store, bump};
 use crate::readahead::Job;
 use crate::skeleton::Skeleton;
 use crate::view::{RangeAt, RunView};
@@ -259,6 +259,8 @@ pub(crate) struct TreeScan {
     value: Option<Bytes>,
     /// Blocks that a cursor reads at a time.
     ahead: usize,
+    /// What the cache keeps of the leaves.
+    keeping: Keeping,
     /// A leaf was opened before.
     is_long: bool,
     /// Nodes asked for, in the order in which they will come.
@@ -304,6 +306,7 @@ impl TreeScan {
             merge: Merge::default(),
             value: None,
             ahead,
+            keeping: Keeping::All,
             is_long: false,
             jobs: VecDeque::new(),
         }
@@ -334,6 +337,11 @@ impl TreeScan {
     /// Reads many blocks at a time from the start.
     pub(crate) fn read_ahead(&mut self) {
         self.ahead = AHEAD_MAX;
+    }
+
+    /// Leaves the blocks of leaves out of the cache, but for those at the ends of requests.
+    pub(crate) fn pass(&mut self) {
+        self.keeping = Keeping::Ends;
     }
 
     /// Goes to the next key with a value; `false` when there is none.
@@ -445,6 +453,7 @@ impl TreeScan {
             let read = self.collect(&leaf);
             let run = store.run(&leaf)?;
             let mut cursor = MappedCursor::new(&run, &range, &xf, self.ahead);
+            cursor.keep(self.keeping);
             if let Some((first, blocks)) = read {
                 cursor.offer(first, blocks.into_iter());
             }
@@ -495,7 +504,8 @@ impl TreeScan {
             {
                 oldest.cancel();
             }
-            self.jobs.extend(store.read_ahead.ask(store, node, range));
+            self.jobs
+                .extend(store.read_ahead.ask(store, node, range, self.keeping));
         }
     }
 

@@ -1151,6 +1151,14 @@ impl Scan {
         self
     }
 
+    /// Says that what is read is kept by somebody else, or not wanted again: it goes past the cache of nodes, which keeps
+    /// what others want.
+    #[must_use]
+    pub fn passing(mut self) -> Self {
+        self.scan.pass();
+        self
+    }
+
     /// Goes to the next key; `false` at the end.
     ///
     /// # Errors

@@ -422,7 +422,9 @@ mod tests {
         let got = found(|store, root| {
             let mut leaf = RunBuilder::new(Kind::Leaf, Codec::Raw, 1024);
             leaf.add(b"k", &Point::Delete);
-            let node = store.write_run(leaf.finish(std::iter::empty())).unwrap();
+            let node = store
+                .write_run(leaf.finish(std::iter::empty()), crate::node::Via::Cache)
+                .unwrap();
             let child = interior(root);
             child.xf = Xf::identity();
             child.node = node;

@@ -36,6 +36,15 @@ pub trait Device: Send + Sync {
     /// `InvalidInput` when the range leaves the device, else what the medium answered.
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()>;
 
+    /// Writes as [`Device::write_at`] what is large and hardly read soon: it may go past caches, and still be under way on
+    /// return. Every later call sees it; an error may be told only by the next `sync`, and then by all after it.
+    ///
+    /// # Errors
+    /// As [`Device::write_at`].
+    fn write_bulk(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_at(addr, buf)
+    }
+
     /// Makes every write that returned before this call durable.
     fn sync(&self) -> io::Result<()>;
 

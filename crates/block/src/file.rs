@@ -1,7 +1,7 @@
 //! A device that is an image file or a block device.
 //!
-//! Positional I/O through the page cache, no `O_DIRECT`: images on any file system work, and what
-//! the layers above read often is in their own caches already. One advisory lock per open (`flock`:
+//! Positional I/O through the page cache: images on any file system work, and small writes are gathered there. Only what is
+//! written in bulk goes past it, where the file can do that (`behind.rs`). One advisory lock per open (`flock`:
 //! exclusive to write, shared to read) keeps two mounts of one volume apart; a block device is
 //! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system.
 
@@ -10,12 +10,15 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use parking_lot::RwLock;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::BLOCK_BYTES;
+use crate::behind::WriteBehind;
 use crate::device::Device;
 
 /// What a [`FileDevice`] is opened for.
@@ -76,6 +79,10 @@ pub struct FileDevice {
     file: File,
     len_bytes: AtomicU64,
     access: Access,
+    /// Made for the first bulk write; `None` when the file takes none.
+    behind: OnceLock<Option<WriteBehind>>,
+    /// Held for reading while the kernel may read ahead.
+    reading_ahead: Arc<RwLock<()>>,
 }
 
 impl FileDevice {
@@ -120,6 +127,8 @@ impl FileDevice {
             file,
             len_bytes: AtomicU64::new(len_bytes),
             access,
+            behind: OnceLock::new(),
+            reading_ahead: Arc::default(),
         })
     }
 
@@ -127,6 +136,13 @@ impl FileDevice {
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
+    }
+
+    /// Waits for bulk writes of the range.
+    fn settle(&self, addr: u64, len: u64) {
+        if let Some(Some(behind)) = self.behind.get() {
+            behind.settle(addr, len);
+        }
     }
 
     fn check_range(&self, addr: u64, len: u64, outside: io::ErrorKind) -> io::Result<()> {
@@ -213,16 +229,38 @@ impl Device for FileDevice {
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
         self.check_range(addr, buf.len() as u64, io::ErrorKind::UnexpectedEof)?;
+        let reading_ahead = self.reading_ahead.read();
+        if let Some(Some(behind)) = self.behind.get()
+            && behind.is_busy()
+        {
+            drop(reading_ahead);
+            return behind.read(addr, buf);
+        }
         self.file.read_exact_at(buf, addr)
     }
 
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         // Without the check, a write beyond the end would silently grow an image file.
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
+        self.settle(addr, buf.len() as u64);
         self.file.write_all_at(buf, addr)
     }
 
+    fn write_bulk(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
+        match self
+            .behind
+            .get_or_init(|| WriteBehind::new(&self.file, self.reading_ahead.clone()).ok())
+        {
+            Some(behind) => behind.write(addr, buf),
+            None => self.file.write_all_at(buf, addr),
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
+        if let Some(Some(behind)) = self.behind.get() {
+            behind.drain()?;
+        }
         self.file.sync_data()
     }
 
@@ -231,6 +269,7 @@ impl Device for FileDevice {
         if len_bytes == 0 {
             return Ok(());
         }
+        self.settle(addr, len_bytes);
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.file, flags, addr, len_bytes) {
             // A hint: where it is not supported, the space simply stays allocated.

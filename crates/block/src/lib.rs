@@ -3,6 +3,7 @@
 //! Nothing here knows about nodes, keys or files. Everything that decodes bytes from a device
 //! returns an error for bytes it does not understand; none of it panics.
 
+mod behind;
 mod checksum;
 pub mod codec;
 mod device;

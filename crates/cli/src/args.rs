@@ -219,7 +219,7 @@ pub struct BenchFs {
     /// Which experiments, comma separated: E1 to E10, ops; all when absent
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub experiments: Vec<ramet_bench::Experiment>,
-    /// Which file systems: ramet, ramet-none (without compression), ext4, xfs, btrfs, btrfs-svol
+    /// Which file systems: ramet, ramet-none (without compression), ext4, xfs, btrfs, btrfs-svol, floor (memory behind FUSE)
     #[arg(
         long,
         value_delimiter = ',',

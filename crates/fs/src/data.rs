@@ -30,6 +30,8 @@ pub(crate) const BLOCK: usize = BLOCK_BYTES as usize;
 pub const FILE_BYTES_MAX: u64 = 1 << 62;
 /// Up to this many blocks are removed one by one, which is cheaper than one structural message.
 pub(crate) const FEW_BLOCKS: u64 = 8;
+/// A read of so many blocks goes past the cache of the tree: the caller, the kernel as a rule, keeps them itself.
+const PASSING_BLOCKS: u64 = 32;
 
 /// The blocks that a range of bytes touches.
 pub(crate) struct Span {
@@ -124,7 +126,9 @@ impl Volume {
             return Ok(Vec::new());
         }
         let span = Span::new(offset, end - offset)?;
-        let mut out = vec![0; usize::try_from(end - offset).map_err(|_| Error::TooBig)?];
+        let len = usize::try_from(end - offset).map_err(|_| Error::TooBig)?;
+        let mut out = Vec::with_capacity(len);
+        // Blocks come in order; what lies between them is zeros.
         let mut fill = |number: u64, value: &[u8]| {
             let start = number * BLOCK_BYTES;
             let value = &value[..value.len().min(BLOCK)];
@@ -133,8 +137,8 @@ impl Volume {
                 let at = |byte: u64, base: u64| {
                     usize::try_from(byte - base).expect("inside of one read")
                 };
-                out[at(from, offset)..at(to, offset)]
-                    .copy_from_slice(&value[at(from, start)..at(to, start)]);
+                out.resize(at(from, offset), 0);
+                out.extend_from_slice(&value[at(from, start)..at(to, start)]);
             }
         };
         if span.last() - span.first() == 1 {
@@ -148,10 +152,14 @@ impl Volume {
                 keys::block(&contents.blocks, span.last()),
             );
             let mut scan = contents.snapshot.scan(&lo, Some(&hi)).eager();
+            if span.last() - span.first() >= PASSING_BLOCKS {
+                scan = scan.passing();
+            }
             while scan.advance()? {
                 fill(block_number(&contents.blocks, scan.key())?, scan.value());
             }
         }
+        out.resize(len, 0);
         Ok(out)
     }
 

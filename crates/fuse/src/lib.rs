@@ -18,6 +18,7 @@ mod options;
 mod serve;
 mod session;
 mod tickets;
+mod turns;
 mod workers;
 
 #[cfg(fuzzing)]

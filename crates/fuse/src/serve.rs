@@ -27,6 +27,7 @@ use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::notify::Kernel;
 use crate::tickets::Tickets;
+use crate::turns::{Turn, Turns};
 use crate::workers::Workers;
 
 /// Bytes of one write request.
@@ -44,13 +45,19 @@ pub(crate) struct Server {
     next_stream: AtomicU64,
     tickets: Arc<Tickets>,
     asked: Arc<Asked>,
+    turns: Turns,
     syncs: Workers,
     /// One thread for what ends with invalidations: see `notify.rs`.
     structural: Workers,
 }
 
 impl Server {
-    pub(crate) fn new(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<Self> {
+    /// Requests come from `threads` threads.
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        kernel: Kernel,
+        threads: usize,
+    ) -> std::io::Result<Self> {
         Ok(Self {
             volume,
             kernel,
@@ -58,9 +65,16 @@ impl Server {
             next_stream: AtomicU64::new(1),
             tickets: Arc::default(),
             asked: Arc::default(),
+            turns: Turns::new(threads),
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
         })
+    }
+
+    /// Counts a request; the thread is in line for the next one again when the result is dropped.
+    fn turn(&self, operation: Operation) -> Turn<'_> {
+        self.asked.count(operation);
+        self.turns.take()
     }
 
     fn stream(&self, fh: FileHandle) -> Result<Arc<DirStream>> {
@@ -158,7 +172,7 @@ impl Filesystem for Server {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.asked.count(Operation::Lookup);
+        let _turn = self.turn(Operation::Lookup);
         match self.volume.lookup(ino(parent), name.as_bytes()) {
             Err(Error::NotFound) => reply.entry(&TTL, &no_entry(), GENERATION),
             found => entry(reply, found),
@@ -166,6 +180,7 @@ impl Filesystem for Server {
     }
 
     fn forget(&self, _request: &Request, node: INodeNo, lookups: u64) {
+        // Comes in batches, of which one call may be the first or the last: no turn.
         self.asked.count(Operation::Forget);
         self.volume.forget(ino(node), lookups);
     }
@@ -177,7 +192,7 @@ impl Filesystem for Server {
         _fh: Option<FileHandle>,
         reply: ReplyAttr,
     ) {
-        self.asked.count(Operation::Getattr);
+        let _turn = self.turn(Operation::Getattr);
         match self.volume.getattr(ino(node)) {
             Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
             Err(error) => reply.error(errno(&error)),
@@ -202,7 +217,7 @@ impl Filesystem for Server {
         _flags: Option<BsdFileFlags>,
         reply: ReplyAttr,
     ) {
-        self.asked.count(Operation::Setattr);
+        let _turn = self.turn(Operation::Setattr);
         let set = SetAttr {
             perm: mode,
             uid,
@@ -219,7 +234,7 @@ impl Filesystem for Server {
     }
 
     fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
-        self.asked.count(Operation::Readlink);
+        let _turn = self.turn(Operation::Readlink);
         match self.volume.readlink(ino(node)) {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(errno(&error)),
@@ -236,7 +251,7 @@ impl Filesystem for Server {
         rdev: u32,
         reply: ReplyEntry,
     ) {
-        self.asked.count(Operation::Mknod);
+        let _turn = self.turn(Operation::Mknod);
         let Some(kind) = Kind::from_mode(mode) else {
             return reply.error(Errno::EINVAL);
         };
@@ -263,7 +278,7 @@ impl Filesystem for Server {
         _umask: u32,
         reply: ReplyEntry,
     ) {
-        self.asked.count(Operation::Mkdir);
+        let _turn = self.turn(Operation::Mkdir);
         let kind = Kind::Directory;
         let new = NewInode {
             kind,
@@ -280,12 +295,12 @@ impl Filesystem for Server {
     }
 
     fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.asked.count(Operation::Unlink);
+        let _turn = self.turn(Operation::Unlink);
         done(reply, self.volume.unlink(ino(parent), name.as_bytes()));
     }
 
     fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.asked.count(Operation::Rmdir);
+        let _turn = self.turn(Operation::Rmdir);
         done(reply, self.volume.rmdir(ino(parent), name.as_bytes()));
     }
 
@@ -297,7 +312,7 @@ impl Filesystem for Server {
         target: &Path,
         reply: ReplyEntry,
     ) {
-        self.asked.count(Operation::Symlink);
+        let _turn = self.turn(Operation::Symlink);
         let new = NewInode {
             kind: Kind::Symlink,
             perm: 0o777,
@@ -322,7 +337,7 @@ impl Filesystem for Server {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Rename);
+        let _turn = self.turn(Operation::Rename);
         let known = RenameFlags::RENAME_NOREPLACE
             | RenameFlags::RENAME_EXCHANGE
             | RenameFlags::RENAME_WHITEOUT;
@@ -354,7 +369,7 @@ impl Filesystem for Server {
         newname: &OsStr,
         reply: ReplyEntry,
     ) {
-        self.asked.count(Operation::Link);
+        let _turn = self.turn(Operation::Link);
         entry(
             reply,
             self.volume
@@ -363,7 +378,7 @@ impl Filesystem for Server {
     }
 
     fn open(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.asked.count(Operation::Open);
+        let _turn = self.turn(Operation::Open);
         match self.volume.open_inode(ino(node)) {
             Ok(()) => reply.opened(FileHandle(0), open_flags()),
             Err(error) => reply.error(errno(&error)),
@@ -380,7 +395,7 @@ impl Filesystem for Server {
         flags: i32,
         reply: ReplyCreate,
     ) {
-        self.asked.count(Operation::Create);
+        let _turn = self.turn(Operation::Create);
         let kind = Kind::Regular;
         let new = NewInode {
             kind,
@@ -421,7 +436,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.asked.count(Operation::Read);
+        let _turn = self.turn(Operation::Read);
         match self.volume.read(ino(node), offset, size) {
             Ok(data) => reply.data(&data),
             Err(error) => reply.error(errno(&error)),
@@ -440,7 +455,7 @@ impl Filesystem for Server {
         _lock_owner: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.asked.count(Operation::Write);
+        let _turn = self.turn(Operation::Write);
         let kill_privileges = write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         match self.volume.write(ino(node), offset, data, kill_privileges) {
             Ok(cleared) => {
@@ -463,7 +478,7 @@ impl Filesystem for Server {
         _owner: LockOwner,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Flush);
+        let _turn = self.turn(Operation::Flush);
         // Every write is in the tree already; answered so, the kernel never asks again.
         reply.error(Errno::ENOSYS);
     }
@@ -478,7 +493,7 @@ impl Filesystem for Server {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Release);
+        let _turn = self.turn(Operation::Release);
         self.release_file(node);
         reply.ok();
     }
@@ -491,12 +506,12 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Fsync);
+        let _turn = self.turn(Operation::Fsync);
         self.sync(reply);
     }
 
     fn opendir(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        self.asked.count(Operation::Opendir);
+        let _turn = self.turn(Operation::Opendir);
         match self.volume.open_dir(ino(node)) {
             Ok(stream) => {
                 let fh = self.next_stream.fetch_add(1, Ordering::Relaxed);
@@ -515,7 +530,7 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        self.asked.count(Operation::Readdir);
+        let _turn = self.turn(Operation::Readdir);
         let read = self.stream(fh).and_then(|stream| {
             self.volume.read_dir(&stream, offset, |entry| {
                 let name = OsStr::from_bytes(&entry.name);
@@ -541,7 +556,7 @@ impl Filesystem for Server {
         offset: u64,
         mut reply: ReplyDirectoryPlus,
     ) {
-        self.asked.count(Operation::Readdirplus);
+        let _turn = self.turn(Operation::Readdirplus);
         let mut taken = 0;
         let read = self.stream(fh).and_then(|stream| {
             self.volume.read_dir_plus(&stream, offset, |entry, attr| {
@@ -568,7 +583,7 @@ impl Filesystem for Server {
         _flags: OpenFlags,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Releasedir);
+        let _turn = self.turn(Operation::Releasedir);
         let stream = self.streams.lock().remove(&fh.0);
         drop(stream);
         reply.ok();
@@ -582,12 +597,12 @@ impl Filesystem for Server {
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Fsyncdir);
+        let _turn = self.turn(Operation::Fsyncdir);
         self.sync(reply);
     }
 
     fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {
-        self.asked.count(Operation::Statfs);
+        let _turn = self.turn(Operation::Statfs);
         let stats = self.volume.stats();
         let unit = u32::try_from(BLOCK_BYTES).expect("a few kilobytes");
         let blocks = |bytes: u64| bytes / BLOCK_BYTES;
@@ -608,7 +623,7 @@ impl Filesystem for Server {
         _position: u32,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Setxattr);
+        let _turn = self.turn(Operation::Setxattr);
         let flags = rustix::fs::XattrFlags::from_bits_retain(flags.cast_unsigned());
         let mode = if flags == rustix::fs::XattrFlags::CREATE {
             SetXattr::Create
@@ -634,7 +649,7 @@ impl Filesystem for Server {
         size: u32,
         reply: ReplyXattr,
     ) {
-        self.asked.count(Operation::Getxattr);
+        let _turn = self.turn(Operation::Getxattr);
         xattr(
             reply,
             size,
@@ -643,7 +658,7 @@ impl Filesystem for Server {
     }
 
     fn listxattr(&self, request: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
-        self.asked.count(Operation::Listxattr);
+        let _turn = self.turn(Operation::Listxattr);
         let names = self
             .volume
             .listxattr(ino(node), request.uid() == 0)
@@ -659,7 +674,7 @@ impl Filesystem for Server {
     }
 
     fn removexattr(&self, _request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        self.asked.count(Operation::Removexattr);
+        let _turn = self.turn(Operation::Removexattr);
         done(reply, self.volume.removexattr(ino(node), name.as_bytes()));
     }
 
@@ -674,7 +689,7 @@ impl Filesystem for Server {
         _out_size: u32,
         reply: ReplyIoctl,
     ) {
-        self.asked.count(Operation::Ioctl);
+        let _turn = self.turn(Operation::Ioctl);
         let call = match Call::decode(cmd, in_data) {
             None => return reply.error(UNKNOWN),
             Some(Err(error)) => return reply.error(errno(&error)),
@@ -710,7 +725,7 @@ impl Filesystem for Server {
         mode: i32,
         reply: ReplyEmpty,
     ) {
-        self.asked.count(Operation::Fallocate);
+        let _turn = self.turn(Operation::Fallocate);
         use rustix::fs::FallocateFlags;
         let flags = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
@@ -739,7 +754,7 @@ impl Filesystem for Server {
         whence: i32,
         reply: ReplyLseek,
     ) {
-        self.asked.count(Operation::Lseek);
+        let _turn = self.turn(Operation::Lseek);
         const SEEK_DATA: i32 = 3;
         const SEEK_HOLE: i32 = 4;
         let Ok(offset) = u64::try_from(offset) else {
@@ -769,7 +784,7 @@ impl Filesystem for Server {
         _flags: CopyFileRangeFlags,
         reply: ReplyWrite,
     ) {
-        self.asked.count(Operation::CopyFileRange);
+        let _turn = self.turn(Operation::CopyFileRange);
         let (from, to) = ((ino(ino_in), offset_in), (ino(ino_out), offset_out));
         match self.volume.copy_range(from, to, len, request.uid() != 0) {
             Ok(copied) => reply.written(u32::try_from(copied).expect("at most 4 GiB at a time")),

@@ -13,6 +13,10 @@ use crate::options::MountOptions;
 use crate::serve::Server;
 use crate::{Error, Result};
 
+/// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer ones, each of several to
+/// the device, would make a disk seek to and fro.
+const READ_AHEAD_KIB: u32 = 512;
+
 /// A mounted volume. Dropping it unmounts, lazily if files are open.
 pub struct Mounted {
     session: Option<JoinHandle<std::io::Result<()>>>,
@@ -95,11 +99,16 @@ fn config(options: &MountOptions) -> Config {
     } else {
         SessionACL::Owner
     };
-    config.n_threads = Some(match options.threads {
+    config.n_threads = Some(threads(options));
+    config
+}
+
+/// How many threads read requests: more than there are processors, since some wait for the device.
+fn threads(options: &MountOptions) -> usize {
+    match options.threads {
         0 => std::thread::available_parallelism().map_or(4, |cpus| (2 * cpus.get()).clamp(4, 16)),
         threads => threads,
-    });
-    config
+    }
 }
 
 /// Mounts `volume` on `dir`; usable on return. Threads of this process serve it.
@@ -113,7 +122,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     };
     let dir = dir.canonicalize().map_err(failed)?;
     let kernel = Kernel::default();
-    let server = Server::new(volume, kernel.clone()).map_err(failed)?;
+    let server = Server::new(volume, kernel.clone(), threads(options)).map_err(failed)?;
     let session = Session::new(server, &dir, &config(options)).map_err(failed)?;
     kernel.connect(session.notifier());
     let unmounter = Unmounter {
@@ -122,10 +131,22 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     let thread = std::thread::Builder::new()
         .name("session".to_owned())
         .spawn(move || session.run());
-    Ok(Mounted {
+    let mounted = Mounted {
         session: Some(thread.map_err(failed)?),
         unmounter,
-    })
+    };
+    if let Err(error) = set_read_ahead(&dir) {
+        tracing::debug!(%error, "read-ahead stays as it is");
+    }
+    Ok(mounted)
+}
+
+/// Lets the kernel read further ahead than the 128 KiB that it gives a file system; only root may do that. Asks for the root's attributes, which the session has to answer by now.
+fn set_read_ahead(dir: &Path) -> std::io::Result<()> {
+    let dev = rustix::fs::stat(dir)?.st_dev;
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    std::fs::write(path, READ_AHEAD_KIB.to_string())
 }
 
 impl Mounted {
