@@ -166,8 +166,7 @@ fn honest() -> Vec<Event> {
     dev.note(Event::Names { seq: 11, addr });
     journal.append(11, &[b"names it"], true);
     commit(11);
-    let log = dev.log.lock().clone();
-    log
+    std::mem::take(&mut *dev.log.lock())
 }
 
 /// Place in the log of the n-th event that is asked for.
