@@ -156,6 +156,9 @@ const TICK: Duration = Duration::from_millis(1000);
 /// Batches that remove something and take no more than this together may use up the slack when there is no other way, before
 /// it is looked for again, in bytes.
 const LAST_RESORT_BYTES: u64 = 32 << 10;
+/// Least reserve of which some is lent to them then, and how much of it at most, in bytes.
+const RESERVE_LENDING: u64 = 512 << 10;
+const RESERVE_LENT_MAX: u64 = 256 << 10;
 /// What a message takes beside its bytes, at most, in bytes.
 const LAST_RESORT_OVERHEAD: u64 = 128;
 /// Checkpoints in a row that gain nothing, after which an admission gives up.
@@ -739,7 +742,15 @@ impl Inner {
     /// write it.
     fn is_last_resort(&self, bytes: usize) -> bool {
         let charge = bytes as u64 + LAST_RESORT_OVERHEAD;
-        let has_room = self.store.room_bytes() >= charge;
+        let space = self.store.table.stats();
+        // The removal of a whole tree takes nothing but its message: a part of the reserve is better spent on
+        // it than kept. A small reserve is needed as it is.
+        let lent = (space.reserved / 4).min(RESERVE_LENT_MAX);
+        let kept = match space.reserved {
+            0..RESERVE_LENDING => space.reserved,
+            reserved => reserved - lent,
+        };
+        let has_room = space.free >= self.store.owed_bytes() + kept + charge;
         let take = |left: u64| left.checked_sub(charge).filter(|_| has_room);
         let left = &self.last_resort;
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
