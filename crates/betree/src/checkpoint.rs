@@ -83,7 +83,13 @@ impl Inner {
         };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
-        self.freeze(&mut self.state.lock());
+        let top = {
+            let mut state = self.state.lock();
+            self.freeze(&mut state);
+            state.top.clone()
+        };
+        self.store.look_for_dead(&top);
+        drop(top);
         match self.flush(true) {
             // A full device must not keep what is in memory from becoming durable.
             Ok(()) | Err(Error::NoSpace) => {}
@@ -100,7 +106,7 @@ impl Inner {
             self.freeze(&mut state);
             // What is dead now was named by records before the cut.
             let (dead, _) = self.store.dead_named();
-            let heals = self.store.healing.is_due();
+            let heals = self.store.healing.goes_on();
             (state.root.clone(), state.seq, journal.cut(), dead, heals)
         };
         let mut pieces = Pieces::new();

@@ -163,6 +163,9 @@ impl Store {
         let mut pending = self.weigh_edges(node)?;
         let is_sweeping = self.healing.is_sweeping();
         let limit = if is_sweeping { 0 } else { self.buffer_limit() };
+        if limit == 0 {
+            self.hold_back(node, &mut pending);
+        }
         self.rewrite_due(node, &mut pending, limit == 0, settle && is_sweeping)?;
         // What waits in the root is in memory for the most part: a checkpoint hands it down.
         let limit = if top && !settle { 8 * limit } else { limit };
@@ -210,6 +213,7 @@ impl Store {
         while at < node.edges.len() {
             let (edge, waits) = (&node.edges[at], pending[at]);
             let is_due = edge.is_above_leaf()
+                && !waits.held
                 && (self.frees_much(edge, waits)
                     || self.is_abundant(edge, waits) && (is_short || self.is_shared(edge)?)
                     || is_sweeping && self.gives_back(edge, waits)?);
@@ -229,7 +233,9 @@ impl Store {
         pending: &mut Vec<Pending>,
         at: usize,
     ) -> Result<usize> {
-        let Some(edges) = self.with_room(self.rewrite(node, at, at))? else {
+        let room = self.room_to_rewrite(&node.edges[at], pending[at]);
+        let written = room.and_then(|()| self.rewrite(node, at, at));
+        let Some(edges) = self.with_room(written)? else {
             pending[at].stays = true;
             return Ok(1);
         };
@@ -262,7 +268,7 @@ impl Store {
             let candidates = (0..node.edges.len()).filter(|&at| {
                 let (edge, waits) = (&node.edges[at], pending[at]);
                 let is_worth = !edge.is_above_leaf() || self.is_abundant(edge, waits);
-                waits.count > 0 && !waits.stays && is_worth
+                waits.count > 0 && !waits.stays && !waits.held && is_worth
             });
             let is_forced = |at: &usize| {
                 let waits = pending[*at];
@@ -280,7 +286,7 @@ impl Store {
             if node.edges[at].is_above_leaf() {
                 self.rewrite_edge(node, pending, at)?;
                 total -= waits - pending[at].bytes;
-            } else if let Some(edges) = self.with_room(self.push(node, at, settle))? {
+            } else if let Some(edges) = self.with_room(self.push(node, at, pending[at], settle))? {
                 total -= waits;
                 let done = Pending {
                     stays: true,
@@ -335,9 +341,14 @@ impl Store {
     }
 
     /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
-    fn push(&self, node: &Skeleton, at: usize, settle: bool) -> Result<Vec<Edge>> {
+    fn push(&self, node: &Skeleton, at: usize, waits: Pending, settle: bool) -> Result<Vec<Edge>> {
         let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
-        let room = self.take_room(messages.stored_bytes_max() + PUSH_BYTES)?;
+        let bytes = messages.stored_bytes_max() + PUSH_BYTES;
+        let room = if waits.removes() {
+            self.take_room(bytes)
+        } else {
+            self.take_spare_room(bytes)
+        }?;
         bump(&self.counters.flushes);
         let (mut child, lift) = self.open_child(node, at)?;
         self.give(&mut child, messages);
@@ -526,7 +537,7 @@ impl Store {
             let edges = if kind == Some(Kind::Skeleton) {
                 let bounds = node.edge_range(at);
                 let messages = self.gather_edge(node, at, bounds.common_prefix_len())?;
-                let room = self.take_room(messages.stored_bytes_max() + PUSH_BYTES)?;
+                let room = self.take_spare_room(messages.stored_bytes_max() + PUSH_BYTES)?;
                 let (mut child, lift) = self.open_child(node, at)?;
                 self.give(&mut child, messages);
                 drop(room);

@@ -10,7 +10,11 @@
 //!                      └──────────┘
 //! ```
 //!
-//! Whether healing is due goes with every checkpoint in its superblock, so a volume that was closed, or
+//! No step was left out for the crumbs that a volume keeps when it is emptied after that: nodes of which little shows. So
+//! from then on space is *scarce*, until half of the volume is free and most of what nodes take is alive, and each
+//! checkpoint makes healing due that finds more than half of it dead.
+//!
+//! Whether healing is due, or space scarce, goes with every checkpoint in its superblock, so a volume that was closed, or
 //! crashed, in the middle of it goes on when it is opened. Admission makes it due as well before it refuses anything.
 //!
 //! A *sweep* tends every interior node, reading skeletons and the segments in them, no leaves. It pushes everything down
@@ -27,12 +31,12 @@ use bytes::Bytes;
 
 use crate::block::shared_prefix;
 use crate::bounds::{KeyRange, below};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::flush::PUSH_BYTES;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg};
-use crate::node::{Kind, Store};
-use crate::skeleton::{Child, Edge, Skeleton};
+use crate::node::{Handle, Kind, Store};
+use crate::skeleton::{Edge, Skeleton};
 use crate::weigh::Pending;
 
 /// A sweep rewrites a leaf when at least one in so many of its bytes comes back.
@@ -43,6 +47,10 @@ const GAIN: u64 = 16;
 pub(crate) struct Healing {
     /// A step was left out since the last sweep began.
     due: AtomicBool,
+    /// Space ran short, and what it left was not all cleared away.
+    scarce: AtomicBool,
+    /// Dead bytes of nodes when that made healing due.
+    dead_seen: AtomicU64,
     /// With less room a sweep would leave out the same steps again, in bytes.
     room_least: AtomicU64,
     /// The flush under way is a sweep.
@@ -53,6 +61,7 @@ impl Healing {
     /// A step was left out.
     pub(crate) fn set_due(&self) {
         self.due.store(true, Ordering::Relaxed);
+        self.scarce.store(true, Ordering::Relaxed);
     }
 
     /// Has the next checkpoint sweep, whatever the last sweep found.
@@ -65,6 +74,11 @@ impl Healing {
         self.due.load(Ordering::Relaxed)
     }
 
+    /// Whether the volume, opened again, has something to heal or to look for.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.is_due() || self.scarce.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn is_sweeping(&self) -> bool {
         self.sweeping.load(Ordering::Relaxed)
     }
@@ -75,6 +89,27 @@ impl Store {
     pub(crate) fn can_heal(&self) -> bool {
         let least = self.healing.room_least.load(Ordering::Relaxed);
         self.healing.is_due() && self.room_bytes() >= least.max(self.shape.leaf_bytes as u64)
+    }
+
+    /// While space is scarce, makes healing due when more than half of what nodes take is dead, and more than a leaf.
+    pub(crate) fn look_for_dead(&self, root: &Skeleton) {
+        let healing = &self.healing;
+        if !healing.scarce.load(Ordering::Relaxed) {
+            return;
+        }
+        let space = self.table.stats();
+        let waiting: u64 = root.segs.iter().map(|seg| seg.bytes).sum();
+        let alive = root.live_bytes_in(&root.range()) + waiting;
+        let dead = space.node_bytes.saturating_sub(alive);
+        let leaf = self.shape.leaf_bytes as u64;
+        if dead <= leaf || dead <= space.node_bytes / 2 {
+            let is_over = space.free > space.total / 2 && !healing.is_due();
+            healing.scarce.store(!is_over, Ordering::Relaxed);
+            healing.dead_seen.store(0, Ordering::Relaxed);
+        } else if dead.abs_diff(healing.dead_seen.swap(dead, Ordering::Relaxed)) > leaf {
+            // What a sweep could not clear away, the next one cannot either.
+            healing.set_due();
+        }
     }
 
     /// Runs a flush, as a sweep when one is due. Caller holds `structure`.
@@ -113,7 +148,7 @@ impl Store {
                 at += 1;
                 continue;
             }
-            let refs = self.refs(child)?;
+            let refs = self.refs(&child.node)?;
             let whole = self.skeleton(&child.node)?.edges.len() as u64;
             let before = self.structural_work();
             let (mut child, lift) = self.open_child(node, at)?;
@@ -138,24 +173,75 @@ impl Store {
         Ok(())
     }
 
-    /// References to a child as of the last checkpoint; at least one.
-    fn refs(&self, child: &Child) -> Result<u64> {
-        if !child.node.is_recorded() {
+    /// References to a node as of the last checkpoint; at least one.
+    pub(crate) fn refs(&self, node: &Handle) -> Result<u64> {
+        if !node.is_recorded() {
             return Ok(1);
         }
-        let record = self.table.get(child.node.id())?;
+        let record = self.table.get(node.id())?;
         Ok(record.map_or(1, |r| r.refs).max(1))
+    }
+
+    /// Whether handing down what waits for an edge frees more than it takes.
+    fn frees(edge: &Edge, pending: Pending) -> bool {
+        let is_kept = edge.child.is_some() && edge.is_above_leaf();
+        pending.removes() && (!is_kept || pending.dropped > pending.bytes)
+    }
+
+    /// Segments are not free before all that waits in them has gone. So where room is short a node hands down all or
+    /// nothing, apart from what frees space.
+    pub(crate) fn hold_back(&self, node: &Skeleton, pending: &mut [Pending]) {
+        let frees = |at: usize, waits: Pending| Self::frees(&node.edges[at], waits);
+        let takes: usize = (0..)
+            .zip(&*pending)
+            .filter(|&(at, &waits)| !frees(at, waits))
+            .map(|(_, waits)| waits.bytes - waits.fresh)
+            .sum();
+        let kept = self.slack_bytes() / 2 + self.shape.leaf_bytes as u64;
+        if takes == 0 || self.room_bytes() >= kept + takes as u64 {
+            return;
+        }
+        self.healing.set_due();
+        for (at, waits) in pending.iter_mut().enumerate() {
+            waits.held = !frees(at, *waits);
+        }
+    }
+
+    /// Whether there is room to write a leaf anew. Only where most of it goes, or of what waits, that may use the slack: the
+    /// lower half for one that is then free, since deletions need it on their way down.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is none, and what reading the table answers.
+    pub(crate) fn room_to_rewrite(&self, edge: &Edge, pending: Pending) -> Result<()> {
+        let live = edge.live_bytes();
+        let takes = live
+            .saturating_add(pending.bytes)
+            .saturating_sub(pending.dropped) as u64;
+        let kept = if !Self::frees(edge, pending) {
+            self.slack_bytes() / 2
+        } else if self.is_shared(edge)? && 4 * takes > live as u64 {
+            self.slack_bytes() / 4
+        } else {
+            0
+        };
+        if self.room_bytes() < takes.saturating_add(kept) {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
     }
 
     /// Whether a leaf's space, or a part that is worth it, comes back when what waits for it is applied.
     pub(crate) fn gives_back(&self, edge: &Edge, pending: Pending) -> Result<bool> {
         let Some(child) = &edge.child else {
-            return Ok(pending.deletes > 0);
+            return Ok(pending.deletes + pending.ranges > 0);
         };
-        let refs = self.refs(child)?;
+        let refs = self.refs(&child.node)?;
         let removed = (pending.bytes + pending.dropped) as u64;
         if pending.count > 0 {
-            return Ok(refs == 1 && removed * GAIN >= child.live_bytes);
+            // Of the blocks at its ends nobody knows how much a range message drops.
+            let may_go =
+                pending.ranges > 0 && child.live_bytes <= 2 * self.shape.block_bytes as u64;
+            return Ok(refs == 1 && (may_go || removed * GAIN >= child.live_bytes));
         }
         let whole = match child.node.written() {
             Some((place, _)) => place.extent.len,

@@ -535,12 +535,12 @@ impl Store {
         drop((old, run));
     }
 
-    /// Room that is kept for structural work when the volume is as full as it gets, in bytes: a few leaves, so that
-    /// deletions can be applied to the leaves that hold what they delete.
+    /// Room that is kept for structural work when the volume is as full as it gets, in bytes: several leaves, so that
+    /// deletions can be applied to the leaves that hold what they delete, half of it for those alone.
     pub(crate) fn slack_bytes(&self) -> u64 {
         let total = self.table.stats().total;
-        let leaves = 6 * self.shape.leaf_bytes as u64;
-        let buffers = (2 * self.shape.buffer_bytes as u64).min(total / 64);
+        let leaves = 12 * self.shape.leaf_bytes as u64;
+        let buffers = (4 * self.shape.buffer_bytes as u64).min(total / 32);
         leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)
     }
 
@@ -562,6 +562,11 @@ impl Store {
         let waiting = self.waiting_bytes.load(Ordering::Relaxed)
             + self.buffered_bytes.load(Ordering::Relaxed);
         self.slack_bytes() + waiting.max(self.owed_bytes()) / 2
+    }
+
+    /// Room for data to come, in bytes.
+    pub(crate) fn available_bytes(&self) -> u64 {
+        self.room_bytes().saturating_sub(self.liability_bytes())
     }
 
     /// `root` is about to become the root.
@@ -588,6 +593,19 @@ impl Store {
         let room = Room { store: self, bytes };
         let space = self.table.stats();
         if space.free.saturating_sub(space.reserved) < self.owed_bytes() {
+            return Err(Error::NoSpace);
+        }
+        Ok(room)
+    }
+
+    /// The same for steps that remove nothing: half of the slack, which deletions need on their way down, is left alone. What
+    /// such steps replace may be shared, and so not become free.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn take_spare_room(&self, bytes: u64) -> Result<Room<'_>> {
+        let room = self.take_room(bytes)?;
+        if self.room_bytes() < self.slack_bytes() / 2 {
             return Err(Error::NoSpace);
         }
         Ok(room)

@@ -59,7 +59,9 @@ impl Store {
                 to += 1;
             }
             let joined = if leaves >= least {
-                self.with_room(self.rewrite(node, from, to - 1))?
+                // Others may share them.
+                let room = self.take_spare_room(sum as u64).map(drop);
+                self.with_room(room.and_then(|()| self.rewrite(node, from, to - 1)))?
             } else {
                 None
             };

@@ -2,10 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
+use ramet_block::BLOCK_BYTES;
+
 use crate::bounds::{KeyRange, Xf};
 use crate::error::Result;
 use crate::flush::{Gathered, Gatherer, PUSH_BYTES};
-use crate::node::{Store, bump};
+use crate::node::{Room, Store, bump};
 use crate::skeleton::{SegRef, Skeleton};
 
 /// A segment of which less than this part is alive is copied.
@@ -73,7 +75,16 @@ impl Store {
             let is_worth =
                 whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / LIVE_PART;
             let room = if is_worth {
-                self.with_room(self.take_room(seg.bytes + PUSH_BYTES))?
+                {
+                    // What others share does not become free.
+                    let bytes = seg.bytes + PUSH_BYTES;
+                    let is_shared = self.refs(&seg.run)? > 1;
+                    self.with_room(if is_shared {
+                        self.take_spare_room(bytes)
+                    } else {
+                        self.take_room(bytes)
+                    })?
+                }
             } else {
                 None
             };
@@ -144,7 +155,7 @@ impl Store {
     /// Merges the segments from `from` on; `false` when there is no room.
     pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
         let sum: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
-        let Some(_room) = self.with_room(self.take_room(sum + PUSH_BYTES))? else {
+        let Some(_room) = self.with_room(self.room_to_merge(&node.segs[from..], sum))? else {
             return Ok(false);
         };
         bump(&self.counters.segment_merges);
@@ -155,6 +166,16 @@ impl Store {
         node.segs.truncate(from);
         self.push_gathered(node, merged);
         Ok(true)
+    }
+
+    /// Room to write segments of `sum` bytes as one. Where many small ones become few blocks, that may use the slack.
+    fn room_to_merge(&self, segs: &[SegRef], sum: u64) -> Result<Room<'_>> {
+        let bytes = sum.next_multiple_of(BLOCK_BYTES);
+        if 2 * bytes <= segs.len() as u64 * BLOCK_BYTES {
+            self.take_room(bytes)
+        } else {
+            self.take_spare_room(bytes + PUSH_BYTES)
+        }
     }
 
     /// Counts what is about to be written again.

@@ -18,7 +18,8 @@ pub struct Stats {
     pub allocated_bytes: u64,
     /// Space left.
     pub free_bytes: u64,
-    /// Part of the free space kept back for checkpoints and deletions.
+    /// Part of the free space that no new data gets: it is kept back for checkpoints and deletions, or what was accepted
+    /// is still going to take it.
     pub reserved_bytes: u64,
     /// Freed space that the next checkpoint makes usable.
     pub pending_free_bytes: u64,
@@ -205,7 +206,7 @@ impl Inner {
             logical_bytes: top.live_bytes_in(&KeyRange::all()),
             allocated_bytes: space.allocated,
             free_bytes: space.free,
-            reserved_bytes: space.reserved,
+            reserved_bytes: space.free - store.available_bytes().min(space.free),
             pending_free_bytes: space.pending_free,
             nodes: space.nodes,
             segments: space.segments,

@@ -123,6 +123,8 @@ pub(crate) struct Inner {
     pub(crate) checkpointed_seq: AtomicU64,
     /// One more than the number of the batch after which checkpoints had no more space to give back; 0 for none.
     exhausted_at: AtomicU64,
+    /// Bytes of batches that may use up the slack before another way is looked for.
+    last_resort: AtomicU64,
     failure: OnceLock<Arc<str>>,
     wanted: Mutex<Wanted>,
     work: Condvar,
@@ -152,6 +154,14 @@ impl Drop for StopGuard {
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
+/// Batches that remove something and take no more than this together may use up the slack when there is no other way, before
+/// it is looked for again, in bytes.
+const LAST_RESORT_BYTES: u64 = 32 << 10;
+/// Least reserve of which some is lent to them then, and how much of it at most, in bytes.
+const RESERVE_LENDING: u64 = 512 << 10;
+const RESERVE_LENT_MAX: u64 = 256 << 10;
+/// What a message takes beside its bytes, at most, in bytes.
+const LAST_RESORT_OVERHEAD: u64 = 128;
 /// Checkpoints in a row that gain nothing, after which an admission gives up.
 const STALLED_ROUNDS_MAX: u32 = 4;
 /// Rounds of background work that an admission waits for before it writes a checkpoint itself.
@@ -175,6 +185,7 @@ impl Inner {
             sync_each: false,
             checkpointed_seq: AtomicU64::new(state.seq),
             exhausted_at: AtomicU64::new(0),
+            last_resort: AtomicU64::new(0),
             state: Mutex::new(state),
             structure: Mutex::new(()),
             mending: Mutex::new(()),
@@ -691,11 +702,11 @@ impl Inner {
         loop {
             let room = store.room_bytes();
             let growth = if frees {
-                store.slack_bytes() / 2
+                store.slack_bytes() / 4
             } else {
                 store.liability_bytes() + bytes as u64 / 2
             };
-            if room >= growth + bytes as u64 {
+            if room >= growth + bytes as u64 || frees && self.is_last_resort(bytes) {
                 return Ok(());
             }
             let seq = self.state.lock().seq;
@@ -720,7 +731,31 @@ impl Inner {
             // Readers held them; by now perhaps no more.
             self.want(|w| w.checkpoint = true);
         }
+        // Where all that could be had is gone, what removes is the only way out.
+        self.last_resort.store(LAST_RESORT_BYTES, Ordering::Relaxed);
+        if frees && self.is_last_resort(bytes) {
+            return Ok(());
+        }
         Err(Error::NoSpace)
+    }
+
+    /// Whether checkpoints gained nothing before so little was removed that they would not now either, and there is room to
+    /// write it.
+    fn is_last_resort(&self, bytes: usize) -> bool {
+        let charge = bytes as u64 + LAST_RESORT_OVERHEAD;
+        let space = self.store.table.stats();
+        // The removal of a whole tree takes nothing but its message: a part of the reserve is better spent on
+        // it than kept. A small reserve is needed as it is.
+        let lent = (space.reserved / 4).min(RESERVE_LENT_MAX);
+        let kept = match space.reserved {
+            0..RESERVE_LENDING => space.reserved,
+            reserved => reserved - lent,
+        };
+        let has_room = space.free >= self.store.owed_bytes() + kept + charge;
+        let take = |left: u64| left.checked_sub(charge).filter(|_| has_room);
+        let left = &self.last_resort;
+        left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
     }
 
     /// Whether a checkpoint would change anything.

@@ -19,6 +19,15 @@ pub(crate) struct Pending {
     pub(crate) ranges: usize,
     /// Nothing is to be pushed down any more: that was done, or there was no room.
     pub(crate) stays: bool,
+    /// There is no room to push all that waits in the node, and this part of it removes nothing.
+    pub(crate) held: bool,
+}
+
+impl Pending {
+    /// Whether most of it removes something.
+    pub(crate) fn removes(self) -> bool {
+        self.ranges > 0 || 2 * self.deletes >= self.count
+    }
 }
 
 impl Store {

@@ -128,9 +128,10 @@ pub struct VolumeStats {
     pub logical_bytes: u64,
     /// Space in use.
     pub allocated_bytes: u64,
-    /// Space left for new data.
+    /// Space left.
     pub free_bytes: u64,
-    /// Space kept back so that deleting and syncing always succeed.
+    /// What of it no new data gets: kept back so that deleting and syncing always succeed, or going to be taken by what was
+    /// accepted and is not written yet.
     pub reserved_bytes: u64,
     /// Nodes of the tree.
     pub nodes: u64,

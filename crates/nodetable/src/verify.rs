@@ -248,7 +248,7 @@ mod tests {
 
     use super::*;
     use crate::forest::Forest;
-    use crate::page::Structure;
+    use crate::page::{IndexEntry, Structure};
 
     const USABLE: Extent = Extent::new(1 << 20, 15 << 20);
     const SHAPE: Shape = Shape::new(Structure::Plain, 4096).with_capacity(704);
@@ -389,5 +389,41 @@ mod tests {
             root.used += 2;
         });
         assert_eq!(got, ["S5"]);
+    }
+
+    /// A leaf of a tree is given the place of the root of another.
+    #[test]
+    fn s6_two_pages_in_one_place() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
+        let mut forest = Forest::format(&device, USABLE).unwrap();
+        let mut trees = [(); 2].map(|()| forest.tree(SHAPE, PageRef::NONE));
+        for tree in &mut trees {
+            tree.insert(b"k", b"v").unwrap();
+        }
+        let [one, two] = &mut trees;
+        let (_, _, freed) = forest.commit(&mut [one, two]).unwrap();
+        forest.committed(freed);
+        assert_eq!(forest.verify(&[one, two]).unwrap(), []);
+        let place = one.root.as_ref().unwrap().addr();
+        two.insert(b"k", b"w").unwrap();
+        let Some(Link::Dirty(root)) = &mut two.root else {
+            panic!("the root was shadowed")
+        };
+        // Half of a page further, so that it is another one in the same place.
+        Arc::get_mut(root).unwrap().addr = place + 2048;
+        let violations = forest.verify(&[one, two]).unwrap();
+        assert_eq!(violations[0].invariant, "S6", "{violations:?}");
+    }
+
+    #[test]
+    #[should_panic(expected = "S7")]
+    fn s7_a_page_on_disk_above_one_in_memory() {
+        let child = Arc::new(Page::new(USABLE.addr, 0, Body::Leaf(vec![])));
+        let entry = IndexEntry {
+            key: Box::default(),
+            link: Link::Dirty(child),
+        };
+        let body = Body::Index(vec![entry]);
+        Page::new(USABLE.addr + 4096, 1, body).encode(&SHAPE);
     }
 }

@@ -7,8 +7,8 @@
 //! says what is wrong, or return what was written; anything else read is a wrong byte. It also takes a few changes and
 //! a checkpoint, so that what only writers read is met.
 //!
-//! One thing cannot be told apart: the last frame of the journal, spoilt, is a frame that a power cut tore. So
-//! damage there may leave an older state, no older than the last checkpoint.
+//! One thing cannot be told apart: the last frames of the journal, those that no later one calls durable, spoilt, are
+//! frames that a power cut tore. So damage there may leave an older state, no older than the last checkpoint.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,17 +24,20 @@ use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
 
 const SECTOR_BYTES: u64 = 512;
 const BLOCK_BYTES: u64 = 4096;
-/// Where the frame number lies in the header of a journal frame.
+/// Where things lie in the header of a journal frame, and how long it is (`docs/format.md`).
 const FRAME_NUMBER_AT: usize = 32;
+const FRAME_DURABLE_BEFORE_AT: usize = 48;
+const FRAME_PAYLOAD_LEN_AT: usize = 64;
+const FRAME_HEADER_BYTES: usize = 72;
 
 /// What lies at a place, told by the bytes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Structure {
     /// A copy of a superblock.
     Superblock,
-    /// A frame of the journal, but the last.
+    /// A frame of the journal that a later one calls durable.
     Journal,
-    /// The last frame of the journal.
+    /// A last frame of the journal: no later one tells whether it was durable.
     JournalEnd,
     /// A page of the node table.
     NodeTable,
@@ -124,6 +127,15 @@ impl Device for Watched {
     }
 }
 
+/// What the header of a journal frame says.
+struct Frame {
+    number: u64,
+    /// Frames with smaller numbers were durable when it was written.
+    durable_before: u64,
+    /// Bytes of header and records.
+    len_bytes: u64,
+}
+
 /// A volume to be damaged.
 pub struct Victim {
     seed: u64,
@@ -210,37 +222,48 @@ impl Victim {
         told("verify", tree.verify(&mut |_| {}))?;
         drop(tree);
         let reads = std::mem::take(&mut *watched.reads.lock());
-        let mut last_frame = (0, 0);
+        let mut frames = BTreeMap::new();
         for (addr, len) in reads {
-            let Some(structure) = self.structure_at(addr) else {
-                continue;
-            };
-            if structure == Structure::Journal {
-                let mut number = [0; 8];
-                let at = addr + FRAME_NUMBER_AT as u64;
-                self.image
-                    .read_at(at, &mut number)
-                    .map_err(|e| e.to_string())?;
-                last_frame = last_frame.max((u64::from_le_bytes(number), addr));
+            match self.structure_at(addr) {
+                // What is read from there on may be a search, and reach into later frames.
+                Some(Structure::Journal) => {
+                    frames.insert(addr, self.frame_at(addr)?);
+                }
+                Some(structure) => {
+                    let places = self.places.entry(structure).or_default();
+                    places.push((addr, addr + len as u64));
+                }
+                None => {}
             }
-            let places = self.places.entry(structure).or_default();
-            places.push((addr, addr + len as u64));
         }
-        if let Some(frames) = self.places.remove(&Structure::Journal) {
-            for place in frames {
-                let structure = if place.0 == last_frame.1 {
-                    Structure::JournalEnd
-                } else {
-                    Structure::Journal
-                };
-                self.places.entry(structure).or_default().push(place);
-            }
+        let durable_before = frames.values().map(|frame| frame.durable_before).max();
+        for (addr, frame) in frames {
+            let structure = if durable_before.is_some_and(|before| frame.number < before) {
+                Structure::Journal
+            } else {
+                Structure::JournalEnd
+            };
+            let places = self.places.entry(structure).or_default();
+            places.push((addr, addr + frame.len_bytes));
         }
         for places in self.places.values_mut() {
             places.sort_unstable();
             places.dedup();
         }
         Ok(())
+    }
+
+    fn frame_at(&self, addr: u64) -> Result<Frame, String> {
+        let mut header = [0; FRAME_HEADER_BYTES];
+        let read = self.image.read_at(addr, &mut header);
+        read.map_err(|e| e.to_string())?;
+        let field = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight"));
+        let payload_len = field(FRAME_PAYLOAD_LEN_AT) & u64::from(u32::MAX);
+        Ok(Frame {
+            number: field(FRAME_NUMBER_AT),
+            durable_before: field(FRAME_DURABLE_BEFORE_AT),
+            len_bytes: FRAME_HEADER_BYTES as u64 + payload_len,
+        })
     }
 
     /// `None` for what is only looked at, to see that nothing is there.
@@ -432,5 +455,33 @@ fn noticed(error: &Error) -> Result<bool, String> {
     match error {
         Error::Corrupt { .. } | Error::NotAVolume(_) | Error::Io { .. } => Ok(true),
         error => Err(format!("an error of another kind: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A search for lost frames reads from the place of an early frame on, over all others.
+    #[test]
+    fn what_is_called_a_durable_frame_holds_no_byte_of_the_last_one() {
+        for seed in [5011, 5019] {
+            let setup = Setup {
+                device_bytes: 6 << 20,
+                ..Setup::tight_of(seed, 64 << 10)
+            };
+            let victim = Victim::new(&setup, seed, 250, 200).expect("an undamaged volume");
+            let last = &victim.places[&Structure::JournalEnd];
+            let (start, end) = last[0];
+            assert_eq!(
+                last.len(),
+                1,
+                "seed {seed}: each of its groups is one frame"
+            );
+            for &place in &victim.places[&Structure::Journal] {
+                let is_apart = place.1 <= start || end <= place.0;
+                assert!(is_apart, "seed {seed}: {place:?} reaches into {last:?}");
+            }
+        }
     }
 }

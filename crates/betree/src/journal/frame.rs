@@ -1,4 +1,4 @@
-//! The bytes of one journal frame. `docs/format-journal.md` draws them.
+//! The bytes of one journal frame. `docs/format.md` draws them.
 //!
 //! ```text
 //! 0         8      12    16        24     32     40      48              56         64           68            72

@@ -5,6 +5,7 @@
 //! a test fails, and taken from `RAMET_SEED`.
 
 mod commit;
+mod judge;
 mod recovery;
 
 use std::io;
