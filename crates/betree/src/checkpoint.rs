@@ -36,6 +36,8 @@ const COMMIT_BYTES: u64 = 128 << 10;
 const RECLAIM_BYTES: u64 = 16 << 10;
 /// Space for the record of a new node, in bytes.
 const RECORD_BYTES: u64 = 512;
+/// Space for one more hole in the map, in pages that split half full, in bytes.
+const HOLE_BYTES: u64 = 128;
 /// Pages that a commit may add to the table and the maps beside those for records.
 const PAGES_NEW: u64 = 4;
 
@@ -200,14 +202,17 @@ impl Inner {
     fn reclaim_max(&self, new: &[NewNode]) -> Result<usize> {
         let space = self.store.table.stats();
         let records = new.len() as u64 * RECORD_BYTES;
-        // No page is shadowed twice. A small volume has room for all of them, and may have no more than that.
+        let some = space.free.checked_sub(COMMIT_BYTES + records);
+        let some = some.map(|left| left / RECLAIM_BYTES);
+        // No page is shadowed twice, though full ones split. A small volume has room for all of them, and may have no more
+        // than that; what a node gives back is one more hole in the map.
         let nodes = space.node_bytes + new.iter().map(|node| node.extent.len).sum::<u64>();
         let pages = space.allocated.saturating_sub(nodes);
-        if space.free >= pages + PAGES_NEW * BLOCK_BYTES + records {
-            return Ok(RECLAIM_MAX);
-        }
-        let left = space.free.checked_sub(COMMIT_BYTES + records);
-        let nodes = left.ok_or(Error::NoSpace)? / RECLAIM_BYTES;
+        let all = (pages + pages / 2)
+            .checked_add(PAGES_NEW * BLOCK_BYTES + records)
+            .and_then(|certain| space.free.checked_sub(certain));
+        let all = all.map(|left| left / HOLE_BYTES);
+        let nodes = some.max(all).ok_or(Error::NoSpace)?;
         Ok(usize::try_from(nodes)
             .unwrap_or(usize::MAX)
             .min(RECLAIM_MAX))

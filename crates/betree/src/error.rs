@@ -42,6 +42,20 @@ pub enum Error {
     NotAVolume(String),
 }
 
+/// What [`Error::Io`] says of nodes that cannot be read.
+pub(crate) const READING_A_NODE: &str = "reading a node";
+
+impl Error {
+    /// Whether something could not be read: what is in memory is as good as before.
+    pub(crate) fn is_of_a_read(&self) -> bool {
+        match self {
+            Error::Corrupt { .. } => true,
+            Error::Io { what, .. } => *what == READING_A_NODE,
+            _ => false,
+        }
+    }
+}
+
 /// Result of the tree.
 pub type Result<T> = std::result::Result<T, Error>;
 

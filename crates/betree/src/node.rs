@@ -27,7 +27,7 @@ use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 
 use crate::block::Block;
 use crate::clone::Mended;
-use crate::error::{Error, Result};
+use crate::error::{Error, READING_A_NODE, Result};
 use crate::heal::Healing;
 use crate::memrun::MemRun;
 use crate::pieces::Pieces;
@@ -871,7 +871,7 @@ impl Store {
             .fetch_add(len as u64, Ordering::Relaxed);
         self.dev
             .read_at(addr, &mut buf)
-            .map_err(io_error("reading a node"))?;
+            .map_err(io_error(READING_A_NODE))?;
         Ok(buf)
     }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use ramet_block::planted::{self, Fault};
-use ramet_block::superblock::{AREA_END, read_superblock, write_superblock};
+use ramet_block::superblock::{AREA_END, read_superblock, scrub_copies, write_superblock};
 use ramet_block::{
     BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock,
 };
@@ -146,6 +146,17 @@ impl Tree {
                 .map_err(io("syncing what an earlier mount wrote"))?;
         }
         let mut sb = read_superblock(&*dev)?;
+        if !options.read_only {
+            // A power cut may have torn the second copy of either slot. The first one is written over by the checkpoint after
+            // the next, and nothing of the slot would be left if that were torn as well.
+            for bad in scrub_copies(&*dev, &sb, false).map_err(io("repairing a superblock"))? {
+                tracing::info!(
+                    addr = bad.addr,
+                    detail = bad.detail,
+                    "wrote a copy of the superblock anew"
+                );
+            }
+        }
         let mut shape = options
             .shape
             .clone()

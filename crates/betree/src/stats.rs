@@ -233,7 +233,7 @@ impl Inner {
             bytes_written: get(&c.leaf_bytes) + get(&c.segment_bytes) + get(&c.skeleton_bytes),
             written: WrittenBytes {
                 journal: self.journal.as_ref().map_or(0, |j| j.written_bytes()),
-                leaves: get(&c.leaf_bytes) - get(&c.graft_bytes),
+                leaves: get(&c.leaf_bytes).saturating_sub(get(&c.graft_bytes)),
                 grafts: get(&c.graft_bytes),
                 segments: get(&c.segment_bytes),
                 copied: get(&c.copied_bytes),

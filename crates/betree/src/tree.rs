@@ -449,7 +449,14 @@ impl Inner {
     /// Builds the node that clones go on from, instead of `node`. Alone, since two would do the same work.
     fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
         let _mending = self.mending.lock();
-        self.store.mend(node, urgent)
+        match self.store.mend(node, urgent) {
+            // Nobody needs the copy, and whoever reads what is damaged is told.
+            Err(error) if error.is_of_a_read() => {
+                tracing::debug!(%error, "a node stays as it is");
+                Ok(())
+            }
+            done => done,
+        }
     }
 
     /// Makes the memory buffer the newest segment of the root.

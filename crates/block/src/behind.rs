@@ -55,7 +55,7 @@ struct Aligned {
 impl Aligned {
     fn fill(&mut self, data: &[u8]) {
         if self.bytes.len() < data.len() + ALIGN {
-            self.bytes = vec![0; (data.len() + ALIGN).next_power_of_two()];
+            self.bytes = vec![0; (data.len() + ALIGN).next_multiple_of(1 << 16)];
         }
         // Unaligned memory would be refused by the device, and is then written through the cache.
         self.start = self.bytes.as_ptr().align_offset(ALIGN).min(ALIGN);
@@ -230,7 +230,11 @@ impl WriteBehind {
     pub(crate) fn drain(&self) -> io::Result<()> {
         let end = self.shared.state.lock().next;
         let is_past = |state: &State| state.open.keys().next().is_none_or(|first| *first >= end);
-        self.shared.wait_until(is_past).check()
+        let mut state = self.shared.wait_until(is_past);
+        if state.open.is_empty() {
+            state.spare.clear();
+        }
+        state.check()
     }
 }
 

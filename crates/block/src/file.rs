@@ -206,12 +206,10 @@ impl Device for FileDevice {
     }
 
     fn grow(&self, len_bytes: u64) -> io::Result<()> {
-        if len_bytes <= self.len_bytes() {
-            return Ok(());
-        }
-        if self.file.metadata()?.is_file() {
-            // Never shorter: another one may have made it longer still.
-            if self.file.metadata()?.len() < len_bytes {
+        let found = self.file.metadata()?;
+        if found.is_file() {
+            // Never shorter: another one may have made it longer still, and not synced that.
+            if found.len() < len_bytes {
                 self.file.set_len(len_bytes)?;
             }
             self.file.sync_all()?;

@@ -76,7 +76,6 @@ impl SpaceMap {
     pub fn grow(&mut self, end: u64) -> Extent {
         let tail = Extent::new(self.usable.end(), end - self.usable.end());
         self.usable.len += tail.len;
-        self.reserve_bytes = reserve_of(self.usable);
         self.pending_bytes += tail.len;
         self.freed.push(tail);
         tail
@@ -256,6 +255,8 @@ impl SpaceMap {
             self.pending_bytes -= extent.len;
             self.free_now(*extent);
         }
+        // Of an area that has grown more is kept back, once it is there.
+        self.reserve_bytes = reserve_of(self.usable);
     }
 
     /// Every free extent, windows included, by address; neighbours may touch.
@@ -410,6 +411,7 @@ mod tests {
             (4 * MIB, 48 * MIB)
         );
         assert!(space.alloc(5 * MIB, Purpose::Checkpoint).is_err());
+        assert!(space.alloc(2 * MIB, Purpose::Contents).is_ok());
         let freed = space.take_freed();
         space.release(&freed);
         assert!(space.alloc(5 * MIB, Purpose::Contents).is_ok());
