@@ -1069,7 +1069,7 @@ impl Tree {
 
     /// Tells what space disjoint ranges take together, and what of it only they use. Writes a checkpoint first, and is
     /// exact as of that up to the blocks at the borders; where none can be written, as of the last one. Reads the
-    /// node table, a few skeletons and no leaves; the memory it takes follows the number of nodes.
+    /// node table, the interior nodes below and no leaves; the memory it takes follows the number of nodes.
     ///
     /// # Errors
     /// As [`Tree::checkpoint`], and `Corrupt`.
