@@ -1,19 +1,26 @@
 //! Who sent a request.
 
-use fuser::Request;
 use ramet_fs::Caller;
 
-/// User and groups of the process that sent a request. Supplementary groups come from the process
+/// The process that sent a request, as the request tells.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) pid: u32,
+}
+
+/// User and groups of a process. Supplementary groups come from the process
 /// table and count as none when the process cannot be seen.
-pub(crate) fn caller(request: &Request) -> Caller {
-    let groups = if request.uid() == 0 {
+pub(crate) fn caller(asker: Asker) -> Caller {
+    let groups = if asker.uid == 0 {
         Vec::new()
     } else {
-        groups_of(request.pid())
+        groups_of(asker.pid)
     };
     Caller {
-        uid: request.uid(),
-        gid: request.gid(),
+        uid: asker.uid,
+        gid: asker.gid,
         groups,
     }
 }

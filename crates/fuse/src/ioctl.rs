@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use fuser::{Errno, ReplyIoctl};
+use fuser::Errno;
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
     NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE,
@@ -11,7 +11,6 @@ use ramet_fs::control::{
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
 use crate::asked::Asked;
-use crate::errno::errno;
 use crate::notify::Kernel;
 use crate::tickets::Tickets;
 
@@ -86,23 +85,21 @@ impl Call {
         }
     }
 
-    /// Carries the call out, made on the open directory `dir` by `caller`, and answers it.
+    /// Carries the call out, made on the open directory `dir` by `caller`. What the kernel knows is up to date when this returns.
+    ///
+    /// # Errors
+    /// Those of the call.
     pub(crate) fn serve(
         &self,
         volume: &Arc<Volume>,
         kernel: &Kernel,
-        (tickets, asked): (&Tickets, &Asked),
+        known: (&Tickets, &Asked),
         dir: (Ino, Option<&DirStream>),
         caller: &Caller,
-        reply: ReplyIoctl,
-    ) {
-        match self.run(volume, (tickets, asked), dir, caller) {
-            Ok((stale, data)) => {
-                kernel.invalidate(&stale);
-                reply.ioctl(0, &data);
-            }
-            Err(error) => reply.error(errno(&error)),
-        }
+    ) -> Result<Vec<u8>> {
+        let (stale, data) = self.run(volume, known, dir, caller)?;
+        kernel.invalidate(&stale);
+        Ok(data)
     }
 
     fn run(

@@ -11,11 +11,13 @@
 mod asked;
 mod caller;
 mod convert;
+mod device;
 mod errno;
 mod ioctl;
 mod notify;
 mod options;
-mod serve;
+mod ring;
+mod server;
 mod session;
 mod tickets;
 mod turns;
@@ -23,7 +25,7 @@ mod workers;
 
 #[cfg(fuzzing)]
 pub use ioctl::Controls;
-pub use options::MountOptions;
+pub use options::{MountOptions, Transport};
 pub use session::{Mounted, Unmounter, mount};
 use thiserror::Error;
 
@@ -52,6 +54,12 @@ pub enum Error {
         /// What the kernel answered.
         source: std::io::Error,
     },
+    /// The mount option `io_uring` cannot be had.
+    #[error(
+        "the kernel does not offer FUSE over io_uring to this process (Linux 6.14, \
+         /sys/module/fuse/parameters/enable_uring): {0}"
+    )]
+    NoRing(std::io::Error),
     /// The connection to the kernel failed while mounted.
     #[error("the FUSE session failed: {0}")]
     Session(std::io::Error),

@@ -4,6 +4,18 @@ use ramet_block::Codec;
 
 use crate::{Error, Result};
 
+/// How requests come from the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Transport {
+    /// Through io_uring if the kernel offers it.
+    #[default]
+    Any,
+    /// Through io_uring; has the kernel offer it.
+    Ring,
+    /// Through `/dev/fuse`.
+    Device,
+}
+
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -23,8 +35,10 @@ pub struct MountOptions {
     pub allow_other: bool,
     /// Compression of data written while mounted; `None` takes the volume's.
     pub compression: Option<Codec>,
-    /// Threads that read requests; 0 leaves the choice to us.
+    /// Threads that serve requests; 0 leaves the choice to us.
     pub threads: usize,
+    /// The way of requests.
+    pub transport: Transport,
 }
 
 impl MountOptions {
@@ -41,12 +55,13 @@ impl MountOptions {
             allow_other: rustix::process::geteuid().is_root(),
             compression: None,
             threads: 0,
+            transport: Transport::Any,
         }
     }
 
     /// Adds a comma-separated list, later ones winning: `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`,
     /// `exec`, `noexec`, `atime`, `relatime`, `noatime`, `allow_other`, `fsname=TEXT`,
-    /// `compression=CODEC`, `threads=N`, and `defaults`, `auto`, `noauto`, `user`, `nofail`, `_netdev` and `x-*`, which
+    /// `compression=CODEC`, `threads=N`, `io_uring`, `no_io_uring`, and `defaults`, `auto`, `noauto`, `user`, `nofail`, `_netdev` and `x-*`, which
     /// concern only mount(8) and are ignored.
     ///
     /// # Errors
@@ -74,6 +89,8 @@ impl MountOptions {
                     let unknown = |why| Error::UnknownCodec(codec.to_owned(), why);
                     self.compression = Some(codec.parse().map_err(unknown)?);
                 }
+                ("io_uring", "") => self.transport = Transport::Ring,
+                ("no_io_uring", "") => self.transport = Transport::Device,
                 ("threads", number) => {
                     self.threads = number
                         .parse()
@@ -99,8 +116,9 @@ mod tests {
             .add("ro,nosuid,defaults,x-systemd.automount")
             .unwrap();
         options
-            .add("rw, noatime,threads=3,fsname=a=b,compression=zstd:3")
+            .add("rw, noatime,threads=3,fsname=a=b,compression=zstd:3,io_uring,no_io_uring")
             .unwrap();
+        assert_eq!(options.transport, Transport::Device);
         assert_eq!(options.compression, "zstd:3".parse().ok());
         let gzip = options.add("compression=gzip").unwrap_err().to_string();
         assert!(

@@ -1,16 +1,20 @@
 //! Mounting and unmounting.
 
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use fuser::{Config, MountOption, Session, SessionACL};
 use ramet_fs::Volume;
 
+use crate::device::DeviceFront;
 use crate::notify::Kernel;
-use crate::options::MountOptions;
-use crate::serve::Server;
+use crate::options::{MountOptions, Transport};
+use crate::ring::{self, Rings};
+use crate::server::Server;
 use crate::{Error, Result};
 
 /// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer ones, each of several to
@@ -20,6 +24,7 @@ const READ_AHEAD_KIB: u32 = 512;
 /// A mounted volume. Dropping it unmounts, lazily if files are open.
 pub struct Mounted {
     session: Option<JoinHandle<std::io::Result<()>>>,
+    rings: Option<Rings>,
     unmounter: Unmounter,
 }
 
@@ -68,7 +73,7 @@ impl Unmounter {
     }
 }
 
-fn config(options: &MountOptions) -> Config {
+fn config(options: &MountOptions, threads: usize) -> Config {
     let is_root = rustix::process::geteuid().is_root();
     let mut mount_options = vec![
         MountOption::FSName(options.fsname.clone()),
@@ -99,15 +104,32 @@ fn config(options: &MountOptions) -> Config {
     } else {
         SessionACL::Owner
     };
-    config.n_threads = Some(threads(options));
+    config.n_threads = Some(threads);
     config
 }
 
-/// How many threads read requests: more than there are processors, since some wait for the device.
+/// As many requests of a processor can wait for the device.
+const THREADS_OF_RING: usize = 4;
+/// Threads that read what still comes through the device when there are rings.
+const THREADS_BESIDE_RINGS: usize = 2;
+
+/// How many threads serve requests: more than there are processors, since some wait for the device.
 fn threads(options: &MountOptions) -> usize {
     match options.threads {
-        0 => std::thread::available_parallelism().map_or(4, |cpus| (2 * cpus.get()).clamp(4, 16)),
+        0 => (2 * processors()).clamp(4, 16),
         threads => threads,
+    }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
+}
+
+/// The same for each ring.
+fn threads_of_ring(options: &MountOptions) -> usize {
+    match options.threads {
+        0 => THREADS_OF_RING,
+        threads => threads.div_ceil(processors()),
     }
 }
 
@@ -121,10 +143,30 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
         source,
     };
     let dir = dir.canonicalize().map_err(failed)?;
+    let wants_ring = match options.transport {
+        Transport::Device => false,
+        Transport::Any => ring::is_available(),
+        Transport::Ring => {
+            ring::switch_on().map_err(Error::NoRing)?;
+            true
+        }
+    };
+    let readers = if wants_ring {
+        THREADS_BESIDE_RINGS
+    } else {
+        threads(options)
+    };
     let kernel = Kernel::default();
-    let server = Server::new(volume, kernel.clone(), threads(options)).map_err(failed)?;
-    let session = Session::new(server, &dir, &config(options)).map_err(failed)?;
+    let server = Arc::new(Server::new(volume, kernel.clone()).map_err(failed)?);
+    let has_ring = Arc::new(AtomicBool::new(wants_ring));
+    let front = DeviceFront::new(Arc::clone(&server), readers, Arc::clone(&has_ring));
+    let session = Session::new(front, &dir, &config(options, readers)).map_err(failed)?;
     kernel.connect(session.notifier());
+    let rings = has_ring
+        .load(Ordering::SeqCst)
+        .then(|| Rings::start(server, session.as_fd(), threads_of_ring(options)))
+        .transpose()
+        .map_err(failed)?;
     let unmounter = Unmounter {
         dir: Arc::new(dir.clone()),
     };
@@ -133,6 +175,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
         .spawn(move || session.run());
     let mounted = Mounted {
         session: Some(thread.map_err(failed)?),
+        rings,
         unmounter,
     };
     if let Err(error) = set_read_ahead(&dir) {
@@ -169,7 +212,11 @@ impl Mounted {
         let Some(session) = self.session.take() else {
             return Ok(());
         };
-        match session.join() {
+        let session = session.join();
+        if let Some(rings) = self.rings.take() {
+            rings.join();
+        }
+        match session {
             Ok(ended) => ended.map_err(Error::Session),
             Err(_) => Err(Error::Session(std::io::Error::other("a thread panicked"))),
         }

@@ -1,0 +1,606 @@
+//! Requests read from `/dev/fuse`.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use fuser::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
+    INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use ramet_fs::{Attr, Kind, SetAttr};
+
+use crate::asked::Operation;
+use crate::caller::Asker;
+use crate::convert::{TTL, file_attr, file_type, ino, no_entry, set_time};
+use crate::server::{Answer, Server};
+use crate::turns::{Turn, Turns};
+
+/// Bytes of one write request.
+pub(crate) const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Inode numbers are never used twice.
+pub(crate) const GENERATION: u64 = 0;
+/// Requests of the kernel's own, such as reading ahead, that wait at the same time.
+const BACKGROUND_MAX: u16 = 64;
+
+/// A server, to what `fuser` reads.
+pub(crate) struct DeviceFront {
+    server: Arc<Server>,
+    turns: Turns,
+    /// Wanted before, and whether the kernel agreed after the session began.
+    ring: Arc<AtomicBool>,
+}
+
+impl DeviceFront {
+    /// Requests come from `threads` threads. Asks the kernel for requests through io_uring if `ring` says so, and
+    /// leaves there what it answered.
+    pub(crate) fn new(server: Arc<Server>, threads: usize, ring: Arc<AtomicBool>) -> Self {
+        Self {
+            server,
+            turns: Turns::new(threads),
+            ring,
+        }
+    }
+
+    /// Counts a request; the thread is in line for the next one again when the result is dropped.
+    fn turn(&self, operation: Operation) -> Turn<'_> {
+        self.server.count(operation);
+        self.turns.take()
+    }
+}
+
+fn asker(request: &Request) -> Asker {
+    Asker {
+        uid: request.uid(),
+        gid: request.gid(),
+        pid: request.pid(),
+    }
+}
+
+fn done(reply: ReplyEmpty, answer: Answer<()>) {
+    match answer {
+        Ok(()) => reply.ok(),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn entry(reply: ReplyEntry, answer: Answer<Attr>) {
+    match answer {
+        Ok(attr) => reply.entry(&TTL, &file_attr(&attr), Generation(GENERATION)),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn attributes(reply: ReplyAttr, answer: Answer<Attr>) {
+    match answer {
+        Ok(attr) => reply.attr(&TTL, &file_attr(&attr)),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn data(reply: ReplyData, answer: Answer<Vec<u8>>) {
+    match answer {
+        Ok(bytes) => reply.data(&bytes),
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn xattr(reply: ReplyXattr, size: u32, answer: Answer<Vec<u8>>) {
+    match answer {
+        Ok(value) => match u32::try_from(value.len()) {
+            Ok(len) if size == 0 => reply.size(len),
+            Ok(len) if len <= size => reply.data(&value),
+            _ => reply.error(Errno::ERANGE),
+        },
+        Err(errno) => reply.error(errno),
+    }
+}
+
+impl Filesystem for DeviceFront {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+        // Not FUSE_ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file
+        // is a running program and refuses.
+        let wanted = [
+            InitFlags::FUSE_EXPORT_SUPPORT,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+        ];
+        for capability in wanted {
+            if let Err(missing) = config.add_capabilities(capability) {
+                tracing::debug!(?missing, "the kernel has no such capability");
+            }
+        }
+        // The kernel's own limits apply where they are lower.
+        if let Err(nearest) = config.set_max_write(WRITE_BYTES_MAX) {
+            tracing::debug!(nearest, "write size");
+        }
+        if let Err(nearest) = config.set_max_background(BACKGROUND_MAX) {
+            tracing::debug!(nearest, "background requests");
+        }
+        let ring = self.ring.load(Ordering::SeqCst)
+            && config
+                .add_capabilities(InitFlags::FUSE_OVER_IO_URING)
+                .is_ok();
+        self.ring.store(ring, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let _turn = self.turn(Operation::Lookup);
+        match self.server.lookup(ino(parent), name.as_bytes()) {
+            Ok(Some(attr)) => entry(reply, Ok(attr)),
+            Ok(None) => reply.entry(&TTL, &no_entry(), Generation(GENERATION)),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn forget(&self, _request: &Request, node: INodeNo, lookups: u64) {
+        // Comes in batches, of which one call may be the first or the last: no turn.
+        self.server.count(Operation::Forget);
+        self.server.forget(ino(node), lookups);
+    }
+
+    fn getattr(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _fh: Option<FileHandle>,
+        reply: ReplyAttr,
+    ) {
+        let _turn = self.turn(Operation::Getattr);
+        attributes(reply, self.server.getattr(ino(node)));
+    }
+
+    fn setattr(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        mode: Option<u32>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        size: Option<u64>,
+        atime: Option<TimeOrNow>,
+        mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _fh: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        let _turn = self.turn(Operation::Setattr);
+        let set = SetAttr {
+            perm: mode,
+            uid,
+            gid,
+            size_bytes: size,
+            atime: atime.map(set_time),
+            mtime: mtime.map(set_time),
+            kill_privileges: request.uid() != 0,
+        };
+        attributes(reply, self.server.setattr(ino(node), &set));
+    }
+
+    fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
+        let _turn = self.turn(Operation::Readlink);
+        data(reply, self.server.readlink(ino(node)));
+    }
+
+    fn mknod(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        rdev: u32,
+        reply: ReplyEntry,
+    ) {
+        let _turn = self.turn(Operation::Mknod);
+        let (dir, what) = (ino(parent), (rdev, &b""[..]));
+        let made = self
+            .server
+            .make(dir, name.as_bytes(), mode, what, asker(request));
+        entry(reply, made);
+    }
+
+    fn mkdir(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        reply: ReplyEntry,
+    ) {
+        let _turn = self.turn(Operation::Mkdir);
+        let mode = mode & 0o7777 | Kind::Directory.mode_bits();
+        let (dir, what) = (ino(parent), (0, &b""[..]));
+        let made = self
+            .server
+            .make(dir, name.as_bytes(), mode, what, asker(request));
+        entry(reply, made);
+    }
+
+    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.turn(Operation::Unlink);
+        done(reply, self.server.unlink(ino(parent), name.as_bytes()));
+    }
+
+    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.turn(Operation::Rmdir);
+        done(reply, self.server.rmdir(ino(parent), name.as_bytes()));
+    }
+
+    fn symlink(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        target: &Path,
+        reply: ReplyEntry,
+    ) {
+        let _turn = self.turn(Operation::Symlink);
+        let mode = Kind::Symlink.mode_bits() | 0o777;
+        let (dir, what) = (ino(parent), (0, target.as_os_str().as_bytes()));
+        let made = self
+            .server
+            .make(dir, name.as_bytes(), mode, what, asker(request));
+        entry(reply, made);
+    }
+
+    fn rename(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        newparent: INodeNo,
+        newname: &OsStr,
+        flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Rename);
+        let from = (ino(parent), name.as_bytes());
+        let to = (ino(newparent), newname.as_bytes());
+        done(reply, self.server.rename(from, to, flags, asker(request)));
+    }
+
+    fn link(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        newparent: INodeNo,
+        newname: &OsStr,
+        reply: ReplyEntry,
+    ) {
+        let _turn = self.turn(Operation::Link);
+        let dir = ino(newparent);
+        entry(reply, self.server.link(ino(node), dir, newname.as_bytes()));
+    }
+
+    fn open(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.turn(Operation::Open);
+        match self.server.open(ino(node)) {
+            Ok(flags) => reply.opened(FileHandle(0), flags),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn create(
+        &self,
+        request: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        mode: u32,
+        _umask: u32,
+        flags: i32,
+        reply: ReplyCreate,
+    ) {
+        let _turn = self.turn(Operation::Create);
+        let dir = ino(parent);
+        let created = self
+            .server
+            .create(dir, name.as_bytes(), mode, flags, asker(request));
+        match created {
+            Ok((attr, flags)) => reply.created(
+                &TTL,
+                &file_attr(&attr),
+                Generation(GENERATION),
+                FileHandle(0),
+                flags,
+            ),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        let _turn = self.turn(Operation::Read);
+        data(reply, self.server.read(ino(node), offset, size));
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        data: &[u8],
+        write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        let _turn = self.turn(Operation::Write);
+        let len = u32::try_from(data.len()).expect("a request holds less than 4 GiB");
+        match self.server.write(ino(node), offset, data, write_flags) {
+            Ok(()) => reply.written(len),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn flush(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        _fh: FileHandle,
+        _owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Flush);
+        // Every write is in the tree already; answered so, the kernel never asks again.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Release);
+        self.server.release(ino(node));
+        reply.ok();
+    }
+
+    fn fsync(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Fsync);
+        self.server.sync(|answer| done(reply, answer));
+    }
+
+    fn opendir(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        let _turn = self.turn(Operation::Opendir);
+        match self.server.open_dir(ino(node)) {
+            Ok(fh) => reply.opened(FileHandle(fh), FopenFlags::empty()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectory,
+    ) {
+        let _turn = self.turn(Operation::Readdir);
+        let read = self.server.read_dir(fh.0, offset, |entry| {
+            let (node, name) = (INodeNo(entry.ino.0), OsStr::from_bytes(&entry.name));
+            !reply.add(node, entry.cookie, file_type(entry.kind), name)
+        });
+        match read {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        mut reply: ReplyDirectoryPlus,
+    ) {
+        let _turn = self.turn(Operation::Readdirplus);
+        let read = self.server.read_dir_plus(fh.0, offset, |entry, attr| {
+            let (node, name) = (INodeNo(entry.ino.0), OsStr::from_bytes(&entry.name));
+            let generation = Generation(GENERATION);
+            !reply.add(node, entry.cookie, name, &TTL, &file_attr(attr), generation)
+        });
+        match read {
+            Ok(()) => reply.ok(),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn releasedir(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Releasedir);
+        self.server.release_dir(fh.0);
+        reply.ok();
+    }
+
+    fn fsyncdir(
+        &self,
+        _request: &Request,
+        _node: INodeNo,
+        _fh: FileHandle,
+        _datasync: bool,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Fsyncdir);
+        self.server.sync(|answer| done(reply, answer));
+    }
+
+    fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {
+        let _turn = self.turn(Operation::Statfs);
+        let room = self.server.room();
+        let unit = room.block_bytes;
+        // Inodes take space as anything else does: there are as many as blocks.
+        let (files, free_files) = (room.blocks, room.available);
+        let (total, free, available) = (room.blocks, room.free, room.available);
+        reply.statfs(total, free, available, files, free_files, unit, 255, unit);
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        name: &OsStr,
+        value: &[u8],
+        flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Setxattr);
+        let flags = flags.cast_unsigned();
+        let name = name.as_bytes();
+        done(reply, self.server.setxattr(ino(node), name, value, flags));
+    }
+
+    fn getxattr(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        name: &OsStr,
+        size: u32,
+        reply: ReplyXattr,
+    ) {
+        let _turn = self.turn(Operation::Getxattr);
+        xattr(
+            reply,
+            size,
+            self.server.getxattr(ino(node), name.as_bytes()),
+        );
+    }
+
+    fn listxattr(&self, request: &Request, node: INodeNo, size: u32, reply: ReplyXattr) {
+        let _turn = self.turn(Operation::Listxattr);
+        xattr(
+            reply,
+            size,
+            self.server.listxattr(ino(node), asker(request)),
+        );
+    }
+
+    fn removexattr(&self, _request: &Request, node: INodeNo, name: &OsStr, reply: ReplyEmpty) {
+        let _turn = self.turn(Operation::Removexattr);
+        done(reply, self.server.removexattr(ino(node), name.as_bytes()));
+    }
+
+    fn ioctl(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        fh: FileHandle,
+        _flags: IoctlFlags,
+        cmd: u32,
+        in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        let _turn = self.turn(Operation::Ioctl);
+        let dir = (ino(node), fh.0);
+        self.server
+            .ioctl(dir, (cmd, in_data), asker(request), |answer| match answer {
+                Ok(data) => reply.ioctl(0, &data),
+                Err(errno) => reply.error(errno),
+            });
+    }
+
+    fn fallocate(
+        &self,
+        request: &Request,
+        node: INodeNo,
+        _fh: FileHandle,
+        offset: u64,
+        length: u64,
+        mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        let _turn = self.turn(Operation::Fallocate);
+        let (range, mode) = ((offset, length), mode.cast_unsigned());
+        done(
+            reply,
+            self.server
+                .fallocate(ino(node), range, mode, asker(request)),
+        );
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        node: INodeNo,
+        _fh: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let _turn = self.turn(Operation::Lseek);
+        match self.server.seek(ino(node), offset, whence) {
+            Ok(found) => reply.offset(found),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn copy_file_range(
+        &self,
+        request: &Request,
+        ino_in: INodeNo,
+        _fh_in: FileHandle,
+        offset_in: u64,
+        ino_out: INodeNo,
+        _fh_out: FileHandle,
+        offset_out: u64,
+        len: u64,
+        _flags: CopyFileRangeFlags,
+        reply: ReplyWrite,
+    ) {
+        let _turn = self.turn(Operation::CopyFileRange);
+        let (from, to) = ((ino(ino_in), offset_in), (ino(ino_out), offset_out));
+        match self.server.copy_range(from, to, len, asker(request)) {
+            Ok(copied) => reply.written(copied),
+            Err(errno) => reply.error(errno),
+        }
+    }
+}

@@ -1,0 +1,812 @@
+//! Requests through rings shared with the kernel: FUSE over io_uring, Linux 6.14 and later.
+//!
+//! The kernel has a queue for each processor, and a request goes to the queue of the processor it comes from. The threads of a
+//! queue stay on its processor: neither a request nor its answer wakes another one from idling, which is most of what a
+//! request costs otherwise. A thread holds one entry of its queue, so a request never waits behind one that is being served,
+//! only for a free thread. What may take long first sees to it that another thread is free ([`Queue::aside`]).
+//!
+//! FORGET still comes through `/dev/fuse`, and notifications go there.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+
+use compio_runtime::{Runtime, register_files, submit};
+use fractal_fuse::abi::FUSE_IOCTL;
+use fractal_fuse::dispatch::dispatch;
+use fractal_fuse::ring::{FuseCommitAndFetch, FuseRegister, RingEntry};
+use fractal_fuse::{
+    DirectoryEntry, DirectoryEntryPlus, FileAttr, FileHandleId, FileType, Filesystem, FsResult,
+    InodeId, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen, ReplyReadlink, ReplyStatfs, ReplyXattr,
+    Request, SetAttrTime, Timestamp,
+};
+use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
+use parking_lot::Mutex;
+use ramet_fs::{Attr, DirEntry, Ino, Kind, SetAttr, SetTime, Time};
+
+use crate::asked::Operation;
+use crate::caller::Asker;
+use crate::convert::TTL;
+use crate::device::{GENERATION, WRITE_BYTES_MAX};
+use crate::server::{Answer, Server, is_slow_ioctl, wait_for};
+
+/// Whether the kernel offers rings.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+/// Threads of a queue, those among them that wait for something long.
+const THREADS_MAX: usize = 32;
+
+/// Whether rings can be had: the kernel offers them, and lets this process have one.
+pub(crate) fn is_available() -> bool {
+    let on = std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
+    on && Runtime::new().is_ok()
+}
+
+/// Has the kernel offer rings to file systems that are mounted from now on.
+///
+/// # Errors
+/// No such kernel, or not allowed.
+pub(crate) fn switch_on() -> io::Result<()> {
+    if is_available() {
+        return Ok(());
+    }
+    std::fs::write(SWITCH, "Y")?;
+    Runtime::new().map(drop)
+}
+
+/// The threads that serve the rings of a mount.
+pub(crate) struct Rings(Arc<Shared>);
+
+struct Shared {
+    server: Arc<Server>,
+    device: OwnedFd,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+/// The queue of a processor.
+struct Queue {
+    number: u16,
+    shared: Arc<Shared>,
+    /// All threads, and those of them that wait for something long.
+    threads: AtomicUsize,
+    waiting: AtomicUsize,
+}
+
+impl Rings {
+    /// Serves all queues of the connection `device`, those of running processors by `threads` threads each. Until every queue has
+    /// one, the kernel holds requests back.
+    ///
+    /// # Errors
+    /// A thread or a ring cannot be had; the connection is of no use then.
+    pub(crate) fn start(
+        server: Arc<Server>,
+        device: BorrowedFd<'_>,
+        threads: usize,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            server,
+            device: device.try_clone_to_owned()?,
+            threads: Mutex::default(),
+        });
+        let (possible, online) = (processors("possible")?, processors("online")?);
+        let count = u16::try_from(possible.len()).map_err(io::Error::other)?;
+        for number in 0..count {
+            let queue = Arc::new(Queue {
+                number,
+                shared: Arc::clone(&shared),
+                threads: AtomicUsize::new(0),
+                waiting: AtomicUsize::new(0),
+            });
+            let runs = online.contains(&usize::from(number));
+            for _ in 0..if runs { threads.clamp(1, THREADS_MAX) } else { 1 } {
+                queue.add_thread()?;
+            }
+        }
+        Ok(Self(shared))
+    }
+
+    /// Waits until the mount is gone and no request is being served.
+    pub(crate) fn join(self) {
+        // A thread that starts another one is in the list itself.
+        loop {
+            let Some(thread) = self.0.threads.lock().pop() else {
+                return;
+            };
+            if thread.join().is_err() {
+                tracing::error!("a thread of a ring panicked");
+            }
+        }
+    }
+}
+
+/// The processors of a list of the kernel, such as `0-3,7`.
+fn processors(list: &str) -> io::Result<Vec<usize>> {
+    let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/{list}"))?;
+    parse_processors(text.trim()).ok_or_else(|| io::Error::other("an odd list of processors"))
+}
+
+fn parse_processors(text: &str) -> Option<Vec<usize>> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        all.extend(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?);
+    }
+    Some(all)
+}
+
+impl Queue {
+    /// Starts a thread, and returns when it has all it needs.
+    fn add_thread(self: &Arc<Self>) -> io::Result<()> {
+        self.threads.fetch_add(1, Ordering::SeqCst);
+        let (ready, is_ready) = channel();
+        let queue = Arc::clone(self);
+        let thread = std::thread::Builder::new()
+            .name(format!("ring-{}", self.number))
+            .spawn(move || {
+                if let Err(error) = queue.run(&ready) {
+                    tracing::error!(%error, queue = queue.number, "a ring failed");
+                }
+            });
+        let started = thread.and_then(|thread| {
+            self.shared.threads.lock().push(thread);
+            is_ready.recv().map_err(io::Error::other)?
+        });
+        if started.is_err() {
+            self.threads.fetch_sub(1, Ordering::SeqCst);
+        }
+        started
+    }
+
+    fn run(self: &Arc<Self>, ready: &Sender<io::Result<()>>) -> io::Result<()> {
+        let mut alone = rustix::thread::CpuSet::new();
+        alone.set(usize::from(self.number));
+        if let Err(error) = rustix::thread::sched_setaffinity(None, &alone) {
+            tracing::debug!(%error, queue = self.number, "its threads run anywhere");
+        }
+        let prepare = || {
+            let entry = RingEntry::new(usize::try_from(WRITE_BYTES_MAX).expect("1 MiB"))?;
+            Ok((entry, Runtime::new()?))
+        };
+        let (mut entry, runtime) = match prepare() {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                // Whoever starts a thread waits for this.
+                let _ = ready.send(Err(error));
+                return Ok(());
+            }
+        };
+        runtime.block_on(async {
+            let registered = register_files(&[self.shared.device.as_raw_fd()]);
+            let is_registered = registered.is_ok();
+            let _ = ready.send(registered);
+            if is_registered {
+                self.serve(&mut entry).await
+            } else {
+                Ok(())
+            }
+        })
+    }
+
+    async fn serve(self: &Arc<Self>, entry: &mut RingEntry) -> io::Result<()> {
+        let front = RingFront(Arc::clone(self));
+        let mut asked = submit(FuseRegister::new(entry, self.number)).await.0;
+        loop {
+            match asked {
+                Ok(_) => {}
+                // Unmounted.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            front.answer(entry).await;
+            let commit = FuseCommitAndFetch::new(self.number, entry.commit_id());
+            asked = submit(commit).await.0;
+        }
+    }
+
+    /// Does what may take long, with another thread of the queue free meanwhile. `None` when there are too many threads
+    /// already and `or_refuse`: what waits for other requests of the same processor must not take the last one.
+    fn aside<T>(self: &Arc<Self>, or_refuse: bool, work: impl FnOnce() -> T) -> Option<T> {
+        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
+        let threads = self.threads.load(Ordering::SeqCst);
+        let is_last = waiting >= threads
+            && (threads >= THREADS_MAX || {
+                let added = self.add_thread();
+                if let Err(error) = &added {
+                    tracing::warn!(%error, "no further thread for a ring");
+                }
+                added.is_err()
+            });
+        let done = (!(is_last && or_refuse)).then(work);
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        done
+    }
+}
+
+/// A server, to what comes through a queue.
+struct RingFront(Arc<Queue>);
+
+fn asker(request: Request) -> Asker {
+    Asker {
+        uid: request.uid,
+        gid: request.gid,
+        pid: request.pid,
+    }
+}
+
+fn ino(node: InodeId) -> Ino {
+    Ino(node.get())
+}
+
+fn code<T>(answer: Answer<T>) -> FsResult<T> {
+    answer.map_err(Errno::code)
+}
+
+fn file_type(kind: Kind) -> FileType {
+    match kind {
+        Kind::Regular => FileType::RegularFile,
+        Kind::Directory => FileType::Directory,
+        Kind::Symlink => FileType::Symlink,
+        Kind::Fifo => FileType::NamedPipe,
+        Kind::Socket => FileType::Socket,
+        Kind::CharDevice => FileType::CharDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+    }
+}
+
+fn timestamp(time: Time) -> Timestamp {
+    // Signed in the file system and in the kernel.
+    Timestamp::new(time.secs.cast_unsigned(), time.nanos)
+}
+
+fn file_attr(attr: &Attr) -> FileAttr {
+    FileAttr {
+        ino: attr.ino.0,
+        size: attr.size_bytes,
+        blocks: attr.sectors,
+        atime: timestamp(attr.atime),
+        mtime: timestamp(attr.mtime),
+        ctime: timestamp(attr.ctime),
+        mode: u32::from(attr.perm) | attr.kind.mode_bits(),
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: u32::try_from(ramet_fs::BLOCK_BYTES).expect("a few kilobytes"),
+    }
+}
+
+fn entry(answer: Answer<Attr>) -> FsResult<ReplyEntry> {
+    let attr = code(answer)?;
+    Ok(ReplyEntry {
+        ttl: TTL,
+        attr: file_attr(&attr),
+        generation: GENERATION,
+    })
+}
+
+fn attributes(answer: Answer<Attr>) -> FsResult<ReplyAttr> {
+    let attr = code(answer)?;
+    Ok(ReplyAttr {
+        ttl: TTL,
+        attr: file_attr(&attr),
+    })
+}
+
+fn opened(fh: u64, flags: FopenFlags) -> ReplyOpen {
+    ReplyOpen {
+        fh: FileHandleId::new(fh),
+        flags: flags.bits(),
+        backing_id: 0,
+    }
+}
+
+fn xattr(answer: Answer<Vec<u8>>, size: u32) -> FsResult<ReplyXattr> {
+    let value = code(answer)?;
+    Ok(match u32::try_from(value.len()) {
+        Ok(len) if size == 0 => ReplyXattr::Size(len),
+        _ => ReplyXattr::Data(value),
+    })
+}
+
+fn set_time(time: SetAttrTime) -> SetTime {
+    match time {
+        SetAttrTime::Now => SetTime::Now,
+        SetAttrTime::Specific(time) => SetTime::At(Time {
+            secs: time.sec.cast_signed(),
+            nanos: time.nsec,
+        }),
+    }
+}
+
+/// Room for an entry of a directory with or without attributes, in bytes, as the protocol lays it out.
+fn entry_bytes(header_bytes: usize, entry: &DirEntry) -> usize {
+    (header_bytes + entry.name.len()).next_multiple_of(8)
+}
+
+const ENTRY_HEADER_BYTES: usize = 24;
+const ENTRY_PLUS_HEADER_BYTES: usize = 128 + ENTRY_HEADER_BYTES;
+
+/// The fields of an ioctl request (`struct fuse_ioctl_in`) that matter here.
+struct IoctlIn {
+    fh: u64,
+    number: u32,
+    in_bytes: usize,
+    out_bytes: usize,
+}
+
+impl IoctlIn {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let word = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+        Some(Self {
+            fh: u64::from_ne_bytes(bytes.get(..8)?.try_into().ok()?),
+            number: word(12)?,
+            in_bytes: usize::try_from(word(24)?).ok()?,
+            out_bytes: usize::try_from(word(28)?).ok()?,
+        })
+    }
+}
+
+/// Bytes of `struct fuse_ioctl_out`: result, flags and two counts of vectors, all 0 here.
+const IOCTL_OUT_BYTES: usize = 16;
+
+impl RingFront {
+    fn server(&self) -> &Server {
+        &self.0.shared.server
+    }
+
+    fn asked(&self, operation: Operation) -> &Server {
+        let server = self.server();
+        server.count(operation);
+        server
+    }
+
+    /// Serves the request in `entry` and leaves the answer there.
+    async fn answer(&self, entry: &mut RingEntry) {
+        if entry.header().in_header().opcode == FUSE_IOCTL {
+            return self.answer_ioctl(entry);
+        }
+        let (_, served) = dispatch(self, entry).await;
+        if served.is_err() {
+            tracing::error!("a request panicked, and was answered with EIO");
+        }
+    }
+
+    fn answer_ioctl(&self, entry: &mut RingEntry) {
+        let header = *entry.header().in_header();
+        let answer = match IoctlIn::decode(&entry.header().op_in) {
+            Some(call) => {
+                let data = entry.payload().get(..call.in_bytes).unwrap_or_default();
+                let asker = Asker {
+                    uid: header.uid,
+                    gid: header.gid,
+                    pid: header.pid,
+                };
+                let answer = self.ioctl((Ino(header.nodeid), call.fh), call.number, data, asker);
+                answer.and_then(|data| {
+                    let fits = data.len() <= call.out_bytes;
+                    fits.then_some(data).ok_or(Errno::EIO)
+                })
+            }
+            None => Err(Errno::EINVAL),
+        };
+        let (error, len) = match &answer {
+            Ok(data) => (0, IOCTL_OUT_BYTES + data.len()),
+            Err(errno) => (-errno.code(), 0),
+        };
+        if let Ok(data) = &answer {
+            let payload = entry.payload_mut();
+            payload[..IOCTL_OUT_BYTES].fill(0);
+            payload[IOCTL_OUT_BYTES..len].copy_from_slice(data);
+        }
+        let len = u32::try_from(len).expect("an ioctl has at most 16 KiB");
+        let out = entry.header_mut().out_header_mut();
+        (out.len, out.error, out.unique) = (len, error, header.unique);
+        entry.header_mut().ring_ent_in_out.payload_sz = len;
+    }
+
+    fn ioctl(&self, dir: (Ino, u64), number: u32, data: &[u8], asker: Asker) -> Answer<Vec<u8>> {
+        let server = self.asked(Operation::Ioctl);
+        let serve = || wait_for(|reply| server.ioctl(dir, (number, data), asker, reply));
+        if is_slow_ioctl(number, data) {
+            self.0.aside(true, serve).unwrap_or(Err(Errno::EAGAIN))
+        } else {
+            serve()
+        }
+    }
+
+    fn sync(&self, operation: Operation) -> FsResult<()> {
+        let server = self.asked(operation);
+        let sync = || wait_for(|reply| server.sync(reply));
+        // Never refused: a sync waits for the device only.
+        code(self.0.aside(false, sync).unwrap_or(Err(Errno::EIO)))
+    }
+}
+
+impl Filesystem for RingFront {
+    async fn lookup(&self, _: Request, parent: InodeId, name: &OsStr) -> FsResult<ReplyEntry> {
+        let server = self.asked(Operation::Lookup);
+        match code(server.lookup(ino(parent), name.as_bytes()))? {
+            Some(attr) => entry(Ok(attr)),
+            // Number 0 stands for a name that does not exist.
+            None => Ok(ReplyEntry {
+                ttl: TTL,
+                attr: FileAttr::default(),
+                generation: GENERATION,
+            }),
+        }
+    }
+
+    async fn getattr(
+        &self,
+        _: Request,
+        node: InodeId,
+        _: Option<FileHandleId>,
+        _: u32,
+    ) -> FsResult<ReplyAttr> {
+        attributes(self.asked(Operation::Getattr).getattr(ino(node)))
+    }
+
+    async fn setattr(
+        &self,
+        request: Request,
+        node: InodeId,
+        _: Option<FileHandleId>,
+        set: fractal_fuse::SetAttr,
+    ) -> FsResult<ReplyAttr> {
+        let set = SetAttr {
+            perm: set.mode,
+            uid: set.uid,
+            gid: set.gid,
+            size_bytes: set.size,
+            atime: set.atime.map(set_time),
+            mtime: set.mtime.map(set_time),
+            kill_privileges: request.uid != 0,
+        };
+        attributes(self.asked(Operation::Setattr).setattr(ino(node), &set))
+    }
+
+    async fn readlink(&self, _: Request, node: InodeId) -> FsResult<ReplyReadlink> {
+        let data = code(self.asked(Operation::Readlink).readlink(ino(node)))?;
+        Ok(ReplyReadlink { data })
+    }
+
+    async fn symlink(
+        &self,
+        request: Request,
+        parent: InodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> FsResult<ReplyEntry> {
+        let mode = Kind::Symlink.mode_bits() | 0o777;
+        let (name, what) = (name.as_bytes(), (0, target.as_bytes()));
+        let server = self.asked(Operation::Symlink);
+        entry(server.make(ino(parent), name, mode, what, asker(request)))
+    }
+
+    async fn mknod(
+        &self,
+        request: Request,
+        parent: InodeId,
+        name: &OsStr,
+        mode: u32,
+        rdev: u32,
+    ) -> FsResult<ReplyEntry> {
+        let (name, what) = (name.as_bytes(), (rdev, &b""[..]));
+        let server = self.asked(Operation::Mknod);
+        entry(server.make(ino(parent), name, mode, what, asker(request)))
+    }
+
+    async fn mkdir(
+        &self,
+        request: Request,
+        parent: InodeId,
+        name: &OsStr,
+        mode: u32,
+        _: u32,
+    ) -> FsResult<ReplyEntry> {
+        let mode = mode & 0o7777 | Kind::Directory.mode_bits();
+        let (name, what) = (name.as_bytes(), (0, &b""[..]));
+        let server = self.asked(Operation::Mkdir);
+        entry(server.make(ino(parent), name, mode, what, asker(request)))
+    }
+
+    async fn unlink(&self, _: Request, parent: InodeId, name: &OsStr) -> FsResult<()> {
+        let server = self.asked(Operation::Unlink);
+        code(server.unlink(ino(parent), name.as_bytes()))
+    }
+
+    async fn rmdir(&self, _: Request, parent: InodeId, name: &OsStr) -> FsResult<()> {
+        let server = self.asked(Operation::Rmdir);
+        code(server.rmdir(ino(parent), name.as_bytes()))
+    }
+
+    async fn rename(
+        &self,
+        request: Request,
+        parent: InodeId,
+        name: &OsStr,
+        new_parent: InodeId,
+        new_name: &OsStr,
+        flags: u32,
+    ) -> FsResult<()> {
+        let from = (ino(parent), name.as_bytes());
+        let to = (ino(new_parent), new_name.as_bytes());
+        let flags = RenameFlags::from_bits_retain(flags);
+        let server = self.asked(Operation::Rename);
+        code(server.rename(from, to, flags, asker(request)))
+    }
+
+    async fn link(
+        &self,
+        _: Request,
+        node: InodeId,
+        new_parent: InodeId,
+        new_name: &OsStr,
+    ) -> FsResult<ReplyEntry> {
+        let server = self.asked(Operation::Link);
+        entry(server.link(ino(node), ino(new_parent), new_name.as_bytes()))
+    }
+
+    async fn open(&self, _: Request, node: InodeId, _: u32) -> FsResult<ReplyOpen> {
+        let flags = code(self.asked(Operation::Open).open(ino(node)))?;
+        Ok(opened(0, flags))
+    }
+
+    async fn read(
+        &self,
+        _: Request,
+        node: InodeId,
+        _: FileHandleId,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> FsResult<usize> {
+        let len = u32::try_from(buf.len()).expect("an entry has room for 1 MiB");
+        let data = code(self.asked(Operation::Read).read(ino(node), offset, len))?;
+        buf[..data.len()].copy_from_slice(&data);
+        Ok(data.len())
+    }
+
+    async fn write(
+        &self,
+        _: Request,
+        node: InodeId,
+        _: FileHandleId,
+        offset: u64,
+        data: &[u8],
+        flags: u32,
+        _: u32,
+    ) -> FsResult<usize> {
+        let flags = WriteFlags::from_bits_retain(flags);
+        let server = self.asked(Operation::Write);
+        code(server.write(ino(node), offset, data, flags))?;
+        Ok(data.len())
+    }
+
+    async fn release(
+        &self,
+        _: Request,
+        node: InodeId,
+        _: FileHandleId,
+        _: u32,
+        _: u64,
+        _: bool,
+        _: bool,
+    ) -> FsResult<()> {
+        self.asked(Operation::Release).release(ino(node));
+        Ok(())
+    }
+
+    async fn fsync(&self, _: Request, _: InodeId, _: FileHandleId, _: bool) -> FsResult<()> {
+        self.sync(Operation::Fsync)
+    }
+
+    async fn fsyncdir(&self, _: Request, _: InodeId, _: FileHandleId, _: bool) -> FsResult<()> {
+        self.sync(Operation::Fsyncdir)
+    }
+
+    async fn opendir(&self, _: Request, node: InodeId, _: u32) -> FsResult<ReplyOpen> {
+        let fh = code(self.asked(Operation::Opendir).open_dir(ino(node)))?;
+        Ok(opened(fh, FopenFlags::empty()))
+    }
+
+    async fn readdir(
+        &self,
+        _: Request,
+        _: InodeId,
+        fh: FileHandleId,
+        offset: u64,
+        size: u32,
+    ) -> FsResult<Vec<DirectoryEntry>> {
+        let mut room = usize::try_from(size).expect("a request holds less than 4 GiB");
+        let mut all = Vec::new();
+        let server = self.asked(Operation::Readdir);
+        code(server.read_dir(fh.get(), offset, |entry| {
+            let bytes = entry_bytes(ENTRY_HEADER_BYTES, entry);
+            let fits = bytes <= room;
+            if fits {
+                room -= bytes;
+                all.push(DirectoryEntry {
+                    ino: entry.ino.0,
+                    offset: entry.cookie,
+                    kind: file_type(entry.kind),
+                    name: entry.name.to_vec(),
+                });
+            }
+            fits
+        }))?;
+        Ok(all)
+    }
+
+    async fn readdirplus(
+        &self,
+        _: Request,
+        _: InodeId,
+        fh: FileHandleId,
+        offset: u64,
+        size: u32,
+    ) -> FsResult<Vec<DirectoryEntryPlus>> {
+        let mut room = usize::try_from(size).expect("a request holds less than 4 GiB");
+        let mut all = Vec::new();
+        let server = self.asked(Operation::Readdirplus);
+        code(server.read_dir_plus(fh.get(), offset, |entry, attr| {
+            let bytes = entry_bytes(ENTRY_PLUS_HEADER_BYTES, entry);
+            let fits = bytes <= room;
+            if fits {
+                room -= bytes;
+                all.push(DirectoryEntryPlus {
+                    ino: entry.ino.0,
+                    offset: entry.cookie,
+                    kind: file_type(entry.kind),
+                    name: entry.name.to_vec(),
+                    entry_ttl: TTL,
+                    attr: file_attr(attr),
+                    generation: GENERATION,
+                });
+            }
+            fits
+        }))?;
+        Ok(all)
+    }
+
+    async fn releasedir(
+        &self,
+        _: Request,
+        _: InodeId,
+        fh: FileHandleId,
+        _: u32,
+    ) -> FsResult<()> {
+        self.asked(Operation::Releasedir).release_dir(fh.get());
+        Ok(())
+    }
+
+    async fn statfs(&self, _: Request, _: InodeId) -> FsResult<ReplyStatfs> {
+        let room = self.asked(Operation::Statfs).room();
+        Ok(ReplyStatfs {
+            blocks: room.blocks,
+            bfree: room.free,
+            bavail: room.available,
+            // Inodes take space as anything else does: there are as many as blocks.
+            files: room.blocks,
+            ffree: room.available,
+            bsize: room.block_bytes,
+            namelen: 255,
+            frsize: room.block_bytes,
+        })
+    }
+
+    async fn create(
+        &self,
+        request: Request,
+        parent: InodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: u32,
+    ) -> FsResult<ReplyCreate> {
+        let (dir, flags) = (ino(parent), flags.cast_signed());
+        let server = self.asked(Operation::Create);
+        let created = server.create(dir, name.as_bytes(), mode, flags, asker(request));
+        let (attr, flags) = code(created)?;
+        Ok(ReplyCreate {
+            ttl: TTL,
+            attr: file_attr(&attr),
+            generation: GENERATION,
+            fh: FileHandleId::new(0),
+            flags: flags.bits(),
+        })
+    }
+
+    async fn fallocate(
+        &self,
+        request: Request,
+        node: InodeId,
+        _: FileHandleId,
+        offset: u64,
+        length: u64,
+        mode: u32,
+    ) -> FsResult<()> {
+        let server = self.asked(Operation::Fallocate);
+        code(server.fallocate(ino(node), (offset, length), mode, asker(request)))
+    }
+
+    async fn lseek(
+        &self,
+        _: Request,
+        node: InodeId,
+        _: FileHandleId,
+        offset: u64,
+        whence: u32,
+    ) -> FsResult<u64> {
+        let (offset, whence) = (offset.cast_signed(), whence.cast_signed());
+        let found = code(self.asked(Operation::Lseek).seek(ino(node), offset, whence))?;
+        Ok(found.cast_unsigned())
+    }
+
+    async fn copy_file_range(
+        &self,
+        request: Request,
+        node_in: InodeId,
+        _: FileHandleId,
+        offset_in: u64,
+        node_out: InodeId,
+        _: FileHandleId,
+        offset_out: u64,
+        length: u64,
+        _: u64,
+    ) -> FsResult<usize> {
+        let (from, to) = ((ino(node_in), offset_in), (ino(node_out), offset_out));
+        let server = self.asked(Operation::CopyFileRange);
+        let copied = code(server.copy_range(from, to, length, asker(request)))?;
+        Ok(usize::try_from(copied).expect("32 bits"))
+    }
+
+    async fn setxattr(
+        &self,
+        _: Request,
+        node: InodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+    ) -> FsResult<()> {
+        let server = self.asked(Operation::Setxattr);
+        code(server.setxattr(ino(node), name.as_bytes(), value, flags))
+    }
+
+    async fn getxattr(
+        &self,
+        _: Request,
+        node: InodeId,
+        name: &OsStr,
+        size: u32,
+    ) -> FsResult<ReplyXattr> {
+        let server = self.asked(Operation::Getxattr);
+        xattr(server.getxattr(ino(node), name.as_bytes()), size)
+    }
+
+    async fn listxattr(&self, request: Request, node: InodeId, size: u32) -> FsResult<ReplyXattr> {
+        let server = self.asked(Operation::Listxattr);
+        xattr(server.listxattr(ino(node), asker(request)), size)
+    }
+
+    async fn removexattr(&self, _: Request, node: InodeId, name: &OsStr) -> FsResult<()> {
+        let server = self.asked(Operation::Removexattr);
+        code(server.removexattr(ino(node), name.as_bytes()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors_are_read() {
+        assert_eq!(parse_processors("0-2,7"), Some(vec![0, 1, 2, 7]));
+        assert_eq!(parse_processors("5"), Some(vec![5]));
+        for odd in ["", "a", "1-", "3,,4"] {
+            assert_eq!(parse_processors(odd), None, "{odd}");
+        }
+    }
+}

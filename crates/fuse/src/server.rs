@@ -1,0 +1,429 @@
+//! What requests are answered, whichever way they come.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc;
+
+use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
+use parking_lot::Mutex;
+use ramet_fs::{
+    Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode, RenameMode,
+    Result, SetAttr, SetXattr, Volume,
+};
+use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
+
+use crate::asked::{Asked, Operation};
+use crate::caller::{Asker, caller};
+use crate::errno::errno;
+use crate::ioctl::{Call, Pace, UNKNOWN};
+use crate::notify::Kernel;
+use crate::tickets::Tickets;
+use crate::workers::Workers;
+
+/// Syncs that wait at the same time; the tree commits those in one go.
+const SYNC_THREADS: usize = 4;
+
+/// What a request is answered.
+pub(crate) type Answer<T> = std::result::Result<T, Errno>;
+
+/// A volume, as the kernel asks for it.
+pub(crate) struct Server {
+    core: Arc<Core>,
+    syncs: Workers,
+    /// One thread for what ends with invalidations: see `notify.rs`.
+    structural: Workers,
+}
+
+/// What the jobs of the workers need.
+struct Core {
+    volume: Arc<Volume>,
+    kernel: Kernel,
+    streams: Mutex<HashMap<u64, Arc<DirStream>>>,
+    next_stream: AtomicU64,
+    tickets: Tickets,
+    asked: Asked,
+}
+
+impl Core {
+    fn stream(&self, fh: u64) -> Result<Arc<DirStream>> {
+        self.streams.lock().get(&fh).cloned().ok_or(Error::Stale)
+    }
+
+    fn serve(&self, call: &Call, (node, fh): (Ino, u64), asker: Asker) -> Answer<Vec<u8>> {
+        let stream = self.stream(fh).ok();
+        let dir = (node, stream.as_deref());
+        let known = (&self.tickets, &self.asked);
+        answer(call.serve(&self.volume, &self.kernel, known, dir, &caller(asker)))
+    }
+}
+
+/// Room of a volume, in blocks.
+pub(crate) struct Room {
+    pub(crate) block_bytes: u32,
+    pub(crate) blocks: u64,
+    pub(crate) free: u64,
+    pub(crate) available: u64,
+}
+
+fn answer<T>(result: Result<T>) -> Answer<T> {
+    result.map_err(|error| errno(&error))
+}
+
+fn bits(flag: OFlags) -> i32 {
+    flag.bits().cast_signed()
+}
+
+/// Pages stay when a file is opened again; closing needs no request.
+pub(crate) fn open_flags() -> FopenFlags {
+    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
+}
+
+/// Those of a new file. What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
+/// stay whole, and the kernel does not ask for the capabilities of the file before its first write.
+pub(crate) fn created_flags(flags: i32) -> FopenFlags {
+    if flags & bits(OFlags::RWMODE) == bits(OFlags::WRONLY) {
+        open_flags() | FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        open_flags()
+    }
+}
+
+impl Server {
+    pub(crate) fn new(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<Self> {
+        let core = Core {
+            volume,
+            kernel,
+            streams: Mutex::default(),
+            next_stream: AtomicU64::new(1),
+            tickets: Tickets::default(),
+            asked: Asked::default(),
+        };
+        Ok(Self {
+            core: Arc::new(core),
+            syncs: Workers::new("sync", SYNC_THREADS)?,
+            structural: Workers::new("clone", 1)?,
+        })
+    }
+
+    pub(crate) fn count(&self, operation: Operation) {
+        self.core.asked.count(operation);
+    }
+
+    /// `None` for a name that does not exist, which may be remembered.
+    pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Answer<Option<Attr>> {
+        match self.core.volume.lookup(dir, name) {
+            Err(Error::NotFound) => Ok(None),
+            found => answer(found).map(Some),
+        }
+    }
+
+    pub(crate) fn forget(&self, node: Ino, lookups: u64) {
+        self.core.volume.forget(node, lookups);
+    }
+
+    pub(crate) fn getattr(&self, node: Ino) -> Answer<Attr> {
+        answer(self.core.volume.getattr(node))
+    }
+
+    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr) -> Answer<Attr> {
+        answer(self.core.volume.setattr(node, set))
+    }
+
+    pub(crate) fn readlink(&self, node: Ino) -> Answer<Vec<u8>> {
+        answer(self.core.volume.readlink(node)).map(|target| target.to_vec())
+    }
+
+    /// Creates what is not opened at once; `mode` says what it is.
+    pub(crate) fn make(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        mode: u32,
+        (rdev, target): (u32, &[u8]),
+        asker: Asker,
+    ) -> Answer<Attr> {
+        let kind = Kind::from_mode(mode).ok_or(Errno::EINVAL)?;
+        let new = new_inode(kind, mode, (rdev, target), asker);
+        answer(self.core.volume.create(dir, name, &new))
+    }
+
+    pub(crate) fn unlink(&self, dir: Ino, name: &[u8]) -> Answer<()> {
+        answer(self.core.volume.unlink(dir, name))
+    }
+
+    pub(crate) fn rmdir(&self, dir: Ino, name: &[u8]) -> Answer<()> {
+        answer(self.core.volume.rmdir(dir, name))
+    }
+
+    pub(crate) fn rename(
+        &self,
+        from: (Ino, &[u8]),
+        to: (Ino, &[u8]),
+        flags: RenameFlags,
+        asker: Asker,
+    ) -> Answer<()> {
+        let known = RenameFlags::RENAME_NOREPLACE
+            | RenameFlags::RENAME_EXCHANGE
+            | RenameFlags::RENAME_WHITEOUT;
+        let no_replace = flags.contains(RenameFlags::RENAME_NOREPLACE);
+        let exchange = flags.contains(RenameFlags::RENAME_EXCHANGE);
+        let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
+        let mode = match (no_replace, exchange) {
+            _ if !known.contains(flags) || exchange && whiteout => return Err(Errno::EINVAL),
+            (true, true) => return Err(Errno::EINVAL),
+            (true, false) => RenameMode::NoReplace,
+            (false, true) => RenameMode::Exchange,
+            (false, false) => RenameMode::Replace,
+        };
+        let owner = whiteout.then_some((asker.uid, asker.gid));
+        answer(self.core.volume.rename(from, to, mode, owner))
+    }
+
+    pub(crate) fn link(&self, node: Ino, dir: Ino, name: &[u8]) -> Answer<Attr> {
+        answer(self.core.volume.link(node, dir, name))
+    }
+
+    pub(crate) fn open(&self, node: Ino) -> Answer<FopenFlags> {
+        answer(self.core.volume.open_inode(node)).map(|()| open_flags())
+    }
+
+    pub(crate) fn create(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        mode: u32,
+        flags: i32,
+        asker: Asker,
+    ) -> Answer<(Attr, FopenFlags)> {
+        let new = new_inode(Kind::Regular, mode, (0, b""), asker);
+        let created = match self.core.volume.create_open(dir, name, &new) {
+            // A clone was faster than the kernel's news of it. Opened here, nobody would check what
+            // the caller may do with it: the kernel looks again, and does, when it hears this.
+            Err(Error::Exists) if flags & bits(OFlags::EXCL) == 0 => Err(Error::Stale),
+            created => created,
+        };
+        answer(created).map(|attr| (attr, created_flags(flags)))
+    }
+
+    pub(crate) fn read(&self, node: Ino, offset: u64, len: u32) -> Answer<Vec<u8>> {
+        answer(self.core.volume.read(node, offset, len))
+    }
+
+    pub(crate) fn write(
+        &self,
+        node: Ino,
+        offset: u64,
+        data: &[u8],
+        flags: WriteFlags,
+    ) -> Answer<()> {
+        let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
+        let cleared = answer(self.core.volume.write(node, offset, data, kill_privileges))?;
+        if cleared {
+            let kernel = self.core.kernel.clone();
+            self.structural
+                .run(move || kernel.invalidate(&[Invalidation::Attributes(node)]));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn release(&self, node: Ino) {
+        if let Err(error) = self.core.volume.release(node) {
+            tracing::warn!(%error, "space of an unlinked file is freed at the next mount");
+        }
+    }
+
+    pub(crate) fn open_dir(&self, node: Ino) -> Answer<u64> {
+        let stream = answer(self.core.volume.open_dir(node))?;
+        let fh = self.core.next_stream.fetch_add(1, Ordering::Relaxed);
+        self.core.streams.lock().insert(fh, Arc::new(stream));
+        Ok(fh)
+    }
+
+    /// Entries behind the cookie `offset`, as long as `take` takes them.
+    pub(crate) fn read_dir(
+        &self,
+        fh: u64,
+        offset: u64,
+        take: impl FnMut(&DirEntry) -> bool,
+    ) -> Answer<()> {
+        let stream = answer(self.core.stream(fh))?;
+        answer(self.core.volume.read_dir(&stream, offset, take))
+    }
+
+    /// The same with attributes. What was taken counts as looked up, so the kernel must hear of it even if there is an error
+    /// later; it asks again.
+    pub(crate) fn read_dir_plus(
+        &self,
+        fh: u64,
+        offset: u64,
+        mut take: impl FnMut(&DirEntry, &Attr) -> bool,
+    ) -> Answer<()> {
+        let stream = answer(self.core.stream(fh))?;
+        let mut any = false;
+        let read = self.core.volume.read_dir_plus(&stream, offset, |entry, attr| {
+            let taken = take(entry, attr);
+            any |= taken;
+            taken
+        });
+        if any { Ok(()) } else { answer(read) }
+    }
+
+    pub(crate) fn release_dir(&self, fh: u64) {
+        let stream = self.core.streams.lock().remove(&fh);
+        drop(stream);
+    }
+
+    pub(crate) fn room(&self) -> Room {
+        let stats = self.core.volume.stats();
+        let blocks = |bytes: u64| bytes / BLOCK_BYTES;
+        Room {
+            block_bytes: u32::try_from(BLOCK_BYTES).expect("a few kilobytes"),
+            blocks: blocks(stats.device_bytes),
+            free: blocks(stats.free_bytes),
+            available: blocks(stats.free_bytes.saturating_sub(stats.reserved_bytes)),
+        }
+    }
+
+    pub(crate) fn setxattr(&self, node: Ino, name: &[u8], value: &[u8], flags: u32) -> Answer<()> {
+        let flags = XattrFlags::from_bits_retain(flags);
+        let mode = if flags == XattrFlags::CREATE {
+            SetXattr::Create
+        } else if flags == XattrFlags::REPLACE {
+            SetXattr::Replace
+        } else if flags.is_empty() {
+            SetXattr::Any
+        } else {
+            return Err(Errno::EINVAL);
+        };
+        answer(self.core.volume.setxattr(node, name, value, mode))
+    }
+
+    pub(crate) fn getxattr(&self, node: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        answer(self.core.volume.getxattr(node, name)).map(|value| value.to_vec())
+    }
+
+    /// Names with a zero behind each.
+    pub(crate) fn listxattr(&self, node: Ino, asker: Asker) -> Answer<Vec<u8>> {
+        let mut list = Vec::new();
+        for name in answer(self.core.volume.listxattr(node, asker.uid == 0))? {
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    pub(crate) fn removexattr(&self, node: Ino, name: &[u8]) -> Answer<()> {
+        answer(self.core.volume.removexattr(node, name))
+    }
+
+    pub(crate) fn fallocate(
+        &self,
+        node: Ino,
+        (offset, length): (u64, u64),
+        mode: u32,
+        asker: Asker,
+    ) -> Answer<()> {
+        let flags = FallocateFlags::from_bits_retain(mode);
+        let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
+        let kill = asker.uid != 0;
+        let rest = flags - FallocateFlags::KEEP_SIZE;
+        answer(if rest.is_empty() {
+            self.core.volume.allocate(node, offset, length, keep_size, kill)
+        } else if rest == FallocateFlags::ZERO_RANGE
+            || (rest == FallocateFlags::PUNCH_HOLE && keep_size)
+        {
+            self.core.volume
+                .zero_range(node, offset, length, keep_size, kill)
+        } else {
+            Err(Error::Unsupported)
+        })
+    }
+
+    pub(crate) fn seek(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
+        const SEEK_DATA: i32 = 3;
+        const SEEK_HOLE: i32 = 4;
+        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        let data = match whence {
+            SEEK_DATA => true,
+            SEEK_HOLE => false,
+            _ => return Err(Errno::EINVAL),
+        };
+        let found = answer(self.core.volume.seek(node, offset, data))?;
+        Ok(i64::try_from(found).expect("a file has at most 2^62 bytes"))
+    }
+
+    /// Bytes that were copied, below 4 GiB.
+    pub(crate) fn copy_range(
+        &self,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        len: u64,
+        asker: Asker,
+    ) -> Answer<u32> {
+        let copied = answer(self.core.volume.copy_range(from, to, len, asker.uid != 0))?;
+        Ok(u32::try_from(copied).expect("at most 4 GiB at a time"))
+    }
+
+    /// Serves an ioctl on the directory `dir`, open as its handle says, on this thread if that is quick and on another one if not, and hands the answer to `reply`.
+    pub(crate) fn ioctl(
+        &self,
+        dir: (Ino, u64),
+        (number, data): (u32, &[u8]),
+        asker: Asker,
+        reply: impl FnOnce(Answer<Vec<u8>>) + Send + 'static,
+    ) {
+        let call = match Call::decode(number, data) {
+            None => return reply(Err(UNKNOWN)),
+            Some(Err(error)) => return reply(Err(errno(&error))),
+            Some(Ok(call)) => call,
+        };
+        let core = Arc::clone(&self.core);
+        let pace = call.pace();
+        let serve = move || reply(core.serve(&call, dir, asker));
+        match pace {
+            Pace::Quick => serve(),
+            Pace::Waits => self.syncs.run(serve),
+            Pace::Structural => self.structural.run(serve),
+        }
+    }
+
+    /// Makes everything durable on another thread, and hands the answer to `reply`.
+    pub(crate) fn sync(&self, reply: impl FnOnce(Answer<()>) + Send + 'static) {
+        let core = Arc::clone(&self.core);
+        self.syncs.run(move || reply(answer(core.volume.sync_all())));
+    }
+}
+
+/// Whether an ioctl may take longer than a lookup.
+pub(crate) fn is_slow_ioctl(number: u32, data: &[u8]) -> bool {
+    matches!(Call::decode(number, data), Some(Ok(call)) if !matches!(call.pace(), Pace::Quick))
+}
+
+/// Runs `ask` with a place for its answer, and waits until that is there.
+pub(crate) fn wait_for<T: Send + 'static>(
+    ask: impl FnOnce(Box<dyn FnOnce(Answer<T>) + Send>),
+) -> Answer<T> {
+    let (sender, receiver) = mpsc::channel();
+    ask(Box::new(move |answer| {
+        // Nobody waits any more only if this thread is gone.
+        let _ = sender.send(answer);
+    }));
+    receiver.recv().unwrap_or(Err(Errno::EIO))
+}
+
+fn new_inode<'a>(
+    kind: Kind,
+    mode: u32,
+    (rdev, target): (u32, &'a [u8]),
+    asker: Asker,
+) -> NewInode<'a> {
+    NewInode {
+        kind,
+        perm: mode & 0o7777,
+        uid: asker.uid,
+        gid: asker.gid,
+        rdev,
+        target,
+    }
+}
