@@ -17,6 +17,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 
+use crate::open::Gate;
 use crate::record::{FLAG_CLONE_ROOT, Kind, Record};
 
 /// A visible inode number: what `stat` shows and the kernel knows an inode by.
@@ -73,6 +74,8 @@ pub(crate) struct Inode {
     pub(crate) place: Mutex<Option<(u64, Place)>>,
     /// How often it is open.
     pub(crate) opens: AtomicU32,
+    /// Locked before `state`.
+    pub(crate) gate: Mutex<Gate>,
     /// Whether it was changed since it was read.
     pub(crate) touched: AtomicBool,
     /// Which of the inodes that had this number in memory one after the other. The address would not
@@ -99,6 +102,7 @@ impl Inode {
             loc: RwLock::new(loc),
             place: Mutex::new(None),
             opens: AtomicU32::new(0),
+            gate: Mutex::default(),
             touched: AtomicBool::new(false),
             serial: table.serials.fetch_add(1, Ordering::Relaxed),
             table: Arc::clone(table),

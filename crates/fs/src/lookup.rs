@@ -1,7 +1,6 @@
 //! Finding inodes, and what is known about them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::AccessTime;
 use crate::control::NAME_BYTES_MAX;
@@ -177,58 +176,6 @@ impl Volume {
         if is_due(&inode.state.read()) {
             inode.state.write().atime = now;
         }
-    }
-
-    /// Counts an open, so that the contents outlive the last name until [`Volume::release`].
-    ///
-    /// # Errors
-    /// `Stale` when the inode lost its last name before.
-    pub fn open_inode(&self, ino: Ino) -> Result<()> {
-        let inode = self.inode(ino)?;
-        let _record = inode.state.read();
-        // Structural changes look at the open files with the topology held for writing.
-        let topology = self.topology.read();
-        if !matches!(*inode.loc.read(), Loc::Orphan) {
-            topology.path(&inode)?;
-        }
-        self.table.opened(&inode);
-        Ok(())
-    }
-
-    /// Counts a close. The last one of a file without a name frees its contents.
-    ///
-    /// # Errors
-    /// Those of the tree: the contents are then freed when the volume is opened the next time.
-    pub fn release(&self, ino: Ino) -> Result<()> {
-        let inode = self.inode(ino)?;
-        if !self.table.closed(&inode) {
-            return Ok(());
-        }
-        let is_orphan = {
-            // Whoever saw it open and is taking its name away has one of these.
-            let (_record, _topology) = (inode.state.read(), self.topology.read());
-            matches!(*inode.loc.read(), Loc::Orphan)
-        };
-        if is_orphan {
-            self.free_orphan(&inode)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn free_orphan(&self, inode: &Arc<Inode>) -> Result<()> {
-        self.tree.admit(crate::volume::RECORDS_BYTES)?;
-        let _record = inode.state.write();
-        if inode.opens.load(Ordering::SeqCst) > 0 || !matches!(*inode.loc.read(), Loc::Orphan) {
-            return Ok(());
-        }
-        let mut batch = ramet_betree::Batch::new();
-        for index in [keys::META, keys::DATA] {
-            batch.delete_prefix(keys::range(index, &keys::orphan(inode.ino)));
-        }
-        self.tree.apply(batch)?;
-        *inode.loc.write() = Loc::Gone;
-        Ok(())
     }
 }
 

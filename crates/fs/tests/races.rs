@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex};
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode,
-    SetAttr, SetXattr, Time, Volume,
+    Access, Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -199,7 +199,9 @@ impl Actor<'_> {
             return;
         }
         let source = self.rng.random_bool(0.3).then(|| self.file()).flatten();
-        let made = self.volume().create_open(dir, name, &new(Kind::Regular));
+        let made = self
+            .volume()
+            .create_open(dir, name, &new(Kind::Regular), Access::Write);
         let Some(ino) = allow("create", made).map(|attr| attr.ino) else {
             return;
         };
@@ -318,11 +320,11 @@ impl Actor<'_> {
         while self.open.len() > 6 || (!self.open.is_empty() && self.rng.random_bool(0.3)) {
             let at = self.rng.random_range(0..self.open.len());
             let ino = self.open.swap_remove(at);
-            self.volume().release(ino).unwrap();
+            self.volume().release(ino, Access::Write).unwrap();
         }
         if self.rng.random_bool(0.2)
             && let Some((ino, _)) = self.file()
-            && allow("open", self.volume().open_inode(ino)).is_some()
+            && allow("open", self.volume().open_inode(ino, Access::Write)).is_some()
         {
             self.open.push(ino);
         }
@@ -465,7 +467,7 @@ fn threads_change_one_tree_and_no_byte_goes_astray() {
         assert!(findings.is_empty(), "{findings:#?}");
         for actor in actors {
             for ino in actor.open {
-                volume.release(ino).unwrap();
+                volume.release(ino, Access::Write).unwrap();
             }
             for ino in actor.known {
                 volume.forget(ino, 1);

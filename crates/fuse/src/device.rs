@@ -290,10 +290,10 @@ impl Filesystem for DeviceFront {
         entry(reply, self.server.link(ino(node), dir, newname.as_bytes()));
     }
 
-    fn open(&self, _request: &Request, node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         let _turn = self.turn(Operation::Open);
-        match self.server.open(ino(node)) {
-            Ok(flags) => reply.opened(FileHandle(0), flags),
+        match self.server.open(ino(node), flags.0) {
+            Ok((fh, flags)) => reply.opened(FileHandle(fh), flags),
             Err(errno) => reply.error(errno),
         }
     }
@@ -314,11 +314,11 @@ impl Filesystem for DeviceFront {
             .server
             .create(dir, name.as_bytes(), mode, flags, asker(request));
         match created {
-            Ok((attr, flags)) => reply.created(
+            Ok((attr, fh, flags)) => reply.created(
                 &TTL,
                 &file_attr(&attr),
                 Generation(GENERATION),
-                FileHandle(0),
+                FileHandle(fh),
                 flags,
             ),
             Err(errno) => reply.error(errno),
@@ -377,14 +377,14 @@ impl Filesystem for DeviceFront {
         &self,
         _request: &Request,
         node: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
         let _turn = self.turn(Operation::Release);
-        self.server.release(ino(node));
+        self.server.release(ino(node), fh.0);
         reply.ok();
     }
 

@@ -102,7 +102,11 @@ impl Rings {
                 waiting: AtomicUsize::new(0),
             });
             let runs = online.contains(&usize::from(number));
-            for _ in 0..if runs { threads.clamp(1, THREADS_MAX) } else { 1 } {
+            for _ in 0..if runs {
+                threads.clamp(1, THREADS_MAX)
+            } else {
+                1
+            } {
                 queue.add_thread()?;
             }
         }
@@ -551,9 +555,10 @@ impl Filesystem for RingFront {
         entry(server.link(ino(node), ino(new_parent), new_name.as_bytes()))
     }
 
-    async fn open(&self, _: Request, node: InodeId, _: u32) -> FsResult<ReplyOpen> {
-        let flags = code(self.asked(Operation::Open).open(ino(node)))?;
-        Ok(opened(0, flags))
+    async fn open(&self, _: Request, node: InodeId, flags: u32) -> FsResult<ReplyOpen> {
+        let flags = flags.cast_signed();
+        let (fh, flags) = code(self.asked(Operation::Open).open(ino(node), flags))?;
+        Ok(opened(fh, flags))
     }
 
     async fn read(
@@ -590,13 +595,14 @@ impl Filesystem for RingFront {
         &self,
         _: Request,
         node: InodeId,
-        _: FileHandleId,
+        fh: FileHandleId,
         _: u32,
         _: u64,
         _: bool,
         _: bool,
     ) -> FsResult<()> {
-        self.asked(Operation::Release).release(ino(node));
+        let server = self.asked(Operation::Release);
+        server.release(ino(node), fh.get());
         Ok(())
     }
 
@@ -672,13 +678,7 @@ impl Filesystem for RingFront {
         Ok(all)
     }
 
-    async fn releasedir(
-        &self,
-        _: Request,
-        _: InodeId,
-        fh: FileHandleId,
-        _: u32,
-    ) -> FsResult<()> {
+    async fn releasedir(&self, _: Request, _: InodeId, fh: FileHandleId, _: u32) -> FsResult<()> {
         self.asked(Operation::Releasedir).release_dir(fh.get());
         Ok(())
     }
@@ -709,12 +709,12 @@ impl Filesystem for RingFront {
         let (dir, flags) = (ino(parent), flags.cast_signed());
         let server = self.asked(Operation::Create);
         let created = server.create(dir, name.as_bytes(), mode, flags, asker(request));
-        let (attr, flags) = code(created)?;
+        let (attr, fh, flags) = code(created)?;
         Ok(ReplyCreate {
             ttl: TTL,
             attr: file_attr(&attr),
             generation: GENERATION,
-            fh: FileHandleId::new(0),
+            fh: FileHandleId::new(fh),
             flags: flags.bits(),
         })
     }

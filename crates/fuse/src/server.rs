@@ -8,8 +8,8 @@ use std::sync::mpsc;
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
 use ramet_fs::{
-    Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode, RenameMode,
-    Result, SetAttr, SetXattr, Volume,
+    Access, Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode,
+    RenameMode, Result, SetAttr, SetXattr, Volume,
 };
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
@@ -72,6 +72,23 @@ fn answer<T>(result: Result<T>) -> Answer<T> {
 
 fn bits(flag: OFlags) -> i32 {
     flag.bits().cast_signed()
+}
+
+/// What a file is opened for by flags of open(2).
+fn access(flags: i32) -> Access {
+    if flags & bits(OFlags::RWMODE) == bits(OFlags::RDONLY) {
+        Access::Read
+    } else {
+        Access::Write
+    }
+}
+
+/// A file's handle says what it was opened for.
+fn handle(access: Access) -> u64 {
+    match access {
+        Access::Read => 0,
+        Access::Write => 1,
+    }
 }
 
 /// Pages stay when a file is opened again; closing needs no request.
@@ -184,8 +201,13 @@ impl Server {
         answer(self.core.volume.link(node, dir, name))
     }
 
-    pub(crate) fn open(&self, node: Ino) -> Answer<FopenFlags> {
-        answer(self.core.volume.open_inode(node)).map(|()| open_flags())
+    /// Opens a file as `flags` of open(2) say. The pages of a small one are in the kernel's cache when this returns:
+    /// whoever opens it reads it, as a rule, and that is a request less.
+    pub(crate) fn open(&self, node: Ino, flags: i32) -> Answer<(u64, FopenFlags)> {
+        let access = access(flags);
+        let mut show = |contents: &[u8]| self.core.kernel.store(node, contents);
+        answer(self.core.volume.open_showing(node, access, &mut show))?;
+        Ok((handle(access), open_flags()))
     }
 
     pub(crate) fn create(
@@ -195,15 +217,16 @@ impl Server {
         mode: u32,
         flags: i32,
         asker: Asker,
-    ) -> Answer<(Attr, FopenFlags)> {
+    ) -> Answer<(Attr, u64, FopenFlags)> {
+        let access = access(flags);
         let new = new_inode(Kind::Regular, mode, (0, b""), asker);
-        let created = match self.core.volume.create_open(dir, name, &new) {
+        let created = match self.core.volume.create_open(dir, name, &new, access) {
             // A clone was faster than the kernel's news of it. Opened here, nobody would check what
             // the caller may do with it: the kernel looks again, and does, when it hears this.
             Err(Error::Exists) if flags & bits(OFlags::EXCL) == 0 => Err(Error::Stale),
             created => created,
         };
-        answer(created).map(|attr| (attr, created_flags(flags)))
+        answer(created).map(|attr| (attr, handle(access), created_flags(flags)))
     }
 
     pub(crate) fn read(&self, node: Ino, offset: u64, len: u32) -> Answer<Vec<u8>> {
@@ -227,8 +250,13 @@ impl Server {
         Ok(())
     }
 
-    pub(crate) fn release(&self, node: Ino) {
-        if let Err(error) = self.core.volume.release(node) {
+    pub(crate) fn release(&self, node: Ino, fh: u64) {
+        let access = if fh == handle(Access::Write) {
+            Access::Write
+        } else {
+            Access::Read
+        };
+        if let Err(error) = self.core.volume.release(node, access) {
             tracing::warn!(%error, "space of an unlinked file is freed at the next mount");
         }
     }
@@ -261,11 +289,14 @@ impl Server {
     ) -> Answer<()> {
         let stream = answer(self.core.stream(fh))?;
         let mut any = false;
-        let read = self.core.volume.read_dir_plus(&stream, offset, |entry, attr| {
-            let taken = take(entry, attr);
-            any |= taken;
-            taken
-        });
+        let read = self
+            .core
+            .volume
+            .read_dir_plus(&stream, offset, |entry, attr| {
+                let taken = take(entry, attr);
+                any |= taken;
+                taken
+            });
         if any { Ok(()) } else { answer(read) }
     }
 
@@ -329,11 +360,14 @@ impl Server {
         let kill = asker.uid != 0;
         let rest = flags - FallocateFlags::KEEP_SIZE;
         answer(if rest.is_empty() {
-            self.core.volume.allocate(node, offset, length, keep_size, kill)
+            self.core
+                .volume
+                .allocate(node, offset, length, keep_size, kill)
         } else if rest == FallocateFlags::ZERO_RANGE
             || (rest == FallocateFlags::PUNCH_HOLE && keep_size)
         {
-            self.core.volume
+            self.core
+                .volume
                 .zero_range(node, offset, length, keep_size, kill)
         } else {
             Err(Error::Unsupported)
@@ -391,7 +425,8 @@ impl Server {
     /// Makes everything durable on another thread, and hands the answer to `reply`.
     pub(crate) fn sync(&self, reply: impl FnOnce(Answer<()>) + Send + 'static) {
         let core = Arc::clone(&self.core);
-        self.syncs.run(move || reply(answer(core.volume.sync_all())));
+        self.syncs
+            .run(move || reply(answer(core.volume.sync_all())));
     }
 }
 

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use ramet_block::{Device, MemDevice, control_ioctl};
 use ramet_fs::control::{
-    CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, decode_source_reply,
+    CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, STAT, STAT_BYTES,
+    decode_source_reply, decode_stat_reply,
 };
 use ramet_fs::{FormatOptions, Volume};
 use ramet_fuse::{MountOptions, Mounted, mount};
@@ -284,6 +285,63 @@ fn random_edits_of_a_file_read_back() {
     }
     drop(file);
     drop(past);
+    mount.finish();
+}
+
+/// Requests of one kind since the volume was mounted.
+fn asked(dir: &Path, operation: &str) -> u64 {
+    let mut bytes = vec![0; STAT_BYTES];
+    control_ioctl(File::open(dir).unwrap(), STAT, &mut bytes).unwrap();
+    let counters: serde_json::Value =
+        serde_json::from_str(&decode_stat_reply(&bytes).unwrap()).unwrap();
+    counters["requests"][operation].as_u64().unwrap_or(0)
+}
+
+#[test]
+fn a_small_file_is_read_with_its_open_and_never_as_it_was() {
+    const FILES: u32 = 300;
+    let mount = Mount::new();
+    let seed: u64 = rand::random();
+    println!("seed {seed}");
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut random = |len| -> Vec<u8> { (0..len).map(|_| rng.random()).collect() };
+    let path = mount.path("quiet");
+    let contents = random(10_000);
+    fs::write(&path, &contents).unwrap();
+    assert!(fs::read(&path).unwrap() == contents);
+    assert_eq!(asked(mount.dir.path(), "READ"), 0);
+    // Each file is written anew while others open it for the first time.
+    let turn = AtomicU32::new(0);
+    std::thread::scope(|threads| {
+        for _ in 0..3 {
+            threads.spawn(|| {
+                let mut last = 0;
+                while last < FILES {
+                    let now = turn.load(Ordering::SeqCst);
+                    if now > last {
+                        fs::read(mount.path(&format!("f{now}"))).unwrap();
+                        last = now;
+                    }
+                }
+            });
+        }
+        for number in 1..=FILES {
+            let path = mount.path(&format!("f{number}"));
+            fs::write(&path, random(1 + 37 * number as usize % 9_000)).unwrap();
+            turn.store(number, Ordering::SeqCst);
+            let now = random(1 + 53 * number as usize % 9_000);
+            fs::write(&path, &now).unwrap();
+            assert!(fs::read(&path).unwrap() == now, "file {number}");
+            let (early, late) = (random(3_000), random(500));
+            let file = OpenOptions::new().write(true).open(&path).unwrap();
+            file.write_all_at(&early, 0).unwrap();
+            file.set_len(2_500).unwrap();
+            file.write_all_at(&late, 2_600).unwrap();
+            drop(file);
+            let expected = [&early[..2_500], &[0; 100], &late].concat();
+            assert!(fs::read(&path).unwrap() == expected, "file {number}");
+        }
+    });
     mount.finish();
 }
 

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use bytes::Bytes;
 use ramet_block::{Device, checksum};
 use ramet_fs::{
-    AccessTime, Attr, Caller, Clock, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
-    ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
+    Access, AccessTime, Attr, Caller, Clock, Error, FormatOptions, Ino, Kind, NewInode,
+    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 
 use super::{CrashPlan, Death, Opener, Recorder, told};
@@ -245,7 +245,7 @@ impl History {
     fn release_all(&mut self) -> Result<(), String> {
         let volume = self.volume();
         for ino in std::mem::take(&mut self.held) {
-            told("release", volume.release(ino))?;
+            told("release", volume.release(ino, Access::Write))?;
             volume.forget(ino, 1);
         }
         Ok(())
@@ -365,7 +365,7 @@ impl History {
                 };
                 if self.rng.one_in(2) {
                     let ino = known.find(&path)?;
-                    if volume.open_inode(ino).is_ok() {
+                    if volume.open_inode(ino, Access::Write).is_ok() {
                         known.inos.pop();
                         self.held.push(ino);
                     }
