@@ -40,8 +40,16 @@ const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// Threads of a queue, those among them that wait for something long.
 const THREADS_MAX: usize = 32;
 
-/// Whether rings can be had: the kernel offers them, and lets this process have one.
-pub(crate) fn is_available() -> bool {
+/// Queues of processors that do not run, each with a thread and 1 MiB, beyond which rings are used on demand only.
+const IDLE_QUEUES_MAX: usize = 16;
+
+/// Whether rings can be had, and are worth it: the kernel offers them, and lets this process have one.
+pub(crate) fn is_worthwhile() -> bool {
+    let count = |list| processors(list).map_or(0, |all| all.len());
+    is_available() && count("possible") <= count("online") + IDLE_QUEUES_MAX
+}
+
+fn is_available() -> bool {
     let on = std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
     on && Runtime::new().is_ok()
 }

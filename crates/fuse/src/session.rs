@@ -108,8 +108,8 @@ fn config(options: &MountOptions, threads: usize) -> Config {
     config
 }
 
-/// As many requests of a processor can wait for the device.
-const THREADS_OF_RING: usize = 4;
+/// So many processors have fewer threads each: those of a ring take 1 MiB.
+const PROCESSORS_MANY: usize = 8;
 /// Threads that read what still comes through the device when there are rings.
 const THREADS_BESIDE_RINGS: usize = 2;
 
@@ -125,10 +125,11 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
 }
 
-/// The same for each ring.
+/// The same for each ring. As many requests of a processor can wait for the device.
 fn threads_of_ring(options: &MountOptions) -> usize {
     match options.threads {
-        0 => THREADS_OF_RING,
+        0 if processors() > PROCESSORS_MANY => 2,
+        0 => 4,
         threads => threads.div_ceil(processors()),
     }
 }
@@ -145,7 +146,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     let dir = dir.canonicalize().map_err(failed)?;
     let wants_ring = match options.transport {
         Transport::Device => false,
-        Transport::Any => ring::is_available(),
+        Transport::Any => ring::is_worthwhile(),
         Transport::Ring => {
             ring::switch_on().map_err(Error::NoRing)?;
             true

@@ -346,6 +346,35 @@ fn a_small_file_is_read_with_its_open_and_never_as_it_was() {
 }
 
 #[test]
+fn many_slow_requests_from_one_processor_leave_room_for_quick_ones() {
+    let mount = Mount::new();
+    let root = mount.dir.path();
+    fs::create_dir(root.join("source")).unwrap();
+    std::thread::scope(|threads| {
+        for number in 0..16 {
+            threads.spawn(move || {
+                let mut first = rustix::thread::CpuSet::new();
+                first.set(0);
+                rustix::thread::sched_setaffinity(None, &first).unwrap();
+                // An invalidation waits for whoever changes this directory, and is part of each clone.
+                for round in 0..20 {
+                    let file = File::create(root.join(format!("f{number}"))).unwrap();
+                    clone(&root.join("source"), &root.join("copy"), 0).unwrap();
+                    file.sync_all().unwrap();
+                    fs::rename(
+                        root.join(format!("f{number}")),
+                        root.join(format!("g{number}-{round}")),
+                    )
+                    .unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(fs::read_dir(root).unwrap().count(), 2 + 16 * 20);
+    mount.finish();
+}
+
+#[test]
 fn threads_that_do_everything_at_once_neither_hang_nor_break_the_tree() {
     let mount = Mount::new();
     let root = mount.dir.path();
