@@ -541,11 +541,12 @@ impl Filesystem for DeviceFront {
     ) {
         let _turn = self.turn(Operation::Ioctl);
         let dir = (ino(node), fh.0);
-        self.server
-            .ioctl(dir, (cmd, in_data), asker(request), |answer| match answer {
-                Ok(data) => reply.ioctl(0, &data),
-                Err(errno) => reply.error(errno),
-            });
+        let call = (cmd, in_data);
+        let reply = |answer: Answer<Vec<u8>>| match answer {
+            Ok(data) => reply.ioctl(0, &data),
+            Err(errno) => reply.error(errno),
+        };
+        self.server.ioctl(dir, call, asker(request), reply);
     }
 
     fn fallocate(

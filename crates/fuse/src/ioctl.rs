@@ -11,7 +11,6 @@ use ramet_fs::control::{
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
 use crate::asked::Asked;
-use crate::notify::Kernel;
 use crate::tickets::Tickets;
 
 /// A control call, decoded.
@@ -85,24 +84,11 @@ impl Call {
         }
     }
 
-    /// Carries the call out, made on the open directory `dir` by `caller`. What the kernel knows is up to date when this returns.
+    /// Carries the call out, made on the open directory `dir` by `caller`: what the kernel remembers wrongly then, and the answer.
     ///
     /// # Errors
     /// Those of the call.
-    pub(crate) fn serve(
-        &self,
-        volume: &Arc<Volume>,
-        kernel: &Kernel,
-        known: (&Tickets, &Asked),
-        dir: (Ino, Option<&DirStream>),
-        caller: &Caller,
-    ) -> Result<Vec<u8>> {
-        let (stale, data) = self.run(volume, known, dir, caller)?;
-        kernel.invalidate(&stale);
-        Ok(data)
-    }
-
-    fn run(
+    pub(crate) fn run(
         &self,
         volume: &Arc<Volume>,
         (tickets, asked): (&Tickets, &Asked),

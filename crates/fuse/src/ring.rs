@@ -3,7 +3,12 @@
 //! The kernel has a queue for each processor, and a request goes to the queue of the processor it comes from. The threads of a
 //! queue stay on its processor: neither a request nor its answer wakes another one from idling, which is most of what a
 //! request costs otherwise. A thread holds one entry of its queue, so a request never waits behind one that is being served,
-//! only for a free thread. What may take long first sees to it that another thread is free ([`Queue::aside`]).
+//! only for a free thread.
+//!
+//! **A queue may be stuck.** A clone ends with invalidations, which wait for locks of directories in the kernel, whose holders may wait for a
+//! thread of this queue; and all of these may be serving clones. An entry that is added then is given no request that waits already. So who
+//! waits for its invalidations and finds all threads of a queue waiting has the kernel look up all names
+//! again, which needs no lock, and answers ([`RingFront::tell`]).
 //!
 //! FORGET still comes through `/dev/fuse`, and notifications go there.
 
@@ -13,8 +18,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use compio_runtime::{Runtime, register_files, submit};
 use fractal_fuse::abi::FUSE_IOCTL;
@@ -26,19 +32,18 @@ use fractal_fuse::{
     Request, SetAttrTime, Timestamp,
 };
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
-use parking_lot::Mutex;
-use ramet_fs::{Attr, DirEntry, Ino, Kind, SetAttr, SetTime, Time};
+use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 
 use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::convert::TTL;
 use crate::device::{GENERATION, WRITE_BYTES_MAX};
-use crate::server::{Answer, Server, is_slow_ioctl, wait_for};
+use crate::server::{Answer, Server};
 
 /// Whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
-/// Threads of a queue, those among them that wait for something long.
-const THREADS_MAX: usize = 32;
+/// How often a thread that waits looks whether its queue is stuck.
+const PATIENCE: Duration = Duration::from_millis(10);
 
 /// Queues of processors that do not run, each with a thread and 1 MiB, beyond which rings are used on demand only.
 const IDLE_QUEUES_MAX: usize = 16;
@@ -66,22 +71,42 @@ pub(crate) fn switch_on() -> io::Result<()> {
     Runtime::new().map(drop)
 }
 
-/// The threads that serve the rings of a mount.
-pub(crate) struct Rings(Arc<Shared>);
+/// The rings of a mount, and the threads that serve them.
+pub(crate) struct Rings(Vec<JoinHandle<()>>);
 
-struct Shared {
+struct Connection {
     server: Arc<Server>,
     device: OwnedFd,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    queues: Vec<Queue>,
 }
 
 /// The queue of a processor.
 struct Queue {
-    number: u16,
-    shared: Arc<Shared>,
-    /// All threads, and those of them that wait for something long.
-    threads: AtomicUsize,
+    threads: usize,
+    /// Those of them that wait for what takes long.
     waiting: AtomicUsize,
+}
+
+impl Connection {
+    /// Whether requests of some processor wait for others of it.
+    fn is_stuck(&self) -> bool {
+        let all_wait = |queue: &Queue| queue.waiting.load(Ordering::SeqCst) >= queue.threads;
+        self.queues.iter().any(all_wait)
+    }
+
+    /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for nothing. An older kernel hears of
+    /// what is out of date a moment later, by the invalidations that are under way.
+    fn invalidate_at_once(&self, stale: &[Invalidation]) {
+        const INC_EPOCH: u32 = 8;
+        const BYTES: u32 = 16;
+        let mut notice = [0; BYTES as usize];
+        notice[..4].copy_from_slice(&BYTES.to_ne_bytes());
+        notice[4..8].copy_from_slice(&INC_EPOCH.to_ne_bytes());
+        if let Err(error) = rustix::io::write(&self.device, &notice) {
+            tracing::warn!(%error, "a clone is answered before all caches know of it");
+        }
+        self.server.invalidate_attributes(stale);
+    }
 }
 
 impl Rings {
@@ -95,39 +120,33 @@ impl Rings {
         device: BorrowedFd<'_>,
         threads: usize,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let (possible, online) = (processors("possible")?, processors("online")?);
+        let queue = |number: usize| Queue {
+            threads: if online.contains(&number) { threads } else { 1 },
+            waiting: AtomicUsize::new(0),
+        };
+        let connection = Arc::new(Connection {
             server,
             device: device.try_clone_to_owned()?,
-            threads: Mutex::default(),
+            queues: (0..possible.len()).map(queue).collect(),
         });
-        let (possible, online) = (processors("possible")?, processors("online")?);
-        let count = u16::try_from(possible.len()).map_err(io::Error::other)?;
-        for number in 0..count {
-            let queue = Arc::new(Queue {
-                number,
-                shared: Arc::clone(&shared),
-                threads: AtomicUsize::new(0),
-                waiting: AtomicUsize::new(0),
-            });
-            let runs = online.contains(&usize::from(number));
-            for _ in 0..if runs {
-                threads.clamp(1, THREADS_MAX)
-            } else {
-                1
-            } {
-                queue.add_thread()?;
+        let mut rings = Self(Vec::new());
+        for (number, queue) in connection.queues.iter().enumerate() {
+            let number = u16::try_from(number).map_err(io::Error::other)?;
+            for _ in 0..queue.threads {
+                let front = RingFront {
+                    connection: Arc::clone(&connection),
+                    number,
+                };
+                rings.0.push(front.spawn()?);
             }
         }
-        Ok(Self(shared))
+        Ok(rings)
     }
 
     /// Waits until the mount is gone and no request is being served.
     pub(crate) fn join(self) {
-        // A thread that starts another one is in the list itself.
-        loop {
-            let Some(thread) = self.0.threads.lock().pop() else {
-                return;
-            };
+        for thread in self.0 {
             if thread.join().is_err() {
                 tracing::error!("a thread of a ring panicked");
             }
@@ -150,30 +169,29 @@ fn parse_processors(text: &str) -> Option<Vec<usize>> {
     Some(all)
 }
 
-impl Queue {
-    /// Starts a thread, and returns when it has all it needs.
-    fn add_thread(self: &Arc<Self>) -> io::Result<()> {
-        self.threads.fetch_add(1, Ordering::SeqCst);
+/// A server, to what comes through the queue of this number; one for each thread.
+struct RingFront {
+    connection: Arc<Connection>,
+    number: u16,
+}
+
+impl RingFront {
+    /// Starts the thread, and returns when it has all it needs.
+    fn spawn(self) -> io::Result<JoinHandle<()>> {
         let (ready, is_ready) = channel();
-        let queue = Arc::clone(self);
+        let number = self.number;
         let thread = std::thread::Builder::new()
-            .name(format!("ring-{}", self.number))
+            .name(format!("ring-{number}"))
             .spawn(move || {
-                if let Err(error) = queue.run(&ready) {
-                    tracing::error!(%error, queue = queue.number, "a ring failed");
+                if let Err(error) = self.run(&ready) {
+                    tracing::error!(%error, queue = number, "a ring failed");
                 }
-            });
-        let started = thread.and_then(|thread| {
-            self.shared.threads.lock().push(thread);
-            is_ready.recv().map_err(io::Error::other)?
-        });
-        if started.is_err() {
-            self.threads.fetch_sub(1, Ordering::SeqCst);
-        }
-        started
+            })?;
+        is_ready.recv().map_err(io::Error::other)??;
+        Ok(thread)
     }
 
-    fn run(self: &Arc<Self>, ready: &Sender<io::Result<()>>) -> io::Result<()> {
+    fn run(&self, ready: &Sender<io::Result<()>>) -> io::Result<()> {
         let mut alone = rustix::thread::CpuSet::new();
         alone.set(usize::from(self.number));
         if let Err(error) = rustix::thread::sched_setaffinity(None, &alone) {
@@ -192,7 +210,7 @@ impl Queue {
             }
         };
         runtime.block_on(async {
-            let registered = register_files(&[self.shared.device.as_raw_fd()]);
+            let registered = register_files(&[self.connection.device.as_raw_fd()]);
             let is_registered = registered.is_ok();
             let _ = ready.send(registered);
             if is_registered {
@@ -203,8 +221,7 @@ impl Queue {
         })
     }
 
-    async fn serve(self: &Arc<Self>, entry: &mut RingEntry) -> io::Result<()> {
-        let front = RingFront(Arc::clone(self));
+    async fn serve(&self, entry: &mut RingEntry) -> io::Result<()> {
         let mut asked = submit(FuseRegister::new(entry, self.number)).await.0;
         loop {
             match asked {
@@ -213,33 +230,21 @@ impl Queue {
                 Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(()),
                 Err(error) => return Err(error),
             }
-            front.answer(entry).await;
+            self.answer(entry).await;
             let commit = FuseCommitAndFetch::new(self.number, entry.commit_id());
             asked = submit(commit).await.0;
         }
     }
 
-    /// Does what may take long, with another thread of the queue free meanwhile. `None` when there are too many threads
-    /// already and `or_refuse`: what waits for other requests of the same processor must not take the last one.
-    fn aside<T>(self: &Arc<Self>, or_refuse: bool, work: impl FnOnce() -> T) -> Option<T> {
-        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
-        let threads = self.threads.load(Ordering::SeqCst);
-        let is_last = waiting >= threads
-            && (threads >= THREADS_MAX || {
-                let added = self.add_thread();
-                if let Err(error) = &added {
-                    tracing::warn!(%error, "no further thread for a ring");
-                }
-                added.is_err()
-            });
-        let done = (!(is_last && or_refuse)).then(work);
-        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    /// Does what may wait for more than the device, and counts this thread among those that do.
+    fn waiting<T>(&self, work: impl FnOnce() -> T) -> T {
+        let queue = &self.connection.queues[usize::from(self.number)];
+        queue.waiting.fetch_add(1, Ordering::SeqCst);
+        let done = work();
+        queue.waiting.fetch_sub(1, Ordering::SeqCst);
         done
     }
 }
-
-/// A server, to what comes through a queue.
-struct RingFront(Arc<Queue>);
 
 fn asker(request: Request) -> Asker {
     Asker {
@@ -367,7 +372,7 @@ const IOCTL_OUT_BYTES: usize = 16;
 
 impl RingFront {
     fn server(&self) -> &Server {
-        &self.0.shared.server
+        &self.connection.server
     }
 
     fn asked(&self, operation: Operation) -> &Server {
@@ -422,19 +427,37 @@ impl RingFront {
 
     fn ioctl(&self, dir: (Ino, u64), number: u32, data: &[u8], asker: Asker) -> Answer<Vec<u8>> {
         let server = self.asked(Operation::Ioctl);
-        let serve = || wait_for(|reply| server.ioctl(dir, (number, data), asker, reply));
-        if is_slow_ioctl(number, data) {
-            self.0.aside(true, serve).unwrap_or(Err(Errno::EAGAIN))
-        } else {
-            serve()
+        self.waiting(|| {
+            let (stale, data) = server.ioctl_untold(dir, (number, data), asker)?;
+            if !stale.is_empty() {
+                self.tell(stale);
+            }
+            Ok(data)
+        })
+    }
+
+    fn tell(&self, stale: Vec<Invalidation>) {
+        let (sender, told) = channel();
+        self.server().tell(stale.clone(), move || {
+            // Nobody waits any more for what was told at once.
+            let _ = sender.send(());
+        });
+        while let Err(RecvTimeoutError::Timeout) = told.recv_timeout(PATIENCE) {
+            if self.connection.is_stuck() {
+                return self.connection.invalidate_at_once(&stale);
+            }
         }
     }
 
     fn sync(&self, operation: Operation) -> FsResult<()> {
         let server = self.asked(operation);
-        let sync = || wait_for(|reply| server.sync(reply));
-        // Never refused: a sync waits for the device only.
-        code(self.0.aside(false, sync).unwrap_or(Err(Errno::EIO)))
+        let (sender, answer) = channel();
+        server.sync(move |answer| {
+            // Received as long as this thread lives.
+            let _ = sender.send(answer);
+        });
+        let answer = self.waiting(|| answer.recv());
+        code(answer.unwrap_or(Err(Errno::EIO)))
     }
 }
 

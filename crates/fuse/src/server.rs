@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc;
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
@@ -50,12 +49,22 @@ impl Core {
         self.streams.lock().get(&fh).cloned().ok_or(Error::Stale)
     }
 
-    fn serve(&self, call: &Call, (node, fh): (Ino, u64), asker: Asker) -> Answer<Vec<u8>> {
+    /// What the kernel remembers wrongly afterwards, and the answer.
+    fn carry_out(
+        &self,
+        call: &Call,
+        (node, fh): (Ino, u64),
+        asker: Asker,
+    ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         let stream = self.stream(fh).ok();
         let dir = (node, stream.as_deref());
         let known = (&self.tickets, &self.asked);
-        answer(call.serve(&self.volume, &self.kernel, known, dir, &caller(asker)))
+        answer(call.run(&self.volume, known, dir, &caller(asker)))
     }
+}
+
+fn decode(number: u32, data: &[u8]) -> Answer<Call> {
+    Call::decode(number, data).map_or(Err(UNKNOWN), answer)
 }
 
 /// Room of a volume, in blocks.
@@ -243,11 +252,18 @@ impl Server {
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let cleared = answer(self.core.volume.write(node, offset, data, kill_privileges))?;
         if cleared {
-            let kernel = self.core.kernel.clone();
-            self.structural
-                .run(move || kernel.invalidate(&[Invalidation::Attributes(node)]));
+            self.tell(vec![Invalidation::Attributes(node)], || {});
         }
         Ok(())
+    }
+
+    /// Tells the kernel of stale attributes, which waits for no lock.
+    pub(crate) fn invalidate_attributes(&self, stale: &[Invalidation]) {
+        let attributes = stale
+            .iter()
+            .filter(|one| matches!(one, Invalidation::Attributes(_)));
+        let attributes: Vec<_> = attributes.cloned().collect();
+        self.core.kernel.invalidate(&attributes);
     }
 
     pub(crate) fn release(&self, node: Ino, fh: u64) {
@@ -407,19 +423,43 @@ impl Server {
         asker: Asker,
         reply: impl FnOnce(Answer<Vec<u8>>) + Send + 'static,
     ) {
-        let call = match Call::decode(number, data) {
-            None => return reply(Err(UNKNOWN)),
-            Some(Err(error)) => return reply(Err(errno(&error))),
-            Some(Ok(call)) => call,
+        let call = match decode(number, data) {
+            Ok(call) => call,
+            Err(errno) => return reply(Err(errno)),
         };
         let core = Arc::clone(&self.core);
         let pace = call.pace();
-        let serve = move || reply(core.serve(&call, dir, asker));
+        let serve = move || {
+            let carried_out = core.carry_out(&call, dir, asker);
+            reply(carried_out.map(|(stale, data)| {
+                core.kernel.invalidate(&stale);
+                data
+            }));
+        };
         match pace {
             Pace::Quick => serve(),
             Pace::Waits => self.syncs.run(serve),
             Pace::Structural => self.structural.run(serve),
         }
+    }
+
+    /// Carries an ioctl out as long as that takes, but does not tell the kernel what it remembers wrongly then: that comes with the answer.
+    pub(crate) fn ioctl_untold(
+        &self,
+        dir: (Ino, u64),
+        (number, data): (u32, &[u8]),
+        asker: Asker,
+    ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
+        self.core.carry_out(&decode(number, data)?, dir, asker)
+    }
+
+    /// Tells the kernel on another thread, and says so when it knows.
+    pub(crate) fn tell(&self, stale: Vec<Invalidation>, told: impl FnOnce() + Send + 'static) {
+        let kernel = self.core.kernel.clone();
+        self.structural.run(move || {
+            kernel.invalidate(&stale);
+            told();
+        });
     }
 
     /// Makes everything durable on another thread, and hands the answer to `reply`.
@@ -428,23 +468,6 @@ impl Server {
         self.syncs
             .run(move || reply(answer(core.volume.sync_all())));
     }
-}
-
-/// Whether an ioctl may take longer than a lookup.
-pub(crate) fn is_slow_ioctl(number: u32, data: &[u8]) -> bool {
-    matches!(Call::decode(number, data), Some(Ok(call)) if !matches!(call.pace(), Pace::Quick))
-}
-
-/// Runs `ask` with a place for its answer, and waits until that is there.
-pub(crate) fn wait_for<T: Send + 'static>(
-    ask: impl FnOnce(Box<dyn FnOnce(Answer<T>) + Send>),
-) -> Answer<T> {
-    let (sender, receiver) = mpsc::channel();
-    ask(Box::new(move |answer| {
-        // Nobody waits any more only if this thread is gone.
-        let _ = sender.send(answer);
-    }));
-    receiver.recv().unwrap_or(Err(Errno::EIO))
 }
 
 fn new_inode<'a>(

@@ -108,8 +108,8 @@ fn config(options: &MountOptions, threads: usize) -> Config {
     config
 }
 
-/// So many processors have fewer threads each: those of a ring take 1 MiB.
-const PROCESSORS_MANY: usize = 8;
+/// Threads of all rings, about. Each takes 1 MiB.
+const RING_THREADS: usize = 64;
 /// Threads that read what still comes through the device when there are rings.
 const THREADS_BESIDE_RINGS: usize = 2;
 
@@ -125,11 +125,10 @@ fn processors() -> usize {
     std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
 }
 
-/// The same for each ring. As many requests of a processor can wait for the device.
+/// The same for each ring. As many requests of a processor can wait for the device, or for a clone.
 fn threads_of_ring(options: &MountOptions) -> usize {
     match options.threads {
-        0 if processors() > PROCESSORS_MANY => 2,
-        0 => 4,
+        0 => (RING_THREADS / processors()).clamp(2, 8),
         threads => threads.div_ceil(processors()),
     }
 }
