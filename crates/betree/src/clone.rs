@@ -204,10 +204,8 @@ pub(crate) fn capture(
         }
         Some((handle, xf)) => match lca {
             Some(skeleton) => {
-                let mut copy = Skeleton::clone(&skeleton);
-                copy.clip(&xf.range(range));
                 bump(&store.counters.unshares);
-                (store.in_order(copy), xf)
+                (store.in_order(skeleton.clipped(&xf.range(range))), xf)
             }
             None => (over_leaf(store, handle, xf, range)?, Xf::identity()),
         },

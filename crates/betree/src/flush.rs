@@ -367,8 +367,8 @@ impl Store {
         if self.is_shared(&node.edges[at])? {
             bump(&self.counters.unshares);
         }
-        let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
-        let before = copy.range();
+        let whole = self.skeleton(&child.node)?;
+        let before = whole.range();
         let seen = child.xf.range(&range);
         if !before.covers(&seen) {
             // What is pushed there would be lost.
@@ -378,7 +378,7 @@ impl Store {
                 detail: format!("T8: node {} does not cover its edge", child.node.id().0),
             });
         }
-        copy.clip(&seen);
+        let mut copy = whole.clipped(&seen);
         let clipped = copy.range();
         let last = copy.edges.len() - 1;
         for (at, cut) in [

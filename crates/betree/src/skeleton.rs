@@ -186,26 +186,35 @@ impl Skeleton {
         ages
     }
 
-    /// Narrows the node to `range` (in its own key space, and inside its range), keeping the key space.
-    pub(crate) fn clip(&mut self, range: &KeyRange) {
+    /// A copy of what the node is in `range` (in its own key space, and inside its range), in the same key space. Takes
+    /// memory for that only, however large the node is.
+    pub(crate) fn clipped(&self, range: &KeyRange) -> Skeleton {
         let first = self.edge_of(&range.lo);
         let end = self
             .edges
             .partition_point(|e| crate::bounds::below(&e.lo, range.hi.as_deref()));
-        self.edges.truncate(end.max(first + 1));
-        self.edges.drain(..first);
-        if self.edges[0].lo < range.lo {
-            self.edges[0].lo = range.lo.clone();
+        let mut edges = self.edges[first..end.max(first + 1)].to_vec();
+        if edges[0].lo < range.lo {
+            edges[0].lo = range.lo.clone();
         }
-        self.hi = min_hi(self.hi.clone(), range.hi.clone());
-        self.segs.retain_mut(|seg| {
-            seg.clip = seg.clip.intersect(range);
+        let segs = self.segs.iter().filter_map(|seg| {
+            let mut clip = seg.clip.intersect(range);
             if planted::is(Fault::ClipTooShort) {
-                let last = self.edges.last().map(|e| e.lo.clone());
-                seg.clip.hi = min_hi(seg.clip.hi.take(), last);
+                let last = edges.last().map(|e| e.lo.clone());
+                clip.hi = min_hi(clip.hi.take(), last);
             }
-            !seg.clip.is_empty()
+            (!clip.is_empty()).then(|| SegRef {
+                clip,
+                ..seg.clone()
+            })
         });
+        Skeleton {
+            height: self.height,
+            hi: min_hi(self.hi.clone(), range.hi.clone()),
+            segs: segs.collect(),
+            edges,
+            next_ord: self.next_ord,
+        }
     }
 
     /// Moves the node into the key space without the first `strip` bytes, which all its keys share

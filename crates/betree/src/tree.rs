@@ -499,8 +499,7 @@ impl Inner {
             };
             crate::node::bump(&store.counters.collapses);
             let next_ord = root.next_ord;
-            let mut only = Skeleton::clone(&*store.skeleton(&child.node)?);
-            only.clip(&KeyRange::all());
+            let mut only = store.skeleton(&child.node)?.clipped(&KeyRange::all());
             // Ordinals go on from the higher of both, so that segments frozen meanwhile stay newest.
             only.next_ord = only.next_ord.max(next_ord);
             *root = only;
