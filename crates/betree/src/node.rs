@@ -83,16 +83,22 @@ enum State {
 }
 
 impl State {
-    /// What a segment that is not written yet takes of the memory for such, in bytes.
+    /// What a node that is not written yet takes of the memory for such, in bytes.
     fn memory_bytes(&self) -> u64 {
         let bytes = match self {
+            State::Skeleton(node) => node.weight(),
             State::Run(run) => run.memory_bytes(),
             State::Packed(run) => run.memory_bytes,
-            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => 0,
+            State::Written { .. } | State::Recorded(_) => 0,
         };
         bytes as u64
     }
 }
+
+/// Memory that a handle takes with its entry in [`Store::handles`], about, in bytes.
+pub(crate) const HANDLE_BYTES: usize = size_of::<Handle>() + 48;
+/// Memory that an allocation of a few bytes takes beyond these, about, in bytes.
+pub(crate) const ALLOCATION_BYTES: usize = 32;
 
 /// A node in memory; see the module header.
 #[derive(Debug)]
@@ -369,7 +375,7 @@ pub(crate) struct Store {
     pub(crate) table: NodeTable,
     pub(crate) shape: TreeShape,
     pub(crate) counters: Counters,
-    /// Memory of segments that are not written yet, in bytes.
+    /// Memory of nodes that are not written yet, in bytes.
     pub(crate) fresh_bytes: AtomicU64,
     /// Space that the next checkpoint takes to write what is in memory only, in bytes.
     owed_bytes: AtomicU64,
@@ -496,7 +502,8 @@ impl Store {
         handle
     }
 
-    pub(crate) fn new_skeleton(&self, node: Skeleton) -> Arc<Handle> {
+    pub(crate) fn new_skeleton(&self, mut node: Skeleton) -> Arc<Handle> {
+        node.shrink();
         self.fresh(Kind::Skeleton, node.height, State::Skeleton(Arc::new(node)))
     }
 

@@ -28,7 +28,7 @@ use crate::filter::{self, Filter};
 use crate::heads::Heads;
 use crate::memrun::{MESSAGE_BYTES, MemRun, Weight};
 use crate::message::{Point, RangeMsg, Target};
-use crate::node::{Handle, Kind};
+use crate::node::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
 use crate::sync::Mutex;
 
 const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
@@ -68,7 +68,7 @@ pub(crate) struct RunIndex {
 
 /// Ranges of a segment whose weight is remembered, for each of its blocks, and memory that one takes, in bytes.
 const WEIGHED_PER_BLOCK: usize = 4;
-const WEIGHED_BYTES: usize = 96;
+const WEIGHED_BYTES: usize = 160;
 
 /// What lies in ranges of a segment, with range messages and without.
 #[derive(Debug)]
@@ -550,10 +550,12 @@ pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
 impl RunIndex {
     fn new(
         kind: Kind,
-        blocks: Vec<BlockMeta>,
-        ranges: Vec<(KeyRange, RangeMsg)>,
+        mut blocks: Vec<BlockMeta>,
+        mut ranges: Vec<(KeyRange, RangeMsg)>,
         filter: Filter,
     ) -> Self {
+        blocks.shrink_to_fit();
+        ranges.shrink_to_fit();
         let shared = match &blocks[..] {
             [first, .., last] => shared_prefix(&first.first_key, &last.first_key),
             _ => 0,
@@ -699,10 +701,21 @@ impl RunIndex {
 
     /// Memory that it takes, roughly, in bytes: always the same.
     pub(crate) fn weight(&self) -> usize {
-        let keys: usize = self.blocks.iter().map(|b| b.first_key.len()).sum();
-        let entries = self.blocks.len() * size_of::<BlockMeta>() + self.ranges.len() * 160;
-        192 + entries
-            + keys
+        let blocks = self
+            .blocks
+            .iter()
+            .map(|b| size_of::<BlockMeta>() + b.first_key.len() + ALLOCATION_BYTES);
+        let ranges = self.ranges.iter().map(|(range, msg)| {
+            let target = match msg {
+                RangeMsg::Null => 0,
+                RangeMsg::Goto(target) => target.xf.prepend.len() + ALLOCATION_BYTES + HANDLE_BYTES,
+            };
+            let keys = range.lo.len() + range.hi.as_ref().map_or(0, Bytes::len);
+            size_of::<(KeyRange, RangeMsg)>() + keys + 2 * ALLOCATION_BYTES + target
+        });
+        size_of::<Self>()
+            + blocks.sum::<usize>()
+            + ranges.sum::<usize>()
             + self.weighed.max * WEIGHED_BYTES
             + self.filter.weight()
             + self.heads.weight()

@@ -28,7 +28,7 @@ use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 
 use crate::bounds::{KeyRange, Xf, min_hi};
-use crate::node::Handle;
+use crate::node::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::run::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
@@ -288,9 +288,25 @@ impl Skeleton {
         children.map(|c| c.live_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Memory that it takes, roughly, in bytes.
+    /// Gives back the room for edges and segments to come: from now on it does not change.
+    pub(crate) fn shrink(&mut self) {
+        self.edges.shrink_to_fit();
+        self.segs.shrink_to_fit();
+    }
+
+    /// Memory that it takes, about, in bytes, with the handles of all that it refers to: often they are there for it alone.
     pub(crate) fn weight(&self) -> usize {
-        128 + self.edges.len() * 192 + self.segs.len() * 256
+        let edges = self.edges.iter().map(|e| {
+            let child = e.child.as_ref();
+            let child = child.map_or(0, |c| c.xf.prepend.len() + HANDLE_BYTES);
+            size_of::<Edge>() + e.lo.len() + ALLOCATION_BYTES + child
+        });
+        let segs = self.segs.iter().map(|s| {
+            let hi = s.clip.hi.as_ref().map_or(0, Bytes::len);
+            let keys = s.clip.lo.len() + hi + s.xf.prepend.len();
+            size_of::<SegRef>() + keys + 2 * ALLOCATION_BYTES + HANDLE_BYTES
+        });
+        size_of::<Self>() + edges.sum::<usize>() + segs.sum::<usize>()
     }
 
     /// No encoding of it is longer, in bytes.
@@ -433,6 +449,7 @@ impl Skeleton {
         if r.remaining() != 0 {
             return Err(MALFORMED);
         }
+        node.shrink();
         Ok(node)
     }
 }

@@ -154,6 +154,8 @@ impl Drop for StopGuard {
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
+/// A checkpoint is due when nodes that are not written take this part of what the cache may, and four memory buffers.
+const FRESH_PART: u64 = 16;
 /// Batches that remove something and take no more than this together may use up the slack when there is no other way, before
 /// it is looked for again, in bytes.
 const LAST_RESORT_BYTES: u64 = 32 << 10;
@@ -369,7 +371,13 @@ impl Inner {
                 .store(state.buffer.size_bytes() as u64, Ordering::Relaxed);
             drop(state);
             if full {
-                self.want(|w| w.flush = true);
+                // Not when the keeper looks next: until then as much again may come, and a checkpoint holds what it moves
+                // twice.
+                let is_much = self.holds_much();
+                self.want(|w| {
+                    w.flush = true;
+                    w.checkpoint |= is_much;
+                });
             }
             self.mend_soon(made);
             return Ok(seq);
@@ -539,8 +547,13 @@ impl Inner {
         self.work.notify_all();
     }
 
+    /// Memory of nodes that are not written from which on a checkpoint is due, in bytes.
     fn fresh_limit(&self) -> u64 {
-        (self.store.shape.memory_bytes as u64 * 4).max(self.store.cache_capacity() / 4)
+        (self.store.shape.memory_bytes as u64 * 4).max(self.store.cache_capacity() / FRESH_PART)
+    }
+
+    fn holds_much(&self) -> bool {
+        self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
     }
 
     fn checkpoint_due(&self) -> bool {
@@ -550,7 +563,7 @@ impl Inner {
         self.store.can_heal()
             || self.has_to_checkpoint()
                 && (journal.used_bytes() > journal.capacity_bytes() / 2
-                    || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
+                    || self.holds_much()
                     || self.store.dead_named().1 > self.volume_bytes.load(Ordering::Relaxed) / 8
                     || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }
