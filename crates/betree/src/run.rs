@@ -62,6 +62,8 @@ pub(crate) struct RunIndex {
     /// Bytes that the first keys of all blocks share, and the heads of what follows.
     shared: usize,
     heads: Heads,
+    /// Memory that all of it takes: the cache asks more often than there are ranges.
+    weight: usize,
     /// What was weighed: a run does not change, and the blocks at the borders of a range are not read again for that.
     pub(crate) weighed: Weighed,
 }
@@ -560,14 +562,17 @@ impl RunIndex {
             [first, .., last] => shared_prefix(&first.first_key, &last.first_key),
             _ => 0,
         };
-        Self {
+        let mut index = Self {
             heads: Heads::new(blocks.iter().map(|b| &b.first_key[shared..])),
             weighed: Weighed::new(kind, blocks.len()),
             blocks,
             ranges,
             filter,
             shared,
-        }
+            weight: 0,
+        };
+        index.weight = index.weigh_all();
+        index
     }
 
     /// Decodes `[0, index_len)`, whose checksum has been verified. `handle` finds the node of a GOTO.
@@ -701,14 +706,24 @@ impl RunIndex {
 
     /// Memory that it takes, roughly, in bytes: always the same.
     pub(crate) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    fn weigh_all(&self) -> usize {
         let blocks = self
             .blocks
             .iter()
             .map(|b| size_of::<BlockMeta>() + b.first_key.len() + ALLOCATION_BYTES);
+        // Neighbours often lead to the same node.
+        let mut last = None;
         let ranges = self.ranges.iter().map(|(range, msg)| {
             let target = match msg {
                 RangeMsg::Null => 0,
-                RangeMsg::Goto(target) => target.xf.prepend.len() + ALLOCATION_BYTES + HANDLE_BYTES,
+                RangeMsg::Goto(target) => {
+                    let again = last.replace(target.node.id()) == Some(target.node.id());
+                    let handle = if again { 0 } else { HANDLE_BYTES };
+                    target.xf.prepend.len() + ALLOCATION_BYTES + handle
+                }
             };
             let keys = range.lo.len() + range.hi.as_ref().map_or(0, Bytes::len);
             size_of::<(KeyRange, RangeMsg)>() + keys + 2 * ALLOCATION_BYTES + target

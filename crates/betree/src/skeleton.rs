@@ -296,9 +296,14 @@ impl Skeleton {
 
     /// Memory that it takes, about, in bytes, with the handles of all that it refers to: often they are there for it alone.
     pub(crate) fn weight(&self) -> usize {
+        // Neighbours often lead to the same node.
+        let mut last = None;
         let edges = self.edges.iter().map(|e| {
-            let child = e.child.as_ref();
-            let child = child.map_or(0, |c| c.xf.prepend.len() + HANDLE_BYTES);
+            let child = e.child.as_ref().map_or(0, |c| {
+                let again = last.replace(c.node.id()) == Some(c.node.id());
+                let handle = if again { 0 } else { HANDLE_BYTES };
+                c.xf.prepend.len() + ALLOCATION_BYTES + handle
+            });
             size_of::<Edge>() + e.lo.len() + ALLOCATION_BYTES + child
         });
         let segs = self.segs.iter().map(|s| {

@@ -14,8 +14,8 @@ static MEMORY: PeakAlloc = PeakAlloc;
 const MIB: usize = 1 << 20;
 const CACHE_BYTES: usize = 16 * MIB;
 const BUFFER_BYTES: usize = 2 * MIB;
-/// Four buffers make a checkpoint due, and writers wait for it at three times that.
-const FRESH_BYTES: usize = 3 * 4 * BUFFER_BYTES;
+/// Four buffers make a checkpoint due, and writers wait for it at three times that. It holds what it moves twice.
+const FRESH_BYTES: usize = 2 * 3 * 4 * BUFFER_BYTES;
 /// The journal's queue, pages of the node table, what structural work holds beside nodes.
 const OTHER_BYTES: usize = 16 * MIB;
 
