@@ -88,16 +88,27 @@ enum Layer {
     Segment(SegRef),
 }
 
+/// What a clone puts up with.
+#[derive(Clone, Copy)]
+pub(crate) struct CloneTerms {
+    /// With anything that a [`Chore`] would mend.
+    pub(crate) patient: bool,
+    /// Targets of this height and above are refused.
+    pub(crate) height_max: u8,
+}
+
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
-/// `patient`: put up with anything that a [`Chore`] would mend. Targets higher than `height_max` are refused.
 pub(crate) fn capture(
     store: &Store,
     buffer: &MemRun,
     root: &Arc<Handle>,
     range: &KeyRange,
-    patient: bool,
-    height_max: u8,
+    terms: CloneTerms,
 ) -> Result<Captured> {
+    let CloneTerms {
+        patient,
+        height_max,
+    } = terms;
     if !patient && weighs_more(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
         return Ok(Captured::First(Chore::Freeze));
     }

@@ -188,6 +188,9 @@ impl Skeleton {
 
     /// Narrows the node to `range` (in its own key space, and inside its range), keeping the key space.
     pub(crate) fn clip(&mut self, range: &KeyRange) {
+        if range.covers(&self.range()) {
+            return;
+        }
         let first = self.edge_of(&range.lo);
         let end = self
             .edges

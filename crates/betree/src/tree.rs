@@ -26,7 +26,7 @@ use ramet_block::planted::{self, Fault};
 
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
-use crate::clone::{Captured, Chore, capture, destination};
+use crate::clone::{Captured, Chore, CloneTerms, capture, destination};
 use crate::diff::{Diff, Span};
 use crate::error::{Error, Result};
 use crate::graft::Graft;
@@ -99,6 +99,20 @@ impl State {
         store.set_waiting(&root);
         self.root = store.new_skeleton(root);
         self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
+    }
+}
+
+/// What the sources of a batch's clones were in one state of the tree, for each of its operations.
+struct Foreseen {
+    seq: Seq,
+    top: Arc<Skeleton>,
+    captured: Vec<Option<Captured>>,
+}
+
+impl Foreseen {
+    /// Whether `state` is the one that was looked at.
+    fn is_of(&self, state: &State) -> bool {
+        self.seq == state.seq && Arc::ptr_eq(&self.top, &state.top)
     }
 }
 
@@ -232,12 +246,13 @@ impl Inner {
 
     // ---- writing ----
 
+    /// `captured` is what the source of a clone is now, if that is known.
     fn apply_op(
         &self,
         state: &mut State,
         op: Op,
-        patient: bool,
-        height_max: u8,
+        captured: Option<Captured>,
+        terms: CloneTerms,
         made: &mut Vec<Arc<Handle>>,
     ) -> Result<std::result::Result<(), Chore>> {
         match op {
@@ -266,14 +281,11 @@ impl Inner {
                     return Ok(Ok(()));
                 }
                 let (range, back) = destination(&source, strip as usize, &prefix);
-                match capture(
-                    &self.store,
-                    &state.buffer,
-                    &state.root,
-                    &source,
-                    patient,
-                    height_max,
-                )? {
+                let captured = match captured {
+                    Some(captured) => captured,
+                    None => capture(&self.store, &state.buffer, &state.root, &source, terms)?,
+                };
+                match captured {
                     Captured::First(chore) => return Ok(Err(chore)),
                     Captured::Message { msg, moves } => {
                         if let RangeMsg::Goto(target) = &msg {
@@ -310,12 +322,15 @@ impl Inner {
         } else {
             HEIGHT_MAX
         };
-        let mut patient = false;
+        let mut terms = CloneTerms {
+            patient: false,
+            height_max,
+        };
         for round in 0.. {
-            if clones {
-                self.warm(&batch)?;
-            }
+            let mut foreseen = clones.then(|| self.foresee(&batch, terms)).transpose()?;
             let mut state = self.state.lock();
+            // What holds no more goes without the lock.
+            let mut captured = foreseen.as_mut().filter(|f| f.is_of(&state));
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let (mut trouble, mut made) = (None, Vec::new());
@@ -326,8 +341,9 @@ impl Inner {
             } else {
                 std::mem::take(&mut batch.ops)
             };
-            for op in ops {
-                match self.apply_op(&mut state, op, patient, height_max, &mut made) {
+            for (at, op) in ops.into_iter().enumerate() {
+                let captured = captured.as_mut().and_then(|f| f.captured[at].take());
+                match self.apply_op(&mut state, op, captured, terms, &mut made) {
                     Ok(Ok(())) => {}
                     Ok(Err(chore)) => {
                         trouble = Some(Ok(chore));
@@ -344,7 +360,7 @@ impl Inner {
                     state.buffer = saved;
                 }
                 drop(state);
-                patient = match self.do_first(trouble?) {
+                terms.patient = match self.do_first(trouble?) {
                     Ok(()) => round >= 2,
                     // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
                     Err(Error::NoSpace | Error::ReadOnly) => true,
@@ -377,38 +393,49 @@ impl Inner {
         unreachable!("a patient clone asks for nothing")
     }
 
-    /// Loads the nodes that capturing the clones of `batch` will visit, so that no I/O happens under `state`.
-    fn warm(&self, batch: &Batch) -> Result<()> {
-        for op in &batch.ops {
-            if let Op::CloneRange { lo, hi, .. } = op {
-                let range = KeyRange::new(lo.clone(), hi.clone());
-                if !range.is_empty() {
-                    self.look_at(&range)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What capturing `range` would find; what it loads on the way stays in the cache.
-    fn look_at(&self, range: &KeyRange) -> Result<Captured> {
-        let (buffer, root) = {
+    /// Captures the clones of `batch` without the lock, so that no I/O happens under it: it loads the nodes on the way, and what
+    /// it finds holds as long as nothing else is applied or moved, for sources that the batch does not change itself before.
+    fn foresee(&self, batch: &Batch, terms: CloneTerms) -> Result<Foreseen> {
+        let (buffer, root, top, seq) = {
             let state = self.state.lock();
-            (state.buffer.clone(), state.root.clone())
+            let root = state.root.clone();
+            (state.buffer.clone(), root, state.top.clone(), state.seq)
         };
-        capture(
-            &self.store,
-            &buffer,
-            &root,
-            range,
-            false,
-            HEIGHT_MAX_REPLAYED,
-        )
+        let mut captured = Vec::with_capacity(batch.ops.len());
+        for (at, op) in batch.ops.iter().enumerate() {
+            let Some(source) = op.source().filter(|source| !source.is_empty()) else {
+                captured.push(None);
+                continue;
+            };
+            let changes = batch.ops[..at].iter().any(|op| op.touches(&source));
+            let terms = if changes {
+                // Whether it nests too deep is not known yet.
+                let height_max = HEIGHT_MAX_REPLAYED;
+                CloneTerms {
+                    height_max,
+                    ..terms
+                }
+            } else {
+                terms
+            };
+            let found = capture(&self.store, &buffer, &root, &source, terms)?;
+            captured.push((!changes).then_some(found));
+        }
+        Ok(Foreseen { seq, top, captured })
     }
 
     /// Loads what capturing `source` visits, and does what it wants done first.
     fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
-        let Captured::First(chore) = self.look_at(source)? else {
+        let (buffer, root) = {
+            let state = self.state.lock();
+            (state.buffer.clone(), state.root.clone())
+        };
+        let terms = CloneTerms {
+            patient: false,
+            height_max: HEIGHT_MAX_REPLAYED,
+        };
+        let found = capture(&self.store, &buffer, &root, source, terms)?;
+        let Captured::First(chore) = found else {
             return Ok(());
         };
         match self.do_first(chore) {
