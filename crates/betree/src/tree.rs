@@ -141,7 +141,9 @@ pub(crate) struct Inner {
     last_resort: AtomicU64,
     failure: OnceLock<Arc<str>>,
     wanted: Mutex<Wanted>,
+    /// What the flusher waits for, and the keeper: a clone that wants a node put in order does not have the journal synced.
     work: Condvar,
+    keep: Condvar,
     /// Signalled after each round of background work.
     progress: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -208,6 +210,7 @@ impl Inner {
             failure: OnceLock::new(),
             wanted: Mutex::new(Wanted::default()),
             work: Condvar::new(),
+            keep: Condvar::new(),
             progress: Condvar::new(),
             threads: Mutex::new(Vec::new()),
         }
@@ -469,7 +472,8 @@ impl Inner {
             .rev()
             .find(|node| self.store.wants_mending(node));
         if crowded.is_some() && !self.threads.lock().is_empty() {
-            self.want(|w| w.mend = crowded);
+            self.wanted.lock().mend = crowded;
+            self.work.notify_all();
         }
     }
 
@@ -565,6 +569,7 @@ impl Inner {
     fn want(&self, set: impl FnOnce(&mut Wanted)) {
         set(&mut self.wanted.lock());
         self.work.notify_all();
+        self.keep.notify_all();
     }
 
     fn fresh_limit(&self) -> u64 {
@@ -618,7 +623,7 @@ impl Inner {
             let asked = {
                 let mut wanted = self.wanted.lock();
                 if !wanted.checkpoint && !wanted.stop {
-                    self.work.wait_for(&mut wanted, TICK);
+                    self.keep.wait_for(&mut wanted, TICK);
                 }
                 if wanted.stop {
                     return;
@@ -710,6 +715,7 @@ impl Inner {
             wanted.flush = true;
             wanted.checkpoint = true;
             self.work.notify_all();
+            self.keep.notify_all();
             self.progress
                 .wait_for(&mut wanted, Duration::from_millis(100));
         }
