@@ -441,11 +441,12 @@ impl TreeScan {
         let end = self.end(&range);
         for (run, xf) in overlays.iter() {
             let mut cursor = MappedCursor::new(run, &range, xf, self.ahead);
-            if self.is_long {
+            if self.ahead == AHEAD_MAX {
                 // As far as the translation goes.
                 let alike = successor_of_prefix(&range.lo[..xf.strip]);
                 let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
                 cursor.carry_on(&mut left, &xf.range(&far));
+                cursor.follow(store);
             }
             self.merge.push_older(cursor);
         }

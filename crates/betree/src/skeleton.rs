@@ -189,6 +189,9 @@ impl Skeleton {
     /// A copy of what the node is in `range` (in its own key space, and inside its range), in the same key space. Takes
     /// memory for that only, however large the node is.
     pub(crate) fn clipped(&self, range: &KeyRange) -> Skeleton {
+        if range.covers(&self.range()) {
+            return self.clone();
+        }
         let first = self.edge_of(&range.lo);
         let end = self
             .edges

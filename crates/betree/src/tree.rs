@@ -26,7 +26,7 @@ use ramet_block::planted::{self, Fault};
 
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
-use crate::clone::{Captured, Chore, capture, destination};
+use crate::clone::{Captured, Chore, CloneTerms, capture, destination};
 use crate::diff::{Diff, Span};
 use crate::error::{Error, Result};
 use crate::graft::Graft;
@@ -102,6 +102,20 @@ impl State {
     }
 }
 
+/// What the sources of a batch's clones were in one state of the tree, for each of its operations.
+struct Foreseen {
+    seq: Seq,
+    top: Arc<Skeleton>,
+    captured: Vec<Option<Captured>>,
+}
+
+impl Foreseen {
+    /// Whether `state` is the one that was looked at.
+    fn is_of(&self, state: &State) -> bool {
+        self.seq == state.seq && Arc::ptr_eq(&self.top, &state.top)
+    }
+}
+
 #[derive(Default)]
 struct Wanted {
     flush: bool,
@@ -127,7 +141,9 @@ pub(crate) struct Inner {
     last_resort: AtomicU64,
     failure: OnceLock<Arc<str>>,
     wanted: Mutex<Wanted>,
+    /// What the flusher waits for, and the keeper: a clone that wants a node put in order does not have the journal synced.
     work: Condvar,
+    keep: Condvar,
     /// Signalled after each round of background work.
     progress: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -196,6 +212,7 @@ impl Inner {
             failure: OnceLock::new(),
             wanted: Mutex::new(Wanted::default()),
             work: Condvar::new(),
+            keep: Condvar::new(),
             progress: Condvar::new(),
             threads: Mutex::new(Vec::new()),
         }
@@ -234,12 +251,13 @@ impl Inner {
 
     // ---- writing ----
 
+    /// `captured` is what the source of a clone is now, if that is known.
     fn apply_op(
         &self,
         state: &mut State,
         op: Op,
-        patient: bool,
-        height_max: u8,
+        captured: Option<Captured>,
+        terms: CloneTerms,
         made: &mut Vec<Arc<Handle>>,
     ) -> Result<std::result::Result<(), Chore>> {
         match op {
@@ -268,14 +286,11 @@ impl Inner {
                     return Ok(Ok(()));
                 }
                 let (range, back) = destination(&source, strip as usize, &prefix);
-                match capture(
-                    &self.store,
-                    &state.buffer,
-                    &state.root,
-                    &source,
-                    patient,
-                    height_max,
-                )? {
+                let captured = match captured {
+                    Some(captured) => captured,
+                    None => capture(&self.store, &state.buffer, &state.root, &source, terms)?,
+                };
+                match captured {
                     Captured::First(chore) => return Ok(Err(chore)),
                     Captured::Message { msg, moves } => {
                         if let RangeMsg::Goto(target) = &msg {
@@ -312,12 +327,15 @@ impl Inner {
         } else {
             HEIGHT_MAX
         };
-        let mut patient = false;
+        let mut terms = CloneTerms {
+            patient: false,
+            height_max,
+        };
         for round in 0.. {
-            if clones {
-                self.warm(&batch)?;
-            }
+            let mut foreseen = clones.then(|| self.foresee(&batch, terms)).transpose()?;
             let mut state = self.state.lock();
+            // What holds no more goes without the lock.
+            let mut captured = foreseen.as_mut().filter(|f| f.is_of(&state));
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let (mut trouble, mut made) = (None, Vec::new());
@@ -328,8 +346,9 @@ impl Inner {
             } else {
                 std::mem::take(&mut batch.ops)
             };
-            for op in ops {
-                match self.apply_op(&mut state, op, patient, height_max, &mut made) {
+            for (at, op) in ops.into_iter().enumerate() {
+                let captured = captured.as_mut().and_then(|f| f.captured[at].take());
+                match self.apply_op(&mut state, op, captured, terms, &mut made) {
                     Ok(Ok(())) => {}
                     Ok(Err(chore)) => {
                         trouble = Some(Ok(chore));
@@ -346,7 +365,7 @@ impl Inner {
                     state.buffer = saved;
                 }
                 drop(state);
-                patient = match self.do_first(trouble?) {
+                terms.patient = match self.do_first(trouble?) {
                     Ok(()) => round >= 2,
                     // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
                     Err(Error::NoSpace | Error::ReadOnly) => true,
@@ -385,38 +404,49 @@ impl Inner {
         unreachable!("a patient clone asks for nothing")
     }
 
-    /// Loads the nodes that capturing the clones of `batch` will visit, so that no I/O happens under `state`.
-    fn warm(&self, batch: &Batch) -> Result<()> {
-        for op in &batch.ops {
-            if let Op::CloneRange { lo, hi, .. } = op {
-                let range = KeyRange::new(lo.clone(), hi.clone());
-                if !range.is_empty() {
-                    self.look_at(&range)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What capturing `range` would find; what it loads on the way stays in the cache.
-    fn look_at(&self, range: &KeyRange) -> Result<Captured> {
-        let (buffer, root) = {
+    /// Captures the clones of `batch` without the lock, so that no I/O happens under it: it loads the nodes on the way, and what
+    /// it finds holds as long as nothing else is applied or moved, for sources that the batch does not change itself before.
+    fn foresee(&self, batch: &Batch, terms: CloneTerms) -> Result<Foreseen> {
+        let (buffer, root, top, seq) = {
             let state = self.state.lock();
-            (state.buffer.clone(), state.root.clone())
+            let root = state.root.clone();
+            (state.buffer.clone(), root, state.top.clone(), state.seq)
         };
-        capture(
-            &self.store,
-            &buffer,
-            &root,
-            range,
-            false,
-            HEIGHT_MAX_REPLAYED,
-        )
+        let mut captured = Vec::with_capacity(batch.ops.len());
+        for (at, op) in batch.ops.iter().enumerate() {
+            let Some(source) = op.source().filter(|source| !source.is_empty()) else {
+                captured.push(None);
+                continue;
+            };
+            let changes = batch.ops[..at].iter().any(|op| op.touches(&source));
+            let terms = if changes {
+                // Whether it nests too deep is not known yet.
+                let height_max = HEIGHT_MAX_REPLAYED;
+                CloneTerms {
+                    height_max,
+                    ..terms
+                }
+            } else {
+                terms
+            };
+            let found = capture(&self.store, &buffer, &root, &source, terms)?;
+            captured.push((!changes).then_some(found));
+        }
+        Ok(Foreseen { seq, top, captured })
     }
 
     /// Loads what capturing `source` visits, and does what it wants done first.
     fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
-        let Captured::First(chore) = self.look_at(source)? else {
+        let (buffer, root) = {
+            let state = self.state.lock();
+            (state.buffer.clone(), state.root.clone())
+        };
+        let terms = CloneTerms {
+            patient: false,
+            height_max: HEIGHT_MAX_REPLAYED,
+        };
+        let found = capture(&self.store, &buffer, &root, source, terms)?;
+        let Captured::First(chore) = found else {
             return Ok(());
         };
         match self.do_first(chore) {
@@ -450,7 +480,8 @@ impl Inner {
             .rev()
             .find(|node| self.store.wants_mending(node));
         if crowded.is_some() && !self.threads.lock().is_empty() {
-            self.want(|w| w.mend = crowded);
+            self.wanted.lock().mend = crowded;
+            self.work.notify_all();
         }
     }
 
@@ -545,6 +576,7 @@ impl Inner {
     fn want(&self, set: impl FnOnce(&mut Wanted)) {
         set(&mut self.wanted.lock());
         self.work.notify_all();
+        self.keep.notify_all();
     }
 
     /// Memory of nodes that are not written from which on a checkpoint is due, in bytes.
@@ -603,7 +635,7 @@ impl Inner {
             let asked = {
                 let mut wanted = self.wanted.lock();
                 if !wanted.checkpoint && !wanted.stop {
-                    self.work.wait_for(&mut wanted, TICK);
+                    self.keep.wait_for(&mut wanted, TICK);
                 }
                 if wanted.stop {
                     return;
@@ -695,6 +727,7 @@ impl Inner {
             wanted.flush = true;
             wanted.checkpoint = true;
             self.work.notify_all();
+            self.keep.notify_all();
             self.progress
                 .wait_for(&mut wanted, Duration::from_millis(100));
         }
