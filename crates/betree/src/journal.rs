@@ -344,25 +344,20 @@ impl Journal {
         self.written_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that wait in memory to be written.
-    pub(crate) fn queued_bytes(&self) -> u64 {
-        let queue = self.queue.lock();
-        queue.sealed_bytes + queue.open.covered_bytes()
-    }
-
     /// Size of the region in bytes.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.region.len
     }
 
-    /// Whether a record of `bytes` can be appended and later be committed without a release in
-    /// between, whatever frames it and the queued ones end up in. One frame of reserve is kept for
-    /// callers that ask at the same time.
-    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+    /// Bytes that wait in memory to be written, if a record of `bytes` can be appended and later be committed
+    /// without a release in between, whatever frames it and the queued ones end up in. One frame of reserve is kept
+    /// for callers that ask at the same time.
+    pub(crate) fn room_for(&self, bytes: usize) -> Option<u64> {
         let queue = self.queue.lock();
         let end = self.end_with(&queue, Some(bytes));
-        end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
-            || planted::is(Fault::JournalOverrun)
+        let has_room = end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
+            || planted::is(Fault::JournalOverrun);
+        has_room.then(|| queue.queued_bytes())
     }
 
     /// Offset after everything queued and one more record of `record` bytes, in the worst way of
@@ -502,6 +497,11 @@ impl Journal {
 }
 
 impl Queue {
+    /// Bytes that wait in memory to be written.
+    fn queued_bytes(&self) -> u64 {
+        self.sealed_bytes + self.open.covered_bytes()
+    }
+
     fn check(&self) -> Result<()> {
         match &self.failure {
             Some(reason) => Err(Error::Poisoned(reason.clone())),

@@ -538,7 +538,7 @@ impl Store {
     /// Room that is kept for structural work when the volume is as full as it gets, in bytes: several leaves, so that
     /// deletions can be applied to the leaves that hold what they delete, half of it for those alone.
     pub(crate) fn slack_bytes(&self) -> u64 {
-        let total = self.table.stats().total;
+        let total = self.table.usable_bytes();
         let leaves = 12 * self.shape.leaf_bytes as u64;
         let buffers = (4 * self.shape.buffer_bytes as u64).min(total / 32);
         leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)

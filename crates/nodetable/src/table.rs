@@ -247,6 +247,12 @@ impl NodeTable {
         Ok(())
     }
 
+    /// Size of the usable area, in bytes.
+    #[must_use]
+    pub fn usable_bytes(&self) -> u64 {
+        self.store.usable().len
+    }
+
     /// Counters, in constant time.
     pub fn stats(&self) -> SpaceStats {
         let (meta, zombies) = {

@@ -507,7 +507,7 @@ fn run_laps(seed: u64) {
                     900
                 };
                 let len = usize::try_from(rng.below(most + 1)).unwrap();
-                if journal.has_room(len) {
+                if journal.room_for(len).is_some() {
                     seq += 1 + rng.below(3);
                     let record: Vec<u8> = (0..len).map(|at| (at as u64 ^ seq) as u8).collect();
                     journal.append(seq, &[&record], false);
@@ -523,7 +523,7 @@ fn run_laps(seed: u64) {
             5 | 6 => {
                 journal
                     .commit(seq)
-                    .expect("has_room was asked for every record");
+                    .expect("room was asked for every record");
                 acknowledged = seq;
             }
             7 => journal.write_queued().unwrap(),
