@@ -546,13 +546,7 @@ impl Store {
 
     /// Space beyond the reserve and beyond what a checkpoint takes to write what is in memory now, in bytes.
     pub(crate) fn room_bytes(&self) -> u64 {
-        let space = self.table.stats();
-        let owed =
-            self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed);
-        space
-            .free
-            .saturating_sub(space.reserved)
-            .saturating_sub(owed)
+        self.table.room_bytes().saturating_sub(self.owed_bytes())
     }
 
     /// Room that what was accepted may still take, in bytes: the slack, and half of what waits above interior nodes or
@@ -591,8 +585,7 @@ impl Store {
         // Counted before it is compared: others who ask meanwhile see it.
         self.owed_bytes.fetch_add(bytes, Ordering::Relaxed);
         let room = Room { store: self, bytes };
-        let space = self.table.stats();
-        if space.free.saturating_sub(space.reserved) < self.owed_bytes() {
+        if self.table.room_bytes() < self.owed_bytes() {
             return Err(Error::NoSpace);
         }
         Ok(room)
