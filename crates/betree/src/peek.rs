@@ -30,20 +30,27 @@ enum Found {
 }
 
 impl<'a> Peek<'a> {
-    pub(crate) fn new(store: &'a Store, state: &State, key: &[u8]) -> Self {
-        let point = state.buffer.point(key);
+    /// `own` makes the key one's own, if what lies below is needed.
+    pub(crate) fn new<K: AsRef<[u8]>>(
+        store: &'a Store,
+        state: &State,
+        key: K,
+        own: impl FnOnce(K) -> Bytes,
+    ) -> Self {
+        let point = state.buffer.point(key.as_ref());
+        let over = || state.buffer.range_over(key.as_ref());
         let found = match point {
             Some(point) if point.is_final() => Found::Value(point.apply(None)),
             newer => Found::Below {
-                base: match state.buffer.range_over(key).map(|(_, entry)| &entry.msg) {
+                base: match over().map(|(_, entry)| &entry.msg) {
                     Some(RangeMsg::Null) => Base::Nothing,
                     Some(RangeMsg::Goto(target)) => {
                         Base::Node(target.node.clone(), target.xf.clone())
                     }
                     None => Base::Node(state.root.clone(), Xf::identity()),
                 },
-                key: Bytes::copy_from_slice(key),
                 newer: newer.cloned(),
+                key: own(key),
             },
         };
         Self { store, found }

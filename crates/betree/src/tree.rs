@@ -869,15 +869,19 @@ impl Tree {
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        self.peek(key).get()
+        let peek = {
+            let state = self.inner.state.lock();
+            Peek::new(&self.inner.store, &state, key, Bytes::copy_from_slice)
+        };
+        peek.get()
     }
 
     /// One key as of this call, to be looked for later: what is done in between, such as letting go of locks, does not
     /// show. Never reads from the device.
     #[must_use]
-    pub fn peek(&self, key: &[u8]) -> Peek<'_> {
+    pub fn peek(&self, key: Bytes) -> Peek<'_> {
         let state = self.inner.state.lock();
-        Peek::new(&self.inner.store, &state, key)
+        Peek::new(&self.inner.store, &state, key, |key| key)
     }
 
     /// Streams `[lo, hi)` in key order, as of this call; see [`Scan`].

@@ -376,8 +376,7 @@ impl Volume {
         let (peek, acc) = {
             let topology = self.topology.read();
             let place = topology.place(dir).map_err(gone_is_not_found)?;
-            let key = keys::entry(&place.path, name);
-            (self.tree.peek(&key), place.acc)
+            (self.tree.peek(keys::entry(&place.path, name)), place.acc)
         };
         Ok((peek.get()?, acc))
     }
