@@ -236,6 +236,20 @@ fn forged_lengths_and_codecs_of_a_packed_frame_are_refused() {
     }
 }
 
+#[test]
+fn a_raw_frame_that_claims_more_records_than_it_stores_is_refused() {
+    let dev = memory();
+    let journal = open(dev.clone(), JournalPos::default());
+    put(&journal, 1, 100);
+    let (mut bytes, start) = (bytes_of(&*dev), place_of(JournalPos::default()));
+    bytes[start + 64] += 1;
+    let covered = stored_bytes(&bytes, JournalPos::default());
+    let sum = checksum(&bytes[start + 8..start + covered]);
+    bytes[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+    let answer = replay_as(&device_of(&bytes), UUID, EPOCH, JournalPos::default());
+    assert!(matches!(answer, Err(Error::Corrupt { .. })), "{answer:?}");
+}
+
 /// Written by hand: frames of both codecs are read whatever the volume writes.
 #[test]
 fn bytes_of_packed_frames_are_pinned() {
