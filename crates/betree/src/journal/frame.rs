@@ -35,9 +35,9 @@ pub(super) const HEADER_BYTES: usize = 80;
 /// Bytes before the body of each record: sequence number and length.
 pub(super) const RECORD_HEADER_BYTES: usize = 12;
 
-/// A frame of so many bytes is compressed. A shorter one is a lone fsync of little, which saves a block
-/// at most and has somebody waiting for it.
-const PACKED_BYTES_MIN: usize = 4 * BLOCK;
+/// A frame of so many blocks is compressed. A shorter one is a lone fsync of little, which has somebody waiting for it
+/// and could save a block or two.
+const PACKED_BLOCKS_MIN: usize = 4;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Bytes of the checksum, and where what it covers begins.
@@ -255,12 +255,12 @@ impl FrameBuilder {
 
 /// Packs what follows the header if that saves a block of the device, and says whether it did.
 fn pack(codec: Codec, bytes: &mut Vec<u8>) -> bool {
-    if bytes.len() < PACKED_BYTES_MIN {
+    let blocks = |payload: &[u8]| (HEADER_BYTES + payload.len()).div_ceil(BLOCK);
+    let payload = &bytes[HEADER_BYTES..];
+    if blocks(payload) < PACKED_BLOCKS_MIN {
         return false;
     }
-    let blocks = |payload_len: usize| (HEADER_BYTES + payload_len).div_ceil(BLOCK);
-    let payload = &bytes[HEADER_BYTES..];
-    let saves = |packed: &Vec<u8>| blocks(packed.len()) < blocks(payload.len());
+    let saves = |packed: &Vec<u8>| blocks(packed) < blocks(payload);
     let Some(packed) = compress(codec, payload).filter(saves) else {
         return false;
     };
