@@ -545,7 +545,7 @@ impl Store {
     /// Room that is kept for structural work when the volume is as full as it gets, in bytes: several leaves, so that
     /// deletions can be applied to the leaves that hold what they delete, half of it for those alone.
     pub(crate) fn slack_bytes(&self) -> u64 {
-        let total = self.table.stats().total;
+        let total = self.table.usable_bytes();
         let leaves = 12 * self.shape.leaf_bytes as u64;
         let buffers = (4 * self.shape.buffer_bytes as u64).min(total / 32);
         leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)
@@ -553,13 +553,7 @@ impl Store {
 
     /// Space beyond the reserve and beyond what a checkpoint takes to write what is in memory now, in bytes.
     pub(crate) fn room_bytes(&self) -> u64 {
-        let space = self.table.stats();
-        let owed =
-            self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed);
-        space
-            .free
-            .saturating_sub(space.reserved)
-            .saturating_sub(owed)
+        self.table.room_bytes().saturating_sub(self.owed_bytes())
     }
 
     /// Room that what was accepted may still take, in bytes: the slack, and half of what waits above interior nodes or
@@ -598,8 +592,7 @@ impl Store {
         // Counted before it is compared: others who ask meanwhile see it.
         self.owed_bytes.fetch_add(bytes, Ordering::Relaxed);
         let room = Room { store: self, bytes };
-        let space = self.table.stats();
-        if space.free.saturating_sub(space.reserved) < self.owed_bytes() {
+        if self.table.room_bytes() < self.owed_bytes() {
             return Err(Error::NoSpace);
         }
         Ok(room)

@@ -34,6 +34,7 @@ use crate::journal::Journal;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store, bump};
+use crate::peek::Peek;
 use crate::record;
 use crate::scan::{TreeScan, View};
 use crate::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
@@ -714,8 +715,9 @@ impl Inner {
             // everything is held by snapshots, and waiting does not help.
             let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 3 * self.fresh_limit()
                 && self.is_behind();
-            if !crowded && journal.has_room(bytes) {
-                return self.drain_journal(journal);
+            let room = journal.room_for(bytes);
+            if let (false, Some(queued)) = (crowded, room) {
+                return self.drain_journal(journal, queued);
             }
             // Whoever has waited for long does it, and learns what is in the way.
             rounds += 1;
@@ -734,8 +736,7 @@ impl Inner {
     }
 
     /// Keeps what waits in memory for the journal bounded: whoever writes much helps to write it out.
-    fn drain_journal(&self, journal: &Journal) -> Result<()> {
-        let queued = journal.queued_bytes();
+    fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {
         let written = match queued {
             0..JOURNAL_QUEUE_SOFT => return Ok(()),
             JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
@@ -913,18 +914,19 @@ impl Tree {
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        let inner = &self.inner;
-        let view = {
-            let state = inner.state.lock();
-            match state.buffer.point(key) {
-                Some(point) if point.is_final() => return Ok(point.apply(None)),
-                _ => View {
-                    buffer: RunView::Mem(Arc::new(state.buffer.clone())),
-                    root: state.root.clone(),
-                },
-            }
+        let peek = {
+            let state = self.inner.state.lock();
+            Peek::new(&self.inner.store, &state, key, Bytes::copy_from_slice)
         };
-        view.get(&inner.store, key)
+        peek.get()
+    }
+
+    /// One key as of this call, to be looked for later: what is done in between, such as letting go of locks, does not
+    /// show. Never reads from the device.
+    #[must_use]
+    pub fn peek(&self, key: Bytes) -> Peek<'_> {
+        let state = self.inner.state.lock();
+        Peek::new(&self.inner.store, &state, key, |key| key)
     }
 
     /// Streams `[lo, hi)` in key order, as of this call; see [`Scan`].
@@ -1010,7 +1012,7 @@ impl Tree {
         check(&batch)?;
         let bytes = batch_bytes(&batch);
         inner.admit_space(bytes, batch.frees())?;
-        let record = record::encode(&batch);
+        let record = record::encode(&batch, bytes);
         if record.len() > self.batch_bytes_max() {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
