@@ -8,12 +8,13 @@ use std::sync::Arc;
 use arbitrary::{Result, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use ramet_betree::Tree;
+use ramet_block::codec::compress;
 use ramet_block::superblock::read_superblock;
-use ramet_block::{BLOCK_BYTES, Device, Superblock, Writer};
+use ramet_block::{BLOCK_BYTES, Codec, Device, Superblock, Writer};
 use ramet_fuzz::{Base, base, scan_all};
 use ramet_sim::SparseDevice;
 
-const HEADER_BYTES: usize = 72;
+const HEADER_BYTES: usize = 80;
 
 /// Frames, as they are written one after the other.
 struct Frames<'a> {
@@ -118,7 +119,24 @@ impl Frames<'_> {
             }
             _ => {}
         }
-        let len = (HEADER_BYTES + payload.len()).next_multiple_of(BLOCK_BYTES as usize) as u64;
+        let mut raw_len = u32::try_from(payload.len()).expect("a frame is small");
+        let mut codec = 0u32;
+        if u.ratio(1u8, 4)? {
+            codec = u.int_in_range(1..=2u32)?;
+            let known = Codec::from_tag(codec as u8).expect("both are codecs");
+            match compress(known, &payload) {
+                Some(packed) => payload = packed,
+                // Whatever it is, it claims to be packed.
+                None => raw_len = raw_len.wrapping_add(u.arbitrary::<u16>()?.into()),
+            }
+        }
+        match odd {
+            247 => codec = u.arbitrary()?,
+            248 => raw_len = u.arbitrary()?,
+            _ => {}
+        }
+        let taken = (HEADER_BYTES + payload.len().max(raw_len as usize)) as u64;
+        let len = taken.next_multiple_of(BLOCK_BYTES).min(self.sb.journal.len);
         if len > self.sb.journal.len - self.offset % self.sb.journal.len {
             self.offset = self.offset.next_multiple_of(self.sb.journal.len);
         }
@@ -132,8 +150,10 @@ impl Frames<'_> {
         header.u64(self.offset);
         header.u64(if odd == 249 { u.arbitrary()? } else { 0 });
         header.u64(first_seq);
-        header.u32(u32::try_from(payload.len()).expect("a frame is small"));
+        header.u32(raw_len);
         header.u32(count);
+        header.u32(u32::try_from(payload.len()).expect("a frame is small"));
+        header.u32(codec);
         header.raw(&payload);
         let addr = self.sb.journal.addr + self.offset % self.sb.journal.len;
         let written = self.device.write_at(addr, header.as_slice());

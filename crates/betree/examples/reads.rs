@@ -27,6 +27,14 @@ fn cpu_ns() -> f64 {
     first.unwrap_or(0.0)
 }
 
+/// Most memory that this process had at a time, in MiB.
+fn resident_mib_max() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) >> 10
+}
+
 struct Phase {
     start: Instant,
     cpu_ns: f64,
@@ -49,12 +57,13 @@ impl Phase {
             now.bytes_read - self.before.bytes_read,
         );
         println!(
-            "{what:20} {count:8} keys {:8.1} ns each, {:7.1} of CPU, {reads:8} reads ({:.4} each), {:6} MiB, {} KiB per read",
+            "{what:20} {count:8} keys {:8.1} ns each, {:7.1} of CPU, {reads:8} reads ({:.4} each), {:6} MiB, {} KiB per read; peak {} MiB",
             seconds * 1e9 / count as f64,
             (cpu_ns() - self.cpu_ns) / count as f64,
             reads as f64 / count as f64,
             bytes >> 20,
             (bytes / reads.max(1)) >> 10,
+            resident_mib_max(),
         );
     }
 }

@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use crate::bounds::KeyRange;
+use crate::clone::destination;
 use crate::graft::Graft;
 
 /// One change of the key space. Keys and values are bytes; keys order bytewise.
@@ -56,6 +58,36 @@ pub enum Op {
         /// Range and entries.
         graft: Graft,
     },
+}
+
+impl Op {
+    /// The range that a clone copies.
+    pub(crate) fn source(&self) -> Option<KeyRange> {
+        match self {
+            Op::CloneRange { lo, hi, .. } => Some(KeyRange::new(lo.clone(), hi.clone())),
+            _ => None,
+        }
+    }
+
+    /// Whether it may change what `range` holds, or where that lies.
+    pub(crate) fn touches(&self, range: &KeyRange) -> bool {
+        let meets = |other: &KeyRange| !other.intersect(range).is_empty();
+        match self {
+            Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => range.contains(key),
+            Op::DeleteRange { lo, hi } => meets(&KeyRange::new(lo.clone(), hi.clone())),
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                let source = KeyRange::new(lo.clone(), hi.clone());
+                !source.is_empty()
+                    && (meets(&source) || meets(&destination(&source, *strip as usize, prefix).0))
+            }
+            Op::Graft { .. } => true,
+        }
+    }
 }
 
 /// Changes that become visible, and durable, together or not at all. They apply in order.

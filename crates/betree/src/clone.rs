@@ -47,8 +47,11 @@ const BUFFER_PART: usize = 16;
 const WANTED_PART: usize = 8;
 /// Messages are gathered to see what newer ones leave of them when they are up to so many times what is copied.
 const GATHERED_MAX: usize = 16;
-/// A clone waits for a node to be put in order when that has so many times what a node should have.
-const CROWDED_MAX: usize = 2;
+/// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
+/// takes space for ever: the fewer there are, the better.
+const CROWDED: usize = 2;
+/// A clone does some of that itself when it finds so many times that.
+const CROWDED_MAX: usize = 4;
 /// Most nodes in order that are kept for the clones to come.
 const MENDED_MAX: usize = 4;
 
@@ -88,16 +91,27 @@ enum Layer {
     Segment(SegRef),
 }
 
+/// What a clone puts up with.
+#[derive(Clone, Copy)]
+pub(crate) struct CloneTerms {
+    /// With anything that a [`Chore`] would mend.
+    pub(crate) patient: bool,
+    /// Targets of this height and above are refused.
+    pub(crate) height_max: u8,
+}
+
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
-/// `patient`: put up with anything that a [`Chore`] would mend. Targets higher than `height_max` are refused.
 pub(crate) fn capture(
     store: &Store,
     buffer: &MemRun,
     root: &Arc<Handle>,
     range: &KeyRange,
-    patient: bool,
-    height_max: u8,
+    terms: CloneTerms,
 ) -> Result<Captured> {
+    let CloneTerms {
+        patient,
+        height_max,
+    } = terms;
     if !patient && weighs_more(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
         return Ok(Captured::First(Chore::Freeze));
     }
@@ -204,10 +218,8 @@ pub(crate) fn capture(
         }
         Some((handle, xf)) => match lca {
             Some(skeleton) => {
-                let mut copy = Skeleton::clone(&skeleton);
-                copy.clip(&xf.range(range));
                 bump(&store.counters.unshares);
-                (store.in_order(copy), xf)
+                (store.in_order(skeleton.clipped(&xf.range(range))), xf)
             }
             None => (over_leaf(store, handle, xf, range)?, Xf::identity()),
         },
@@ -257,7 +269,7 @@ impl Store {
     /// Whether it is time to put a node that a clone made in order.
     pub(crate) fn wants_mending(&self, node: &Handle) -> bool {
         node.fresh_skeleton()
-            .is_some_and(|node| self.is_crowded(&node, 1))
+            .is_some_and(|node| self.is_crowded(&node, CROWDED))
     }
 
     /// Whether a part of a run is better referred to than copied.
@@ -359,7 +371,7 @@ impl Store {
         let from = self.in_order(node.clone());
         // A full volume has no use for copies.
         let is_short = self.room_bytes() < 2 * self.slack_bytes();
-        if is_short || !self.is_crowded(&from, if urgent { CROWDED_MAX } else { 1 }) {
+        if is_short || !self.is_crowded(&from, if urgent { CROWDED_MAX } else { CROWDED }) {
             return Ok(());
         }
         bump(&self.counters.mends);
@@ -369,7 +381,7 @@ impl Store {
             self.merge_from(&mut to, newest)?;
         }
         if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
-            self.tend(&mut to, true, false)?;
+            self.tend_to(&mut to, true, false, CROWDED)?;
         }
         let to = self.within_fanout(to)?;
         let mut mended = self.mended.lock();

@@ -147,6 +147,26 @@ impl MappedCursor {
         }
     }
 
+    /// Reads on for the next scan when the blocks before are in the cache: then somebody goes through the run piece by piece,
+    /// as a file is read in requests.
+    pub(crate) fn follow(&mut self, store: &Store) {
+        let Source::Disk(disk) = &mut self.source else {
+            return;
+        };
+        let is_here = |at: usize| store.is_block_cached(&disk.run.handle, at);
+        let blocks = disk.blocks.clone();
+        if disk.run.packed.is_some() || blocks.is_empty() || is_here(blocks.end - 1) {
+            return;
+        }
+        let end = blocks.start + usize::from(is_here(blocks.start));
+        let behind = [1, 4, 16].into_iter();
+        let behind = behind.take_while(|&n| n <= end && is_here(end - n)).last();
+        let left = disk.run.index.blocks.len() - blocks.end;
+        // Four times as far as that went already.
+        let beyond = (4 * behind.unwrap_or(0)).min(BEYOND_MAX);
+        disk.beyond = disk.beyond.max(beyond.min(left));
+    }
+
     fn into_left(self) -> Option<Left> {
         let Source::Disk(mut disk) = self.source else {
             return None;

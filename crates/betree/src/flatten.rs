@@ -97,8 +97,7 @@ impl Store {
         base_height: u8,
     ) -> Result<Option<Vec<Edge>>> {
         let range = node.edge_range(at);
-        let mut draft = node.clone();
-        draft.clip(&range);
+        let draft = node.clipped(&range);
         let mut pieces = TreeScan::of_base(Base::Draft(Arc::new(draft)), range);
         let mut builder = Builder {
             store: self,

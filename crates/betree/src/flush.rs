@@ -150,6 +150,19 @@ impl Store {
     /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
     /// a free label. With `settle` range messages are pushed as deep as they go.
     pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
+        // What waits in the root is in memory for the most part: a checkpoint hands it down.
+        let buffers = if top && !settle { 8 } else { 1 };
+        self.tend_to(node, top, settle, buffers)
+    }
+
+    /// The same for a node that may hold so many times its buffer.
+    pub(crate) fn tend_to(
+        &self,
+        node: &mut Skeleton,
+        top: bool,
+        settle: bool,
+        buffers: usize,
+    ) -> Result<()> {
         self.convert(node, top)?;
         // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
         self.flatten_high(
@@ -167,9 +180,7 @@ impl Store {
             self.hold_back(node, &mut pending);
         }
         self.rewrite_due(node, &mut pending, limit == 0, settle && is_sweeping)?;
-        // What waits in the root is in memory for the most part: a checkpoint hands it down.
-        let limit = if top && !settle { 8 * limit } else { limit };
-        self.relieve(node, &mut pending, limit, settle)?;
+        self.relieve(node, &mut pending, buffers * limit, settle)?;
         if settle && is_sweeping {
             self.sweep(node, &mut pending)?;
         }
@@ -367,8 +378,8 @@ impl Store {
         if self.is_shared(&node.edges[at])? {
             bump(&self.counters.unshares);
         }
-        let mut copy = Skeleton::clone(&*self.skeleton(&child.node)?);
-        let before = copy.range();
+        let whole = self.skeleton(&child.node)?;
+        let before = whole.range();
         let seen = child.xf.range(&range);
         if !before.covers(&seen) {
             // What is pushed there would be lost.
@@ -378,7 +389,7 @@ impl Store {
                 detail: format!("T8: node {} does not cover its edge", child.node.id().0),
             });
         }
-        copy.clip(&seen);
+        let mut copy = whole.clipped(&seen);
         let clipped = copy.range();
         let last = copy.edges.len() - 1;
         for (at, cut) in [

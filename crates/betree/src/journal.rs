@@ -42,7 +42,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ramet_block::planted::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
+use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel};
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::{Error, Result};
@@ -129,6 +129,8 @@ pub(crate) struct Journal {
     dev: Arc<dyn Device>,
     region: Extent,
     timeline: Timeline,
+    /// How frames are packed that are worth it.
+    codec: Codec,
     queue: Mutex<Queue>,
     /// Bytes handed to the device since it was opened.
     written_bytes: AtomicU64,
@@ -150,7 +152,8 @@ impl Journal {
     }
 
     /// A journal whose next frame goes to `at`, the answer of [`Journal::replay`] (or the default
-    /// position in a new volume).
+    /// position in a new volume). Frames are packed in a volume with a codec, and with a fast one whichever that is: somebody
+    /// waits for them, and they are soon gone.
     ///
     /// Before the first commit a superblock must be durable that names `epoch`, a number never
     /// used for this volume before, and `at` as the start of a replay: frames before `at` count as
@@ -163,6 +166,7 @@ impl Journal {
         region: Extent,
         uuid_low: u64,
         epoch: u64,
+        codec: Codec,
         at: JournalPos,
     ) -> Journal {
         assert!(
@@ -177,6 +181,11 @@ impl Journal {
             dev,
             region,
             timeline: Timeline { uuid_low, epoch },
+            codec: match codec {
+                Codec::Raw => Codec::Raw,
+                // As fast as LZ4 on records, and an eighth smaller.
+                Codec::Lz4 | Codec::Zstd(_) => Codec::Zstd(ZstdLevel::default()),
+            },
             queue: Mutex::new(Queue {
                 open: FrameBuilder::default(),
                 sealed: VecDeque::new(),
@@ -335,25 +344,20 @@ impl Journal {
         self.written_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes that wait in memory to be written.
-    pub(crate) fn queued_bytes(&self) -> u64 {
-        let queue = self.queue.lock();
-        queue.sealed_bytes + queue.open.covered_bytes()
-    }
-
     /// Size of the region in bytes.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.region.len
     }
 
-    /// Whether a record of `bytes` can be appended and later be committed without a release in
-    /// between, whatever frames it and the queued ones end up in. One frame of reserve is kept for
-    /// callers that ask at the same time.
-    pub(crate) fn has_room(&self, bytes: usize) -> bool {
+    /// Bytes that wait in memory to be written, if a record of `bytes` can be appended and later be committed
+    /// without a release in between, whatever frames it and the queued ones end up in. One frame of reserve is kept
+    /// for callers that ask at the same time.
+    pub(crate) fn room_for(&self, bytes: usize) -> Option<u64> {
         let queue = self.queue.lock();
         let end = self.end_with(&queue, Some(bytes));
-        end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
-            || planted::is(Fault::JournalOverrun)
+        let has_room = end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
+            || planted::is(Fault::JournalOverrun);
+        has_room.then(|| queue.queued_bytes())
     }
 
     /// Offset after everything queued and one more record of `record` bytes, in the worst way of
@@ -471,9 +475,10 @@ impl Journal {
         }
         for sealed in group.frames {
             let start = sealed.at.offset % self.region.len;
-            let bytes = sealed
-                .frame
-                .finish(self.timeline, sealed.at, group.durable_before);
+            let bytes =
+                sealed
+                    .frame
+                    .finish(self.codec, self.timeline, sealed.at, group.durable_before);
             assert!(
                 start + bytes.len() as u64 <= self.region.len,
                 "a frame does not wrap"
@@ -492,6 +497,11 @@ impl Journal {
 }
 
 impl Queue {
+    /// Bytes that wait in memory to be written.
+    fn queued_bytes(&self) -> u64 {
+        self.sealed_bytes + self.open.covered_bytes()
+    }
+
     fn check(&self) -> Result<()> {
         match &self.failure {
             Some(reason) => Err(Error::Poisoned(reason.clone())),

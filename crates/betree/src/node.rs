@@ -83,16 +83,22 @@ enum State {
 }
 
 impl State {
-    /// What a segment that is not written yet takes of the memory for such, in bytes.
+    /// What a node that is not written yet takes of the memory for such, in bytes.
     fn memory_bytes(&self) -> u64 {
         let bytes = match self {
+            State::Skeleton(node) => node.weight(),
             State::Run(run) => run.memory_bytes(),
             State::Packed(run) => run.memory_bytes,
-            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => 0,
+            State::Written { .. } | State::Recorded(_) => 0,
         };
         bytes as u64
     }
 }
+
+/// Memory that a handle takes with its entry in [`Store::handles`], about, in bytes.
+pub(crate) const HANDLE_BYTES: usize = size_of::<Handle>() + 48;
+/// Memory that an allocation of a few bytes takes beyond these, about, in bytes.
+pub(crate) const ALLOCATION_BYTES: usize = 32;
 
 /// A node in memory; see the module header.
 #[derive(Debug)]
@@ -369,7 +375,7 @@ pub(crate) struct Store {
     pub(crate) table: NodeTable,
     pub(crate) shape: TreeShape,
     pub(crate) counters: Counters,
-    /// Memory of segments that are not written yet, in bytes.
+    /// Memory of nodes that are not written yet, in bytes.
     pub(crate) fresh_bytes: AtomicU64,
     /// Space that the next checkpoint takes to write what is in memory only, in bytes.
     owed_bytes: AtomicU64,
@@ -496,7 +502,8 @@ impl Store {
         handle
     }
 
-    pub(crate) fn new_skeleton(&self, node: Skeleton) -> Arc<Handle> {
+    pub(crate) fn new_skeleton(&self, mut node: Skeleton) -> Arc<Handle> {
+        node.shrink();
         self.fresh(Kind::Skeleton, node.height, State::Skeleton(Arc::new(node)))
     }
 
@@ -538,7 +545,7 @@ impl Store {
     /// Room that is kept for structural work when the volume is as full as it gets, in bytes: several leaves, so that
     /// deletions can be applied to the leaves that hold what they delete, half of it for those alone.
     pub(crate) fn slack_bytes(&self) -> u64 {
-        let total = self.table.stats().total;
+        let total = self.table.usable_bytes();
         let leaves = 12 * self.shape.leaf_bytes as u64;
         let buffers = (4 * self.shape.buffer_bytes as u64).min(total / 32);
         leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)
@@ -546,13 +553,7 @@ impl Store {
 
     /// Space beyond the reserve and beyond what a checkpoint takes to write what is in memory now, in bytes.
     pub(crate) fn room_bytes(&self) -> u64 {
-        let space = self.table.stats();
-        let owed =
-            self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed);
-        space
-            .free
-            .saturating_sub(space.reserved)
-            .saturating_sub(owed)
+        self.table.room_bytes().saturating_sub(self.owed_bytes())
     }
 
     /// Room that what was accepted may still take, in bytes: the slack, and half of what waits above interior nodes or
@@ -591,8 +592,7 @@ impl Store {
         // Counted before it is compared: others who ask meanwhile see it.
         self.owed_bytes.fetch_add(bytes, Ordering::Relaxed);
         let room = Room { store: self, bytes };
-        let space = self.table.stats();
-        if space.free.saturating_sub(space.reserved) < self.owed_bytes() {
+        if self.table.room_bytes() < self.owed_bytes() {
             return Err(Error::NoSpace);
         }
         Ok(room)

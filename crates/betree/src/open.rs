@@ -261,6 +261,7 @@ impl Tree {
             sb.journal,
             uuid_low,
             sb.epoch,
+            inner.store.shape.codec,
             end,
         ));
         if replayed > 0 {

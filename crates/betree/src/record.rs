@@ -14,8 +14,9 @@ fn take(r: &mut Reader<'_>) -> Result<Bytes, WireError> {
     Ok(Bytes::copy_from_slice(r.bytes(usize::MAX)?))
 }
 
-pub(crate) fn encode(batch: &Batch) -> Vec<u8> {
-    let mut w = Writer::new();
+/// Encodes a batch; `bytes` is about what it comes to.
+pub(crate) fn encode(batch: &Batch, bytes: usize) -> Vec<u8> {
+    let mut w = Writer::with_capacity(bytes);
     w.varint(batch.ops.len() as u64);
     for op in &batch.ops {
         match op {
@@ -134,15 +135,15 @@ mod tests {
             let mut pin = |place| named.pin(&store, place);
             decode(&bytes, &mut pin).expect("as in docs/format.md")
         };
-        assert_eq!(encode(&graft), graft_record());
+        assert_eq!(encode(&graft, 0), graft_record());
         batch.ops.extend(graft.ops);
-        let bytes = encode(&batch);
+        let bytes = encode(&batch, 0);
         let mut find = |place| named.find(place);
         assert_eq!(decode(&bytes, &mut find), Ok(batch));
         // Golden: a put of "a" to "1" alone.
         let mut put = Batch::new();
         put.put("a", "1");
-        assert_eq!(encode(&put), [1, 0, 1, b'a', 1, b'1']);
+        assert_eq!(encode(&put, 0), [1, 0, 1, b'a', 1, b'1']);
         for cut in 0..bytes.len() {
             assert!(decode(&bytes[..cut], &mut find).is_err(), "cut at {cut}");
         }

@@ -23,8 +23,7 @@ impl Store {
             }
         }
         let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
-        let mut draft = node.clone();
-        draft.clip(&range);
+        let draft = node.clipped(&range);
         let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
         let mut writer = LeafWriter::new(self, range.lo.clone(), node.next_step(), Via::Cache);
         while let Some((key, value)) = scan.next(self)? {

@@ -28,7 +28,7 @@ use crate::filter::{self, Filter};
 use crate::heads::Heads;
 use crate::memrun::{MESSAGE_BYTES, MemRun, Weight};
 use crate::message::{Point, RangeMsg, Target};
-use crate::node::{Handle, Kind};
+use crate::node::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
 use crate::sync::Mutex;
 
 const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
@@ -62,13 +62,15 @@ pub(crate) struct RunIndex {
     /// Bytes that the first keys of all blocks share, and the heads of what follows.
     shared: usize,
     heads: Heads,
+    /// Memory that all of it takes: the cache asks more often than there are ranges.
+    weight: usize,
     /// What was weighed: a run does not change, and the blocks at the borders of a range are not read again for that.
     pub(crate) weighed: Weighed,
 }
 
 /// Ranges of a segment whose weight is remembered, for each of its blocks, and memory that one takes, in bytes.
 const WEIGHED_PER_BLOCK: usize = 4;
-const WEIGHED_BYTES: usize = 96;
+const WEIGHED_BYTES: usize = 160;
 
 /// What lies in ranges of a segment, with range messages and without.
 #[derive(Debug)]
@@ -550,22 +552,27 @@ pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
 impl RunIndex {
     fn new(
         kind: Kind,
-        blocks: Vec<BlockMeta>,
-        ranges: Vec<(KeyRange, RangeMsg)>,
+        mut blocks: Vec<BlockMeta>,
+        mut ranges: Vec<(KeyRange, RangeMsg)>,
         filter: Filter,
     ) -> Self {
+        blocks.shrink_to_fit();
+        ranges.shrink_to_fit();
         let shared = match &blocks[..] {
             [first, .., last] => shared_prefix(&first.first_key, &last.first_key),
             _ => 0,
         };
-        Self {
+        let mut index = Self {
             heads: Heads::new(blocks.iter().map(|b| &b.first_key[shared..])),
             weighed: Weighed::new(kind, blocks.len()),
             blocks,
             ranges,
             filter,
             shared,
-        }
+            weight: 0,
+        };
+        index.weight = index.weigh_all();
+        index
     }
 
     /// Decodes `[0, index_len)`, whose checksum has been verified. `handle` finds the node of a GOTO.
@@ -699,10 +706,31 @@ impl RunIndex {
 
     /// Memory that it takes, roughly, in bytes: always the same.
     pub(crate) fn weight(&self) -> usize {
-        let keys: usize = self.blocks.iter().map(|b| b.first_key.len()).sum();
-        let entries = self.blocks.len() * size_of::<BlockMeta>() + self.ranges.len() * 160;
-        192 + entries
-            + keys
+        self.weight
+    }
+
+    fn weigh_all(&self) -> usize {
+        let blocks = self
+            .blocks
+            .iter()
+            .map(|b| size_of::<BlockMeta>() + b.first_key.len() + ALLOCATION_BYTES);
+        // Neighbours often lead to the same node.
+        let mut last = None;
+        let ranges = self.ranges.iter().map(|(range, msg)| {
+            let target = match msg {
+                RangeMsg::Null => 0,
+                RangeMsg::Goto(target) => {
+                    let again = last.replace(target.node.id()) == Some(target.node.id());
+                    let handle = if again { 0 } else { HANDLE_BYTES };
+                    target.xf.prepend.len() + ALLOCATION_BYTES + handle
+                }
+            };
+            let keys = range.lo.len() + range.hi.as_ref().map_or(0, Bytes::len);
+            size_of::<(KeyRange, RangeMsg)>() + keys + 2 * ALLOCATION_BYTES + target
+        });
+        size_of::<Self>()
+            + blocks.sum::<usize>()
+            + ranges.sum::<usize>()
             + self.weighed.max * WEIGHED_BYTES
             + self.filter.weight()
             + self.heads.weight()

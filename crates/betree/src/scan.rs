@@ -173,7 +173,9 @@ pub(crate) fn descend(
                 return Ok(found.unwrap_or(Point::Delete).apply(None));
             }
         };
-        key = xf.key(&key);
+        if !xf.is_identity() {
+            key = xf.key(&key);
+        }
         bump(&store.counters.node_visits);
         if node.kind() == Kind::Leaf {
             let value = store.run(&node)?.point(store, &key)?;
@@ -196,8 +198,9 @@ pub(crate) fn descend(
         for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
             bump(&store.counters.node_visits);
             let run = store.run(&seg.run)?;
-            let inside = seg.xf.key(&key);
-            if let Some(older) = run.point(store, &inside)? {
+            let moved = (!seg.xf.is_identity()).then(|| seg.xf.key(&key));
+            let inside = moved.as_ref().unwrap_or(&key);
+            if let Some(older) = run.point(store, inside)? {
                 let point = match found {
                     Some(newer) => newer.over(&older),
                     None => older,
@@ -208,7 +211,7 @@ pub(crate) fn descend(
                 found = Some(point);
             }
             if seg.ranges_step() >= edge.watermark {
-                match run.range_at(&inside) {
+                match run.range_at(inside) {
                     RangeAt::Covered(_, RangeMsg::Null) => next = Base::Nothing,
                     RangeAt::Covered(_, RangeMsg::Goto(t)) => {
                         next = Base::Node(t.node, seg.xf.then(&t.xf))
@@ -441,11 +444,12 @@ impl TreeScan {
         let end = self.end(&range);
         for (run, xf) in overlays.iter() {
             let mut cursor = MappedCursor::new(run, &range, xf, self.ahead);
-            if self.is_long {
+            if self.ahead == AHEAD_MAX {
                 // As far as the translation goes.
                 let alike = successor_of_prefix(&range.lo[..xf.strip]);
                 let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
                 cursor.carry_on(&mut left, &xf.range(&far));
+                cursor.follow(store);
             }
             self.merge.push_older(cursor);
         }

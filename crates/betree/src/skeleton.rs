@@ -28,7 +28,7 @@ use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 
 use crate::bounds::{KeyRange, Xf, min_hi};
-use crate::node::Handle;
+use crate::node::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::run::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
@@ -186,26 +186,38 @@ impl Skeleton {
         ages
     }
 
-    /// Narrows the node to `range` (in its own key space, and inside its range), keeping the key space.
-    pub(crate) fn clip(&mut self, range: &KeyRange) {
+    /// A copy of what the node is in `range` (in its own key space, and inside its range), in the same key space. Takes
+    /// memory for that only, however large the node is.
+    pub(crate) fn clipped(&self, range: &KeyRange) -> Skeleton {
+        if range.covers(&self.range()) {
+            return self.clone();
+        }
         let first = self.edge_of(&range.lo);
         let end = self
             .edges
             .partition_point(|e| crate::bounds::below(&e.lo, range.hi.as_deref()));
-        self.edges.truncate(end.max(first + 1));
-        self.edges.drain(..first);
-        if self.edges[0].lo < range.lo {
-            self.edges[0].lo = range.lo.clone();
+        let mut edges = self.edges[first..end.max(first + 1)].to_vec();
+        if edges[0].lo < range.lo {
+            edges[0].lo = range.lo.clone();
         }
-        self.hi = min_hi(self.hi.clone(), range.hi.clone());
-        self.segs.retain_mut(|seg| {
-            seg.clip = seg.clip.intersect(range);
+        let segs = self.segs.iter().filter_map(|seg| {
+            let mut clip = seg.clip.intersect(range);
             if planted::is(Fault::ClipTooShort) {
-                let last = self.edges.last().map(|e| e.lo.clone());
-                seg.clip.hi = min_hi(seg.clip.hi.take(), last);
+                let last = edges.last().map(|e| e.lo.clone());
+                clip.hi = min_hi(clip.hi.take(), last);
             }
-            !seg.clip.is_empty()
+            (!clip.is_empty()).then(|| SegRef {
+                clip,
+                ..seg.clone()
+            })
         });
+        Skeleton {
+            height: self.height,
+            hi: min_hi(self.hi.clone(), range.hi.clone()),
+            segs: segs.collect(),
+            edges,
+            next_ord: self.next_ord,
+        }
     }
 
     /// Moves the node into the key space without the first `strip` bytes, which all its keys share
@@ -279,9 +291,30 @@ impl Skeleton {
         children.map(|c| c.live_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Memory that it takes, roughly, in bytes.
+    /// Gives back the room for edges and segments to come: from now on it does not change.
+    pub(crate) fn shrink(&mut self) {
+        self.edges.shrink_to_fit();
+        self.segs.shrink_to_fit();
+    }
+
+    /// Memory that it takes, about, in bytes, with the handles of all that it refers to: often they are there for it alone.
     pub(crate) fn weight(&self) -> usize {
-        128 + self.edges.len() * 192 + self.segs.len() * 256
+        // Neighbours often lead to the same node.
+        let mut last = None;
+        let edges = self.edges.iter().map(|e| {
+            let child = e.child.as_ref().map_or(0, |c| {
+                let again = last.replace(c.node.id()) == Some(c.node.id());
+                let handle = if again { 0 } else { HANDLE_BYTES };
+                c.xf.prepend.len() + ALLOCATION_BYTES + handle
+            });
+            size_of::<Edge>() + e.lo.len() + ALLOCATION_BYTES + child
+        });
+        let segs = self.segs.iter().map(|s| {
+            let hi = s.clip.hi.as_ref().map_or(0, Bytes::len);
+            let keys = s.clip.lo.len() + hi + s.xf.prepend.len();
+            size_of::<SegRef>() + keys + 2 * ALLOCATION_BYTES + HANDLE_BYTES
+        });
+        size_of::<Self>() + edges.sum::<usize>() + segs.sum::<usize>()
     }
 
     /// No encoding of it is longer, in bytes.
@@ -424,6 +457,7 @@ impl Skeleton {
         if r.remaining() != 0 {
             return Err(MALFORMED);
         }
+        node.shrink();
         Ok(node)
     }
 }

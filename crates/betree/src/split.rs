@@ -32,8 +32,7 @@ impl Store {
         let mut from = 0;
         for to in cuts.into_iter().chain([node.edges.len()]) {
             let hi = node.edge_hi(to - 1);
-            let mut part = node.clone();
-            part.clip(&KeyRange::new(node.edges[from].lo.clone(), hi));
+            let mut part = node.clipped(&KeyRange::new(node.edges[from].lo.clone(), hi));
             self.drop_dead_segments(&mut part)?;
             out.push(part);
             from = to;

@@ -33,7 +33,7 @@ pub struct Stats {
     pub zombies: u64,
     /// Height label of the root.
     pub height: u64,
-    /// Messages in memory that are not yet in a written node.
+    /// Memory of messages, and of the nodes made of them, that are not written yet.
     pub pending_message_bytes: u64,
     /// Range messages in the memory buffer.
     pub buffered_ranges: u64,
@@ -192,7 +192,7 @@ impl Inner {
         let (buffered, buffered_ranges, root, top, seq) = {
             let state = self.state.lock();
             (
-                state.buffer.size_bytes() as u64,
+                state.buffer.memory_bytes() as u64,
                 state.buffer.range_count() as u64,
                 state.root.clone(),
                 state.top.clone(),

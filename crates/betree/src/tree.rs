@@ -26,7 +26,7 @@ use ramet_block::planted::{self, Fault};
 
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
-use crate::clone::{Captured, Chore, capture, destination};
+use crate::clone::{Captured, Chore, CloneTerms, capture, destination};
 use crate::diff::{Diff, Span};
 use crate::error::{Error, Result};
 use crate::graft::Graft;
@@ -34,6 +34,7 @@ use crate::journal::Journal;
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Store, bump};
+use crate::peek::Peek;
 use crate::record;
 use crate::scan::{TreeScan, View};
 use crate::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
@@ -102,6 +103,20 @@ impl State {
     }
 }
 
+/// What the sources of a batch's clones were in one state of the tree, for each of its operations.
+struct Foreseen {
+    seq: Seq,
+    top: Arc<Skeleton>,
+    captured: Vec<Option<Captured>>,
+}
+
+impl Foreseen {
+    /// Whether `state` is the one that was looked at.
+    fn is_of(&self, state: &State) -> bool {
+        self.seq == state.seq && Arc::ptr_eq(&self.top, &state.top)
+    }
+}
+
 #[derive(Default)]
 struct Wanted {
     flush: bool,
@@ -127,7 +142,9 @@ pub(crate) struct Inner {
     last_resort: AtomicU64,
     failure: OnceLock<Arc<str>>,
     wanted: Mutex<Wanted>,
+    /// What the flusher waits for, and the keeper: a clone that wants a node put in order does not have the journal synced.
     work: Condvar,
+    keep: Condvar,
     /// Signalled after each round of background work.
     progress: Condvar,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -154,6 +171,8 @@ impl Drop for StopGuard {
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 const TICK: Duration = Duration::from_millis(1000);
+/// A checkpoint is due when nodes that are not written take this part of what the cache may, and four memory buffers.
+const FRESH_PART: u64 = 16;
 /// Batches that remove something and take no more than this together may use up the slack when there is no other way, before
 /// it is looked for again, in bytes.
 const LAST_RESORT_BYTES: u64 = 32 << 10;
@@ -194,6 +213,7 @@ impl Inner {
             failure: OnceLock::new(),
             wanted: Mutex::new(Wanted::default()),
             work: Condvar::new(),
+            keep: Condvar::new(),
             progress: Condvar::new(),
             threads: Mutex::new(Vec::new()),
         }
@@ -232,12 +252,13 @@ impl Inner {
 
     // ---- writing ----
 
+    /// `captured` is what the source of a clone is now, if that is known.
     fn apply_op(
         &self,
         state: &mut State,
         op: Op,
-        patient: bool,
-        height_max: u8,
+        captured: Option<Captured>,
+        terms: CloneTerms,
         made: &mut Vec<Arc<Handle>>,
     ) -> Result<std::result::Result<(), Chore>> {
         match op {
@@ -266,14 +287,11 @@ impl Inner {
                     return Ok(Ok(()));
                 }
                 let (range, back) = destination(&source, strip as usize, &prefix);
-                match capture(
-                    &self.store,
-                    &state.buffer,
-                    &state.root,
-                    &source,
-                    patient,
-                    height_max,
-                )? {
+                let captured = match captured {
+                    Some(captured) => captured,
+                    None => capture(&self.store, &state.buffer, &state.root, &source, terms)?,
+                };
+                match captured {
                     Captured::First(chore) => return Ok(Err(chore)),
                     Captured::Message { msg, moves } => {
                         if let RangeMsg::Goto(target) = &msg {
@@ -310,12 +328,15 @@ impl Inner {
         } else {
             HEIGHT_MAX
         };
-        let mut patient = false;
+        let mut terms = CloneTerms {
+            patient: false,
+            height_max,
+        };
         for round in 0.. {
-            if clones {
-                self.warm(&batch)?;
-            }
+            let mut foreseen = clones.then(|| self.foresee(&batch, terms)).transpose()?;
             let mut state = self.state.lock();
+            // What holds no more goes without the lock.
+            let mut captured = foreseen.as_mut().filter(|f| f.is_of(&state));
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let (mut trouble, mut made) = (None, Vec::new());
@@ -326,8 +347,9 @@ impl Inner {
             } else {
                 std::mem::take(&mut batch.ops)
             };
-            for op in ops {
-                match self.apply_op(&mut state, op, patient, height_max, &mut made) {
+            for (at, op) in ops.into_iter().enumerate() {
+                let captured = captured.as_mut().and_then(|f| f.captured[at].take());
+                match self.apply_op(&mut state, op, captured, terms, &mut made) {
                     Ok(Ok(())) => {}
                     Ok(Err(chore)) => {
                         trouble = Some(Ok(chore));
@@ -344,7 +366,7 @@ impl Inner {
                     state.buffer = saved;
                 }
                 drop(state);
-                patient = match self.do_first(trouble?) {
+                terms.patient = match self.do_first(trouble?) {
                     Ok(()) => round >= 2,
                     // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
                     Err(Error::NoSpace | Error::ReadOnly) => true,
@@ -369,7 +391,13 @@ impl Inner {
                 .store(state.buffer.size_bytes() as u64, Ordering::Relaxed);
             drop(state);
             if full {
-                self.want(|w| w.flush = true);
+                // Not when the keeper looks next: until then as much again may come, and a checkpoint holds what it moves
+                // twice.
+                let is_much = self.holds_much();
+                self.want(|w| {
+                    w.flush = true;
+                    w.checkpoint |= is_much;
+                });
             }
             self.mend_soon(made);
             return Ok(seq);
@@ -377,38 +405,49 @@ impl Inner {
         unreachable!("a patient clone asks for nothing")
     }
 
-    /// Loads the nodes that capturing the clones of `batch` will visit, so that no I/O happens under `state`.
-    fn warm(&self, batch: &Batch) -> Result<()> {
-        for op in &batch.ops {
-            if let Op::CloneRange { lo, hi, .. } = op {
-                let range = KeyRange::new(lo.clone(), hi.clone());
-                if !range.is_empty() {
-                    self.look_at(&range)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// What capturing `range` would find; what it loads on the way stays in the cache.
-    fn look_at(&self, range: &KeyRange) -> Result<Captured> {
-        let (buffer, root) = {
+    /// Captures the clones of `batch` without the lock, so that no I/O happens under it: it loads the nodes on the way, and what
+    /// it finds holds as long as nothing else is applied or moved, for sources that the batch does not change itself before.
+    fn foresee(&self, batch: &Batch, terms: CloneTerms) -> Result<Foreseen> {
+        let (buffer, root, top, seq) = {
             let state = self.state.lock();
-            (state.buffer.clone(), state.root.clone())
+            let root = state.root.clone();
+            (state.buffer.clone(), root, state.top.clone(), state.seq)
         };
-        capture(
-            &self.store,
-            &buffer,
-            &root,
-            range,
-            false,
-            HEIGHT_MAX_REPLAYED,
-        )
+        let mut captured = Vec::with_capacity(batch.ops.len());
+        for (at, op) in batch.ops.iter().enumerate() {
+            let Some(source) = op.source().filter(|source| !source.is_empty()) else {
+                captured.push(None);
+                continue;
+            };
+            let changes = batch.ops[..at].iter().any(|op| op.touches(&source));
+            let terms = if changes {
+                // Whether it nests too deep is not known yet.
+                let height_max = HEIGHT_MAX_REPLAYED;
+                CloneTerms {
+                    height_max,
+                    ..terms
+                }
+            } else {
+                terms
+            };
+            let found = capture(&self.store, &buffer, &root, &source, terms)?;
+            captured.push((!changes).then_some(found));
+        }
+        Ok(Foreseen { seq, top, captured })
     }
 
     /// Loads what capturing `source` visits, and does what it wants done first.
     fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
-        let Captured::First(chore) = self.look_at(source)? else {
+        let (buffer, root) = {
+            let state = self.state.lock();
+            (state.buffer.clone(), state.root.clone())
+        };
+        let terms = CloneTerms {
+            patient: false,
+            height_max: HEIGHT_MAX_REPLAYED,
+        };
+        let found = capture(&self.store, &buffer, &root, source, terms)?;
+        let Captured::First(chore) = found else {
             return Ok(());
         };
         match self.do_first(chore) {
@@ -442,7 +481,8 @@ impl Inner {
             .rev()
             .find(|node| self.store.wants_mending(node));
         if crowded.is_some() && !self.threads.lock().is_empty() {
-            self.want(|w| w.mend = crowded);
+            self.wanted.lock().mend = crowded;
+            self.work.notify_all();
         }
     }
 
@@ -499,8 +539,7 @@ impl Inner {
             };
             crate::node::bump(&store.counters.collapses);
             let next_ord = root.next_ord;
-            let mut only = Skeleton::clone(&*store.skeleton(&child.node)?);
-            only.clip(&KeyRange::all());
+            let mut only = store.skeleton(&child.node)?.clipped(&KeyRange::all());
             // Ordinals go on from the higher of both, so that segments frozen meanwhile stay newest.
             only.next_ord = only.next_ord.max(next_ord);
             *root = only;
@@ -538,10 +577,16 @@ impl Inner {
     fn want(&self, set: impl FnOnce(&mut Wanted)) {
         set(&mut self.wanted.lock());
         self.work.notify_all();
+        self.keep.notify_all();
     }
 
+    /// Memory of nodes that are not written from which on a checkpoint is due, in bytes.
     fn fresh_limit(&self) -> u64 {
-        (self.store.shape.memory_bytes as u64 * 4).max(self.store.cache_capacity() / 4)
+        (self.store.shape.memory_bytes as u64 * 4).max(self.store.cache_capacity() / FRESH_PART)
+    }
+
+    fn holds_much(&self) -> bool {
+        self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
     }
 
     fn checkpoint_due(&self) -> bool {
@@ -551,7 +596,7 @@ impl Inner {
         self.store.can_heal()
             || self.has_to_checkpoint()
                 && (journal.used_bytes() > journal.capacity_bytes() / 2
-                    || self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
+                    || self.holds_much()
                     || self.store.dead_named().1 > self.volume_bytes.load(Ordering::Relaxed) / 8
                     || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }
@@ -591,7 +636,7 @@ impl Inner {
             let asked = {
                 let mut wanted = self.wanted.lock();
                 if !wanted.checkpoint && !wanted.stop {
-                    self.work.wait_for(&mut wanted, TICK);
+                    self.keep.wait_for(&mut wanted, TICK);
                 }
                 if wanted.stop {
                     return;
@@ -670,8 +715,9 @@ impl Inner {
             // everything is held by snapshots, and waiting does not help.
             let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 3 * self.fresh_limit()
                 && self.is_behind();
-            if !crowded && journal.has_room(bytes) {
-                return self.drain_journal(journal);
+            let room = journal.room_for(bytes);
+            if let (false, Some(queued)) = (crowded, room) {
+                return self.drain_journal(journal, queued);
             }
             // Whoever has waited for long does it, and learns what is in the way.
             rounds += 1;
@@ -683,14 +729,14 @@ impl Inner {
             wanted.flush = true;
             wanted.checkpoint = true;
             self.work.notify_all();
+            self.keep.notify_all();
             self.progress
                 .wait_for(&mut wanted, Duration::from_millis(100));
         }
     }
 
     /// Keeps what waits in memory for the journal bounded: whoever writes much helps to write it out.
-    fn drain_journal(&self, journal: &Journal) -> Result<()> {
-        let queued = journal.queued_bytes();
+    fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {
         let written = match queued {
             0..JOURNAL_QUEUE_SOFT => return Ok(()),
             JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
@@ -868,18 +914,19 @@ impl Tree {
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        let inner = &self.inner;
-        let view = {
-            let state = inner.state.lock();
-            match state.buffer.point(key) {
-                Some(point) if point.is_final() => return Ok(point.apply(None)),
-                _ => View {
-                    buffer: RunView::Mem(Arc::new(state.buffer.clone())),
-                    root: state.root.clone(),
-                },
-            }
+        let peek = {
+            let state = self.inner.state.lock();
+            Peek::new(&self.inner.store, &state, key, Bytes::copy_from_slice)
         };
-        view.get(&inner.store, key)
+        peek.get()
+    }
+
+    /// One key as of this call, to be looked for later: what is done in between, such as letting go of locks, does not
+    /// show. Never reads from the device.
+    #[must_use]
+    pub fn peek(&self, key: Bytes) -> Peek<'_> {
+        let state = self.inner.state.lock();
+        Peek::new(&self.inner.store, &state, key, |key| key)
     }
 
     /// Streams `[lo, hi)` in key order, as of this call; see [`Scan`].
@@ -965,7 +1012,7 @@ impl Tree {
         check(&batch)?;
         let bytes = batch_bytes(&batch);
         inner.admit_space(bytes, batch.frees())?;
-        let record = record::encode(&batch);
+        let record = record::encode(&batch, bytes);
         if record.len() > self.batch_bytes_max() {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }

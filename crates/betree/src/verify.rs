@@ -390,8 +390,8 @@ mod tests {
     fn t8_a_child_that_lost_its_first_part() {
         let got = found(|store, root| {
             let child = interior(root);
-            let mut part = Skeleton::clone(&*store.skeleton(&child.node).unwrap());
-            part.clip(&part.edge_range(part.edges.len() - 1));
+            let whole = store.skeleton(&child.node).unwrap();
+            let part = whole.clipped(&whole.edge_range(whole.edges.len() - 1));
             child.node = store.new_skeleton(part);
         });
         assert_eq!(got, ["T8"]);

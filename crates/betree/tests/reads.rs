@@ -148,6 +148,15 @@ fn messages_that_wait_over_many_leaves_are_read_in_long_requests() {
         }
         (tree.stats().node_reads - before, sum)
     };
+    // As a file is read: a scan for each request.
+    let by_pieces = |tree: &Tree| {
+        let before = tree.stats().node_reads;
+        for first in (0..KEYS).step_by(1000) {
+            let (lo, hi) = (name(2 * first), name(2 * (first + 1000)));
+            assert_eq!(tree.scan(&lo, Some(&hi)).eager().count(), 1000);
+        }
+        tree.stats().node_reads - before
+    };
     let tree = open(&dev, 64 << 20, true);
     let (base, sum) = scan(&tree);
     let mut batch = Batch::new();
@@ -166,6 +175,9 @@ fn messages_that_wait_over_many_leaves_are_read_in_long_requests() {
         reads <= base + 12,
         "{base} reads without, {reads} with patches"
     );
+    let pieces = by_pieces(&open(&dev, 64 << 20, true));
+    println!("{pieces} reads by pieces");
+    assert!(pieces <= KEYS / 1000 * 5 / 3, "{pieces} reads by pieces");
 }
 
 #[test]

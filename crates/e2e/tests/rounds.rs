@@ -62,7 +62,12 @@ fn rounds(edited: Edited) {
         expected.push(bytes);
     }
     let unedited = expected.clone();
-    let samples: Vec<u64> = [rounds / 4, rounds / 2, rounds].into();
+    let samples: Vec<u64> = if rounds < 400 {
+        vec![rounds / 4, rounds / 2, rounds]
+    } else {
+        let usual = [100, 300, 1000, 3000, 5000, 10_000];
+        usual.into_iter().filter(|&at| at <= rounds).collect()
+    };
     let (mut last_round, mut last_bytes) = (0, mount.allocated_settled());
     let mut measured: Vec<(u64, u64)> = Vec::new();
     let mut times = Vec::new();
@@ -97,11 +102,12 @@ fn rounds(edited: Edited) {
         let allocated = mount.allocated_settled();
         let per_round = allocated.saturating_sub(last_bytes) / (round - last_round);
         times.sort_unstable();
-        let (median, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+        let part = |percent: usize| times[times.len() * percent / 100];
+        let (p10, median, p99) = (part(10), part(50), part(99));
         let (again, reads, bytes) = scan_cold(&bed, mount, &name(target), &expected);
         mount = again;
         println!(
-            "{edited:?} round {round}: clone {median:?}, p99 {p99:?}; {per_round} bytes a round; \
+            "{edited:?} round {round}: clone {median:?}, p10 {p10:?}, p99 {p99:?}; {per_round} bytes a round; \
              cold scan {reads} reads, {bytes} bytes; {} nodes, height {}",
             count(&mount, "nodes"),
             count(&mount, "height")

@@ -76,12 +76,7 @@ impl Volume {
         }
         let now = self.now();
         let _names = dir.names.write();
-        let view = self.view(&dir)?;
-        if view
-            .snapshot
-            .get(&keys::entry(&view.place.path, name))?
-            .is_some()
-        {
+        if self.entry(&dir, name)?.0.is_some() {
             return Err(Error::Exists);
         }
         let mut change = Change::new(lock_states(&[&dir]));

@@ -176,6 +176,9 @@ impl Volume {
         if let Some(run) = self.graft_blocks(&span, data)? {
             return self.write_batch(&inode, offset, data, Some(run), kill_privileges);
         }
+        if !data.is_empty() && span.last() - span.first() == 1 {
+            return self.write_batch(&inode, offset, data, None, kill_privileges);
+        }
         let path_bytes = self.topology.read().path(&inode)?.len();
         let blocks_max = (self.tree.batch_bytes_max().saturating_sub(RECORDS_BYTES)
             / (BLOCK + path_bytes + 64))
@@ -252,8 +255,9 @@ impl Volume {
     ) {
         let size_bytes = change.get(inode).size_bytes;
         let blocks = keys::blocks(path);
-        // One copy for all blocks, unless there is only a rest at either end.
-        let copy = run.is_none().then(|| Bytes::copy_from_slice(data));
+        // One copy for all blocks, unless there is only a rest at either end, or one block.
+        let is_long = run.is_none() && span.last() - span.first() > 1;
+        let copy = is_long.then(|| Bytes::copy_from_slice(data));
         let bytes_of = |range: std::ops::Range<usize>| match &copy {
             Some(copy) => copy.slice(range),
             None => Bytes::copy_from_slice(&data[range]),

@@ -347,12 +347,38 @@ impl Volume {
     /// # Errors
     /// `NotFound` when the directory is gone; `Corrupt` when two live inodes have one number.
     pub(crate) fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
-        let view = self.view(dir)?;
-        let Some(value) = view.snapshot.get(&keys::entry(&view.place.path, name))? else {
+        let seen = self.table.evictions();
+        let (value, acc) = self.entry(dir, name)?;
+        let Some(value) = value else {
             return Ok(None);
         };
-        self.resolve(&view, dir, name, Entry::decode(&value)?)
-            .map(Some)
+        match Entry::decode(&value)? {
+            Entry::Inode { record, stored } => {
+                self.resolve_child(dir, name, Ino(stored ^ acc), record, seen)
+            }
+            // Its body is read as of the same moment.
+            Entry::Stub(_) => {
+                let view = self.view(dir)?;
+                let Some(value) = view.snapshot.get(&keys::entry(&view.place.path, name))? else {
+                    return Ok(None);
+                };
+                self.resolve(&view, dir, name, Entry::decode(&value)?)
+            }
+        }
+        .map(Some)
+    }
+
+    /// What is stored under a name, and the acc of the directory at that moment. The caller holds the names of `dir`.
+    ///
+    /// # Errors
+    /// `NotFound` when the directory is gone, and those of the tree.
+    pub(crate) fn entry(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<(Option<Bytes>, u64)> {
+        let (peek, acc) = {
+            let topology = self.topology.read();
+            let place = topology.place(dir).map_err(gone_is_not_found)?;
+            (self.tree.peek(keys::entry(&place.path, name)), place.acc)
+        };
+        Ok((peek.get()?, acc))
     }
 
     /// What to read a directory from.
@@ -381,43 +407,54 @@ impl Volume {
         name: &[u8],
         entry: Entry,
     ) -> Result<Arc<Inode>> {
-        let (ino, link, known) = match entry {
+        let stub = match entry {
             Entry::Inode { record, stored } => {
                 let ino = Ino(stored ^ view.place.acc);
-                let loc = || Loc::Child {
-                    parent: Arc::clone(dir),
-                    name: Bytes::copy_from_slice(name),
-                };
-                (ino, None, self.adopt(ino, record, loc, view.seen)?)
+                return self.resolve_child(dir, name, ino, record, view.seen);
             }
-            Entry::Stub(stub) => {
-                let ino = Ino(stub.stored ^ view.place.acc);
-                let known = match self.table.get(ino) {
-                    Some(known) => known,
-                    None => self.body(view, stub.link, dir)?,
-                };
-                (ino, Some(stub.link), known)
-            }
+            Entry::Stub(stub) => stub,
+        };
+        let ino = Ino(stub.stored ^ view.place.acc);
+        let known = match self.table.get(ino) {
+            Some(known) => known,
+            None => self.body(view, stub.link, dir)?,
         };
         let is_same = match &*known.loc.read() {
             // The directory was replaced meanwhile.
             Loc::Orphan | Loc::Gone => return Err(Error::Stale),
-            Loc::Child { parent, name: its } => {
-                link.is_none() && Arc::ptr_eq(parent, dir) && its == name
-            }
-            Loc::Body {
-                root, link: its, ..
-            } => link == Some(*its) && Arc::ptr_eq(root, &view.root),
-            Loc::Root => false,
+            Loc::Body { root, link, .. } => *link == stub.link && Arc::ptr_eq(root, &view.root),
+            Loc::Child { .. } | Loc::Root => false,
+        };
+        if !is_same || known.ino != ino {
+            return Err(two_owners(ino));
+        }
+        found_through(&known, dir);
+        Ok(known)
+    }
+
+    /// The same for the only name of an inode, read when `seen` evictions had happened.
+    fn resolve_child(
+        &self,
+        dir: &Arc<Inode>,
+        name: &[u8],
+        ino: Ino,
+        record: Record,
+        seen: u64,
+    ) -> Result<Arc<Inode>> {
+        let loc = || Loc::Child {
+            parent: Arc::clone(dir),
+            name: Bytes::copy_from_slice(name),
+        };
+        let known = self.adopt(ino, record, loc, seen)?;
+        let is_same = match &*known.loc.read() {
+            Loc::Orphan | Loc::Gone => return Err(Error::Stale),
+            Loc::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
+            Loc::Body { .. } | Loc::Root => false,
         };
         if is_same && known.ino == ino {
-            found_through(&known, dir);
             Ok(known)
         } else {
-            Err(Error::Corrupt {
-                what: "inode number",
-                detail: format!("{} has two owners", ino.0),
-            })
+            Err(two_owners(ino))
         }
     }
 
@@ -488,6 +525,13 @@ impl Volume {
             }
             Entry::Inode { .. } | Entry::Stub(_) => Err(Error::Stale),
         }
+    }
+}
+
+fn two_owners(ino: Ino) -> Error {
+    Error::Corrupt {
+        what: "inode number",
+        detail: format!("{} has two owners", ino.0),
     }
 }
 

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::page::{Body, Link, Page, Shape};
 use crate::space::{Purpose, SpaceMap};
 
-/// Clean pages kept in memory; at 8 KiB a page that is some 50 MiB.
+/// Clean pages kept in memory; with its entries apart a page of 8 KiB takes some 25 KiB, so that is 100 MiB.
 const CACHE_PAGES: usize = 4096;
 
 /// Dirty pages are written in batches of about this many bytes.

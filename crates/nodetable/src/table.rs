@@ -247,6 +247,19 @@ impl NodeTable {
         Ok(())
     }
 
+    /// Size of the usable area, in bytes.
+    #[must_use]
+    pub fn usable_bytes(&self) -> u64 {
+        self.store.usable().len
+    }
+
+    /// Free bytes beyond the reserve of commits. Cheaper than [`NodeTable::stats`], for what asks before each change.
+    #[must_use]
+    pub fn room_bytes(&self) -> u64 {
+        let space = self.store.space.lock();
+        space.free_bytes().saturating_sub(space.reserve_bytes())
+    }
+
     /// Counters, in constant time.
     pub fn stats(&self) -> SpaceStats {
         let (meta, zombies) = {

@@ -173,39 +173,47 @@ fn run_rounds(experiment: Rounds) {
         experiment.edited, experiment.files, experiment.blocks, experiment.edit_bytes
     );
     println!(
-        "{:>6} {:>8} {:>8} {:>9} {:>9} {:>9} {:>9} {:>9} {:>10} {:>11} {:>7} {:>6} {:>8} {:>6}",
+        "{:>6} {:>7} {:>6} {:>8} {:>8} {:>9} {:>8} {:>6} {:>10} {:>9} {:>6} {:>6} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}",
         "round",
         "visits",
         "reads",
+        "us CPU",
         "us",
         "us p99",
         "B/round",
-        "msg B",
         "x msg",
         "scan reads",
         "scan MiB",
         "nodes",
         "height",
         "rewrites",
-        "waits"
+        "mends",
+        "waits",
+        "segments",
+        "copied",
+        "skeleton",
     );
     experiment.run(|s| {
         println!(
-            "{:>6} {:>8} {:>8.2} {:>9.1} {:>9.1} {:>9.0} {:>9} {:>9.2} {:>10} {:>11.2} {:>7} {:>6} {:>8} {:>6}",
+            "{:>6} {:>7} {:>6.2} {:>8.1} {:>8.1} {:>9.1} {:>8.0} {:>6.2} {:>10} {:>9.2} {:>6} {:>6} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}",
             s.round,
             s.clone_visits,
             s.clone_reads,
+            s.clone_cpu_ns as f64 / 1e3,
             s.clone_ns as f64 / 1e3,
             s.clone_ns_p99 as f64 / 1e3,
             s.round_bytes,
-            s.message_bytes,
             s.grown_bytes as f64 / s.message_bytes as f64,
             s.scan_reads,
             s.scan_bytes as f64 / f64::from(1 << 20),
             s.nodes,
             s.height,
             s.rewrites,
-            s.clone_waits
+            s.mends,
+            s.clone_waits,
+            s.written.segments,
+            s.written.copied,
+            s.written.skeletons,
         );
     });
 }

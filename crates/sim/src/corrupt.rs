@@ -27,8 +27,8 @@ const BLOCK_BYTES: u64 = 4096;
 /// Where things lie in the header of a journal frame, and how long it is (`docs/format.md`).
 const FRAME_NUMBER_AT: usize = 32;
 const FRAME_DURABLE_BEFORE_AT: usize = 48;
-const FRAME_PAYLOAD_LEN_AT: usize = 64;
-const FRAME_HEADER_BYTES: usize = 72;
+const FRAME_STORED_LEN_AT: usize = 72;
+const FRAME_HEADER_BYTES: usize = 80;
 
 /// What lies at a place, told by the bytes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -258,11 +258,11 @@ impl Victim {
         let read = self.image.read_at(addr, &mut header);
         read.map_err(|e| e.to_string())?;
         let field = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight"));
-        let payload_len = field(FRAME_PAYLOAD_LEN_AT) & u64::from(u32::MAX);
+        let stored_len = field(FRAME_STORED_LEN_AT) & u64::from(u32::MAX);
         Ok(Frame {
             number: field(FRAME_NUMBER_AT),
             durable_before: field(FRAME_DURABLE_BEFORE_AT),
-            len_bytes: FRAME_HEADER_BYTES as u64 + payload_len,
+            len_bytes: FRAME_HEADER_BYTES as u64 + stored_len,
         })
     }
 

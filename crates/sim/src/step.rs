@@ -15,16 +15,21 @@ pub struct Fill {
 }
 
 impl Fill {
-    /// The bytes.
+    /// The bytes: noise, or the same few again and again, which a codec makes fewer.
     #[must_use]
     pub fn bytes(self) -> Bytes {
         let mut state = self.salt.wrapping_mul(0x9e37_79b9) | 1;
-        (0..self.len)
-            .map(|_| {
-                state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
-                (state >> 24) as u8
-            })
-            .collect()
+        let noise = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(0x0019_660d).wrapping_add(0x3c6e_f35f);
+            (state >> 24) as u8
+        });
+        let len = usize::from(self.len);
+        if self.salt.is_multiple_of(4) {
+            let few: Vec<u8> = noise.take(64).collect();
+            few.into_iter().cycle().take(len).collect()
+        } else {
+            noise.take(len).collect()
+        }
     }
 }
 

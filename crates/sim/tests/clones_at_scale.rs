@@ -36,9 +36,9 @@ fn rounds(edited: Edited) {
         last.clone_visits,
         first.clone_visits
     );
-    // A node takes two dozen more clones after it was put in order, however slow the background is.
+    // A node takes many more clones after it was put in order, however slow the background is.
     assert!(
-        last.clone_waits <= u64::from(last.round) / 20,
+        last.clone_waits <= u64::from(last.round) / 50,
         "{} clones waited for a node",
         last.clone_waits
     );
@@ -46,6 +46,13 @@ fn rounds(edited: Edited) {
         last.round_bytes <= 24.0 * 1024.0,
         "{} bytes a round",
         last.round_bytes
+    );
+    // What is merged grows with the logarithm of the rounds, beside a segment and a skeleton of a block each.
+    assert!(
+        last.round_bytes <= first.round_bytes * 1.25,
+        "{} bytes a round, and {} at first",
+        last.round_bytes,
+        first.round_bytes
     );
     let allowed = 4 * last.message_bytes + 16 * 1024 * u64::from(last.round);
     assert!(

@@ -1,12 +1,17 @@
 //! The bytes of one journal frame. `docs/format.md` draws them.
 //!
 //! ```text
-//! 0         8      12    16        24     32     40      48              56         64           68            72
-//! | checksum | magic | mask | uuid low | epoch | frame | offset | durable before | first seq | payload len | record count | records .. | zeros to 4096 |
+//! 0         8      12    16        24     32     40      48              56         64           68            72          76     80
+//! | checksum | magic | mask | uuid low | epoch | frame | offset | durable before | first seq | payload len | record count | stored len | codec | records .. | zeros to 4096 |
 //! ```
 //!
 //! The checksum covers everything from byte 8 to the end of the records, as it lies on the device.
 //! The padding is not covered: nothing is lost with it.
+//!
+//! **Packed frames.** Records repeat keys and much of what they hold, so a frame of some length is
+//! compressed when it is written, by the thread that writes it and outside of all locks. Its place was
+//! given away before, when nobody knew what it would come to: a frame *takes* what its records take
+//! raw, the next one starts behind that, and the blocks between are not written.
 //!
 //! **The magic marks frames, and nothing else.** What users write ends up inside records, so a file
 //! could hold the image of a frame, and recovery, looking for the next frame in the remains of an
@@ -14,18 +19,25 @@
 //! where a magic would stand XORed with `mask`, chosen by the writer (almost always 0) so that none
 //! of them reads as the magic.
 
+use std::borrow::Cow;
+
+use ramet_block::codec::{compress, decompress};
 use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, Writer};
-use ramet_block::{BLOCK_BYTES, checksum};
+use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
 use super::JournalPos;
 
 /// First bytes after the checksum of every frame.
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"RmJf");
 /// Bytes before the first record.
-pub(super) const HEADER_BYTES: usize = 72;
+pub(super) const HEADER_BYTES: usize = 80;
 /// Bytes before the body of each record: sequence number and length.
 pub(super) const RECORD_HEADER_BYTES: usize = 12;
+
+/// A frame of so many blocks is compressed. A shorter one is a lone fsync of little, which has somebody waiting for it
+/// and could save a block or two.
+const PACKED_BLOCKS_MIN: usize = 4;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 /// Bytes of the checksum, and where what it covers begins.
@@ -55,10 +67,14 @@ pub(super) struct Header {
     pub(super) durable_before: u64,
     /// Sequence number of the first record.
     pub(super) first_seq: u64,
-    /// Bytes of records.
+    /// Bytes of records, raw.
     pub(super) payload_len: u32,
     /// Number of records, at least one.
     pub(super) record_count: u32,
+    /// Bytes of records on the device, no more than raw.
+    pub(super) stored_len: u32,
+    /// How they are stored there: tag of a [`Codec`].
+    pub(super) codec: u32,
 }
 
 impl Header {
@@ -82,8 +98,11 @@ impl Header {
             first_seq: u64()?,
             payload_len: fields.u32().ok()?,
             record_count: fields.u32().ok()?,
+            stored_len: fields.u32().ok()?,
+            codec: fields.u32().ok()?,
         };
-        (magic_and_mask as u32 == MAGIC).then_some(header)
+        let is_frame = magic_and_mask as u32 == MAGIC && header.stored_len <= header.payload_len;
+        is_frame.then_some(header)
     }
 
     /// The header with its checksum not yet set.
@@ -100,17 +119,19 @@ impl Header {
         fields.u64(self.first_seq);
         fields.u32(self.payload_len);
         fields.u32(self.record_count);
+        fields.u32(self.stored_len);
+        fields.u32(self.codec);
         fields.into_vec()
     }
 
-    /// Bytes of header and records.
+    /// Bytes of header and records as they lie on the device.
     pub(super) fn covered_bytes(&self) -> u64 {
-        HEADER_BYTES as u64 + u64::from(self.payload_len)
+        HEADER_BYTES as u64 + u64::from(self.stored_len)
     }
 
-    /// Bytes of the region that the frame takes.
-    pub(super) fn padded_bytes(&self) -> u64 {
-        padded(self.covered_bytes())
+    /// Bytes of the region that the frame takes, written or not.
+    pub(super) fn taken_bytes(&self) -> u64 {
+        padded(HEADER_BYTES as u64 + u64::from(self.payload_len))
     }
 }
 
@@ -195,18 +216,33 @@ impl FrameBuilder {
         self.record_count += 1;
     }
 
-    /// The bytes for the device, a whole number of blocks.
-    pub(super) fn finish(self, timeline: Timeline, at: JournalPos, durable_before: u64) -> Vec<u8> {
+    /// The bytes for the device, a whole number of blocks: packed with `codec` if that saves some.
+    pub(super) fn finish(
+        self,
+        codec: Codec,
+        timeline: Timeline,
+        at: JournalPos,
+        durable_before: u64,
+    ) -> Vec<u8> {
         let mut bytes = self.bytes.into_vec();
-        let payload_len = bytes.len() - HEADER_BYTES;
+        let bytes_of =
+            |frame: &[u8]| u32::try_from(frame.len() - HEADER_BYTES).expect("a frame fits 32 bits");
+        let payload_len = bytes_of(&bytes);
+        let codec = if pack(codec, &mut bytes) {
+            codec
+        } else {
+            Codec::Raw
+        };
         let header = Header {
             mask: choose_mask(&bytes),
             timeline,
             at,
             durable_before,
             first_seq: self.first_seq,
-            payload_len: u32::try_from(payload_len).expect("a frame fits 32 bits"),
+            payload_len,
             record_count: self.record_count,
+            stored_len: bytes_of(&bytes),
+            codec: codec.tag().into(),
         };
         apply_mask(&mut bytes, header.mask);
         bytes[..HEADER_BYTES].copy_from_slice(&header.encode());
@@ -217,16 +253,44 @@ impl FrameBuilder {
     }
 }
 
-/// Takes the records of an intact frame apart, in order. `bytes` are header and records; the mask is
-/// taken off in place. `None` in place of a record that does not follow the format.
+/// Packs what follows the header if that saves a block of the device, and says whether it did.
+fn pack(codec: Codec, bytes: &mut Vec<u8>) -> bool {
+    let blocks = |payload: &[u8]| (HEADER_BYTES + payload.len()).div_ceil(BLOCK);
+    let payload = &bytes[HEADER_BYTES..];
+    if blocks(payload) < PACKED_BLOCKS_MIN {
+        return false;
+    }
+    let saves = |packed: &Vec<u8>| blocks(packed) < blocks(payload);
+    let Some(packed) = compress(codec, payload).filter(saves) else {
+        return false;
+    };
+    bytes.truncate(HEADER_BYTES);
+    bytes.extend_from_slice(&packed);
+    true
+}
+
+/// The records of an intact frame, raw. `bytes` are header and records as they were read; the mask is
+/// taken off in place. `None` when they are not what the header says. At most the memory of a
+/// longest frame, if the header is of a frame that fits the region.
+pub(super) fn payload<'a>(header: &Header, bytes: &'a mut [u8]) -> Option<Cow<'a, [u8]>> {
+    apply_mask(bytes, header.mask);
+    let stored = &bytes[HEADER_BYTES..];
+    let codec = Codec::from_tag(u8::try_from(header.codec).ok()?).ok()?;
+    let payload_len = usize::try_from(header.payload_len).ok()?;
+    match codec {
+        Codec::Raw => (stored.len() == payload_len).then_some(Cow::Borrowed(stored)),
+        codec => Some(Cow::Owned(decompress(codec, stored, payload_len).ok()?)),
+    }
+}
+
+/// Takes the records of a frame apart, in order. `None` in place of one that does not follow the format.
 pub(super) fn records<'a>(
     header: &Header,
-    bytes: &'a mut [u8],
+    payload: &'a [u8],
 ) -> impl Iterator<Item = Option<(u64, &'a [u8])>> + use<'a> {
-    apply_mask(bytes, header.mask);
-    let mut rest = &bytes[HEADER_BYTES..];
+    let mut rest = payload;
     let mut left = header.record_count;
-    let mut bad = header.record_count == 0 || u64::from(header.payload_len) != rest.len() as u64;
+    let mut bad = header.record_count == 0;
     std::iter::from_fn(move || {
         if std::mem::take(&mut bad) {
             left = 0;

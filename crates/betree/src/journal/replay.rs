@@ -12,14 +12,14 @@
 //! quietly going back in time. Only the place where the next frame can start is searched, one frame's
 //! length, so that the cost is bounded.
 //!
-//! Memory: two frames at most. Any bytes whatever end in an answer.
+//! Memory: two longest frames at most, whatever the headers say. Any bytes whatever end in an answer.
 
 use std::sync::Arc;
 
 use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent};
 
-use super::frame::{Header, Timeline, is_intact, records};
+use super::frame::{Header, Timeline, is_intact, payload, records};
 use super::{JournalPos, frame_bytes_max, is_valid_region};
 use crate::{Error, Result};
 
@@ -65,7 +65,9 @@ pub(super) fn replay(
     while let Some((header, mut bytes)) = reader.next_frame(at)? {
         let addr = reader.addr(header.at.offset);
         let mut expected_seq = Some(header.first_seq);
-        for record in records(&header, &mut bytes) {
+        let payload = payload(&header, &mut bytes)
+            .ok_or_else(|| nonsense(addr, "the records do not unpack"))?;
+        for record in records(&header, &payload) {
             let (seq, body) = record.ok_or_else(|| nonsense(addr, "a record leaves the frame"))?;
             if expected_seq.take().is_some_and(|first| first != seq) {
                 return Err(nonsense(addr, "the first record is not the one it names"));
@@ -77,7 +79,7 @@ pub(super) fn replay(
             visit(seq, body)?;
         }
         at = JournalPos {
-            offset: header.at.offset + header.padded_bytes(),
+            offset: header.at.offset + header.taken_bytes(),
             frame: at.frame + 1,
         };
     }
@@ -147,7 +149,7 @@ impl Reader<'_> {
             planted::is(Fault::OlderEpochAccepted) && header.timeline.epoch < self.timeline.epoch;
         let fits = (header.timeline == self.timeline || is_older)
             && header.at.offset == offset
-            && header.padded_bytes() <= len_max;
+            && header.taken_bytes() <= len_max;
         fits.then_some(header)
     }
 

@@ -138,7 +138,7 @@ fn memory() -> Arc<MemDevice> {
 }
 
 fn open(dev: Arc<dyn Device>, at: JournalPos) -> Journal {
-    Journal::open(dev, REGION, UUID, EPOCH, at)
+    Journal::open(dev, REGION, UUID, EPOCH, Codec::Lz4, at)
 }
 
 fn replay_as(
@@ -163,12 +163,24 @@ fn seqs(records: &Records) -> Vec<u64> {
     records.iter().map(|(seq, _)| *seq).collect()
 }
 
+/// Bytes that no codec makes fewer.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng(seed);
+    (0..len).map(|_| rng.next().to_le_bytes()[0]).collect()
+}
+
 /// Appends and commits a record of `len` bytes.
 fn put(journal: &Journal, seq: u64, len: usize) {
-    let mut rng = Rng(seq);
-    let record: Vec<u8> = (0..len).map(|_| rng.next().to_le_bytes()[0]).collect();
-    journal.append(seq, &[&record], false);
+    journal.append(seq, &[&noise(seq, len)], false);
     journal.commit(seq).unwrap();
+}
+
+/// Bytes of which a codec makes a tenth, about.
+fn text(seed: u64, len: usize) -> Vec<u8> {
+    let mut rng = Rng(seed);
+    let lines = (0..)
+        .flat_map(|_| format!("put {:04x} of a file like others;", rng.below(65536)).into_bytes());
+    lines.take(len).collect()
 }
 
 /// Where in the device a frame lies.

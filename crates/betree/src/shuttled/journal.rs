@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ramet_block::{BLOCK_BYTES, Extent, JournalPos};
+use ramet_block::{BLOCK_BYTES, Codec, Extent, JournalPos};
 use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
@@ -38,7 +38,7 @@ impl Volume {
         let disk = Disk::new(len, u64::MAX, left);
         let at = JournalPos::default();
         Arc::new(Self {
-            journal: Journal::open(disk.clone(), REGION, UUID, EPOCH, at),
+            journal: Journal::open(disk.clone(), REGION, UUID, EPOCH, Codec::Raw, at),
             disk,
             seq: Mutex::new(0),
             checkpointing: Mutex::new(()),

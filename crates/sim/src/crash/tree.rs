@@ -16,8 +16,8 @@ use crate::{Change, Fill, Generator, Mix, Model, Rng, Setup, SparseDevice};
 /// A batch needs less than this of free space and of the journal, whatever it does, in bytes.
 const BATCH_SPACE_BYTES: u64 = 192 << 10;
 const BATCH_JOURNAL_BYTES: u64 = 8 << 10;
-/// Values of which one fills a frame of the smallest journal: frames of the same length follow each other.
-const LARGE_VALUE_BYTES: u16 = 11_000;
+/// Values of which one fills a frame of the smallest journal: frames of the same length follow each other, packed or not.
+const LARGE_VALUE_BYTES: u16 = 13_000;
 
 pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opener), String> {
     let device: Arc<SparseDevice> = Arc::new(SparseDevice::new(setup.device_bytes));

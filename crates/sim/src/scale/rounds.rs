@@ -8,8 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, WrittenBytes};
 use ramet_block::Device;
+use rustix::time::{ClockId, clock_gettime};
 
 use super::{cold, median, nanoseconds, settled_bytes};
 use crate::{Rng, SparseDevice};
@@ -61,6 +62,8 @@ pub struct Sample {
     pub clone_reads: f64,
     /// Time of one clone, median, in nanoseconds.
     pub clone_ns: u64,
+    /// Processor time of one clone in the thread that asks for it, median, in nanoseconds.
+    pub clone_cpu_ns: u64,
     /// Time of one clone that one of a hundred takes longer, in nanoseconds.
     pub clone_ns_p99: u64,
     /// Space that a round took, mean, in bytes.
@@ -81,6 +84,29 @@ pub struct Sample {
     pub rewrites: u64,
     /// Clones so far that had to wait for something to be done first.
     pub clone_waits: u64,
+    /// Nodes put in order so far for the clones to come.
+    pub mends: u64,
+    /// Bytes written in a round by cause, mean.
+    pub written: WrittenBytes,
+}
+
+/// What each of `rounds` wrote between two looks.
+fn written_each(from: &WrittenBytes, to: &WrittenBytes, rounds: u32) -> WrittenBytes {
+    let mean = |of: fn(&WrittenBytes) -> u64| (of(to) - of(from)) / u64::from(rounds);
+    WrittenBytes {
+        journal: mean(|w| w.journal),
+        leaves: mean(|w| w.leaves),
+        grafts: mean(|w| w.grafts),
+        segments: mean(|w| w.segments),
+        copied: mean(|w| w.copied),
+        skeletons: mean(|w| w.skeletons),
+    }
+}
+
+/// Processor time of this thread so far, in nanoseconds: what other processes do does not count.
+fn processor_ns() -> u64 {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("time goes on from zero")
 }
 
 impl Rounds {
@@ -176,9 +202,11 @@ impl Rounds {
         let start_bytes = tree.stats().allocated_bytes;
 
         let mut samples: Vec<Sample> = Vec::new();
-        let (mut visits, mut times, mut reads) = (Vec::new(), Vec::new(), 0);
+        let (mut visits, mut times, mut processor) = (Vec::new(), Vec::new(), Vec::new());
+        let mut reads = 0;
         let mut message_bytes = 0;
         let (mut last_round, mut last_bytes) = (0, start_bytes);
+        let mut last_written = tree.stats().written;
         for round in 1..=self.rounds {
             let source = match self.edited {
                 Edited::TailTail => round - 1,
@@ -188,9 +216,10 @@ impl Rounds {
             batch.clone_prefix(Self::version(source), Self::version(round));
             tree.admit(4096).expect("admit");
             let before = tree.stats();
-            let clock = Instant::now();
+            let (clock, busy) = (Instant::now(), processor_ns());
             tree.apply(batch).expect("clone");
             times.push(nanoseconds(clock));
+            processor.push(processor_ns() - busy);
             let after = tree.stats();
             visits.push(after.node_visits - before.node_visits);
             reads += after.node_reads - before.node_reads;
@@ -226,6 +255,7 @@ impl Rounds {
                 clone_visits: median(&mut visits),
                 clone_reads: reads as f64 / f64::from(round - last_round),
                 clone_ns: median(&mut times),
+                clone_cpu_ns: median(&mut processor),
                 clone_ns_p99: times[times.len() * 99 / 100],
                 round_bytes: (stats.allocated_bytes as f64 - last_bytes as f64)
                     / f64::from(round - last_round),
@@ -237,11 +267,14 @@ impl Rounds {
                 height: stats.height,
                 rewrites: stats.paths.rewrites,
                 clone_waits: stats.paths.clone_waits,
+                mends: stats.paths.mends,
+                written: written_each(&last_written, &stats.written, round - last_round),
             };
             each(&sample);
             samples.push(sample);
             (last_round, last_bytes) = (round, stats.allocated_bytes);
-            (visits, times, reads) = (Vec::new(), Vec::new(), 0);
+            last_written = stats.written;
+            (visits, times, processor, reads) = (Vec::new(), Vec::new(), Vec::new(), 0);
         }
         for version in [1, self.rounds / 3, self.rounds] {
             self.verify(&tree, version, self.rounds);

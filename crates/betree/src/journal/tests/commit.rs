@@ -11,14 +11,14 @@ fn nothing_is_durable_before_a_commit() {
     let journal = open(dev.clone(), JournalPos::default());
     journal.append(1, &[b"x"], false);
     assert_eq!(journal.durable_seq(), 0);
-    assert!(journal.queued_bytes() > 0);
+    assert!(journal.room_for(0).is_some_and(|queued| queued > 0));
     assert_eq!(
         replay(&*dev, JournalPos::default()),
         (vec![], JournalPos::default())
     );
     journal.write_queued().unwrap();
     assert_eq!(journal.durable_seq(), 0, "a write is no sync");
-    assert_eq!(journal.queued_bytes(), 0);
+    assert_eq!(journal.room_for(0), Some(0));
     journal.commit(1).unwrap();
     assert_eq!(journal.durable_seq(), 1);
     journal.commit(1).unwrap();
@@ -58,7 +58,7 @@ fn a_full_journal_refuses_commits_until_space_is_released() {
         put(&journal, seq, len);
     }
     assert_eq!(journal.used_bytes(), journal.capacity_bytes());
-    assert!(!journal.has_room(1));
+    assert!(journal.room_for(1).is_none());
     journal.append(5, &[b"waits"], false);
     let cut = journal.cut();
     journal.append(6, &[b"too"], false);
@@ -87,8 +87,8 @@ fn room_counts_what_is_lost_at_the_end_of_a_lap() {
     }
     assert_eq!(journal.used_bytes(), 40 * BLOCK_BYTES);
     // Four blocks are left in the lap, and eight before the reserve.
-    assert!(journal.has_room(blocks(4)));
-    assert!(!journal.has_room(blocks(8)));
+    assert!(journal.room_for(blocks(4)).is_some());
+    assert!(journal.room_for(blocks(8)).is_none());
 }
 
 /// Counts syncs, and can fail, panic or stop in them.
@@ -193,7 +193,7 @@ fn many_threads_commit_while_checkpoints_release() {
         for _ in 0..8 {
             scope.spawn(|| {
                 for _ in 0..500 {
-                    while !journal.has_room(64) {
+                    while journal.room_for(64).is_none() {
                         checkpoint();
                     }
                     let seq = {

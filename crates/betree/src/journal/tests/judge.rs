@@ -4,7 +4,7 @@
 //! said is durable and which space it was given back. The log of a journal at work has none; each test changes it in one place
 //! and expects the number of the invariant that is broken then.
 
-use super::super::frame::{HEADER_BYTES, Header, records};
+use super::super::frame::{HEADER_BYTES, Header, payload, records};
 use super::*;
 
 #[derive(Clone, Debug)]
@@ -50,8 +50,9 @@ fn violations(log: &[Event]) -> Vec<&'static str> {
                     unsynced.push(*addr);
                     continue;
                 };
-                let mut covered = bytes[..HEADER_BYTES + header.payload_len as usize].to_vec();
-                let seqs: Vec<u64> = records(&header, &mut covered)
+                let mut covered = bytes[..HEADER_BYTES + header.stored_len as usize].to_vec();
+                let payload = payload(&header, &mut covered).unwrap();
+                let seqs: Vec<u64> = records(&header, &payload)
                     .map(|record| record.unwrap().0)
                     .collect();
                 let last = frames.last();
@@ -61,7 +62,7 @@ fn violations(log: &[Event]) -> Vec<&'static str> {
                 if !follows || !seqs.is_sorted() {
                     found.push("J1");
                 }
-                if header.at.offset + header.padded_bytes() > released.0 + REGION.len {
+                if header.at.offset + header.taken_bytes() > released.0 + REGION.len {
                     found.push("J2");
                 }
                 let torn = names

@@ -28,12 +28,13 @@ fn bytes_of_a_frame_are_pinned() {
         9, 0, 0, 0, 0, 0, 0, 0, // durable before
         77, 0, 0, 0, 0, 0, 0, 0, // first seq
         27, 0, 0, 0, 2, 0, 0, 0, // payload len, record count
+        27, 0, 0, 0, 0, 0, 0, 0, // stored len, codec
         77, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, b'a', b'b', b'c', // first record
         80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, // second record
     ];
     let sum = checksum(&expected[8..]);
     assert_eq!(
-        sum, 2_502_620_102_741_240_882,
+        sum, 12_613_215_315_632_732_325,
         "the checksum is part of the format"
     );
     expected[..8].copy_from_slice(&sum.to_le_bytes());
@@ -100,6 +101,183 @@ fn a_tail_torn_at_any_byte_ends_before_its_frame() {
             };
             assert_eq!((seqs(&found), at), expected, "torn at byte {}", cut - start);
         }
+    }
+}
+
+/// A packed frame between two small ones, the place of the packed one, and the end.
+fn packed_frames() -> (Vec<u8>, JournalPos, JournalPos) {
+    let dev = memory();
+    // What an earlier lap left.
+    dev.write_at(REGION.addr, &noise(9, 40 * BLOCK)).unwrap();
+    let journal = open(dev.clone(), JournalPos::default());
+    put(&journal, 1, 100);
+    let packed = journal.cut();
+    for seq in 2..=40 {
+        journal.append(seq, &[&text(seq, 1500)], false);
+    }
+    journal.commit(40).unwrap();
+    put(&journal, 41, 100);
+    (bytes_of(&*dev), packed, journal.cut())
+}
+
+fn stored_bytes(bytes: &[u8], at: JournalPos) -> usize {
+    let field = place_of(at) + 72;
+    let len = u32::from_le_bytes(bytes[field..field + 4].try_into().unwrap());
+    HEADER_BYTES + len as usize
+}
+
+#[test]
+fn a_packed_frame_takes_its_raw_place_and_writes_less() {
+    let (bytes, packed, end) = packed_frames();
+    let raw = HEADER_BYTES + 39 * (RECORD_HEADER_BYTES + 1500);
+    let taken = raw.next_multiple_of(BLOCK);
+    assert_eq!(end.offset, packed.offset + (taken + BLOCK) as u64);
+    let stored = stored_bytes(&bytes, packed);
+    assert!(stored < raw / 3, "{stored} bytes of {raw}");
+    let unwritten = stored.next_multiple_of(BLOCK)..taken;
+    let stale = noise(9, 40 * BLOCK);
+    assert_eq!(
+        bytes[place_of(packed)..][unwritten.clone()],
+        stale[BLOCK..][unwritten],
+        "nothing is written behind what is stored"
+    );
+    let (found, at) = replay(&device_of(&bytes), JournalPos::default());
+    let expected = (1..=41).map(|seq| match seq {
+        1 | 41 => (seq, noise(seq, 100)),
+        _ => (seq, text(seq, 1500)),
+    });
+    assert_eq!((found, at), (expected.collect(), end));
+}
+
+#[test]
+fn a_packed_frame_torn_or_flipped_anywhere_is_missed() {
+    let (bytes, packed, end) = packed_frames();
+    let stored = stored_bytes(&bytes, packed);
+    let judge = |image: &[u8]| replay_as(&device_of(image), UUID, EPOCH, JournalPos::default());
+    for byte in 0..stored.next_multiple_of(BLOCK) + BLOCK {
+        let at = place_of(packed) + byte;
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 1 << (byte % 8);
+        let mut torn = bytes.clone();
+        torn[at..at + SECTOR - byte % SECTOR].fill(0);
+        for image in [flipped, torn] {
+            let is_same = image == bytes;
+            match judge(&image) {
+                Ok((found, at)) => {
+                    assert!(byte >= stored || is_same, "byte {byte}");
+                    assert_eq!((found.len(), at), (41, end));
+                }
+                Err(error) => {
+                    assert!(byte < stored, "byte {byte}");
+                    assert!(matches!(error, Error::Corrupt { .. }), "byte {byte}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn short_frames_and_those_of_a_volume_without_a_codec_stay_raw() {
+    for (codec, len, is_packed) in [
+        (Codec::Lz4, 4 * BLOCK, true),
+        (Codec::Lz4, 3 * BLOCK - 200, false),
+        (Codec::Raw, 4 * BLOCK, false),
+    ] {
+        let dev = memory();
+        let journal = Journal::open(
+            dev.clone(),
+            REGION,
+            UUID,
+            EPOCH,
+            codec,
+            JournalPos::default(),
+        );
+        journal.append(1, &[&text(1, len)], false);
+        journal.commit(1).unwrap();
+        let stored = stored_bytes(&bytes_of(&*dev), JournalPos::default());
+        assert_eq!(stored < len, is_packed, "{stored} of {len} bytes");
+        assert_eq!(
+            journal.written_bytes(),
+            stored.next_multiple_of(BLOCK) as u64
+        );
+    }
+}
+
+/// Headers that lie under a right checksum.
+#[test]
+fn forged_lengths_and_codecs_of_a_packed_frame_are_refused() {
+    let (bytes, packed, _) = packed_frames();
+    let start = place_of(packed);
+    let field =
+        |at: usize| u32::from_le_bytes(bytes[start + at..start + at + 4].try_into().unwrap());
+    let (payload_len, stored_len, codec) = (field(64), field(72), field(76));
+    // At, value, whether the frame still looks like one.
+    let forged = [
+        (64, payload_len + 1, true),
+        (64, payload_len - 1, true),
+        (64, stored_len, true),
+        (64, stored_len - 1, false),
+        (64, u32::MAX, false),
+        (76, 0, true),
+        (76, 3, true),
+        (76, codec + 256, true),
+    ];
+    for (at, value, is_frame) in forged {
+        let mut bytes = bytes.clone();
+        bytes[start + at..start + at + 4].copy_from_slice(&value.to_le_bytes());
+        // No later frame tells that this one is missing.
+        bytes[start + stored_len as usize + HEADER_BYTES..].fill(0);
+        let sum = checksum(&bytes[start + 8..start + HEADER_BYTES + stored_len as usize]);
+        bytes[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+        let answer = replay_as(&device_of(&bytes), UUID, EPOCH, JournalPos::default());
+        let is_corrupt = matches!(answer, Err(Error::Corrupt { .. }));
+        assert_eq!(is_corrupt, is_frame, "{value} at {at}: {answer:?}");
+        assert!(is_corrupt || answer.is_ok_and(|(found, _)| found.len() == 1));
+    }
+}
+
+#[test]
+fn a_raw_frame_that_claims_more_records_than_it_stores_is_refused() {
+    let dev = memory();
+    let journal = open(dev.clone(), JournalPos::default());
+    put(&journal, 1, 100);
+    let (mut bytes, start) = (bytes_of(&*dev), place_of(JournalPos::default()));
+    bytes[start + 64] += 1;
+    let covered = stored_bytes(&bytes, JournalPos::default());
+    let sum = checksum(&bytes[start + 8..start + covered]);
+    bytes[start..start + 8].copy_from_slice(&sum.to_le_bytes());
+    let answer = replay_as(&device_of(&bytes), UUID, EPOCH, JournalPos::default());
+    assert!(matches!(answer, Err(Error::Corrupt { .. })), "{answer:?}");
+}
+
+/// Written by hand: frames of both codecs are read whatever the volume writes.
+#[test]
+fn bytes_of_packed_frames_are_pinned() {
+    let body = vec![b'a'; 20_000];
+    let lz4_front = [0x22, 77, 0, 1, 0, 0x5f, 0x20, 0x4e, 0, 0, b'a', 1, 0];
+    let lz4_back = [0x54, 0x60, b'a', b'a', b'a', b'a', b'a', b'a'];
+    let lz4 = [&lz4_front[..], &[0xff; 78], &lz4_back].concat();
+    let zstd = [
+        0x28, 0xb5, 0x2f, 0xfd, 0x60, 0x2c, 0x4d, 0x85, 0, 0, 0x38, 77, 0, 0x20, 0x4e, 0, 0, b'a',
+        2, 0, 0x1c, 0x0e, 0xd8, 0x1a, 3, 0x58,
+    ];
+    for (codec, packed) in [(1u32, &lz4[..]), (2, &zstd)] {
+        let mut frame = vec![0; 8];
+        frame.extend_from_slice(b"RmJf\0\0\0\0");
+        for word in [UUID, EPOCH, 0, 0, 0, 77] {
+            frame.extend_from_slice(&word.to_le_bytes());
+        }
+        for word in [20_012, 1, packed.len() as u32, codec] {
+            frame.extend_from_slice(&word.to_le_bytes());
+        }
+        frame.extend_from_slice(packed);
+        let sum = checksum(&frame[8..]);
+        frame[..8].copy_from_slice(&sum.to_le_bytes());
+        let dev = memory();
+        dev.write_at(REGION.addr, &frame).unwrap();
+        let (found, end) = replay(&*dev, JournalPos::default());
+        assert_eq!(found, [(77, body.clone())]);
+        assert_eq!(end.offset, 5 * BLOCK_BYTES);
     }
 }
 
@@ -239,7 +417,7 @@ fn a_dropped_tail_stays_dropped_after_the_next_mount() {
         put(&journal, seq, 10);
     }
     // A mount that recovered record 1 only, in a new epoch, and writes one frame in place of 2.
-    let journal = Journal::open(dev.clone(), REGION, UUID, EPOCH + 1, cut);
+    let journal = Journal::open(dev.clone(), REGION, UUID, EPOCH + 1, Codec::Raw, cut);
     put(&journal, 2, 20);
     let (found, at) = replay_as(&*dev, UUID, EPOCH + 1, cut).unwrap();
     assert_eq!((seqs(&found), at), (vec![2], journal.cut()));
@@ -261,6 +439,7 @@ fn an_image_of_a_frame_inside_a_record_is_not_taken_for_one() {
     let mut forged = FrameBuilder::default();
     forged.push(666, &[b"forged"]);
     let forged = forged.finish(
+        Codec::Raw,
         Timeline {
             uuid_low: UUID,
             epoch: EPOCH,
@@ -297,7 +476,7 @@ fn a_mask_is_found_whatever_the_words_are() {
     let dev = memory();
     let journal = open(dev.clone(), JournalPos::default());
     // Words that rule out the masks 0, 1, 2, ... one after the other.
-    let mut record = vec![0xaa; 15 * BLOCK];
+    let mut record = noise(1, 15 * BLOCK);
     for block in 1..15_u32 {
         let at = block as usize * BLOCK + 8 - HEADER_BYTES - RECORD_HEADER_BYTES;
         record[at..at + 4].copy_from_slice(&(MAGIC ^ (block - 1)).to_le_bytes());
@@ -342,7 +521,7 @@ fn run_laps(seed: u64) {
                     900
                 };
                 let len = usize::try_from(rng.below(most + 1)).unwrap();
-                if journal.has_room(len) {
+                if journal.room_for(len).is_some() {
                     seq += 1 + rng.below(3);
                     let record: Vec<u8> = (0..len).map(|at| (at as u64 ^ seq) as u8).collect();
                     journal.append(seq, &[&record], false);
@@ -358,7 +537,7 @@ fn run_laps(seed: u64) {
             5 | 6 => {
                 journal
                     .commit(seq)
-                    .expect("has_room was asked for every record");
+                    .expect("room was asked for every record");
                 acknowledged = seq;
             }
             7 => journal.write_queued().unwrap(),
@@ -398,18 +577,19 @@ fn run_laps(seed: u64) {
 #[test]
 fn no_bytes_make_a_replay_panic() {
     let seed = first_seed();
-    let (bytes, _, end) = three_frames();
-    let region = place_of(JournalPos::default())..place_of(end) + 4 * BLOCK;
-    for seed in seed..seed + 300 {
+    let images = [three_frames(), packed_frames()];
+    for seed in seed..seed + 600 {
         println!("RAMET_SEED={seed}");
         let mut rng = Rng(seed);
+        let (bytes, _, end) = &images[usize::from(seed % 2 == 0)];
+        let region = place_of(JournalPos::default())..place_of(*end) + 4 * BLOCK;
         let mut bytes = bytes.clone();
         // Wrong fields under a right checksum reach the checks behind it.
         for _ in 0..=rng.below(4) {
             let frame = region.start + usize::try_from(rng.below(5)).unwrap() * BLOCK;
-            let at = frame + 8 + usize::try_from(rng.below(90)).unwrap();
+            let at = frame + 8 + usize::try_from(rng.below(110)).unwrap();
             bytes[at] = rng.next() as u8;
-            let len = u32::from_le_bytes(bytes[frame + 64..frame + 68].try_into().unwrap());
+            let len = u32::from_le_bytes(bytes[frame + 72..frame + 76].try_into().unwrap());
             let covered = HEADER_BYTES + len as usize;
             if rng.below(8) != 0 && frame + covered <= bytes.len() {
                 let sum = checksum(&bytes[frame + 8..frame + covered]);

@@ -1,0 +1,121 @@
+//! What an open tree takes of the memory: what it says, and no more than cache and buffers may, however many clones there are.
+//!
+//! One test in a file of its own, since the allocator counts for all threads of the process.
+
+use std::sync::Arc;
+
+use peak_alloc::PeakAlloc;
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Stats, Tree, TreeShape};
+use ramet_block::{Device, MemDevice};
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+const MIB: usize = 1 << 20;
+const CACHE_BYTES: usize = 16 * MIB;
+const BUFFER_BYTES: usize = 2 * MIB;
+/// Four buffers make a checkpoint due, and writers wait for it at three times that. It holds what it moves twice.
+const FRESH_BYTES: usize = 2 * 3 * 4 * BUFFER_BYTES;
+/// The journal's queue, pages of the node table, what structural work holds beside nodes.
+const OTHER_BYTES: usize = 16 * MIB;
+
+/// Scatters numbers (splitmix64).
+fn mix(number: u64) -> u64 {
+    let z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb)
+}
+
+fn value(number: u64, bytes: u64) -> Vec<u8> {
+    (0..bytes / 4)
+        .flat_map(|at| (mix(number ^ at << 40) as u32).to_le_bytes())
+        .collect()
+}
+
+/// Compares what the tree says that it takes with what was allocated since it was opened.
+fn check(when: &str, before: usize, stats: &Stats) {
+    let told = usize::try_from(stats.cached_bytes + stats.pending_message_bytes).expect("fits");
+    let (now, peak) = (
+        MEMORY.current_usage() - before,
+        MEMORY.peak_usage() - before,
+    );
+    println!(
+        "{when}: {} KiB allocated, {} told ({} cached, {} nodes), {} at most",
+        now >> 10,
+        told >> 10,
+        stats.cached_bytes >> 10,
+        stats.nodes,
+        peak >> 10,
+    );
+    assert!(
+        now <= told + told / 8 + 4 * MIB,
+        "{when}: too little is told"
+    );
+    assert!(told <= now + now / 4 + MIB, "{when}: too much is told");
+    assert!(
+        peak <= CACHE_BYTES + FRESH_BYTES + OTHER_BYTES,
+        "{when}: too much was held"
+    );
+}
+
+#[test]
+fn memory_is_what_is_told_and_stays_within_its_bounds() {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(512 * MIB as u64));
+    let shape = TreeShape {
+        leaf_bytes: 128 << 10,
+        block_bytes: 8 << 10,
+        buffer_bytes: BUFFER_BYTES,
+        memory_bytes: BUFFER_BYTES,
+        ..TreeShape::default()
+    };
+    let format = FormatOptions {
+        shape: Some(shape),
+        journal_bytes: Some(16 * MIB as u64),
+        ..FormatOptions::default()
+    };
+    Tree::format(&dev, &format).expect("formats");
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    let options = OpenOptions {
+        cache_bytes: Some(CACHE_BYTES as u64),
+        shape: format.shape,
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(dev, options).expect("opens");
+
+    for first in (0..300_000).step_by(100) {
+        let mut batch = Batch::new();
+        for number in first..first + 100 {
+            batch.put(
+                [&b"t"[..], &mix(number).to_be_bytes()].concat(),
+                value(number, 100),
+            );
+        }
+        tree.apply(batch).expect("there is room");
+    }
+    check("filled", before, &tree.stats());
+    tree.checkpoint().expect("there is room");
+    check("and written", before, &tree.stats());
+
+    for number in 0..2000u64 {
+        let key = format!("c000000/file{number:05}");
+        let mut batch = Batch::new();
+        batch.put(key, value(number, 1000));
+        tree.apply(batch).expect("there is room");
+    }
+    for clone in 1..=20_000u64 {
+        let mut batch = Batch::new();
+        batch.clone_prefix("c000000/", format!("c{clone:06}/"));
+        let edited = format!("c{clone:06}/file{:05}", mix(clone) % 2000);
+        batch.patch(edited, 0, clone.to_le_bytes().to_vec());
+        tree.apply(batch).expect("there is room");
+        if clone.is_multiple_of(1000) {
+            tree.checkpoint().expect("there is room");
+        }
+    }
+    check("with 20,000 clones", before, &tree.stats());
+
+    assert_eq!(tree.scan(b"t", None).count(), 300_000);
+    check("and read", before, &tree.stats());
+    tree.close().expect("closes");
+}
