@@ -161,15 +161,16 @@ fn a_small_file_is_shown_once_to_whoever_opens_it_first() {
 fn nothing_changes_a_file_while_it_is_shown() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
-    let truncate = |volume: &Volume| {
+    let truncate = move |volume: &Volume| {
         let set = SetAttr {
             size_bytes: Some(1),
             ..SetAttr::default()
         };
         volume.setattr(file, &set).map(drop)
     };
-    let write = |volume: &Volume| volume.open_inode(file, Access::Write);
-    let changes: [&(dyn Fn(&Volume) -> ramet_fs::Result<()> + Sync); 2] = [&truncate, &write];
+    let write = move |volume: &Volume| volume.open_inode(file, Access::Write);
+    type Change = dyn Fn(&Volume) -> ramet_fs::Result<()> + Sync;
+    let changes: [&Change; 2] = [&truncate, &write];
     for change in changes {
         // An inode that comes into memory again may be shown again.
         volume.forget(file, u64::MAX);

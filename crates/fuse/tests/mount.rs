@@ -293,7 +293,7 @@ fn asked(dir: &Path, operation: &str) -> u64 {
     let mut bytes = vec![0; STAT_BYTES];
     control_ioctl(File::open(dir).unwrap(), STAT, &mut bytes).unwrap();
     let counters: serde_json::Value =
-        serde_json::from_str(&decode_stat_reply(&bytes).unwrap()).unwrap();
+        serde_json::from_str(decode_stat_reply(&bytes).unwrap()).unwrap();
     counters["requests"][operation].as_u64().unwrap_or(0)
 }
 
