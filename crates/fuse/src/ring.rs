@@ -14,8 +14,10 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -45,13 +47,16 @@ const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 /// How often a thread that waits looks whether its queue is stuck.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Queues of processors that do not run, each with a thread and 1 MiB, beyond which rings are used on demand only.
-const IDLE_QUEUES_MAX: usize = 16;
+/// Threads of all queues together, about. Each takes 1 MiB.
+const THREADS: usize = 64;
+/// Threads of one queue: one at least is left when another waits for the device.
+const QUEUE_THREADS: RangeInclusive<usize> = 2..=8;
+/// With more queues rings are used on demand only.
+const QUEUES_MAX: usize = THREADS / 2;
 
 /// Whether rings can be had, and are worth it: the kernel offers them, and lets this process have one.
 pub(crate) fn is_worthwhile() -> bool {
-    let count = |list| processors(list).map_or(0, |all| all.len());
-    is_available() && count("possible") <= count("online") + IDLE_QUEUES_MAX
+    is_available() && processors("possible").is_ok_and(|queues| queues.len() <= QUEUES_MAX)
 }
 
 fn is_available() -> bool {
@@ -83,7 +88,7 @@ struct Connection {
 /// The queue of a processor.
 struct Queue {
     threads: usize,
-    /// Those of them that wait for what takes long.
+    /// Those of them that wait for what may wait for others. Syncs end by themselves.
     waiting: AtomicUsize,
 }
 
@@ -110,8 +115,8 @@ impl Connection {
 }
 
 impl Rings {
-    /// Serves all queues of the connection `device`, those of running processors by `threads` threads each. Until every queue has
-    /// one, the kernel holds requests back.
+    /// Serves all queues of the connection `device`, those of running processors by `threads` threads together, or as many as seem good
+    /// if that is 0. Until every queue has one, the kernel holds requests back.
     ///
     /// # Errors
     /// A thread or a ring cannot be had; the connection is of no use then.
@@ -121,8 +126,17 @@ impl Rings {
         threads: usize,
     ) -> io::Result<Self> {
         let (possible, online) = (processors("possible")?, processors("online")?);
+        let (least, most) = (*QUEUE_THREADS.start(), *QUEUE_THREADS.end());
+        let of_queue = match threads {
+            0 => THREADS / online.len().max(1),
+            threads => threads.div_ceil(online.len().max(1)),
+        };
         let queue = |number: usize| Queue {
-            threads: if online.contains(&number) { threads } else { 1 },
+            threads: if online.contains(&number) {
+                of_queue.clamp(least, most)
+            } else {
+                least
+            },
             waiting: AtomicUsize::new(0),
         };
         let connection = Arc::new(Connection {
@@ -226,8 +240,15 @@ impl RingFront {
         loop {
             match asked {
                 Ok(_) => {}
-                // Unmounted.
-                Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(()),
+                // Unmounted, or aborted by hand.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::NotConnected | io::ErrorKind::ConnectionAborted
+                    ) =>
+                {
+                    return Ok(());
+                }
                 Err(error) => return Err(error),
             }
             self.answer(entry).await;
@@ -236,13 +257,13 @@ impl RingFront {
         }
     }
 
-    /// Does what may wait for more than the device, and counts this thread among those that do.
-    fn waiting<T>(&self, work: impl FnOnce() -> T) -> T {
+    /// Does what may wait for other requests, and counts this thread among those that do. A panic ends as `EIO`.
+    fn waiting<T>(&self, work: impl FnOnce() -> Answer<T>) -> Answer<T> {
         let queue = &self.connection.queues[usize::from(self.number)];
         queue.waiting.fetch_add(1, Ordering::SeqCst);
-        let done = work();
+        let done = catch_unwind(AssertUnwindSafe(work));
         queue.waiting.fetch_sub(1, Ordering::SeqCst);
-        done
+        done.unwrap_or(Err(Errno::EIO))
     }
 }
 
@@ -456,8 +477,7 @@ impl RingFront {
             // Received as long as this thread lives.
             let _ = sender.send(answer);
         });
-        let answer = self.waiting(|| answer.recv());
-        code(answer.unwrap_or(Err(Errno::EIO)))
+        code(answer.recv().unwrap_or(Err(Errno::EIO)))
     }
 }
 

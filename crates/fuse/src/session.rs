@@ -108,28 +108,14 @@ fn config(options: &MountOptions, threads: usize) -> Config {
     config
 }
 
-/// Threads of all rings, about. Each takes 1 MiB.
-const RING_THREADS: usize = 64;
 /// Threads that read what still comes through the device when there are rings.
 const THREADS_BESIDE_RINGS: usize = 2;
 
 /// How many threads serve requests: more than there are processors, since some wait for the device.
 fn threads(options: &MountOptions) -> usize {
     match options.threads {
-        0 => (2 * processors()).clamp(4, 16),
+        0 => std::thread::available_parallelism().map_or(4, |cpus| (2 * cpus.get()).clamp(4, 16)),
         threads => threads,
-    }
-}
-
-fn processors() -> usize {
-    std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
-}
-
-/// The same for each ring. As many requests of a processor can wait for the device, or for a clone.
-fn threads_of_ring(options: &MountOptions) -> usize {
-    match options.threads {
-        0 => (RING_THREADS / processors()).clamp(2, 8),
-        threads => threads.div_ceil(processors()),
     }
 }
 
@@ -164,7 +150,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     kernel.connect(session.notifier());
     let rings = has_ring
         .load(Ordering::SeqCst)
-        .then(|| Rings::start(server, session.as_fd(), threads_of_ring(options)))
+        .then(|| Rings::start(server, session.as_fd(), options.threads))
         .transpose()
         .map_err(failed)?;
     let unmounter = Unmounter {
