@@ -38,7 +38,7 @@ fn rounds(edited: Edited) {
     );
     // A node takes many more clones after it was put in order, however slow the background is.
     assert!(
-        last.clone_waits <= u64::from(last.round) / 50,
+        last.clone_waits <= u64::from(last.round) / 10,
         "{} clones waited for a node",
         last.clone_waits
     );
