@@ -39,7 +39,7 @@ use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, TTL, WRITE_BYTES_MAX};
+use crate::terms::{GENERATION, OPEN, TTL, WRITE_BYTES_MAX};
 
 /// Whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -333,14 +333,6 @@ fn attributes(answer: Answer<Attr>) -> FsResult<ReplyAttr> {
     })
 }
 
-fn opened(fh: u64, flags: FopenFlags) -> ReplyOpen {
-    ReplyOpen {
-        fh: FileHandleId::new(fh),
-        flags: flags.bits(),
-        backing_id: 0,
-    }
-}
-
 fn xattr(answer: Answer<Vec<u8>>, size: u32) -> FsResult<ReplyXattr> {
     let value = code(answer)?;
     Ok(match u32::try_from(value.len()) {
@@ -601,10 +593,9 @@ impl Filesystem for RingFront {
         entry(server.link(ino(node), ino(new_parent), new_name.as_bytes()))
     }
 
-    async fn open(&self, _: Request, node: InodeId, flags: u32) -> FsResult<ReplyOpen> {
-        let flags = flags.cast_signed();
-        let (fh, flags) = code(self.asked(Operation::Open).open(ino(node), flags))?;
-        Ok(opened(fh, flags))
+    async fn open(&self, _: Request, _: InodeId, _: u32) -> FsResult<ReplyOpen> {
+        self.asked(Operation::Open);
+        code(Err(OPEN))
     }
 
     async fn read(
@@ -640,15 +631,14 @@ impl Filesystem for RingFront {
     async fn release(
         &self,
         _: Request,
-        node: InodeId,
-        fh: FileHandleId,
+        _: InodeId,
+        _: FileHandleId,
         _: u32,
         _: u64,
         _: bool,
         _: bool,
     ) -> FsResult<()> {
-        let server = self.asked(Operation::Release);
-        server.release(ino(node), fh.get());
+        self.asked(Operation::Release);
         Ok(())
     }
 
@@ -662,7 +652,11 @@ impl Filesystem for RingFront {
 
     async fn opendir(&self, _: Request, node: InodeId, _: u32) -> FsResult<ReplyOpen> {
         let fh = code(self.asked(Operation::Opendir).open_dir(ino(node)))?;
-        Ok(opened(fh, FopenFlags::empty()))
+        Ok(ReplyOpen {
+            fh: FileHandleId::new(fh),
+            flags: FopenFlags::empty().bits(),
+            backing_id: 0,
+        })
     }
 
     async fn readdir(
@@ -754,12 +748,12 @@ impl Filesystem for RingFront {
         let (dir, flags) = (ino(parent), flags.cast_signed());
         let server = self.asked(Operation::Create);
         let created = server.create(dir, name.as_bytes(), mode, flags, asker(request));
-        let (attr, fh, flags) = code(created)?;
+        let (attr, flags) = code(created)?;
         Ok(ReplyCreate {
             ttl: TTL,
             attr: file_attr(&attr),
             generation: GENERATION,
-            fh: FileHandleId::new(fh),
+            fh: FileHandleId::new(0),
             flags: flags.bits(),
         })
     }

@@ -147,7 +147,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     kernel.connect(session.notifier());
     let rings = has_ring
         .load(Ordering::SeqCst)
-        .then(|| Rings::start(server, session.as_fd(), options.threads))
+        .then(|| Rings::start(Arc::clone(&server), session.as_fd(), options.threads))
         .transpose()
         .map_err(failed)?;
     let unmounter = Unmounter {
@@ -163,6 +163,9 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     };
     if let Err(error) = set_read_ahead(&dir) {
         tracing::debug!(%error, "read-ahead stays as it is");
+    }
+    if let Err(error) = server.answer_first_open(&dir) {
+        tracing::debug!(%error, "files are closed by request until one is opened");
     }
     Ok(mounted)
 }
