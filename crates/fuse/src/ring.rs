@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -76,12 +76,18 @@ pub(crate) fn switch_on() -> io::Result<()> {
 }
 
 /// The rings of a mount, and the threads that serve them.
-pub(crate) struct Rings(Vec<JoinHandle<()>>);
+pub(crate) struct Rings {
+    threads: Vec<JoinHandle<()>>,
+    connection: Arc<Connection>,
+}
 
 struct Connection {
     server: Arc<Server>,
     device: OwnedFd,
     queues: Vec<Queue>,
+    has_failed: AtomicBool,
+    /// Ends the mount: requests of a queue without threads would wait for ever.
+    abort: Box<dyn Fn() + Send + Sync>,
 }
 
 /// The queue of a processor.
@@ -96,6 +102,11 @@ impl Connection {
     fn is_stuck(&self) -> bool {
         let all_wait = |queue: &Queue| queue.waiting.load(Ordering::SeqCst) >= queue.threads;
         self.queues.iter().any(all_wait)
+    }
+
+    fn fail(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+        (self.abort)();
     }
 
     /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for nothing. An older kernel hears of
@@ -115,7 +126,7 @@ impl Connection {
 
 impl Rings {
     /// Serves all queues of the connection `device`, those of running processors by `threads` threads together, or as many as seem good
-    /// if that is 0. Until every queue has one, the kernel holds requests back.
+    /// if that is 0. Until every queue has one, the kernel holds requests back. When one of them fails later, `abort` has to end the mount.
     ///
     /// # Errors
     /// A thread or a ring cannot be had; the connection is of no use then.
@@ -123,6 +134,7 @@ impl Rings {
         server: Arc<Server>,
         device: BorrowedFd<'_>,
         threads: usize,
+        abort: Box<dyn Fn() + Send + Sync>,
     ) -> io::Result<Self> {
         let (possible, online) = (processors("possible")?, processors("online")?);
         let (least, most) = (*QUEUE_THREADS.start(), *QUEUE_THREADS.end());
@@ -142,8 +154,13 @@ impl Rings {
             server,
             device: device.try_clone_to_owned()?,
             queues: (0..possible.len()).map(queue).collect(),
+            has_failed: AtomicBool::new(false),
+            abort,
         });
-        let mut rings = Self(Vec::new());
+        let mut rings = Self {
+            threads: Vec::new(),
+            connection: Arc::clone(&connection),
+        };
         for (number, queue) in connection.queues.iter().enumerate() {
             let number = u16::try_from(number).map_err(io::Error::other)?;
             for _ in 0..queue.threads {
@@ -151,15 +168,20 @@ impl Rings {
                     connection: Arc::clone(&connection),
                     number,
                 };
-                rings.0.push(front.spawn()?);
+                rings.threads.push(front.spawn()?);
             }
         }
         Ok(rings)
     }
 
+    /// Whether a thread ended before the mount did.
+    pub(crate) fn have_failed(&self) -> bool {
+        self.connection.has_failed.load(Ordering::SeqCst)
+    }
+
     /// Waits until the mount is gone and no request is being served.
     pub(crate) fn join(self) {
-        for thread in self.0 {
+        for thread in self.threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of a ring panicked");
             }
@@ -196,8 +218,11 @@ impl RingFront {
         let thread = std::thread::Builder::new()
             .name(format!("ring-{number}"))
             .spawn(move || {
-                if let Err(error) = self.run(&ready) {
-                    tracing::error!(%error, queue = number, "a ring failed");
+                let ended = catch_unwind(AssertUnwindSafe(|| self.run(&ready)));
+                let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
+                if let Err(error) = ended {
+                    tracing::error!(%error, queue = number, "a ring failed, and the mount ends");
+                    self.connection.fail();
                 }
             })?;
         is_ready.recv().map_err(io::Error::other)??;
