@@ -168,15 +168,25 @@ impl Volume {
             return self.erase_ghost(dir, name, None);
         };
         let mut change = Change::new(lock_states(&[&inode]));
-        let mut topology = self.topology.write();
+        if inode.is_dir() {
+            let mut topology = self.topology.write();
+            let place = topology.remaining(dir)?;
+            let path = keys::child(&place.path, name);
+            change.batch.delete(keys::entry(&place.path, name));
+            self.put_aside(&mut change, &inode, &path);
+            delete_ranges(&mut change.batch, &path);
+            change.apply(&topology, &self.tree)?;
+            topology.generation += 1;
+            return Ok(());
+        }
+        let topology = self.topology.read();
         let place = topology.remaining(dir)?;
         let path = keys::child(&place.path, name);
         change.batch.delete(keys::entry(&place.path, name));
-        self.put_aside(&mut change, &inode, &path);
-        delete_ranges(&mut change.batch, &path);
-        change.apply(&topology, &self.tree)?;
-        topology.generation += 1;
-        Ok(())
+        let record = change.get(&inode).clone();
+        self.move_contents(&mut change, &record, &path, &keys::orphan(ino), None);
+        change.move_to(&inode, Loc::Orphan);
+        change.apply(&topology, &self.tree)
     }
 
     /// Copies what lies at and below `path`, which is then erased or replaced, to the orphan area, unless nobody knows it. The
