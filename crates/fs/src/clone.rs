@@ -81,6 +81,7 @@ impl Volume {
         no_replace: bool,
     ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
+        let _burial = self.burial();
         let (source, dir) = (self.inode(source)?, self.dir(dir)?);
         self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         // Asked again under the locks; here so that nobody makes the tree work for what they may not have.
@@ -198,6 +199,7 @@ impl Volume {
     /// `NotFound`, `Access`, `NotPermitted`, and those of the tree.
     pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
         check_name(name)?;
+        let _burial = self.burial();
         let dir = self.dir(dir)?;
         self.tree.admit(RECORDS_BYTES)?;
         let _names = dir.names.write();
@@ -307,6 +309,11 @@ impl Volume {
                     body.names,
                     false,
                 );
+                if let Loc::Body { root, link, .. } = change.loc(&body.inode) {
+                    // Found through the tree, it would keep that in memory.
+                    let via = Arc::clone(&root);
+                    change.move_to(&body.inode, Loc::Body { root, link, via });
+                }
             }
         }
         change.edit(&victim.inode).nlink = 0;

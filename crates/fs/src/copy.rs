@@ -67,6 +67,8 @@ impl Volume {
         {
             return Err(Error::Invalid("ranges overlap"));
         }
+        let most = len.min(source.state.read().size_bytes);
+        self.exorcise(&target, to.1.saturating_add(most))?;
         self.tree.admit(RECORDS_BYTES)?;
         let mut change = Change::new(lock_states(&[&source, &target]));
         let source_record = change.get(&source).clone();

@@ -21,6 +21,7 @@ use bytes::Bytes;
 use ramet_betree::Batch;
 
 use crate::change::{Change, lock_states};
+use crate::dir::DirStream;
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode, Loc, ROOT_INO, Reach, Remains};
 use crate::keys;
@@ -29,6 +30,8 @@ use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Largest file, in bytes, that becomes a ghost: nobody looks for ghosts after a crash.
 pub(crate) const GHOST_BYTES_MAX: u64 = 1 << 20;
+/// After so many failures the rest waits: the volume may be out of order.
+const FAILURES_MAX: usize = 8;
 
 impl Volume {
     /// The caller drops `lookups` of the references that lookups gave it. What has no name any more is erased when nobody
@@ -77,20 +80,34 @@ impl Volume {
         self.bury();
     }
 
-    /// Erases what inodes left that are not in memory any more.
+    /// Erases what inodes left that are not in memory any more. What cannot be erased waits for somebody else.
     pub(crate) fn bury(&self) {
-        loop {
+        let mut failures = 0;
+        while failures < FAILURES_MAX {
             let all = self.table.take_remains();
             if all.is_empty() {
                 return;
             }
             for remains in all {
-                if let Err(error) = self.erase_remains(remains) {
-                    tracing::warn!(%error, "space of removed files comes back later");
-                    return;
+                if failures == FAILURES_MAX {
+                    self.table.leave(remains);
+                } else if let Err(error) = self.erase_remains(remains) {
+                    tracing::debug!(%error, "space of something removed comes back later");
+                    failures += 1;
                 }
             }
         }
+    }
+
+    /// Buries when it is dropped: to be taken before anything that is locked or held.
+    pub(crate) fn burial(&self) -> Burial<'_> {
+        Burial(self)
+    }
+
+    /// Closes a directory; what it kept of something removed is erased.
+    pub fn close_dir(&self, stream: Arc<DirStream>) {
+        drop(stream);
+        self.bury();
     }
 
     fn erase_remains(&self, remains: Remains) -> Result<()> {
@@ -240,8 +257,18 @@ impl Volume {
         let Loc::Ghost { parent, name } = loc else {
             return Ok(());
         };
+        self.tree.admit(RECORDS_BYTES)?;
         let _names = parent.names.write();
         self.vacate(&parent, &name)
+    }
+}
+
+/// See [`Volume::burial`].
+pub(crate) struct Burial<'a>(&'a Volume);
+
+impl Drop for Burial<'_> {
+    fn drop(&mut self) {
+        self.0.bury();
     }
 }
 

@@ -323,7 +323,10 @@ impl Table {
             let held: Vec<_> = shard
                 .lock()
                 .values_mut()
-                .filter_map(|slot| slot.held.take())
+                .filter_map(|slot| {
+                    slot.lookups = 0;
+                    slot.held.take()
+                })
                 .collect();
             drop(held);
         }

@@ -62,6 +62,7 @@ impl Volume {
     ) -> Result<()> {
         check_name(from.1)?;
         check_name(to.1)?;
+        let _burial = self.burial();
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
         self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let whiteout = match whiteout {

@@ -23,6 +23,7 @@ impl Volume {
     /// `NotFound`, `IsDirectory`, and those of the tree.
     pub fn unlink(&self, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
+        let _burial = self.burial();
         let dir = self.dir(dir)?;
         self.tree.admit(RECORDS_BYTES)?;
         let _names = dir.names.write();
@@ -93,6 +94,7 @@ impl Volume {
     /// `NotFound`, `NotDirectory`, `NotEmpty`, and those of the tree.
     pub fn rmdir(&self, dir: Ino, name: &[u8]) -> Result<()> {
         check_name(name)?;
+        let _burial = self.burial();
         let dir = self.dir(dir)?;
         self.tree.admit(RECORDS_BYTES)?;
         self.with_victim(&[&dir], &dir, name, |victim| {
@@ -182,13 +184,13 @@ impl Volume {
 /// The entry of what lay at a name in the directory at `place` goes, or becomes a ghost's, as `change` has it.
 fn remove_entry(change: &mut Change<'_>, inode: &Arc<Inode>, place: &Place, name: &[u8]) {
     let entry = keys::entry(&place.path, name);
+    // Also below a ghost: a batch that deletes nothing could be refused for want of space, and removing must not.
+    change.batch.delete(entry.clone());
     if matches!(change.loc(inode), Loc::Ghost { .. }) {
         let ghost = Ghost {
             kind: inode.kind,
             stored: inode.ino.0 ^ place.acc,
         };
         change.batch.put(entry, ghost.encode());
-    } else {
-        change.batch.delete(entry);
     }
 }

@@ -214,6 +214,7 @@ impl Volume {
     /// # Errors
     /// Those of the device; the volume takes no writes afterwards.
     pub fn sync_all(&self) -> Result<()> {
+        self.bury();
         Ok(self.tree.sync()?)
     }
 

@@ -8,6 +8,8 @@ use ramet_fs::{
     Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode, SetXattr,
     Volume,
 };
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 struct Fixture {
     device: Arc<dyn Device>,
@@ -374,4 +376,114 @@ fn a_ghost_that_grows_becomes_an_orphan() {
     at.check();
     at.crash();
     assert_eq!(at.orphans(), 0);
+}
+
+#[test]
+fn a_ghost_that_is_copied_into_becomes_an_orphan() {
+    let at = Fixture::new();
+    let source = at.file(ROOT_INO, "source", &vec![3; 8 << 20]);
+    let file = at.file(ROOT_INO, "f", b"content");
+    at.volume.unlink(ROOT_INO, b"f").unwrap();
+    let copied = at.volume.copy_range((source, 0), (file, 0), 8 << 20, false);
+    assert_eq!(copied.unwrap(), 8 << 20);
+    assert!(at.orphans() > 2000);
+    assert!(at.read(file) == at.read(source));
+}
+
+/// A tree with a file, all of it forgotten.
+fn unknown_tree(at: &Fixture) {
+    let top = at.make(ROOT_INO, "top", Kind::Directory);
+    let file = at.file(top, "f", &[1; 100_000]);
+    at.volume.forget(file, 1);
+    at.volume.forget(top, 1);
+}
+
+#[test]
+fn a_tree_that_nobody_knows_goes_at_once() {
+    let at = Fixture::new();
+    unknown_tree(&at);
+    at.volume
+        .remove_tree(&Caller::root(), ROOT_INO, b"top")
+        .unwrap();
+    assert_eq!(at.orphans(), 0);
+    unknown_tree(&at);
+    let source = at.make(ROOT_INO, "source", Kind::Directory);
+    at.volume
+        .clone_entry(&Caller::root(), source, ROOT_INO, b"top", false)
+        .unwrap();
+    assert_eq!(at.orphans(), 0);
+    at.check();
+}
+
+#[test]
+fn an_open_directory_keeps_a_removed_tree_no_longer_than_it_is_open() {
+    let at = Fixture::new();
+    let top = at.make(ROOT_INO, "top", Kind::Directory);
+    at.file(top, "f", &[1; 100_000]);
+    let stream = at.volume.open_dir(top).unwrap();
+    at.volume
+        .remove_tree(&Caller::root(), ROOT_INO, b"top")
+        .unwrap();
+    at.volume.forget_all();
+    assert!(at.orphans() > 0);
+    at.volume.close_dir(Arc::new(stream));
+    assert_eq!(at.orphans(), 0);
+}
+
+#[test]
+fn a_file_with_a_name_outside_keeps_no_removed_tree() {
+    let at = Fixture::new();
+    let top = at.make(ROOT_INO, "top", Kind::Directory);
+    let large = at.file(top, "large", &[1; 3 << 20]);
+    let linked = at.file(top, "l", b"linked");
+    at.volume.link(linked, ROOT_INO, b"outside").unwrap();
+    // It was found through the tree last.
+    at.volume.lookup(top, b"l").unwrap();
+    at.volume.forget(large, 1);
+    at.volume
+        .remove_tree(&Caller::root(), ROOT_INO, b"top")
+        .unwrap();
+    at.volume.forget(top, 1);
+    assert_eq!(at.volume.getattr(linked).unwrap().nlink, 1);
+    assert_eq!(at.read(linked), b"linked");
+    assert_eq!(at.orphans(), 0);
+    at.check();
+}
+
+#[test]
+fn removing_needs_no_room_whoever_knows_what_is_removed() {
+    let at = Fixture::new();
+    let mut rng = StdRng::seed_from_u64(7);
+    let new = NewInode {
+        kind: Kind::Regular,
+        perm: 0o644,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        target: b"",
+    };
+    let dir = at.make(ROOT_INO, "d", Kind::Directory);
+    at.make(dir, "inner", Kind::Directory);
+    let mut files = Vec::new();
+    for bytes in [500_000, 50_000, 4096, 1] {
+        loop {
+            let name = format!("f{}", files.len());
+            let Ok(attr) = at.volume.create(dir, name.as_bytes(), &new) else {
+                break;
+            };
+            files.push(name);
+            let noise: Vec<u8> = (0..bytes).map(|_| rng.random()).collect();
+            if at.volume.write(attr.ino, 0, &noise, false).is_err() {
+                break;
+            }
+        }
+    }
+    for name in &files {
+        at.volume.unlink(dir, name.as_bytes()).unwrap();
+    }
+    at.volume.rmdir(dir, b"inner").unwrap();
+    at.volume.rmdir(ROOT_INO, b"d").unwrap();
+    at.volume.forget_all();
+    assert_eq!(at.keys(), Fixture::new().keys());
+    at.check();
 }

@@ -14,6 +14,7 @@ mod convert;
 mod device;
 mod errno;
 mod ioctl;
+mod mountinfo;
 mod notify;
 mod options;
 mod ring;

@@ -105,8 +105,9 @@ impl Connection {
     }
 
     fn fail(&self) {
-        self.has_failed.store(true, Ordering::SeqCst);
-        (self.abort)();
+        if !self.has_failed.swap(true, Ordering::SeqCst) {
+            (self.abort)();
+        }
     }
 
     /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for nothing. An older kernel hears of

@@ -43,9 +43,10 @@ pub(crate) struct Server {
 
 /// What the jobs of the workers need.
 struct Core {
+    /// Before the volume, which they hold inodes of.
+    streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     volume: Arc<Volume>,
     kernel: Kernel,
-    streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     next_stream: AtomicU64,
     tickets: Tickets,
     asked: Asked,
@@ -328,7 +329,9 @@ impl Server {
 
     pub(crate) fn release_dir(&self, fh: u64) {
         let stream = self.core.streams.lock().remove(&fh);
-        drop(stream);
+        if let Some(stream) = stream {
+            self.core.volume.close_dir(stream);
+        }
     }
 
     pub(crate) fn room(&self) -> Room {

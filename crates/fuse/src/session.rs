@@ -11,6 +11,7 @@ use fuser::{Config, MountOption, Session, SessionACL};
 use ramet_fs::Volume;
 
 use crate::device::DeviceFront;
+use crate::mountinfo::{self, Device};
 use crate::notify::Kernel;
 use crate::options::{MountOptions, Transport};
 use crate::ring::{self, Rings};
@@ -29,6 +30,8 @@ pub struct Mounted {
 #[derive(Clone)]
 pub struct Unmounter {
     dir: Arc<PathBuf>,
+    /// Which of the mounts that were ever at `dir`.
+    device: Option<Device>,
 }
 
 impl Unmounter {
@@ -42,10 +45,24 @@ impl Unmounter {
 
     /// Ends the mount whoever uses it: what is asked for is answered `ECONNABORTED`.
     fn abort(&self) {
+        // A user's helper unmounts, and lets those wait for ever who wait now.
+        if let Some(device) = self.device
+            && let Err(error) = device.abort()
+        {
+            tracing::debug!(%error, "the connection is not aborted by its number");
+        }
+        if !self.is_mounted() {
+            return;
+        }
         let flags = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
         if let Err(error) = self.unmount_with(flags, &["-z"]) {
             tracing::error!(%error, "a mount that does not work is left");
         }
+    }
+
+    /// Whether this mount, and no other one, is the one at its directory, as far as can be told.
+    fn is_mounted(&self) -> bool {
+        self.device.is_none() || mountinfo::device_at(&self.dir) == self.device
     }
 
     fn unmount_with(
@@ -155,6 +172,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     kernel.connect(session.notifier());
     let unmounter = Unmounter {
         dir: Arc::new(dir.clone()),
+        device: mountinfo::device_at(&dir),
     };
     let start = || {
         let unmounter = unmounter.clone();
@@ -164,13 +182,8 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     let rings = match has_ring.load(Ordering::SeqCst).then(start).transpose() {
         Ok(rings) => rings,
         Err(error) if options.transport == Transport::Any => {
-            tracing::warn!(%error, "no rings; requests come through the device");
             drop(session);
-            let options = MountOptions {
-                transport: Transport::Device,
-                ..options.clone()
-            };
-            return mount(volume, &dir, &options);
+            return mount_without_rings(volume, &dir, options, &error);
         }
         Err(error) => return Err(failed(error)),
     };
@@ -190,9 +203,27 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     }
     if mounted.rings.as_ref().is_some_and(Rings::have_failed) {
         let refused = std::io::Error::other("the kernel took no entry of a ring");
+        if options.transport == Transport::Any {
+            drop(mounted);
+            return mount_without_rings(volume, &dir, options, &refused);
+        }
         return Err(Error::NoRing(refused));
     }
     Ok(mounted)
+}
+
+fn mount_without_rings(
+    volume: Arc<Volume>,
+    dir: &Path,
+    options: &MountOptions,
+    error: &std::io::Error,
+) -> Result<Mounted> {
+    tracing::warn!(%error, "no rings; requests come through the device");
+    let options = MountOptions {
+        transport: Transport::Device,
+        ..options.clone()
+    };
+    mount(volume, dir, &options)
 }
 
 impl Mounted {
@@ -239,6 +270,7 @@ impl Mounted {
 impl Drop for Mounted {
     fn drop(&mut self) {
         if self.session.is_some()
+            && self.unmounter.is_mounted()
             && let Err(error) = self
                 .unmounter
                 .unmount_with(rustix::mount::UnmountFlags::DETACH, &["-z"])
