@@ -74,12 +74,18 @@ impl fmt::Display for Failure {
     }
 }
 
+/// Whether this is what a mount answers whose daemon is dead. `ECANCELED` comes through io_uring, in the moment when the
+/// daemon dies.
+pub fn is_of_dead_mount(errno: Errno) -> bool {
+    matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
+}
+
 /// An errno in words, without Rust's "(os error N)".
 pub fn reason(error: &std::io::Error) -> String {
     let errno = Errno::from_io_error(error);
     let known = match errno {
         Some(Errno::NOENT) => "no such file or directory",
-        Some(Errno::NOTCONN | Errno::CONNABORTED) => {
+        Some(errno) if is_of_dead_mount(errno) => {
             "the mount is dead: its daemon ended without unmounting ('ramet umount' removes it)"
         }
         Some(Errno::ACCESS | Errno::PERM) => "permission denied",

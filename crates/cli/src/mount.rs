@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::args::Mount;
 use crate::control::Root;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, is_of_dead_mount};
 use crate::{daemon, mounts};
 
 pub fn run(args: &Mount) -> Outcome {
@@ -52,7 +52,9 @@ fn mount_point(dir: &Path) -> Outcome<std::path::PathBuf> {
     }
     if let Some(mount) = found {
         // The kernel may remember the attributes of a mount point whose daemon is long dead.
-        if let Err(e @ (Errno::NOTCONN | Errno::CONNABORTED)) = Root::open_dir(dir) {
+        if let Err(e) = Root::open_dir(dir)
+            && is_of_dead_mount(e)
+        {
             return Err(Failure::system(dir, e));
         }
         let why = format!("{} is already mounted there", mount.volume.display());

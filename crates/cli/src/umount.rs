@@ -12,7 +12,7 @@ use rustix::process::{Pid, PidfdFlags};
 
 use crate::args::Umount;
 use crate::control::Root;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, is_of_dead_mount};
 use crate::{daemon, mounts};
 
 pub fn run(args: &Umount) -> Outcome {
@@ -22,7 +22,7 @@ pub fn run(args: &Umount) -> Outcome {
     };
     let root = match Root::open_dir(&dir) {
         Ok(root) => root,
-        Err(Errno::NOTCONN | Errno::CONNABORTED) => return detach(&dir, UnmountFlags::DETACH),
+        Err(e) if is_of_dead_mount(e) => return detach(&dir, UnmountFlags::DETACH),
         // Root may unmount what it may not look into: another user's mount.
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
             detach(&dir, UnmountFlags::empty())?;
@@ -30,10 +30,14 @@ pub fn run(args: &Umount) -> Outcome {
         }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
-    let stats = root.stats().map_err(|e| match e {
-        Errno::NOTTY | Errno::NOSYS => Failure::at(&args.dir, "not a Ramet mount"),
-        e => Failure::system(&dir, e),
-    })?;
+    let stats = match root.stats() {
+        Ok(stats) => stats,
+        Err(Errno::NOTTY | Errno::NOSYS) => {
+            return Err(Failure::at(&args.dir, "not a Ramet mount"));
+        }
+        Err(e) if is_of_dead_mount(e) => return detach(&dir, UnmountFlags::DETACH),
+        Err(e) => return Err(Failure::system(&dir, e)),
+    };
     let pid = i32::try_from(stats.pid).ok().and_then(Pid::from_raw);
     // Opened while the daemon is alive for certain: its number could be another process's later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
