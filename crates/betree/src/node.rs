@@ -363,8 +363,13 @@ pub(crate) fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Longest request that reads several blocks, in bytes.
-const READ_BYTES_MAX: u32 = 512 << 10;
+/// Longest request that reads several blocks of a leaf, in bytes: about a leaf. Others follow it at once, and a disk seeks
+/// between them.
+const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
+/// The same for a segment.
+const SEGMENT_READ_BYTES_MAX: u32 = 1 << 20;
+/// A scan that reads on takes so much of a segment with its index, in bytes: most segments are no longer.
+const SEGMENT_FRONT_BYTES: usize = 64 << 10;
 
 /// Most nodes remembered as not worth flattening.
 const UNFLATTENABLE_MAX: usize = 4096;
@@ -937,10 +942,15 @@ impl Store {
         }
     }
 
-    /// Loads what the first long request gives of a segment that a scan wants all of, as far as the cache has room.
-    pub(crate) fn load_eagerly(&self, segment: &Handle) -> Result<()> {
+    /// Loads the front of a segment for a scan that reads on, with all that a long request gives if it wants the `whole`
+    /// segment, as far as the cache has room.
+    pub(crate) fn load_eagerly(&self, segment: &Handle, whole: bool) -> Result<()> {
         let ahead = usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX);
-        let ahead = ahead.min(READ_BYTES_MAX as usize);
+        let ahead = ahead.min(if whole {
+            SEGMENT_READ_BYTES_MAX as usize
+        } else {
+            SEGMENT_FRONT_BYTES
+        });
         if !segment.is_fresh() && ahead > self.shape.block_bytes {
             self.cached((segment.id.0, 0), || self.load_index(segment, ahead))?;
         }
@@ -1025,8 +1035,12 @@ impl Store {
         bump(&self.counters.cache_misses);
         let metas = &run.index.blocks;
         let start = metas[at].offset;
+        let longest = match run.handle.kind {
+            Kind::Segment => SEGMENT_READ_BYTES_MAX,
+            Kind::Leaf | Kind::Skeleton => LEAF_READ_BYTES_MAX,
+        };
         for (n, meta) in metas.iter().enumerate().skip(at + 1).take(ahead) {
-            if meta.end() - start > READ_BYTES_MAX {
+            if meta.end() - start > longest {
                 break;
             }
             // Never waits while it makes others wait.
