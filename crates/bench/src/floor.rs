@@ -10,21 +10,20 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{
     BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags,
-    RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty,
-    ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow,
-    WriteFlags,
+    FopenFlags, Generation, INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use parking_lot::{Mutex, RwLock};
+use ramet_fuse::terms::{self, TTL, created_flags, negotiate, open_flags, set_read_ahead};
 
 use crate::error::{At, Error, Result};
 
-const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-const GENERATION: Generation = Generation(0);
+const GENERATION: Generation = Generation(terms::GENERATION);
 const THREADS: usize = 4;
 const PIECE_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: u64 = 4096;
@@ -281,28 +280,9 @@ fn done(reply: ReplyEmpty, result: std::result::Result<(), Errno>) {
     }
 }
 
-fn open_flags() -> FopenFlags {
-    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
-}
-
 impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        let wanted = [
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ];
-        for capability in wanted {
-            // Without it the kernel asks more; so it does of Ramet.
-            let _ = config.add_capabilities(capability);
-        }
-        let _ = config.set_max_write(1 << 20);
-        let _ = config.set_max_background(64);
+        negotiate(config);
         Ok(())
     }
 
@@ -458,12 +438,7 @@ impl Filesystem for Server {
         reply: ReplyCreate,
     ) {
         let file = (FileType::RegularFile, Body::File(Vec::new()));
-        let access = rustix::fs::OFlags::from_bits_retain(flags.cast_unsigned())
-            & rustix::fs::OFlags::RWMODE;
-        let mut flags = open_flags();
-        if access == rustix::fs::OFlags::WRONLY {
-            flags |= FopenFlags::FOPEN_DIRECT_IO;
-        }
+        let flags = created_flags(flags);
         match self.0.create(request, parent, name, mode, file) {
             Ok(attr) => reply.created(&TTL, &attr, GENERATION, FileHandle(0), flags),
             Err(errno) => reply.error(errno),
@@ -602,11 +577,7 @@ impl Floor {
         config.n_threads = Some(THREADS);
         let session = Session::new(Server(self.memory.clone()), dir, &config).at(dir)?;
         self.session = Some(session.spawn().at(dir)?);
-        // As Ramet sets it.
-        let dev = rustix::fs::stat(dir).at(dir)?.st_dev;
-        let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
-        let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-        std::fs::write(&path, "512").at(&path)
+        set_read_ahead(dir).at(dir)
     }
 
     pub(crate) fn unmount(&mut self) -> Result<()> {

@@ -75,16 +75,10 @@ impl Op {
         match self {
             Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => range.contains(key),
             Op::DeleteRange { lo, hi } => meets(&KeyRange::new(lo.clone(), hi.clone())),
-            Op::CloneRange {
-                lo,
-                hi,
-                strip,
-                prefix,
-            } => {
-                let source = KeyRange::new(lo.clone(), hi.clone());
-                !source.is_empty()
-                    && (meets(&source) || meets(&destination(&source, *strip as usize, prefix).0))
-            }
+            Op::CloneRange { strip, prefix, .. } => self.source().is_some_and(|source| {
+                let copy = || destination(&source, *strip as usize, prefix).0;
+                !source.is_empty() && (meets(&source) || meets(&copy()))
+            }),
             Op::Graft { .. } => true,
         }
     }

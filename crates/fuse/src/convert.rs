@@ -1,12 +1,9 @@
 //! Between the types of `fuser` and those of the file system.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use fuser::{FileAttr, FileType, INodeNo, TimeOrNow};
 use ramet_fs::{Attr, BLOCK_BYTES, Ino, Kind, SetTime, Time};
-
-/// How long the kernel may believe what it was told: for ever, near enough.
-pub(crate) const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 pub(crate) fn ino(ino: INodeNo) -> Ino {
     Ino(ino.0)

@@ -13,20 +13,14 @@ use fuser::{
     ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl,
     ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use ramet_fs::{Attr, Kind, SetAttr};
+use ramet_fs::{Attr, SetAttr};
 
 use crate::asked::Operation;
 use crate::caller::Asker;
-use crate::convert::{TTL, file_attr, file_type, ino, no_entry, set_time};
+use crate::convert::{file_attr, file_type, ino, no_entry, set_time};
 use crate::server::{Answer, Server};
+use crate::terms::{GENERATION, TTL, negotiate};
 use crate::turns::{Turn, Turns};
-
-/// Bytes of one write request.
-pub(crate) const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// Inode numbers are never used twice.
-pub(crate) const GENERATION: u64 = 0;
-/// Requests of the kernel's own, such as reading ahead, that wait at the same time.
-const BACKGROUND_MAX: u16 = 64;
 
 /// A server, to what `fuser` reads.
 pub(crate) struct DeviceFront {
@@ -103,31 +97,7 @@ fn xattr(reply: ReplyXattr, size: u32, answer: Answer<Vec<u8>>) {
 
 impl Filesystem for DeviceFront {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Not FUSE_ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file
-        // is a running program and refuses.
-        let wanted = [
-            InitFlags::FUSE_EXPORT_SUPPORT,
-            InitFlags::FUSE_DO_READDIRPLUS,
-            InitFlags::FUSE_READDIRPLUS_AUTO,
-            InitFlags::FUSE_PARALLEL_DIROPS,
-            InitFlags::FUSE_HANDLE_KILLPRIV_V2,
-            InitFlags::FUSE_CACHE_SYMLINKS,
-            InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-            InitFlags::FUSE_ASYNC_DIO,
-            InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
-        ];
-        for capability in wanted {
-            if let Err(missing) = config.add_capabilities(capability) {
-                tracing::debug!(?missing, "the kernel has no such capability");
-            }
-        }
-        // The kernel's own limits apply where they are lower.
-        if let Err(nearest) = config.set_max_write(WRITE_BYTES_MAX) {
-            tracing::debug!(nearest, "write size");
-        }
-        if let Err(nearest) = config.set_max_background(BACKGROUND_MAX) {
-            tracing::debug!(nearest, "background requests");
-        }
+        negotiate(config);
         let ring = self.ring.load(Ordering::SeqCst)
             && config
                 .add_capabilities(InitFlags::FUSE_OVER_IO_URING)
@@ -209,10 +179,9 @@ impl Filesystem for DeviceFront {
         reply: ReplyEntry,
     ) {
         let _turn = self.turn(Operation::Mknod);
-        let (dir, what) = (ino(parent), (rdev, &b""[..]));
         let made = self
             .server
-            .make(dir, name.as_bytes(), mode, what, asker(request));
+            .mknod(ino(parent), name.as_bytes(), mode, rdev, asker(request));
         entry(reply, made);
     }
 
@@ -226,11 +195,9 @@ impl Filesystem for DeviceFront {
         reply: ReplyEntry,
     ) {
         let _turn = self.turn(Operation::Mkdir);
-        let mode = mode & 0o7777 | Kind::Directory.mode_bits();
-        let (dir, what) = (ino(parent), (0, &b""[..]));
         let made = self
             .server
-            .make(dir, name.as_bytes(), mode, what, asker(request));
+            .mkdir(ino(parent), name.as_bytes(), mode, asker(request));
         entry(reply, made);
     }
 
@@ -253,11 +220,10 @@ impl Filesystem for DeviceFront {
         reply: ReplyEntry,
     ) {
         let _turn = self.turn(Operation::Symlink);
-        let mode = Kind::Symlink.mode_bits() | 0o777;
-        let (dir, what) = (ino(parent), (0, target.as_os_str().as_bytes()));
+        let (name, target) = (name.as_bytes(), target.as_os_str().as_bytes());
         let made = self
             .server
-            .make(dir, name.as_bytes(), mode, what, asker(request));
+            .symlink(ino(parent), name, target, asker(request));
         entry(reply, made);
     }
 
@@ -475,11 +441,10 @@ impl Filesystem for DeviceFront {
     fn statfs(&self, _request: &Request, _node: INodeNo, reply: ReplyStatfs) {
         let _turn = self.turn(Operation::Statfs);
         let room = self.server.room();
-        let unit = room.block_bytes;
-        // Inodes take space as anything else does: there are as many as blocks.
-        let (files, free_files) = (room.blocks, room.available);
         let (total, free, available) = (room.blocks, room.free, room.available);
-        reply.statfs(total, free, available, files, free_files, unit, 255, unit);
+        let (files, free_files) = (room.inodes, room.free_inodes);
+        let (unit, names) = (room.block_bytes, room.name_bytes_max);
+        reply.statfs(total, free, available, files, free_files, unit, names, unit);
     }
 
     fn setxattr(

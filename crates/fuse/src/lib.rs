@@ -19,6 +19,7 @@ mod options;
 mod ring;
 mod server;
 mod session;
+pub mod terms;
 mod tickets;
 mod turns;
 mod workers;

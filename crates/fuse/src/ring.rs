@@ -38,9 +38,8 @@ use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 
 use crate::asked::Operation;
 use crate::caller::Asker;
-use crate::convert::TTL;
-use crate::device::{GENERATION, WRITE_BYTES_MAX};
 use crate::server::{Answer, Server};
+use crate::terms::{GENERATION, TTL, WRITE_BYTES_MAX};
 
 /// Whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -536,10 +535,9 @@ impl Filesystem for RingFront {
         name: &OsStr,
         target: &OsStr,
     ) -> FsResult<ReplyEntry> {
-        let mode = Kind::Symlink.mode_bits() | 0o777;
-        let (name, what) = (name.as_bytes(), (0, target.as_bytes()));
+        let (name, target) = (name.as_bytes(), target.as_bytes());
         let server = self.asked(Operation::Symlink);
-        entry(server.make(ino(parent), name, mode, what, asker(request)))
+        entry(server.symlink(ino(parent), name, target, asker(request)))
     }
 
     async fn mknod(
@@ -550,9 +548,8 @@ impl Filesystem for RingFront {
         mode: u32,
         rdev: u32,
     ) -> FsResult<ReplyEntry> {
-        let (name, what) = (name.as_bytes(), (rdev, &b""[..]));
         let server = self.asked(Operation::Mknod);
-        entry(server.make(ino(parent), name, mode, what, asker(request)))
+        entry(server.mknod(ino(parent), name.as_bytes(), mode, rdev, asker(request)))
     }
 
     async fn mkdir(
@@ -563,10 +560,8 @@ impl Filesystem for RingFront {
         mode: u32,
         _: u32,
     ) -> FsResult<ReplyEntry> {
-        let mode = mode & 0o7777 | Kind::Directory.mode_bits();
-        let (name, what) = (name.as_bytes(), (0, &b""[..]));
         let server = self.asked(Operation::Mkdir);
-        entry(server.make(ino(parent), name, mode, what, asker(request)))
+        entry(server.mkdir(ino(parent), name.as_bytes(), mode, asker(request)))
     }
 
     async fn unlink(&self, _: Request, parent: InodeId, name: &OsStr) -> FsResult<()> {
@@ -740,11 +735,10 @@ impl Filesystem for RingFront {
             blocks: room.blocks,
             bfree: room.free,
             bavail: room.available,
-            // Inodes take space as anything else does: there are as many as blocks.
-            files: room.blocks,
-            ffree: room.available,
+            files: room.inodes,
+            ffree: room.free_inodes,
             bsize: room.block_bytes,
-            namelen: 255,
+            namelen: room.name_bytes_max,
             frsize: room.block_bytes,
         })
     }

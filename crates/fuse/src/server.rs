@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
+use ramet_fs::control::NAME_BYTES_MAX;
 use ramet_fs::{
     Access, Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode,
     RenameMode, Result, SetAttr, SetXattr, Volume,
@@ -17,6 +18,7 @@ use crate::caller::{Asker, caller};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::notify::Kernel;
+use crate::terms::{created_flags, open_flags};
 use crate::tickets::Tickets;
 use crate::workers::Workers;
 
@@ -73,6 +75,11 @@ pub(crate) struct Room {
     pub(crate) blocks: u64,
     pub(crate) free: u64,
     pub(crate) available: u64,
+    /// Inodes take space as anything else does: there are as many as blocks.
+    pub(crate) inodes: u64,
+    pub(crate) free_inodes: u64,
+    /// Longest name.
+    pub(crate) name_bytes_max: u32,
 }
 
 fn answer<T>(result: Result<T>) -> Answer<T> {
@@ -97,21 +104,6 @@ fn handle(access: Access) -> u64 {
     match access {
         Access::Read => 0,
         Access::Write => 1,
-    }
-}
-
-/// Pages stay when a file is opened again; closing needs no request.
-pub(crate) fn open_flags() -> FopenFlags {
-    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
-}
-
-/// Those of a new file. What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
-/// stay whole, and the kernel does not ask for the capabilities of the file before its first write.
-pub(crate) fn created_flags(flags: i32) -> FopenFlags {
-    if flags & bits(OFlags::RWMODE) == bits(OFlags::WRONLY) {
-        open_flags() | FopenFlags::FOPEN_DIRECT_IO
-    } else {
-        open_flags()
     }
 }
 
@@ -160,17 +152,39 @@ impl Server {
         answer(self.core.volume.readlink(node)).map(|target| target.to_vec())
     }
 
-    /// Creates what is not opened at once; `mode` says what it is.
-    pub(crate) fn make(
+    /// Creates what `mode` says.
+    pub(crate) fn mknod(
         &self,
         dir: Ino,
         name: &[u8],
         mode: u32,
-        (rdev, target): (u32, &[u8]),
+        rdev: u32,
         asker: Asker,
     ) -> Answer<Attr> {
         let kind = Kind::from_mode(mode).ok_or(Errno::EINVAL)?;
-        let new = new_inode(kind, mode, (rdev, target), asker);
+        let new = NewInode {
+            rdev,
+            ..new_inode(kind, mode, asker)
+        };
+        answer(self.core.volume.create(dir, name, &new))
+    }
+
+    pub(crate) fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, asker: Asker) -> Answer<Attr> {
+        let new = new_inode(Kind::Directory, mode, asker);
+        answer(self.core.volume.create(dir, name, &new))
+    }
+
+    pub(crate) fn symlink(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        target: &[u8],
+        asker: Asker,
+    ) -> Answer<Attr> {
+        let new = NewInode {
+            target,
+            ..new_inode(Kind::Symlink, 0o777, asker)
+        };
         answer(self.core.volume.create(dir, name, &new))
     }
 
@@ -228,7 +242,7 @@ impl Server {
         asker: Asker,
     ) -> Answer<(Attr, u64, FopenFlags)> {
         let access = access(flags);
-        let new = new_inode(Kind::Regular, mode, (0, b""), asker);
+        let new = new_inode(Kind::Regular, mode, asker);
         let created = match self.core.volume.create_open(dir, name, &new, access) {
             // A clone was faster than the kernel's news of it. Opened here, nobody would check what
             // the caller may do with it: the kernel looks again, and does, when it hears this.
@@ -323,12 +337,17 @@ impl Server {
 
     pub(crate) fn room(&self) -> Room {
         let stats = self.core.volume.stats();
-        let blocks = |bytes: u64| bytes / BLOCK_BYTES;
+        let in_blocks = |bytes: u64| bytes / BLOCK_BYTES;
+        let blocks = in_blocks(stats.device_bytes);
+        let available = in_blocks(stats.free_bytes.saturating_sub(stats.reserved_bytes));
         Room {
             block_bytes: u32::try_from(BLOCK_BYTES).expect("a few kilobytes"),
-            blocks: blocks(stats.device_bytes),
-            free: blocks(stats.free_bytes),
-            available: blocks(stats.free_bytes.saturating_sub(stats.reserved_bytes)),
+            blocks,
+            free: in_blocks(stats.free_bytes),
+            available,
+            inodes: blocks,
+            free_inodes: available,
+            name_bytes_max: u32::try_from(NAME_BYTES_MAX).expect("a name is short"),
         }
     }
 
@@ -470,18 +489,13 @@ impl Server {
     }
 }
 
-fn new_inode<'a>(
-    kind: Kind,
-    mode: u32,
-    (rdev, target): (u32, &'a [u8]),
-    asker: Asker,
-) -> NewInode<'a> {
+fn new_inode(kind: Kind, mode: u32, asker: Asker) -> NewInode<'static> {
     NewInode {
         kind,
         perm: mode & 0o7777,
         uid: asker.uid,
         gid: asker.gid,
-        rdev,
-        target,
+        rdev: 0,
+        target: b"",
     }
 }

@@ -15,11 +15,8 @@ use crate::notify::Kernel;
 use crate::options::{MountOptions, Transport};
 use crate::ring::{self, Rings};
 use crate::server::Server;
+use crate::terms::set_read_ahead;
 use crate::{Error, Result};
-
-/// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer ones, each of several to
-/// the device, would make a disk seek to and fro.
-const READ_AHEAD_KIB: u32 = 512;
 
 /// A mounted volume. Dropping it unmounts, lazily if files are open.
 pub struct Mounted {
@@ -168,14 +165,6 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
         tracing::debug!(%error, "read-ahead stays as it is");
     }
     Ok(mounted)
-}
-
-/// Lets the kernel read further ahead than the 128 KiB that it gives a file system; only root may do that. Asks for the root's attributes, which the session has to answer by now.
-fn set_read_ahead(dir: &Path) -> std::io::Result<()> {
-    let dev = rustix::fs::stat(dir)?.st_dev;
-    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
-    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-    std::fs::write(path, READ_AHEAD_KIB.to_string())
 }
 
 impl Mounted {

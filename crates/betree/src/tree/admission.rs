@@ -1,0 +1,138 @@
+//! Admission: a batch is taken once memory, the journal and the volume have room for it.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::Inner;
+use crate::error::{Error, Result};
+use crate::journal::Journal;
+
+/// Batches that remove something and take no more than this together may use up the slack when there is no other way, before
+/// it is looked for again, in bytes.
+const LAST_RESORT_BYTES: u64 = 32 << 10;
+/// Least reserve of which some is lent to them then, and how much of it at most, in bytes.
+const RESERVE_LENDING: u64 = 512 << 10;
+const RESERVE_LENT_MAX: u64 = 256 << 10;
+/// What a message takes beside its bytes, at most, in bytes.
+const LAST_RESORT_OVERHEAD: u64 = 128;
+/// Checkpoints in a row that gain nothing, after which an admission gives up.
+const STALLED_ROUNDS_MAX: u32 = 4;
+/// Rounds of background work that an admission waits for before it writes a checkpoint itself.
+const WAITS_MAX: u32 = 20;
+/// Bytes queued for the journal from which on writers write them out, without a device sync.
+const JOURNAL_QUEUE_SOFT: u64 = 4 << 20;
+/// Bytes queued for the journal from which on writers wait for the device.
+const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
+
+impl Inner {
+    /// Waits until memory and journal have room for `bytes` more.
+    pub(super) fn admit(&self, bytes: usize) -> Result<()> {
+        let Some(journal) = &self.journal else {
+            return Err(Error::ReadOnly);
+        };
+        if bytes > crate::journal::record_bytes_max(journal.capacity_bytes()) {
+            return Err(Error::Invalid("the batch is larger than the journal takes"));
+        }
+        let mut rounds = 0;
+        loop {
+            self.check_alive()?;
+            // A checkpoint holds what it moves twice, and as much again may come meanwhile. What is fresh beyond a checkpoint of
+            // everything is held by snapshots, and waiting does not help.
+            let crowded = self.store.fresh_bytes.load(Ordering::Relaxed) > 3 * self.fresh_limit()
+                && self.is_behind();
+            let room = journal.room_for(bytes);
+            if let (false, Some(queued)) = (crowded, room) {
+                return self.drain_journal(journal, queued);
+            }
+            // Whoever has waited for long does it, and learns what is in the way.
+            rounds += 1;
+            if rounds > WAITS_MAX || self.threads.lock().is_empty() {
+                self.checkpoint()?;
+                continue;
+            }
+            let mut wanted = self.wanted.lock();
+            wanted.flush = true;
+            wanted.checkpoint = true;
+            self.work.notify_all();
+            self.keep.notify_all();
+            self.progress
+                .wait_for(&mut wanted, Duration::from_millis(100));
+        }
+    }
+
+    /// Keeps what waits in memory for the journal bounded: whoever writes much helps to write it out.
+    fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {
+        let written = match queued {
+            0..JOURNAL_QUEUE_SOFT => return Ok(()),
+            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
+            // Somebody else is writing; wait for the device with everybody.
+            _ => return self.sync(),
+        };
+        written.inspect_err(|error| self.poison(error))
+    }
+
+    /// Refuses what could not be written any more, after healing and checkpoints have given back what they can: it
+    /// gives up when several of them in a row gained nothing. A batch that removes something is refused later
+    /// than one that only adds: it may go halfway into the slack, and so leaves room to apply it.
+    pub(crate) fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
+        let store = &self.store;
+        let (mut best, mut stalled) = (0, 0);
+        loop {
+            let room = store.room_bytes();
+            let growth = if frees {
+                store.slack_bytes() / 4
+            } else {
+                store.liability_bytes() + bytes as u64 / 2
+            };
+            if room >= growth + bytes as u64 || frees && self.is_last_resort(bytes) {
+                return Ok(());
+            }
+            let seq = self.state.lock().seq;
+            if self.exhausted_at.load(Ordering::Relaxed) == seq + 1 {
+                break;
+            }
+            // Work takes room before it gives some back: what it empties is shared by its next rounds.
+            stalled = if room > best { 0 } else { stalled + 1 };
+            best = best.max(room);
+            if stalled > STALLED_ROUNDS_MAX {
+                self.exhausted_at.store(seq + 1, Ordering::Relaxed);
+                break;
+            }
+            if stalled > 0 {
+                // Without a flush that holds what was freed, and with a look at every node.
+                drop(self.structure.lock());
+                store.healing.demand();
+            }
+            self.checkpoint()?;
+        }
+        if store.table.stats().zombies > 0 {
+            // Readers held them; by now perhaps no more.
+            self.want(|w| w.checkpoint = true);
+        }
+        // Where all that could be had is gone, what removes is the only way out.
+        self.last_resort.store(LAST_RESORT_BYTES, Ordering::Relaxed);
+        if frees && self.is_last_resort(bytes) {
+            return Ok(());
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Whether checkpoints gained nothing before so little was removed that they would not now either, and there is room to
+    /// write it.
+    fn is_last_resort(&self, bytes: usize) -> bool {
+        let charge = bytes as u64 + LAST_RESORT_OVERHEAD;
+        let space = self.store.table.stats();
+        // The removal of a whole tree takes nothing but its message: a part of the reserve is better spent on
+        // it than kept. A small reserve is needed as it is.
+        let lent = (space.reserved / 4).min(RESERVE_LENT_MAX);
+        let kept = match space.reserved {
+            0..RESERVE_LENDING => space.reserved,
+            reserved => reserved - lent,
+        };
+        let has_room = space.free >= self.store.owed_bytes() + kept + charge;
+        let take = |left: u64| left.checked_sub(charge).filter(|_| has_room);
+        let left = &self.last_resort;
+        left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
+            .is_ok()
+    }
+}

@@ -1,0 +1,85 @@
+//! What is agreed with the kernel: for how long it remembers what, and what it need not ask for.
+//!
+//! For Ramet, and for what is measured beside it on the same terms.
+
+use std::path::Path;
+use std::time::Duration;
+
+use fuser::{FopenFlags, InitFlags, KernelConfig};
+use rustix::fs::OFlags;
+
+/// How long the kernel may believe what it was told: for ever, near enough.
+pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Of every inode number: none is used twice.
+pub const GENERATION: u64 = 0;
+/// Bytes of one write request.
+pub const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Requests of the kernel's own, such as reading ahead, that wait at the same time.
+const BACKGROUND_MAX: u16 = 64;
+/// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer ones, each of several to
+/// the device, would make a disk seek to and fro.
+const READ_AHEAD_KIB: u32 = 512;
+
+/// Asks for what saves requests, as far as the kernel has it.
+pub fn negotiate(config: &mut KernelConfig) {
+    // Not FUSE_ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file
+    // is a running program and refuses.
+    let wanted = [
+        InitFlags::FUSE_EXPORT_SUPPORT,
+        InitFlags::FUSE_DO_READDIRPLUS,
+        InitFlags::FUSE_READDIRPLUS_AUTO,
+        InitFlags::FUSE_PARALLEL_DIROPS,
+        InitFlags::FUSE_HANDLE_KILLPRIV_V2,
+        InitFlags::FUSE_CACHE_SYMLINKS,
+        InitFlags::FUSE_EXPLICIT_INVAL_DATA,
+        InitFlags::FUSE_ASYNC_DIO,
+        InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
+    ];
+    for capability in wanted {
+        if let Err(missing) = config.add_capabilities(capability) {
+            tracing::debug!(?missing, "the kernel has no such capability");
+        }
+    }
+    // The kernel's own limits apply where they are lower.
+    if let Err(nearest) = config.set_max_write(WRITE_BYTES_MAX) {
+        tracing::debug!(nearest, "write size");
+    }
+    if let Err(nearest) = config.set_max_background(BACKGROUND_MAX) {
+        tracing::debug!(nearest, "background requests");
+    }
+}
+
+/// Whether open(2) with these flags opens for writing only.
+fn writes_only(flags: i32) -> bool {
+    let access = OFlags::from_bits_retain(flags.cast_unsigned()) & OFlags::RWMODE;
+    access == OFlags::WRONLY
+}
+
+/// Pages stay when a file is opened again; closing needs no request.
+#[must_use]
+pub fn open_flags() -> FopenFlags {
+    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
+}
+
+/// Those of a new file, opened with these flags of open(2). What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
+/// stay whole, and the kernel does not ask for the capabilities of the file before its first write.
+#[must_use]
+pub fn created_flags(flags: i32) -> FopenFlags {
+    if writes_only(flags) {
+        open_flags() | FopenFlags::FOPEN_DIRECT_IO
+    } else {
+        open_flags()
+    }
+}
+
+/// Lets the kernel read further ahead than the 128 KiB that it gives a file system. Asks for the attributes
+/// of `dir`, the root of the mount, which the session has to answer by now.
+///
+/// # Errors
+/// Only root may do that.
+pub fn set_read_ahead(dir: &Path) -> std::io::Result<()> {
+    let dev = rustix::fs::stat(dir)?.st_dev;
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    std::fs::write(path, READ_AHEAD_KIB.to_string())
+}
