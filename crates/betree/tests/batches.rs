@@ -112,3 +112,64 @@ fn a_small_range_is_copied_with_all_that_waits_for_it() {
     assert_eq!(&seen("copy")[2].1[..], &cut[2].1[..]);
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
 }
+
+#[test]
+fn what_was_prepared_for_a_clone_serves_it_only_while_it_holds() {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    let options = OpenOptions {
+        manual: true,
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(dev, options).expect("opens");
+    let put = |key: &str, value: &str| {
+        let mut batch = Batch::new();
+        batch.put(key.to_owned(), value.to_owned());
+        tree.apply(batch).expect("there is room");
+    };
+    let mut batch = Batch::new();
+    for number in 0..1000u32 {
+        batch.put(format!("large{number}"), vec![1; 100]);
+        batch.put(format!("small{}", number % 10), vec![1; 10]);
+    }
+    tree.apply(batch).expect("there is room");
+    tree.checkpoint().expect("there is room");
+    let get = |key: &str| tree.get(key.as_bytes()).expect("reads");
+    for (round, source) in ["large", "small", "large", "small"].into_iter().enumerate() {
+        put(&format!("{source}0"), &format!("before {round}"));
+        tree.prepare_clone(source.as_bytes()).expect("reads");
+        let changes = round < 2;
+        if changes {
+            put(&format!("{source}0"), &format!("after {round}"));
+        }
+        let visits = ["first", "second"].map(|copy| {
+            let before = tree.stats().node_visits;
+            let mut batch = Batch::new();
+            batch.clone_prefix(source, format!("{round}{copy}"));
+            tree.apply(batch).expect("there is room");
+            tree.stats().node_visits - before
+        });
+        assert_eq!(visits.map(|n| n == 0), [!changes, false], "{visits:?}");
+        let expected = format!("{} {round}", if changes { "after" } else { "before" });
+        for copy in ["first", "second"] {
+            let found = get(&format!("{round}{copy}0"));
+            assert_eq!(found.as_deref(), Some(expected.as_bytes()));
+            assert!(get(&format!("{round}{copy}9")).is_some());
+        }
+    }
+    put("small0", "last");
+    for prefix in ["large", "small", "0", "1", "2", "3"] {
+        tree.prepare_clone(prefix.as_bytes()).expect("reads");
+    }
+    let mut batch = Batch::new();
+    for prefix in ["large", "small", "0", "1", "2", "3"] {
+        batch.delete_prefix(prefix);
+    }
+    tree.apply(batch).expect("there is room");
+    for _ in 0..3 {
+        tree.checkpoint().expect("there is room");
+    }
+    let zombies = tree.stats().zombies;
+    assert_eq!(zombies, 0, "nodes that nobody wants are kept");
+    assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}
