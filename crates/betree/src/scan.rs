@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Keeping, Kind, Store, bump};
 use crate::readahead::Job;
-use crate::skeleton::Skeleton;
+use crate::skeleton::{SegRef, Skeleton};
 use crate::view::{RangeAt, RunView};
 
 /// What lies under the overlays of a piece.
@@ -550,6 +550,12 @@ impl TreeScan {
         } = frame;
         let inside = xf.range(&range);
         let eager = self.ahead == AHEAD_MAX && matches!(same, Base::Node(..));
+        if eager {
+            let edge = &skeleton.edges[skeleton.edge_of(&inside.lo)];
+            let meets = |seg: &SegRef| !seg.clip.intersect(&inside).is_empty();
+            let segments = skeleton.visible(edge);
+            store.load_together(segments.map(|seg| (&seg.run, meets(seg))))?;
+        }
         let piece = cut(store, skeleton, &inside.lo, inside.hi.clone(), eager)?;
         if let Base::Node(here, _) = &same {
             check_falls(here.height(), &piece.base)?;

@@ -207,11 +207,9 @@ fn segments_that_begin_and_end_within_a_leaf_do_not_cut_its_requests() {
     drop(tree);
     let (with, bytes_with) = by_request(&open(&dev, 64 << 20, true));
     println!("{reads} reads of {bytes} bytes, {with} of {bytes_with} below segments");
-    assert!(
-        with <= reads + segments + 1,
-        "{reads} reads, {with} below segments"
-    );
-    assert!(bytes_with <= bytes + (segments + 1) * 4096);
+    // They lie side by side: one request is for all of them, another one for the root.
+    assert!(with <= reads + 2, "{reads} reads, {with} below segments");
+    assert!(bytes_with <= bytes + segments * (20 << 10));
 }
 
 #[test]
