@@ -19,7 +19,7 @@ use fuser::{
     ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use parking_lot::{Mutex, RwLock};
-use ramet_fuse::terms::{self, TTL, created_flags, negotiate, open_flags, set_read_ahead};
+use ramet_fuse::terms::{self, TTL, created_flags, negotiate, set_read_ahead};
 
 use crate::error::{At, Error, Result};
 
@@ -424,7 +424,7 @@ impl Filesystem for Server {
     }
 
     fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), open_flags());
+        reply.error(terms::OPEN);
     }
 
     fn create(

@@ -2,7 +2,8 @@
 //!
 //! - F1 Every key parses, every value decodes.
 //! - F2 Every key lies in an inode that exists and may have it: entries in directories, blocks in
-//!   files, bodies and stubs in clone roots. Orphans exist only while the volume is open.
+//!   files, bodies and stubs in clone roots. Orphans exist only while the volume is open. In a ghost lies what it had, of a
+//!   directory only ghosts.
 //! - F3 A directory has 2 links and one for each directory in it.
 //! - F4 A body has as many links as stubs name it; the stub index has exactly the stubs, each
 //!   under the nearest clone root.
@@ -17,6 +18,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
+use ramet_betree::{Snapshot, successor_of_prefix};
 
 use crate::data::BLOCK_BYTES;
 use crate::error::{Error, Result};
@@ -105,6 +107,8 @@ struct Object {
 struct Scan {
     objects: BTreeMap<Bytes, Object>,
     stubs: Vec<(Bytes, Bytes, Stub)>,
+    /// Paths of ghosts, with the directory of each.
+    ghosts: BTreeMap<Bytes, (Bytes, Kind)>,
     indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
     with_xattrs: BTreeSet<Bytes>,
     findings: Vec<Finding>,
@@ -157,7 +161,12 @@ impl Scan {
                 );
             }
             Ok(Entry::Stub(stub)) if !is_body => self.stubs.push((path, home, stub)),
-            Ok(Entry::Stub(_)) => self.found("F1", format!("body {path:?} is a stub")),
+            Ok(Entry::Ghost(ghost)) if !is_body => {
+                self.ghosts.insert(path, (home, ghost.kind));
+            }
+            Ok(Entry::Stub(_) | Entry::Ghost(_)) => {
+                self.found("F1", format!("body {path:?} is a name"));
+            }
             Err(error) => self.found("F1", format!("{path:?}: {error}")),
         }
     }
@@ -313,10 +322,20 @@ impl Scan {
                 );
             }
         }
+        for (path, (home, _)) in &self.ghosts {
+            let is_dir = |object: &Object| object.record.kind() == Kind::Directory;
+            let is_ghost = |(_, kind): &(Bytes, Kind)| *kind == Kind::Directory;
+            if !self.objects.get(home).is_some_and(is_dir)
+                && !self.ghosts.get(home).is_some_and(is_ghost)
+            {
+                found("F2", format!("ghost {path:?} lies in no directory"));
+            }
+        }
         for path in &self.with_xattrs {
             match self.objects.get(path) {
                 Some(object) if object.record.has(FLAG_XATTRS) => {}
                 Some(_) => found("F8", format!("{path:?} has attributes and is not marked")),
+                None if self.ghosts.contains_key(path) => {}
                 None => found("F2", format!("attributes of {path:?}, which is missing")),
             }
         }
@@ -339,6 +358,7 @@ impl Scan {
             Some(object) if Kind::from_mode(object.record.mode) == Some(Kind::Regular) => {
                 object.record.size_bytes
             }
+            _ if matches!(self.ghosts.get(&owner), Some((_, Kind::Regular))) => return,
             _ => {
                 return self.found(
                     "F2",
@@ -390,12 +410,9 @@ impl Volume {
     pub fn check(&self) -> Result<Vec<Finding>> {
         let snapshot = self.tree.snapshot();
         let mut scan = Scan::default();
-        let skip = |index| keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
-        for item in snapshot.scan(&[keys::META], Some(&[keys::META + 1])) {
+        for item in entries(&snapshot, keys::META) {
             let (key, value) = item?;
-            if !key.starts_with(&skip(keys::META)) {
-                scan.meta(&key, &value);
-            }
+            scan.meta(&key, &value);
         }
         if !scan.objects.contains_key(&Bytes::new()) {
             return Err(Error::Corrupt {
@@ -416,11 +433,9 @@ impl Volume {
             object.record.blocks = 0;
         }
         let mut file = None;
-        for item in snapshot.scan(&[keys::DATA], Some(&[keys::DATA + 1])) {
+        for item in entries(&snapshot, keys::DATA) {
             let (key, value) = item?;
-            if !key.starts_with(&skip(keys::DATA)) {
-                scan.block(&key, &value, &mut file);
-            }
+            scan.block(&key, &value, &mut file);
         }
         let mut missing = Vec::new();
         for (path, object) in &scan.objects {
@@ -440,6 +455,17 @@ impl Volume {
     }
 }
 
+/// All keys of an index, but orphans.
+fn entries(
+    snapshot: &Snapshot,
+    index: u8,
+) -> impl Iterator<Item = ramet_betree::Result<(Bytes, Bytes)>> {
+    let orphans = keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
+    let behind = successor_of_prefix(&orphans).expect("tags are small");
+    let before = snapshot.scan(&[index], Some(&orphans));
+    before.chain(snapshot.scan(&behind, Some(&[index + 1])))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -448,6 +474,7 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
+    use crate::record::Ghost;
     use crate::{FormatOptions, NewInode, OpenOptions};
 
     /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l` and `m`.
@@ -493,7 +520,7 @@ mod tests {
     fn entry_of(volume: &Volume, key: &[u8]) -> (Record, u64) {
         match Entry::decode(&volume.tree().get(key).unwrap().unwrap()).unwrap() {
             Entry::Inode { record, stored } => (record, stored),
-            Entry::Stub(_) => panic!("a stub"),
+            Entry::Stub(_) | Entry::Ghost(_) => panic!("no record"),
         }
     }
 
@@ -501,7 +528,7 @@ mod tests {
         match Entry::decode(&volume.tree().get(&keys::entry(b"", b"m")).unwrap().unwrap()).unwrap()
         {
             Entry::Stub(stub) => stub.link,
-            Entry::Inode { .. } => panic!("no stub"),
+            Entry::Inode { .. } | Entry::Ghost(_) => panic!("no stub"),
         }
     }
 
@@ -538,6 +565,23 @@ mod tests {
         assert_eq!(invariants(|_, batch| batch.put(block, "x")), ["F2"]);
         let xattr = keys::xattr(&keys::child(b"", b"lost"), b"user.x");
         assert_eq!(invariants(|_, batch| batch.put(xattr, "x")), ["F2"]);
+        let ghost = |kind| Ghost { kind, stored: 88 }.encode();
+        let file = keys::entry(&dir(), b"f");
+        assert_eq!(
+            invariants(|_, batch| batch.put(file.clone(), ghost(Kind::Regular))),
+            [""; 0]
+        );
+        assert_eq!(
+            invariants(|_, batch| batch.put(file, ghost(Kind::Directory))),
+            ["F2"]
+        );
+        let lost = keys::entry(&keys::child(b"", b"lost"), b"x");
+        assert_eq!(
+            invariants(|_, batch| batch.put(lost, ghost(Kind::Regular))),
+            ["F2"]
+        );
+        let top = keys::entry(b"", b"d");
+        assert!(invariants(|_, batch| batch.put(top, ghost(Kind::Directory))).contains(&"F2"));
     }
 
     #[test]

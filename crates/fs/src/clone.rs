@@ -8,8 +8,8 @@
 //! root's hidden range, with the names inside of the copy counted. That is the only cost that is not
 //! constant.
 //!
-//! What is replaced or removed is gone for whoever holds on to it (`Stale`), except open files: they
-//! become orphans and keep working.
+//! What is replaced or removed moves to the orphan area: files in it go on as long as somebody knows them, and for whoever holds
+//! on to a directory of it there is nothing in it any more (`ghost.rs`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,6 +19,7 @@ use ramet_betree::successor_of_prefix;
 
 use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
+use crate::ghost::delete_ranges;
 use crate::inode::Place;
 use crate::inode::{Ino, Inode, Loc, ROOT_INO};
 use crate::keys;
@@ -92,7 +93,8 @@ impl Volume {
         match &found {
             Some(_) if no_replace => return Err(Error::Exists),
             Some(found) if found.ino == source.ino => return Ok(Vec::new()),
-            _ => {}
+            Some(_) => {}
+            None => self.vacate(&dir, name)?,
         }
         let _links = self.links.write();
         let source_stubs = self.stubs_below(&source)?;
@@ -114,8 +116,10 @@ impl Volume {
         // The source may be all around the destination, and is copied with what is replaced in it.
         let replaces_range = source.is_dir() || replaces_tree;
         match &victim {
-            Some(_) if replaces_range => self.keep_open_files(&mut change, &topology, &to)?,
-            Some(victim) => self.drop_name(&mut change, &topology, &dir, name, &victim.inode)?,
+            Some(victim) if replaces_range => self.keep_victim(&mut change, victim, &to),
+            Some(victim) => {
+                self.drop_name(&mut change, &topology, &dir, name, &victim.inode, false)?;
+            }
             None => {}
         }
         let mut record = change.get(&source).clone();
@@ -214,14 +218,12 @@ impl Volume {
         if victim.inode.is_dir() {
             parent.nlink = parent.nlink.saturating_sub(1);
             let path = keys::child(&place.path, name);
-            self.keep_open_files(&mut change, &topology, &path)?;
+            self.keep_victim(&mut change, &victim, &path);
             self.drop_replaced(&mut change, &topology, &victim, &place.path, name)?;
-            for index in [keys::META, keys::DATA] {
-                change.batch.delete_prefix(keys::range(index, &path));
-            }
+            delete_ranges(&mut change.batch, &path);
             change.batch.delete(keys::entry(&place.path, name));
         } else {
-            self.drop_name(&mut change, &topology, &dir, name, &victim.inode)?;
+            self.drop_name(&mut change, &topology, &dir, name, &victim.inode, true)?;
         }
         change.apply(&topology, &self.tree)?;
         topology.generation += 1;
@@ -269,30 +271,11 @@ impl Volume {
         }))
     }
 
-    /// Open files at and below a path whose range goes become orphans.
-    fn keep_open_files(
-        &self,
-        change: &mut Change<'_>,
-        topology: &Topology,
-        gone: &Bytes,
-    ) -> Result<()> {
-        for inode in self.table.open_inodes() {
-            let path = match topology.path(&inode) {
-                Ok(path) => path,
-                Err(Error::Stale) => continue,
-                Err(other) => return Err(other),
-            };
-            if path == *gone || keys::is_below(&path, gone) {
-                let orphan = keys::orphan(inode.ino);
-                for index in [keys::META, keys::DATA] {
-                    change
-                        .batch
-                        .clone_prefix(keys::range(index, &path), keys::range(index, &orphan));
-                }
-                change.move_to(&inode, Loc::Orphan);
-            }
+    /// The range of the victim at `path` goes; a body's is elsewhere.
+    fn keep_victim(&self, change: &mut Change<'_>, victim: &Victim, path: &Bytes) {
+        if !matches!(change.loc(&victim.inode), Loc::Body { .. }) {
+            self.put_aside(change, &victim.inode, path);
         }
-        Ok(())
     }
 
     /// The victim `name` in the directory at `dir`, whose range is gone or replaced, and the names below
@@ -308,7 +291,7 @@ impl Volume {
         if let Loc::Body { root, link, .. } = change.loc(&victim.inode) {
             let root = topology.place(&root)?.path;
             change.batch.delete(keys::stub(&root, dir, name));
-            self.drop_links(change, &victim.inode, &keys::body(&root, link), 1);
+            self.drop_links(change, &victim.inode, &keys::body(&root, link), 1, false);
             return Ok(());
         }
         if let Some(stubs) = &victim.stubs {
@@ -322,6 +305,7 @@ impl Volume {
                     &body.inode,
                     &keys::body(&root, body.link),
                     body.names,
+                    false,
                 );
             }
         }
@@ -344,7 +328,9 @@ impl Volume {
         to: &Bytes,
     ) -> Result<Staged> {
         let root = topology.place(&stubs.root)?.path;
-        let Place { path: from, acc } = topology.place(source)?;
+        let Place {
+            path: from, acc, ..
+        } = topology.place(source)?;
         let staged = root == *to || keys::is_below(&root, to);
         let mut copies = Vec::new();
         for body in &stubs.bodies {

@@ -9,8 +9,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode, Loc};
 use crate::keys;
 use crate::lookup::{Attr, attr_of, check_name};
-use crate::open::Access;
-use crate::record::{Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
+use crate::record::{Entry, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
 /// What to create.
@@ -36,30 +35,6 @@ impl Volume {
     /// # Errors
     /// `Exists`, `NotFound` when the directory is gone, `NameTooLong`, and those of the tree.
     pub fn create(&self, dir: Ino, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
-        self.create_with(dir, name, new, None)
-    }
-
-    /// The same for a file that is open at once: see [`Volume::open_inode`].
-    ///
-    /// # Errors
-    /// As [`Volume::create`].
-    pub fn create_open(
-        &self,
-        dir: Ino,
-        name: &[u8],
-        new: &NewInode<'_>,
-        access: Access,
-    ) -> Result<Attr> {
-        self.create_with(dir, name, new, Some(access))
-    }
-
-    fn create_with(
-        &self,
-        dir: Ino,
-        name: &[u8],
-        new: &NewInode<'_>,
-        open: Option<Access>,
-    ) -> Result<Attr> {
         check_name(name)?;
         let dir = self.dir(dir)?;
         if new.target.len() > TARGET_BYTES_MAX {
@@ -76,8 +51,11 @@ impl Volume {
         }
         let now = self.now();
         let _names = dir.names.write();
-        if self.entry(&dir, name)?.0.is_some() {
-            return Err(Error::Exists);
+        let there = self.entry(&dir, name)?.0;
+        match there.as_ref().map(Entry::decode).transpose()? {
+            None => {}
+            Some(Entry::Ghost(_)) => self.vacate(&dir, name)?,
+            Some(Entry::Inode { .. } | Entry::Stub(_)) => return Err(Error::Exists),
         }
         let mut change = Change::new(lock_states(&[&dir]));
         let parent = change.get(&dir);
@@ -119,15 +97,8 @@ impl Volume {
         inode
             .touched
             .store(true, std::sync::atomic::Ordering::SeqCst);
-        let mut gate = inode.gate.lock();
         self.table.adopt(&inode, None);
         self.table.remember(&inode);
-        if let Some(access) = open {
-            // With the topology still held: who removes a tree right after this finds it open.
-            self.table.opened(&inode);
-            gate.count(access);
-        }
-        drop(gate);
         Ok(attr)
     }
 }

@@ -173,6 +173,7 @@ impl Volume {
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_privileges: bool) -> Result<bool> {
         let inode = self.regular(ino)?;
         let span = Span::new(offset, data.len() as u64)?;
+        self.exorcise(&inode, span.end)?;
         if let Some(run) = self.graft_blocks(&span, data)? {
             return self.write_batch(&inode, offset, data, Some(run), kill_privileges);
         }

@@ -133,7 +133,8 @@ impl Side {
     fn entry(&self, object: &[u8]) -> Result<Option<Entry>> {
         let (dir, name) = keys::split_child(object).ok_or(Error::Stale)?;
         let value = self.snapshot.get(&keys::entry(&self.at(dir), name))?;
-        value.map(|value| Entry::decode(&value)).transpose()
+        let entry = value.map(|value| Entry::decode(&value)).transpose()?;
+        Ok(entry.filter(|entry| !matches!(entry, Entry::Ghost(_))))
     }
 
     fn object(&self, object: &[u8]) -> Result<Option<Object>> {
@@ -145,7 +146,7 @@ impl Side {
         }
         let path = self.at(object);
         let stub = match self.entry(object)? {
-            None => return Ok(None),
+            None | Some(Entry::Ghost(_)) => return Ok(None),
             Some(Entry::Inode { record, .. }) => return Ok(Some(Object { record, path })),
             Some(Entry::Stub(stub)) => stub,
         };
@@ -157,7 +158,7 @@ impl Side {
         let value = self.snapshot.get(&keys::body_record(&path))?;
         match Entry::decode(&value.ok_or_else(missing)?)? {
             Entry::Inode { record, .. } => Ok(Some(Object { record, path })),
-            Entry::Stub(_) => Err(missing()),
+            Entry::Stub(_) | Entry::Ghost(_) => Err(missing()),
         }
     }
 
@@ -234,9 +235,10 @@ impl Comparison {
                     let object = keys::child(&owner, name);
                     let entries = [&item.before, &item.after].map(|value| {
                         let entry = value.as_ref().map(Entry::decode).transpose()?;
-                        Ok(entry.map(|entry| match entry {
-                            Entry::Inode { record, .. } => record.kind(),
-                            Entry::Stub(stub) => stub.kind,
+                        Ok(entry.and_then(|entry| match entry {
+                            Entry::Inode { record, .. } => Some(record.kind()),
+                            Entry::Stub(stub) => Some(stub.kind),
+                            Entry::Ghost(_) => None,
                         }))
                     });
                     let [before, after]: [Result<Option<Kind>>; 2] = entries;
@@ -244,7 +246,8 @@ impl Comparison {
                         (Some(_), None) => Change::Removed,
                         (None, Some(_)) => Change::Added,
                         (Some(x), Some(y)) if x != y => Change::Kind,
-                        _ => {
+                        (None, None) => continue,
+                        (Some(_), Some(_)) => {
                             self.candidates.insert(object);
                             continue;
                         }

@@ -86,6 +86,15 @@ impl Positions {
     }
 }
 
+/// What a directory has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Inside {
+    Nothing,
+    /// No entries, but ghosts.
+    Ghosts,
+    Entries,
+}
+
 /// An open directory.
 pub struct DirStream {
     dir: Arc<Inode>,
@@ -182,7 +191,23 @@ impl Volume {
         &self,
         stream: &DirStream,
         cookie: u64,
+        each: impl FnMut(&DirEntry, &mut dyn FnMut() -> Result<Arc<Inode>>) -> Result<bool>,
+    ) -> Result<()> {
+        let mut ghosts = Vec::new();
+        let read = self.stream_noting(stream, cookie, each, &mut ghosts);
+        if !self.is_read_only {
+            self.bury_unknown(&stream.dir, ghosts);
+        }
+        read
+    }
+
+    /// The same, and notes names and numbers of ghosts.
+    fn stream_noting(
+        &self,
+        stream: &DirStream,
+        cookie: u64,
         mut each: impl FnMut(&DirEntry, &mut dyn FnMut() -> Result<Arc<Inode>>) -> Result<bool>,
+        ghosts: &mut Vec<(Bytes, Ino)>,
     ) -> Result<()> {
         let dir = &stream.dir;
         let dots: [(u64, &'static [u8], Arc<Inode>); 2] = [
@@ -222,8 +247,14 @@ impl Volume {
             scan = scan.eager();
         }
         while scan.advance()? {
-            at += 1;
             let name = Bytes::copy_from_slice(&scan.key()[entries.len()..]);
+            if Entry::is_ghost(scan.value()) {
+                if let Entry::Ghost(ghost) = Entry::decode(&scan.value_bytes())? {
+                    ghosts.push((name, Ino(ghost.stored ^ view.place.acc)));
+                }
+                continue;
+            }
+            at += 1;
             if at > cookie {
                 let decoded = Entry::decode(&scan.value_bytes())?;
                 let (stored, kind) = match &decoded {
@@ -232,6 +263,7 @@ impl Volume {
                         Kind::from_mode(record.mode).expect("the decoder checked the mode"),
                     ),
                     Entry::Stub(stub) => (stub.stored, stub.kind),
+                    Entry::Ghost(_) => continue,
                 };
                 let entry = DirEntry {
                     ino: Ino(stored ^ view.place.acc),
@@ -257,17 +289,20 @@ impl Volume {
         Ok(())
     }
 
-    /// Whether a directory, whose names are locked, has no entries.
-    pub(crate) fn is_empty(&self, dir: &Arc<Inode>) -> Result<bool> {
+    /// What a directory has whose names are locked.
+    pub(crate) fn inside(&self, dir: &Arc<Inode>) -> Result<Inside> {
         let view = self.view(dir)?;
         let lo = keys::entries(&view.place.path);
         let hi = successor_of_prefix(&lo);
-        Ok(view
-            .snapshot
-            .scan(&lo, hi.as_deref())
-            .next()
-            .transpose()?
-            .is_none())
+        let mut scan = view.snapshot.scan(&lo, hi.as_deref());
+        let mut inside = Inside::Nothing;
+        while scan.advance()? {
+            if !Entry::is_ghost(scan.value()) {
+                return Ok(Inside::Entries);
+            }
+            inside = Inside::Ghosts;
+        }
+        Ok(inside)
     }
 }
 

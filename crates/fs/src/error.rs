@@ -67,14 +67,12 @@ pub enum Error {
         /// What was found.
         detail: String,
     },
-    /// The volume was made by a newer version.
-    #[error(
-        "the volume has file system version {found}; this program knows versions up to {known}"
-    )]
-    NewerVersion {
+    /// The volume was made by another version.
+    #[error("the volume has file system version {found}; this program knows version {known}")]
+    OtherVersion {
         /// Version on the volume.
         found: u32,
-        /// Newest version this program can read.
+        /// The one that this program reads and writes.
         known: u32,
     },
     /// The tree or the device below failed.

@@ -11,13 +11,12 @@
 //! then reads again with the inode already in the table and locked (`Volume::adopt`).
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 
-use crate::open::Gate;
 use crate::record::{FLAG_CLONE_ROOT, Kind, Record};
 
 /// A visible inode number: what `stat` shows and the kernel knows an inode by.
@@ -41,10 +40,24 @@ pub(crate) enum Loc {
         link: u64,
         via: Arc<Inode>,
     },
-    /// It lost its last name while open.
+    /// It was the only name of a file, or of a directory with such ghosts inside, and is removed; what
+    /// it led to still lies there. See `ghost.rs`.
+    Ghost { parent: Arc<Inode>, name: Bytes },
+    /// It lost its last name, and its contents, of a directory everything below, lie in the orphan area.
     Orphan,
     /// It lost its last name, and its contents.
     Gone,
+}
+
+/// Whether a directory can be reached by names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reach {
+    /// From the root.
+    Live,
+    /// It, or one above, is a ghost: it has no entries but ghosts and takes none.
+    Ghost,
+    /// It, or one above, is an orphan: what was known of it goes on, and nothing else is found.
+    Orphan,
 }
 
 /// Path and acc of a directory, as of a generation of the topology.
@@ -54,6 +67,21 @@ pub(crate) struct Place {
     pub(crate) path: Bytes,
     /// What the stored numbers inside are combined with.
     pub(crate) acc: u64,
+    pub(crate) reach: Reach,
+}
+
+/// What an inode leaves in the tree that lost its last name while it was known.
+pub(crate) enum Remains {
+    /// Below the orphan of this number.
+    Orphan(Ino),
+    /// At a name that is a ghost.
+    Ghost {
+        parent: Arc<Inode>,
+        name: Bytes,
+        ino: Ino,
+        /// What it was, unless that was not known in memory.
+        record: Option<Record>,
+    },
 }
 
 /// One file, directory or other object.
@@ -72,10 +100,6 @@ pub(crate) struct Inode {
     pub(crate) clone_root: bool,
     /// Path of a directory with the generation it is valid in.
     pub(crate) place: Mutex<Option<(u64, Place)>>,
-    /// How often it is open.
-    pub(crate) opens: AtomicU32,
-    /// Locked before `state`.
-    pub(crate) gate: Mutex<Gate>,
     /// Whether it was changed since it was read.
     pub(crate) touched: AtomicBool,
     /// Which of the inodes that had this number in memory one after the other. The address would not
@@ -101,8 +125,6 @@ impl Inode {
             state: RwLock::new(record),
             loc: RwLock::new(loc),
             place: Mutex::new(None),
-            opens: AtomicU32::new(0),
-            gate: Mutex::default(),
             touched: AtomicBool::new(false),
             serial: table.serials.fetch_add(1, Ordering::Relaxed),
             table: Arc::clone(table),
@@ -115,19 +137,38 @@ impl Inode {
 
     /// Whether the last name is gone.
     pub(crate) fn is_nameless(&self) -> bool {
-        matches!(*self.loc.read(), Loc::Orphan | Loc::Gone)
+        matches!(
+            *self.loc.read(),
+            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone
+        )
     }
-}
 
-fn take_parent(loc: &mut Loc) -> Option<Arc<Inode>> {
-    match std::mem::replace(loc, Loc::Gone) {
-        Loc::Child { parent, .. } => Some(parent),
-        Loc::Body { root, via, .. } => {
-            // Either one is an ancestor of the other, or they share one that `via` keeps.
-            drop(root);
-            Some(via)
+    /// It leaves the memory: notes what is then to be erased, and gives the directory that it held.
+    fn leave(&mut self) -> Option<Arc<Self>> {
+        match std::mem::replace(self.loc.get_mut(), Loc::Gone) {
+            Loc::Child { parent, .. } => Some(parent),
+            Loc::Body { root, via, .. } => {
+                // Either one is an ancestor of the other, or they share one that `via` keeps.
+                drop(root);
+                Some(via)
+            }
+            Loc::Ghost { parent, name } => {
+                let record = Some(self.state.get_mut().clone());
+                let ino = self.ino;
+                self.table.leave(Remains::Ghost {
+                    parent,
+                    name,
+                    ino,
+                    record,
+                });
+                None
+            }
+            Loc::Orphan => {
+                self.table.leave(Remains::Orphan(self.ino));
+                None
+            }
+            Loc::Root | Loc::Gone => None,
         }
-        Loc::Root | Loc::Orphan | Loc::Gone => None,
     }
 }
 
@@ -138,9 +179,9 @@ impl Drop for Inode {
         }
         self.table.remove(self);
         // A child holds its parent; dropping a chain of ten thousand must not recurse as deep.
-        let mut next = take_parent(self.loc.get_mut());
+        let mut next = self.leave();
         while let Some(parent) = next {
-            next = Arc::into_inner(parent).and_then(|mut parent| take_parent(parent.loc.get_mut()));
+            next = Arc::into_inner(parent).and_then(|mut parent| parent.leave());
         }
     }
 }
@@ -159,7 +200,7 @@ pub(crate) struct Table {
     shards: Vec<Mutex<HashMap<u64, Slot>>>,
     evictions: AtomicU64,
     serials: AtomicU64,
-    open: Mutex<HashMap<u64, Arc<Inode>>>,
+    remains: Mutex<Vec<Remains>>,
 }
 
 /// What became of an inode that was offered to the table.
@@ -178,7 +219,7 @@ impl Table {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
-            open: Mutex::default(),
+            remains: Mutex::default(),
         })
     }
 
@@ -255,30 +296,21 @@ impl Table {
         drop(held);
     }
 
-    /// Counts one more open.
-    pub(crate) fn opened(&self, inode: &Arc<Inode>) {
-        let mut open = self.open.lock();
-        inode.opens.fetch_add(1, Ordering::SeqCst);
-        open.entry(inode.ino.0).or_insert_with(|| Arc::clone(inode));
+    /// Whether the kernel remembers the inode: it may be open, then.
+    pub(crate) fn is_known(&self, inode: &Inode) -> bool {
+        let shard = self.shard(inode.ino).lock();
+        let slot = shard.get(&inode.ino.0);
+        slot.is_some_and(|slot| slot.serial == inode.serial && slot.lookups > 0)
     }
 
-    /// Counts one less; whether it was the last.
-    pub(crate) fn closed(&self, inode: &Arc<Inode>) -> bool {
-        let mut open = self.open.lock();
-        let last = inode.opens.fetch_sub(1, Ordering::SeqCst) == 1;
-        let held = if last {
-            open.remove(&inode.ino.0)
-        } else {
-            None
-        };
-        drop(open);
-        drop(held);
-        last
+    /// Notes what is to be erased.
+    pub(crate) fn leave(&self, remains: Remains) {
+        self.remains.lock().push(remains);
     }
 
-    /// Every inode that is open now.
-    pub(crate) fn open_inodes(&self) -> Vec<Arc<Inode>> {
-        self.open.lock().values().cloned().collect()
+    /// What was noted since the last call.
+    pub(crate) fn take_remains(&self) -> Vec<Remains> {
+        std::mem::take(&mut *self.remains.lock())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -295,8 +327,6 @@ impl Table {
                 .collect();
             drop(held);
         }
-        let open = std::mem::take(&mut *self.open.lock());
-        drop(open);
     }
 }
 

@@ -39,7 +39,9 @@ impl Volume {
             let first = match &loc {
                 Loc::Child { parent, name } => Some((Arc::clone(parent), name.clone())),
                 Loc::Body { .. } => None,
-                Loc::Root | Loc::Orphan | Loc::Gone => return Err(Error::NotFound),
+                Loc::Root | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+                    return Err(Error::NotFound);
+                }
             };
             let mut dirs = vec![&dir];
             dirs.extend(first.iter().map(|(parent, _)| parent));
@@ -54,9 +56,7 @@ impl Volume {
             if unchanged {
                 self.link_locked(&inode, first.as_ref(), &dir, name, new_link)?;
                 self.table.remember(&inode);
-                return self
-                    .attr(&inode)
-                    .inspect_err(|_| self.table.forget(inode.ino, 1));
+                return self.attr_known(&inode);
             }
         }
     }
@@ -70,14 +70,10 @@ impl Volume {
         new_link: u64,
     ) -> Result<()> {
         let _links = self.links.read();
-        let view = self.view(dir)?;
-        if view
-            .snapshot
-            .get(&keys::entry(&view.place.path, name))?
-            .is_some()
-        {
+        if self.find(dir, name)?.is_some() {
             return Err(Error::Exists);
         }
+        self.vacate(dir, name)?;
         let mut change = Change::new(lock_states(&[inode, dir]));
         let few = match first {
             Some(_) => self.few_blocks(inode, change.get(inode))?,
@@ -110,7 +106,9 @@ impl Volume {
                 ..
             } if Arc::ptr_eq(its_root, &root) => *link,
             Loc::Body { .. } => return Err(Error::CrossRoot),
-            Loc::Root | Loc::Orphan | Loc::Gone => return Err(Error::NotFound),
+            Loc::Root | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+                return Err(Error::NotFound);
+            }
             Loc::Child { .. } => new_link,
         };
         if let Some((parent, first_name)) = first {

@@ -6,7 +6,7 @@ use crate::AccessTime;
 use crate::control::NAME_BYTES_MAX;
 use crate::data::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Loc, ROOT_INO};
+use crate::inode::{Ino, Inode, Loc};
 use crate::keys;
 use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record, Time};
 use crate::volume::Volume;
@@ -71,11 +71,19 @@ impl Volume {
             _ => {
                 check_name(name)?;
                 let _names = dir.names.read();
-                self.find(&dir, name)?.ok_or(Error::NotFound)?
+                let found = self.find(&dir, name)?.ok_or(Error::NotFound)?;
+                // Before the name can be taken away.
+                self.table.remember(&found);
+                return self.attr_known(&found);
             }
         };
         self.table.remember(&found);
-        self.attr(&found)
+        self.attr_known(&found)
+    }
+
+    /// Attributes of what was just remembered, and is forgotten again if there are none.
+    pub(crate) fn attr_known(&self, found: &Arc<Inode>) -> Result<Attr> {
+        self.attr(found)
             .inspect_err(|_| self.table.forget(found.ino, 1))
     }
 
@@ -83,14 +91,9 @@ impl Volume {
     pub(crate) fn parent(&self, dir: &Arc<Inode>) -> Arc<Inode> {
         match &*dir.loc.read() {
             Loc::Child { parent, .. } => Arc::clone(parent),
-            Loc::Root | Loc::Body { .. } | Loc::Orphan | Loc::Gone => Arc::clone(dir),
-        }
-    }
-
-    /// The caller drops `lookups` of the references that lookups gave it.
-    pub fn forget(&self, ino: Ino, lookups: u64) {
-        if ino != ROOT_INO {
-            self.table.forget(ino, lookups);
+            Loc::Root | Loc::Body { .. } | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+                Arc::clone(dir)
+            }
         }
     }
 
@@ -99,7 +102,21 @@ impl Volume {
     /// # Errors
     /// `Stale` when it is not known.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
-        self.attr(&self.inode(ino)?)
+        let inode = self.inode(ino)?;
+        let mut attr = self.attr(&inode)?;
+        if attr.nlink > 0 && self.is_detached(&inode) {
+            attr.nlink = 0;
+        }
+        Ok(attr)
+    }
+
+    /// Whether what it lies in was removed with everything inside.
+    fn is_detached(&self, inode: &Inode) -> bool {
+        let parent = match &*inode.loc.read() {
+            Loc::Child { parent, .. } | Loc::Body { root: parent, .. } => Arc::clone(parent),
+            Loc::Root | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return false,
+        };
+        matches!(self.topology.read().place(&parent), Err(Error::Stale))
     }
 
     pub(crate) fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {

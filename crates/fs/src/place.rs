@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
-use crate::inode::{Inode, Loc, Place};
+use crate::inode::{Inode, Loc, Place, Reach};
 use crate::keys;
 
 /// Paths up to this length are kept by every directory.
@@ -31,11 +31,23 @@ pub(crate) struct Topology {
 }
 
 impl Topology {
-    /// Path and acc of a directory.
+    /// Path and acc of a directory that is reached by names.
     ///
     /// # Errors
     /// `Stale` when it, or a directory above it, was removed.
     pub(crate) fn place(&self, dir: &Arc<Inode>) -> Result<Place> {
+        let place = self.remaining(dir)?;
+        match place.reach {
+            Reach::Live => Ok(place),
+            Reach::Ghost | Reach::Orphan => Err(Error::Stale),
+        }
+    }
+
+    /// Path and acc of a directory, also when it was removed and is kept; the acc means nothing in orphans.
+    ///
+    /// # Errors
+    /// `Stale` when it, or a directory above it, is gone.
+    pub(crate) fn remaining(&self, dir: &Arc<Inode>) -> Result<Place> {
         let mut chain: Vec<(Arc<Inode>, Bytes)> = Vec::new();
         let mut at = Arc::clone(dir);
         let mut place = loop {
@@ -50,12 +62,20 @@ impl Topology {
                     break Place {
                         path: Bytes::new(),
                         acc: 0,
+                        reach: Reach::Live,
                     };
                 }
-                Loc::Child { parent, name } => {
-                    chain.push((std::mem::replace(&mut at, parent), name))
+                Loc::Child { parent, name } | Loc::Ghost { parent, name } => {
+                    chain.push((std::mem::replace(&mut at, parent), name));
                 }
-                Loc::Body { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
+                Loc::Orphan => {
+                    break Place {
+                        path: keys::orphan(at.ino),
+                        acc: 0,
+                        reach: Reach::Orphan,
+                    };
+                }
+                Loc::Body { .. } | Loc::Gone => return Err(Error::Stale),
             }
         };
         let mut path = Vec::new();
@@ -66,14 +86,24 @@ impl Topology {
             let above = path.len();
             keys::push_child(&mut path, &name);
             place.acc ^= inode.salt.load(Ordering::SeqCst);
+            if place.reach == Reach::Live && is_ghost(&inode) {
+                place.reach = Reach::Ghost;
+            }
             let is_last = chain.is_empty();
             if is_last || is_kept(above, path.len()) {
                 place.path = Bytes::copy_from_slice(&path);
             }
-            *inode.place.lock() =
-                is_kept(above, path.len()).then(|| (self.generation, place.clone()));
+            let keep = |place: &Place| {
+                *inode.place.lock() =
+                    is_kept(above, path.len()).then(|| (self.generation, place.clone()));
+            };
+            keep(&place);
             // An empty directory is removed without a new generation: it clears its own cache after
-            // saying that it is gone.
+            // saying that it is gone, or a ghost.
+            if place.reach == Reach::Live && is_ghost(&inode) {
+                place.reach = Reach::Ghost;
+                keep(&place);
+            }
             if matches!(*inode.loc.read(), Loc::Gone) {
                 *inode.place.lock() = None;
                 return Err(Error::Stale);
@@ -97,8 +127,10 @@ impl Topology {
     pub(crate) fn path_at(&self, inode: &Arc<Inode>, loc: &Loc) -> Result<Bytes> {
         match loc {
             Loc::Root => Ok(Bytes::new()),
-            Loc::Child { parent, name } => Ok(keys::child(&self.place(parent)?.path, name)),
-            Loc::Body { root, link, .. } => Ok(keys::body(&self.place(root)?.path, *link)),
+            Loc::Child { parent, name } | Loc::Ghost { parent, name } => {
+                Ok(keys::child(&self.remaining(parent)?.path, name))
+            }
+            Loc::Body { root, link, .. } => Ok(keys::body(&self.remaining(root)?.path, *link)),
             Loc::Orphan => Ok(keys::orphan(inode.ino)),
             Loc::Gone => Err(Error::Stale),
         }
@@ -115,7 +147,7 @@ impl Topology {
             Loc::Body { root, link, .. } => self
                 .place(root)
                 .map(|root| (keys::body_record(&keys::body(&root.path, *link)), root.acc)),
-            Loc::Orphan | Loc::Gone => return Ok(None),
+            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return Ok(None),
         };
         match found {
             Ok(found) => Ok(Some(found)),
@@ -131,7 +163,9 @@ impl Topology {
             let parent = match &*at.loc.read() {
                 Loc::Child { parent, .. } => Arc::clone(parent),
                 Loc::Root => break,
-                Loc::Body { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
+                Loc::Body { .. } | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+                    return Err(Error::Stale);
+                }
             };
             at = parent;
         }
@@ -147,11 +181,17 @@ impl Topology {
             }
             let parent = match &*at.loc.read() {
                 Loc::Child { parent, .. } => Arc::clone(parent),
-                Loc::Root | Loc::Body { .. } | Loc::Orphan | Loc::Gone => return false,
+                Loc::Root | Loc::Body { .. } | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+                    return false;
+                }
             };
             at = parent;
         }
     }
+}
+
+fn is_ghost(inode: &Inode) -> bool {
+    matches!(*inode.loc.read(), Loc::Ghost { .. })
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What an entry of a directory stores: an inode record, or a stub that names a body.
+//! What an entry of a directory stores: an inode record, a stub that names a body, or a ghost.
 //!
 //! Little-endian. An inode record, version 1:
 //!
@@ -23,6 +23,9 @@
 //!
 //! A stub is 24 bytes: tag 2, three reserved zeros, the type bits of the mode (4), stored (8), the
 //! link number of the body (8).
+//!
+//! A ghost is 16 bytes: tag 3, three reserved zeros, the type bits of the mode (4), stored (8). The name does not
+//! exist any more, and what it led to still lies there: see `ghost.rs`.
 
 use bytes::Bytes;
 
@@ -31,8 +34,10 @@ use crate::error::{Error, Result};
 /// Size of an inode record without the target of a symbolic link.
 pub(crate) const RECORD_BYTES: usize = 104;
 const STUB_BYTES: usize = 24;
+const GHOST_BYTES: usize = 16;
 const TAG_INODE: u8 = 1;
 const TAG_STUB: u8 = 2;
+const TAG_GHOST: u8 = 3;
 /// Longest target of a symbolic link, in bytes.
 pub(crate) const TARGET_BYTES_MAX: usize = 4095;
 
@@ -203,6 +208,27 @@ pub(crate) enum Entry {
     Inode { record: Record, stored: u64 },
     /// The inode is a body of the enclosing clone root.
     Stub(Stub),
+    /// There is no such name; what it led to is known to somebody, or was.
+    Ghost(Ghost),
+}
+
+/// What is left of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ghost {
+    /// What it led to: a file or a directory.
+    pub(crate) kind: Kind,
+    /// Visible number XOR acc of the directory.
+    pub(crate) stored: u64,
+}
+
+impl Ghost {
+    pub(crate) fn encode(self) -> Bytes {
+        let mut out = Vec::with_capacity(GHOST_BYTES);
+        out.extend_from_slice(&[TAG_GHOST, 0, 0, 0]);
+        out.extend_from_slice(&self.kind.mode_bits().to_le_bytes());
+        out.extend_from_slice(&self.stored.to_le_bytes());
+        out.into()
+    }
 }
 
 /// One name of a file with several.
@@ -243,6 +269,11 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Entry {
+    /// Whether an entry that `decode` accepts is a ghost.
+    pub(crate) fn is_ghost(bytes: &[u8]) -> bool {
+        bytes.first() == Some(&TAG_GHOST)
+    }
+
     /// Reads an entry.
     ///
     /// # Errors
@@ -251,6 +282,7 @@ impl Entry {
         match bytes.first() {
             Some(&TAG_INODE) => Self::decode_inode(bytes),
             Some(&TAG_STUB) => Self::decode_stub(bytes),
+            Some(&TAG_GHOST) => Self::decode_ghost(bytes),
             tag => Err(corrupt(format!("tag {tag:?}"))),
         }
     }
@@ -324,6 +356,21 @@ impl Entry {
             link: u64_at(bytes, 16),
         }))
     }
+
+    fn decode_ghost(bytes: &Bytes) -> Result<Self> {
+        if bytes.len() != GHOST_BYTES || bytes[1..4] != [0; 3] {
+            return Err(corrupt(format!("ghost of {} bytes", bytes.len())));
+        }
+        let mode = u32_at(bytes, 4);
+        let kind = Kind::from_mode(mode)
+            .filter(|kind| kind.mode_bits() == mode)
+            .filter(|kind| matches!(kind, Kind::Regular | Kind::Directory))
+            .ok_or_else(|| corrupt(format!("mode {mode:#o} of a ghost")))?;
+        Ok(Self::Ghost(Ghost {
+            kind,
+            stored: u64_at(bytes, 8),
+        }))
+    }
 }
 
 #[cfg(test)]
@@ -388,6 +435,17 @@ mod tests {
             ]
         );
         assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Stub(stub));
+
+        let ghost = Ghost {
+            kind: Kind::Directory,
+            stored: 5,
+        };
+        let bytes = ghost.encode();
+        assert_eq!(
+            bytes[..],
+            [3, 0, 0, 0, 0, 0x40, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Ghost(ghost));
     }
 
     #[test]
@@ -417,5 +475,11 @@ mod tests {
         }
         .encode();
         assert!(matches!(Entry::decode(&stub), Err(Error::Corrupt { .. })));
+        let ghost = Ghost {
+            kind: Kind::Symlink,
+            stored: 5,
+        }
+        .encode();
+        assert!(matches!(Entry::decode(&ghost), Err(Error::Corrupt { .. })));
     }
 }

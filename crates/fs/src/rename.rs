@@ -10,6 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::change::{Change, lock_states};
+use crate::dir::Inside;
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode, Loc};
 use crate::keys;
@@ -83,7 +84,9 @@ impl Volume {
                 (_, Some(victim)) if victim.ino == source.ino => Ok(()),
                 (RenameMode::Exchange, Some(victim)) => self.exchange(from, &source, to, victim),
                 (RenameMode::Replace | RenameMode::NoReplace, victim) => {
-                    self.check_victim(&source, victim)?;
+                    if victim.is_none() {
+                        self.vacate(&to_dir, to.name)?;
+                    }
                     if source.is_dir() {
                         self.rename_dir(from, to, &source, victim, whiteout)
                     } else {
@@ -94,16 +97,6 @@ impl Volume {
         })
     }
 
-    fn check_victim(&self, source: &Arc<Inode>, victim: Option<&Arc<Inode>>) -> Result<()> {
-        let Some(victim) = victim else { return Ok(()) };
-        match (source.is_dir(), victim.is_dir()) {
-            (true, false) => Err(Error::NotDirectory),
-            (false, true) => Err(Error::IsDirectory),
-            (true, true) if !self.is_empty(victim)? => Err(Error::NotEmpty),
-            (true, true) | (false, false) => Ok(()),
-        }
-    }
-
     fn rename_file(
         &self,
         from: At<'_>,
@@ -112,6 +105,9 @@ impl Volume {
         victim: Option<&Arc<Inode>>,
         whiteout: Option<(Ino, (u32, u32))>,
     ) -> Result<()> {
+        if victim.is_some_and(|victim| victim.is_dir()) {
+            return Err(Error::IsDirectory);
+        }
         let _links = self.links.read();
         let mut change = Change::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
         let is_stub = matches!(*source.loc.read(), Loc::Body { .. });
@@ -122,7 +118,7 @@ impl Volume {
         };
         let topology = self.topology.read();
         if let Some(victim) = victim {
-            self.drop_name(&mut change, &topology, to.dir, to.name, victim)?;
+            self.drop_name(&mut change, &topology, to.dir, to.name, victim, false)?;
         }
         if is_stub {
             self.move_stub(&mut change, &topology, from, to, source)?;
@@ -207,6 +203,14 @@ impl Volume {
         victim: Option<&Arc<Inode>>,
         whiteout: Option<(Ino, (u32, u32))>,
     ) -> Result<()> {
+        let inside = match victim {
+            Some(victim) if !victim.is_dir() => return Err(Error::NotDirectory),
+            Some(victim) => Some(self.inside(victim)?),
+            None => None,
+        };
+        if inside == Some(Inside::Entries) {
+            return Err(Error::NotEmpty);
+        }
         self.prepare_clone(source)?;
         let _links = self.links.write();
         let has_stubs = self.has_stubs(source)?;
@@ -215,8 +219,8 @@ impl Volume {
         if topology.is_within(to.dir, source) {
             return Err(Error::Invalid("a directory cannot move into itself"));
         }
-        if let Some(victim) = victim {
-            self.drop_empty_dir(&mut change, &topology, to.dir, to.name, victim)?;
+        if let Some(victim) = victim.zip(inside) {
+            self.drop_empty_dir(&mut change, &topology, to.dir, to.name, victim, false)?;
         }
         let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
         if has_stubs {

@@ -1,22 +1,23 @@
 //! Taking names away.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
 use crate::change::{Change, lock_names, lock_states};
+use crate::dir::Inside;
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Loc};
+use crate::ghost::delete_ranges;
+use crate::inode::{Ino, Inode, Loc, Place};
 use crate::keys;
 use crate::lookup::check_name;
 use crate::place::Topology;
-use crate::record::FLAG_XATTRS;
+use crate::record::{FLAG_XATTRS, Ghost};
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
 impl Volume {
     /// Removes a name of something else than a directory. With the last name goes the object, once
-    /// nobody has it open.
+    /// the caller forgets it.
     ///
     /// # Errors
     /// `NotFound`, `IsDirectory`, and those of the tree.
@@ -32,15 +33,15 @@ impl Volume {
         let _links = self.links.read();
         let mut change = Change::new(lock_states(&[&dir, &inode]));
         let topology = self.topology.read();
-        self.drop_name(&mut change, &topology, &dir, name, &inode)?;
+        self.drop_name(&mut change, &topology, &dir, name, &inode, true)?;
         let now = self.now();
         let parent = change.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
         change.apply(&topology, &self.tree)
     }
 
-    /// Takes `name` away from an object that is no directory. Its entry, when it is replaced, is put
-    /// afterwards.
+    /// Takes `name` away from an object that is no directory, which may become a ghost if nothing takes its place
+    /// (`may_stay`). The entry of what does is put afterwards.
     pub(crate) fn drop_name(
         &self,
         change: &mut Change<'_>,
@@ -48,28 +49,29 @@ impl Volume {
         dir: &Arc<Inode>,
         name: &[u8],
         inode: &Arc<Inode>,
+        may_stay: bool,
     ) -> Result<()> {
         let place = topology.place(dir).map_err(gone_is_not_found)?;
         let loc = change.loc(inode);
         let path = topology.path_at(inode, &loc)?;
-        change.batch.delete(keys::entry(&place.path, name));
         if let Loc::Body { root, .. } = &loc {
             change
                 .batch
                 .delete(keys::stub(&topology.place(root)?.path, &place.path, name));
         }
-        self.drop_links(change, inode, &path, 1);
+        self.drop_links(change, inode, &path, 1, may_stay);
+        remove_entry(change, inode, &place, name);
         Ok(())
     }
 
-    /// An object at `path`, no directory, loses `count` names. What it has is erased with the last,
-    /// or kept as an orphan when it is open.
+    /// An object at `path`, no directory, loses `count` names. What it has goes with the last.
     pub(crate) fn drop_links(
         &self,
         change: &mut Change<'_>,
         inode: &Arc<Inode>,
         path: &Bytes,
         count: u32,
+        may_stay: bool,
     ) {
         let now = self.now();
         let record = change.edit(inode);
@@ -82,13 +84,7 @@ impl Volume {
         if matches!(change.loc(inode), Loc::Body { .. }) {
             change.batch.delete(keys::body_record(path));
         }
-        if inode.opens.load(Ordering::SeqCst) > 0 {
-            self.move_contents(change, &record, path, &keys::orphan(inode.ino), None);
-            change.move_to(inode, Loc::Orphan);
-        } else {
-            self.erase(change, &record, path);
-            change.move_to(inode, Loc::Gone);
-        }
+        self.outlive(change, inode, &record, path, may_stay);
     }
 
     /// Removes an empty directory.
@@ -104,12 +100,10 @@ impl Volume {
             if !victim.is_dir() {
                 return Err(Error::NotDirectory);
             }
-            if !self.is_empty(victim)? {
-                return Err(Error::NotEmpty);
-            }
+            let inside = self.inside(victim)?;
             let mut change = Change::new(lock_states(&[&dir, victim]));
             let topology = self.topology.read();
-            self.drop_empty_dir(&mut change, &topology, &dir, name, victim)?;
+            self.drop_empty_dir(&mut change, &topology, &dir, name, (victim, inside), true)?;
             let now = self.now();
             let parent = change.edit(&dir);
             (parent.mtime, parent.ctime) = (now, now);
@@ -117,26 +111,43 @@ impl Volume {
         })
     }
 
-    /// Takes an empty directory away. Its names are locked.
+    /// Takes a directory away that must be empty. Its names are locked. With ghosts inside it becomes one too, unless something takes its
+    /// place: then the topology is held for writing.
     pub(crate) fn drop_empty_dir(
         &self,
         change: &mut Change<'_>,
         topology: &Topology,
         dir: &Arc<Inode>,
         name: &[u8],
-        victim: &Arc<Inode>,
+        (victim, inside): (&Arc<Inode>, Inside),
+        may_stay: bool,
     ) -> Result<()> {
         let place = topology.place(dir).map_err(gone_is_not_found)?;
-        change.batch.delete(keys::entry(&place.path, name));
-        if change.get(victim).has(FLAG_XATTRS) {
-            change
-                .batch
-                .delete_prefix(keys::xattr(&keys::child(&place.path, name), b""));
+        let path = keys::child(&place.path, name);
+        match inside {
+            Inside::Entries => return Err(Error::NotEmpty),
+            Inside::Nothing => {
+                if change.get(victim).has(FLAG_XATTRS) {
+                    change.batch.delete_prefix(keys::xattr(&path, b""));
+                }
+                change.move_to(victim, Loc::Gone);
+            }
+            Inside::Ghosts if may_stay => {
+                let loc = Loc::Ghost {
+                    parent: Arc::clone(dir),
+                    name: Bytes::copy_from_slice(name),
+                };
+                change.move_to(victim, loc);
+            }
+            Inside::Ghosts => {
+                self.put_aside(change, victim, &path);
+                delete_ranges(&mut change.batch, &path);
+            }
         }
+        remove_entry(change, victim, &place, name);
         let now = self.now();
         let record = change.edit(victim);
         (record.nlink, record.ctime) = (0, now);
-        change.move_to(victim, Loc::Gone);
         let parent = change.edit(dir);
         parent.nlink = parent.nlink.saturating_sub(1);
         Ok(())
@@ -165,5 +176,19 @@ impl Volume {
                 return op(found.as_ref());
             }
         }
+    }
+}
+
+/// The entry of what lay at a name in the directory at `place` goes, or becomes a ghost's, as `change` has it.
+fn remove_entry(change: &mut Change<'_>, inode: &Arc<Inode>, place: &Place, name: &[u8]) {
+    let entry = keys::entry(&place.path, name);
+    if matches!(change.loc(inode), Loc::Ghost { .. }) {
+        let ghost = Ghost {
+            kind: inode.kind,
+            stored: inode.ino.0 ^ place.acc,
+        };
+        change.batch.put(entry, ghost.encode());
+    } else {
+        change.batch.delete(entry);
     }
 }

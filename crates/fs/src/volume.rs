@@ -18,8 +18,8 @@ use crate::place::Topology;
 use crate::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
 use crate::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
 
-/// Newest version of the keys and records that this program knows.
-const VERSION: u32 = 1;
+/// Version of the keys and records.
+const VERSION: u32 = 2;
 /// Inode numbers that one durable reservation covers.
 const INO_RESERVE: u64 = 1 << 16;
 /// Bytes that a batch of records, without data, may take: what the tree is asked to have room for.
@@ -43,6 +43,7 @@ pub struct Volume {
     pub(crate) topology: RwLock<Topology>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) access_time: AccessTime,
+    pub(crate) is_read_only: bool,
     inos: Mutex<InoCounter>,
     random: Mutex<StdRng>,
 }
@@ -102,7 +103,7 @@ impl Volume {
     /// Opens the volume on `device`: recovers, and reclaims files that were unlinked while open.
     ///
     /// # Errors
-    /// Not a volume, a newer version, or the device failed.
+    /// Not a volume, another version, or the device failed.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let tree_options = ramet_betree::OpenOptions {
             cache_bytes: options.cache_bytes,
@@ -123,7 +124,7 @@ impl Volume {
         let version = counter_value(&version, "file system version")?;
         if version != u64::from(VERSION) {
             let found = u32::try_from(version).unwrap_or(u32::MAX);
-            return Err(Error::NewerVersion {
+            return Err(Error::OtherVersion {
                 found,
                 known: VERSION,
             });
@@ -138,7 +139,7 @@ impl Volume {
         let Entry::Inode { record, stored } = Entry::decode(&root)? else {
             return Err(Error::Corrupt {
                 what: "record of the root",
-                detail: "a stub".to_owned(),
+                detail: "of another kind".to_owned(),
             });
         };
         if stored != ROOT_INO.0
@@ -165,6 +166,7 @@ impl Volume {
             topology: RwLock::new(Topology { generation: 0 }),
             clock: options.clock.unwrap_or_else(|| Arc::new(SystemClock)),
             access_time: options.access_time,
+            is_read_only: options.read_only,
             inos: Mutex::new(InoCounter {
                 next,
                 reserved: next,
@@ -203,7 +205,7 @@ impl Volume {
     /// # Errors
     /// Those of the device.
     pub fn close(&self) -> Result<()> {
-        self.table.clear();
+        self.forget_all();
         Ok(self.tree.close()?)
     }
 
@@ -357,6 +359,7 @@ impl Volume {
                 self.resolve_child(dir, name, Ino(stored ^ acc), record, seen)
             }
             // Its body is read as of the same moment.
+            Entry::Ghost(_) => return Ok(None),
             Entry::Stub(_) => {
                 let view = self.view(dir)?;
                 let Some(value) = view.snapshot.get(&keys::entry(&view.place.path, name))? else {
@@ -413,6 +416,7 @@ impl Volume {
                 return self.resolve_child(dir, name, ino, record, view.seen);
             }
             Entry::Stub(stub) => stub,
+            Entry::Ghost(_) => return Err(Error::NotFound),
         };
         let ino = Ino(stub.stored ^ view.place.acc);
         let known = match self.table.get(ino) {
@@ -421,7 +425,7 @@ impl Volume {
         };
         let is_same = match &*known.loc.read() {
             // The directory was replaced meanwhile.
-            Loc::Orphan | Loc::Gone => return Err(Error::Stale),
+            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
             Loc::Body { root, link, .. } => *link == stub.link && Arc::ptr_eq(root, &view.root),
             Loc::Child { .. } | Loc::Root => false,
         };
@@ -447,7 +451,7 @@ impl Volume {
         };
         let known = self.adopt(ino, record, loc, seen)?;
         let is_same = match &*known.loc.read() {
-            Loc::Orphan | Loc::Gone => return Err(Error::Stale),
+            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
             Loc::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
             Loc::Body { .. } | Loc::Root => false,
         };
@@ -523,7 +527,7 @@ impl Volume {
             Entry::Inode { record, .. } if Kind::from_mode(record.mode) == Some(inode.kind) => {
                 Ok(record)
             }
-            Entry::Inode { .. } | Entry::Stub(_) => Err(Error::Stale),
+            Entry::Inode { .. } | Entry::Stub(_) | Entry::Ghost(_) => Err(Error::Stale),
         }
     }
 }
@@ -570,5 +574,6 @@ impl Drop for Volume {
     fn drop(&mut self) {
         // Inodes hold the table and the table holds inodes.
         self.table.clear();
+        while !self.table.take_remains().is_empty() {}
     }
 }

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Access, Attr, Caller, DirEntry, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
-    ROOT_INO, RenameMode, SetAttr, SetXattr, Volume,
+    Attr, Caller, DirEntry, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    RenameMode, SetAttr, SetXattr, Volume,
 };
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, IteratorRandom};
@@ -342,7 +342,7 @@ impl Run {
         let parent = self.walk(&dir.0);
         let ino = self.look(parent, &name).ino;
         if self.random.random_bool(0.1) {
-            self.volume.open_inode(ino, Access::Write).unwrap();
+            self.volume.remember(ino).unwrap();
             self.open.push(Open { ino, id });
         }
         Some((id, ino))
@@ -707,7 +707,7 @@ impl Run {
                 let data = self.volume.read(ino, 0, 1 << 20).unwrap();
                 self.model.nodes.get_mut(&id).unwrap().data = data;
             }
-            self.volume.release(ino, Access::Write).unwrap();
+            self.volume.forget(ino, 1);
         }
     }
 

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex};
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Access, Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    RenameMode, SetAttr, SetXattr, Time, Volume,
+    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode,
+    SetAttr, SetXattr, Time, Volume,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -199,13 +199,12 @@ impl Actor<'_> {
             return;
         }
         let source = self.rng.random_bool(0.3).then(|| self.file()).flatten();
-        let made = self
-            .volume()
-            .create_open(dir, name, &new(Kind::Regular), Access::Write);
+        let made = self.volume().create(dir, name, &new(Kind::Regular));
         let Some(ino) = allow("create", made).map(|attr| attr.ino) else {
             return;
         };
         self.known.push(ino);
+        self.volume().remember(ino).unwrap();
         self.open.push(ino);
         match source {
             // A copy has its source's stamp, unless it copied nothing but holes.
@@ -320,11 +319,11 @@ impl Actor<'_> {
         while self.open.len() > 6 || (!self.open.is_empty() && self.rng.random_bool(0.3)) {
             let at = self.rng.random_range(0..self.open.len());
             let ino = self.open.swap_remove(at);
-            self.volume().release(ino, Access::Write).unwrap();
+            self.volume().forget(ino, 1);
         }
         if self.rng.random_bool(0.2)
             && let Some((ino, _)) = self.file()
-            && allow("open", self.volume().open_inode(ino, Access::Write)).is_some()
+            && allow("open", self.volume().remember(ino)).is_some()
         {
             self.open.push(ino);
         }
@@ -467,7 +466,7 @@ fn threads_change_one_tree_and_no_byte_goes_astray() {
         assert!(findings.is_empty(), "{findings:#?}");
         for actor in actors {
             for ino in actor.open {
-                volume.release(ino, Access::Write).unwrap();
+                volume.forget(ino, 1);
             }
             for ino in actor.known {
                 volume.forget(ino, 1);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ramet_betree::VOLUME_BYTES_MIN;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Access, Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
+    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode,
+    SetAttr, SetTime, SetXattr, Time, Volume,
 };
 
 fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
@@ -84,6 +84,7 @@ fn a_full_volume_says_so_and_takes_deletions() {
             .unlink(ROOT_INO, format!("f{number}").as_bytes())
             .unwrap();
     }
+    volume.forget_all();
     volume.sync_all().unwrap();
     volume.checkpoint().unwrap();
     volume.checkpoint().unwrap();
@@ -122,109 +123,6 @@ fn a_file_may_be_huge_and_not_larger() {
         ..SetAttr::default()
     };
     assert!(matches!(volume.setattr(file, &set), Err(Error::TooBig)));
-    finish(&volume);
-}
-
-#[test]
-fn a_small_file_is_shown_once_to_whoever_opens_it_first() {
-    let volume = volume();
-    let open = |file, access| {
-        let mut shown = Vec::new();
-        let mut show = |contents: &[u8]| shown.push(contents.to_vec());
-        volume.open_showing(file, access, &mut show).unwrap();
-        shown
-    };
-    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
-    volume.write(file, 5, b"abc", false).unwrap();
-    assert!(open(file, Access::Write).is_empty());
-    assert!(open(file, Access::Read).is_empty(), "somebody writes");
-    volume.release(file, Access::Write).unwrap();
-    assert!(open(file, Access::Read).is_empty(), "somebody reads");
-    volume.release(file, Access::Read).unwrap();
-    volume.release(file, Access::Read).unwrap();
-    assert_eq!(open(file, Access::Read), [b"\0\0\0\0\0abc"]);
-    volume.release(file, Access::Read).unwrap();
-    assert!(open(file, Access::Read).is_empty(), "a second time");
-    for (name, bytes, is_shown) in [
-        ("empty", 0, false),
-        ("most", 65_536, true),
-        ("more", 65_537, false),
-    ] {
-        let file = make(&volume, ROOT_INO, name, Kind::Regular).ino;
-        volume.write(file, 0, &vec![1; bytes], false).unwrap();
-        assert_eq!(!open(file, Access::Read).is_empty(), is_shown, "{name}");
-    }
-    finish(&volume);
-}
-
-#[test]
-fn nothing_changes_a_file_while_it_is_shown() {
-    let volume = volume();
-    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
-    let truncate = move |volume: &Volume| {
-        let set = SetAttr {
-            size_bytes: Some(1),
-            ..SetAttr::default()
-        };
-        volume.setattr(file, &set).map(drop)
-    };
-    let write = move |volume: &Volume| volume.open_inode(file, Access::Write);
-    type Change = dyn Fn(&Volume) -> ramet_fs::Result<()> + Sync;
-    let changes: [&Change; 2] = [&truncate, &write];
-    for change in changes {
-        // An inode that comes into memory again may be shown again.
-        volume.forget(file, u64::MAX);
-        volume.lookup(ROOT_INO, b"f").unwrap();
-        volume.write(file, 0, b"abcdef", false).unwrap();
-        let (done, is_done) = std::sync::mpsc::channel();
-        std::thread::scope(|threads| {
-            let mut times = 0;
-            let mut show = |_: &[u8]| {
-                times += 1;
-                let (volume, done) = (&volume, done.clone());
-                threads.spawn(move || done.send(change(volume)).unwrap());
-                let early = is_done.recv_timeout(std::time::Duration::from_millis(50));
-                assert!(early.is_err(), "it waits");
-            };
-            volume.open_showing(file, Access::Read, &mut show).unwrap();
-            assert_eq!(times, 1);
-            is_done.recv().unwrap().unwrap();
-        });
-        volume.release(file, Access::Read).unwrap();
-    }
-    volume.release(file, Access::Write).unwrap();
-    finish(&volume);
-}
-
-#[test]
-fn orphans_are_freed_when_the_volume_is_opened_again() {
-    let (device, volume) = volume_of(64 << 20);
-    let file = volume
-        .create_open(ROOT_INO, b"f", &new(Kind::Regular, 0o644, 0), Access::Write)
-        .unwrap()
-        .ino;
-    volume.write(file, 0, &vec![1; 100_000], false).unwrap();
-    volume
-        .setxattr(file, b"user.x", b"y", SetXattr::Any)
-        .unwrap();
-    volume.unlink(ROOT_INO, b"f").unwrap();
-    assert_eq!(volume.read(file, 99_999, 9).unwrap(), [1]);
-    assert_eq!(volume.getxattr(file, b"user.x").unwrap()[..], *b"y");
-    let keys = |volume: &Volume| {
-        volume
-            .tree()
-            .scan(b"\x01\0\x07", Some(b"\x01\0\x08"))
-            .count()
-            + volume
-                .tree()
-                .scan(b"\x02\0\x07", Some(b"\x02\0\x08"))
-                .count()
-    };
-    assert!(keys(&volume) > 10);
-    volume.close().unwrap();
-    drop(volume);
-    let volume = Volume::open(device, OpenOptions::default()).unwrap();
-    assert_eq!(keys(&volume), 0);
     finish(&volume);
 }
 

@@ -19,7 +19,7 @@ use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::convert::{file_attr, file_type, ino, no_entry, set_time};
 use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, TTL, negotiate};
+use crate::terms::{GENERATION, OPEN, TTL, negotiate};
 use crate::turns::{Turn, Turns};
 
 /// A server, to what `fuser` reads.
@@ -256,12 +256,9 @@ impl Filesystem for DeviceFront {
         entry(reply, self.server.link(ino(node), dir, newname.as_bytes()));
     }
 
-    fn open(&self, _request: &Request, node: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, _request: &Request, _node: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         let _turn = self.turn(Operation::Open);
-        match self.server.open(ino(node), flags.0) {
-            Ok((fh, flags)) => reply.opened(FileHandle(fh), flags),
-            Err(errno) => reply.error(errno),
-        }
+        reply.error(OPEN);
     }
 
     fn create(
@@ -280,11 +277,11 @@ impl Filesystem for DeviceFront {
             .server
             .create(dir, name.as_bytes(), mode, flags, asker(request));
         match created {
-            Ok((attr, fh, flags)) => reply.created(
+            Ok((attr, flags)) => reply.created(
                 &TTL,
                 &file_attr(&attr),
                 Generation(GENERATION),
-                FileHandle(fh),
+                FileHandle(0),
                 flags,
             ),
             Err(errno) => reply.error(errno),
@@ -342,15 +339,14 @@ impl Filesystem for DeviceFront {
     fn release(
         &self,
         _request: &Request,
-        node: INodeNo,
-        fh: FileHandle,
+        _node: INodeNo,
+        _fh: FileHandle,
         _flags: OpenFlags,
         _lock_owner: Option<LockOwner>,
         _flush: bool,
         reply: ReplyEmpty,
     ) {
         let _turn = self.turn(Operation::Release);
-        self.server.release(ino(node), fh.0);
         reply.ok();
     }
 

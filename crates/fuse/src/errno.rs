@@ -28,7 +28,7 @@ pub(crate) fn errno(error: &Error) -> Errno {
         Error::Tree(TreeError::NoSpace) => Errno::ENOSPC,
         Error::Tree(TreeError::ReadOnly) => Errno::EROFS,
         Error::Corrupt { .. }
-        | Error::NewerVersion { .. }
+        | Error::OtherVersion { .. }
         | Error::Tree(
             TreeError::Io { .. }
             | TreeError::Corrupt { .. }

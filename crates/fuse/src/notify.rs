@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 
 use fuser::{INodeNo, Notifier};
-use ramet_fs::{Ino, Invalidation};
+use ramet_fs::Invalidation;
 
 /// The way to the kernel, once the session is there.
 #[derive(Clone, Default)]
@@ -19,16 +19,6 @@ impl Kernel {
     pub(crate) fn connect(&self, notifier: Notifier) {
         let connected = self.0.set(notifier);
         debug_assert!(connected.is_ok(), "a session is connected once");
-    }
-
-    /// Puts the contents of a whole file into the kernel's cache. It waits for the pages of that file only, so it may be done while a request is served,
-    /// if no other one for these pages is under way: see `Volume::open_showing`.
-    pub(crate) fn store(&self, node: Ino, contents: &[u8]) {
-        let Some(notifier) = self.0.get() else { return };
-        if let Err(error) = notifier.store(INodeNo(node.0), 0, contents) {
-            // The kernel asks for what it does not have.
-            tracing::debug!(%error, "the kernel took no pages");
-        }
     }
 
     /// Sends what is out of date. The kernel has it when this returns.

@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -39,7 +39,7 @@ use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, TTL, WRITE_BYTES_MAX};
+use crate::terms::{GENERATION, OPEN, TTL, WRITE_BYTES_MAX};
 
 /// Whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -76,12 +76,18 @@ pub(crate) fn switch_on() -> io::Result<()> {
 }
 
 /// The rings of a mount, and the threads that serve them.
-pub(crate) struct Rings(Vec<JoinHandle<()>>);
+pub(crate) struct Rings {
+    threads: Vec<JoinHandle<()>>,
+    connection: Arc<Connection>,
+}
 
 struct Connection {
     server: Arc<Server>,
     device: OwnedFd,
     queues: Vec<Queue>,
+    has_failed: AtomicBool,
+    /// Ends the mount: requests of a queue without threads would wait for ever.
+    abort: Box<dyn Fn() + Send + Sync>,
 }
 
 /// The queue of a processor.
@@ -96,6 +102,11 @@ impl Connection {
     fn is_stuck(&self) -> bool {
         let all_wait = |queue: &Queue| queue.waiting.load(Ordering::SeqCst) >= queue.threads;
         self.queues.iter().any(all_wait)
+    }
+
+    fn fail(&self) {
+        self.has_failed.store(true, Ordering::SeqCst);
+        (self.abort)();
     }
 
     /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for nothing. An older kernel hears of
@@ -115,7 +126,7 @@ impl Connection {
 
 impl Rings {
     /// Serves all queues of the connection `device`, those of running processors by `threads` threads together, or as many as seem good
-    /// if that is 0. Until every queue has one, the kernel holds requests back.
+    /// if that is 0. Until every queue has one, the kernel holds requests back. When one of them fails later, `abort` has to end the mount.
     ///
     /// # Errors
     /// A thread or a ring cannot be had; the connection is of no use then.
@@ -123,6 +134,7 @@ impl Rings {
         server: Arc<Server>,
         device: BorrowedFd<'_>,
         threads: usize,
+        abort: Box<dyn Fn() + Send + Sync>,
     ) -> io::Result<Self> {
         let (possible, online) = (processors("possible")?, processors("online")?);
         let (least, most) = (*QUEUE_THREADS.start(), *QUEUE_THREADS.end());
@@ -142,8 +154,13 @@ impl Rings {
             server,
             device: device.try_clone_to_owned()?,
             queues: (0..possible.len()).map(queue).collect(),
+            has_failed: AtomicBool::new(false),
+            abort,
         });
-        let mut rings = Self(Vec::new());
+        let mut rings = Self {
+            threads: Vec::new(),
+            connection: Arc::clone(&connection),
+        };
         for (number, queue) in connection.queues.iter().enumerate() {
             let number = u16::try_from(number).map_err(io::Error::other)?;
             for _ in 0..queue.threads {
@@ -151,15 +168,20 @@ impl Rings {
                     connection: Arc::clone(&connection),
                     number,
                 };
-                rings.0.push(front.spawn()?);
+                rings.threads.push(front.spawn()?);
             }
         }
         Ok(rings)
     }
 
+    /// Whether a thread ended before the mount did.
+    pub(crate) fn have_failed(&self) -> bool {
+        self.connection.has_failed.load(Ordering::SeqCst)
+    }
+
     /// Waits until the mount is gone and no request is being served.
     pub(crate) fn join(self) {
-        for thread in self.0 {
+        for thread in self.threads {
             if thread.join().is_err() {
                 tracing::error!("a thread of a ring panicked");
             }
@@ -196,8 +218,11 @@ impl RingFront {
         let thread = std::thread::Builder::new()
             .name(format!("ring-{number}"))
             .spawn(move || {
-                if let Err(error) = self.run(&ready) {
-                    tracing::error!(%error, queue = number, "a ring failed");
+                let ended = catch_unwind(AssertUnwindSafe(|| self.run(&ready)));
+                let ended = ended.unwrap_or_else(|_| Err(io::Error::other("a panic")));
+                if let Err(error) = ended {
+                    tracing::error!(%error, queue = number, "a ring failed, and the mount ends");
+                    self.connection.fail();
                 }
             })?;
         is_ready.recv().map_err(io::Error::other)??;
@@ -331,14 +356,6 @@ fn attributes(answer: Answer<Attr>) -> FsResult<ReplyAttr> {
         ttl: TTL,
         attr: file_attr(&attr),
     })
-}
-
-fn opened(fh: u64, flags: FopenFlags) -> ReplyOpen {
-    ReplyOpen {
-        fh: FileHandleId::new(fh),
-        flags: flags.bits(),
-        backing_id: 0,
-    }
 }
 
 fn xattr(answer: Answer<Vec<u8>>, size: u32) -> FsResult<ReplyXattr> {
@@ -601,10 +618,9 @@ impl Filesystem for RingFront {
         entry(server.link(ino(node), ino(new_parent), new_name.as_bytes()))
     }
 
-    async fn open(&self, _: Request, node: InodeId, flags: u32) -> FsResult<ReplyOpen> {
-        let flags = flags.cast_signed();
-        let (fh, flags) = code(self.asked(Operation::Open).open(ino(node), flags))?;
-        Ok(opened(fh, flags))
+    async fn open(&self, _: Request, _: InodeId, _: u32) -> FsResult<ReplyOpen> {
+        self.asked(Operation::Open);
+        code(Err(OPEN))
     }
 
     async fn read(
@@ -640,15 +656,14 @@ impl Filesystem for RingFront {
     async fn release(
         &self,
         _: Request,
-        node: InodeId,
-        fh: FileHandleId,
+        _: InodeId,
+        _: FileHandleId,
         _: u32,
         _: u64,
         _: bool,
         _: bool,
     ) -> FsResult<()> {
-        let server = self.asked(Operation::Release);
-        server.release(ino(node), fh.get());
+        self.asked(Operation::Release);
         Ok(())
     }
 
@@ -662,7 +677,11 @@ impl Filesystem for RingFront {
 
     async fn opendir(&self, _: Request, node: InodeId, _: u32) -> FsResult<ReplyOpen> {
         let fh = code(self.asked(Operation::Opendir).open_dir(ino(node)))?;
-        Ok(opened(fh, FopenFlags::empty()))
+        Ok(ReplyOpen {
+            fh: FileHandleId::new(fh),
+            flags: FopenFlags::empty().bits(),
+            backing_id: 0,
+        })
     }
 
     async fn readdir(
@@ -754,12 +773,12 @@ impl Filesystem for RingFront {
         let (dir, flags) = (ino(parent), flags.cast_signed());
         let server = self.asked(Operation::Create);
         let created = server.create(dir, name.as_bytes(), mode, flags, asker(request));
-        let (attr, fh, flags) = code(created)?;
+        let (attr, flags) = code(created)?;
         Ok(ReplyCreate {
             ttl: TTL,
             attr: file_attr(&attr),
             generation: GENERATION,
-            fh: FileHandleId::new(fh),
+            fh: FileHandleId::new(0),
             flags: flags.bits(),
         })
     }

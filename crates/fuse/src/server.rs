@@ -1,14 +1,16 @@
 //! What requests are answered, whichever way they come.
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
 use ramet_fs::control::NAME_BYTES_MAX;
 use ramet_fs::{
-    Access, Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode,
+    Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode, ROOT_INO,
     RenameMode, Result, SetAttr, SetXattr, Volume,
 };
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
@@ -18,7 +20,7 @@ use crate::caller::{Asker, caller};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::notify::Kernel;
-use crate::terms::{created_flags, open_flags};
+use crate::terms::created_flags;
 use crate::tickets::Tickets;
 use crate::workers::Workers;
 
@@ -34,6 +36,9 @@ pub(crate) struct Server {
     syncs: Workers,
     /// One thread for what ends with invalidations: see `notify.rs`.
     structural: Workers,
+    /// Name of a file that is nowhere, while the kernel opens it: see [`Server::answer_first_open`].
+    nowhere: Mutex<Option<String>>,
+    has_nowhere: AtomicBool,
 }
 
 /// What the jobs of the workers need.
@@ -90,23 +95,6 @@ fn bits(flag: OFlags) -> i32 {
     flag.bits().cast_signed()
 }
 
-/// What a file is opened for by flags of open(2).
-fn access(flags: i32) -> Access {
-    if flags & bits(OFlags::RWMODE) == bits(OFlags::RDONLY) {
-        Access::Read
-    } else {
-        Access::Write
-    }
-}
-
-/// A file's handle says what it was opened for.
-fn handle(access: Access) -> u64 {
-    match access {
-        Access::Read => 0,
-        Access::Write => 1,
-    }
-}
-
 impl Server {
     pub(crate) fn new(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<Self> {
         let core = Core {
@@ -121,7 +109,33 @@ impl Server {
             core: Arc::new(core),
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
+            nowhere: Mutex::default(),
+            has_nowhere: AtomicBool::new(false),
         })
+    }
+
+    /// Opens a file that is nowhere through the kernel, which has the volume mounted at `dir` and then knows what OPEN is answered. Until it
+    /// knows, it tells when a file that it created is closed.
+    ///
+    /// # Errors
+    /// Why it cannot be opened.
+    pub(crate) fn answer_first_open(&self, dir: &Path) -> std::io::Result<()> {
+        let name = format!(".ramet-{:032x}", rand::random::<u128>());
+        *self.nowhere.lock() = Some(name.clone());
+        self.has_nowhere.store(true, Ordering::SeqCst);
+        let opened = File::open(dir.join(&name)).map(drop);
+        self.has_nowhere.store(false, Ordering::SeqCst);
+        let stale = Invalidation::Entry {
+            dir: ROOT_INO,
+            name: name.into_bytes(),
+        };
+        self.core.kernel.invalidate(&[stale]);
+        opened
+    }
+
+    fn is_nowhere(&self, name: &[u8]) -> bool {
+        let names = |known: &String| known.as_bytes() == name;
+        self.has_nowhere.load(Ordering::SeqCst) && self.nowhere.lock().as_ref().is_some_and(names)
     }
 
     pub(crate) fn count(&self, operation: Operation) {
@@ -130,6 +144,9 @@ impl Server {
 
     /// `None` for a name that does not exist, which may be remembered.
     pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Answer<Option<Attr>> {
+        if self.is_nowhere(name) {
+            return self.getattr(dir).map(|attr| Some(nowhere(attr)));
+        }
         match self.core.volume.lookup(dir, name) {
             Err(Error::NotFound) => Ok(None),
             found => answer(found).map(Some),
@@ -224,15 +241,6 @@ impl Server {
         answer(self.core.volume.link(node, dir, name))
     }
 
-    /// Opens a file as `flags` of open(2) say. The pages of a small one are in the kernel's cache when this returns:
-    /// whoever opens it reads it, as a rule, and that is a request less.
-    pub(crate) fn open(&self, node: Ino, flags: i32) -> Answer<(u64, FopenFlags)> {
-        let access = access(flags);
-        let mut show = |contents: &[u8]| self.core.kernel.store(node, contents);
-        answer(self.core.volume.open_showing(node, access, &mut show))?;
-        Ok((handle(access), open_flags()))
-    }
-
     pub(crate) fn create(
         &self,
         dir: Ino,
@@ -240,16 +248,15 @@ impl Server {
         mode: u32,
         flags: i32,
         asker: Asker,
-    ) -> Answer<(Attr, u64, FopenFlags)> {
-        let access = access(flags);
+    ) -> Answer<(Attr, FopenFlags)> {
         let new = new_inode(Kind::Regular, mode, asker);
-        let created = match self.core.volume.create_open(dir, name, &new, access) {
+        let created = match self.core.volume.create(dir, name, &new) {
             // A clone was faster than the kernel's news of it. Opened here, nobody would check what
             // the caller may do with it: the kernel looks again, and does, when it hears this.
             Err(Error::Exists) if flags & bits(OFlags::EXCL) == 0 => Err(Error::Stale),
             created => created,
         };
-        answer(created).map(|attr| (attr, handle(access), created_flags(flags)))
+        answer(created).map(|attr| (attr, created_flags(flags)))
     }
 
     pub(crate) fn read(&self, node: Ino, offset: u64, len: u32) -> Answer<Vec<u8>> {
@@ -278,17 +285,6 @@ impl Server {
             .filter(|one| matches!(one, Invalidation::Attributes(_)));
         let attributes: Vec<_> = attributes.cloned().collect();
         self.core.kernel.invalidate(&attributes);
-    }
-
-    pub(crate) fn release(&self, node: Ino, fh: u64) {
-        let access = if fh == handle(Access::Write) {
-            Access::Write
-        } else {
-            Access::Read
-        };
-        if let Err(error) = self.core.volume.release(node, access) {
-            tracing::warn!(%error, "space of an unlinked file is freed at the next mount");
-        }
     }
 
     pub(crate) fn open_dir(&self, node: Ino) -> Answer<u64> {
@@ -486,6 +482,18 @@ impl Server {
         let core = Arc::clone(&self.core);
         self.syncs
             .run(move || reply(answer(core.volume.sync_all())));
+    }
+}
+
+/// Attributes of a file that is nowhere, in a directory that has these. No inode has this number: counted and random ones
+/// are below 2^63.
+fn nowhere(dir: Attr) -> Attr {
+    Attr {
+        ino: Ino(u64::MAX),
+        kind: Kind::Regular,
+        perm: 0o444,
+        size_bytes: 0,
+        ..dir
     }
 }
 

@@ -40,6 +40,14 @@ impl Unmounter {
         self.unmount_with(rustix::mount::UnmountFlags::empty(), &[])
     }
 
+    /// Ends the mount whoever uses it: what is asked for is answered `ECONNABORTED`.
+    fn abort(&self) {
+        let flags = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
+        if let Err(error) = self.unmount_with(flags, &["-z"]) {
+            tracing::error!(%error, "a mount that does not work is left");
+        }
+    }
+
     fn unmount_with(
         &self,
         flags: rustix::mount::UnmountFlags,
@@ -140,18 +148,31 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
         threads(options)
     };
     let kernel = Kernel::default();
-    let server = Arc::new(Server::new(volume, kernel.clone()).map_err(failed)?);
+    let server = Arc::new(Server::new(Arc::clone(&volume), kernel.clone()).map_err(failed)?);
     let has_ring = Arc::new(AtomicBool::new(wants_ring));
     let front = DeviceFront::new(Arc::clone(&server), readers, Arc::clone(&has_ring));
     let session = Session::new(front, &dir, &config(options, readers)).map_err(failed)?;
     kernel.connect(session.notifier());
-    let rings = has_ring
-        .load(Ordering::SeqCst)
-        .then(|| Rings::start(server, session.as_fd(), options.threads))
-        .transpose()
-        .map_err(failed)?;
     let unmounter = Unmounter {
         dir: Arc::new(dir.clone()),
+    };
+    let start = || {
+        let unmounter = unmounter.clone();
+        let abort = Box::new(move || unmounter.abort());
+        Rings::start(Arc::clone(&server), session.as_fd(), options.threads, abort)
+    };
+    let rings = match has_ring.load(Ordering::SeqCst).then(start).transpose() {
+        Ok(rings) => rings,
+        Err(error) if options.transport == Transport::Any => {
+            tracing::warn!(%error, "no rings; requests come through the device");
+            drop(session);
+            let options = MountOptions {
+                transport: Transport::Device,
+                ..options.clone()
+            };
+            return mount(volume, &dir, &options);
+        }
+        Err(error) => return Err(failed(error)),
     };
     let thread = std::thread::Builder::new()
         .name("session".to_owned())
@@ -163,6 +184,13 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     };
     if let Err(error) = set_read_ahead(&dir) {
         tracing::debug!(%error, "read-ahead stays as it is");
+    }
+    if let Err(error) = server.answer_first_open(&dir) {
+        tracing::debug!(%error, "files are closed by request until one is opened");
+    }
+    if mounted.rings.as_ref().is_some_and(Rings::have_failed) {
+        let refused = std::io::Error::other("the kernel took no entry of a ring");
+        return Err(Error::NoRing(refused));
     }
     Ok(mounted)
 }

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use fuser::{FopenFlags, InitFlags, KernelConfig};
+use fuser::{Errno, FopenFlags, InitFlags, KernelConfig};
 use rustix::fs::OFlags;
 
 /// How long the kernel may believe what it was told: for ever, near enough.
@@ -55,20 +55,18 @@ fn writes_only(flags: i32) -> bool {
     access == OFlags::WRONLY
 }
 
-/// Pages stay when a file is opened again; closing needs no request.
-#[must_use]
-pub fn open_flags() -> FopenFlags {
-    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH
-}
+/// Answer to OPEN. The kernel does not ask again, neither then nor when a file is closed, and keeps pages when one is opened again.
+pub const OPEN: Errno = Errno::ENOSYS;
 
-/// Those of a new file, opened with these flags of open(2). What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
+/// Flags of a new file that is opened with these of open(2): closing needs no request. What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
 /// stay whole, and the kernel does not ask for the capabilities of the file before its first write.
 #[must_use]
-pub fn created_flags(flags: i32) -> FopenFlags {
-    if writes_only(flags) {
-        open_flags() | FopenFlags::FOPEN_DIRECT_IO
+pub fn created_flags(open: i32) -> FopenFlags {
+    let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
+    if writes_only(open) {
+        flags | FopenFlags::FOPEN_DIRECT_IO
     } else {
-        open_flags()
+        flags
     }
 }
 

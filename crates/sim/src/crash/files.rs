@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use bytes::Bytes;
 use ramet_block::{Device, checksum};
 use ramet_fs::{
-    Access, AccessTime, Attr, Caller, Clock, Error, FormatOptions, Ino, Kind, NewInode,
-    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
+    AccessTime, Attr, Caller, Clock, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
+    ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 
 use super::{CrashPlan, Death, Opener, Recorder, told};
@@ -169,7 +169,7 @@ struct History {
     seen: Seen,
     rng: Rng,
     objects_max: usize,
-    /// Files that are open.
+    /// What is known, and may be open.
     held: Vec<Ino>,
     options: OpenOptions,
 }
@@ -227,9 +227,9 @@ impl History {
                 Err(Error::Tree(ramet_betree::Error::NoSpace)) => self.recorder.report.refused += 1,
                 Err(error) => return Err(format!("checkpoint: {error}")),
             },
-            26..30 => self.release_all()?,
+            26..30 => self.forget_all(),
             30 => {
-                self.release_all()?;
+                self.forget_all();
                 told("close", self.volume().close())?;
                 self.recorder.acknowledged(newest);
                 self.volume = None;
@@ -242,13 +242,11 @@ impl History {
         Ok(())
     }
 
-    fn release_all(&mut self) -> Result<(), String> {
+    fn forget_all(&mut self) {
         let volume = self.volume();
         for ino in std::mem::take(&mut self.held) {
-            told("release", volume.release(ino, Access::Write))?;
             volume.forget(ino, 1);
         }
-        Ok(())
     }
 
     fn die(&mut self) -> Result<(), String> {
@@ -365,10 +363,8 @@ impl History {
                 };
                 if self.rng.one_in(2) {
                     let ino = known.find(&path)?;
-                    if volume.open_inode(ino, Access::Write).is_ok() {
-                        known.inos.pop();
-                        self.held.push(ino);
-                    }
+                    known.inos.pop();
+                    self.held.push(ino);
                 }
                 let dir = known.find(dir)?;
                 match volume.unlink(dir, name) {

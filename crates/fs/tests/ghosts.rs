@@ -1,0 +1,377 @@
+//! What is known outlives its name, and nothing of it stays when it is forgotten.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::Arc;
+
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{
+    Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode, SetXattr,
+    Volume,
+};
+
+struct Fixture {
+    device: Arc<dyn Device>,
+    volume: Arc<Volume>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(Arc::clone(&device), OpenOptions::default()).unwrap();
+        Self { device, volume }
+    }
+
+    /// As after a crash: nothing that was left for later is done.
+    fn crash(&mut self) {
+        self.volume.sync_all().unwrap();
+        self.volume = {
+            let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+            Volume::format(&device, &FormatOptions::default()).unwrap();
+            Volume::open(device, OpenOptions::default()).unwrap()
+        };
+        self.volume = Volume::open(Arc::clone(&self.device), OpenOptions::default()).unwrap();
+    }
+
+    fn make(&self, dir: Ino, name: &str, kind: Kind) -> Ino {
+        let new = NewInode {
+            kind,
+            perm: 0o755,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            target: b"",
+        };
+        let made = self.volume.create(dir, name.as_bytes(), &new);
+        made.unwrap().ino
+    }
+
+    fn file(&self, dir: Ino, name: &str, content: &[u8]) -> Ino {
+        let file = self.make(dir, name, Kind::Regular);
+        self.volume.write(file, 0, content, false).unwrap();
+        file
+    }
+
+    fn read(&self, file: Ino) -> Vec<u8> {
+        self.volume.read(file, 0, 8 << 20).unwrap()
+    }
+
+    fn names(&self, dir: Ino) -> Vec<Vec<u8>> {
+        let stream = self.volume.open_dir(dir).unwrap();
+        let mut names = Vec::new();
+        let read = self.volume.read_dir(&stream, 2, |entry| {
+            names.push(entry.name.to_vec());
+            true
+        });
+        read.unwrap();
+        names
+    }
+
+    /// Keys of files and directories; those of the volume are the same in number.
+    fn keys(&self) -> usize {
+        self.volume
+            .tree()
+            .scan(b"\x01", Some(b"\x03"))
+            .inspect(|item| assert!(item.is_ok()))
+            .count()
+    }
+
+    fn orphans(&self) -> usize {
+        let tree = self.volume.tree();
+        tree.scan(b"\x01\0\x07", Some(b"\x01\0\x08")).count()
+            + tree.scan(b"\x02\0\x07", Some(b"\x02\0\x08")).count()
+    }
+
+    fn check(&self) {
+        assert_eq!(self.volume.check().unwrap(), []);
+        assert_eq!(self.volume.tree().verify(&mut |_| {}).unwrap(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_file_works_on_without_its_name_until_it_is_forgotten() {
+    let at = Fixture::new();
+    let before = at.keys();
+    let file = at.file(ROOT_INO, "f", b"before");
+    at.volume
+        .setxattr(file, b"user.x", b"y", SetXattr::Any)
+        .unwrap();
+    at.volume.unlink(ROOT_INO, b"f").unwrap();
+    assert!(matches!(
+        at.volume.lookup(ROOT_INO, b"f"),
+        Err(Error::NotFound)
+    ));
+    assert!(matches!(
+        at.volume.unlink(ROOT_INO, b"f"),
+        Err(Error::NotFound)
+    ));
+    assert!(matches!(
+        at.volume.link(file, ROOT_INO, b"g"),
+        Err(Error::NotFound)
+    ));
+    assert!(at.names(ROOT_INO).is_empty());
+    assert_eq!(at.volume.getattr(file).unwrap().nlink, 0);
+    at.volume.write(file, 6, b" and after", false).unwrap();
+    assert_eq!(at.read(file), b"before and after");
+    assert_eq!(at.volume.getxattr(file, b"user.x").unwrap()[..], *b"y");
+    at.check();
+    at.volume.forget(file, 1);
+    assert_eq!(at.keys(), before);
+    at.check();
+}
+
+#[test]
+fn whatever_takes_the_name_has_nothing_of_what_had_it() {
+    let long = vec![7; 30_000];
+    type Take = fn(&Fixture);
+    let takes: [(&str, Take); 6] = [
+        ("a file", |at| {
+            at.make(ROOT_INO, "f", Kind::Regular);
+        }),
+        ("a directory", |at| {
+            at.make(ROOT_INO, "f", Kind::Directory);
+        }),
+        ("a rename", |at| {
+            at.make(ROOT_INO, "other", Kind::Regular);
+            let (from, to) = ((ROOT_INO, &b"other"[..]), (ROOT_INO, &b"f"[..]));
+            at.volume
+                .rename(from, to, RenameMode::Replace, None)
+                .unwrap();
+        }),
+        ("a renamed directory", |at| {
+            at.make(ROOT_INO, "other", Kind::Directory);
+            let (from, to) = ((ROOT_INO, &b"other"[..]), (ROOT_INO, &b"f"[..]));
+            at.volume
+                .rename(from, to, RenameMode::Replace, None)
+                .unwrap();
+        }),
+        ("a link", |at| {
+            let other = at.make(ROOT_INO, "other", Kind::Regular);
+            at.volume.link(other, ROOT_INO, b"f").unwrap();
+            at.volume.unlink(ROOT_INO, b"other").unwrap();
+        }),
+        ("a clone", |at| {
+            let other = at.make(ROOT_INO, "other", Kind::Regular);
+            at.volume
+                .clone_entry(&Caller::root(), other, ROOT_INO, b"f", true)
+                .unwrap();
+            at.volume.unlink(ROOT_INO, b"other").unwrap();
+        }),
+    ];
+    for (what, take) in takes {
+        for is_known in [true, false] {
+            let mut at = Fixture::new();
+            let file = at.file(ROOT_INO, "f", &long);
+            at.volume
+                .setxattr(file, b"user.x", b"y", SetXattr::Any)
+                .unwrap();
+            at.volume.unlink(ROOT_INO, b"f").unwrap();
+            if !is_known {
+                at.crash();
+            }
+            take(&at);
+            let now = at.volume.lookup(ROOT_INO, b"f").unwrap();
+            assert_ne!(now.ino, file, "{what}");
+            assert_eq!(at.volume.listxattr(now.ino, true).unwrap().len(), 0);
+            if now.kind == Kind::Regular {
+                at.volume.write(now.ino, 9000, b"end", false).unwrap();
+                let read = at.read(now.ino);
+                assert!(read[..9000].iter().all(|&byte| byte == 0), "{what}");
+            }
+            if is_known {
+                assert_eq!(at.read(file), long, "{what}");
+                assert!(at.orphans() > 0, "{what}");
+            }
+            at.check();
+            at.volume.forget_all();
+            assert_eq!(at.orphans(), 0, "{what}");
+            at.check();
+        }
+    }
+}
+
+#[test]
+fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
+    let at = Fixture::new();
+    let before = at.keys();
+    let outer = at.make(ROOT_INO, "outer", Kind::Directory);
+    let inner = at.make(outer, "inner", Kind::Directory);
+    let file = at.file(inner, "f", b"content");
+    assert!(matches!(
+        at.volume.rmdir(outer, b"inner"),
+        Err(Error::NotEmpty)
+    ));
+    at.volume.unlink(inner, b"f").unwrap();
+    at.volume.rmdir(outer, b"inner").unwrap();
+    at.volume.rmdir(ROOT_INO, b"outer").unwrap();
+    assert!(at.names(ROOT_INO).is_empty() && at.names(inner).is_empty());
+    assert_eq!(at.read(file), b"content");
+    at.check();
+    // The kernel forgets a directory after what was in it; nobody else must.
+    at.volume.forget(inner, 1);
+    at.volume.forget(outer, 1);
+    assert_eq!(at.read(file), b"content");
+    let again = at.make(ROOT_INO, "outer", Kind::Directory);
+    assert!(at.names(again).is_empty());
+    assert_eq!(at.read(file), b"content");
+    at.volume.write(file, 0, b"C", false).unwrap();
+    assert_eq!(at.read(file), b"Content");
+    at.check();
+    at.volume.rmdir(ROOT_INO, b"outer").unwrap();
+    at.volume.forget(again, 1);
+    at.volume.forget(file, 1);
+    assert_eq!(at.keys(), before);
+    at.check();
+}
+
+#[test]
+fn an_empty_directory_with_ghosts_is_replaced() {
+    let at = Fixture::new();
+    let old = at.make(ROOT_INO, "old", Kind::Directory);
+    let file = at.file(old, "f", b"content");
+    at.volume.unlink(old, b"f").unwrap();
+    let new = at.make(ROOT_INO, "new", Kind::Directory);
+    at.file(new, "f", b"another");
+    let (from, to) = ((ROOT_INO, &b"new"[..]), (ROOT_INO, &b"old"[..]));
+    at.volume
+        .rename(from, to, RenameMode::Replace, None)
+        .unwrap();
+    assert_eq!(at.read(file), b"content");
+    let f = at.volume.lookup(new, b"f").unwrap().ino;
+    assert_eq!(at.read(f), b"another");
+    at.check();
+    at.volume.forget_all();
+    assert_eq!(at.orphans(), 0);
+    at.check();
+}
+
+#[test]
+fn after_a_crash_orphans_are_gone_and_ghosts_with_the_next_look() {
+    let mut at = Fixture::new();
+    let dir = at.make(ROOT_INO, "d", Kind::Directory);
+    at.volume.forget(dir, 1);
+    let before = at.keys();
+    let dir = at.volume.lookup(ROOT_INO, b"d").unwrap().ino;
+    at.file(dir, "small", &[1; 100_000]);
+    at.file(dir, "large", &[2; 2 << 20]);
+    at.volume.unlink(dir, b"small").unwrap();
+    at.volume.unlink(dir, b"large").unwrap();
+    assert!(at.orphans() > 0);
+    at.crash();
+    assert_eq!(at.orphans(), 0);
+    assert_eq!(at.keys(), before + 1 + 100_000usize.div_ceil(4096));
+    at.check();
+    let dir = at.volume.lookup(ROOT_INO, b"d").unwrap().ino;
+    assert!(at.names(dir).is_empty());
+    assert_eq!(at.keys(), before);
+    // A directory is as good as empty whether it was read or not.
+    at.file(dir, "small", &[1; 100_000]);
+    at.volume.unlink(dir, b"small").unwrap();
+    at.crash();
+    at.volume.rmdir(ROOT_INO, b"d").unwrap();
+    at.volume.forget_all();
+    assert_eq!(at.keys(), before - 1);
+    at.check();
+}
+
+#[test]
+fn a_clone_has_no_ghosts_for_long() {
+    let at = Fixture::new();
+    let dir = at.make(ROOT_INO, "d", Kind::Directory);
+    let file = at.file(dir, "f", b"content");
+    at.volume.unlink(dir, b"f").unwrap();
+    at.volume
+        .clone_entry(&Caller::root(), dir, ROOT_INO, b"copy", true)
+        .unwrap();
+    let copy = at.volume.lookup(ROOT_INO, b"copy").unwrap().ino;
+    let both = at.keys();
+    assert!(at.names(copy).is_empty());
+    assert_eq!(at.keys(), both - 2, "an entry and a block");
+    assert_eq!(at.read(file), b"content");
+    assert_eq!(at.volume.diff(dir, copy).unwrap(), []);
+    // A file without a name may be cloned to one.
+    at.volume
+        .clone_entry(&Caller::root(), file, copy, b"f", true)
+        .unwrap();
+    let f = at.volume.lookup(copy, b"f").unwrap();
+    assert_eq!((at.read(f.ino), f.nlink), (b"content".to_vec(), 1));
+    at.check();
+}
+
+#[test]
+fn files_of_a_removed_tree_work_on_and_nothing_is_found_in_it() {
+    let at = Fixture::new();
+    let before = at.keys();
+    let top = at.make(ROOT_INO, "top", Kind::Directory);
+    let dir = at.make(top, "d", Kind::Directory);
+    let file = at.file(dir, "f", b"content");
+    let unlinked = at.file(dir, "u", b"unlinked");
+    at.volume.unlink(dir, b"u").unwrap();
+    let linked = at.file(dir, "l", b"linked");
+    at.volume.link(linked, ROOT_INO, b"outside").unwrap();
+    at.volume
+        .remove_tree(&Caller::root(), ROOT_INO, b"top")
+        .unwrap();
+    assert_eq!(at.volume.getattr(file).unwrap().nlink, 0);
+    assert_eq!(at.volume.getattr(linked).unwrap().nlink, 1);
+    at.volume.write(file, 7, b" and more", false).unwrap();
+    assert_eq!(at.read(file), b"content and more");
+    assert_eq!(at.read(unlinked), b"unlinked");
+    assert!(at.names(dir).is_empty() && at.names(top).is_empty());
+    for done in [
+        at.volume.lookup(dir, b"f").map(drop),
+        at.volume.unlink(dir, b"f"),
+        at.volume.rmdir(top, b"d"),
+    ] {
+        assert!(matches!(done, Err(Error::NotFound)), "{done:?}");
+    }
+    at.check();
+    for ino in [top, dir] {
+        at.volume.forget(ino, 1);
+    }
+    assert_eq!(at.read(file), b"content and more");
+    at.volume.forget(unlinked, 1);
+    assert!(at.orphans() > 0);
+    at.volume.forget(file, 1);
+    assert_eq!(at.orphans(), 0);
+    at.volume.unlink(ROOT_INO, b"outside").unwrap();
+    at.volume.forget_all();
+    assert_eq!(at.keys(), before);
+    at.check();
+}
+
+#[test]
+fn what_is_replaced_works_on() {
+    let at = Fixture::new();
+    let old = at.file(ROOT_INO, "f", b"old");
+    let new = at.file(ROOT_INO, "new", b"new");
+    let (from, to) = ((ROOT_INO, &b"new"[..]), (ROOT_INO, &b"f"[..]));
+    at.volume
+        .rename(from, to, RenameMode::Replace, None)
+        .unwrap();
+    at.volume
+        .clone_entry(&Caller::root(), old, ROOT_INO, b"f", false)
+        .unwrap();
+    let copy = at.volume.lookup(ROOT_INO, b"f").unwrap().ino;
+    assert_eq!(at.read(old), b"old");
+    assert_eq!(at.read(new), b"new");
+    assert_eq!(at.read(copy), b"old");
+    at.volume.forget(old, 1);
+    at.volume.forget(new, 1);
+    assert_eq!(at.orphans(), 0);
+    at.check();
+}
+
+#[test]
+fn a_ghost_that_grows_becomes_an_orphan() {
+    let mut at = Fixture::new();
+    let file = at.file(ROOT_INO, "f", b"content");
+    at.volume.unlink(ROOT_INO, b"f").unwrap();
+    assert_eq!(at.orphans(), 0);
+    at.volume.write(file, 2 << 20, b"end", false).unwrap();
+    assert_eq!(at.orphans(), 2);
+    assert_eq!(at.read(file).len(), (2 << 20) + 3);
+    at.check();
+    at.crash();
+    assert_eq!(at.orphans(), 0);
+}
