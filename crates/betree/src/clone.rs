@@ -98,7 +98,7 @@ enum Layer {
 }
 
 impl Layer {
-    /// What is neither empty nor referred to, as messages of its own.
+    /// All of a layer that is copied, in the source's key space.
     fn messages(&self, store: &Store) -> Result<MemRun> {
         let mut all = MemRun::default();
         match self {
