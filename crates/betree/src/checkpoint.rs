@@ -103,6 +103,7 @@ impl Inner {
         let structure = is_short.then(|| (self.structure.lock(), self.mending.lock()));
         // What no clone went on from would take space for nothing.
         self.store.forget_mended();
+        self.forget_prepared();
         let (root, seq, cut, dead, heals) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);

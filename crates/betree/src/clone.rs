@@ -31,10 +31,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::bounds::{KeyRange, Xf};
-use crate::cursor::MappedCursor;
+use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::memrun::MemRun;
-use crate::message::{RangeMsg, Target};
+use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::view::RunView;
@@ -87,8 +87,58 @@ pub(crate) struct Mended {
 enum Layer {
     /// A copy, in the source's key space.
     Messages(MemRun),
+    /// Few points of a run, not copied yet: those of a part of the source, and the translation from its key space.
+    Points {
+        run: RunView,
+        part: KeyRange,
+        xf: Xf,
+    },
     /// A clip, in the source's key space.
     Segment(SegRef),
+}
+
+impl Layer {
+    /// All of a layer that is copied, in the source's key space.
+    fn messages(&self, store: &Store) -> Result<MemRun> {
+        let mut all = MemRun::default();
+        match self {
+            Layer::Messages(run) => return Ok(run.clone()),
+            Layer::Points {
+                run: RunView::Mem(run),
+                part,
+                xf,
+            } => {
+                let back = xf.inverse(&part.lo);
+                for (key, point) in run.points_in(&xf.range(part)) {
+                    all.push_point(back.key(key), point.clone());
+                }
+            }
+            Layer::Points { run, part, xf } => {
+                let mut cursor = MappedCursor::new(run, part, xf, AHEAD_MAX);
+                while let Some((key, point)) = cursor.take(store)? {
+                    all.push_point(key, point.detached());
+                }
+            }
+            Layer::Segment(_) => unreachable!("segments are referred to"),
+        }
+        Ok(all)
+    }
+
+    fn has_ranges(&self) -> bool {
+        matches!(self, Layer::Messages(run) if run.range_count() > 0)
+    }
+
+    /// A cursor over the points in `range`, the source.
+    fn cursor(&self, range: &KeyRange) -> Option<MappedCursor> {
+        match self {
+            Layer::Messages(run) => {
+                let run = RunView::Mem(Arc::new(run.clone()));
+                Some(MappedCursor::new(&run, range, &Xf::identity(), 0))
+            }
+            Layer::Points { run, part, xf } => Some(MappedCursor::new(run, part, xf, AHEAD_MAX)),
+            Layer::Segment(_) => None,
+        }
+    }
 }
 
 /// What a clone puts up with.
@@ -118,11 +168,19 @@ pub(crate) fn capture(
     let mut node = Some((root.clone(), Xf::identity()));
     // What waits, newest first.
     let mut above: Vec<Layer> = Vec::new();
-    let mut part = buffer.extract(range, &Xf::identity());
-    if let Some(msg) = part.take_cover(range) {
-        node = target_of(msg);
+    if buffer.ranges_in(range).next().is_none() {
+        above.push(Layer::Points {
+            run: RunView::Mem(Arc::new(buffer.clone())),
+            part: range.clone(),
+            xf: Xf::identity(),
+        });
+    } else {
+        let mut part = buffer.extract(range, &Xf::identity());
+        if let Some(msg) = part.take_cover(range) {
+            node = target_of(msg);
+        }
+        above.push(Layer::Messages(part));
     }
-    above.push(Layer::Messages(part));
 
     // The skeleton to share, when the range spans several of its edges or much waits in it.
     let mut lca: Option<Arc<Skeleton>> = None;
@@ -171,6 +229,14 @@ pub(crate) fn capture(
                 }));
                 continue;
             }
+            if !with_ranges {
+                above.push(Layer::Points {
+                    run,
+                    part: out.range(&clip),
+                    xf: xf.then(&seg.xf),
+                });
+                continue;
+            }
             let mut part = store
                 .gather_range(&inside, edge.watermark, std::slice::from_ref(seg))?
                 .extract(&inside, &out);
@@ -185,32 +251,15 @@ pub(crate) fn capture(
         }
     }
 
-    let above = join(above);
+    if let Some(state) = small_state(store, node.as_ref(), range, &above)? {
+        return Ok(Captured::Copy(state));
+    }
+    let above = join(store, above)?;
     let waiting = match &above[..] {
-        [] => Some(MemRun::default()),
-        [Layer::Messages(all)] => Some(all.clone()),
+        [] => Some(0),
+        [Layer::Messages(all)] => Some(all.size_bytes()),
         _ => None,
     };
-    let few = waiting
-        .as_ref()
-        .filter(|all| all.size_bytes() <= store.shape.clone_copy_bytes);
-    match (&node, few) {
-        (None, Some(few)) if few.is_empty() => {
-            return Ok(Captured::Message {
-                msg: RangeMsg::Null,
-                moves: false,
-            });
-        }
-        (None, Some(few)) => {
-            return Ok(Captured::Copy(over_nothing(range, MemRun::default(), few)));
-        }
-        (Some((leaf, xf)), Some(few)) if leaf.kind() == Kind::Leaf => {
-            if let Some(state) = small_state(store, leaf, xf, range, few)? {
-                return Ok(Captured::Copy(state));
-            }
-        }
-        _ => {}
-    }
     let (mut copy, xf) = match node {
         Some((handle, xf)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
             let msg = RangeMsg::Goto(Target { xf, node: handle });
@@ -229,12 +278,14 @@ pub(crate) fn capture(
         return Ok(Captured::First(Chore::Mend(copy)));
     }
     let moves = is_own
-        || waiting.is_none_or(|all| all.size_bytes() > store.shape.clone_waiting_bytes)
+        || waiting.is_none_or(|bytes| bytes > store.shape.clone_waiting_bytes)
         || store.waits_much(&copy)?;
     let out = xf.inverse(&range.lo);
     for layer in above.into_iter().rev() {
         match layer {
-            Layer::Messages(run) => store.push_run(&mut copy, run.extract(range, &xf)),
+            Layer::Messages(_) | Layer::Points { .. } => {
+                store.push_run(&mut copy, layer.messages(store)?.extract(range, &xf));
+            }
             Layer::Segment(seg) => {
                 copy.segs.push(SegRef {
                     ord: copy.next_ord,
@@ -460,41 +511,57 @@ fn over_leaf(store: &Store, leaf: Arc<Handle>, xf: Xf, range: &KeyRange) -> Resu
     Ok(node)
 }
 
-/// The state of `range` when it lies in one leaf and is no larger than what a clone may copy. Moving small
+/// The state of `range` when it lies in one leaf, or over nothing, and is no larger than what a clone may copy. Moving small
 /// things as messages keeps crumbs of shared leaves out of the tree (the trade-off of zones in BetrFS 0.2,
 /// section 4, here for one leaf).
 fn small_state(
     store: &Store,
-    leaf: &Arc<Handle>,
-    xf: &Xf,
+    base: Option<&(Arc<Handle>, Xf)>,
     range: &KeyRange,
-    waiting: &MemRun,
+    above: &[Layer],
 ) -> Result<Option<MemRun>> {
-    let limit = store.shape.clone_copy_bytes;
-    let run = store.run(leaf)?;
-    let inside = xf.range(range);
-    if run.estimate_bytes(&inside) > limit + 2 * store.shape.block_bytes {
+    if base.is_some_and(|(node, _)| node.kind() != Kind::Leaf) {
         return Ok(None);
     }
-    let mut cursor = MappedCursor::new(&run, range, xf, 0);
-    let mut base = MemRun::default();
-    while let Some((key, point)) = cursor.take(store)? {
-        base.push_point(key, point.detached());
-        if base.size_bytes() > limit {
+    let limit = store.shape.clone_copy_bytes;
+    // Points are merged on the way; what lies on range messages is laid on top after that.
+    let merged_from = above.iter().rposition(Layer::has_ranges);
+    let (on_top, merged) = above.split_at(merged_from.map_or(0, |at| at + 1));
+    let mut merge = Merge::default();
+    for layer in merged {
+        let Some(cursor) = layer.cursor(range) else {
+            return Ok(None);
+        };
+        merge.push_older(cursor);
+    }
+    if let Some((leaf, xf)) = base {
+        let run = store.run(leaf)?;
+        if run.estimate_bytes(&xf.range(range)) > limit + 2 * store.shape.block_bytes {
             return Ok(None);
         }
+        merge.push_older(MappedCursor::new(&run, range, xf, 0));
     }
-    // What waits may stand for most of the leaf's part.
-    let state = over_nothing(range, base, waiting);
+    let mut state = MemRun::default();
+    state.add_range(range.clone(), RangeMsg::Null);
+    while merge.advance(store)? {
+        let value = match merge.value() {
+            Some(value) => Some(Bytes::copy_from_slice(value)),
+            None => merge.point().detached().apply(None),
+        };
+        if let Some(value) = value {
+            state.push_point(Bytes::copy_from_slice(merge.key()), Point::Put(value));
+            if state.size_bytes() > limit {
+                return Ok(None);
+            }
+        }
+    }
+    for layer in on_top.iter().rev() {
+        match layer {
+            Layer::Segment(_) => return Ok(None),
+            layer => state.add_all(&layer.messages(store)?),
+        }
+    }
     Ok((state.size_bytes() <= limit).then_some(state))
-}
-
-fn over_nothing(range: &KeyRange, base: MemRun, waiting: &MemRun) -> MemRun {
-    let mut all = MemRun::default();
-    all.add_range(range.clone(), RangeMsg::Null);
-    all.add_all(&base);
-    all.add_all(waiting);
-    all
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
@@ -518,17 +585,24 @@ fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Xf)> {
 }
 
 /// The same layers, the newest first, with neighbouring copies as one and without empty ones.
-fn join(layers: Vec<Layer>) -> Vec<Layer> {
+fn join(store: &Store, layers: Vec<Layer>) -> Result<Vec<Layer>> {
     let mut joined: Vec<Layer> = Vec::new();
     for layer in layers.into_iter().rev() {
-        match (layer, joined.last_mut()) {
-            (Layer::Messages(run), _) if run.is_empty() => {}
-            (Layer::Messages(run), Some(Layer::Messages(older))) => older.add_all(&run),
-            (layer, _) => joined.push(layer),
+        let run = match &layer {
+            Layer::Segment(_) => {
+                joined.push(layer);
+                continue;
+            }
+            copied => copied.messages(store)?,
+        };
+        match joined.last_mut() {
+            _ if run.is_empty() => {}
+            Some(Layer::Messages(older)) => older.add_all(&run),
+            _ => joined.push(Layer::Messages(run)),
         }
     }
     joined.reverse();
-    joined
+    Ok(joined)
 }
 
 /// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.

@@ -21,7 +21,7 @@ use crate::node::{Keeping, Store};
 use crate::view::{DiskRun, RunView};
 
 /// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
-pub(crate) const AHEAD_MAX: usize = 31;
+pub(crate) const AHEAD_MAX: usize = 63;
 /// Blocks beyond its range that a cursor reads on for the one that follows it.
 const BEYOND_MAX: usize = AHEAD_MAX;
 /// Points taken at a time from a run in memory.

@@ -213,6 +213,7 @@ impl Iterator for Diff {
 /// `told` of a view, seen through `up`, and nothing in the rest of `whole`.
 fn side_over(view: &View, told: &KeyRange, up: Xf, whole: &KeyRange) -> TreeScan {
     let nothing = |range: KeyRange| Frame {
+        reach: range.hi.clone(),
         range,
         base: Base::Nothing,
         overlays: Arc::from([]),

@@ -363,8 +363,15 @@ pub(crate) fn bump(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Longest request that reads several blocks, in bytes.
-const READ_BYTES_MAX: u32 = 512 << 10;
+/// Longest request that reads several blocks of a leaf, in bytes: about a leaf. Others follow it at once, and a disk seeks
+/// between them.
+const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
+/// The same for a segment.
+const SEGMENT_READ_BYTES_MAX: u32 = 1 << 20;
+/// A scan that reads on takes so much of a segment with its index, in bytes: most segments are no longer.
+const SEGMENT_FRONT_BYTES: usize = 64 << 10;
+/// Segments up to this length are read together when no more than that lies between two of them, in bytes.
+const TOGETHER_BYTES: u64 = 16 << 10;
 
 /// Most nodes remembered as not worth flattening.
 const UNFLATTENABLE_MAX: usize = 4096;
@@ -937,10 +944,15 @@ impl Store {
         }
     }
 
-    /// Loads what the first long request gives of a segment that a scan wants all of, as far as the cache has room.
-    pub(crate) fn load_eagerly(&self, segment: &Handle) -> Result<()> {
+    /// Loads the front of a segment for a scan that reads on, with all that a long request gives if it wants the `whole`
+    /// segment, as far as the cache has room.
+    pub(crate) fn load_eagerly(&self, segment: &Handle, whole: bool) -> Result<()> {
         let ahead = usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX);
-        let ahead = ahead.min(READ_BYTES_MAX as usize);
+        let ahead = ahead.min(if whole {
+            SEGMENT_READ_BYTES_MAX as usize
+        } else {
+            SEGMENT_FRONT_BYTES
+        });
         if !segment.is_fresh() && ahead > self.shape.block_bytes {
             self.cached((segment.id.0, 0), || self.load_index(segment, ahead))?;
         }
@@ -960,7 +972,70 @@ impl Store {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
             front.extend_from_slice(&rest);
         }
-        let index = self.decode_index(handle, &place, &front[..len])?;
+        let index = self.keep_front(handle, &place, &front, len)?;
+        Ok(Cached::Index(Arc::new(index)))
+    }
+
+    /// Loads short segments of a node, those that are wanted (with `true`) with those that lie close to them, in one request: the
+    /// newest ones do when one checkpoint wrote them. What cannot be read this way is left to whoever asks for it.
+    pub(crate) fn load_together<'a>(
+        &self,
+        segments: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
+    ) -> Result<()> {
+        if self.cache.capacity() / 64 < TOGETHER_BYTES {
+            return Ok(());
+        }
+        let mut short = Vec::new();
+        for (segment, is_wanted) in segments {
+            if segment.is_fresh() || self.cache.contains_key(&(segment.id.0, 0)) {
+                continue;
+            }
+            let place = self.place(segment)?;
+            if u64::from(place.used_bytes) <= TOGETHER_BYTES {
+                short.push((place, segment, is_wanted));
+            }
+        }
+        short.sort_unstable_by_key(|(place, ..)| place.extent.addr);
+        let groups = short.chunk_by(|(a, ..), (b, ..)| {
+            b.extent.addr - a.extent.addr <= a.extent.len + TOGETHER_BYTES
+        });
+        for group in groups.filter(|group| group.iter().any(|(.., is_wanted)| *is_wanted)) {
+            let [(first, ..), .., (last, ..)] = group else {
+                continue;
+            };
+            let start = first.extent.addr;
+            let len = last.extent.addr - start + u64::from(last.used_bytes);
+            let len = usize::try_from(len).expect("some segments fit memory");
+            let Ok(bytes) = self.read(start, len) else {
+                continue;
+            };
+            for (place, segment, _) in group {
+                let from = (place.extent.addr - start) as usize;
+                // Two places that overlap are forged.
+                let kept = bytes
+                    .get(from..from + place.used_bytes as usize)
+                    .and_then(|front| {
+                        let len = index_len(front, place.used_bytes)?;
+                        self.keep_front(segment, place, front, len).ok()
+                    });
+                if let Some(index) = kept {
+                    let index = Cached::Index(Arc::new(index));
+                    self.cache.insert((segment.id.0, 0), index);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The index, `len` bytes long, at the start of `front`. Whole blocks behind it go into the cache.
+    fn keep_front(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        front: &[u8],
+        len: usize,
+    ) -> Result<RunIndex> {
+        let index = self.decode_index(handle, place, &front[..len])?;
         for (at, meta) in index.blocks.iter().enumerate() {
             let Some(stored) = front.get(meta.offset as usize..meta.end() as usize) else {
                 break;
@@ -975,7 +1050,7 @@ impl Store {
                     .insert((handle.id.0, part), Cached::Block(Arc::new(block)));
             }
         }
-        Ok(Cached::Index(Arc::new(index)))
+        Ok(index)
     }
 
     /// The index that `front`, the front part of a run, holds.
@@ -1025,8 +1100,12 @@ impl Store {
         bump(&self.counters.cache_misses);
         let metas = &run.index.blocks;
         let start = metas[at].offset;
+        let longest = match run.handle.kind {
+            Kind::Segment => SEGMENT_READ_BYTES_MAX,
+            Kind::Leaf | Kind::Skeleton => LEAF_READ_BYTES_MAX,
+        };
         for (n, meta) in metas.iter().enumerate().skip(at + 1).take(ahead) {
-            if meta.end() - start > READ_BYTES_MAX {
+            if meta.end() - start > longest {
                 break;
             }
             // Never waits while it makes others wait.

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_nodetable::NodeId;
 
 use crate::batch::successor_of_prefix;
 use crate::block::Block;
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Keeping, Kind, Store, bump};
 use crate::readahead::Job;
-use crate::skeleton::Skeleton;
+use crate::skeleton::{SegRef, Skeleton};
 use crate::view::{RangeAt, RunView};
 
 /// What lies under the overlays of a piece.
@@ -34,19 +35,29 @@ pub(crate) enum Base {
 /// The uniform piece of a node that starts at a given key.
 pub(crate) struct Cut {
     pub(crate) hi: Option<Bytes>,
+    /// Pieces up to here, and perhaps beyond `hi`, have the same base.
+    reach: Option<Bytes>,
     /// Runs whose points show, newest first, with the translation from the node's key space.
     pub(crate) overlays: Vec<(RunView, Xf)>,
     pub(crate) base: Base,
 }
 
-/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space.
-pub(crate) fn cut(store: &Store, node: &Skeleton, lo: &Bytes, hi: Option<Bytes>) -> Result<Cut> {
+/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager` all of that will be read.
+pub(crate) fn cut(
+    store: &Store,
+    node: &Skeleton,
+    lo: &Bytes,
+    hi: Option<Bytes>,
+    eager: bool,
+) -> Result<Cut> {
     if !node.range().contains(lo) {
         return Err(outside(node));
     }
     let at = node.edge_of(lo);
     let edge = &node.edges[at];
-    let mut end = min_hi(hi, node.edge_hi(at));
+    let wanted = KeyRange::new(lo.clone(), hi);
+    let mut reach = node.edge_hi(at);
+    let mut end = min_hi(wanted.hi.clone(), reach.clone());
     let mut overlays = Vec::new();
     for seg in node.visible(edge) {
         if seg.clip.lo > *lo {
@@ -59,17 +70,27 @@ pub(crate) fn cut(store: &Store, node: &Skeleton, lo: &Bytes, hi: Option<Bytes>)
             continue;
         }
         end = min_hi(end, seg.clip.hi.clone());
+        if eager {
+            store.load_eagerly(&seg.run, wanted.covers(&seg.clip))?;
+        }
         let run = store.run(&seg.run)?;
         overlays.push((run.clone(), seg.xf.clone()));
         if seg.ranges_step() < edge.watermark || !run.has_ranges() {
             continue;
         }
-        if let Some(base) = under_range(&run, &seg.xf, lo, &mut end) {
+        let mut border = seg.clip.hi.clone();
+        let base = under_range(&run, &seg.xf, lo, &mut border);
+        end = min_hi(end, border.clone());
+        if let Some(base) = base {
             return Ok(Cut {
+                reach: end.clone(),
                 hi: end,
                 overlays,
                 base,
             });
+        }
+        if border != seg.clip.hi {
+            reach = min_hi(reach, border);
         }
     }
     let base = edge
@@ -78,6 +99,7 @@ pub(crate) fn cut(store: &Store, node: &Skeleton, lo: &Bytes, hi: Option<Bytes>)
         .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
     Ok(Cut {
         hi: end,
+        reach,
         overlays,
         base,
     })
@@ -246,6 +268,8 @@ impl View {
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) range: KeyRange,
+    /// The base shows through the same translation up to here: what ends before is only what lies over it.
+    pub(crate) reach: Option<Bytes>,
     pub(crate) base: Base,
     /// Newest first, with the translation from the scan's key space. Only their points count.
     pub(crate) overlays: Arc<[(RunView, Xf)]>,
@@ -264,8 +288,8 @@ pub(crate) struct TreeScan {
     ahead: usize,
     /// What the cache keeps of the leaves.
     keeping: Keeping,
-    /// A leaf was opened before.
-    is_long: bool,
+    /// The leaf that was opened last.
+    leaf: Option<NodeId>,
     /// Nodes asked for, in the order in which they will come.
     jobs: VecDeque<Arc<Job>>,
 }
@@ -288,6 +312,7 @@ fn next_of_view(rest: &mut Option<(View, KeyRange)>, xf: &Xf) -> Option<Frame> {
     let (hi, over) = cut_buffer(&view.buffer, xf, &range.lo, range.hi.clone());
     let frame = Frame {
         range: KeyRange::new(range.lo, hi.clone()),
+        reach: hi.clone(),
         base: over.unwrap_or_else(|| Base::Node(view.root.clone(), xf.clone())),
         overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
     };
@@ -310,7 +335,7 @@ impl TreeScan {
             value: None,
             ahead,
             keeping: Keeping::All,
-            is_long: false,
+            leaf: None,
             jobs: VecDeque::new(),
         }
     }
@@ -329,6 +354,7 @@ impl TreeScan {
     pub(crate) fn of_base(base: Base, range: KeyRange) -> Self {
         let overlays = Arc::from([]);
         let frame = Frame {
+            reach: range.hi.clone(),
             range,
             base,
             overlays,
@@ -416,30 +442,24 @@ impl TreeScan {
     }
 
     pub(crate) fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
-        let Frame {
-            range,
-            base,
-            overlays,
-        } = frame;
-        let leaf = match base {
+        let leaf = match &frame.base {
             Base::Node(node, xf) if node.kind() == Kind::Skeleton => {
-                let skeleton = store.skeleton(&node)?;
-                return self.split(
-                    store,
-                    range,
-                    &skeleton,
-                    &xf.clone(),
-                    Base::Node(node, xf),
-                    &overlays,
-                );
+                let (skeleton, xf) = (store.skeleton(node)?, xf.clone());
+                return self.split(store, frame, &skeleton, &xf);
             }
             Base::Draft(skeleton) => {
-                let rest = Base::Draft(skeleton.clone());
-                return self.split(store, range, &skeleton, &Xf::identity(), rest, &overlays);
+                let skeleton = skeleton.clone();
+                return self.split(store, frame, &skeleton, &Xf::identity());
             }
-            Base::Node(leaf, xf) => Some((leaf, xf)),
+            Base::Node(leaf, xf) => Some((leaf.clone(), xf.clone())),
             Base::Nothing => None,
         };
+        let Frame {
+            range,
+            reach,
+            overlays,
+            ..
+        } = frame;
         let mut left = std::mem::take(&mut self.merge).into_left();
         let end = self.end(&range);
         for (run, xf) in overlays.iter() {
@@ -458,15 +478,22 @@ impl TreeScan {
             let run = store.run(&leaf)?;
             let mut cursor = MappedCursor::new(&run, &range, &xf, self.ahead);
             cursor.keep(self.keeping);
+            if self.ahead == AHEAD_MAX {
+                let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
+                cursor.carry_on(&mut left, &xf.range(&far));
+            }
             if let Some((first, blocks)) = read {
                 cursor.offer(first, blocks.into_iter());
             }
             self.merge.push_older(cursor);
-            // The first piece of a scan may be all that is asked for; from the second on it is a long one.
-            if self.is_long {
-                self.look_ahead(store);
+            // The first leaf of a scan may be all that is asked for; from the second on it is a long one.
+            let is_next = self
+                .leaf
+                .replace(leaf.id())
+                .is_some_and(|id| id != leaf.id());
+            if is_next {
+                self.look_ahead(store, leaf.id());
             }
-            self.is_long = true;
             self.ahead = AHEAD_MAX;
         }
         Ok(())
@@ -490,7 +517,7 @@ impl TreeScan {
     }
 
     /// Asks for the leaves that come next, as far as that is known without reading.
-    fn look_ahead(&mut self, store: &Store) {
+    fn look_ahead(&mut self, store: &Store, here: NodeId) {
         let depth = store.read_ahead.depth(store);
         if depth == 0 {
             return;
@@ -500,7 +527,7 @@ impl TreeScan {
             list_ahead(store, &frame.base, &frame.range, &mut left, &mut next);
         }
         for (node, range) in next {
-            if self.jobs.iter().any(|job| job.is_of(&node)) {
+            if node.id() == here || self.jobs.iter().any(|job| job.is_of(&node)) {
                 continue;
             }
             if self.jobs.len() >= depth
@@ -514,28 +541,31 @@ impl TreeScan {
     }
 
     /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
-    fn split(
-        &mut self,
-        store: &Store,
-        range: KeyRange,
-        skeleton: &Skeleton,
-        xf: &Xf,
-        same: Base,
-        overlays: &Arc<[(RunView, Xf)]>,
-    ) -> Result<()> {
+    fn split(&mut self, store: &Store, frame: Frame, skeleton: &Skeleton, xf: &Xf) -> Result<()> {
+        let Frame {
+            range,
+            reach,
+            base: same,
+            overlays,
+        } = frame;
         let inside = xf.range(&range);
-        if self.ahead == AHEAD_MAX && matches!(same, Base::Node(..)) {
-            // All of a segment that ends in the range will be read: its front part comes with what follows.
+        let eager = self.ahead == AHEAD_MAX && matches!(same, Base::Node(..));
+        if eager {
             let edge = &skeleton.edges[skeleton.edge_of(&inside.lo)];
-            for seg in skeleton.visible(edge).filter(|s| inside.covers(&s.clip)) {
-                store.load_eagerly(&seg.run)?;
-            }
+            let meets = |seg: &SegRef| !seg.clip.intersect(&inside).is_empty();
+            let segments = skeleton.visible(edge);
+            store.load_together(segments.map(|seg| (&seg.run, meets(seg))))?;
         }
-        let piece = cut(store, skeleton, &inside.lo, inside.hi.clone())?;
+        let piece = cut(store, skeleton, &inside.lo, inside.hi.clone(), eager)?;
         if let Base::Node(here, _) = &same {
             check_falls(here.height(), &piece.base)?;
         }
         let back = xf.inverse(&range.lo);
+        let below_reach = xf.hi(&range.lo[..xf.strip], reach.as_ref());
+        let below_reach = match piece.reach {
+            Some(hi) if below(&hi, below_reach.as_deref()) => Some(back.key(&hi)),
+            _ => reach.clone(),
+        };
         let end = if piece.hi == inside.hi {
             range.hi.clone()
         } else {
@@ -547,6 +577,7 @@ impl TreeScan {
             let rest = KeyRange::new(end.clone(), range.hi.clone());
             self.frames.push(Frame {
                 range: rest,
+                reach,
                 base: same,
                 overlays: overlays.clone(),
             });
@@ -562,6 +593,7 @@ impl TreeScan {
         };
         self.frames.push(Frame {
             range: KeyRange::new(range.lo, end),
+            reach: below_reach,
             base,
             overlays,
         });

@@ -16,6 +16,7 @@
 //! [`Inner::publish`] carries such segments over. `mending` is held by whoever puts a node in order for clones.
 
 mod admission;
+mod prepared;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,6 +27,7 @@ use bytes::Bytes;
 use ramet_block::Superblock;
 use ramet_block::planted::{self, Fault};
 
+use self::prepared::Prepared;
 use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
 use crate::clone::{Captured, Chore, CloneTerms, capture, destination};
@@ -134,6 +136,7 @@ pub(crate) struct Inner {
     pub(crate) state: Mutex<State>,
     pub(crate) structure: Mutex<()>,
     pub(crate) mending: Mutex<()>,
+    prepared: Prepared,
     pub(crate) checkpointing: Mutex<Superblock>,
     pub(crate) last_checkpoint: Mutex<Instant>,
     /// Batches whose loss a checkpoint would repair, for deciding whether one is due.
@@ -194,6 +197,7 @@ impl Inner {
             state: Mutex::new(state),
             structure: Mutex::new(()),
             mending: Mutex::new(()),
+            prepared: Prepared::default(),
             checkpointing: Mutex::new(sb),
             last_checkpoint: Mutex::new(Instant::now()),
             failure: OnceLock::new(),
@@ -416,31 +420,47 @@ impl Inner {
             } else {
                 terms
             };
-            let found = capture(&self.store, &buffer, &root, &source, terms)?;
+            let known = (!changes)
+                .then(|| self.prepared.take(seq, &top, &source))
+                .flatten();
+            let found = match known {
+                Some(found) => found,
+                None => capture(&self.store, &buffer, &root, &source, terms)?,
+            };
             captured.push((!changes).then_some(found));
         }
         Ok(Foreseen { seq, top, captured })
     }
 
-    /// Loads what capturing `source` visits, and does what it wants done first.
+    /// Loads what capturing `source` visits, and does what it wants done first. What it finds is remembered for the clone.
     fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
-        let (buffer, root) = {
+        let (buffer, root, top, seq) = {
             let state = self.state.lock();
-            (state.buffer.clone(), state.root.clone())
+            let root = state.root.clone();
+            (state.buffer.clone(), root, state.top.clone(), state.seq)
         };
         let terms = CloneTerms {
             patient: false,
             height_max: HEIGHT_MAX_REPLAYED,
         };
         let found = capture(&self.store, &buffer, &root, source, terms)?;
-        let Captured::First(chore) = found else {
-            return Ok(());
+        let chore = match found {
+            Captured::First(chore) => chore,
+            found => {
+                self.prepared.keep(seq, top, source.clone(), found);
+                return Ok(());
+            }
         };
         match self.do_first(chore) {
             // The clone itself will put up with it.
             Err(Error::NoSpace) => Ok(()),
             done => done,
         }
+    }
+
+    /// Lets go of what was found for clones that did not come, with the nodes made for them.
+    pub(crate) fn forget_prepared(&self) {
+        self.prepared.forget();
     }
 
     fn do_first(&self, chore: Chore) -> Result<()> {

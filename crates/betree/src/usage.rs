@@ -229,7 +229,7 @@ impl<'a> Walk<'a> {
         let mut sum = 0u64;
         let mut lo = range.lo.clone();
         loop {
-            let piece = cut(self.store, &skeleton, &lo, range.hi.clone())?;
+            let piece = cut(self.store, &skeleton, &lo, range.hi.clone(), false)?;
             let here = KeyRange::new(lo, piece.hi.clone());
             for (run, xf) in &piece.overlays {
                 sum = sum.saturating_add(part_of_run(run, &xf.range(&here)).0);

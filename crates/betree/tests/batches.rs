@@ -49,3 +49,127 @@ fn clones_of_a_batch_see_what_comes_before_them() {
     assert_eq!((count(b"d"), count(b"d2")), (2000, 1000));
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
 }
+
+#[test]
+fn a_small_range_is_copied_with_all_that_waits_for_it() {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    let options = OpenOptions {
+        manual: true,
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(dev, options).expect("opens");
+    let key = |prefix: &str, number: u32| format!("{prefix}{number:03}");
+    let mut batch = Batch::new();
+    for number in 0..1000 {
+        batch.put(key("other", number), vec![1; 1000]);
+    }
+    tree.apply(batch).expect("there is room");
+    // In as many segments as a node has before they are merged.
+    for round in 0..10u8 {
+        let mut batch = Batch::new();
+        for number in 0..50 {
+            match number % 5 {
+                0 if round == 8 => batch.delete(key("a", number)),
+                1 if round > 0 => batch.patch(key("a", number), u32::from(round), vec![round; 3]),
+                _ => batch.put(key("a", number), vec![round; 200]),
+            }
+        }
+        tree.apply(batch).expect("there is room");
+        tree.checkpoint().expect("there is room");
+    }
+    let seen = |prefix: &str| -> Vec<_> {
+        let end = successor_of_prefix(prefix.as_bytes());
+        let all = tree.scan(prefix.as_bytes(), end.as_deref());
+        all.map(|item| item.expect("reads"))
+            .map(|(key, value)| (key.slice(prefix.len()..), value))
+            .collect()
+    };
+    let before = seen("a");
+    let mut batch = Batch::new();
+    batch.delete_prefix("a01");
+    tree.apply(batch).expect("there is room");
+    let cut: Vec<_> = before
+        .iter()
+        .filter(|(k, _)| !k.starts_with(b"01"))
+        .collect();
+    let mut batch = Batch::new();
+    batch.clone_prefix("a", "copy");
+    tree.apply(batch).expect("there is room");
+    assert!(seen("copy").iter().eq(cut.iter().copied()));
+    assert_eq!(cut.len(), 40);
+    assert_eq!(
+        tree.stats().paths.unshares,
+        0,
+        "a node was made to be shared"
+    );
+    let mut batch = Batch::new();
+    batch.put(key("copy", 1), "of the copy");
+    batch.put(key("a", 2), "of the source");
+    tree.apply(batch).expect("there is room");
+    assert_eq!(&seen("copy")[1].1[..], b"of the copy");
+    assert_eq!(&seen("a")[1].1[..], &cut[1].1[..]);
+    assert_eq!(&seen("copy")[2].1[..], &cut[2].1[..]);
+    assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}
+
+#[test]
+fn what_was_prepared_for_a_clone_serves_it_only_while_it_holds() {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    let options = OpenOptions {
+        manual: true,
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(dev, options).expect("opens");
+    let put = |key: &str, value: &str| {
+        let mut batch = Batch::new();
+        batch.put(key.to_owned(), value.to_owned());
+        tree.apply(batch).expect("there is room");
+    };
+    let mut batch = Batch::new();
+    for number in 0..1000u32 {
+        batch.put(format!("large{number}"), vec![1; 100]);
+        batch.put(format!("small{}", number % 10), vec![1; 10]);
+    }
+    tree.apply(batch).expect("there is room");
+    tree.checkpoint().expect("there is room");
+    let get = |key: &str| tree.get(key.as_bytes()).expect("reads");
+    for (round, source) in ["large", "small", "large", "small"].into_iter().enumerate() {
+        put(&format!("{source}0"), &format!("before {round}"));
+        tree.prepare_clone(source.as_bytes()).expect("reads");
+        let changes = round < 2;
+        if changes {
+            put(&format!("{source}0"), &format!("after {round}"));
+        }
+        let visits = ["first", "second"].map(|copy| {
+            let before = tree.stats().node_visits;
+            let mut batch = Batch::new();
+            batch.clone_prefix(source, format!("{round}{copy}"));
+            tree.apply(batch).expect("there is room");
+            tree.stats().node_visits - before
+        });
+        assert_eq!(visits.map(|n| n == 0), [!changes, false], "{visits:?}");
+        let expected = format!("{} {round}", if changes { "after" } else { "before" });
+        for copy in ["first", "second"] {
+            let found = get(&format!("{round}{copy}0"));
+            assert_eq!(found.as_deref(), Some(expected.as_bytes()));
+            assert!(get(&format!("{round}{copy}9")).is_some());
+        }
+    }
+    put("small0", "last");
+    for prefix in ["large", "small", "0", "1", "2", "3"] {
+        tree.prepare_clone(prefix.as_bytes()).expect("reads");
+    }
+    let mut batch = Batch::new();
+    for prefix in ["large", "small", "0", "1", "2", "3"] {
+        batch.delete_prefix(prefix);
+    }
+    tree.apply(batch).expect("there is room");
+    for _ in 0..3 {
+        tree.checkpoint().expect("there is room");
+    }
+    let zombies = tree.stats().zombies;
+    assert_eq!(zombies, 0, "nodes that nobody wants are kept");
+    assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}

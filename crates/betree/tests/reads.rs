@@ -181,6 +181,38 @@ fn messages_that_wait_over_many_leaves_are_read_in_long_requests() {
 }
 
 #[test]
+fn segments_that_begin_and_end_within_a_leaf_do_not_cut_its_requests() {
+    let dev = filled();
+    let by_request = |tree: &Tree| {
+        let before = tree.stats();
+        let (lo, hi) = (name(0), name(KEYS / 5));
+        assert_eq!(tree.scan(&lo, Some(&hi)).eager().count() as u64, KEYS / 10);
+        let after = tree.stats();
+        (
+            after.node_reads - before.node_reads,
+            after.bytes_read - before.bytes_read,
+        )
+    };
+    let (reads, bytes) = by_request(&open(&dev, 64 << 20, true));
+    let tree = open(&dev, 64 << 20, true);
+    let segments = 10;
+    for n in 0..segments {
+        let mut batch = Batch::new();
+        batch.put(name(600 * n + 200), vec![9; 100]);
+        batch.put(name(2 * KEYS - 600 * n - 200), vec![9; 100]);
+        tree.apply(batch).expect("there is room");
+        tree.checkpoint().expect("there is room");
+    }
+    tree.close().expect("closes");
+    drop(tree);
+    let (with, bytes_with) = by_request(&open(&dev, 64 << 20, true));
+    println!("{reads} reads of {bytes} bytes, {with} of {bytes_with} below segments");
+    // They lie side by side: one request is for all of them, another one for the root.
+    assert!(with <= reads + 2, "{reads} reads, {with} below segments");
+    assert!(bytes_with <= bytes + segments * (20 << 10));
+}
+
+#[test]
 fn scans_that_read_ahead_see_the_same() {
     let dev = filled();
     let tree = open(&dev, 2 << 20, false);

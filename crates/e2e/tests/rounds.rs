@@ -121,11 +121,19 @@ fn rounds(edited: Edited) {
         (last_round, last_bytes) = (round, mount.allocated_settled());
     }
     let (first, last) = (measured[0], measured[measured.len() - 1]);
+    // A version of a few files is read in so few requests that each segment counts; at full size a twentieth is much.
+    let part = if rounds < 400 { 4 } else { 20 };
     assert!(
-        last.1 * 4 <= first.1 * 5,
+        last.1 * part <= first.1 * (part + 1),
         "a scan reads {} bytes, and {} at first",
         last.1,
         first.1
+    );
+    assert!(
+        rounds < 400 || last.0 * part <= first.0 * (part + 1),
+        "a scan takes {} reads, and {} at first",
+        last.0,
+        first.0
     );
     mount.umount();
     // Every version shows every file: at full size that is terabytes.
