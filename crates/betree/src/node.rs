@@ -370,7 +370,7 @@ const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
 const SEGMENT_READ_BYTES_MAX: u32 = 1 << 20;
 /// A scan that reads on takes so much of a segment with its index, in bytes: most segments are no longer.
 const SEGMENT_FRONT_BYTES: usize = 64 << 10;
-/// Segments up to this length are read together when no more than that lies between two of them, in bytes.
+/// Segments and skeletons up to this length are read together when no more than that lies between two of them, in bytes.
 const TOGETHER_BYTES: u64 = 16 << 10;
 
 /// Most nodes remembered as not worth flattening.
@@ -982,17 +982,43 @@ impl Store {
         &self,
         segments: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
     ) -> Result<()> {
+        self.read_together(segments, |segment, place, front| {
+            let len = index_len(front, place.used_bytes)?;
+            let index = self.keep_front(segment, place, front, len).ok()?;
+            Some(Cached::Index(Arc::new(index)))
+        })
+    }
+
+    /// The same for the skeletons of neighbours, the first of which is wanted: whoever reads on wants the others soon.
+    pub(crate) fn load_neighbours<'a>(
+        &self,
+        nodes: impl Iterator<Item = &'a Arc<Handle>>,
+    ) -> Result<()> {
+        let nodes = nodes.filter(|node| node.kind() == Kind::Skeleton);
+        let nodes = nodes.enumerate().map(|(at, node)| (node, at == 0));
+        self.read_together(nodes, |node, place, bytes| {
+            let skeleton = self.decode_skeleton(node, place, bytes).ok()?;
+            Some(Cached::Skeleton(Arc::new(skeleton)))
+        })
+    }
+
+    /// Reads short nodes that lie close to wanted ones with them, and keeps what `decode` makes of the bytes of each.
+    fn read_together<'a>(
+        &self,
+        nodes: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
+        decode: impl Fn(&Handle, &Place, &[u8]) -> Option<Cached>,
+    ) -> Result<()> {
         if self.cache.capacity() / 64 < TOGETHER_BYTES {
             return Ok(());
         }
         let mut short = Vec::new();
-        for (segment, is_wanted) in segments {
-            if segment.is_fresh() || self.cache.contains_key(&(segment.id.0, 0)) {
+        for (node, is_wanted) in nodes {
+            if node.is_fresh() || self.cache.contains_key(&(node.id.0, 0)) {
                 continue;
             }
-            let place = self.place(segment)?;
+            let place = self.place(node)?;
             if u64::from(place.used_bytes) <= TOGETHER_BYTES {
-                short.push((place, segment, is_wanted));
+                short.push((place, node, is_wanted));
             }
         }
         short.sort_unstable_by_key(|(place, ..)| place.extent.addr);
@@ -1009,18 +1035,14 @@ impl Store {
             let Ok(bytes) = self.read(start, len) else {
                 continue;
             };
-            for (place, segment, _) in group {
+            for (place, node, _) in group {
                 let from = (place.extent.addr - start) as usize;
                 // Two places that overlap are forged.
                 let kept = bytes
                     .get(from..from + place.used_bytes as usize)
-                    .and_then(|front| {
-                        let len = index_len(front, place.used_bytes)?;
-                        self.keep_front(segment, place, front, len).ok()
-                    });
-                if let Some(index) = kept {
-                    let index = Cached::Index(Arc::new(index));
-                    self.cache.insert((segment.id.0, 0), index);
+                    .and_then(|bytes| decode(node, place, bytes));
+                if let Some(kept) = kept {
+                    self.cache.insert((node.id.0, 0), kept);
                 }
             }
         }

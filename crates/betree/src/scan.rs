@@ -42,6 +42,9 @@ pub(crate) struct Cut {
     pub(crate) base: Base,
 }
 
+/// Children whose skeletons a scan that reads on looks at together.
+const NEIGHBOURS_MAX: usize = 16;
+
 /// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager` all of that will be read.
 pub(crate) fn cut(
     store: &Store,
@@ -555,6 +558,10 @@ impl TreeScan {
             let meets = |seg: &SegRef| !seg.clip.intersect(&inside).is_empty();
             let segments = skeleton.visible(edge);
             store.load_together(segments.map(|seg| (&seg.run, meets(seg))))?;
+            let here = skeleton.edge_of(&inside.lo);
+            let onward = skeleton.edges[here..].iter().take(NEIGHBOURS_MAX);
+            let children = onward.filter_map(|edge| edge.child.as_ref());
+            store.load_neighbours(children.map(|child| &child.node))?;
         }
         let piece = cut(store, skeleton, &inside.lo, inside.hi.clone(), eager)?;
         if let Base::Node(here, _) = &same {

@@ -213,6 +213,55 @@ fn segments_that_begin_and_end_within_a_leaf_do_not_cut_its_requests() {
 }
 
 #[test]
+fn skeletons_that_lie_side_by_side_are_read_together() {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(128 << 20));
+    // Many small leaves in narrow nodes.
+    let shape = TreeShape {
+        leaf_bytes: 16 << 10,
+        fanout: 8,
+        memory_bytes: 1 << 20,
+        buffer_bytes: 64 << 10,
+        ..TreeShape::default()
+    };
+    let format = FormatOptions {
+        shape: Some(shape.clone()),
+        ..FormatOptions::default()
+    };
+    Tree::format(&dev, &format).expect("formats");
+    let open = || {
+        let options = OpenOptions {
+            cache_bytes: Some(64 << 20),
+            shape: Some(shape.clone()),
+            manual: true,
+            ..OpenOptions::default()
+        };
+        Tree::open(dev.clone(), options).expect("opens")
+    };
+    let tree = open();
+    for first in (0..KEYS).step_by(500) {
+        let mut batch = Batch::new();
+        for number in first..first + 500 {
+            batch.put(name(number), VALUE.to_vec());
+        }
+        tree.apply(batch).expect("there is room");
+    }
+    tree.close().expect("closes");
+    drop(tree);
+    let tree = open();
+    let before = tree.stats();
+    assert_eq!(tree.scan(b"", None).eager().count() as u64, KEYS);
+    let after = tree.stats();
+    let skeletons = after.nodes - after.leaves - after.segments;
+    let reads = after.node_reads - before.node_reads;
+    println!(
+        "{reads} reads of {} leaves, {} segments and {skeletons} skeletons",
+        after.leaves, after.segments
+    );
+    assert!(skeletons > 50);
+    assert!(reads < after.leaves + after.segments + skeletons / 2);
+}
+
+#[test]
 fn scans_that_read_ahead_see_the_same() {
     let dev = filled();
     let tree = open(&dev, 2 << 20, false);
