@@ -25,7 +25,8 @@ use crate::dir::DirStream;
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode, Loc, ROOT_INO, Reach, Remains};
 use crate::keys;
-use crate::record::{Entry, Ghost, Kind, Record};
+use crate::place::Topology;
+use crate::record::{Entry, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Largest file, in bytes, that becomes a ghost: nobody looks for ghosts after a crash.
@@ -127,7 +128,7 @@ impl Volume {
             } => {
                 let _names = parent.names.write();
                 match self.ghost_at(&parent, &name)? {
-                    Some((_, found)) if found == ino => {
+                    Some(found) if found == ino => {
                         self.erase_ghost(&parent, &name, record.as_ref())
                     }
                     // Another one, by now, or none.
@@ -137,8 +138,8 @@ impl Volume {
         }
     }
 
-    /// The ghost at a name, and its number. The caller holds the names of the directory.
-    fn ghost_at(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<(Ghost, Ino)>> {
+    /// The number of the ghost at a name, if there is one. The caller holds the names of the directory.
+    fn ghost_at(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Ino>> {
         let (peek, acc) = {
             let topology = self.topology.read();
             let place = match topology.remaining(dir) {
@@ -150,7 +151,7 @@ impl Volume {
             (self.tree.peek(keys::entry(&place.path, name)), place.acc)
         };
         match peek.get()?.as_ref().map(Entry::decode).transpose()? {
-            Some(Entry::Ghost(ghost)) => Ok(Some((ghost, Ino(ghost.stored ^ acc)))),
+            Some(Entry::Ghost(ghost)) => Ok(Some(Ino(ghost.stored ^ acc))),
             Some(Entry::Inode { .. } | Entry::Stub(_)) | None => Ok(None),
         }
     }
@@ -158,10 +159,8 @@ impl Volume {
     /// Erases a ghost that nobody knows, `record` if that is known. The caller holds the names of the directory.
     fn erase_ghost(&self, dir: &Arc<Inode>, name: &[u8], record: Option<&Record>) -> Result<()> {
         let topology = self.topology.read();
-        let place = topology.remaining(dir)?;
-        let path = keys::child(&place.path, name);
         let mut change = Change::new(lock_states(&[]));
-        change.batch.delete(keys::entry(&place.path, name));
+        let path = drop_ghost(&mut change, &topology, dir, name)?;
         match record {
             Some(record) if record.kind() == Kind::Regular => {
                 self.erase(&mut change, record, &path);
@@ -174,7 +173,7 @@ impl Volume {
     /// Makes the keys at and below a name that does not exist free, if a ghost takes them. The caller holds the names of the
     /// directory for writing, and no state.
     pub(crate) fn vacate(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let Some((_, ino)) = self.ghost_at(dir, name)? else {
+        let Some(ino) = self.ghost_at(dir, name)? else {
             return Ok(());
         };
         let is_here = |inode: &Arc<Inode>| match &*inode.loc.read() {
@@ -187,9 +186,7 @@ impl Volume {
         let mut change = Change::new(lock_states(&[&inode]));
         if inode.is_dir() {
             let mut topology = self.topology.write();
-            let place = topology.remaining(dir)?;
-            let path = keys::child(&place.path, name);
-            change.batch.delete(keys::entry(&place.path, name));
+            let path = drop_ghost(&mut change, &topology, dir, name)?;
             self.put_aside(&mut change, &inode, &path);
             delete_ranges(&mut change.batch, &path);
             change.apply(&topology, &self.tree)?;
@@ -197,9 +194,7 @@ impl Volume {
             return Ok(());
         }
         let topology = self.topology.read();
-        let place = topology.remaining(dir)?;
-        let path = keys::child(&place.path, name);
-        change.batch.delete(keys::entry(&place.path, name));
+        let path = drop_ghost(&mut change, &topology, dir, name)?;
         let record = change.get(&inode).clone();
         self.move_contents(&mut change, &record, &path, &keys::orphan(ino), None);
         change.move_to(&inode, Loc::Orphan);
@@ -209,7 +204,7 @@ impl Volume {
     /// Copies what lies at and below `path`, which is then erased or replaced, to the orphan area, unless nobody knows it. The
     /// topology is held for writing.
     pub(crate) fn put_aside(&self, change: &mut Change<'_>, inode: &Arc<Inode>, path: &[u8]) {
-        if !inode.is_dir() && !inode.is_nameless() && !self.table.is_known(inode) {
+        if !inode.is_dir() && !self.table.is_known(inode) {
             change.move_to(inode, Loc::Gone);
             return;
         }
@@ -270,6 +265,18 @@ impl Drop for Burial<'_> {
     fn drop(&mut self) {
         self.0.bury();
     }
+}
+
+/// The entry of a ghost goes; the path of what lies there.
+fn drop_ghost(
+    change: &mut Change<'_>,
+    topology: &Topology,
+    dir: &Arc<Inode>,
+    name: &[u8],
+) -> Result<Bytes> {
+    let place = topology.remaining(dir)?;
+    change.batch.delete(keys::entry(&place.path, name));
+    Ok(keys::child(&place.path, name))
 }
 
 /// All keys at and below a path, but its entry.

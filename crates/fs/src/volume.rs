@@ -359,8 +359,8 @@ impl Volume {
             Entry::Inode { record, stored } => {
                 self.resolve_child(dir, name, Ino(stored ^ acc), record, seen)
             }
-            // Its body is read as of the same moment.
             Entry::Ghost(_) => return Ok(None),
+            // Its body is read as of the same moment.
             Entry::Stub(_) => {
                 let view = self.view(dir)?;
                 let Some(value) = view.snapshot.get(&keys::entry(&view.place.path, name))? else {

@@ -36,8 +36,8 @@ pub(crate) struct Server {
     syncs: Workers,
     /// One thread for what ends with invalidations: see `notify.rs`.
     structural: Workers,
-    /// Name of a file that is nowhere, while the kernel opens it: see [`Server::answer_first_open`].
-    nowhere: Mutex<Option<String>>,
+    /// Name of a file that is nowhere, and whether the kernel opens it now: see [`Server::answer_first_open`].
+    nowhere: String,
     has_nowhere: AtomicBool,
 }
 
@@ -110,7 +110,7 @@ impl Server {
             core: Arc::new(core),
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
-            nowhere: Mutex::default(),
+            nowhere: format!(".ramet-{:032x}", rand::random::<u128>()),
             has_nowhere: AtomicBool::new(false),
         })
     }
@@ -121,22 +121,19 @@ impl Server {
     /// # Errors
     /// Why it cannot be opened.
     pub(crate) fn answer_first_open(&self, dir: &Path) -> std::io::Result<()> {
-        let name = format!(".ramet-{:032x}", rand::random::<u128>());
-        *self.nowhere.lock() = Some(name.clone());
         self.has_nowhere.store(true, Ordering::SeqCst);
-        let opened = File::open(dir.join(&name)).map(drop);
+        let opened = File::open(dir.join(&self.nowhere)).map(drop);
         self.has_nowhere.store(false, Ordering::SeqCst);
         let stale = Invalidation::Entry {
             dir: ROOT_INO,
-            name: name.into_bytes(),
+            name: self.nowhere.clone().into_bytes(),
         };
         self.core.kernel.invalidate(&[stale]);
         opened
     }
 
     fn is_nowhere(&self, name: &[u8]) -> bool {
-        let names = |known: &String| known.as_bytes() == name;
-        self.has_nowhere.load(Ordering::SeqCst) && self.nowhere.lock().as_ref().is_some_and(names)
+        self.has_nowhere.load(Ordering::SeqCst) && self.nowhere.as_bytes() == name
     }
 
     pub(crate) fn count(&self, operation: Operation) {
