@@ -7,19 +7,22 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use parking_lot::RwLock;
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use parking_lot::{Mutex, RwLock};
+use rustix::fs::{Advice, FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::BLOCK_BYTES;
 use crate::behind::WriteBehind;
 use crate::device::Device;
+use crate::streams::{STEP, Streams};
 
 /// What a [`FileDevice`] is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +86,9 @@ pub struct FileDevice {
     behind: OnceLock<Option<WriteBehind>>,
     /// Held for reading while the kernel may read ahead.
     reading_ahead: Arc<RwLock<()>>,
+    streams: Mutex<Streams>,
+    /// Reads under way.
+    reads: AtomicUsize,
 }
 
 impl FileDevice {
@@ -129,6 +135,8 @@ impl FileDevice {
             access,
             behind: OnceLock::new(),
             reading_ahead: Arc::default(),
+            streams: Mutex::default(),
+            reads: AtomicUsize::new(0),
         })
     }
 
@@ -142,6 +150,21 @@ impl FileDevice {
     fn settle(&self, addr: u64, len: u64) {
         if let Some(Some(behind)) = self.behind.get() {
             behind.settle(addr, len);
+        }
+    }
+
+    /// Asks the kernel for what is to be read before and ahead of a read. Best effort: whoever wants it reads it all the same, and is
+    /// told why that fails.
+    fn ask_ahead(&self, read: Range<u64>, is_shared: bool) {
+        // Held until the kernel has been asked, so that the device gets the requests of all threads in order.
+        let mut streams = self.streams.lock();
+        let Some(mut ahead) = streams.note(read, is_shared, self.len_bytes()) else {
+            return;
+        };
+        while let Some(len) = NonZeroU64::new(STEP.min(ahead.end - ahead.start)) {
+            // The kernel takes no more at a time than one request of the device.
+            let _ = rustix::fs::fadvise(&self.file, ahead.start, Some(len), Advice::WillNeed);
+            ahead.start += len.get();
         }
     }
 
@@ -234,7 +257,11 @@ impl Device for FileDevice {
             drop(reading_ahead);
             return behind.read(addr, buf);
         }
-        self.file.read_exact_at(buf, addr)
+        let others = self.reads.fetch_add(1, Ordering::Relaxed);
+        self.ask_ahead(addr..addr + buf.len() as u64, others > 0);
+        let done = self.file.read_exact_at(buf, addr);
+        self.reads.fetch_sub(1, Ordering::Relaxed);
+        done
     }
 
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
@@ -297,6 +324,44 @@ mod tests {
         let mut got = [0; 65536];
         device.read_at(1 << 20, &mut got).unwrap();
         assert_eq!(got, [7; 65536]);
+    }
+
+    #[test]
+    fn streams_that_are_read_ahead_see_what_is_written_meanwhile() {
+        const PART: usize = 8 << 10;
+        const PARTS: u64 = 256;
+        let dir = tempfile::tempdir().unwrap();
+        let device = create_image(dir.path().join("image"), 16 << 20, false).unwrap();
+        let addr = |stream: u64, at: u64| (stream * PARTS + at) * PART as u64;
+        for round in 1..=4u8 {
+            // Odd parts only when the stream has come near, by way of the cache and past it.
+            let write = |stream: u64, at: u64| {
+                let bytes = [round.wrapping_mul(at as u8 | 1); PART];
+                match at % 4 {
+                    1 => device.write_bulk(addr(stream, at), &bytes).unwrap(),
+                    _ => device.write_at(addr(stream, at), &bytes).unwrap(),
+                }
+            };
+            (0..4 * PARTS)
+                .step_by(2)
+                .for_each(|n| write(n / PARTS, n % PARTS));
+            std::thread::scope(|scope| {
+                for stream in 0..4 {
+                    let device = &device;
+                    scope.spawn(move || {
+                        for at in 0..PARTS {
+                            if at % 2 == 0 {
+                                write(stream, at + 1);
+                            }
+                            let mut got = [0; PART];
+                            device.read_at(addr(stream, at), &mut got).unwrap();
+                            assert_eq!(got, [round.wrapping_mul(at as u8 | 1); PART]);
+                        }
+                    });
+                }
+            });
+        }
+        device.sync().unwrap();
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod device;
 mod extent;
 mod file;
 pub mod planted;
+mod streams;
 pub mod superblock;
 #[expect(
     unsafe_code,

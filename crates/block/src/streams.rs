@@ -1,0 +1,223 @@
+//! Which reads of a device go on with each other, and what to ask for ahead of them.
+//!
+//! A walk through a tree of files reads several places in turn, each forwards: inode records, blocks of files, segments
+//! that lie over them. The kernel knows one such stream for each open file and reads 128 KiB ahead in it, so a disk seeks after
+//! each piece. Here they are told apart. A stream that others come between is read ahead by twice what was read of it,
+//! up to [`AHEAD_MAX`], so that the head stays with it. What nobody wants in the end is bounded by what was wanted.
+//!
+//! ```text
+//!  first . . . . . . . next . . . . . . . asked . . . . . .
+//!  | was read          | on its way       | skip |            the next read begins within these
+//! ```
+//!
+//! A stream that is read alone is left to the kernel, which needs half the processor time for it: it takes larger folios when it reads
+//! ahead by itself. Only the order is kept: threads that read one stream together overtake each other, and a disk would turn back
+//! for what they passed. So what lies before a read and may not have been requested yet is asked for first.
+//!
+//! Decides only; `file.rs` asks. Nothing here changes what is read, only when.
+
+use std::ops::Range;
+
+/// Streams that are known at a time; the one that was read the longest ago makes place.
+const STREAMS: usize = 16;
+/// Shorter ones are left alone, in bytes: a node may take a few blocks.
+const READ_MIN: u64 = 64 << 10;
+/// Most bytes that a stream is read ahead. On a disk they take twice as long as the jump to them.
+const AHEAD_MAX: u64 = 1 << 20;
+/// What is longer is asked for in multiples of this, in bytes.
+pub(crate) const STEP: u64 = 512 << 10;
+/// A read that begins so far behind a stream goes on with it, in bytes. One of which most was read may be overtaken by [`AHEAD_MAX`].
+const SKIP_MAX: u64 = 64 << 10;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    first: u64,
+    /// One after the last byte that was read.
+    next: u64,
+    /// One after the last byte that was read or asked for.
+    asked: u64,
+    /// Where the last read began.
+    recent: u64,
+    /// Bytes that were read; what was read again counts again.
+    read_bytes: u64,
+    /// When it was read last; 0 for no stream.
+    turn: u64,
+}
+
+impl Stream {
+    /// Whether most of what it came over was read.
+    fn is_dense(&self) -> bool {
+        4 * self.read_bytes >= 3 * (self.next - self.first)
+    }
+
+    fn takes(&self, addr: u64) -> bool {
+        let skip_max = if self.is_dense() { AHEAD_MAX } else { SKIP_MAX };
+        let skip = self.read_bytes.min(skip_max);
+        self.turn > 0 && (self.first..=self.asked + skip).contains(&addr)
+    }
+}
+
+/// The streams of a device.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    streams: [Stream; STREAMS],
+    turn: u64,
+}
+
+impl Streams {
+    /// Takes note of a read that is about to begin, and tells what to ask the device for before it. `is_shared` when others
+    /// are under way, of which the last one may not have been requested yet. What is told ends at `device_len` at the latest.
+    pub(crate) fn note(
+        &mut self,
+        read: Range<u64>,
+        is_shared: bool,
+        device_len: u64,
+    ) -> Option<Range<u64>> {
+        let turn_before = self.turn;
+        self.turn += 1;
+        let read_bytes = read.end - read.start;
+        let Some(stream) = self.streams.iter_mut().find(|s| s.takes(read.start)) else {
+            let oldest = self.streams.iter_mut().min_by_key(|s| s.turn)?;
+            *oldest = Stream {
+                first: read.start,
+                next: read.end,
+                asked: read.end,
+                recent: read.start,
+                read_bytes,
+                turn: self.turn,
+            };
+            return None;
+        };
+        let (is_alone, is_dense) = (stream.turn == turn_before, stream.is_dense());
+        stream.turn = self.turn;
+        stream.read_bytes += read_bytes;
+        stream.next = stream.next.max(read.end);
+        let recent = std::mem::replace(&mut stream.recent, read.start);
+        let asked = stream.asked;
+        stream.asked = asked.max(read.end);
+        if stream.read_bytes < READ_MIN {
+            return None;
+        }
+        let ahead = (2 * stream.read_bytes).min(AHEAD_MAX);
+        if is_alone || asked >= stream.next + ahead / 2 {
+            let from = if is_shared { recent.min(asked) } else { asked };
+            return (is_dense && from < read.start).then_some(from..read.start);
+        }
+        let want = stream.next + ahead - asked;
+        let whole = if want > STEP {
+            want - want % STEP
+        } else {
+            want
+        };
+        stream.asked = stream.asked.max((asked + whole).min(device_len));
+        Some(asked..stream.asked)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+    const MIB: u64 = 1 << 20;
+    const DEVICE: u64 = 1 << 40;
+
+    fn note(streams: &mut Streams, addr: u64, len: u64) -> Option<Range<u64>> {
+        streams.note(addr..addr + len, false, DEVICE)
+    }
+
+    #[test]
+    fn a_stream_alone_and_reads_anywhere_are_left_to_the_kernel() {
+        let mut streams = Streams::default();
+        for at in 0..200 {
+            assert_eq!(note(&mut streams, at * 16 * KIB, 16 * KIB), None, "{at}");
+        }
+        for at in 1..200u64 {
+            let addr = (at * at * 7919 % 4096) * 16 * MIB;
+            assert_eq!(note(&mut streams, addr, 16 * KIB), None, "{at}");
+        }
+    }
+
+    #[test]
+    fn streams_read_in_turn_are_asked_for_in_growing_pieces() {
+        let mut streams = Streams::default();
+        let firsts = [0, 100 * MIB, 300 * MIB];
+        let mut asked = firsts;
+        let mut requests = 0;
+        for at in 0..512 {
+            for (first, asked) in firsts.iter().zip(&mut asked) {
+                let read = first + at * 16 * KIB;
+                let came = read + 16 * KIB - first;
+                match note(&mut streams, read, 16 * KIB) {
+                    Some(ahead) => {
+                        assert!(ahead.start <= (*asked).max(read), "a gap: {ahead:?}");
+                        *asked = ahead.end;
+                        requests += 1;
+                    }
+                    None => assert!(came < READ_MIN || read + 16 * KIB <= *asked),
+                }
+                let beyond = asked.saturating_sub(read + 16 * KIB);
+                assert!(beyond <= AHEAD_MAX.min(2 * came), "{beyond} after {came}");
+            }
+        }
+        // Three times 8 MiB, half a megabyte at a time but for the first few.
+        assert!(requests <= 3 * (16 + 4), "{requests}");
+    }
+
+    #[test]
+    fn what_a_read_passed_is_asked_for_first_where_most_is_read() {
+        let mut streams = Streams::default();
+        for at in 0..16 {
+            assert_eq!(note(&mut streams, at * 64 * KIB, 64 * KIB), None);
+        }
+        let gap = note(&mut streams, MIB + 512 * KIB, 64 * KIB);
+        assert_eq!(gap, Some(MIB..MIB + 512 * KIB));
+        assert_eq!(note(&mut streams, MIB, 64 * KIB), None, "on its way");
+        // Every other block: nobody wants what lies between, and such a stream is not passed by much.
+        for at in (2048..2200).chain([2210]) {
+            assert_eq!(note(&mut streams, at * 32 * KIB, 16 * KIB), None, "{at}");
+        }
+        let sparse = streams.streams.iter().filter(|s| s.first >= 64 * MIB);
+        assert_eq!(sparse.count(), 2);
+    }
+
+    #[test]
+    fn the_read_before_is_asked_for_while_it_may_not_be_requested_yet() {
+        let mut streams = Streams::default();
+        for is_shared in [false, true] {
+            let addr = if is_shared { 8 * MIB } else { 0 };
+            assert_eq!(streams.note(addr..addr + MIB, is_shared, DEVICE), None);
+            let next = addr + MIB..addr + 2 * MIB;
+            let expected = is_shared.then_some(addr..addr + MIB);
+            assert_eq!(streams.note(next, is_shared, DEVICE), expected);
+        }
+    }
+
+    #[test]
+    fn nothing_is_asked_for_beyond_the_device() {
+        let mut streams = Streams::default();
+        let device_len = 50 * MIB + 128 * KIB;
+        let mut last = None;
+        for at in 0..8 {
+            for first in [0, 50 * MIB] {
+                let read = first + at * 16 * KIB..first + (at + 1) * 16 * KIB;
+                last = streams.note(read, false, device_len).or(last);
+            }
+        }
+        assert!(last.is_some_and(|ahead| ahead.end <= device_len));
+        // The stream at the end has nothing left to ask for.
+        let end = streams.note(device_len - 4096..device_len, false, device_len);
+        assert!(end.as_ref().is_none_or(Range::is_empty), "{end:?}");
+    }
+
+    #[test]
+    fn the_oldest_of_many_streams_makes_place() {
+        let mut streams = Streams::default();
+        let first = |n: u64| n << 30;
+        for n in 0..=STREAMS as u64 {
+            assert_eq!(note(&mut streams, first(n), MIB), None);
+        }
+        assert!(note(&mut streams, first(1) + MIB, MIB).is_some());
+        assert_eq!(note(&mut streams, first(0) + MIB, MIB), None);
+    }
+}
