@@ -445,15 +445,13 @@ impl Store {
         }
         bump(&self.counters.mends);
         let mut to = from.clone();
-        // More than another node keeps: the merges that are spared are worth more than short lookups.
-        let most = self.shape.segments * 4 / 3;
         if urgent {
             let newest = to.newest_within(self.shape.memory_bytes as u64 / BUFFER_PART as u64);
-            let first = newest.max(to.merge_start(most));
+            let first = newest.max(to.merge_start(self.shape.segments));
             self.merge_from(&mut to, first)?;
         }
         if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
-            self.tend_to(&mut to, true, false, CROWDED, most)?;
+            self.tend_to(&mut to, true, false, CROWDED)?;
         }
         let to = self.within_fanout(to)?;
         let mut mended = self.mended.lock();

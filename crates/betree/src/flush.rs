@@ -152,17 +152,16 @@ impl Store {
     pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
         // What waits in the root is in memory for the most part: a checkpoint hands it down.
         let buffers = if top && !settle { 8 } else { 1 };
-        self.tend_to(node, top, settle, buffers, self.shape.segments)
+        self.tend_to(node, top, settle, buffers)
     }
 
-    /// The same for a node that may hold so many times its buffer, in so many segments.
+    /// The same for a node that may hold so many times its buffer.
     pub(crate) fn tend_to(
         &self,
         node: &mut Skeleton,
         top: bool,
         settle: bool,
         buffers: usize,
-        segments_max: usize,
     ) -> Result<()> {
         self.convert(node, top)?;
         // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
@@ -188,7 +187,7 @@ impl Store {
         self.coalesce(node, &mut pending)?;
         self.drop_dead_segments(node)?;
         self.compact_segments(node)?;
-        self.merge_segments(node, settle, segments_max)
+        self.merge_segments(node, settle)
     }
 
     /// `None` when there was no room.

@@ -118,14 +118,9 @@ impl Store {
         Ok(())
     }
 
-    /// Merges the newest segments while there are more than `most`, and before a checkpoint those that
-    /// it would write, which costs no write.
-    pub(crate) fn merge_segments(
-        &self,
-        node: &mut Skeleton,
-        settle: bool,
-        most: usize,
-    ) -> Result<()> {
+    /// Merges the newest segments while there are too many, and before a checkpoint those that it would write, which
+    /// costs no write.
+    pub(crate) fn merge_segments(&self, node: &mut Skeleton, settle: bool) -> Result<()> {
         if settle {
             let written = node.segs.iter().rposition(|seg| !seg.run.is_fresh());
             let from = written.map_or(0, |at| at + 1);
@@ -142,11 +137,11 @@ impl Store {
         let mut before = usize::MAX;
         loop {
             let ages = node.ages().len();
-            if ages <= most || ages >= before {
+            if ages <= self.shape.segments || ages >= before {
                 return Ok(());
             }
             before = ages;
-            let from = node.merge_start(most);
+            let from = node.merge_start(self.shape.segments);
             if !self.merge_from(node, from)? {
                 return Ok(());
             }
@@ -248,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn a_message_is_copied_three_times_in_ten_thousand_rounds() {
+    fn a_message_is_copied_four_times_in_ten_thousand_rounds() {
         for late in [2, 3, 5, usize::MAX] {
-            let (copies, longest) = copies_each(10_000, 24, 16, late);
-            assert!(copies <= 3.3, "{copies} copies, every {late}th late");
+            let (copies, longest) = copies_each(10_000, 24, 12, late);
+            assert!(copies <= 4.0, "{copies} copies, every {late}th late");
             assert!(longest <= 37);
         }
-        let (copies, _) = copies_each(300, 24, 16, usize::MAX);
+        let (copies, _) = copies_each(300, 24, 12, usize::MAX);
         assert!(copies <= 2.0, "{copies} copies in 300 rounds");
     }
 }
