@@ -9,13 +9,13 @@ pub mod codec;
 mod device;
 mod extent;
 mod file;
-#[expect(
-    unsafe_code,
-    reason = "an ioctl with a buffer has no safe wrapper; all of it is in this file"
-)]
-mod ioctl;
 pub mod planted;
 pub mod superblock;
+#[expect(
+    unsafe_code,
+    reason = "system calls without safe wrappers; all of it is in this file"
+)]
+mod syscall;
 pub mod wire;
 
 pub use checksum::{checksum, hash};
@@ -23,8 +23,8 @@ pub use codec::{Codec, NoSuchCodec, ZstdLevel};
 pub use device::{Device, MemDevice};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
-pub use ioctl::control_ioctl;
 pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};
+pub use syscall::{SchedulingClass, control_ioctl, set_scheduling_class};
 pub use wire::{Reader, WireError, Writer};
 
 /// Unit of allocation and of aligned device I/O, in bytes.

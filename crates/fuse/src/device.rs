@@ -1,11 +1,12 @@
 //! Requests read from `/dev/fuse`.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use fuser::{
     BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags, Generation,
@@ -53,6 +54,21 @@ fn asker(request: &Request) -> Asker {
         uid: request.uid(),
         gid: request.gid(),
         pid: request.pid(),
+    }
+}
+
+/// How long a thread lets FORGETs gather.
+const GATHERING: Duration = Duration::from_millis(1);
+
+/// Sleeps once for each request, which is one FORGET or a batch of them. Nothing else comes to the threads that read beside rings, nobody waits
+/// for it, and without a pause each FORGET would wake one of them.
+fn gather_forgets(request: &Request) {
+    thread_local! {
+        static LAST: Cell<u64> = const { Cell::new(0) };
+    }
+    let unique = request.unique().0;
+    if LAST.replace(unique) != unique {
+        std::thread::sleep(GATHERING);
     }
 }
 
@@ -115,8 +131,11 @@ impl Filesystem for DeviceFront {
         }
     }
 
-    fn forget(&self, _request: &Request, node: INodeNo, lookups: u64) {
+    fn forget(&self, request: &Request, node: INodeNo, lookups: u64) {
         // Comes in batches, of which one call may be the first or the last: no turn.
+        if self.ring.load(Ordering::Relaxed) {
+            gather_forgets(request);
+        }
         self.server.count(Operation::Forget);
         self.server.forget(ino(node), lookups);
     }

@@ -11,6 +11,7 @@
 mod asked;
 mod caller;
 mod convert;
+mod deference;
 mod device;
 mod errno;
 mod ioctl;

@@ -10,6 +10,8 @@
 //! waits for its invalidations and finds all threads of a queue waiting has the kernel look up all names
 //! again, which needs no lock, and answers ([`RingFront::tell`]).
 //!
+//! **A processor may seem busy.** A thread that answers a program keeps it from going on there, unless it defers to it ([`crate::deference`]).
+//!
 //! FORGET still comes through `/dev/fuse`, and notifications go there.
 
 use std::ffi::OsStr;
@@ -38,6 +40,7 @@ use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 
 use crate::asked::Operation;
 use crate::caller::Asker;
+use crate::deference::{Deference, Deferrer};
 use crate::server::{Answer, Server};
 use crate::terms::{GENERATION, OPEN, TTL, WRITE_BYTES_MAX};
 
@@ -83,6 +86,7 @@ pub(crate) struct Rings {
 
 struct Connection {
     server: Arc<Server>,
+    deference: Deference,
     device: OwnedFd,
     queues: Vec<Queue>,
     has_failed: AtomicBool,
@@ -153,6 +157,7 @@ impl Rings {
         };
         let connection = Arc::new(Connection {
             server,
+            deference: Deference::start()?,
             device: device.try_clone_to_owned()?,
             queues: (0..possible.len()).map(queue).collect(),
             has_failed: AtomicBool::new(false),
@@ -253,14 +258,15 @@ impl RingFront {
             let is_registered = registered.is_ok();
             let _ = ready.send(registered);
             if is_registered {
-                self.serve(&mut entry).await
+                let deferrer = self.connection.deference.deferrer();
+                self.serve(&mut entry, &deferrer).await
             } else {
                 Ok(())
             }
         })
     }
 
-    async fn serve(&self, entry: &mut RingEntry) -> io::Result<()> {
+    async fn serve(&self, entry: &mut RingEntry, deferrer: &Deferrer) -> io::Result<()> {
         let mut asked = submit(FuseRegister::new(entry, self.number)).await.0;
         loop {
             match asked {
@@ -276,7 +282,9 @@ impl RingFront {
                 }
                 Err(error) => return Err(error),
             }
+            deferrer.asked(entry.header().in_header().pid);
             self.answer(entry).await;
+            deferrer.answers();
             let commit = FuseCommitAndFetch::new(self.number, entry.commit_id());
             asked = submit(commit).await.0;
         }

@@ -1,7 +1,7 @@
-//! The one system call that has no safe wrapper: an ioctl with a buffer of the caller's.
+//! System calls that have no safe wrapper: an ioctl with a buffer of the caller's, and the scheduling class of a thread.
 //!
-//! It has nothing to do with devices; it is here because this crate holds the project's only
-//! `unsafe`, and whoever controls a mount (the command, the library, tests) needs it.
+//! They have nothing to do with devices; they are here because this crate holds the project's only
+//! `unsafe`. Whoever controls a mount (the command, the library, tests) needs the first, the mount itself the second.
 
 use std::ffi::c_void;
 use std::io;
@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
+use rustix::thread::Pid;
 
 /// `f_type` of every FUSE mount (`FUSE_SUPER_MAGIC` of the kernel's magic.h).
 const FUSE_MAGIC: i64 = 0x6573_5546;
@@ -69,9 +70,69 @@ pub fn control_ioctl(fd: impl AsFd, number: u32, buffer: &mut [u8]) -> io::Resul
     Ok(unsafe { rustix::ioctl::ioctl(fd, call) }?)
 }
 
+/// When the scheduler lets a thread run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SchedulingClass {
+    /// In its turn (`SCHED_OTHER`).
+    Normal,
+    /// When nothing else wants its processor (`SCHED_IDLE`); to the others that processor is idle.
+    Idle,
+}
+
+/// Changes the scheduling class of one thread, of this process or another.
+///
+/// # Errors
+/// `ESRCH` without such a thread; `EPERM` when it is not ours, or may not leave the idle class (`RLIMIT_NICE`).
+pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<()> {
+    let policy = match class {
+        SchedulingClass::Normal => libc::SCHED_OTHER,
+        SchedulingClass::Idle => libc::SCHED_IDLE,
+    };
+    // The one priority that these classes have.
+    let priority: libc::c_int = 0;
+    let thread = thread.as_raw_nonzero().get();
+    // SAFETY: the kernel reads one `struct sched_param`, which is one `int`, from a live variable, and writes nothing. By number,
+    // since some C libraries refuse the call where theirs is that of a whole process.
+    let done = unsafe {
+        libc::syscall(
+            libc::SYS_sched_setscheduler,
+            thread,
+            policy,
+            &raw const priority,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_class_of_a_thread_changes() {
+        let policy = || {
+            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+            // The 41st field; the second one ends with the last parenthesis.
+            let (_, fields) = stat.rsplit_once(") ").unwrap();
+            let policy = fields.split(' ').nth(38).unwrap();
+            policy.parse::<libc::c_int>().unwrap()
+        };
+        let this = rustix::thread::gettid();
+        set_scheduling_class(this, SchedulingClass::Idle).unwrap();
+        assert_eq!(policy(), libc::SCHED_IDLE);
+        set_scheduling_class(this, SchedulingClass::Normal).unwrap();
+        assert_eq!(policy(), libc::SCHED_OTHER);
+    }
+
+    #[test]
+    fn the_class_of_no_thread_is_an_error() {
+        let nobody = Pid::from_raw(i32::MAX).unwrap();
+        let error = set_scheduling_class(nobody, SchedulingClass::Idle).unwrap_err();
+        assert_eq!(Errno::from_io_error(&error), Some(Errno::SRCH));
+    }
 
     const SYNC: u32 = GROUP << 8 | 3;
 

@@ -1,0 +1,351 @@
+//! Threads that leave their processor to who asked them.
+//!
+//! When an answer comes, the processor that the program asked on is busy: with the thread that answers, and that will sleep a
+//! microsecond later. The scheduler cannot know, moves the program to an idle processor, and moves it again with the next
+//! answer; waking an idle one costs more than the request. A processor that runs threads of the idle class alone counts as
+//! idle, so the answer of such a thread lets the program go on where it is.
+//!
+//! But a thread of the idle class waits for all other work. So threads are in it only while one program asks one request after
+//! the other ([`Run`]), and one thread watches them: who answered nothing between two looks is back in its own class, whether
+//! nobody asks or something else has the processor. A request waits for that 4 ms at most, and the next run has to be
+//! twice as long before threads defer, until one was worth it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{JoinHandle, Thread};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use ramet_block::{SchedulingClass, set_scheduling_class};
+use rustix::thread::{Pid, gettid};
+
+/// The longest pause between an answer and the next request of a run.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How often it is looked whether threads that defer answer.
+const LOOK: Duration = Duration::from_millis(2);
+/// Requests of a run before its threads defer: at least, and after many vain tries.
+const LENGTH_MIN: u32 = 32;
+const LENGTH_MAX: u32 = 4096;
+/// Requests that have to follow: they win some 20 us each, and the end of a run may cost a look.
+const WORTH: u32 = 128;
+
+/// The threads of a mount that defer at times, and who watches them.
+pub(crate) struct Deference {
+    shared: Arc<Shared>,
+    /// `None` where a thread may not leave the idle class again.
+    watch: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    threads: Mutex<Vec<Arc<State>>>,
+    run: Run,
+    origin: Instant,
+    has_ended: AtomicBool,
+}
+
+/// A thread that answers requests; made by the thread itself.
+pub(crate) struct Deferrer {
+    shared: Arc<Shared>,
+    state: Arc<State>,
+    watch: Option<Thread>,
+}
+
+struct State {
+    thread: Pid,
+    defers: AtomicBool,
+    answers: AtomicU64,
+}
+
+/// Requests of one asker, one after the other without a pause. Who races here errs about when to defer, no more.
+struct Run {
+    asker: AtomicU32,
+    /// When the last answer was given, in ns.
+    answered: AtomicU64,
+    length: AtomicU32,
+    /// Requests before threads defer.
+    enough: AtomicU32,
+}
+
+impl Default for Run {
+    fn default() -> Self {
+        Self {
+            asker: AtomicU32::new(0),
+            answered: AtomicU64::new(0),
+            length: AtomicU32::new(0),
+            enough: AtomicU32::new(LENGTH_MIN),
+        }
+    }
+}
+
+impl Run {
+    /// A request comes at `now` ns; whether it belongs to the run.
+    fn goes_on(&self, asker: u32, now: u64) -> bool {
+        let is_same = self.asker.swap(asker, Ordering::Relaxed) == asker;
+        let pause = now.saturating_sub(self.answered.load(Ordering::Relaxed));
+        let goes_on = is_same && u128::from(pause) <= PAUSE.as_nanos();
+        if goes_on {
+            self.length.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.end();
+        }
+        goes_on
+    }
+
+    /// An answer is about to be given at `now` ns; whether its thread should defer.
+    fn is_long(&self, now: u64) -> bool {
+        self.answered.store(now, Ordering::Relaxed);
+        self.length.load(Ordering::Relaxed) >= self.enough.load(Ordering::Relaxed)
+    }
+
+    /// The next run is tried later if this one was not worth it, and sooner if it was.
+    fn end(&self) {
+        let length = self.length.swap(0, Ordering::Relaxed);
+        let enough = self.enough.load(Ordering::Relaxed);
+        if length >= enough {
+            let was_worth_it = length - enough >= WORTH;
+            let next = if was_worth_it { enough / 2 } else { enough * 2 };
+            let next = next.clamp(LENGTH_MIN, LENGTH_MAX);
+            self.enough.store(next, Ordering::Relaxed);
+        }
+    }
+}
+
+impl State {
+    fn defer(&self) {
+        if set_scheduling_class(self.thread, SchedulingClass::Idle).is_ok() {
+            self.defers.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn stop(&self) {
+        if self.defers.swap(false, Ordering::SeqCst)
+            && let Err(error) = set_scheduling_class(self.thread, SchedulingClass::Normal)
+        {
+            tracing::warn!(%error, "a thread stays in the idle class");
+        }
+    }
+}
+
+impl Deference {
+    /// Begins to watch; or lets nobody defer, where that could not be undone.
+    ///
+    /// # Errors
+    /// No more threads.
+    pub(crate) fn start() -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            threads: Mutex::new(Vec::new()),
+            run: Run::default(),
+            origin: Instant::now(),
+            has_ended: AtomicBool::new(false),
+        });
+        let (sender, outcome) = channel();
+        let watched = Arc::clone(&shared);
+        let watch = std::thread::Builder::new()
+            .name("ring-watch".to_owned())
+            .spawn(move || {
+                let tried = try_classes();
+                let is_possible = tried.is_ok();
+                // Whoever starts the thread waits for this.
+                let _ = sender.send(tried);
+                if is_possible {
+                    watched.watch();
+                }
+            })?;
+        let watch = match outcome.recv().map_err(io::Error::other)? {
+            Ok(()) => Some(watch),
+            Err(error) => {
+                tracing::debug!(%error, "threads that answer stay in their scheduling class");
+                None
+            }
+        };
+        Ok(Self { shared, watch })
+    }
+
+    /// Has the calling thread defer at times, until this is dropped.
+    pub(crate) fn deferrer(&self) -> Deferrer {
+        let state = Arc::new(State {
+            thread: gettid(),
+            defers: AtomicBool::new(false),
+            answers: AtomicU64::new(0),
+        });
+        self.shared.threads.lock().push(Arc::clone(&state));
+        Deferrer {
+            shared: Arc::clone(&self.shared),
+            state,
+            watch: self.watch.as_ref().map(|watch| watch.thread().clone()),
+        }
+    }
+}
+
+impl Drop for Deference {
+    fn drop(&mut self) {
+        self.shared.has_ended.store(true, Ordering::SeqCst);
+        if let Some(watch) = self.watch.take() {
+            watch.thread().unpark();
+            if watch.join().is_err() {
+                tracing::error!("the watch over scheduling classes panicked");
+            }
+        }
+    }
+}
+
+/// There and back, for the calling thread.
+fn try_classes() -> io::Result<()> {
+    set_scheduling_class(gettid(), SchedulingClass::Idle)?;
+    set_scheduling_class(gettid(), SchedulingClass::Normal)
+}
+
+impl Shared {
+    fn now(&self) -> u64 {
+        u64::try_from(self.origin.elapsed().as_nanos()).expect("584 years")
+    }
+
+    fn watch(&self) {
+        let mut seen = Vec::new();
+        while !self.has_ended.load(Ordering::SeqCst) {
+            if self.look(&mut seen) {
+                std::thread::park_timeout(LOOK);
+            } else {
+                std::thread::park();
+            }
+        }
+    }
+
+    /// Compares the answers of each thread with those of the last look; whether any thread defers.
+    fn look(&self, seen: &mut Vec<u64>) -> bool {
+        let mut any_answered = false;
+        let threads = self.threads.lock();
+        seen.resize(threads.len(), 0);
+        for (thread, seen) in threads.iter().zip(seen) {
+            let before = std::mem::replace(seen, thread.answers.load(Ordering::Relaxed));
+            let has_answered = *seen > before;
+            if thread.defers.load(Ordering::SeqCst) {
+                any_answered |= has_answered;
+                if !has_answered {
+                    thread.stop();
+                }
+            }
+        }
+        if !any_answered {
+            self.run.end();
+        }
+        any_answered
+    }
+}
+
+impl Deferrer {
+    /// Before a request is served: `asker` is the thread that it comes from, 0 for the kernel.
+    pub(crate) fn asked(&self, asker: u32) {
+        let goes_on = asker == 0 || self.shared.run.goes_on(asker, self.shared.now());
+        if !goes_on {
+            self.state.stop();
+        }
+    }
+
+    /// After that, right before the kernel is told the answer.
+    pub(crate) fn answers(&self) {
+        self.state.answers.fetch_add(1, Ordering::Relaxed);
+        let should_defer = self.shared.run.is_long(self.shared.now());
+        if should_defer
+            && !self.state.defers.load(Ordering::Relaxed)
+            && let Some(watch) = &self.watch
+        {
+            self.state.defer();
+            watch.unpark();
+        }
+    }
+}
+
+impl Drop for Deferrer {
+    fn drop(&mut self) {
+        self.state.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: u64 = 1_000;
+    const LATE: u64 = 2_000_000;
+
+    /// A number of requests, each that many ns after the last answer; whether the last one is enough.
+    fn ask(run: &Run, asker: u32, requests: u32, pause: u64) -> bool {
+        let mut is_long = false;
+        for _ in 0..requests {
+            let now = run.answered.load(Ordering::Relaxed) + pause;
+            run.goes_on(asker, now);
+            is_long = run.is_long(now);
+        }
+        is_long
+    }
+
+    #[test]
+    fn a_run_has_one_asker_and_no_pauses() {
+        let run = Run::default();
+        assert!(!ask(&run, 7, LENGTH_MIN, SOON), "the first one begins it");
+        assert!(ask(&run, 7, LENGTH_MAX, SOON));
+        assert!(!ask(&run, 8, 1, SOON), "another asker ends it");
+        assert!(ask(&run, 8, LENGTH_MAX, SOON));
+        assert!(!ask(&run, 8, 1, LATE), "a pause ends it");
+        for _ in 0..LENGTH_MAX {
+            ask(&run, 7, 1, SOON);
+            assert!(!ask(&run, 8, 1, SOON), "by turns there is none");
+        }
+    }
+
+    #[test]
+    fn vain_runs_have_the_next_ones_begin_later_until_one_lasts() {
+        let run = Run::default();
+        let ask = |requests| ask(&run, 7, requests, SOON);
+        ask(1);
+        for _ in 0..20 {
+            assert!(ask(LENGTH_MAX));
+            // As many as were enough.
+            run.length
+                .store(run.enough.load(Ordering::Relaxed), Ordering::Relaxed);
+            run.end();
+        }
+        assert!(!ask(LENGTH_MAX - 1));
+        assert!(ask(1));
+        for _ in 0..20 {
+            assert!(ask(LENGTH_MAX + WORTH));
+            run.end();
+        }
+        assert!(!ask(LENGTH_MIN - 1));
+        assert!(ask(1));
+    }
+
+    #[test]
+    fn who_answers_nothing_between_two_looks_stops_deferring() {
+        let deference = Deference::start().unwrap();
+        assert!(deference.watch.is_some(), "root may change classes");
+        let deferrer = deference.deferrer();
+        // Nobody asks: the watch has to come by itself.
+        let run = &deference.shared.run;
+        run.length.store(LENGTH_MIN, Ordering::Relaxed);
+        deferrer.state.defer();
+        deferrer.watch.as_ref().unwrap().unpark();
+        while deferrer.state.defers.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        while run.enough.load(Ordering::Relaxed) == LENGTH_MIN {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_run_has_its_thread_defer_and_another_asker_ends_that() {
+        let deference = Deference::start().unwrap();
+        let deferrer = deference.deferrer();
+        // Pauses of this thread may end a run; another one comes.
+        while !deferrer.state.defers.load(Ordering::SeqCst) {
+            deferrer.asked(7);
+            deferrer.answers();
+        }
+        deferrer.asked(8);
+        assert!(!deferrer.state.defers.load(Ordering::SeqCst));
+    }
+}
