@@ -74,6 +74,8 @@ pub enum Fault {
     LinkCountLost,
     /// Files that were unlinked while open stay after a crash.
     OrphanKept,
+    /// A new name takes over what a ghost left there.
+    GhostNotVacated,
     /// Inode numbers are given out before they are reserved.
     NumbersNotReserved,
     /// Names and records of one change are two batches.

@@ -24,15 +24,10 @@ pub fn run(args: &Grow) -> Outcome {
     }
     match FileDevice::open(target, Access::ReadWrite) {
         Ok(device) => grow_unmounted(target, device, args.size),
-        Err(busy @ OpenError::Busy(_)) => {
-            let mounted = mounts::list()?
-                .into_iter()
-                .find(|mount| mounts::same_place(&mount.volume, target));
-            match mounted {
-                Some(mount) => grow_mounted(&mount.dir, args.size),
-                None => Err(Failure::device(busy)),
-            }
-        }
+        Err(busy @ OpenError::Busy(_)) => match mounts::of_volume(target)? {
+            Some(mount) => grow_mounted(&mount.dir, args.size),
+            None => Err(Failure::device(busy)),
+        },
         Err(e) => Err(Failure::device(e)),
     }
 }

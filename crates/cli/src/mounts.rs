@@ -1,15 +1,12 @@
-//! Which mount a path is on, from /proc/self/mountinfo.
-//!
-//! Read as text, never by touching the mount itself: a dead one answers every call with ENOTCONN.
+//! Which of the mounts are Ramet's.
 
-use std::ffi::OsString;
 use std::fs::File;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use ramet_block::superblock::SLOTS;
 use ramet_block::{BLOCK_BYTES, Superblock, SuperblockError};
+use ramet_fuse::mountinfo::{self, MountInfo};
 
 use crate::failure::{Failure, Outcome};
 
@@ -45,10 +42,21 @@ pub fn at(dir: &Path) -> Outcome<Option<RametMount>> {
     Ok(mounts.find(|m| m.dir == dir && (m.certain || m.volume.is_absolute())))
 }
 
+/// The mounts that may be Ramet's.
 fn candidates() -> Outcome<Vec<RametMount>> {
-    let path = Path::new("/proc/self/mountinfo");
-    let text = std::fs::read(path).map_err(|e| Failure::system(path, e))?;
-    Ok(parse(&text))
+    let mounts = mountinfo::mounts();
+    let mounts = mounts.map_err(|e| Failure::system(Path::new(mountinfo::PATH), e))?;
+    Ok(mounts.into_iter().filter_map(candidate).collect())
+}
+
+fn candidate(mount: MountInfo) -> Option<RametMount> {
+    let certain = mount.kind == FS_TYPE;
+    (certain || mount.kind == BARE_TYPE).then_some(RametMount {
+        dir: mount.dir,
+        volume: mount.source,
+        read_only: mount.read_only,
+        certain,
+    })
 }
 
 /// Whether there is a Ramet superblock at `path`, mounted or not.
@@ -89,54 +97,11 @@ pub fn resolve(dir: &Path) -> PathBuf {
     }
 }
 
-/// The mounts that may be Ramet's.
-fn parse(text: &[u8]) -> Vec<RametMount> {
-    text.split(|&b| b == b'\n').filter_map(parse_line).collect()
-}
-
-/// `ID PARENT MAJ:MIN ROOT DIR OPTIONS [TAGS...] - TYPE SOURCE SUPER` (proc(5)).
-fn parse_line(line: &[u8]) -> Option<RametMount> {
-    let mut fields = line.split(|&b| b == b' ');
-    let (dir, options) = (fields.nth(4)?, fields.next()?);
-    let mut rest = fields.skip_while(|f| *f != b"-").skip(1);
-    let (kind, source) = (rest.next()?, rest.next()?);
-    (kind == FS_TYPE || kind == BARE_TYPE).then(|| RametMount {
-        dir: unescape(dir),
-        volume: unescape(source),
-        read_only: options.split(|&b| b == b',').any(|option| option == b"ro"),
-        certain: kind == FS_TYPE,
-    })
-}
-
-/// Blanks, tabs, newlines and backslashes are written as `\ooo`.
-fn unescape(field: &[u8]) -> PathBuf {
-    let mut out = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, tail)) = rest.split_first() {
-        let octal = tail
-            .get(..3)
-            .filter(|digits| byte == b'\\' && digits.iter().all(|d| (b'0'..=b'7').contains(d)));
-        match octal {
-            Some(digits) => {
-                out.push(
-                    digits
-                        .iter()
-                        .fold(0, |n: u8, d| n.wrapping_mul(8).wrapping_add(d - b'0')),
-                );
-                rest = &tail[3..];
-            }
-            None => {
-                out.push(byte);
-                rest = tail;
-            }
-        }
-    }
-    PathBuf::from(OsString::from_vec(out))
-}
-
-/// Whether two paths are the same bytes once resolved.
-pub fn same_place(a: &Path, b: &Path) -> bool {
-    resolve(a).as_os_str().as_bytes() == resolve(b).as_os_str().as_bytes()
+/// A mount of `volume`, if this process sees one.
+pub fn of_volume(volume: &Path) -> Outcome<Option<RametMount>> {
+    let volume = resolve(volume);
+    let mut mounts = list()?.into_iter();
+    Ok(mounts.find(|mount| resolve(&mount.volume) == volume))
 }
 
 #[cfg(test)]
@@ -144,24 +109,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ramet_mounts_are_found_among_others() {
-        let text = b"22 1 254:0 / / rw - ext4 /dev/root rw\n\
-            40 22 0:51 / /tmp/a\\040b\\134 rw,nosuid shared:1 master:2 - fuse.ramet /v\\011x rw,user_id=0\n\
-            41 22 0:52 / /tmp/other rw - fuse.sshfs host: rw\n\
-            42 22 0:53 / /m ro,nosuid - fuse /v ro,user_id=0\n\
-            broken line\n";
-        let mount = |dir: &str, volume: &str, read_only, certain| RametMount {
-            dir: dir.into(),
-            volume: volume.into(),
-            read_only,
-            certain,
+    fn types_tell_which_mounts_may_be_ramets() {
+        let mounts = mountinfo::mounts().unwrap();
+        let proc = mounts.into_iter().find(|m| m.kind == b"proc").unwrap();
+        let of_kind = |kind: &[u8]| {
+            let kind = kind.to_vec();
+            candidate(MountInfo {
+                kind,
+                ..proc.clone()
+            })
         };
-        assert_eq!(
-            parse(text),
-            [
-                mount("/tmp/a b\\", "/v\tx", false, true),
-                mount("/m", "/v", true, false),
-            ]
-        );
+        assert_eq!(of_kind(b"fuse.ramet").map(|m| m.certain), Some(true));
+        assert_eq!(of_kind(b"fuse").map(|m| m.certain), Some(false));
+        assert_eq!(of_kind(b"fuse.sshfs"), None);
+        assert_eq!(of_kind(b"proc"), None);
     }
 }

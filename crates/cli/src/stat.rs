@@ -33,10 +33,7 @@ fn counters(target: &Path) -> Outcome<Value> {
     let device = match FileDevice::open(target, Access::ReadOnly) {
         Ok(device) => device,
         Err(busy @ OpenError::Busy(_)) => {
-            let mounted = mounts::list()?
-                .into_iter()
-                .find(|mount| mounts::same_place(&mount.volume, target));
-            return match mounted {
+            return match mounts::of_volume(target)? {
                 Some(mount) => ask_daemon(&mount.dir),
                 None => Err(Failure::device(busy)),
             };

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::Batch;
+use ramet_block::planted::{self, Fault};
 
 use crate::change::{Change, lock_states};
 use crate::dir::DirStream;
@@ -176,6 +177,9 @@ impl Volume {
         let Some(ino) = self.ghost_at(dir, name)? else {
             return Ok(());
         };
+        if planted::is(Fault::GhostNotVacated) {
+            return Ok(());
+        }
         let is_here = |inode: &Arc<Inode>| match &*inode.loc.read() {
             Loc::Ghost { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
             _ => false,

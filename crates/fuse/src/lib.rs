@@ -15,7 +15,7 @@ mod deference;
 mod device;
 mod errno;
 mod ioctl;
-mod mountinfo;
+pub mod mountinfo;
 mod notify;
 mod options;
 mod ring;

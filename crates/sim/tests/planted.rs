@@ -32,7 +32,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 35] = [
+const FAULTS: [(Fault, Search); 36] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -66,6 +66,7 @@ const FAULTS: [(Fault, Search); 35] = [
     (Fault::FailureForgotten, Failures),
     (Fault::LinkCountLost, Files),
     (Fault::OrphanKept, Files),
+    (Fault::GhostNotVacated, Files),
     (Fault::NumbersNotReserved, Files),
     (Fault::ChangeTorn, Files),
 ];
