@@ -97,26 +97,38 @@ enum Layer {
     Segment(SegRef),
 }
 
+/// A part of what waits, for the node that is made.
+enum Joined {
+    /// Copied, in the node's key space.
+    Messages(MemRun),
+    /// A clip, in the source's key space.
+    Segment(SegRef),
+}
+
 impl Layer {
-    /// All of a layer that is copied, in the source's key space.
-    fn messages(&self, store: &Store) -> Result<MemRun> {
+    /// What a layer of messages has of `range`, the source, in the key space that `xf` leads to.
+    fn messages(&self, store: &Store, range: &KeyRange, xf: &Xf) -> Result<MemRun> {
         let mut all = MemRun::default();
         match self {
-            Layer::Messages(run) => return Ok(run.clone()),
+            Layer::Messages(run) => return Ok(run.extract(range, xf)),
             Layer::Points {
                 run: RunView::Mem(run),
                 part,
-                xf,
+                xf: inside,
             } => {
-                let back = xf.inverse(&part.lo);
-                for (key, point) in run.points_in(&xf.range(part)) {
-                    all.push_point(back.key(key), point.clone());
+                let there = inside.inverse(&part.lo).then(xf);
+                for (key, point) in run.points_in(&inside.range(part)) {
+                    all.push_point(there.key(key), point.clone());
                 }
             }
-            Layer::Points { run, part, xf } => {
-                let mut cursor = MappedCursor::new(run, part, xf, AHEAD_MAX);
+            Layer::Points {
+                run,
+                part,
+                xf: inside,
+            } => {
+                let mut cursor = MappedCursor::new(run, part, inside, AHEAD_MAX);
                 while let Some((key, point)) = cursor.take(store)? {
-                    all.push_point(key, point.detached());
+                    all.push_point(xf.key(&key), point.detached());
                 }
             }
             Layer::Segment(_) => unreachable!("segments are referred to"),
@@ -168,18 +180,21 @@ pub(crate) fn capture(
     let mut node = Some((root.clone(), Xf::identity()));
     // What waits, newest first.
     let mut above: Vec<Layer> = Vec::new();
-    if buffer.ranges_in(range).next().is_none() {
+    let cover = buffer.range_over(&range.lo).filter(|(lo, entry)| {
+        let covered = KeyRange::new((*lo).clone(), entry.hi.clone());
+        covered.covers(range)
+    });
+    if let Some((_, entry)) = cover {
+        node = target_of(entry.msg.clone());
+    }
+    if cover.is_some() || buffer.ranges_in(range).next().is_none() {
         above.push(Layer::Points {
             run: RunView::Mem(Arc::new(buffer.clone())),
             part: range.clone(),
             xf: Xf::identity(),
         });
     } else {
-        let mut part = buffer.extract(range, &Xf::identity());
-        if let Some(msg) = part.take_cover(range) {
-            node = target_of(msg);
-        }
-        above.push(Layer::Messages(part));
+        above.push(Layer::Messages(buffer.extract(range, &Xf::identity())));
     }
 
     // The skeleton to share, when the range spans several of its edges or much waits in it.
@@ -254,13 +269,18 @@ pub(crate) fn capture(
     if let Some(state) = small_state(store, node.as_ref(), range, &above)? {
         return Ok(Captured::Copy(state));
     }
-    let above = join(store, above)?;
+    // To the key space of the node that is made.
+    let down = match (&node, &lca) {
+        (Some((_, xf)), Some(_)) => xf.clone(),
+        _ => Xf::identity(),
+    };
+    let above = join(store, above, range, &down)?;
     let waiting = match &above[..] {
         [] => Some(0),
-        [Layer::Messages(all)] => Some(all.size_bytes()),
+        [Joined::Messages(all)] => Some(all.size_bytes()),
         _ => None,
     };
-    let (mut copy, xf) = match node {
+    let mut copy = match node {
         Some((handle, xf)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
             let msg = RangeMsg::Goto(Target { xf, node: handle });
             return Ok(Captured::Message { msg, moves: false });
@@ -268,11 +288,11 @@ pub(crate) fn capture(
         Some((handle, xf)) => match lca {
             Some(skeleton) => {
                 bump(&store.counters.unshares);
-                (store.in_order(skeleton.clipped(&xf.range(range))), xf)
+                store.in_order(skeleton.clipped(&xf.range(range)))
             }
-            None => (over_leaf(store, handle, xf, range)?, Xf::identity()),
+            None => over_leaf(store, handle, xf, range)?,
         },
-        None => (Skeleton::empty(1, range.clone()), Xf::identity()),
+        None => Skeleton::empty(1, range.clone()),
     };
     if !patient && store.is_crowded(&copy, CROWDED_MAX) {
         return Ok(Captured::First(Chore::Mend(copy)));
@@ -280,16 +300,14 @@ pub(crate) fn capture(
     let moves = is_own
         || waiting.is_none_or(|bytes| bytes > store.shape.clone_waiting_bytes)
         || store.waits_much(&copy)?;
-    let out = xf.inverse(&range.lo);
+    let out = down.inverse(&range.lo);
     for layer in above.into_iter().rev() {
         match layer {
-            Layer::Messages(_) | Layer::Points { .. } => {
-                store.push_run(&mut copy, layer.messages(store)?.extract(range, &xf));
-            }
-            Layer::Segment(seg) => {
+            Joined::Messages(run) => store.push_run(&mut copy, run),
+            Joined::Segment(seg) => {
                 copy.segs.push(SegRef {
                     ord: copy.next_ord,
-                    clip: xf.range(&seg.clip),
+                    clip: down.range(&seg.clip),
                     xf: out.then(&seg.xf),
                     ..seg
                 });
@@ -305,7 +323,7 @@ pub(crate) fn capture(
     }
     copy.height = copy.label();
     let node = store.new_skeleton(copy);
-    let msg = RangeMsg::Goto(Target { xf, node });
+    let msg = RangeMsg::Goto(Target { xf: down, node });
     Ok(Captured::Message { msg, moves })
 }
 
@@ -429,7 +447,8 @@ impl Store {
         let mut to = from.clone();
         if urgent {
             let newest = to.newest_within(self.shape.memory_bytes as u64 / BUFFER_PART as u64);
-            self.merge_from(&mut to, newest)?;
+            let first = newest.max(to.merge_start(self.shape.segments));
+            self.merge_from(&mut to, first)?;
         }
         if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
             self.tend_to(&mut to, true, false, CROWDED)?;
@@ -470,7 +489,9 @@ impl Skeleton {
     /// What `to` grows to by the segments that make this node out of `from`; `None` when more than that was done.
     fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
         let newer = self.segs.get(from.segs.len()..)?;
-        let same_segs = self.segs.iter().zip(&from.segs).all(|(a, b)| {
+        // The newest first: they tell nodes of one chain apart.
+        let older = &self.segs[..from.segs.len()];
+        let same_segs = older.iter().zip(&from.segs).rev().all(|(a, b)| {
             a.run.id() == b.run.id() && a.ord == b.ord && a.clip == b.clip && a.xf == b.xf
         });
         let same_child = |a: &Option<Child>, b: &Option<Child>| match (a, b) {
@@ -558,7 +579,7 @@ fn small_state(
     for layer in on_top.iter().rev() {
         match layer {
             Layer::Segment(_) => return Ok(None),
-            layer => state.add_all(&layer.messages(store)?),
+            layer => state.add_all(&layer.messages(store, range, &Xf::identity())?),
         }
     }
     Ok((state.size_bytes() <= limit).then_some(state))
@@ -584,21 +605,19 @@ fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Xf)> {
     }
 }
 
-/// The same layers, the newest first, with neighbouring copies as one and without empty ones.
-fn join(store: &Store, layers: Vec<Layer>) -> Result<Vec<Layer>> {
-    let mut joined: Vec<Layer> = Vec::new();
+/// The layers for a node in whose key space `xf` leads, the newest first: neighbouring copies as one, without empty ones.
+fn join(store: &Store, layers: Vec<Layer>, range: &KeyRange, xf: &Xf) -> Result<Vec<Joined>> {
+    let mut joined: Vec<Joined> = Vec::new();
     for layer in layers.into_iter().rev() {
-        let run = match &layer {
-            Layer::Segment(_) => {
-                joined.push(layer);
-                continue;
-            }
-            copied => copied.messages(store)?,
-        };
+        if let Layer::Segment(seg) = layer {
+            joined.push(Joined::Segment(seg));
+            continue;
+        }
+        let run = layer.messages(store, range, xf)?;
         match joined.last_mut() {
             _ if run.is_empty() => {}
-            Some(Layer::Messages(older)) => older.add_all(&run),
-            _ => joined.push(Layer::Messages(run)),
+            Some(Joined::Messages(older)) => older.add_all(&run),
+            _ => joined.push(Joined::Messages(run)),
         }
     }
     joined.reverse();

@@ -13,6 +13,9 @@ use crate::skeleton::{SegRef, Skeleton};
 /// A segment of which less than this part is alive is copied.
 const LIVE_PART: u64 = 4;
 
+/// A segment up to so many times as large as the largest newer one is merged with them.
+const TIER: u64 = 3;
+
 impl Store {
     /// Drops segments of which no edge sees a message, and narrows edges that see none.
     pub(crate) fn drop_dead_segments(&self, node: &mut Skeleton) -> Result<()> {
@@ -115,8 +118,8 @@ impl Store {
         Ok(())
     }
 
-    /// Merges the newest segments while there are too many, small ones first (size tiers), and before a checkpoint those that
-    /// it would write, which costs no write.
+    /// Merges the newest segments while there are too many, and before a checkpoint those that it would write, which
+    /// costs no write.
     pub(crate) fn merge_segments(&self, node: &mut Skeleton, settle: bool) -> Result<()> {
         if settle {
             let written = node.segs.iter().rposition(|seg| !seg.run.is_fresh());
@@ -130,22 +133,15 @@ impl Store {
                 self.merge_from(node, from)?;
             }
         }
+        // A merge leaves up to three ages, one for each kind of message.
         let mut before = usize::MAX;
         loop {
-            let ages = node.ages();
-            // A merge leaves up to three, one for each kind of message.
-            if ages.len() <= self.shape.segments || ages.len() >= before {
+            let ages = node.ages().len();
+            if ages <= self.shape.segments || ages >= before {
                 return Ok(());
             }
-            before = ages.len();
-            // The longest newest run of segments none of which is larger than those after it together.
-            let mut at = ages.len() - 1;
-            let (mut from, mut sum) = ages[at];
-            while at > 0 && (ages[at - 1].1 <= sum || ages.len() - at < 2) {
-                at -= 1;
-                from = ages[at].0;
-                sum += ages[at].1;
-            }
+            before = ages;
+            let from = node.merge_start(self.shape.segments);
             if !self.merge_from(node, from)? {
                 return Ok(());
             }
@@ -193,5 +189,67 @@ impl Store {
             all.add(&node.edge_range(at), node.edges[at].watermark, segs, 0)?;
         }
         Ok(all.finish())
+    }
+}
+
+impl Skeleton {
+    /// Where the newest segments begin that are merged so that `most` ages are left.
+    pub(crate) fn merge_start(&self, most: usize) -> usize {
+        let ages = self.ages();
+        ages.get(merged_from(&ages, most)).map_or(0, |(at, _)| *at)
+    }
+}
+
+/// The first of the ages that become one so that `most` are left: no more than that takes, and whatever older ones are of
+/// their size ([`TIER`]). Larger ones wait until they are as many. Where *k* segments may be, a message is so copied
+/// hardly more than *w* times in as many rounds as there are ways to choose *w* of *k* + *w*.
+fn merged_from(ages: &[(usize, u64)], most: usize) -> usize {
+    let mut at = most.saturating_sub(1).min(ages.len().saturating_sub(2));
+    let mut largest = ages[at..]
+        .iter()
+        .map(|(_, bytes)| *bytes)
+        .max()
+        .unwrap_or(0);
+    while at > 0 && ages[at - 1].1 <= TIER.saturating_mul(largest) {
+        at -= 1;
+        largest = largest.max(ages[at].1);
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often a message was copied in the mean, and the most ages there were, when each round adds a segment of one size and
+    /// every `late`th merge comes a dozen rounds late.
+    fn copies_each(rounds: u64, crowded: usize, most: usize, late: usize) -> (f64, usize) {
+        let (mut ages, mut copied, mut merges, mut longest) = (Vec::new(), 0, 0, 0);
+        for _ in 0..rounds {
+            ages.push((ages.len(), 1));
+            longest = longest.max(ages.len());
+            let patience = if (merges + 1) % late == 0 { 12 } else { 0 };
+            if ages.len() > crowded + patience {
+                let from = merged_from(&ages, most);
+                let sum = ages[from..].iter().map(|(_, bytes)| bytes).sum();
+                ages.truncate(from);
+                ages.push((from, sum));
+                copied += sum;
+                merges += 1;
+                assert!(ages.len() <= most);
+            }
+        }
+        (copied as f64 / rounds as f64, longest)
+    }
+
+    #[test]
+    fn a_message_is_copied_four_times_in_ten_thousand_rounds() {
+        for late in [2, 3, 5, usize::MAX] {
+            let (copies, longest) = copies_each(10_000, 24, 12, late);
+            assert!(copies <= 4.0, "{copies} copies, every {late}th late");
+            assert!(longest <= 37);
+        }
+        let (copies, _) = copies_each(300, 24, 12, usize::MAX);
+        assert!(copies <= 2.0, "{copies} copies in 300 rounds");
     }
 }
