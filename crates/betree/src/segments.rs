@@ -202,7 +202,7 @@ impl Skeleton {
 
 /// The first of the ages that become one so that `most` are left: no more than that takes, and whatever older ones are of
 /// their size ([`TIER`]). Larger ones wait until they are as many. Where *k* segments may be, a message is so copied
-/// hardly more than *w* times in as many rounds as there are ways to choose *w* of *k* + *w*.
+/// hardly more than *w* times in as many rounds as there are ways to choose *w* of *k* + *w*, as long as a merge leaves one age.
 fn merged_from(ages: &[(usize, u64)], most: usize) -> usize {
     let mut at = most.saturating_sub(1).min(ages.len().saturating_sub(2));
     let mut largest = ages[at..]

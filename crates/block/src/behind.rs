@@ -34,6 +34,7 @@ use rustix::fs::{Advice, OFlags};
 use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
+use crate::syscall::run_anywhere;
 
 /// Requests that the device has at a time.
 const THREADS: usize = 4;
@@ -162,7 +163,11 @@ impl WriteBehind {
         for _ in 0..THREADS {
             let shared = behind.shared.clone();
             let thread = std::thread::Builder::new().name("ramet-write".into());
-            behind.threads.push(thread.spawn(move || shared.work())?);
+            let work = move || {
+                run_anywhere();
+                shared.work();
+            };
+            behind.threads.push(thread.spawn(work)?);
         }
         Ok(behind)
     }

@@ -156,11 +156,12 @@ impl FileDevice {
     /// Asks the kernel for what is to be read before and ahead of a read. Best effort: whoever wants it reads it all the same, and is
     /// told why that fails.
     fn ask_ahead(&self, read: Range<u64>, is_shared: bool) {
-        // Held until the kernel has been asked, so that the device gets the requests of all threads in order.
         let mut streams = self.streams.lock();
         let Some(mut ahead) = streams.note(read, is_shared, self.len_bytes()) else {
             return;
         };
+        // Where others read too, held until the kernel has been asked: so the device gets the requests of all in order.
+        let _order = is_shared.then_some(streams);
         while let Some(len) = NonZeroU64::new(STEP.min(ahead.end - ahead.start)) {
             // The kernel takes no more at a time than one request of the device.
             let _ = rustix::fs::fadvise(&self.file, ahead.start, Some(len), Advice::WillNeed);

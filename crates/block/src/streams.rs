@@ -6,9 +6,11 @@
 //! up to [`AHEAD_MAX`], so that the head stays with it. What nobody wants in the end is bounded by what was wanted.
 //!
 //! ```text
-//!  first . . . . . . . next . . . . . . . asked . . . . . .
-//!  | was read          | on its way       | skip |            the next read begins within these
+//!  first . . . . . . . . . . next . . . . . . . asked . . . . . .
+//!  | was read     | back     | on its way       | skip |            the next read begins within the last three
 //! ```
+//!
+//! Who reads again what was read long ago begins a stream of its own.
 //!
 //! A stream that is read alone is left to the kernel, which needs half the processor time for it: it takes larger folios when it reads
 //! ahead by itself. Only the order is kept: threads that read one stream together overtake each other, and a disk would turn back
@@ -28,6 +30,8 @@ const AHEAD_MAX: u64 = 1 << 20;
 pub(crate) const STEP: u64 = 512 << 10;
 /// A read that begins so far behind a stream goes on with it, in bytes. One of which most was read may be overtaken by [`AHEAD_MAX`].
 const SKIP_MAX: u64 = 64 << 10;
+/// How far back a read goes on with a stream, in bytes: what another thread overtook.
+const BACK_MAX: u64 = AHEAD_MAX;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
@@ -38,7 +42,7 @@ struct Stream {
     asked: u64,
     /// Where the last read began.
     recent: u64,
-    /// Bytes that were read; what was read again counts again.
+    /// Bytes that were read, at most those from `first` to `next`.
     read_bytes: u64,
     /// When it was read last; 0 for no stream.
     turn: u64,
@@ -53,7 +57,8 @@ impl Stream {
     fn takes(&self, addr: u64) -> bool {
         let skip_max = if self.is_dense() { AHEAD_MAX } else { SKIP_MAX };
         let skip = self.read_bytes.min(skip_max);
-        self.turn > 0 && (self.first..=self.asked + skip).contains(&addr)
+        let back = self.first.max(self.next.saturating_sub(BACK_MAX));
+        self.turn > 0 && (back..=self.asked + skip).contains(&addr)
     }
 }
 
@@ -90,8 +95,8 @@ impl Streams {
         };
         let (is_alone, is_dense) = (stream.turn == turn_before, stream.is_dense());
         stream.turn = self.turn;
-        stream.read_bytes += read_bytes;
         stream.next = stream.next.max(read.end);
+        stream.read_bytes = (stream.read_bytes + read_bytes).min(stream.next - stream.first);
         let recent = std::mem::replace(&mut stream.recent, read.start);
         let asked = stream.asked;
         stream.asked = asked.max(read.end);
@@ -101,6 +106,7 @@ impl Streams {
         let ahead = (2 * stream.read_bytes).min(AHEAD_MAX);
         if is_alone || asked >= stream.next + ahead / 2 {
             let from = if is_shared { recent.min(asked) } else { asked };
+            let from = from.max(read.start.saturating_sub(BACK_MAX));
             return (is_dense && from < read.start).then_some(from..read.start);
         }
         let want = stream.next + ahead - asked;
@@ -190,6 +196,37 @@ mod tests {
             let next = addr + MIB..addr + 2 * MIB;
             let expected = is_shared.then_some(addr..addr + MIB);
             assert_eq!(streams.note(next, is_shared, DEVICE), expected);
+        }
+    }
+
+    #[test]
+    fn what_was_read_long_ago_costs_nothing_and_is_read_ahead_again() {
+        let mut streams = Streams::default();
+        for at in 0..4096 {
+            assert_eq!(note(&mut streams, at * MIB, MIB), None);
+        }
+        let mut asked = 0;
+        for at in 1..1000u64 {
+            let addr = (at * at * 7919 % 4096) * MIB;
+            let ahead = streams.note(addr..addr + 16 * KIB, true, DEVICE);
+            asked += ahead.map_or(0, |ahead| ahead.end - ahead.start);
+        }
+        assert!(asked <= 1000 * 16 * KIB, "reads anywhere asked for {asked}");
+        for is_shared in [true, false] {
+            let (mut asked, base) = (0, if is_shared { 100 * MIB } else { 2000 * MIB });
+            for at in 0..2000 {
+                for first in [base, base + 500 * MIB] {
+                    let addr = first + at * 16 * KIB;
+                    let ahead = streams.note(addr..addr + 16 * KIB, is_shared, DEVICE);
+                    asked += ahead.map_or(0, |ahead| ahead.end - ahead.start);
+                }
+            }
+            let read = 2 * 2000 * 16 * KIB;
+            assert!((read / 2..2 * read).contains(&asked), "{asked} of {read}");
+        }
+        for at in 0..400 {
+            assert_eq!(note(&mut streams, 3000 * MIB, 16 * KIB), None, "{at}");
+            assert_eq!(note(&mut streams, 3500 * MIB, 16 * KIB), None, "{at}");
         }
     }
 

@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
-use rustix::thread::Pid;
+use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 
 /// `f_type` of every FUSE mount (`FUSE_SUPER_MAGIC` of the kernel's magic.h).
 const FUSE_MAGIC: i64 = 0x6573_5546;
@@ -105,6 +105,15 @@ pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<(
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }
+}
+
+/// Has the calling thread run in its turn and on all processors that it may, whatever it inherited from the thread that made it:
+/// one that answers requests stays on a processor and may be in the idle class. Best effort.
+pub(crate) fn run_anywhere() {
+    let mut all = CpuSet::new();
+    (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
+    let _ = sched_setaffinity(None, &all);
+    let _ = set_scheduling_class(gettid(), SchedulingClass::Normal);
 }
 
 #[cfg(test)]

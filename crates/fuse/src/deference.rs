@@ -6,9 +6,9 @@
 //! idle, so the answer of such a thread lets the program go on where it is.
 //!
 //! But a thread of the idle class waits for all other work. So threads are in it only while one program asks one request after
-//! the other ([`Run`]), and one thread watches them: who answered nothing between two looks is back in its own class, whether
-//! nobody asks or something else has the processor. A request waits for that 4 ms at most, and the next run has to be
-//! twice as long before threads defer, until one was worth it.
+//! the other ([`Run`]), and one thread, the watch, puts them there and back: who answered nothing between two looks is
+//! normal again, whether nobody asks or something else has the processor. So such a request waits some 4 ms, as long as the watch itself
+//! gets a processor, and the next run has to be twice as long before threads defer, until one was worth it.
 
 use std::io;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use ramet_block::{SchedulingClass, set_scheduling_class};
 use rustix::thread::{Pid, gettid};
 
 /// The longest pause between an answer and the next request of a run.
-const PAUSE: Duration = Duration::from_millis(1);
+const PAUSE: Duration = Duration::from_micros(500);
 /// How often it is looked whether threads that defer answer.
 const LOOK: Duration = Duration::from_millis(2);
 /// Requests of a run before its threads defer: at least, and after many vain tries.
 const LENGTH_MIN: u32 = 32;
 const LENGTH_MAX: u32 = 4096;
-/// Requests that have to follow: they win some 20 us each, and the end of a run may cost a look.
-const WORTH: u32 = 128;
+/// Requests that have to follow: they win some 20 us each, and the end of a run may cost two looks.
+const WORTH: u32 = 200;
 
 /// The threads of a mount that defer at times, and who watches them.
 pub(crate) struct Deference {
@@ -54,8 +54,12 @@ pub(crate) struct Deferrer {
 
 struct State {
     thread: Pid,
-    defers: AtomicBool,
     answers: AtomicU64,
+    /// Wanted. The class follows with the next look.
+    defers: AtomicBool,
+    /// Of the watch, which alone puts threads into the idle class and notes it: their class, and their answers at the last look.
+    is_idle: AtomicBool,
+    seen: AtomicU64,
 }
 
 /// Requests of one asker, one after the other without a pause. Who races here errs about when to defer, no more.
@@ -99,6 +103,13 @@ impl Run {
         self.length.load(Ordering::Relaxed) >= self.enough.load(Ordering::Relaxed)
     }
 
+    /// Whether it is long and goes on, at `now` ns.
+    fn is_on(&self, now: u64) -> bool {
+        let pause = now.saturating_sub(self.answered.load(Ordering::Relaxed));
+        let length = self.length.load(Ordering::Relaxed);
+        length >= self.enough.load(Ordering::Relaxed) && u128::from(pause) <= LOOK.as_nanos()
+    }
+
     /// The next run is tried later if this one was not worth it, and sooner if it was.
     fn end(&self) {
         let length = self.length.swap(0, Ordering::Relaxed);
@@ -108,22 +119,6 @@ impl Run {
             let next = if was_worth_it { enough / 2 } else { enough * 2 };
             let next = next.clamp(LENGTH_MIN, LENGTH_MAX);
             self.enough.store(next, Ordering::Relaxed);
-        }
-    }
-}
-
-impl State {
-    fn defer(&self) {
-        if set_scheduling_class(self.thread, SchedulingClass::Idle).is_ok() {
-            self.defers.store(true, Ordering::SeqCst);
-        }
-    }
-
-    fn stop(&self) {
-        if self.defers.swap(false, Ordering::SeqCst)
-            && let Err(error) = set_scheduling_class(self.thread, SchedulingClass::Normal)
-        {
-            tracing::warn!(%error, "a thread stays in the idle class");
         }
     }
 }
@@ -167,8 +162,10 @@ impl Deference {
     pub(crate) fn deferrer(&self) -> Deferrer {
         let state = Arc::new(State {
             thread: gettid(),
-            defers: AtomicBool::new(false),
             answers: AtomicU64::new(0),
+            defers: AtomicBool::new(false),
+            is_idle: AtomicBool::new(false),
+            seen: AtomicU64::new(0),
         });
         self.shared.threads.lock().push(Arc::clone(&state));
         Deferrer {
@@ -203,56 +200,73 @@ impl Shared {
     }
 
     fn watch(&self) {
-        let mut seen = Vec::new();
         while !self.has_ended.load(Ordering::SeqCst) {
-            if self.look(&mut seen) {
-                std::thread::park_timeout(LOOK);
-            } else {
-                std::thread::park();
+            match self.look() {
+                Ok(true) => std::thread::park_timeout(LOOK),
+                Ok(false) => std::thread::park(),
+                Err(error) => {
+                    tracing::warn!(%error, "threads that answer keep their scheduling class from now on");
+                    return;
+                }
             }
         }
     }
 
-    /// Compares the answers of each thread with those of the last look; whether any thread defers.
-    fn look(&self, seen: &mut Vec<u64>) -> bool {
-        let mut any_answered = false;
-        let threads = self.threads.lock();
-        seen.resize(threads.len(), 0);
-        for (thread, seen) in threads.iter().zip(seen) {
-            let before = std::mem::replace(seen, thread.answers.load(Ordering::Relaxed));
-            let has_answered = *seen > before;
-            if thread.defers.load(Ordering::SeqCst) {
-                any_answered |= has_answered;
-                if !has_answered {
-                    thread.stop();
-                }
+    /// Gives threads the class that they should have; whether one is idle.
+    ///
+    /// # Errors
+    /// A class cannot be changed any more.
+    fn look(&self) -> io::Result<bool> {
+        let is_on = self.run.is_on(self.now());
+        let mut any_idle = false;
+        for thread in &*self.threads.lock() {
+            let answers = thread.answers.load(Ordering::Relaxed);
+            let has_answered = thread.seen.swap(answers, Ordering::Relaxed) != answers;
+            let wants = thread.defers.load(Ordering::SeqCst);
+            let was_idle = thread.is_idle.load(Ordering::Relaxed);
+            let is_idle = wants && is_on && (has_answered || !was_idle);
+            if is_idle && !was_idle {
+                // Noted first: an error leaves it to be made normal.
+                thread.is_idle.store(true, Ordering::Relaxed);
+                set_scheduling_class(thread.thread, SchedulingClass::Idle)?;
             }
+            if !is_idle {
+                thread.defers.store(false, Ordering::SeqCst);
+            }
+            if was_idle && !is_idle {
+                set_scheduling_class(thread.thread, SchedulingClass::Normal)?;
+                thread.is_idle.store(false, Ordering::Relaxed);
+            }
+            any_idle |= is_idle;
         }
-        if !any_answered {
+        if !any_idle {
             self.run.end();
         }
-        any_answered
+        Ok(any_idle)
     }
 }
 
 impl Deferrer {
-    /// Before a request is served: `asker` is the thread that it comes from, 0 for the kernel.
+    /// Before a request is served: `asker` is the thread that it comes from, 0 for the kernel, which does not count.
     pub(crate) fn asked(&self, asker: u32) {
-        let goes_on = asker == 0 || self.shared.run.goes_on(asker, self.shared.now());
-        if !goes_on {
-            self.state.stop();
+        let Some(watch) = self.watch.as_ref().filter(|_| asker != 0) else {
+            return;
+        };
+        let goes_on = self.shared.run.goes_on(asker, self.shared.now());
+        if !goes_on && self.state.is_idle.load(Ordering::Relaxed) {
+            // All threads are to be normal, not just this one.
+            watch.unpark();
         }
     }
 
     /// After that, right before the kernel is told the answer.
-    pub(crate) fn answers(&self) {
+    pub(crate) fn answers(&self, asker: u32) {
         self.state.answers.fetch_add(1, Ordering::Relaxed);
+        let Some(watch) = self.watch.as_ref().filter(|_| asker != 0) else {
+            return;
+        };
         let should_defer = self.shared.run.is_long(self.shared.now());
-        if should_defer
-            && !self.state.defers.load(Ordering::Relaxed)
-            && let Some(watch) = &self.watch
-        {
-            self.state.defer();
+        if should_defer && !self.state.defers.swap(true, Ordering::SeqCst) {
             watch.unpark();
         }
     }
@@ -260,7 +274,9 @@ impl Deferrer {
 
 impl Drop for Deferrer {
     fn drop(&mut self) {
-        self.state.stop();
+        // The watch touches no thread that is not in the list.
+        let mut threads = self.shared.threads.lock();
+        threads.retain(|thread| !Arc::ptr_eq(thread, &self.state));
     }
 }
 
@@ -280,6 +296,14 @@ mod tests {
             is_long = run.is_long(now);
         }
         is_long
+    }
+
+    /// Pauses of this thread may end a run; another one comes.
+    fn ask_until_idle(deferrer: &Deferrer) {
+        while !deferrer.state.is_idle.load(Ordering::SeqCst) {
+            deferrer.asked(7);
+            deferrer.answers(7);
+        }
     }
 
     #[test]
@@ -319,33 +343,48 @@ mod tests {
     }
 
     #[test]
-    fn who_answers_nothing_between_two_looks_stops_deferring() {
+    fn who_answers_nothing_between_two_looks_is_normal_again() {
         let deference = Deference::start().unwrap();
         assert!(deference.watch.is_some(), "root may change classes");
         let deferrer = deference.deferrer();
+        ask_until_idle(&deferrer);
         // Nobody asks: the watch has to come by itself.
-        let run = &deference.shared.run;
-        run.length.store(LENGTH_MIN, Ordering::Relaxed);
-        deferrer.state.defer();
-        deferrer.watch.as_ref().unwrap().unpark();
-        while deferrer.state.defers.load(Ordering::SeqCst) {
-            std::thread::yield_now();
-        }
-        while run.enough.load(Ordering::Relaxed) == LENGTH_MIN {
+        while deferrer.state.is_idle.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn a_run_has_its_thread_defer_and_another_asker_ends_that() {
+    fn another_asker_ends_a_run_for_all_threads() {
+        let deference = Deference::start().unwrap();
+        let deferrers = [deference.deferrer(), deference.deferrer()];
+        deferrers.iter().for_each(ask_until_idle);
+        let is_any_idle = || {
+            deferrers
+                .iter()
+                .any(|d| d.state.is_idle.load(Ordering::SeqCst))
+        };
+        while is_any_idle() {
+            deferrers[0].asked(8);
+            deferrers[0].answers(8);
+            deferrers[0].asked(9);
+            deferrers[0].answers(9);
+        }
+    }
+
+    #[test]
+    fn requests_of_the_kernel_do_not_count() {
         let deference = Deference::start().unwrap();
         let deferrer = deference.deferrer();
-        // Pauses of this thread may end a run; another one comes.
-        while !deferrer.state.defers.load(Ordering::SeqCst) {
-            deferrer.asked(7);
-            deferrer.answers();
+        for _ in 0..2 * LENGTH_MAX {
+            deferrer.asked(0);
+            deferrer.answers(0);
         }
-        deferrer.asked(8);
         assert!(!deferrer.state.defers.load(Ordering::SeqCst));
+        ask_until_idle(&deferrer);
+        while deferrer.state.is_idle.load(Ordering::SeqCst) {
+            deferrer.asked(0);
+            deferrer.answers(0);
+        }
     }
 }

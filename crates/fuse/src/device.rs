@@ -60,8 +60,8 @@ fn asker(request: &Request) -> Asker {
 /// How long a thread lets FORGETs gather.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// Sleeps once for each request, which is one FORGET or a batch of them. Nothing else comes to the threads that read beside rings, nobody waits
-/// for it, and without a pause each FORGET would wake one of them.
+/// Sleeps once for each request, which is one FORGET or a batch of them. Besides only INTERRUPT comes to the threads that read beside rings, nobody waits
+/// for either, and without a pause each FORGET would wake one of them.
 fn gather_forgets(request: &Request) {
     thread_local! {
         static LAST: Cell<u64> = const { Cell::new(0) };

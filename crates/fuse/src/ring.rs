@@ -282,9 +282,10 @@ impl RingFront {
                 }
                 Err(error) => return Err(error),
             }
-            deferrer.asked(entry.header().in_header().pid);
+            let asker = entry.header().in_header().pid;
+            deferrer.asked(asker);
             self.answer(entry).await;
-            deferrer.answers();
+            deferrer.answers(asker);
             let commit = FuseCommitAndFetch::new(self.number, entry.commit_id());
             asked = submit(commit).await.0;
         }

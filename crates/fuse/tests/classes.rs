@@ -3,12 +3,13 @@
 //! Needs `/dev/fuse`, and root.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ramet_block::{Device, MemDevice};
+use ramet_block::{Device, create_image};
 use ramet_fs::{FormatOptions, OpenOptions, Volume};
 use ramet_fuse::{MountOptions, mount};
 use rustix::io::Errno;
@@ -18,18 +19,32 @@ const ROUNDS: u32 = 100;
 /// Far longer than a thread stays in the idle class without work.
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
-/// Names of this process's threads, and whether each is in the idle class.
-fn threads() -> Vec<(String, bool)> {
-    let stats = fs::read_dir("/proc/self/task").unwrap();
-    let stats = stats.filter_map(|task| fs::read_to_string(task.unwrap().path().join("stat")).ok());
-    let thread = |stat: String| {
-        let (head, fields) = stat.rsplit_once(") ").unwrap();
-        let (_, name) = head.split_once('(').unwrap();
-        // The 41st field of all, the 39th after the name.
-        let is_idle = fields.split(' ').nth(38).unwrap() == "5";
-        (name.to_owned(), is_idle)
+#[derive(Debug)]
+struct Thread {
+    name: String,
+    is_idle: bool,
+    processors: String,
+}
+
+/// The threads of this process that do not end meanwhile.
+fn threads() -> Vec<Thread> {
+    let thread = |task: io::Result<fs::DirEntry>| {
+        let task = task.ok()?.path();
+        let stat = fs::read_to_string(task.join("stat")).ok()?;
+        let status = fs::read_to_string(task.join("status")).ok()?;
+        let (head, fields) = stat.rsplit_once(") ")?;
+        let processors = status
+            .lines()
+            .find(|l| l.starts_with("Cpus_allowed_list:"))?;
+        Some(Thread {
+            name: head.split_once('(')?.1.to_owned(),
+            // The 41st field of all, the 39th after the name.
+            is_idle: fields.split(' ').nth(38)? == "5",
+            processors: processors.to_owned(),
+        })
     };
-    stats.map(thread).collect()
+    let tasks = fs::read_dir("/proc/self/task").unwrap();
+    tasks.filter_map(thread).collect()
 }
 
 fn ask(path: &Path) {
@@ -39,7 +54,9 @@ fn ask(path: &Path) {
 
 #[test]
 fn threads_defer_to_one_program_and_stop_when_it_rests() {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 28));
+    let folder = tempfile::tempdir().unwrap();
+    let image = create_image(folder.path().join("image"), 1 << 28, false).unwrap();
+    let device: Arc<dyn Device> = Arc::new(image);
     Volume::format(&device, &FormatOptions::default()).unwrap();
     let volume = Volume::open(device, OpenOptions::default()).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -47,13 +64,30 @@ fn threads_defer_to_one_program_and_stop_when_it_rests() {
     let file = dir.path().join("file");
     fs::write(&file, "contents").unwrap();
 
-    let has_rings = threads().iter().any(|(name, _)| name.starts_with("ring-"));
-    let any_defers = || threads().iter().any(|(_, is_idle)| *is_idle);
+    let has_rings = threads().iter().any(|t| t.name.starts_with("ring-"));
+    let any_defers = || threads().iter().any(|t| t.is_idle);
     let ever_defer = (0..ROUNDS).any(|_| {
         (0..1000).for_each(|_| ask(&file));
         any_defers()
     });
     assert_eq!(ever_defer, has_rings);
+    // The first bulk write has its threads made by one that answers requests, in its class and on its processor.
+    (0..1000).for_each(|_| ask(&file));
+    fs::write(dir.path().join("bulk"), vec![1; 4 << 20]).unwrap();
+    File::open(dir.path().join("bulk"))
+        .unwrap()
+        .sync_all()
+        .unwrap();
+    let threads_now = threads();
+    let here = &threads_now[0].processors;
+    let writers: Vec<_> = threads_now
+        .iter()
+        .filter(|t| t.name == "ramet-write")
+        .collect();
+    assert!(!writers.is_empty());
+    for writer in writers {
+        assert!(!writer.is_idle && writer.processors == *here, "{writer:?}");
+    }
     let start = Instant::now();
     while any_defers() {
         assert!(start.elapsed() < WAIT_MAX, "{:?}", threads());
