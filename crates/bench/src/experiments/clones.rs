@@ -6,6 +6,7 @@ use super::Run;
 use crate::error::{At, Result};
 use crate::load;
 use crate::meter::{Cost, Pass};
+use crate::peer::Peer;
 use crate::report::Targets;
 
 const MIB: u64 = 1 << 20;
@@ -196,6 +197,10 @@ pub(super) fn container(run: &mut Run<'_, '_>) -> Result<()> {
         run.left_out("no container root was given (--root, as made by debootstrap)");
         return Ok(());
     };
+    if run.peer == Peer::Floor {
+        run.left_out("the floor has no devices, and a container root does");
+        return Ok(());
+    }
     let mut stage = run.stage()?;
     let (base, copy) = (stage.path("base"), stage.path("copy"));
     stage.peer.make_tree(&base)?;
