@@ -11,6 +11,7 @@
 //! gets a processor, and the next run has to be twice as long before threads defer, until one was worth it.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -247,12 +248,12 @@ impl Shared {
 }
 
 impl Deferrer {
-    /// Before a request is served: `asker` is the thread that it comes from, 0 for the kernel, which does not count.
-    pub(crate) fn asked(&self, asker: u32) {
-        let Some(watch) = self.watch.as_ref().filter(|_| asker != 0) else {
+    /// Before a request is served: `asker` is the thread that waits for it alone. Requests without one do not count.
+    pub(crate) fn asked(&self, asker: Option<NonZeroU32>) {
+        let (Some(watch), Some(asker)) = (&self.watch, asker) else {
             return;
         };
-        let goes_on = self.shared.run.goes_on(asker, self.shared.now());
+        let goes_on = self.shared.run.goes_on(asker.get(), self.shared.now());
         if !goes_on && self.state.is_idle.load(Ordering::Relaxed) {
             // All threads are to be normal, not just this one.
             watch.unpark();
@@ -260,9 +261,9 @@ impl Deferrer {
     }
 
     /// After that, right before the kernel is told the answer.
-    pub(crate) fn answers(&self, asker: u32) {
+    pub(crate) fn answers(&self, asker: Option<NonZeroU32>) {
         self.state.answers.fetch_add(1, Ordering::Relaxed);
-        let Some(watch) = self.watch.as_ref().filter(|_| asker != 0) else {
+        let Some(watch) = self.watch.as_ref().filter(|_| asker.is_some()) else {
             return;
         };
         let should_defer = self.shared.run.is_long(self.shared.now());
@@ -301,8 +302,8 @@ mod tests {
     /// Pauses of this thread may end a run; another one comes.
     fn ask_until_idle(deferrer: &Deferrer) {
         while !deferrer.state.is_idle.load(Ordering::SeqCst) {
-            deferrer.asked(7);
-            deferrer.answers(7);
+            deferrer.asked(NonZeroU32::new(7));
+            deferrer.answers(NonZeroU32::new(7));
         }
     }
 
@@ -365,26 +366,26 @@ mod tests {
                 .any(|d| d.state.is_idle.load(Ordering::SeqCst))
         };
         while is_any_idle() {
-            deferrers[0].asked(8);
-            deferrers[0].answers(8);
-            deferrers[0].asked(9);
-            deferrers[0].answers(9);
+            deferrers[0].asked(NonZeroU32::new(8));
+            deferrers[0].answers(NonZeroU32::new(8));
+            deferrers[0].asked(NonZeroU32::new(9));
+            deferrers[0].answers(NonZeroU32::new(9));
         }
     }
 
     #[test]
-    fn requests_of_the_kernel_do_not_count() {
+    fn requests_of_nobody_do_not_count() {
         let deference = Deference::start().unwrap();
         let deferrer = deference.deferrer();
         for _ in 0..2 * LENGTH_MAX {
-            deferrer.asked(0);
-            deferrer.answers(0);
+            deferrer.asked(None);
+            deferrer.answers(None);
         }
         assert!(!deferrer.state.defers.load(Ordering::SeqCst));
         ask_until_idle(&deferrer);
         while deferrer.state.is_idle.load(Ordering::SeqCst) {
-            deferrer.asked(0);
-            deferrer.answers(0);
+            deferrer.asked(None);
+            deferrer.answers(None);
         }
     }
 }

@@ -16,6 +16,7 @@
 
 use std::ffi::OsStr;
 use std::io;
+use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -27,7 +28,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use compio_runtime::{Runtime, register_files, submit};
-use fractal_fuse::abi::FUSE_IOCTL;
+use fractal_fuse::abi::{FUSE_IOCTL, FUSE_READ, FUSE_WRITE};
 use fractal_fuse::dispatch::dispatch;
 use fractal_fuse::ring::{FuseCommitAndFetch, FuseRegister, RingEntry};
 use fractal_fuse::{
@@ -282,10 +283,10 @@ impl RingFront {
                 }
                 Err(error) => return Err(error),
             }
-            let asker = entry.header().in_header().pid;
-            deferrer.asked(asker);
+            let lone = lone_asker(entry);
+            deferrer.asked(lone);
             self.answer(entry).await;
-            deferrer.answers(asker);
+            deferrer.answers(lone);
             let commit = FuseCommitAndFetch::new(self.number, entry.commit_id());
             asked = submit(commit).await.0;
         }
@@ -412,6 +413,21 @@ impl IoctlIn {
             out_bytes: usize::try_from(word(28)?).ok()?,
         })
     }
+}
+
+/// Larger ones are moved in bulk, in bytes: the program copies one while the next is served, on another processor at best.
+const LONE_BYTES_MAX: u32 = 64 << 10;
+
+/// The thread that waits for this request alone, so that the answer should let it go on at once; `None` for what the kernel asks by
+/// itself, and for bulk.
+fn lone_asker(entry: &RingEntry) -> Option<NonZeroU32> {
+    let header = entry.header().in_header();
+    let is_bulk = matches!(header.opcode, FUSE_READ | FUSE_WRITE) && {
+        // `size` in `struct fuse_read_in` and `struct fuse_write_in`, behind `fh` and `offset`.
+        let size = entry.header().op_in[16..20].try_into();
+        u32::from_ne_bytes(size.expect("4 bytes")) > LONE_BYTES_MAX
+    };
+    NonZeroU32::new(header.pid).filter(|_| !is_bulk)
 }
 
 /// Bytes of `struct fuse_ioctl_out`: result, flags and two counts of vectors, all 0 here.
