@@ -87,8 +87,9 @@ impl Volume {
         // Asked again under the locks; here so that nobody makes the tree work for what they may not have.
         caller.may_copy(&source.state.read())?;
         caller.may_change(&dir.state.read())?;
-        self.prepare_clone(&source)?;
+        // First, since it may be a batch of its own, and what is prepared holds until the next one.
         let ino = self.new_ino()?;
+        self.prepare_clone(&source)?;
         let _names = dir.names.write();
         let found = self.find(&dir, name)?;
         match &found {
