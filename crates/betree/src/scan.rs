@@ -554,13 +554,12 @@ impl TreeScan {
         let inside = xf.range(&range);
         let eager = self.ahead == AHEAD_MAX && matches!(same, Base::Node(..));
         if eager {
-            let edge = &skeleton.edges[skeleton.edge_of(&inside.lo)];
+            let onward = &skeleton.edges[skeleton.edge_of(&inside.lo)..];
             let meets = |seg: &SegRef| !seg.clip.intersect(&inside).is_empty();
-            let segments = skeleton.visible(edge);
+            let segments = skeleton.visible(&onward[0]);
             store.load_together(segments.map(|seg| (&seg.run, meets(seg))))?;
-            let here = skeleton.edge_of(&inside.lo);
-            let onward = skeleton.edges[here..].iter().take(NEIGHBOURS_MAX);
-            let children = onward.filter_map(|edge| edge.child.as_ref());
+            let neighbours = onward.iter().take(NEIGHBOURS_MAX);
+            let children = neighbours.filter_map(|edge| edge.child.as_ref());
             store.load_neighbours(children.map(|child| &child.node))?;
         }
         let piece = cut(store, skeleton, &inside.lo, inside.hi.clone(), eager)?;

@@ -136,12 +136,12 @@ impl Store {
         // A merge leaves up to three ages, one for each kind of message.
         let mut before = usize::MAX;
         loop {
-            let ages = node.ages().len();
-            if ages <= self.shape.segments || ages >= before {
+            let ages = node.ages();
+            if ages.len() <= self.shape.segments || ages.len() >= before {
                 return Ok(());
             }
-            before = ages;
-            let from = node.merge_start(self.shape.segments);
+            before = ages.len();
+            let (from, _) = ages[merged_from(&ages, self.shape.segments)];
             if !self.merge_from(node, from)? {
                 return Ok(());
             }

@@ -111,7 +111,8 @@ mod tests {
     #[test]
     fn types_tell_which_mounts_may_be_ramets() {
         let mounts = mountinfo::mounts().unwrap();
-        let proc = mounts.into_iter().find(|m| m.kind == b"proc").unwrap();
+        let mut proc = mounts.into_iter().find(|m| m.kind == b"proc").unwrap();
+        (proc.source, proc.read_only) = ("/v".into(), true);
         let of_kind = |kind: &[u8]| {
             let kind = kind.to_vec();
             candidate(MountInfo {
@@ -119,8 +120,14 @@ mod tests {
                 ..proc.clone()
             })
         };
-        assert_eq!(of_kind(b"fuse.ramet").map(|m| m.certain), Some(true));
-        assert_eq!(of_kind(b"fuse").map(|m| m.certain), Some(false));
+        let mount = |certain| RametMount {
+            dir: "/proc".into(),
+            volume: "/v".into(),
+            read_only: true,
+            certain,
+        };
+        assert_eq!(of_kind(b"fuse.ramet"), Some(mount(true)));
+        assert_eq!(of_kind(b"fuse"), Some(mount(false)));
         assert_eq!(of_kind(b"fuse.sshfs"), None);
         assert_eq!(of_kind(b"proc"), None);
     }

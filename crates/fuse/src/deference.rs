@@ -88,8 +88,7 @@ impl Run {
     /// A request comes at `now` ns; whether it belongs to the run.
     fn goes_on(&self, asker: u32, now: u64) -> bool {
         let is_same = self.asker.swap(asker, Ordering::Relaxed) == asker;
-        let pause = now.saturating_sub(self.answered.load(Ordering::Relaxed));
-        let goes_on = is_same && u128::from(pause) <= PAUSE.as_nanos();
+        let goes_on = is_same && self.pause(now) <= PAUSE;
         if goes_on {
             self.length.fetch_add(1, Ordering::Relaxed);
         } else {
@@ -101,14 +100,21 @@ impl Run {
     /// An answer is about to be given at `now` ns; whether its thread should defer.
     fn is_long(&self, now: u64) -> bool {
         self.answered.store(now, Ordering::Relaxed);
-        self.length.load(Ordering::Relaxed) >= self.enough.load(Ordering::Relaxed)
+        self.is_enough()
     }
 
     /// Whether it is long and goes on, at `now` ns.
     fn is_on(&self, now: u64) -> bool {
-        let pause = now.saturating_sub(self.answered.load(Ordering::Relaxed));
-        let length = self.length.load(Ordering::Relaxed);
-        length >= self.enough.load(Ordering::Relaxed) && u128::from(pause) <= LOOK.as_nanos()
+        self.is_enough() && self.pause(now) <= LOOK
+    }
+
+    fn is_enough(&self) -> bool {
+        self.length.load(Ordering::Relaxed) >= self.enough.load(Ordering::Relaxed)
+    }
+
+    /// Since the last answer.
+    fn pause(&self, now: u64) -> Duration {
+        Duration::from_nanos(now.saturating_sub(self.answered.load(Ordering::Relaxed)))
     }
 
     /// The next run is tried later if this one was not worth it, and sooner if it was.

@@ -63,7 +63,11 @@ pub fn mounts() -> io::Result<Vec<MountInfo>> {
 
 /// The file system mounted at `dir`, which is absolute and without links; the newest of several.
 pub(crate) fn device_at(dir: &Path) -> Option<Device> {
-    let found = mounts().ok()?.into_iter().rev().find(|m| m.dir == dir)?;
+    newest(&mounts().ok()?, dir)
+}
+
+fn newest(mounts: &[MountInfo], dir: &Path) -> Option<Device> {
+    let found = mounts.iter().rev().find(|mount| mount.dir == dir)?;
     Some(found.device)
 }
 
@@ -112,6 +116,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_newest_mount_at_a_directory_is_found_whatever_its_name() {
+        let text = b"36 35 8:1 / / rw - ext4 /dev/vda rw\n\
+            41 36 0:50 / /mnt/a\\040b rw,relatime shared:1 - fuse.ramet /v rw\n\
+            42 41 0:51 / /mnt/a\\040b rw,relatime - fuse.ramet /w rw\n\
+            43 36 0:52 / /mnt/a rw - tmpfs t rw\n";
+        let at = |dir: &str| newest(&parse(text), Path::new(dir));
+        let device = |major, minor| Some(Device { major, minor });
+        assert_eq!(at("/mnt/a b"), device(0, 51));
+        assert_eq!(at("/mnt/a"), device(0, 52));
+        assert_eq!(at("/"), device(8, 1));
+        assert_eq!(at("/mnt"), None);
+        assert!(device_at(Path::new("/proc")).is_some());
+    }
+
+    #[test]
     fn lines_are_read_whatever_the_names_in_them() {
         let text = b"22 1 254:0 / / rw - ext4 /dev/root rw\n\
             40 22 0:51 / /tmp/a\\040b\\134 rw,nosuid shared:1 master:2 - fuse.ramet /v\\011x rw,user_id=0\n\
@@ -133,7 +152,5 @@ mod tests {
             mount(53, "/m", true, "fuse", "/v"),
         ];
         assert_eq!(rest, expected);
-        assert!(device_at(Path::new("/proc")).is_some());
-        assert_eq!(device_at(Path::new("/proc/self")), None);
     }
 }
