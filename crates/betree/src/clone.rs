@@ -45,7 +45,9 @@ const BUFFER_PART: usize = 16;
 /// A segment is referred to when at least one part in so many is wanted; else a clone would keep much alive
 /// for little.
 const WANTED_PART: usize = 8;
-/// Messages are gathered to see what newer ones leave of them when they are up to so many times what is copied.
+/// However large a segment is, no more is copied out of it than so many times what a clone copies in any case: somebody waits.
+const COPIED_MAX: usize = 8;
+/// Messages are gathered to see what newer ones leave of them when they are up to so many times that.
 const GATHERED_MAX: usize = 16;
 /// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
 /// takes space for ever: the fewer there are, the better.
@@ -343,11 +345,13 @@ impl Store {
 
     /// Whether a part of a run is better referred to than copied.
     fn is_worth_sharing(&self, run: &RunView, part: &KeyRange) -> Result<bool> {
-        let limit = self
-            .shape
-            .clone_waiting_bytes
-            .max(run.all_bytes() / WANTED_PART);
-        self.is_more(run, part, limit)
+        self.is_more(run, part, self.copied_max(run.all_bytes()))
+    }
+
+    /// Most bytes that a clone copies out of segments of `whole` bytes.
+    fn copied_max(&self, whole: usize) -> usize {
+        let waiting = self.shape.clone_waiting_bytes;
+        (whole / WANTED_PART).clamp(waiting, waiting.saturating_mul(COPIED_MAX))
     }
 
     /// Whether more than `limit` bytes of points of `run` lie in `part`.
@@ -381,8 +385,8 @@ impl Store {
             whole += run.all_bytes();
             parts.push((run, part));
         }
-        let limit = self.shape.clone_waiting_bytes.max(whole / WANTED_PART);
-        let most = limit.max(GATHERED_MAX * self.shape.clone_waiting_bytes);
+        let limit = self.copied_max(whole);
+        let most = GATHERED_MAX.saturating_mul(self.shape.clone_waiting_bytes);
         let mut sum = 0;
         for (run, part) in parts {
             if self.is_more(&run, &part, most - sum)? {

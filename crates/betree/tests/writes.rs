@@ -18,15 +18,19 @@ fn shape() -> TreeShape {
 }
 
 fn tree() -> Tree {
+    tree_of(shape())
+}
+
+fn tree_of(shape: TreeShape) -> Tree {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
     let format = FormatOptions {
-        shape: Some(shape()),
+        shape: Some(shape.clone()),
         ..FormatOptions::default()
     };
     Tree::format(&dev, &format).expect("formats");
     let options = OpenOptions {
         cache_bytes: Some(8 << 20),
-        shape: Some(shape()),
+        shape: Some(shape),
         manual: true,
         ..OpenOptions::default()
     };
@@ -117,4 +121,30 @@ fn shared_leaves_are_unshared_at_theta_and_private_ones_wait() {
     println!("{settled} leaves; rewritten {private} private, {shared} shared");
     assert!(private <= settled, "{private}");
     assert!(shared >= settled / 2, "{shared}");
+}
+
+#[test]
+fn a_clone_copies_little_of_a_large_segment() {
+    let shape = TreeShape {
+        memory_bytes: 8 << 20,
+        ..shape()
+    };
+    let tree = tree_of(shape);
+    put(&tree, b"k", 0..100_000);
+    tree.checkpoint().expect("there is room");
+    assert!(
+        tree.stats().height > 1,
+        "a child of the root covers the source"
+    );
+    // Enough for a segment of the root.
+    let waiting = 60_000;
+    put(&tree, b"k", 100_000..100_000 + waiting);
+    let before = tree.stats().pending_message_bytes;
+    let mut batch = Batch::new();
+    batch.clone_range(&b"k\x84"[..], Some(b"k\x90"[..].into()), 1, "c");
+    tree.apply(batch).expect("there is room");
+    let copied = tree.stats().pending_message_bytes - before;
+    let source = waiting * 12 / 256 * (9 + VALUE_BYTES as u64);
+    println!("{copied} bytes copied of {source} that wait");
+    assert!(copied < source / 8);
 }
