@@ -276,9 +276,60 @@ fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result
                         .unwrap_or_default()
                 };
                 steps.push(Step::Leave(handle));
-                steps.extend(children.into_iter().map(Step::Enter));
+                // In the order of keys: scans go forwards.
+                steps.extend(children.into_iter().rev().map(Step::Enter));
             }
         }
     }
     Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::node::Kind;
+    use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+
+    #[test]
+    fn interior_nodes_lie_in_the_order_of_their_keys_and_the_root_behind_them() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+        let shape = TreeShape {
+            leaf_bytes: 4096,
+            block_bytes: 1024,
+            fanout: 8,
+            buffer_bytes: 8 << 10,
+            memory_bytes: 64 << 10,
+            ..TreeShape::default()
+        };
+        let format = FormatOptions {
+            shape: Some(shape.clone()),
+            ..FormatOptions::default()
+        };
+        Tree::format(&dev, &format).unwrap();
+        let open = OpenOptions {
+            shape: Some(shape),
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(dev, open).unwrap();
+        let mut batch = Batch::new();
+        for n in 0..2000 {
+            batch.put(format!("{n:05}"), vec![7; 40]);
+        }
+        tree.apply(batch).unwrap();
+        tree.checkpoint().unwrap();
+        let store = &tree.inner.store;
+        let root = tree.inner.state.lock().root.clone();
+        let node = store.skeleton(&root).unwrap();
+        let below = node.edges.iter().filter_map(|edge| edge.child.as_ref());
+        let nodes = below.map(|child| &child.node).chain([&root]);
+        let places: Vec<u64> = nodes
+            .filter(|node| node.kind() == Kind::Skeleton)
+            .map(|node| store.place(node).unwrap().extent.addr)
+            .collect();
+        assert!(places.len() > 3, "{places:?}");
+        assert!(places.is_sorted(), "{places:?}");
+    }
 }
