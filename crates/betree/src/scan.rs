@@ -43,7 +43,7 @@ pub(crate) struct Cut {
 }
 
 /// Children whose skeletons a scan that reads on looks at together.
-const NEIGHBOURS_MAX: usize = 16;
+const NEIGHBOURS_MAX: usize = 32;
 
 /// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager` all of that will be read.
 pub(crate) fn cut(
