@@ -77,6 +77,9 @@ pub struct Measure {
     /// Ramet only: segments of an interior node before they are merged.
     #[arg(long)]
     segments: Option<usize>,
+    /// Ramet only: bytes of a basement node and of a block of a segment.
+    #[arg(long)]
+    block_bytes: Option<usize>,
     /// Stop after the inserts.
     #[arg(long)]
     load_only: bool,

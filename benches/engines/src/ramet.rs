@@ -29,12 +29,14 @@ impl Ramet {
         };
         let usual = TreeShape::default();
         let (theta, memory, buffer) = (measure.theta, measure.memory_bytes, measure.buffer_bytes);
-        if theta.or(memory).or(buffer).or(measure.segments).is_some() {
+        let (segments, block) = (measure.segments, measure.block_bytes);
+        if theta.or(memory).or(buffer).or(segments).or(block).is_some() {
             options.shape = Some(TreeShape {
+                block_bytes: block.unwrap_or(usual.block_bytes),
                 theta_256: theta.unwrap_or(usual.theta_256),
                 memory_bytes: memory.unwrap_or(usual.memory_bytes),
                 buffer_bytes: buffer.unwrap_or(usual.buffer_bytes),
-                segments: measure.segments.unwrap_or(usual.segments),
+                segments: segments.unwrap_or(usual.segments),
                 ..usual
             });
         }

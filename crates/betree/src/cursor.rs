@@ -167,6 +167,18 @@ impl MappedCursor {
         disk.beyond = disk.beyond.max(beyond.min(left));
     }
 
+    /// Where the block lies that it begins with, in bytes of the device, if it reads that alone.
+    fn first_read(&self, store: &Store) -> Option<Range<u64>> {
+        match &self.source {
+            Source::Disk(disk)
+                if disk.ahead == 0 && disk.ready.is_empty() && !disk.blocks.is_empty() =>
+            {
+                store.uncached_block(&disk.run, disk.blocks.start)
+            }
+            _ => None,
+        }
+    }
+
     fn into_left(self) -> Option<Left> {
         let Source::Disk(mut disk) = self.source else {
             return None;
@@ -370,6 +382,7 @@ impl Merge {
             }
         } else {
             self.started = true;
+            self.expect(store);
             for at in 0..self.cursors.len() {
                 if self.cursors[at].advance(store)? {
                     self.heap.push(at);
@@ -401,6 +414,18 @@ impl Merge {
             self.step(store, second)?;
         }
         Ok(true)
+    }
+
+    /// Has the device read the first blocks of all cursors together, since each is waited for.
+    fn expect(&self, store: &Store) {
+        let reads = self
+            .cursors
+            .iter()
+            .filter_map(|cursor| cursor.first_read(store));
+        // The first one is read at once.
+        for read in reads.skip(1) {
+            store.dev.expect_read(read.start, read.end - read.start);
+        }
     }
 
     fn top(&self) -> &MappedCursor {

@@ -14,6 +14,7 @@
 //! so readers of older states never meet reused space.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -1184,6 +1185,16 @@ impl Store {
             Some(Cached::Index(index)) => Some(index),
             _ => None,
         }
+    }
+
+    /// Where a block lies on the device that has to be read from there.
+    pub(crate) fn uncached_block(&self, run: &DiskRun, at: usize) -> Option<Range<u64>> {
+        if run.packed.is_some() || self.is_block_cached(&run.handle, at) {
+            return None;
+        }
+        let meta = run.index.blocks.get(at)?;
+        let start = self.place(&run.handle).ok()?.extent.addr + u64::from(meta.offset);
+        Some(start..start + u64::from(meta.stored_bytes))
     }
 
     pub(crate) fn is_block_cached(&self, handle: &Handle, at: usize) -> bool {

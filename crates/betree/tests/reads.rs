@@ -1,6 +1,8 @@
 //! What reads cost: requests to the device per lookup and per scan, counted.
 
-use std::sync::Arc;
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Device, MemDevice};
@@ -134,6 +136,98 @@ fn scans_read_in_long_requests_and_nothing_outside_of_their_bounds() {
     );
     assert_eq!(tree.scan(&hi, Some(&lo)).count(), 0);
     assert_eq!(tree.stats().node_reads, short.node_reads);
+}
+
+/// Notes what it is asked for.
+struct Noting {
+    medium: Arc<dyn Device>,
+    asked: Mutex<Vec<Asked>>,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Asked {
+    Expect(Range<u64>),
+    Read(Range<u64>),
+}
+
+impl Noting {
+    fn take(&self) -> Vec<Asked> {
+        std::mem::take(&mut *self.asked.lock().expect("no panic"))
+    }
+
+    fn note(&self, asked: Asked) {
+        self.asked.lock().expect("no panic").push(asked);
+    }
+}
+
+impl Device for Noting {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.note(Asked::Read(addr..addr + buf.len() as u64));
+        self.medium.read_at(addr, buf)
+    }
+
+    fn expect_read(&self, addr: u64, len_bytes: u64) {
+        self.note(Asked::Expect(addr..addr + len_bytes));
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.medium.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.medium.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.medium.discard(addr, len_bytes)
+    }
+}
+
+#[test]
+fn a_short_scan_has_the_device_read_its_blocks_together() {
+    let noting = Arc::new(Noting {
+        medium: filled(),
+        asked: Mutex::default(),
+    });
+    let dev: Arc<dyn Device> = noting.clone();
+    let tree = open(&dev, 64 << 20, true);
+    warm_up(&tree);
+    let mut most = 0;
+    for n in 0..20 {
+        noting.take();
+        let lo = name(n * KEYS / 10 + 1000);
+        let mut scan = tree.scan(&lo, None);
+        assert!(scan.advance().expect("reads"));
+        let asked = noting.take();
+        let expected: Vec<_> = asked
+            .iter()
+            .filter_map(|asked| match asked {
+                Asked::Expect(range) => Some(range.clone()),
+                Asked::Read(_) => None,
+            })
+            .collect();
+        // Indexes apart, they are what is read then, behind the first one, which is read at once.
+        let first = asked.iter().position(|a| matches!(a, Asked::Expect(_)));
+        let read = first.map_or(&[][..], |first| &asked[first + expected.len()..]);
+        let wanted = expected.iter().cloned().map(Asked::Read);
+        assert!(
+            expected.is_empty() || read.iter().skip(1).cloned().eq(wanted),
+            "{asked:?}"
+        );
+        most = most.max(expected.len());
+        // The next hundred come from there, or in longer requests.
+        for _ in 0..100 {
+            assert!(scan.advance().expect("reads"));
+        }
+        assert!(!noting.take().iter().any(|a| matches!(a, Asked::Expect(_))));
+        assert!(tree.scan(&lo, None).advance().expect("reads"));
+        assert_eq!(noting.take(), [], "all of it is cached");
+    }
+    assert!(most > 0, "segments lie over the leaves");
 }
 
 #[test]

@@ -30,6 +30,10 @@ pub trait Device: Send + Sync {
     /// `UnexpectedEof` when the range leaves the device, else what the medium answered.
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()>;
 
+    /// Says that a range will be read in a moment, as others will, so that the device serves them together. Waits for nothing, and may
+    /// do nothing: what fails is told to whoever reads.
+    fn expect_read(&self, _addr: u64, _len_bytes: u64) {}
+
     /// Writes all of `buf` at `addr` (bytes). Not durable before [`Device::sync`].
     ///
     /// # Errors

@@ -162,10 +162,17 @@ impl FileDevice {
         };
         // Where others read too, held until the kernel has been asked: so the device gets the requests of all in order.
         let _order = is_shared.then_some(streams);
-        while let Some(len) = NonZeroU64::new(STEP.min(ahead.end - ahead.start)) {
+        while !ahead.is_empty() {
             // The kernel takes no more at a time than one request of the device.
-            let _ = rustix::fs::fadvise(&self.file, ahead.start, Some(len), Advice::WillNeed);
-            ahead.start += len.get();
+            let len = STEP.min(ahead.end - ahead.start);
+            self.ask(ahead.start, len);
+            ahead.start += len;
+        }
+    }
+
+    fn ask(&self, addr: u64, len: u64) {
+        if let Some(len) = NonZeroU64::new(len) {
+            let _ = rustix::fs::fadvise(&self.file, addr, Some(len), Advice::WillNeed);
         }
     }
 
@@ -263,6 +270,14 @@ impl Device for FileDevice {
         let done = self.file.read_exact_at(buf, addr);
         self.reads.fetch_sub(1, Ordering::Relaxed);
         done
+    }
+
+    fn expect_read(&self, addr: u64, len_bytes: u64) {
+        // Bulk writes go past the pages that this would fill.
+        let _reading_ahead = self.reading_ahead.read();
+        if !matches!(self.behind.get(), Some(Some(behind)) if behind.is_busy()) {
+            self.ask(addr, len_bytes);
+        }
     }
 
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {

@@ -58,7 +58,7 @@ struct State {
     answers: AtomicU64,
     /// Wanted. The class follows with the next look.
     defers: AtomicBool,
-    /// Of the watch, which alone puts threads into the idle class and notes it: their class, and their answers at the last look.
+    /// Of the watch, which alone puts threads into the idle class and notes it: their class, and their answers when they were last judged.
     is_idle: AtomicBool,
     seen: AtomicU64,
 }
@@ -207,9 +207,15 @@ impl Shared {
     }
 
     fn watch(&self) {
+        let mut judged = Instant::now();
         while !self.has_ended.load(Ordering::SeqCst) {
-            match self.look() {
-                Ok(true) => std::thread::park_timeout(LOOK),
+            // A thread that wants to defer wakes the watch at any time: too soon to tell who answers nothing.
+            let judges = judged.elapsed() >= LOOK;
+            if judges {
+                judged = Instant::now();
+            }
+            match self.look(judges) {
+                Ok(true) => std::thread::park_timeout(LOOK.saturating_sub(judged.elapsed())),
                 Ok(false) => std::thread::park(),
                 Err(error) => {
                     tracing::warn!(%error, "threads that answer keep their scheduling class from now on");
@@ -219,19 +225,21 @@ impl Shared {
         }
     }
 
-    /// Gives threads the class that they should have; whether one is idle.
+    /// Gives threads the class that they should have; whether one is idle. `judges` those that answered nothing since that was last done.
     ///
     /// # Errors
     /// A class cannot be changed any more.
-    fn look(&self) -> io::Result<bool> {
+    fn look(&self, judges: bool) -> io::Result<bool> {
         let is_on = self.run.is_on(self.now());
         let mut any_idle = false;
         for thread in &*self.threads.lock() {
-            let answers = thread.answers.load(Ordering::Relaxed);
-            let has_answered = thread.seen.swap(answers, Ordering::Relaxed) != answers;
             let wants = thread.defers.load(Ordering::SeqCst);
             let was_idle = thread.is_idle.load(Ordering::Relaxed);
-            let is_idle = wants && is_on && (has_answered || !was_idle);
+            let rests = judges && was_idle && {
+                let answers = thread.answers.load(Ordering::Relaxed);
+                thread.seen.swap(answers, Ordering::Relaxed) == answers
+            };
+            let is_idle = wants && is_on && !rests;
             if is_idle && !was_idle {
                 // Noted first: an error leaves it to be made normal.
                 thread.is_idle.store(true, Ordering::Relaxed);
@@ -359,6 +367,34 @@ mod tests {
         while deferrer.state.is_idle.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn who_wakes_the_watch_puts_no_thread_back() {
+        let shared = Arc::new(Shared {
+            threads: Mutex::new(Vec::new()),
+            run: Run::default(),
+            origin: Instant::now(),
+            has_ended: AtomicBool::new(false),
+        });
+        // By hand: nobody watches.
+        let deference = Deference {
+            shared: Arc::clone(&shared),
+            watch: None,
+        };
+        let deferrer = deference.deferrer();
+        let look = |judges| {
+            // However long this takes, the run goes on.
+            shared.run.length.store(LENGTH_MAX, Ordering::Relaxed);
+            shared.run.is_long(u64::MAX);
+            shared.look(judges).unwrap()
+        };
+        deferrer.state.answers.store(1, Ordering::Relaxed);
+        deferrer.state.defers.store(true, Ordering::SeqCst);
+        assert!(look(true), "it just answered");
+        assert!(look(true), "the first look at it");
+        assert!(look(false), "too soon to tell");
+        assert!(!look(true), "nothing since");
     }
 
     #[test]
