@@ -1,5 +1,6 @@
 //! What reads cost: requests to the device per lookup and per scan, counted.
 
+use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -353,6 +354,45 @@ fn skeletons_that_lie_side_by_side_are_read_together() {
     );
     assert!(skeletons > 50);
     assert!(reads < after.leaves + after.segments + skeletons / 2);
+}
+
+/// How many of what a device was asked for, in turn, bring blocks that are not in `cached` yet: what a disk has to go to.
+fn jumps(asked: &[Asked], cached: &mut HashSet<u64>) -> usize {
+    let mut is_new = |asked: &&Asked| {
+        let (Asked::Expect(range) | Asked::Read(range)) = asked;
+        let blocks = range.start / 4096..range.end.div_ceil(4096);
+        blocks.filter(|block| cached.insert(*block)).count() > 0
+    };
+    asked.iter().filter(&mut is_new).count()
+}
+
+#[test]
+fn opening_brings_along_what_the_newest_checkpoints_wrote() {
+    let device = filled();
+    // A clone of all, and checkpoints behind it.
+    for number in 0..4u64 {
+        let tree = open(&device, 64 << 20, true);
+        let mut batch = Batch::new();
+        match number {
+            1 => batch.clone_range(name(0), Some(name(KEYS).into()), 4, "clone"),
+            _ => batch.put(format!("z{number}"), "z"),
+        }
+        tree.apply(batch).expect("there is room");
+        tree.close().expect("closes");
+    }
+    let noting = Arc::new(Noting {
+        medium: device,
+        asked: Mutex::default(),
+    });
+    let device: Arc<dyn Device> = noting.clone();
+    let tree = open(&device, 64 << 20, true);
+    let mut cached = HashSet::new();
+    let opening = jumps(&noting.take(), &mut cached);
+    let first = tree.scan(b"clone", None).next().expect("a clone");
+    let (key, _) = first.expect("reads");
+    let more = jumps(&noting.take(), &mut cached);
+    println!("{key:?}: {opening} jumps to open, {more} more");
+    assert!(more <= 2, "index and block of a leaf");
 }
 
 #[test]

@@ -6,6 +6,9 @@
 //! to each other; small pages do not perforate the space that leaves want; and old holes are used
 //! up before fresh space, which keeps a sparse image short.
 //!
+//! The small class is the metadata: pages, skeletons and short segments of checkpoints. A disk takes one
+//! jump to what lies together, so an opened volume goes on behind the newest page ([`SpaceMap::resume`]).
+//!
 //! The map on disk (`maps.rs`) describes the free space *of a checkpoint*. What is free here is that,
 //! less what was allocated since and is named by no checkpoint yet, and less what is freed-pending:
 //! freed by a checkpoint that is not durable yet.
@@ -22,7 +25,9 @@ use crate::error::{Error, Result};
 
 /// Largest request of each class but the last, and the window of each class, in bytes.
 const CLASS_MAX: [u64; 2] = [16 << 10, 256 << 10];
-const WINDOW: [u64; 3] = [256 << 10, 4 << 20, 32 << 20];
+const WINDOW: [u64; 3] = [1 << 20, 4 << 20, 32 << 20];
+/// What a checkpoint writes is small up to this, in bytes.
+const METADATA_MAX: u64 = 64 << 10;
 
 /// Smallest reserve in bytes; smaller volumes keep an eighth.
 const RESERVE_MIN: u64 = 1 << 20;
@@ -34,6 +39,15 @@ pub(crate) enum Purpose {
     Contents,
     /// What a checkpoint needs to complete: may use the reserve.
     Checkpoint,
+}
+
+impl Purpose {
+    fn class_of(self, len: u64) -> usize {
+        if self == Purpose::Checkpoint && len <= METADATA_MAX {
+            return 0;
+        }
+        CLASS_MAX.iter().take_while(|&&max| len > max).count()
+    }
 }
 
 fn reserve_of(usable: Extent) -> u64 {
@@ -48,6 +62,8 @@ pub(crate) struct SpaceMap {
     by_addr: BTreeMap<u64, u64>,
     by_len: BTreeSet<(u64, u64)>,
     windows: [Extent; 3],
+    /// Where the first window of the small class is wanted.
+    resume: Option<u64>,
     free_bytes: u64,
     reserve_bytes: u64,
     freed: Vec<Extent>,
@@ -64,6 +80,7 @@ impl SpaceMap {
             by_addr: BTreeMap::new(),
             by_len: BTreeSet::new(),
             windows: [Extent::default(); 3],
+            resume: None,
             free_bytes: 0,
             reserve_bytes: reserve_of(usable),
             freed: Vec::new(),
@@ -79,6 +96,11 @@ impl SpaceMap {
         self.pending_bytes += tail.len;
         self.freed.push(tail);
         tail
+    }
+
+    /// Wants the metadata to come close behind `addr`, where the newest lies, if there is a hole.
+    pub fn resume(&mut self, addr: u64) {
+        self.resume = Some(addr);
     }
 
     pub fn free_bytes(&self) -> u64 {
@@ -115,7 +137,10 @@ impl SpaceMap {
         {
             return Err(no_space);
         }
-        let class = CLASS_MAX.iter().take_while(|&&max| len > max).count();
+        let class = purpose.class_of(len);
+        if let Some(addr) = self.resume.take() {
+            self.open_window_behind(addr);
+        }
         if self.windows[class].len < len && !self.refill(class, len) {
             // The rest may be there, only in the windows of other classes.
             for class in 0..self.windows.len() {
@@ -143,20 +168,43 @@ impl SpaceMap {
     /// has it, else the smallest hole that serves this request.
     fn refill(&mut self, class: usize, len: u64) -> bool {
         self.close_window(class);
-        // A window must not swallow a small volume.
-        let share = (self.usable.len / 64).next_multiple_of(BLOCK_BYTES);
-        let want = WINDOW[class].min(share).max(len);
+        let want = self.window_bytes(class).max(len);
         let fit = |want: u64| self.by_len.range((want, 0)..).next().copied();
         let Some((hole_len, addr)) = fit(want).or_else(|| fit(len)) else {
             return false;
         };
-        self.remove_hole(addr, hole_len);
-        let take = want.min(hole_len);
-        if take < hole_len {
-            self.insert_hole(Extent::new(addr + take, hole_len - take));
-        }
-        self.windows[class] = Extent::new(addr, take);
+        self.open_window(class, Extent::new(addr, hole_len), want);
         true
+    }
+
+    fn window_bytes(&self, class: usize) -> u64 {
+        // A window must not swallow a small volume.
+        let share = (self.usable.len / 64).next_multiple_of(BLOCK_BYTES);
+        WINDOW[class].min(share)
+    }
+
+    /// Makes the front of `hole` the window of `class`, which has none.
+    fn open_window(&mut self, class: usize, hole: Extent, want: u64) {
+        self.remove_hole(hole.addr, hole.len);
+        let take = want.min(hole.len);
+        if take < hole.len {
+            self.insert_hole(Extent::new(hole.addr + take, hole.len - take));
+        }
+        self.windows[class] = Extent::new(hole.addr, take);
+    }
+
+    /// Gives the small class a window in the first hole behind `addr` that is worth it, if it is close.
+    fn open_window_behind(&mut self, addr: u64) {
+        let want = self.window_bytes(0);
+        let close = self.by_addr.range(addr..addr.saturating_add(want));
+        let worth = |len: u64| len >= want.min(METADATA_MAX);
+        let found = close
+            .map(|(&addr, &len)| Extent::new(addr, len))
+            .find(|hole| worth(hole.len));
+        if let Some(hole) = found {
+            self.close_window(0);
+            self.open_window(0, hole, want);
+        }
     }
 
     fn remove_hole(&mut self, addr: u64, len: u64) {
@@ -426,6 +474,42 @@ mod tests {
         let _wall = space.alloc(64 * MIB, Purpose::Contents).unwrap();
         space.free_now(old);
         assert!(old.contains(&space.alloc(MIB, Purpose::Contents).unwrap()));
+    }
+
+    #[test]
+    fn metadata_lies_together_and_apart_from_contents() {
+        let mut space = fresh(4096 * MIB);
+        let mut last = space.alloc(4096, Purpose::Checkpoint).unwrap();
+        for kib in [48, 4, 8, 64, 12, 8].repeat(6) {
+            space.alloc(kib << 13, Purpose::Contents).unwrap();
+            let next = space.alloc(kib << 10, Purpose::Checkpoint).unwrap();
+            assert_eq!(next.addr, last.end());
+            last = next;
+        }
+        let long = space.alloc(METADATA_MAX + 1, Purpose::Checkpoint).unwrap();
+        assert!(long.addr > last.end() || long.end() < last.addr);
+        assert!(long.addr.abs_diff(last.end()) >= MIB / 4, "another window");
+        verify(&space);
+    }
+
+    #[test]
+    fn an_opened_volume_goes_on_behind_its_newest_page() {
+        for (gap, is_close) in [(0, true), (MIB / 2, true), (2 * MIB, false)] {
+            let mut space = SpaceMap::new(Extent::new(MIB, 4096 * MIB));
+            let (old, page) = (Extent::new(16 * MIB, MIB), Extent::new(64 * MIB, 8192));
+            let hole = Extent::new(page.end() + gap, 32 * MIB);
+            // Best fit, and too small.
+            space.free_now(old);
+            space.free_now(Extent::new(page.addr - 8192, 8192));
+            space.free_now(hole);
+            space.resume(page.addr);
+            let leaf = space.alloc(MIB / 2, Purpose::Checkpoint).unwrap();
+            let next = space.alloc(4096, Purpose::Checkpoint).unwrap();
+            let want = if is_close { hole } else { old };
+            assert_eq!(next.addr, want.addr, "{gap}");
+            assert!(!leaf.overlaps(&next));
+            verify(&space);
+        }
     }
 
     #[test]

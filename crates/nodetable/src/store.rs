@@ -23,6 +23,11 @@ use crate::space::{Purpose, SpaceMap};
 /// Clean pages kept in memory; with its entries apart a page of 8 KiB takes some 25 KiB, so that is 100 MiB.
 const CACHE_PAGES: usize = 4096;
 
+/// What lies so far before and behind the newest root page is read with it, in bytes: some commits, and the rest of the last one.
+/// On a disk they take 3 ms, a quarter of a jump.
+const BEFORE_BYTES: u64 = 256 << 10;
+const BEHIND_BYTES: u64 = 64 << 10;
+
 /// Dirty pages are written in batches of about this many bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
@@ -100,6 +105,20 @@ impl PageStore {
                 format!("height {} where {height} belongs", page.height),
             )),
             _ => Ok(page),
+        }
+    }
+
+    /// Has the device read what lies around `addr` in one request: the pages of the newest commits, and the nodes that
+    /// checkpoints wrote before them, are wanted next.
+    pub(crate) fn expect_around(&self, addr: u64) {
+        let usable = self.usable();
+        // A small volume is no further across than that.
+        let most = usable.len / 64;
+        let start = addr.saturating_sub(BEFORE_BYTES.min(most));
+        let end = addr.saturating_add(BEHIND_BYTES.min(most));
+        let (start, end) = (start.max(usable.addr), end.min(usable.end()));
+        if start < end {
+            self.device.expect_read(start, end - start);
         }
     }
 

@@ -125,7 +125,13 @@ impl NodeTable {
         read_only: bool,
     ) -> Result<Self> {
         let store = open_store(device, usable)?;
+        let newest = match roots.node_table {
+            PageRef::NONE => roots.space_map,
+            root => root,
+        };
+        store.expect_around(newest.addr);
         let maps = Maps::load(&store, roots.space_map, roots.refcounts)?;
+        store.space.lock().resume(newest.addr);
         let tree = ShadowTree::open(store.clone(), SHAPE, roots.node_table);
         let meta = match tree.lookup(&Meta::KEY)? {
             Some(bytes) => Meta::decode(&bytes)?,
