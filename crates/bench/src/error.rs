@@ -27,6 +27,9 @@ pub enum Error {
     /// Something was read that has another form than we know.
     #[error("{0}")]
     Unexpected(String),
+    /// Reports that cannot be one.
+    #[error("not of the same kind: {0}")]
+    Unlike(String),
     /// Asked to end.
     #[error("interrupted")]
     Interrupted,

@@ -37,11 +37,11 @@ impl Movement {
 
 /// The cells of both reports, in the order of the first.
 pub fn compare(before: &Report, after: &Report) -> Vec<Movement> {
-    let same = |a: &Figure, b: &Figure| {
-        (&a.experiment, &a.name, a.profile, &a.peer) == (&b.experiment, &b.name, b.profile, &b.peer)
-    };
     let pair = |figure: &Figure| {
-        let after = after.figures.iter().find(|other| same(figure, other))?;
+        let after = after
+            .figures
+            .iter()
+            .find(|other| figure.is_cell_of(other))?;
         Some(Movement {
             before: figure.clone(),
             after: after.clone(),

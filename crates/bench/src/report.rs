@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::meter::{Cost, Profile};
 use crate::peer::Peer;
 use crate::throttle;
@@ -41,11 +42,14 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The middle one, of several the upper.
+    /// The middle one, or what lies between the two in the middle.
     pub fn median(&self) -> f64 {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);
-        sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+        let Some(last) = sorted.len().checked_sub(1) else {
+            return f64::NAN;
+        };
+        f64::midpoint(sorted[last / 2], sorted[sorted.len() / 2])
     }
 
     /// Distance of the largest from the smallest value, as a share of the median.
@@ -62,6 +66,11 @@ impl Figure {
         } else {
             (most - least) / median
         }
+    }
+
+    /// Whether both are values of the same cell.
+    pub(crate) fn is_cell_of(&self, other: &Self) -> bool {
+        self.peer == other.peer && self.row() == other.row()
     }
 
     fn row(&self) -> Row {
@@ -108,6 +117,55 @@ pub struct Report {
 }
 
 impl Report {
+    /// Takes in what another run found: other experiments, or repetitions of the same.
+    ///
+    /// # Errors
+    /// [`Error::Unlike`] when it ran at another scale or on another machine.
+    pub fn join(&mut self, other: Self) -> Result<()> {
+        if self.scale != other.scale {
+            let scales = format!("scales {} and {}", self.scale, other.scale);
+            return Err(Error::Unlike(scales));
+        }
+        for (what, found) in &other.machine {
+            let known = self
+                .machine
+                .entry(what.clone())
+                .or_insert_with(|| found.clone());
+            if known != found {
+                return Err(Error::Unlike(format!("{what}: {known} and {found}")));
+            }
+        }
+        for figure in other.figures {
+            self.add(figure);
+        }
+        for series in other.series {
+            let is_same = |known: &Series| {
+                (&known.experiment, &known.name, &known.peer)
+                    == (&series.experiment, &series.name, &series.peer)
+            };
+            self.series.retain(|known| !is_same(known));
+            self.series.push(series);
+        }
+        for left in other.left_out {
+            if !self.left_out.contains(&left) {
+                self.left_out.push(left);
+            }
+        }
+        Ok(())
+    }
+
+    /// A new cell, or repetitions of one.
+    fn add(&mut self, figure: Figure) {
+        match self
+            .figures
+            .iter_mut()
+            .find(|known| known.is_cell_of(&figure))
+        {
+            Some(known) => known.values.extend(figure.values),
+            None => self.figures.push(figure),
+        }
+    }
+
     /// The rows in order, each with its cells.
     pub(crate) fn rows(&self) -> Vec<Vec<&Figure>> {
         let mut order: Vec<Row> = Vec::new();
@@ -278,26 +336,17 @@ impl Findings<'_> {
         if !value.is_finite() {
             return;
         }
-        let peer = self.peer.to_string();
-        let same = self.report.figures.iter_mut().find(|figure| {
-            figure.experiment == self.experiment
-                && figure.name == name
-                && figure.profile == profile
-                && figure.peer == peer
-        });
-        match same {
-            Some(figure) => figure.values.push(value),
-            None => self.report.figures.push(Figure {
-                experiment: self.experiment.clone(),
-                name: name.to_string(),
-                unit: unit.to_string(),
-                better,
-                profile,
-                peer,
-                target,
-                values: vec![value],
-            }),
-        }
+        let figure = Figure {
+            experiment: self.experiment.clone(),
+            name: name.to_string(),
+            unit: unit.to_string(),
+            better,
+            profile,
+            peer: self.peer.to_string(),
+            target,
+            values: vec![value],
+        };
+        self.report.add(figure);
     }
 
     /// Something that has no seconds in it.
@@ -426,16 +475,66 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_table_shows_medians_spreads_and_verdicts() {
-        let mut report = Report {
+    fn report(figures: Vec<Figure>) -> Report {
+        Report {
             scale: 1.0,
             seed: 1,
             machine: BTreeMap::new(),
-            figures: vec![figure("ramet", &[3.0, 2.0, 8.0]), figure("xfs", &[30.0])],
+            figures,
             series: Vec::new(),
             left_out: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn joined_reports_have_the_cells_of_both_and_all_repetitions() {
+        let line = |at: f64| Series {
+            experiment: "E8".into(),
+            name: "unlink, ms".into(),
+            along: "bytes".into(),
+            peer: "ramet".into(),
+            points: vec![(at, at)],
         };
+        let mut joined = report(vec![figure("ramet", &[3.0]), figure("xfs", &[30.0])]);
+        joined.series.push(line(1.0));
+        let mut other = report(vec![figure("ramet", &[5.0, 4.0]), figure("ext4", &[9.0])]);
+        other.series.push(line(2.0));
+        other.machine.insert("kernel".into(), "6.18".into());
+        other.left_out.push("E9".into());
+        joined.join(other.clone()).unwrap();
+        let expected = [
+            figure("ramet", &[3.0, 5.0, 4.0]),
+            figure("xfs", &[30.0]),
+            figure("ext4", &[9.0]),
+        ];
+        assert_eq!(joined.figures, expected);
+        assert_eq!(joined.series, [line(2.0)]);
+        assert_eq!((joined.machine.len(), joined.left_out.len()), (1, 1));
+        let unlike = |change: &dyn Fn(&mut Report)| {
+            let mut other = other.clone();
+            change(&mut other);
+            joined.clone().join(other).unwrap_err().to_string()
+        };
+        let scale = unlike(&|other| other.scale = 0.1);
+        assert!(scale.contains("scales 1 and 0.1"), "{scale}");
+        let kernel = unlike(&|other| _ = other.machine.insert("kernel".into(), "6.1".into()));
+        assert!(kernel.contains("kernel: 6.18 and 6.1"), "{kernel}");
+    }
+
+    #[test]
+    fn the_median_lies_in_the_middle() {
+        let median = |values: &[f64]| figure("ramet", values).median();
+        assert_eq!(median(&[9.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    #[test]
+    fn a_table_shows_medians_spreads_and_verdicts() {
+        let mut report = report(vec![
+            figure("ramet", &[3.0, 2.0, 8.0]),
+            figure("xfs", &[30.0]),
+        ]);
         let table = report.markdown();
         assert!(
             table.contains("| E1 | space, x | 3.00 ±100 % | 30.0 | 0.10x | <= 6.00 held |"),

@@ -212,6 +212,18 @@ pub enum Bench {
     Fs(BenchFs),
     /// Show what moved between two runs
     Compare(BenchCompare),
+    /// Make one report of several: of other experiments, or repetitions of the same
+    Join(BenchJoin),
+}
+
+#[derive(Debug, Args)]
+pub struct BenchJoin {
+    /// Where report.json, report.md and the plots go
+    #[arg(long, value_name = "DIR", default_value = "bench-results")]
+    pub out: PathBuf,
+    /// Each the report.json of a run
+    #[arg(required = true)]
+    pub reports: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

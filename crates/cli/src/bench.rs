@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use ramet_bench::{Experiment, Plan, Profile, Report};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::args::{Bench, BenchCompare, BenchFs};
+use crate::args::{Bench, BenchCompare, BenchFs, BenchJoin};
 use crate::failure::{Failure, Outcome};
 
 const DEVICE_BYTES: u64 = 8 << 30;
@@ -20,6 +20,7 @@ pub fn run(args: &Bench) -> Outcome {
     match args {
         Bench::Fs(args) => measure(args),
         Bench::Compare(args) => compare(args),
+        Bench::Join(args) => join(args),
     }
 }
 
@@ -60,20 +61,45 @@ fn measure(args: &BenchFs) -> Outcome {
         seed: args.seed,
         interrupted,
     };
-    fs::create_dir_all(&args.out).map_err(|e| Failure::system(&args.out, e))?;
+    create(&args.out)?;
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(200));
     let measured = ramet_bench::run(&plan, &mut |what| bar.set_message(what.to_string()));
     bar.finish_and_clear();
     let report = measured.map_err(Failure::new_from)?;
-    let json = serde_json::to_string_pretty(&report).map_err(Failure::new_from)?;
+    let (json, table) = save(&report, &args.out)?;
+    println!("{}", if args.json { json } else { table });
+    Ok(())
+}
+
+fn create(dir: &Path) -> Outcome {
+    fs::create_dir_all(dir).map_err(|e| Failure::system(dir, e))
+}
+
+/// Writes a report with its plots; it as JSON, and its table.
+fn save(report: &Report, dir: &Path) -> Outcome<(String, String)> {
+    let json = serde_json::to_string_pretty(report).map_err(Failure::new_from)?;
     let table = report.markdown();
     for (name, text) in [("report.json", &json), ("report.md", &table)] {
-        let path = args.out.join(name);
+        let path = dir.join(name);
         fs::write(&path, text).map_err(|e| Failure::system(&path, e))?;
     }
-    report.plot(&args.out).map_err(Failure::new_from)?;
-    println!("{}", if args.json { json } else { table });
+    report.plot(dir).map_err(Failure::new_from)?;
+    Ok((json, table))
+}
+
+fn join(args: &BenchJoin) -> Outcome {
+    let mut joined: Option<Report> = None;
+    for path in &args.reports {
+        let report = read(path)?;
+        match &mut joined {
+            Some(joined) => joined.join(report).map_err(|e| Failure::at(path, e))?,
+            None => joined = Some(report),
+        }
+    }
+    let Some(joined) = joined else { return Ok(()) };
+    create(&args.out)?;
+    println!("{}", save(&joined, &args.out)?.1);
     Ok(())
 }
 
