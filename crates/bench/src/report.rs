@@ -70,7 +70,8 @@ impl Figure {
 
     /// Whether both are values of the same cell.
     pub(crate) fn is_cell_of(&self, other: &Self) -> bool {
-        self.peer == other.peer && self.row() == other.row()
+        (&self.experiment, &self.name, self.profile, &self.peer)
+            == (&other.experiment, &other.name, other.profile, &other.peer)
     }
 
     fn row(&self) -> Row {

@@ -418,6 +418,9 @@ impl Merge {
 
     /// Has the device read the first blocks of all cursors together, since each is waited for.
     fn expect(&self, store: &Store) {
+        if self.cursors.len() < 2 {
+            return;
+        }
         let reads = self
             .cursors
             .iter()

@@ -136,12 +136,7 @@ impl Deference {
     /// # Errors
     /// No more threads.
     pub(crate) fn start() -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            threads: Mutex::new(Vec::new()),
-            run: Run::default(),
-            origin: Instant::now(),
-            has_ended: AtomicBool::new(false),
-        });
+        let shared = Arc::new(Shared::new());
         let (sender, outcome) = channel();
         let watched = Arc::clone(&shared);
         let watch = std::thread::Builder::new()
@@ -202,6 +197,15 @@ fn try_classes() -> io::Result<()> {
 }
 
 impl Shared {
+    fn new() -> Self {
+        Self {
+            threads: Mutex::new(Vec::new()),
+            run: Run::default(),
+            origin: Instant::now(),
+            has_ended: AtomicBool::new(false),
+        }
+    }
+
     fn now(&self) -> u64 {
         u64::try_from(self.origin.elapsed().as_nanos()).expect("584 years")
     }
@@ -371,12 +375,7 @@ mod tests {
 
     #[test]
     fn who_wakes_the_watch_puts_no_thread_back() {
-        let shared = Arc::new(Shared {
-            threads: Mutex::new(Vec::new()),
-            run: Run::default(),
-            origin: Instant::now(),
-            has_ended: AtomicBool::new(false),
-        });
+        let shared = Arc::new(Shared::new());
         // By hand: nobody watches.
         let deference = Deference {
             shared: Arc::clone(&shared),
