@@ -6,9 +6,12 @@
 //! idle, so the answer of such a thread lets the program go on where it is.
 //!
 //! But a thread of the idle class waits for all other work. So threads are in it only while one program asks one request after
-//! the other ([`Run`]), and one thread, the watch, puts them there and back: who answered nothing between two looks is
-//! normal again, whether nobody asks or something else has the processor. So such a request waits some 4 ms, as long as the watch itself
+//! the other ([`Run`]), and one thread, the watch, puts them there and back: who could run and answered nothing between two looks
+//! starves, since something else has the processor, and is normal again. So such a request waits some 4 ms, as long as the watch itself
 //! gets a processor, and the next run has to be twice as long before threads defer, until one was worth it.
+//!
+//! Pauses say less. Where a virtual processor is taken away for milliseconds, or takes as long to wake up, a program that is held up
+//! by just what deference spares it would seem to rest: its run goes on for as long as a pause lasts no more than [`PAUSE`], and what a pause ends was not vain.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -22,11 +25,11 @@ use parking_lot::Mutex;
 use ramet_block::{SchedulingClass, set_scheduling_class};
 use rustix::thread::{Pid, gettid};
 
-/// The longest pause between an answer and the next request of a run.
-const PAUSE: Duration = Duration::from_micros(500);
-/// How often it is looked whether threads that defer answer.
+/// The longest pause between an answer and the next request of a run: several times what an idle virtual processor takes to wake up.
+const PAUSE: Duration = Duration::from_millis(5);
+/// How often it is looked whether threads that defer starve.
 const LOOK: Duration = Duration::from_millis(2);
-/// Requests of a run before its threads defer: at least, and after many vain tries.
+/// Requests of a run before its threads defer: at least, and after many runs that starved them.
 const LENGTH_MIN: u32 = 32;
 const LENGTH_MAX: u32 = 4096;
 /// Requests that have to follow: they win some 20 us each, and the end of a run may cost two looks.
@@ -92,7 +95,7 @@ impl Run {
         if goes_on {
             self.length.fetch_add(1, Ordering::Relaxed);
         } else {
-            self.end();
+            self.end(false);
         }
         goes_on
     }
@@ -105,7 +108,7 @@ impl Run {
 
     /// Whether it is long and goes on, at `now` ns.
     fn is_on(&self, now: u64) -> bool {
-        self.is_enough() && self.pause(now) <= LOOK
+        self.is_enough() && self.pause(now) <= PAUSE
     }
 
     fn is_enough(&self) -> bool {
@@ -117,16 +120,19 @@ impl Run {
         Duration::from_nanos(now.saturating_sub(self.answered.load(Ordering::Relaxed)))
     }
 
-    /// The next run is tried later if this one was not worth it, and sooner if it was.
-    fn end(&self) {
+    /// The next run is tried sooner if this one was worth it, by half for each time that it was; and later if it was not, but `starved` a thread.
+    fn end(&self, starved: bool) {
         let length = self.length.swap(0, Ordering::Relaxed);
         let enough = self.enough.load(Ordering::Relaxed);
-        if length >= enough {
-            let was_worth_it = length - enough >= WORTH;
-            let next = if was_worth_it { enough / 2 } else { enough * 2 };
-            let next = next.clamp(LENGTH_MIN, LENGTH_MAX);
-            self.enough.store(next, Ordering::Relaxed);
-        }
+        let Some(deferred) = length.checked_sub(enough) else {
+            return;
+        };
+        let next = match deferred / WORTH {
+            0 if starved => enough.saturating_mul(2),
+            times => enough >> times.min(LENGTH_MAX.ilog2()),
+        };
+        let next = next.clamp(LENGTH_MIN, LENGTH_MAX);
+        self.enough.store(next, Ordering::Relaxed);
     }
 }
 
@@ -196,6 +202,18 @@ fn try_classes() -> io::Result<()> {
     set_scheduling_class(gettid(), SchedulingClass::Normal)
 }
 
+/// Whether a thread of this process waits for a processor or has one; also where that cannot be told.
+fn could_run(thread: Pid) -> bool {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    std::fs::read_to_string(path).map_or(true, |stat| is_runnable(&stat))
+}
+
+/// By the third field of a `stat` file, behind a name that may hold anything.
+fn is_runnable(stat: &str) -> bool {
+    let fields = stat.rsplit_once(") ");
+    fields.is_none_or(|(_, fields)| fields.starts_with('R'))
+}
+
 impl Shared {
     fn new() -> Self {
         Self {
@@ -213,7 +231,7 @@ impl Shared {
     fn watch(&self) {
         let mut judged = Instant::now();
         while !self.has_ended.load(Ordering::SeqCst) {
-            // A thread that wants to defer wakes the watch at any time: too soon to tell who answers nothing.
+            // A thread that wants to defer wakes the watch at any time: too soon to tell who starves.
             let judges = judged.elapsed() >= LOOK;
             if judges {
                 judged = Instant::now();
@@ -229,21 +247,23 @@ impl Shared {
         }
     }
 
-    /// Gives threads the class that they should have; whether one is idle. `judges` those that answered nothing since that was last done.
+    /// Gives threads the class that they should have; whether one is idle. `judges` whether those that answered nothing since that was last done starve.
     ///
     /// # Errors
     /// A class cannot be changed any more.
     fn look(&self, judges: bool) -> io::Result<bool> {
         let is_on = self.run.is_on(self.now());
-        let mut any_idle = false;
+        let (mut any_idle, mut any_starves) = (false, false);
         for thread in &*self.threads.lock() {
             let wants = thread.defers.load(Ordering::SeqCst);
             let was_idle = thread.is_idle.load(Ordering::Relaxed);
-            let rests = judges && was_idle && {
+            let starves = judges && was_idle && {
                 let answers = thread.answers.load(Ordering::Relaxed);
-                thread.seen.swap(answers, Ordering::Relaxed) == answers
+                let rests = thread.seen.swap(answers, Ordering::Relaxed) == answers;
+                rests && could_run(thread.thread)
             };
-            let is_idle = wants && is_on && !rests;
+            any_starves |= starves;
+            let is_idle = wants && is_on && !starves;
             if is_idle && !was_idle {
                 // Noted first: an error leaves it to be made normal.
                 thread.is_idle.store(true, Ordering::Relaxed);
@@ -258,8 +278,8 @@ impl Shared {
             }
             any_idle |= is_idle;
         }
-        if !any_idle {
-            self.run.end();
+        if any_starves || !any_idle {
+            self.run.end(any_starves);
         }
         Ok(any_idle)
     }
@@ -304,7 +324,7 @@ mod tests {
     use super::*;
 
     const SOON: u64 = 1_000;
-    const LATE: u64 = 2_000_000;
+    const LATE: u64 = 6_000_000;
 
     /// A number of requests, each that many ns after the last answer; whether the last one is enough.
     fn ask(run: &Run, asker: u32, requests: u32, pause: u64) -> bool {
@@ -343,26 +363,30 @@ mod tests {
     fn vain_runs_have_the_next_ones_begin_later_until_one_lasts() {
         let run = Run::default();
         let ask = |requests| ask(&run, 7, requests, SOON);
-        ask(1);
-        for _ in 0..20 {
-            assert!(ask(LENGTH_MAX));
+        let is_next_enough_at = |requests| !ask(requests - 1) && ask(1);
+        let end_vain = |starved| {
             // As many as were enough.
             run.length
                 .store(run.enough.load(Ordering::Relaxed), Ordering::Relaxed);
-            run.end();
-        }
-        assert!(!ask(LENGTH_MAX - 1));
-        assert!(ask(1));
+            run.end(starved);
+        };
+        ask(1);
         for _ in 0..20 {
-            assert!(ask(LENGTH_MAX + WORTH));
-            run.end();
+            end_vain(true);
         }
-        assert!(!ask(LENGTH_MIN - 1));
-        assert!(ask(1));
+        assert!(is_next_enough_at(LENGTH_MAX));
+        end_vain(false);
+        assert!(is_next_enough_at(LENGTH_MAX), "a pause tells nothing");
+        assert!(ask(2 * WORTH));
+        run.end(true);
+        assert!(is_next_enough_at(LENGTH_MAX / 4), "worth it twice");
+        assert!(ask(20 * WORTH));
+        run.end(true);
+        assert!(is_next_enough_at(LENGTH_MIN));
     }
 
     #[test]
-    fn who_answers_nothing_between_two_looks_is_normal_again() {
+    fn who_rests_is_normal_again() {
         let deference = Deference::start().unwrap();
         assert!(deference.watch.is_some(), "root may change classes");
         let deferrer = deference.deferrer();
@@ -373,27 +397,76 @@ mod tests {
         }
     }
 
-    #[test]
-    fn who_wakes_the_watch_puts_no_thread_back() {
-        let shared = Arc::new(Shared::new());
-        // By hand: nobody watches.
-        let deference = Deference {
-            shared: Arc::clone(&shared),
+    /// One that nobody watches.
+    fn unwatched() -> Deference {
+        Deference {
+            shared: Arc::new(Shared::new()),
             watch: None,
-        };
-        let deferrer = deference.deferrer();
-        let look = |judges| {
-            // However long this takes, the run goes on.
-            shared.run.length.store(LENGTH_MAX, Ordering::Relaxed);
-            shared.run.is_long(u64::MAX);
-            shared.look(judges).unwrap()
-        };
+        }
+    }
+
+    /// A look during a run, which goes on however long this takes.
+    fn look(deference: &Deference, judges: bool) -> bool {
+        let run = &deference.shared.run;
+        run.length.store(LENGTH_MAX, Ordering::Relaxed);
+        run.is_long(u64::MAX);
+        deference.shared.look(judges).unwrap()
+    }
+
+    /// Has answered something, and wants to defer.
+    fn answer_once(deferrer: &Deferrer) {
         deferrer.state.answers.store(1, Ordering::Relaxed);
         deferrer.state.defers.store(true, Ordering::SeqCst);
-        assert!(look(true), "it just answered");
-        assert!(look(true), "the first look at it");
-        assert!(look(false), "too soon to tell");
-        assert!(!look(true), "nothing since");
+    }
+
+    #[test]
+    fn who_could_run_and_answers_nothing_between_two_looks_is_normal_again() {
+        let deference = unwatched();
+        let deferrer = deference.deferrer();
+        answer_once(&deferrer);
+        assert!(look(&deference, true), "it just answered");
+        assert!(look(&deference, true), "the first look at it");
+        assert!(
+            look(&deference, false),
+            "too soon to tell for who wakes the watch"
+        );
+        assert!(!look(&deference, true), "nothing since");
+    }
+
+    #[test]
+    fn who_sleeps_does_not_starve() {
+        let deference = unwatched();
+        std::thread::scope(|scope| {
+            let (done, is_done) = channel::<()>();
+            let deference = &deference;
+            let sleeper = scope.spawn(move || {
+                let deferrer = deference.deferrer();
+                answer_once(&deferrer);
+                let _ = is_done.recv();
+            });
+            let sleeper_sleeps = || {
+                let threads = deference.shared.threads.lock();
+                threads.first().is_some_and(|state| {
+                    state.defers.load(Ordering::SeqCst) && !could_run(state.thread)
+                })
+            };
+            while !sleeper_sleeps() {
+                std::thread::yield_now();
+            }
+            for _ in 0..3 {
+                assert!(look(deference, true));
+            }
+            drop(done);
+            sleeper.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn states_of_threads_are_read() {
+        assert!(is_runnable("7 (a) R 1 2"));
+        assert!(!is_runnable("7 (a) S 1 2"));
+        assert!(!is_runnable("7 (b) R) D 1 2"));
+        assert!(is_runnable("odd"), "more harm is done by starving");
     }
 
     #[test]
