@@ -19,7 +19,9 @@ use fuser::{
     ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
 };
 use parking_lot::{Mutex, RwLock};
-use ramet_fuse::terms::{self, TTL, created_flags, negotiate, set_read_ahead};
+use ramet_fuse::terms::{
+    self, TTL, created_flags, leave_attributes_to_the_kernel, negotiate, set_read_ahead,
+};
 
 use crate::error::{At, Error, Result};
 
@@ -283,6 +285,7 @@ fn done(reply: ReplyEmpty, result: std::result::Result<(), Errno>) {
 impl Filesystem for Server {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         negotiate(config);
+        leave_attributes_to_the_kernel(config);
         Ok(())
     }
 

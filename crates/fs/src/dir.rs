@@ -172,14 +172,34 @@ impl Volume {
         cookie: u64,
         mut each: impl FnMut(&DirEntry, &Attr) -> bool,
     ) -> Result<()> {
+        let all = |_: &DirEntry| true;
+        self.read_dir_choosing(stream, cookie, all, |entry, attr| {
+            attr.is_some_and(|attr| each(entry, attr))
+        })
+    }
+
+    /// The same with the attributes of those entries that `wants` says, which alone count as lookups; the others cost as much as without.
+    ///
+    /// # Errors
+    /// Those of the tree. What `each` took before stays taken.
+    pub fn read_dir_choosing(
+        &self,
+        stream: &DirStream,
+        cookie: u64,
+        mut wants: impl FnMut(&DirEntry) -> bool,
+        mut each: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
+    ) -> Result<()> {
         self.stream(stream, cookie, |entry, inode| {
+            if !wants(entry) {
+                return Ok(each(entry, None));
+            }
             let inode = inode()?;
             let attr = self.attr(&inode)?;
             let counts = entry.cookie > AFTER_DOTS;
             if counts {
                 self.table.remember(&inode);
             }
-            let taken = each(entry, &attr);
+            let taken = each(entry, Some(&attr));
             if counts && !taken {
                 self.table.forget(inode.ino, 1);
             }

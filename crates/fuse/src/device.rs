@@ -20,7 +20,7 @@ use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::convert::{file_attr, file_type, ino, no_entry, set_time};
 use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, OPEN, TTL, negotiate};
+use crate::terms::{GENERATION, OPEN, TTL, leave_attributes_to_the_kernel, negotiate};
 use crate::turns::{Turn, Turns};
 
 /// A server, to what `fuser` reads.
@@ -118,6 +118,9 @@ impl Filesystem for DeviceFront {
             && config
                 .add_capabilities(InitFlags::FUSE_OVER_IO_URING)
                 .is_ok();
+        if !ring {
+            leave_attributes_to_the_kernel(config);
+        }
         self.ring.store(ring, Ordering::SeqCst);
         Ok(())
     }
@@ -417,10 +420,13 @@ impl Filesystem for DeviceFront {
         mut reply: ReplyDirectoryPlus,
     ) {
         let _turn = self.turn(Operation::Readdirplus);
-        let read = self.server.read_dir_plus(fh.0, offset, |entry, attr| {
+        let all = |_: &_| true;
+        let read = self.server.read_dir_plus(fh.0, offset, all, |entry, attr| {
             let (node, name) = (INodeNo(entry.ino.0), OsStr::from_bytes(&entry.name));
             let generation = Generation(GENERATION);
-            !reply.add(node, entry.cookie, name, &TTL, &file_attr(attr), generation)
+            attr.is_some_and(|attr| {
+                !reply.add(node, entry.cookie, name, &TTL, &file_attr(attr), generation)
+            })
         });
         match read {
             Ok(()) => reply.ok(),

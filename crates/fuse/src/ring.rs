@@ -28,13 +28,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use compio_runtime::{Runtime, register_files, submit};
-use fractal_fuse::abi::{FUSE_IOCTL, FUSE_READ, FUSE_WRITE};
+use fractal_fuse::abi::{FUSE_IOCTL, FUSE_READ, FUSE_READDIRPLUS, FUSE_WRITE};
 use fractal_fuse::dispatch::dispatch;
 use fractal_fuse::ring::{FuseCommitAndFetch, FuseRegister, RingEntry};
 use fractal_fuse::{
-    DirectoryEntry, DirectoryEntryPlus, FileAttr, FileHandleId, FileType, Filesystem, FsResult,
-    InodeId, ReplyAttr, ReplyCreate, ReplyEntry, ReplyOpen, ReplyReadlink, ReplyStatfs, ReplyXattr,
-    Request, SetAttrTime, Timestamp,
+    DirectoryEntry, FileAttr, FileHandleId, FileType, Filesystem, FsResult, InodeId, ReplyAttr,
+    ReplyCreate, ReplyEntry, ReplyOpen, ReplyReadlink, ReplyStatfs, ReplyXattr, Request,
+    SetAttrTime, Timestamp,
 };
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
@@ -42,6 +42,8 @@ use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::deference::{Deference, Deferrer};
+use crate::habits::Habits;
+use crate::listing::{Listing, ListingIn};
 use crate::server::{Answer, Server};
 use crate::terms::{GENERATION, OPEN, TTL, WRITE_BYTES_MAX};
 
@@ -88,6 +90,7 @@ pub(crate) struct Rings {
 struct Connection {
     server: Arc<Server>,
     deference: Deference,
+    habits: Habits,
     device: OwnedFd,
     queues: Vec<Queue>,
     has_failed: AtomicBool,
@@ -159,6 +162,7 @@ impl Rings {
         let connection = Arc::new(Connection {
             server,
             deference: Deference::start()?,
+            habits: Habits::default(),
             device: device.try_clone_to_owned()?,
             queues: (0..possible.len()).map(queue).collect(),
             has_failed: AtomicBool::new(false),
@@ -387,13 +391,11 @@ fn set_time(time: SetAttrTime) -> SetTime {
     }
 }
 
-/// Room for an entry of a directory with or without attributes, in bytes, as the protocol lays it out.
-fn entry_bytes(header_bytes: usize, entry: &DirEntry) -> usize {
-    (header_bytes + entry.name.len()).next_multiple_of(8)
+/// Room for an entry of a directory in bytes, as the protocol lays it out (`struct fuse_dirent`).
+fn entry_bytes(entry: &DirEntry) -> usize {
+    const HEADER_BYTES: usize = 24;
+    (HEADER_BYTES + entry.name.len()).next_multiple_of(8)
 }
-
-const ENTRY_HEADER_BYTES: usize = 24;
-const ENTRY_PLUS_HEADER_BYTES: usize = 128 + ENTRY_HEADER_BYTES;
 
 /// The fields of an ioctl request (`struct fuse_ioctl_in`) that matter here.
 struct IoctlIn {
@@ -430,6 +432,17 @@ fn lone_asker(entry: &RingEntry) -> Option<NonZeroU32> {
     NonZeroU32::new(header.pid).filter(|_| !is_bulk)
 }
 
+/// Writes the header of an answer to request number `unique`: so many bytes, or an error.
+fn finish(entry: &mut RingEntry, unique: u64, answer: Answer<usize>) {
+    let (error, len) = match answer {
+        Ok(len) => (0, u32::try_from(len).expect("an entry has room for 1 MiB")),
+        Err(errno) => (-errno.code(), 0),
+    };
+    let out = entry.header_mut().out_header_mut();
+    (out.len, out.error, out.unique) = (len, error, unique);
+    entry.header_mut().ring_ent_in_out.payload_sz = len;
+}
+
 /// Bytes of `struct fuse_ioctl_out`: result, flags and two counts of vectors, all 0 here.
 const IOCTL_OUT_BYTES: usize = 16;
 
@@ -446,8 +459,10 @@ impl RingFront {
 
     /// Serves the request in `entry` and leaves the answer there.
     async fn answer(&self, entry: &mut RingEntry) {
-        if entry.header().in_header().opcode == FUSE_IOCTL {
-            return self.answer_ioctl(entry);
+        match entry.header().in_header().opcode {
+            FUSE_IOCTL => return self.answer_ioctl(entry),
+            FUSE_READDIRPLUS => return self.answer_listing(entry),
+            _ => {}
         }
         let (_, served) = dispatch(self, entry).await;
         if served.is_err() {
@@ -473,19 +488,36 @@ impl RingFront {
             }
             None => Err(Errno::EINVAL),
         };
-        let (error, len) = match &answer {
-            Ok(data) => (0, IOCTL_OUT_BYTES + data.len()),
-            Err(errno) => (-errno.code(), 0),
-        };
-        if let Ok(data) = &answer {
+        let len = answer.map(|data| {
             let payload = entry.payload_mut();
+            let len = IOCTL_OUT_BYTES + data.len();
             payload[..IOCTL_OUT_BYTES].fill(0);
-            payload[IOCTL_OUT_BYTES..len].copy_from_slice(data);
-        }
-        let len = u32::try_from(len).expect("an ioctl has at most 16 KiB");
-        let out = entry.header_mut().out_header_mut();
-        (out.len, out.error, out.unique) = (len, error, header.unique);
-        entry.header_mut().ring_ent_in_out.payload_sz = len;
+            payload[IOCTL_OUT_BYTES..len].copy_from_slice(&data);
+            len
+        });
+        finish(entry, header.unique, len);
+    }
+
+    /// Answers READDIRPLUS, with the attributes that the asker has a use for.
+    fn answer_listing(&self, entry: &mut RingEntry) {
+        let header = *entry.header().in_header();
+        let asked = ListingIn::decode(&entry.header().op_in);
+        let len = asked.ok_or(Errno::EINVAL).and_then(|asked| {
+            let payload = entry.payload_mut();
+            let room = asked.bytes.min(payload.len());
+            let mut listing = Listing::new(&mut payload[..room]);
+            let list = || {
+                let server = self.asked(Operation::Readdirplus);
+                let mut choice = self.connection.habits.lists(header.pid);
+                let wants = |entry: &DirEntry| choice.wants(entry.kind);
+                server.read_dir_plus(asked.fh, asked.offset, wants, |entry, attr| {
+                    listing.push(entry, attr)
+                })
+            };
+            let listed = catch_unwind(AssertUnwindSafe(list)).unwrap_or(Err(Errno::EIO));
+            listed.map(|()| listing.len())
+        });
+        finish(entry, header.unique, len);
     }
 
     fn ioctl(&self, dir: (Ino, u64), number: u32, data: &[u8], asker: Asker) -> Answer<Vec<u8>> {
@@ -524,10 +556,18 @@ impl RingFront {
 }
 
 impl Filesystem for RingFront {
-    async fn lookup(&self, _: Request, parent: InodeId, name: &OsStr) -> FsResult<ReplyEntry> {
+    async fn lookup(
+        &self,
+        request: Request,
+        parent: InodeId,
+        name: &OsStr,
+    ) -> FsResult<ReplyEntry> {
         let server = self.asked(Operation::Lookup);
         match code(server.lookup(ino(parent), name.as_bytes()))? {
-            Some(attr) => entry(Ok(attr)),
+            Some(attr) => {
+                self.connection.habits.looks_up(request.pid, attr.kind);
+                entry(Ok(attr))
+            }
             // Number 0 stands for a name that does not exist.
             None => Ok(ReplyEntry {
                 ttl: TTL,
@@ -722,7 +762,7 @@ impl Filesystem for RingFront {
         let mut all = Vec::new();
         let server = self.asked(Operation::Readdir);
         code(server.read_dir(fh.get(), offset, |entry| {
-            let bytes = entry_bytes(ENTRY_HEADER_BYTES, entry);
+            let bytes = entry_bytes(entry);
             let fits = bytes <= room;
             if fits {
                 room -= bytes;
@@ -731,37 +771,6 @@ impl Filesystem for RingFront {
                     offset: entry.cookie,
                     kind: file_type(entry.kind),
                     name: entry.name.to_vec(),
-                });
-            }
-            fits
-        }))?;
-        Ok(all)
-    }
-
-    async fn readdirplus(
-        &self,
-        _: Request,
-        _: InodeId,
-        fh: FileHandleId,
-        offset: u64,
-        size: u32,
-    ) -> FsResult<Vec<DirectoryEntryPlus>> {
-        let mut room = usize::try_from(size).expect("a request holds less than 4 GiB");
-        let mut all = Vec::new();
-        let server = self.asked(Operation::Readdirplus);
-        code(server.read_dir_plus(fh.get(), offset, |entry, attr| {
-            let bytes = entry_bytes(ENTRY_PLUS_HEADER_BYTES, entry);
-            let fits = bytes <= room;
-            if fits {
-                room -= bytes;
-                all.push(DirectoryEntryPlus {
-                    ino: entry.ino.0,
-                    offset: entry.cookie,
-                    kind: file_type(entry.kind),
-                    name: entry.name.to_vec(),
-                    entry_ttl: TTL,
-                    attr: file_attr(attr),
-                    generation: GENERATION,
                 });
             }
             fits

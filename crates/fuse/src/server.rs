@@ -303,24 +303,23 @@ impl Server {
         answer(self.core.volume.read_dir(&stream, offset, take))
     }
 
-    /// The same with attributes. What was taken counts as looked up, so the kernel must hear of it even if there is an error
-    /// later; it asks again.
+    /// The same with the attributes of those that `wants` says. What was taken with them counts as looked up, so the kernel must hear of it even if
+    /// there is an error later; it asks again.
     pub(crate) fn read_dir_plus(
         &self,
         fh: u64,
         offset: u64,
-        mut take: impl FnMut(&DirEntry, &Attr) -> bool,
+        wants: impl FnMut(&DirEntry) -> bool,
+        mut take: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Answer<()> {
         let stream = answer(self.core.stream(fh))?;
         let mut any = false;
-        let read = self
-            .core
-            .volume
-            .read_dir_plus(&stream, offset, |entry, attr| {
-                let taken = take(entry, attr);
-                any |= taken;
-                taken
-            });
+        let volume = &self.core.volume;
+        let read = volume.read_dir_choosing(&stream, offset, wants, |entry, attr| {
+            let taken = take(entry, attr);
+            any |= taken;
+            taken
+        });
         if any { Ok(()) } else { answer(read) }
     }
 

@@ -27,7 +27,6 @@ pub fn negotiate(config: &mut KernelConfig) {
     let wanted = [
         InitFlags::FUSE_EXPORT_SUPPORT,
         InitFlags::FUSE_DO_READDIRPLUS,
-        InitFlags::FUSE_READDIRPLUS_AUTO,
         InitFlags::FUSE_PARALLEL_DIROPS,
         InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         InitFlags::FUSE_CACHE_SYMLINKS,
@@ -36,9 +35,7 @@ pub fn negotiate(config: &mut KernelConfig) {
         InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
     ];
     for capability in wanted {
-        if let Err(missing) = config.add_capabilities(capability) {
-            tracing::debug!(?missing, "the kernel has no such capability");
-        }
+        add(config, capability);
     }
     // The kernel's own limits apply where they are lower.
     if let Err(nearest) = config.set_max_write(WRITE_BYTES_MAX) {
@@ -47,6 +44,18 @@ pub fn negotiate(config: &mut KernelConfig) {
     if let Err(nearest) = config.set_max_background(BACKGROUND_MAX) {
         tracing::debug!(nearest, "background requests");
     }
+}
+
+fn add(config: &mut KernelConfig, capability: InitFlags) {
+    if let Err(missing) = config.add_capabilities(capability) {
+        tracing::debug!(?missing, "the kernel has no such capability");
+    }
+}
+
+/// Has the kernel choose when it reads a directory with attributes: for as many entries as come with the first request, and while somebody looks up names in that directory. Otherwise it
+/// always does, and the answer may leave some out; but not all ways to answer can.
+pub fn leave_attributes_to_the_kernel(config: &mut KernelConfig) {
+    add(config, InitFlags::FUSE_READDIRPLUS_AUTO);
 }
 
 /// Whether open(2) with these flags opens for writing only.

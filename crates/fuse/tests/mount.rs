@@ -16,7 +16,7 @@ use ramet_fs::control::{
     CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, STAT, STAT_BYTES,
     decode_source_reply, decode_stat_reply,
 };
-use ramet_fs::{FormatOptions, Volume};
+use ramet_fs::{FormatOptions, Kind, NewInode, ROOT_INO, Volume};
 use ramet_fuse::{MountOptions, Mounted, mount};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -348,6 +348,75 @@ fn files_are_opened_and_closed_without_a_request_and_read_as_they_are() {
             assert!(fs::read(&path).unwrap() == expected, "file {number}");
         }
     });
+    mount.finish();
+}
+
+fn has_rings() -> bool {
+    let mut tasks = fs::read_dir("/proc/self/task").unwrap();
+    tasks.any(|task| {
+        let name = fs::read_to_string(task.unwrap().path().join("comm"));
+        name.is_ok_and(|name| name.starts_with("ring-0"))
+    })
+}
+
+#[test]
+fn attributes_come_with_a_directory_to_those_who_use_them() {
+    const FILES: u32 = 40;
+    let mount = Mount::new();
+    let root = mount.dir.path();
+    let create = |dir, name: &str, kind| {
+        let new = NewInode {
+            kind,
+            perm: 0o755,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            target: b"",
+        };
+        // The kernel knows nothing of it.
+        let created = mount.volume.create(dir, name.as_bytes(), &new).unwrap();
+        created.ino
+    };
+    for number in 0..30 {
+        let dir = create(ROOT_INO, &format!("d{number}"), Kind::Directory);
+        create(dir, "sub", Kind::Directory);
+        for file in 0..FILES {
+            create(dir, &format!("f{file}"), Kind::Regular);
+        }
+    }
+    let list = |dir: &Path| fs::read_dir(dir).unwrap().count();
+    let lookups_of = |work: &dyn Fn()| {
+        let before = asked(root, "LOOKUP");
+        work();
+        asked(root, "LOOKUP") - before
+    };
+    let dir = |number: u32| root.join(format!("d{number}"));
+    assert_eq!(list(root), 30);
+    let look_at_files = |number: u32, files: u32| {
+        for file in 0..files {
+            fs::metadata(dir(number).join(format!("f{file}"))).unwrap();
+        }
+    };
+    let short = lookups_of(&|| {
+        list(&dir(0));
+        look_at_files(0, FILES);
+    });
+    assert_eq!(short, 0, "a short program misses none");
+    for number in 1..20 {
+        assert_eq!(list(&dir(number)), 1 + FILES as usize);
+    }
+    let of_directory = lookups_of(&|| {
+        list(&dir(20));
+        fs::metadata(dir(20).join("sub")).unwrap();
+    });
+    assert_eq!(of_directory, 0);
+    let missed = lookups_of(&|| look_at_files(20, 1));
+    assert_eq!(missed, u64::from(has_rings()));
+    let used = lookups_of(&|| {
+        list(&dir(21));
+        look_at_files(21, FILES);
+    });
+    assert_eq!(used, 0);
     mount.finish();
 }
 

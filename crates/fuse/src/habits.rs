@@ -1,0 +1,207 @@
+//! What programs do with the directories that they read.
+//!
+//! The attributes that come with an entry spare a request if somebody asks for them, and cost several times the entry if nobody does: `find` by
+//! name wants none but those of directories, `grep -r` and `du` want all. The kernel says nothing when it has what it is
+//! asked for. So after some answers an asker misses the attributes of a file here and there. If it looks one up, it gets all
+//! attributes from then on, and if it looks up none of many, those of directories only, until it does look up a file.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ramet_fs::Kind;
+
+/// Askers that are known at the same time, at most; the number of an asker says where, and who comes later is known instead.
+const ASKERS: usize = 64;
+/// Answers with all attributes: short programs miss none.
+const FULL: u8 = 8;
+/// Answers behind those that some are missing from.
+const PROBES: u8 = 16;
+/// Files without attributes in each of these.
+const MISSING: u32 = 2;
+
+/// Of the askers of a mount.
+pub(crate) struct Habits(Vec<AtomicU64>);
+
+/// Of one: a thread that read directories.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Habit {
+    /// Its number, 0 if there is none.
+    asker: u32,
+    /// Answers that it got, counted up to those that tell.
+    answers: u8,
+    /// Whether it looked up a file whose attributes it may have missed.
+    looks_up: bool,
+}
+
+/// Which attributes an answer has.
+pub(crate) enum Choice {
+    All,
+    /// All but those of so many files.
+    Most(u32),
+    /// Those of directories.
+    Directories,
+}
+
+impl Habit {
+    fn of(asker: u32) -> Self {
+        Self {
+            asker,
+            answers: 0,
+            looks_up: false,
+        }
+    }
+
+    fn unpack(bits: u64) -> Self {
+        let [a, b, c, d, answers, looks_up, ..] = bits.to_le_bytes();
+        Self {
+            asker: u32::from_le_bytes([a, b, c, d]),
+            answers,
+            looks_up: looks_up != 0,
+        }
+    }
+
+    fn pack(self) -> u64 {
+        let [a, b, c, d] = self.asker.to_le_bytes();
+        u64::from_le_bytes([a, b, c, d, self.answers, self.looks_up.into(), 0, 0])
+    }
+}
+
+impl Choice {
+    /// Whether the attributes of the next entry, which is of this kind, are to come with it.
+    pub(crate) fn wants(&mut self, kind: Kind) -> bool {
+        match self {
+            _ if kind == Kind::Directory => true,
+            Self::All | Self::Most(0) => true,
+            Self::Most(missing) => {
+                *missing -= 1;
+                false
+            }
+            Self::Directories => false,
+        }
+    }
+}
+
+impl Default for Habits {
+    fn default() -> Self {
+        Self((0..ASKERS).map(|_| AtomicU64::new(0)).collect())
+    }
+}
+
+impl Habits {
+    /// Where that of `asker` is, and what is there. Two threads that change it at the same time err about which attributes to give, no more.
+    fn find(&self, asker: u32) -> (&AtomicU64, Habit) {
+        let at = &self.0[usize::try_from(asker).expect("32 bits") % ASKERS];
+        (at, Habit::unpack(at.load(Ordering::Relaxed)))
+    }
+
+    /// The thread `asker` reads a directory, or goes on with it; which attributes it gets.
+    pub(crate) fn lists(&self, asker: u32) -> Choice {
+        let (at, mut habit) = self.find(asker);
+        if habit.asker != asker {
+            habit = Habit::of(asker);
+        }
+        if habit.looks_up {
+            return Choice::All;
+        }
+        let choice = match habit.answers {
+            ..FULL => Choice::All,
+            FULL.. if habit.answers < FULL + PROBES => Choice::Most(MISSING),
+            _ => return Choice::Directories,
+        };
+        habit.answers += 1;
+        at.store(habit.pack(), Ordering::Relaxed);
+        choice
+    }
+
+    /// The thread `asker` looked up a name, and found something of this kind.
+    pub(crate) fn looks_up(&self, asker: u32, kind: Kind) {
+        if kind == Kind::Directory {
+            return;
+        }
+        let (at, habit) = self.find(asker);
+        let may_miss = habit.asker == asker && habit.answers > FULL;
+        if may_miss && !habit.looks_up {
+            let habit = Habit {
+                looks_up: true,
+                ..habit
+            };
+            at.store(habit.pack(), Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIND: u32 = 7;
+
+    /// Files without attributes in the next answer, of two files and a directory each time.
+    fn missing(habits: &Habits, asker: u32, files: u32) -> u32 {
+        let mut choice = habits.lists(asker);
+        assert!(choice.wants(Kind::Directory));
+        (0..files).filter(|_| !choice.wants(Kind::Regular)).count() as u32
+    }
+
+    fn list(habits: &Habits, asker: u32, answers: u8) {
+        for _ in 0..answers {
+            missing(habits, asker, 1);
+        }
+    }
+
+    #[test]
+    fn who_looks_up_nothing_gets_no_attributes_of_files() {
+        let habits = Habits::default();
+        for answer in 0..FULL + PROBES + 10 {
+            let expected = match answer {
+                ..FULL => 0,
+                FULL.. if answer < FULL + PROBES => MISSING,
+                _ => 100,
+            };
+            assert_eq!(missing(&habits, FIND, 100), expected, "answer {answer}");
+        }
+        // Somebody else is judged by what he does.
+        habits.looks_up(FIND + 1, Kind::Regular);
+        assert_eq!(missing(&habits, FIND, 100), 100);
+        assert_eq!(missing(&habits, FIND + 1, 100), 0);
+        habits.looks_up(FIND, Kind::Directory);
+        assert_eq!(missing(&habits, FIND, 100), 100, "it had those");
+        habits.looks_up(FIND, Kind::Symlink);
+        assert_eq!(missing(&habits, FIND, 100), 0);
+    }
+
+    #[test]
+    fn who_misses_one_gets_all() {
+        let habits = Habits::default();
+        list(&habits, FIND, FULL);
+        // It missed nothing: names of a command line.
+        habits.looks_up(FIND, Kind::Regular);
+        assert_eq!(missing(&habits, FIND, 100), MISSING);
+        habits.looks_up(FIND, Kind::Regular);
+        for _ in 0..1000 {
+            assert_eq!(missing(&habits, FIND, 100), 0);
+        }
+    }
+
+    #[test]
+    fn who_comes_later_begins_anew() {
+        let habits = Habits::default();
+        list(&habits, FIND, FULL + PROBES);
+        let same_place = FIND + u32::try_from(ASKERS).unwrap();
+        assert_eq!(missing(&habits, same_place, 100), 0);
+        habits.looks_up(FIND, Kind::Regular);
+        assert_eq!(missing(&habits, FIND, 100), 0, "forgotten");
+        list(&habits, FIND, FULL);
+        assert_eq!(missing(&habits, FIND, 100), MISSING);
+    }
+
+    #[test]
+    fn habits_survive_packing() {
+        let habit = Habit {
+            asker: u32::MAX - 1,
+            answers: 24,
+            looks_up: true,
+        };
+        assert!(Habit::unpack(habit.pack()) == habit);
+        assert!(Habit::unpack(0) == Habit::of(0));
+    }
+}
