@@ -120,6 +120,8 @@ impl<'a> LeafWriter<'a> {
     /// Writes a leaf of three to five quarters of the aimed-at size, cut where neighbours differ early.
     fn cut(&mut self) -> Result<()> {
         let target = self.store.shape.leaf_bytes;
+        // Values that make up the size stay together with their keys: a file is read in such pieces.
+        let most = target + target / 128;
         let mut sum = 0;
         let mut best: Option<(usize, usize)> = None;
         for at in 1..self.entries.len() {
@@ -128,7 +130,7 @@ impl<'a> LeafWriter<'a> {
             let shared = shared_prefix(key, &self.entries[at].0);
             let late = at + 1 == self.entries.len() && best.is_none();
             // Of equals the one next to the aimed-at size.
-            let is_better = |(least, _)| shared < least || shared == least && sum <= target;
+            let is_better = |(least, _)| shared < least || shared == least && sum <= most;
             if (sum >= target * 3 / 4 || late) && best.is_none_or(is_better) {
                 best = Some((shared, at));
             }
