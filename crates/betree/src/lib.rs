@@ -47,6 +47,7 @@ mod memrun;
 mod message;
 mod node;
 mod open;
+mod passing;
 mod peek;
 mod pieces;
 mod readahead;

@@ -31,6 +31,7 @@ use crate::clone::Mended;
 use crate::error::{Error, READING_A_NODE, Result};
 use crate::heal::Healing;
 use crate::memrun::MemRun;
+use crate::passing::Spare;
 use crate::pieces::Pieces;
 use crate::readahead::ReadAhead;
 use crate::run::{
@@ -209,7 +210,7 @@ impl Drop for Handle {
 }
 
 #[derive(Clone)]
-enum Cached {
+pub(crate) enum Cached {
     Skeleton(Arc<Skeleton>),
     Index(Arc<RunIndex>),
     Block(Arc<Block>),
@@ -233,7 +234,7 @@ impl Drop for Room<'_> {
 }
 
 /// Part of a node in the cache: 0 is the skeleton or the index, `n + 1` block `n`.
-type CacheKey = (u64, u32);
+pub(crate) type CacheKey = (u64, u32);
 
 impl Weighter<CacheKey, Cached> for ByBytes {
     fn weight(&self, _key: &CacheKey, value: &Cached) -> u64 {
@@ -398,6 +399,7 @@ pub(crate) struct Store {
     /// Places of dead leaves that records of the journal name, oldest first.
     dead_named: Mutex<Vec<Extent>>,
     pub(crate) read_ahead: ReadAhead,
+    pub(crate) spare: Arc<Spare>,
     cache: Cache<CacheKey, Cached, ByBytes>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
@@ -444,6 +446,7 @@ impl Store {
             waiting_bytes: AtomicU64::new(0),
             dead_named: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
+            spare: Arc::default(),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
@@ -963,7 +966,7 @@ impl Store {
     }
 
     /// Reads the front of a run, `ahead` bytes if it is so long. Blocks that come along whole stay in the cache.
-    fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
+    pub(crate) fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
         let place = self.place(handle)?;
         let guess = (place.used_bytes as usize).min(ahead.max(4096));
         let mut front = self.read(place.extent.addr, guess)?;
@@ -1091,6 +1094,20 @@ impl Store {
             .map_err(|e| malformed(RUN_FRONT, place, &e))
     }
 
+    /// The index of the run that `bytes`, read from its place, begin with.
+    pub(crate) fn decode_front(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        bytes: &[u8],
+    ) -> Result<RunIndex> {
+        let head = bytes.get(..RUN_HEADER_BYTES);
+        let len = head.and_then(|head| index_len(head, place.used_bytes));
+        let front = len.and_then(|len| bytes.get(..len));
+        let front = front.ok_or_else(|| malformed(RUN_FRONT, place, &MALFORMED))?;
+        self.decode_index(handle, place, front)
+    }
+
     /// One block of a run.
     pub(crate) fn block(&self, run: &DiskRun, at: usize) -> Result<Arc<Block>> {
         let mut blocks = self.blocks(run, at, 0, Keeping::All)?;
@@ -1145,7 +1162,11 @@ impl Store {
         let metas = &metas[at..at + guards.len()];
         let stop = metas.last().map_or(start, BlockMeta::end);
         let addr = place.extent.addr + u64::from(start);
-        let bytes = Bytes::from(self.read(addr, (stop - start) as usize)?);
+        let len = (stop - start) as usize;
+        let bytes = match keeping {
+            Keeping::All => Bytes::from(self.read(addr, len)?),
+            Keeping::Ends => self.read_passing(addr, len)?,
+        };
         let last = guards.len() - 1;
         let mut blocks = Vec::with_capacity(guards.len());
         for (n, (meta, guard)) in metas.iter().zip(guards).enumerate() {
@@ -1155,8 +1176,9 @@ impl Store {
                 Keeping::All => true,
                 Keeping::Ends => n == 0 || n == last,
             };
-            // A slice of a long read would keep all of it.
-            let stored = if !is_kept || stored.len() == bytes.len() {
+            // A slice of a long read, or of a buffer that is used again, would keep all of it.
+            let is_own = keeping == Keeping::All && stored.len() == bytes.len();
+            let stored = if !is_kept || is_own {
                 bytes.slice(stored)
             } else {
                 Bytes::copy_from_slice(&bytes[stored])
@@ -1211,7 +1233,11 @@ impl Store {
             })
     }
 
-    fn cached(&self, key: CacheKey, load: impl FnOnce() -> Result<Cached>) -> Result<Cached> {
+    pub(crate) fn cached(
+        &self,
+        key: CacheKey,
+        load: impl FnOnce() -> Result<Cached>,
+    ) -> Result<Cached> {
         let mut missed = false;
         let found = self.cache.get_or_insert_with(&key, || {
             missed = true;

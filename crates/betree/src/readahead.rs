@@ -32,7 +32,7 @@ const SCAN_BYTES_MAX: usize = 2 << 20;
 const QUEUE_MAX: usize = 64;
 
 /// Blocks of a leaf from a number on.
-type Found = (usize, Vec<Arc<Block>>);
+pub(crate) type Found = (usize, Vec<Arc<Block>>);
 
 #[derive(Debug)]
 enum Progress {

@@ -478,7 +478,13 @@ impl TreeScan {
         }
         if let Some((leaf, xf)) = leaf {
             let read = self.collect(&leaf);
-            let run = store.run(&leaf)?;
+            let is_to_end = min_hi(range.hi.clone(), reach.clone()) == reach;
+            let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
+            let (run, read) = if passes && is_to_end && read.is_none() {
+                store.run_passing(&leaf, &xf.range(&range))?
+            } else {
+                (store.run(&leaf)?, read)
+            };
             let mut cursor = MappedCursor::new(&run, &range, &xf, self.ahead);
             cursor.keep(self.keeping);
             if self.ahead == AHEAD_MAX {

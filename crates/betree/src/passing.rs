@@ -1,0 +1,109 @@
+//! Leaves for somebody who keeps what is in them: a large file is read through a mount, whose kernel keeps it.
+//!
+//! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is wanted to its end. What is read
+//! this way goes into buffers that are used again: new memory costs more than to fill it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use crate::bounds::KeyRange;
+use crate::error::{READING_A_NODE, Result};
+use crate::node::{Cached, Handle, Store, bump, io_error};
+use crate::readahead::Found;
+use crate::view::RunView;
+
+/// Buffers that wait to be used again, each of about a leaf.
+const SPARE_MAX: usize = 4;
+/// Longest leaf that is read whole, in bytes, and largest buffer that waits.
+const WHOLE_BYTES_MAX: usize = 1 << 20;
+
+/// Buffers that wait to be used again.
+#[derive(Debug, Default)]
+pub(crate) struct Spare(Mutex<Vec<Vec<u8>>>);
+
+/// The first `len` bytes of a buffer that goes back when nobody looks at them any more.
+struct Lent {
+    buffer: Vec<u8>,
+    len: usize,
+    spare: Arc<Spare>,
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.buffer[..self.len]
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        let mut spare = self.spare.0.lock();
+        if spare.len() < SPARE_MAX && self.buffer.len() <= WHOLE_BYTES_MAX {
+            spare.push(std::mem::take(&mut self.buffer));
+        }
+    }
+}
+
+impl Store {
+    /// Reads what somebody else keeps, and nobody here for long: a slice of it holds the whole buffer.
+    pub(crate) fn read_passing(&self, addr: u64, len: usize) -> Result<Bytes> {
+        let mut buffer = self.spare.0.lock().pop().unwrap_or_default();
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        let mut lent = Lent {
+            buffer,
+            len,
+            spare: Arc::clone(&self.spare),
+        };
+        bump(&self.counters.node_reads);
+        self.counters
+            .bytes_read
+            .fetch_add(len as u64, Ordering::Relaxed);
+        self.dev
+            .read_at(addr, &mut lent.buffer[..len])
+            .map_err(io_error(READING_A_NODE))?;
+        Ok(Bytes::from_owner(lent))
+    }
+
+    /// A leaf that is wanted from the start of `range` to its end, and its blocks there if they came with it. What is wrong with a block is told to
+    /// whoever reads it alone.
+    pub(crate) fn run_passing(
+        &self,
+        leaf: &Arc<Handle>,
+        range: &KeyRange,
+    ) -> Result<(RunView, Option<Found>)> {
+        let mut whole = None;
+        if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
+            self.cached((leaf.id().0, 0), || {
+                let place = self.place(leaf)?;
+                let len = place.used_bytes as usize;
+                if len > WHOLE_BYTES_MAX {
+                    return self.load_index(leaf, self.shape.block_bytes);
+                }
+                let bytes = self.read_passing(place.extent.addr, len)?;
+                let index = self.decode_front(leaf, &place, &bytes)?;
+                whole = Some((place.extent.addr, bytes));
+                Ok(Cached::Index(Arc::new(index)))
+            })?;
+        }
+        let run = self.run(leaf)?;
+        let (Some((addr, bytes)), RunView::Disk(disk)) = (whole, &run) else {
+            return Ok((run, None));
+        };
+        let metas = &disk.index.blocks;
+        let wanted = disk.index.blocks_in(range);
+        let mut blocks = Vec::with_capacity(wanted.len());
+        for (at, meta) in metas.iter().enumerate().take(wanted.end).skip(wanted.start) {
+            let stored = bytes.slice(meta.offset as usize..meta.end() as usize);
+            let next = metas.get(at + 1).map(|next| &next.first_key);
+            match meta.decode(leaf.kind(), stored, next, addr + u64::from(meta.offset)) {
+                Ok(block) => blocks.push(Arc::new(block)),
+                Err(_) => break,
+            }
+        }
+        Ok((run, Some((wanted.start, blocks))))
+    }
+}
