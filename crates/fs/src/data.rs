@@ -56,6 +56,11 @@ impl Span {
     fn last(&self) -> u64 {
         self.end.div_ceil(BLOCK_BYTES)
     }
+
+    /// Its bytes, as memory holds them.
+    fn len(&self) -> Result<usize> {
+        usize::try_from(self.end - self.offset).map_err(|_| Error::TooBig)
+    }
 }
 
 /// Whole blocks `[first, last)` that are in leaves already.
@@ -90,6 +95,43 @@ pub(crate) struct Contents {
     pub(crate) snapshot: Snapshot,
 }
 
+impl Contents {
+    /// Hands what is in the blocks of `span` to `fill`, in order and with the distance from the beginning of it; what lies between is zeros.
+    fn read(&self, span: &Span, mut fill: impl FnMut(usize, &[u8])) -> Result<()> {
+        let mut fill = |number: u64, value: &[u8]| {
+            let start = number * BLOCK_BYTES;
+            let value = &value[..value.len().min(BLOCK)];
+            let end = start + value.len() as u64;
+            let (from, to) = (start.max(span.offset), end.min(span.end));
+            if from < to {
+                let at = |byte: u64, base: u64| {
+                    usize::try_from(byte - base).expect("inside of one read")
+                };
+                fill(
+                    at(from, span.offset),
+                    &value[at(from, start)..at(to, start)],
+                );
+            }
+        };
+        let key = |number| keys::block(&self.blocks, number);
+        let (first, last) = (span.first(), span.last());
+        if last - first == 1 {
+            if let Some(value) = self.snapshot.get(&key(first))? {
+                fill(first, &value);
+            }
+            return Ok(());
+        }
+        let mut scan = self.snapshot.scan(&key(first), Some(&key(last))).eager();
+        if last - first >= PASSING_BLOCKS {
+            scan = scan.passing();
+        }
+        while scan.advance()? {
+            fill(block_number(&self.blocks, scan.key())?, scan.value());
+        }
+        Ok(())
+    }
+}
+
 impl Volume {
     pub(crate) fn regular(&self, ino: Ino) -> Result<Arc<Inode>> {
         let inode = self.inode(ino)?;
@@ -116,51 +158,48 @@ impl Volume {
     /// # Errors
     /// `Stale`, `IsDirectory`, and those of the tree.
     pub fn read(&self, ino: Ino, offset: u64, len: u32) -> Result<Vec<u8>> {
+        let Some((contents, span)) = self.contents_in(ino, offset, u64::from(len))? else {
+            return Ok(Vec::new());
+        };
+        let len = span.len()?;
+        let mut out = Vec::with_capacity(len);
+        contents.read(&span, |at, bytes| {
+            out.resize(at, 0);
+            out.extend_from_slice(bytes);
+        })?;
+        out.resize(len, 0);
+        Ok(out)
+    }
+
+    /// Fills `buf` from `offset` on and returns how much that was: less than all only at the end of the file.
+    ///
+    /// # Errors
+    /// As [`Volume::read`]; `buf` holds anything then.
+    pub fn read_into(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        let Some((contents, span)) = self.contents_in(ino, offset, buf.len() as u64)? else {
+            return Ok(0);
+        };
+        let len = span.len()?;
+        let mut filled = 0;
+        contents.read(&span, |at, bytes| {
+            buf[filled..at].fill(0);
+            filled = at + bytes.len();
+            buf[at..filled].copy_from_slice(bytes);
+        })?;
+        buf[filled..len].fill(0);
+        Ok(len)
+    }
+
+    /// What a file holds now, and which part of `len` bytes from `offset` on that is; `None` for no part.
+    fn contents_in(&self, ino: Ino, offset: u64, len: u64) -> Result<Option<(Contents, Span)>> {
         let inode = self.regular(ino)?;
         let contents = self.contents(&inode)?;
         self.read_now(&inode);
-        let end = contents
-            .size_bytes
-            .min(offset.saturating_add(u64::from(len)));
+        let end = contents.size_bytes.min(offset.saturating_add(len));
         if offset >= end {
-            return Ok(Vec::new());
+            return Ok(None);
         }
-        let span = Span::new(offset, end - offset)?;
-        let len = usize::try_from(end - offset).map_err(|_| Error::TooBig)?;
-        let mut out = Vec::with_capacity(len);
-        // Blocks come in order; what lies between them is zeros.
-        let mut fill = |number: u64, value: &[u8]| {
-            let start = number * BLOCK_BYTES;
-            let value = &value[..value.len().min(BLOCK)];
-            let (from, to) = (start.max(offset), (start + value.len() as u64).min(end));
-            if from < to {
-                let at = |byte: u64, base: u64| {
-                    usize::try_from(byte - base).expect("inside of one read")
-                };
-                out.resize(at(from, offset), 0);
-                out.extend_from_slice(&value[at(from, start)..at(to, start)]);
-            }
-        };
-        if span.last() - span.first() == 1 {
-            let key = keys::block(&contents.blocks, span.first());
-            if let Some(value) = contents.snapshot.get(&key)? {
-                fill(span.first(), &value);
-            }
-        } else {
-            let (lo, hi) = (
-                keys::block(&contents.blocks, span.first()),
-                keys::block(&contents.blocks, span.last()),
-            );
-            let mut scan = contents.snapshot.scan(&lo, Some(&hi)).eager();
-            if span.last() - span.first() >= PASSING_BLOCKS {
-                scan = scan.passing();
-            }
-            while scan.advance()? {
-                fill(block_number(&contents.blocks, scan.key())?, scan.value());
-            }
-        }
-        out.resize(len, 0);
-        Ok(out)
+        Ok(Some((contents, Span::new(offset, end - offset)?)))
     }
 
     /// Writes `data` at `offset`. With `kill_privileges` setuid and setgid go; whether they were

@@ -555,6 +555,11 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
         let found = volume.read(file, from as u64, len as u32).unwrap();
         let end = model.len().min(from + len);
         assert!(found == model[from.min(end)..end], "step {step}");
+        // Into a place where something else was, which keeps what is behind the end.
+        let mut place = vec![0xa5; len];
+        let filled = volume.read_into(file, from as u64, &mut place).unwrap();
+        assert!(place[..filled] == found, "step {step}");
+        assert!(place[filled..].iter().all(|byte| *byte == 0xa5), "{step}");
     }
     let grafts = volume.tree().stats().paths.grafts;
     assert!(grafts > 0, "nothing went the long way since the last open");

@@ -697,10 +697,8 @@ impl Filesystem for RingFront {
         offset: u64,
         buf: &mut [u8],
     ) -> FsResult<usize> {
-        let len = u32::try_from(buf.len()).expect("an entry has room for 1 MiB");
-        let data = code(self.asked(Operation::Read).read(ino(node), offset, len))?;
-        buf[..data.len()].copy_from_slice(&data);
-        Ok(data.len())
+        let server = self.asked(Operation::Read);
+        code(server.read_into(ino(node), offset, buf))
     }
 
     async fn write(

@@ -261,6 +261,11 @@ impl Server {
         answer(self.core.volume.read(node, offset, len))
     }
 
+    /// The same where the answer has its place.
+    pub(crate) fn read_into(&self, node: Ino, offset: u64, buf: &mut [u8]) -> Answer<usize> {
+        answer(self.core.volume.read_into(node, offset, buf))
+    }
+
     pub(crate) fn write(
         &self,
         node: Ino,
