@@ -39,6 +39,13 @@ pub enum Invalidation {
         /// The name.
         name: Vec<u8>,
     },
+    /// That a name leads nowhere: it did until now. Who was never told so, or of what the name led to before that, remembers nothing wrong.
+    Missing {
+        /// The directory.
+        dir: Ino,
+        /// The name.
+        name: Vec<u8>,
+    },
     /// Attributes.
     Attributes(Ino),
 }
@@ -461,13 +468,12 @@ fn inodes<'a>(
 }
 
 fn invalidations(dir: &Arc<Inode>, name: &[u8], victim: Option<&Victim>) -> Vec<Invalidation> {
-    let mut stale = vec![
-        Invalidation::Entry {
-            dir: dir.ino,
-            name: name.to_vec(),
-        },
-        Invalidation::Attributes(dir.ino),
-    ];
+    let (attributes, dir, name) = (Invalidation::Attributes(dir.ino), dir.ino, name.to_vec());
+    let entry = match victim {
+        Some(_) => Invalidation::Entry { dir, name },
+        None => Invalidation::Missing { dir, name },
+    };
+    let mut stale = vec![entry, attributes];
     if let Some(victim) = victim {
         stale.push(Invalidation::Attributes(victim.inode.ino));
         let bodies = victim.stubs.iter().flat_map(|stubs| &stubs.bodies);

@@ -84,6 +84,14 @@ impl Call {
         }
     }
 
+    /// The name that it removes.
+    pub(crate) fn removes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Remove(request) => Some(&request.name),
+            _ => None,
+        }
+    }
+
     /// Carries the call out, made on the open directory `dir` by `caller`: what the kernel remembers wrongly then, and the answer.
     ///
     /// # Errors

@@ -17,6 +17,7 @@ mod errno;
 mod habits;
 mod ioctl;
 mod listing;
+mod missing;
 pub mod mountinfo;
 mod notify;
 mod options;

@@ -26,7 +26,7 @@ impl Kernel {
         let Some(notifier) = self.0.get() else { return };
         for one in stale {
             let sent = match one {
-                Invalidation::Entry { dir, name } => {
+                Invalidation::Entry { dir, name } | Invalidation::Missing { dir, name } => {
                     notifier.inval_entry(INodeNo(dir.0), OsStr::from_bytes(name))
                 }
                 // A negative offset spares the pages.

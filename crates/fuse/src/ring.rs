@@ -532,6 +532,10 @@ impl RingFront {
     }
 
     fn tell(&self, stale: Vec<Invalidation>) {
+        let is_attributes = |one: &_| matches!(one, Invalidation::Attributes(_));
+        if stale.iter().all(is_attributes) {
+            return self.server().invalidate_attributes(&stale);
+        }
         let (sender, told) = channel();
         self.server().tell(stale.clone(), move || {
             // Nobody waits any more for what was told at once.

@@ -19,6 +19,7 @@ use crate::asked::{Asked, Operation};
 use crate::caller::{Asker, caller};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
+use crate::missing::Missing;
 use crate::notify::Kernel;
 use crate::terms::created_flags;
 use crate::tickets::Tickets;
@@ -47,6 +48,7 @@ struct Core {
     streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     volume: Arc<Volume>,
     kernel: Kernel,
+    missing: Missing,
     next_stream: AtomicU64,
     tickets: Tickets,
     asked: Asked,
@@ -67,7 +69,12 @@ impl Core {
         let stream = self.stream(fh).ok();
         let dir = (node, stream.as_deref());
         let known = (&self.tickets, &self.asked);
-        answer(call.run(&self.volume, known, dir, &caller(asker)))
+        if let Some(name) = call.removes() {
+            self.missing.note(node, name);
+        }
+        let (mut stale, data) = answer(call.run(&self.volume, known, dir, &caller(asker)))?;
+        stale.retain(|one| self.missing.may_matter(one));
+        Ok((stale, data))
     }
 }
 
@@ -101,6 +108,7 @@ impl Server {
         let core = Core {
             volume,
             kernel,
+            missing: Missing::default(),
             streams: Mutex::default(),
             next_stream: AtomicU64::new(1),
             tickets: Tickets::default(),
@@ -145,6 +153,7 @@ impl Server {
         if self.is_nowhere(name) {
             return self.getattr(dir).map(|attr| Some(nowhere(attr)));
         }
+        self.core.missing.note(dir, name);
         match self.core.volume.lookup(dir, name) {
             Err(Error::NotFound) => Ok(None),
             found => answer(found).map(Some),

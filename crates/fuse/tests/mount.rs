@@ -420,6 +420,70 @@ fn attributes_come_with_a_directory_to_those_who_use_them() {
     mount.finish();
 }
 
+/// Says so when it is dropped, also by a panic.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn clones_and_removals_are_seen_at_once_whoever_looked_before() {
+    const NAMES: u32 = 5;
+    const ROUNDS: u32 = 400;
+    let mount = Mount::new();
+    let root = mount.dir.path();
+    let contents = |source: u32| format!("source {source}");
+    for source in 0..2 {
+        fs::create_dir(root.join(format!("s{source}"))).unwrap();
+        fs::write(root.join(format!("s{source}/file")), contents(source)).unwrap();
+    }
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        for looker in 0..2 {
+            let is_done = &is_done;
+            threads.spawn(move || {
+                let mut number = looker;
+                while !is_done.load(Ordering::SeqCst) {
+                    // There or not, or going.
+                    let _ = fs::metadata(root.join(format!("c{}", number % NAMES)));
+                    let _ = fs::read(root.join(format!("c{}/file", number % NAMES)));
+                    number += 1;
+                }
+            });
+        }
+        let _done = Done(&is_done);
+        for round in 0..ROUNDS {
+            let copy = root.join(format!("c{}", round % NAMES));
+            // Nobody else looks for it, until now.
+            let new = root.join(format!("n{round}"));
+            let source = round / NAMES % 2;
+            clone(&root.join(format!("s{source}")), &copy, 0).unwrap();
+            clone(&copy, &new, CLONE_NO_REPLACE).unwrap();
+            for name in [&copy, &new] {
+                let found = fs::read_to_string(name.join("file"));
+                assert_eq!(found.unwrap(), contents(source), "round {round}");
+            }
+            if round % 3 == 0 {
+                for name in [&copy, &new] {
+                    remove(name).unwrap();
+                    let missing = fs::metadata(name).unwrap_err().kind();
+                    assert_eq!(missing, io::ErrorKind::NotFound, "round {round}");
+                }
+            }
+            if round % 9 == 0 {
+                // It was there, and then it was known not to be.
+                clone(&root.join("s0"), &new, CLONE_NO_REPLACE).unwrap();
+                let found = fs::read_to_string(new.join("file"));
+                assert_eq!(found.unwrap(), contents(0), "round {round}");
+            }
+        }
+    });
+    mount.finish();
+}
+
 #[test]
 fn many_slow_requests_from_one_processor_leave_room_for_quick_ones() {
     let mount = Mount::new();
