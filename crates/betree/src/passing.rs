@@ -1,7 +1,7 @@
 //! Leaves for somebody who keeps what is in them: a large file is read through a mount, whose kernel keeps it.
 //!
-//! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is wanted to its end. What is read
-//! this way goes into buffers that are used again: new memory costs more than to fill it.
+//! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is wanted to its end and not much shorter than
+//! all that is wanted. What is read this way goes into buffers that are used again: new memory costs more than to fill it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::bounds::KeyRange;
-use crate::error::{READING_A_NODE, Result};
+use crate::error::{Error, READING_A_NODE, Result};
 use crate::node::{Cached, Handle, Store, bump, io_error};
 use crate::readahead::Found;
 use crate::view::RunView;
@@ -40,7 +40,7 @@ impl AsRef<[u8]> for Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let mut spare = self.spare.0.lock();
-        if spare.len() < SPARE_MAX && self.buffer.len() <= WHOLE_BYTES_MAX {
+        if spare.len() < SPARE_MAX && self.buffer.capacity() <= WHOLE_BYTES_MAX {
             spare.push(std::mem::take(&mut self.buffer));
         }
     }
@@ -51,7 +51,8 @@ impl Store {
     pub(crate) fn read_passing(&self, addr: u64, len: usize) -> Result<Bytes> {
         let mut buffer = self.spare.0.lock().pop().unwrap_or_default();
         if buffer.len() < len {
-            buffer.resize(len, 0);
+            // Nothing of the old one is wanted, nor room for more.
+            buffer = vec![0; len];
         }
         let mut lent = Lent {
             buffer,
@@ -68,23 +69,28 @@ impl Store {
         Ok(Bytes::from_owner(lent))
     }
 
-    /// A leaf that is wanted from the start of `range` to its end, and its blocks there if they came with it. What is wrong with a block is told to
-    /// whoever reads it alone.
+    /// A leaf that is wanted from the start of `range` to its end, and its blocks there if they came with it; `wanted_bytes` are wanted of this and other leaves. What
+    /// is wrong with a block, or cannot be read, is told to whoever reads that alone.
     pub(crate) fn run_passing(
         &self,
         leaf: &Arc<Handle>,
         range: &KeyRange,
+        wanted_bytes: usize,
     ) -> Result<(RunView, Option<Found>)> {
         let mut whole = None;
         if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
             self.cached((leaf.id().0, 0), || {
                 let place = self.place(leaf)?;
                 let len = place.used_bytes as usize;
-                if len > WHOLE_BYTES_MAX {
+                let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
+                let read = is_most.then(|| {
+                    let bytes = self.read_passing(place.extent.addr, len)?;
+                    let index = self.decode_front(leaf, &place, &bytes)?;
+                    Ok::<_, Error>((bytes, index))
+                });
+                let Some(Ok((bytes, index))) = read else {
                     return self.load_index(leaf, self.shape.block_bytes);
-                }
-                let bytes = self.read_passing(place.extent.addr, len)?;
-                let index = self.decode_front(leaf, &place, &bytes)?;
+                };
                 whole = Some((place.extent.addr, bytes));
                 Ok(Cached::Index(Arc::new(index)))
             })?;

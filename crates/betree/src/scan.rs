@@ -291,6 +291,8 @@ pub(crate) struct TreeScan {
     ahead: usize,
     /// What the cache keeps of the leaves.
     keeping: Keeping,
+    /// Bytes that are wanted of them if it keeps few.
+    passing_bytes: usize,
     /// The leaf that was opened last.
     leaf: Option<NodeId>,
     /// Nodes asked for, in the order in which they will come.
@@ -338,6 +340,7 @@ impl TreeScan {
             value: None,
             ahead,
             keeping: Keeping::All,
+            passing_bytes: 0,
             leaf: None,
             jobs: VecDeque::new(),
         }
@@ -371,9 +374,10 @@ impl TreeScan {
         self.ahead = AHEAD_MAX;
     }
 
-    /// Leaves the blocks of leaves out of the cache, but for those at the ends of requests.
-    pub(crate) fn pass(&mut self) {
+    /// Leaves the blocks of leaves out of the cache, but for those at the ends of requests. About `len_bytes` of values are wanted.
+    pub(crate) fn pass(&mut self, len_bytes: usize) {
         self.keeping = Keeping::Ends;
+        self.passing_bytes = len_bytes;
     }
 
     /// Goes to the next key with a value; `false` when there is none.
@@ -481,7 +485,7 @@ impl TreeScan {
             let is_to_end = min_hi(range.hi.clone(), reach.clone()) == reach;
             let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
             let (run, read) = if passes && is_to_end && read.is_none() {
-                store.run_passing(&leaf, &xf.range(&range))?
+                store.run_passing(&leaf, &xf.range(&range), self.passing_bytes)?
             } else {
                 (store.run(&leaf)?, read)
             };

@@ -123,7 +123,7 @@ impl Contents {
         }
         let mut scan = self.snapshot.scan(&key(first), Some(&key(last))).eager();
         if last - first >= PASSING_BLOCKS {
-            scan = scan.passing();
+            scan = scan.passing(span.len()?);
         }
         while scan.advance()? {
             fill(block_number(&self.blocks, scan.key())?, scan.value());

@@ -2,12 +2,12 @@
 //!
 //! The attributes that come with an entry spare a request if somebody asks for them, and cost several times the entry if nobody does: `find` by
 //! name wants none but those of directories, `grep -r` and `du` want all. The kernel says nothing when it has what it is
-//! asked for. So after some answers an asker misses the attributes of a file here and there. If it looks one up, it gets all
-//! attributes from then on, and if it looks up none of many, those of directories only, until it does look up a file.
+//! asked for. So after some answers an asker misses the attributes of a file here and there. If it looks one up, or another thread does in a directory that it
+//! read, it gets all attributes from then on, and if nobody looks up any of many, those of directories only, until somebody does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ramet_fs::Kind;
+use ramet_fs::{Ino, Kind};
 
 /// Askers that are known at the same time, at most; the number of an asker says where, and who comes later is known instead.
 const ASKERS: usize = 64;
@@ -18,8 +18,15 @@ const PROBES: u8 = 16;
 /// Files without attributes in each of these.
 const MISSING: u32 = 2;
 
+/// Directories whose last reader is known, at most, as with askers.
+const READ: usize = 64;
+
 /// Of the askers of a mount.
-pub(crate) struct Habits(Vec<AtomicU64>);
+pub(crate) struct Habits {
+    askers: [AtomicU64; ASKERS],
+    /// Who missed attributes in a directory last: half of the number of the directory, and the asker.
+    read: [AtomicU64; READ],
+}
 
 /// Of one: a thread that read directories.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -82,25 +89,39 @@ impl Choice {
 
 impl Default for Habits {
     fn default() -> Self {
-        Self((0..ASKERS).map(|_| AtomicU64::new(0)).collect())
+        Self {
+            askers: [const { AtomicU64::new(0) }; ASKERS],
+            read: [const { AtomicU64::new(0) }; READ],
+        }
     }
 }
 
 impl Habits {
     /// Where that of `asker` is, and what is there. Two threads that change it at the same time err about which attributes to give, no more.
     fn find(&self, asker: u32) -> (&AtomicU64, Habit) {
-        let at = &self.0[usize::try_from(asker).expect("32 bits") % ASKERS];
+        let at = &self.askers[usize::try_from(asker).expect("32 bits") % ASKERS];
         (at, Habit::unpack(at.load(Ordering::Relaxed)))
     }
 
-    /// The thread `asker` reads a directory, or goes on with it; which attributes it gets.
-    pub(crate) fn lists(&self, asker: u32) -> Choice {
+    /// Where the last reader of a directory is, and half of the number of the directory.
+    fn last_reader(&self, dir: Ino) -> (&AtomicU64, u64) {
+        let number = dir.0 & u64::from(u32::MAX);
+        let at = usize::try_from(number).expect("32 bits") % READ;
+        (&self.read[at], number << 32)
+    }
+
+    /// The thread `asker` reads `dir`, or goes on with it; which attributes it gets.
+    pub(crate) fn lists(&self, asker: u32, dir: Ino) -> Choice {
         let (at, mut habit) = self.find(asker);
         if habit.asker != asker {
             habit = Habit::of(asker);
         }
         if habit.looks_up {
             return Choice::All;
+        }
+        if habit.answers >= FULL {
+            let (reader, number) = self.last_reader(dir);
+            reader.store(number | u64::from(asker), Ordering::Relaxed);
         }
         let choice = match habit.answers {
             ..FULL => Choice::All,
@@ -112,11 +133,24 @@ impl Habits {
         choice
     }
 
-    /// The thread `asker` looked up a name, and found something of this kind.
-    pub(crate) fn looks_up(&self, asker: u32, kind: Kind) {
+    /// The thread `asker` looked up a name in `dir`, and found something of this kind.
+    pub(crate) fn looks_up(&self, asker: u32, dir: Ino, kind: Kind) {
         if kind == Kind::Directory {
             return;
         }
+        self.misses(asker);
+        let (reader, number) = self.last_reader(dir);
+        let reader = reader.load(Ordering::Relaxed) ^ number;
+        // Another directory leaves bits of its number.
+        if let Ok(reader) = u32::try_from(reader)
+            && reader != asker
+        {
+            self.misses(reader);
+        }
+    }
+
+    /// The thread `asker` would have had a use for more attributes, if it misses any.
+    fn misses(&self, asker: u32) {
         let (at, habit) = self.find(asker);
         let may_miss = habit.asker == asker && habit.answers > FULL;
         if may_miss && !habit.looks_up {
@@ -134,10 +168,12 @@ mod tests {
     use super::*;
 
     const FIND: u32 = 7;
+    const DIR: Ino = Ino(1 << 40 | 5);
+    const OTHER: Ino = Ino(6);
 
     /// Files without attributes in the next answer, of two files and a directory each time.
     fn missing(habits: &Habits, asker: u32, files: u32) -> u32 {
-        let mut choice = habits.lists(asker);
+        let mut choice = habits.lists(asker, DIR);
         assert!(choice.wants(Kind::Directory));
         (0..files).filter(|_| !choice.wants(Kind::Regular)).count() as u32
     }
@@ -160,12 +196,12 @@ mod tests {
             assert_eq!(missing(&habits, FIND, 100), expected, "answer {answer}");
         }
         // Somebody else is judged by what he does.
-        habits.looks_up(FIND + 1, Kind::Regular);
+        habits.looks_up(FIND + 1, OTHER, Kind::Regular);
         assert_eq!(missing(&habits, FIND, 100), 100);
         assert_eq!(missing(&habits, FIND + 1, 100), 0);
-        habits.looks_up(FIND, Kind::Directory);
+        habits.looks_up(FIND, OTHER, Kind::Directory);
         assert_eq!(missing(&habits, FIND, 100), 100, "it had those");
-        habits.looks_up(FIND, Kind::Symlink);
+        habits.looks_up(FIND, OTHER, Kind::Symlink);
         assert_eq!(missing(&habits, FIND, 100), 0);
     }
 
@@ -174,12 +210,23 @@ mod tests {
         let habits = Habits::default();
         list(&habits, FIND, FULL);
         // It missed nothing: names of a command line.
-        habits.looks_up(FIND, Kind::Regular);
+        habits.looks_up(FIND, OTHER, Kind::Regular);
         assert_eq!(missing(&habits, FIND, 100), MISSING);
-        habits.looks_up(FIND, Kind::Regular);
+        habits.looks_up(FIND, OTHER, Kind::Regular);
         for _ in 0..1000 {
             assert_eq!(missing(&habits, FIND, 100), 0);
         }
+    }
+
+    #[test]
+    fn who_reads_for_others_gets_all_when_they_look() {
+        let habits = Habits::default();
+        list(&habits, FIND, FULL + PROBES);
+        let same_place = Ino(DIR.0 + READ as u64);
+        habits.looks_up(FIND + 1, same_place, Kind::Regular);
+        assert_eq!(missing(&habits, FIND, 100), 100, "not where it read");
+        habits.looks_up(FIND + 1, DIR, Kind::Regular);
+        assert_eq!(missing(&habits, FIND, 100), 0);
     }
 
     #[test]
@@ -188,7 +235,7 @@ mod tests {
         list(&habits, FIND, FULL + PROBES);
         let same_place = FIND + u32::try_from(ASKERS).unwrap();
         assert_eq!(missing(&habits, same_place, 100), 0);
-        habits.looks_up(FIND, Kind::Regular);
+        habits.looks_up(FIND, OTHER, Kind::Regular);
         assert_eq!(missing(&habits, FIND, 100), 0, "forgotten");
         list(&habits, FIND, FULL);
         assert_eq!(missing(&habits, FIND, 100), MISSING);

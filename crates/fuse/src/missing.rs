@@ -4,9 +4,12 @@
 //! directory, which is most of what a clone through a mount costs. So each name that is looked up is noted, in a set that may say yes for
 //! others too: then the kernel is told in vain.
 //!
-//! **Nothing is missed.** The kernel remembers that a name leads nowhere only by the answer to a LOOKUP: what it removes itself, it asks for again. The lookup notes
+//! **Nothing is missed.** The kernel remembers that a name leads nowhere only by the answer to a LOOKUP. The lookup notes
 //! the name and then reads the tree; a clone changes the tree and then looks here. So if the lookup read the tree before the change, the clone finds the name.
-//! What a name led to and the daemon removed is still remembered until the kernel hears of that, so such a name is noted too, before it goes.
+//! What a name led to before it was removed is remembered until the kernel has the answer to UNLINK, RMDIR or RENAME, or hears of the removal of a tree. So such a name is noted too, before
+//! it goes, and a clone waits for the lock that the kernel holds until then.
+//!
+//! Names are never forgotten: when most bits are set, clones wait as they would without the set.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering, fence};

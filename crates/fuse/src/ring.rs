@@ -508,7 +508,7 @@ impl RingFront {
             let mut listing = Listing::new(&mut payload[..room]);
             let list = || {
                 let server = self.asked(Operation::Readdirplus);
-                let mut choice = self.connection.habits.lists(header.pid);
+                let mut choice = self.connection.habits.lists(header.pid, Ino(header.nodeid));
                 let wants = |entry: &DirEntry| choice.wants(entry.kind);
                 server.read_dir_plus(asked.fh, asked.offset, wants, |entry, attr| {
                     listing.push(entry, attr)
@@ -569,7 +569,8 @@ impl Filesystem for RingFront {
         let server = self.asked(Operation::Lookup);
         match code(server.lookup(ino(parent), name.as_bytes()))? {
             Some(attr) => {
-                self.connection.habits.looks_up(request.pid, attr.kind);
+                let habits = &self.connection.habits;
+                habits.looks_up(request.pid, ino(parent), attr.kind);
                 entry(Ok(attr))
             }
             // Number 0 stands for a name that does not exist.

@@ -213,10 +213,12 @@ impl Server {
     }
 
     pub(crate) fn unlink(&self, dir: Ino, name: &[u8]) -> Answer<()> {
+        self.core.missing.note(dir, name);
         answer(self.core.volume.unlink(dir, name))
     }
 
     pub(crate) fn rmdir(&self, dir: Ino, name: &[u8]) -> Answer<()> {
+        self.core.missing.note(dir, name);
         answer(self.core.volume.rmdir(dir, name))
     }
 
@@ -241,6 +243,7 @@ impl Server {
             (false, false) => RenameMode::Replace,
         };
         let owner = whiteout.then_some((asker.uid, asker.gid));
+        self.core.missing.note(from.0, from.1);
         answer(self.core.volume.rename(from, to, mode, owner))
     }
 
@@ -518,5 +521,51 @@ fn new_inode(kind: Kind, mode: u32, asker: Asker) -> NewInode<'static> {
         gid: asker.gid,
         rdev: 0,
         target: b"",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{FormatOptions, OpenOptions};
+
+    use super::*;
+
+    #[test]
+    fn who_clones_to_a_name_that_goes_waits_until_the_kernel_knows() {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 28));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let server = Server::new(Arc::clone(&volume), Kernel::default()).unwrap();
+        let asker = Asker {
+            uid: 0,
+            gid: 0,
+            pid: 1,
+        };
+        let create = |name: &str, kind| {
+            let new = new_inode(kind, 0o755, asker);
+            volume.create(ROOT_INO, name.as_bytes(), &new).unwrap();
+        };
+        create("unlinked", Kind::Regular);
+        create("moved", Kind::Regular);
+        create("removed", Kind::Directory);
+        create("there", Kind::Regular);
+        server.unlink(ROOT_INO, b"unlinked").unwrap();
+        let (from, to) = ((ROOT_INO, &b"moved"[..]), (ROOT_INO, &b"new"[..]));
+        server
+            .rename(from, to, RenameFlags::empty(), asker)
+            .unwrap();
+        server.rmdir(ROOT_INO, b"removed").unwrap();
+        let may_matter = |name: &str| {
+            server.core.missing.may_matter(&Invalidation::Missing {
+                dir: ROOT_INO,
+                name: name.into(),
+            })
+        };
+        // Nobody looked any of them up.
+        assert_eq!(
+            ["unlinked", "moved", "removed", "there"].map(may_matter),
+            [true, true, true, false]
+        );
     }
 }
