@@ -878,14 +878,19 @@ impl Store {
 
     pub(crate) fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0; len];
+        self.read_to(addr, &mut buf)?;
+        Ok(buf)
+    }
+
+    /// The same into memory that is there.
+    pub(crate) fn read_to(&self, addr: u64, buf: &mut [u8]) -> Result<()> {
         bump(&self.counters.node_reads);
         self.counters
             .bytes_read
-            .fetch_add(len as u64, Ordering::Relaxed);
+            .fetch_add(buf.len() as u64, Ordering::Relaxed);
         self.dev
-            .read_at(addr, &mut buf)
-            .map_err(io_error(READING_A_NODE))?;
-        Ok(buf)
+            .read_at(addr, buf)
+            .map_err(io_error(READING_A_NODE))
     }
 
     /// The skeleton of an interior node.
@@ -970,10 +975,7 @@ impl Store {
         let place = self.place(handle)?;
         let guess = (place.used_bytes as usize).min(ahead.max(4096));
         let mut front = self.read(place.extent.addr, guess)?;
-        let len = front
-            .get(..RUN_HEADER_BYTES)
-            .and_then(|head| index_len(head, place.used_bytes));
-        let len = len.ok_or_else(|| malformed(RUN_FRONT, &place, &MALFORMED))?;
+        let len = front_len(&place, &front)?;
         if len > front.len() {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
             front.extend_from_slice(&rest);
@@ -1101,9 +1103,7 @@ impl Store {
         place: &Place,
         bytes: &[u8],
     ) -> Result<RunIndex> {
-        let head = bytes.get(..RUN_HEADER_BYTES);
-        let len = head.and_then(|head| index_len(head, place.used_bytes));
-        let front = len.and_then(|len| bytes.get(..len));
+        let front = bytes.get(..front_len(place, bytes)?);
         let front = front.ok_or_else(|| malformed(RUN_FRONT, place, &MALFORMED))?;
         self.decode_index(handle, place, front)
     }
@@ -1308,6 +1308,11 @@ fn two_kinds(handle: &Handle) -> Error {
         addr: 0,
         detail,
     }
+}
+
+/// How much of a run, which `bytes` begin, its index takes.
+fn front_len(place: &Place, bytes: &[u8]) -> Result<usize> {
+    index_len(bytes, place.used_bytes).ok_or_else(|| malformed(RUN_FRONT, place, &MALFORMED))
 }
 
 fn malformed(what: &'static str, place: &Place, why: &WireError) -> Error {

@@ -4,14 +4,13 @@
 //! all that is wanted. What is read this way goes into buffers that are used again: new memory costs more than to fill it.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::bounds::KeyRange;
-use crate::error::{Error, READING_A_NODE, Result};
-use crate::node::{Cached, Handle, Store, bump, io_error};
+use crate::error::{Error, Result};
+use crate::node::{Cached, Handle, Store};
 use crate::readahead::Found;
 use crate::view::RunView;
 
@@ -59,13 +58,7 @@ impl Store {
             len,
             spare: Arc::clone(&self.spare),
         };
-        bump(&self.counters.node_reads);
-        self.counters
-            .bytes_read
-            .fetch_add(len as u64, Ordering::Relaxed);
-        self.dev
-            .read_at(addr, &mut lent.buffer[..len])
-            .map_err(io_error(READING_A_NODE))?;
+        self.read_to(addr, &mut lent.buffer[..len])?;
         Ok(Bytes::from_owner(lent))
     }
 

@@ -50,6 +50,14 @@ pub enum Invalidation {
     Attributes(Ino),
 }
 
+impl Invalidation {
+    /// Whether it is of attributes only.
+    #[must_use]
+    pub fn is_of_attributes(&self) -> bool {
+        matches!(self, Self::Attributes(_))
+    }
+}
+
 /// Names of hard links below a directory, by body.
 struct Stubs {
     /// The clone root that has the bodies.

@@ -532,8 +532,7 @@ impl RingFront {
     }
 
     fn tell(&self, stale: Vec<Invalidation>) {
-        let is_attributes = |one: &_| matches!(one, Invalidation::Attributes(_));
-        if stale.iter().all(is_attributes) {
+        if stale.iter().all(Invalidation::is_of_attributes) {
             return self.server().invalidate_attributes(&stale);
         }
         let (sender, told) = channel();

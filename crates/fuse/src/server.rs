@@ -295,9 +295,7 @@ impl Server {
 
     /// Tells the kernel of stale attributes, which waits for no lock.
     pub(crate) fn invalidate_attributes(&self, stale: &[Invalidation]) {
-        let attributes = stale
-            .iter()
-            .filter(|one| matches!(one, Invalidation::Attributes(_)));
+        let attributes = stale.iter().filter(|one| one.is_of_attributes());
         let attributes: Vec<_> = attributes.cloned().collect();
         self.core.kernel.invalidate(&attributes);
     }
