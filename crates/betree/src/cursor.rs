@@ -49,6 +49,8 @@ struct DiskSource {
     /// Blocks after the last one that somebody will want soon.
     beyond: usize,
     keeping: Keeping,
+    /// While it asks for a little more each time, the device is not to read more than that.
+    alone: bool,
 }
 
 /// What a cursor had read when it was dropped, for the next one on the same run.
@@ -101,6 +103,7 @@ impl MappedCursor {
                 ahead,
                 beyond: 0,
                 keeping: Keeping::All,
+                alone: false,
             }),
         };
         Self {
@@ -119,6 +122,13 @@ impl MappedCursor {
     pub(crate) fn keep(&mut self, keeping: Keeping) {
         if let Source::Disk(disk) = &mut self.source {
             disk.keeping = keeping;
+        }
+    }
+
+    /// Says that nobody knows how far it will go: the device is to add no guess to its own.
+    pub(crate) fn guess_alone(&mut self) {
+        if let Source::Disk(disk) = &mut self.source {
+            disk.alone = true;
         }
     }
 
@@ -251,7 +261,9 @@ impl MappedCursor {
                 disk.block = None;
                 if disk.ready.is_empty() {
                     let ahead = disk.ahead.min(disk.blocks.len() + disk.beyond);
-                    disk.ready = store.blocks(&disk.run, number, ahead, disk.keeping)?.into();
+                    let alone = disk.alone && (1..AHEAD_MAX).contains(&disk.ahead);
+                    let blocks = store.blocks(&disk.run, number, ahead, disk.keeping, alone)?;
+                    disk.ready = blocks.into();
                     disk.ahead = (2 * disk.ahead + 1).min(AHEAD_MAX);
                 }
                 let block = disk.ready.pop_front().expect("a read yields a block");
@@ -333,6 +345,18 @@ pub(crate) struct Merge {
 impl Merge {
     pub(crate) fn push_older(&mut self, cursor: MappedCursor) {
         self.cursors.push(cursor);
+    }
+
+    /// Blocks beyond the wanted one that any of its cursors would read next.
+    pub(crate) fn ahead(&self) -> usize {
+        let disks = self
+            .cursors
+            .iter()
+            .filter_map(|cursor| match &cursor.source {
+                Source::Disk(disk) => Some(disk.ahead),
+                Source::Mem(_) => None,
+            });
+        disks.max().unwrap_or(0)
     }
 
     /// What its cursors had read.

@@ -61,6 +61,7 @@ mod segments;
 #[cfg(feature = "shuttle")]
 mod shuttled;
 mod skeleton;
+mod spare;
 mod split;
 mod stats;
 mod sync;

@@ -344,6 +344,14 @@ pub(crate) struct Counters {
     pub(crate) checkpoints: AtomicU64,
 }
 
+impl Counters {
+    /// Bytes of all nodes that were written.
+    pub(crate) fn bytes_written(&self) -> u64 {
+        let parts = [&self.leaf_bytes, &self.segment_bytes, &self.skeleton_bytes];
+        parts.iter().map(|n| n.load(Ordering::Relaxed)).sum()
+    }
+}
+
 /// How a node gets to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
@@ -884,13 +892,27 @@ impl Store {
 
     /// The same into memory that is there.
     pub(crate) fn read_to(&self, addr: u64, buf: &mut [u8]) -> Result<()> {
-        bump(&self.counters.node_reads);
-        self.counters
-            .bytes_read
-            .fetch_add(buf.len() as u64, Ordering::Relaxed);
+        self.count_read(buf.len());
         self.dev
             .read_at(addr, buf)
             .map_err(io_error(READING_A_NODE))
+    }
+
+    /// The same, and nothing beyond that is read for later.
+    fn read_alone(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = vec![0; len];
+        self.count_read(len);
+        self.dev
+            .read_alone_at(addr, &mut buf)
+            .map_err(io_error(READING_A_NODE))?;
+        Ok(buf)
+    }
+
+    fn count_read(&self, len: usize) {
+        bump(&self.counters.node_reads);
+        self.counters
+            .bytes_read
+            .fetch_add(len as u64, Ordering::Relaxed);
     }
 
     /// The skeleton of an interior node.
@@ -1110,17 +1132,19 @@ impl Store {
 
     /// One block of a run.
     pub(crate) fn block(&self, run: &DiskRun, at: usize) -> Result<Arc<Block>> {
-        let mut blocks = self.blocks(run, at, 0, Keeping::All)?;
+        let mut blocks = self.blocks(run, at, 0, Keeping::All, false)?;
         Ok(blocks.pop().expect("a read yields a block"))
     }
 
-    /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request.
+    /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request. With `alone` the
+    /// device is to read no more than that.
     pub(crate) fn blocks(
         &self,
         run: &DiskRun,
         at: usize,
         ahead: usize,
         keeping: Keeping,
+        alone: bool,
     ) -> Result<Vec<Arc<Block>>> {
         if let Some(packed) = &run.packed {
             return Ok(vec![packed.blocks[at].clone()]);
@@ -1164,6 +1188,7 @@ impl Store {
         let addr = place.extent.addr + u64::from(start);
         let len = (stop - start) as usize;
         let bytes = match keeping {
+            Keeping::All if alone => Bytes::from(self.read_alone(addr, len)?),
             Keeping::All => Bytes::from(self.read(addr, len)?),
             Keeping::Ends => self.read_passing(addr, len)?,
         };

@@ -221,7 +221,7 @@ impl Store {
         while found.len() < blocks.len() && bytes < JOB_BYTES_MAX {
             let at = blocks.start + found.len();
             let ahead = AHEAD_MAX.min(blocks.end - at - 1);
-            let read = self.blocks(&run, at, ahead, keeping)?;
+            let read = self.blocks(&run, at, ahead, keeping, false)?;
             bytes += read.iter().map(|b| b.weight()).sum::<usize>();
             found.extend(read);
         }

@@ -287,8 +287,10 @@ pub(crate) struct TreeScan {
     merge: Merge,
     /// The value under the scan, unless it is taken from where it lies.
     value: Option<Bytes>,
-    /// Blocks that a cursor reads at a time.
+    /// Blocks beyond the wanted one that a cursor reads at a time.
     ahead: usize,
+    /// Nobody said where it ends: only what it went through so far tells how far it may go.
+    is_open: bool,
     /// What the cache keeps of the leaves.
     keeping: Keeping,
     /// Bytes that are wanted of them if it keeps few.
@@ -339,6 +341,7 @@ impl TreeScan {
             merge: Merge::default(),
             value: None,
             ahead,
+            is_open: false,
             keeping: Keeping::All,
             passing_bytes: 0,
             leaf: None,
@@ -353,7 +356,10 @@ impl TreeScan {
 
     /// Scans `range` of a whole tree.
     pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
-        Self::new(Some((view.clone(), range)), Vec::new(), 0)
+        let is_open = range.hi.is_none();
+        let mut scan = Self::new(Some((view.clone(), range)), Vec::new(), 0);
+        scan.is_open = is_open;
+        scan
     }
 
     /// Scans `range` of what `base` holds.
@@ -467,7 +473,11 @@ impl TreeScan {
             overlays,
             ..
         } = frame;
-        let mut left = std::mem::take(&mut self.merge).into_left();
+        let merge = std::mem::take(&mut self.merge);
+        if self.is_open {
+            self.ahead = self.ahead.max(merge.ahead());
+        }
+        let mut left = merge.into_left();
         let end = self.end(&range);
         for (run, xf) in overlays.iter() {
             let mut cursor = MappedCursor::new(run, &range, xf, self.ahead);
@@ -491,6 +501,9 @@ impl TreeScan {
             };
             let mut cursor = MappedCursor::new(&run, &range, &xf, self.ahead);
             cursor.keep(self.keeping);
+            if self.is_open {
+                cursor.guess_alone();
+            }
             if self.ahead == AHEAD_MAX {
                 let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
                 cursor.carry_on(&mut left, &xf.range(&far));
@@ -499,15 +512,17 @@ impl TreeScan {
                 cursor.offer(first, blocks.into_iter());
             }
             self.merge.push_older(cursor);
-            // The first leaf of a scan may be all that is asked for; from the second on it is a long one.
+            if !self.is_open {
+                // The first leaf may be all that is asked for; what comes after it is up to the end.
+                self.ahead = AHEAD_MAX;
+            }
             let is_next = self
                 .leaf
                 .replace(leaf.id())
                 .is_some_and(|id| id != leaf.id());
-            if is_next {
+            if is_next && self.ahead == AHEAD_MAX {
                 self.look_ahead(store, leaf.id());
             }
-            self.ahead = AHEAD_MAX;
         }
         Ok(())
     }

@@ -230,7 +230,7 @@ impl Inner {
             bytes_read: get(&c.bytes_read),
             filter_denials: get(&c.filter_denials),
             leaves_ahead: get(&c.leaves_ahead),
-            bytes_written: get(&c.leaf_bytes) + get(&c.segment_bytes) + get(&c.skeleton_bytes),
+            bytes_written: c.bytes_written(),
             written: WrittenBytes {
                 journal: self.journal.as_ref().map_or(0, |j| j.written_bytes()),
                 leaves: get(&c.leaf_bytes).saturating_sub(get(&c.graft_bytes)),

@@ -42,6 +42,7 @@ use crate::peek::Peek;
 use crate::record;
 use crate::scan::{TreeScan, View};
 use crate::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
+use crate::spare::Spare;
 use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex};
 use crate::usage::Usage;
@@ -637,18 +638,30 @@ impl Inner {
         }
     }
 
+    fn has_spare_memory(&self, spare: &mut Spare) -> bool {
+        let (seq, counters) = (self.state.lock().seq, &self.store.counters);
+        let read = counters.bytes_read.load(Ordering::Relaxed);
+        let cache = self.store.cache_capacity();
+        spare.is_due(seq, counters.bytes_written(), read, cache)
+    }
+
     fn keeper(&self) {
+        let mut spare = Spare::default();
         loop {
+            let mut is_tick = false;
             let asked = {
                 let mut wanted = self.wanted.lock();
                 if !wanted.checkpoint && !wanted.stop {
-                    self.keep.wait_for(&mut wanted, TICK);
+                    is_tick = self.keep.wait_for(&mut wanted, TICK).timed_out();
                 }
                 if wanted.stop {
                     return;
                 }
                 std::mem::take(&mut wanted.checkpoint)
             };
+            if is_tick && self.has_spare_memory(&mut spare) {
+                ramet_block::release_free_memory();
+            }
             if self.failure().is_some() {
                 self.progress.notify_all();
                 continue;
@@ -1070,7 +1083,8 @@ impl Snapshot {
         self.view.get(&self.inner.store, key)
     }
 
-    /// Streams `[lo, hi)` of this view in key order.
+    /// Streams `[lo, hi)` of this view in key order. With an end it soon reads ahead up to there; without one, as far again
+    /// as it was followed.
     #[must_use]
     pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
         let range = KeyRange::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));

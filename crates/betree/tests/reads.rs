@@ -149,6 +149,7 @@ struct Noting {
 enum Asked {
     Expect(Range<u64>),
     Read(Range<u64>),
+    ReadAlone(Range<u64>),
 }
 
 impl Noting {
@@ -168,6 +169,11 @@ impl Device for Noting {
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
         self.note(Asked::Read(addr..addr + buf.len() as u64));
+        self.medium.read_at(addr, buf)
+    }
+
+    fn read_alone_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.note(Asked::ReadAlone(addr..addr + buf.len() as u64));
         self.medium.read_at(addr, buf)
     }
 
@@ -208,7 +214,7 @@ fn a_short_scan_has_the_device_read_its_blocks_together() {
             .iter()
             .filter_map(|asked| match asked {
                 Asked::Expect(range) => Some(range.clone()),
-                Asked::Read(_) => None,
+                Asked::Read(_) | Asked::ReadAlone(_) => None,
             })
             .collect();
         // Indexes apart, they are what is read then, behind the first one, which is read at once.
@@ -229,6 +235,39 @@ fn a_short_scan_has_the_device_read_its_blocks_together() {
         assert_eq!(noting.take(), [], "all of it is cached");
     }
     assert!(most > 0, "segments lie over the leaves");
+}
+
+#[test]
+fn short_scans_read_no_more_where_leaves_and_segments_end() {
+    let noting = Arc::new(Noting {
+        medium: filled(),
+        asked: Mutex::default(),
+    });
+    let dev: Arc<dyn Device> = noting.clone();
+    // With threads that read ahead, and hardly a block in the cache.
+    let tree = open(&dev, 3 << 20, false);
+    let scan = |first: u64, len: usize| {
+        let (lo, before) = (name(first), tree.stats().bytes_read);
+        assert_eq!(tree.scan(&lo, None).take(len).count(), len);
+        tree.stats().bytes_read - before
+    };
+    warm_up(&tree);
+    let most = (0..KEYS / 50 - 2).map(|n| scan(n * 100, 100)).max();
+    // A hundred keys are a block, or lie in two of each run over them, the second one of which comes with another.
+    let most = most.expect("there are scans") >> 10;
+    println!("at most {most} KiB for a hundred keys");
+    assert!(most <= 200, "{most} KiB for a hundred keys");
+    assert_eq!(tree.stats().leaves_ahead, 0);
+    // Whoever goes on, in growing steps, has the device guess nothing beyond them before the steps are long.
+    noting.take();
+    scan(0, 2000);
+    let asked = noting.take();
+    let is_alone = |asked: &Asked| matches!(asked, Asked::ReadAlone(_));
+    assert!(asked.iter().any(is_alone), "{asked:?}");
+    scan(0, KEYS as usize);
+    assert!(tree.stats().leaves_ahead > 0, "leaves are asked for ahead");
+    let asked = noting.take();
+    assert!(!asked.iter().rev().take(8).any(is_alone), "{asked:?}");
 }
 
 #[test]
@@ -359,7 +398,7 @@ fn skeletons_that_lie_side_by_side_are_read_together() {
 /// How many of what a device was asked for, in turn, bring blocks that are not in `cached` yet: what a disk has to go to.
 fn jumps(asked: &[Asked], cached: &mut HashSet<u64>) -> usize {
     let mut is_new = |asked: &&Asked| {
-        let (Asked::Expect(range) | Asked::Read(range)) = asked;
+        let (Asked::Expect(range) | Asked::Read(range) | Asked::ReadAlone(range)) = asked;
         let blocks = range.start / 4096..range.end.div_ceil(4096);
         blocks.filter(|block| cached.insert(*block)).count() > 0
     };

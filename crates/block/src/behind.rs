@@ -30,7 +30,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex, MutexGuard, RwLock};
-use rustix::fs::{Advice, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
@@ -44,6 +44,11 @@ const BYTES_MAX: usize = 16 << 20;
 const SPARE_MAX: usize = 32;
 /// Direct I/O wants memory aligned to the sectors of the device, and none has larger ones.
 const ALIGN: usize = BLOCK_BYTES as usize;
+
+/// Leads to the same file whatever the path that it was opened by leads to by now.
+pub(crate) fn path_of(file: &File) -> String {
+    format!("/proc/self/fd/{}", file.as_raw_fd())
+}
 
 /// Bytes that begin at a multiple of [`ALIGN`] in memory.
 #[derive(Debug, Default)]
@@ -118,8 +123,6 @@ struct Shared {
     /// How many writes are open. It leaves 0 only while `reading_ahead` is held for writing.
     open: AtomicUsize,
     reading_ahead: Arc<RwLock<()>>,
-    /// For reads while a write is open.
-    exact: File,
     queued: Condvar,
     done: Condvar,
 }
@@ -133,26 +136,21 @@ pub(crate) struct WriteBehind {
 
 impl WriteBehind {
     /// For the file that is open as `file`. Whoever reads from it, and may have the kernel read ahead, holds `reading_ahead` for
-    /// reading, and does not once [`WriteBehind::is_busy`].
+    /// reading, and does not once [`WriteBehind::is_busy`]: who reads then settles the range, and reads no more than that.
     ///
     /// # Errors
     /// It cannot be opened for direct I/O, or there are no threads.
     pub(crate) fn new(file: &File, reading_ahead: Arc<RwLock<()>>) -> io::Result<Self> {
-        // The same file, whatever its path leads to by now.
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let direct = OpenOptions::new()
             .write(true)
             .custom_flags((OFlags::DIRECT | OFlags::CLOEXEC).bits().cast_signed())
-            .open(&path)?;
-        let exact = File::open(&path)?;
-        rustix::fs::fadvise(&exact, 0, None, Advice::Random)?;
+            .open(path_of(file))?;
         let shared = Arc::new(Shared {
             direct,
             cached: file.try_clone()?,
             state: Mutex::default(),
             open: AtomicUsize::new(0),
             reading_ahead,
-            exact,
             queued: Condvar::new(),
             done: Condvar::new(),
         });
@@ -209,15 +207,6 @@ impl WriteBehind {
     /// Whether writes are under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.shared.open.load(Ordering::SeqCst) > 0
-    }
-
-    /// Reads without reading ahead; what is under way is waited for.
-    ///
-    /// # Errors
-    /// Those of the file.
-    pub(crate) fn read(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
-        self.settle(addr, buf.len() as u64);
-        self.shared.exact.read_exact_at(buf, addr)
     }
 
     /// Waits for the writes that overlap a range.
@@ -321,7 +310,8 @@ mod tests {
             behind.write(at % 64 * len as u64, &data).unwrap();
             let mut got = vec![0; 4096];
             if at % 7 == 0 {
-                behind.read(at % 64 * len as u64, &mut got).unwrap();
+                behind.settle(at % 64 * len as u64, got.len() as u64);
+                file.read_exact_at(&mut got, at % 64 * len as u64).unwrap();
                 assert_eq!(got, data[..4096], "{at}");
             }
         }

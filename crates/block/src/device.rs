@@ -30,6 +30,14 @@ pub trait Device: Send + Sync {
     /// `UnexpectedEof` when the range leaves the device, else what the medium answered.
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()>;
 
+    /// Reads as [`Device::read_at`] for who knows what will be wanted next: nothing beyond the range is read for later.
+    ///
+    /// # Errors
+    /// As [`Device::read_at`].
+    fn read_alone_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_at(addr, buf)
+    }
+
     /// Says that a range will be read in a moment, as others will, so that the device serves them together. Waits for nothing, and may
     /// do nothing: what fails is told to whoever reads.
     fn expect_read(&self, _addr: u64, _len_bytes: u64) {}

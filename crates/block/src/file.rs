@@ -20,7 +20,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::BLOCK_BYTES;
-use crate::behind::WriteBehind;
+use crate::behind::{WriteBehind, path_of};
 use crate::device::Device;
 use crate::streams::{STEP, Streams};
 
@@ -87,6 +87,8 @@ pub struct FileDevice {
     /// Held for reading while the kernel may read ahead.
     reading_ahead: Arc<RwLock<()>>,
     streams: Mutex<Streams>,
+    /// The same file, opened for the first read that the kernel must not go beyond; `None` when it cannot be.
+    exact: OnceLock<Option<File>>,
     /// Reads under way.
     reads: AtomicUsize,
 }
@@ -136,6 +138,7 @@ impl FileDevice {
             behind: OnceLock::new(),
             reading_ahead: Arc::default(),
             streams: Mutex::default(),
+            exact: OnceLock::new(),
             reads: AtomicUsize::new(0),
         })
     }
@@ -174,6 +177,22 @@ impl FileDevice {
         if let Some(len) = NonZeroU64::new(len) {
             let _ = rustix::fs::fadvise(&self.file, addr, Some(len), Advice::WillNeed);
         }
+    }
+
+    /// The file as one that is read at random: the kernel reads what is asked for, page by page.
+    fn exact(&self) -> Option<&File> {
+        let open = || -> io::Result<File> {
+            let file = File::open(path_of(&self.file))?;
+            rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
+            Ok(file)
+        };
+        self.exact.get_or_init(|| open().ok()).as_ref()
+    }
+
+    /// Reads a range of the device, and nothing beyond it, when bulk writes of it are done.
+    fn read_exactly(&self, exact: &File, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.settle(addr, buf.len() as u64);
+        exact.read_exact_at(buf, addr)
     }
 
     fn check_range(&self, addr: u64, len: u64, outside: io::ErrorKind) -> io::Result<()> {
@@ -261,15 +280,24 @@ impl Device for FileDevice {
         let reading_ahead = self.reading_ahead.read();
         if let Some(Some(behind)) = self.behind.get()
             && behind.is_busy()
+            && let Some(exact) = self.exact()
         {
             drop(reading_ahead);
-            return behind.read(addr, buf);
+            return self.read_exactly(exact, addr, buf);
         }
         let others = self.reads.fetch_add(1, Ordering::Relaxed);
         self.ask_ahead(addr..addr + buf.len() as u64, others > 0);
         let done = self.file.read_exact_at(buf, addr);
         self.reads.fetch_sub(1, Ordering::Relaxed);
         done
+    }
+
+    fn read_alone_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        let Some(exact) = self.exact() else {
+            return self.read_at(addr, buf);
+        };
+        self.check_range(addr, buf.len() as u64, io::ErrorKind::UnexpectedEof)?;
+        self.read_exactly(exact, addr, buf)
     }
 
     fn expect_read(&self, addr: u64, len_bytes: u64) {
@@ -289,10 +317,12 @@ impl Device for FileDevice {
 
     fn write_bulk(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
-        match self
-            .behind
-            .get_or_init(|| WriteBehind::new(&self.file, self.reading_ahead.clone()).ok())
-        {
+        let start = || {
+            // While it writes, reads go through that file.
+            self.exact()?;
+            WriteBehind::new(&self.file, self.reading_ahead.clone()).ok()
+        };
+        match self.behind.get_or_init(start) {
             Some(behind) => behind.write(addr, buf),
             None => self.file.write_all_at(buf, addr),
         }

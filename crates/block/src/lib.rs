@@ -14,7 +14,7 @@ mod streams;
 pub mod superblock;
 #[expect(
     unsafe_code,
-    reason = "system calls without safe wrappers; all of it is in this file"
+    reason = "calls of the system without safe wrappers; all of it is in this file"
 )]
 mod syscall;
 pub mod wire;
@@ -25,7 +25,7 @@ pub use device::{Device, MemDevice};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};
-pub use syscall::{SchedulingClass, control_ioctl, set_scheduling_class};
+pub use syscall::{SchedulingClass, control_ioctl, release_free_memory, set_scheduling_class};
 pub use wire::{Reader, WireError, Writer};
 
 /// Unit of allocation and of aligned device I/O, in bytes.

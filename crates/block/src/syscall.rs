@@ -1,7 +1,8 @@
-//! System calls that have no safe wrapper: an ioctl with a buffer of the caller's, and the scheduling class of a thread.
+//! Calls of the system that have no safe wrapper: an ioctl with a buffer of the caller's, the scheduling class of a thread, and the
+//! allocator's free memory.
 //!
 //! They have nothing to do with devices; they are here because this crate holds the project's only
-//! `unsafe`. Whoever controls a mount (the command, the library, tests) needs the first, the mount itself the second.
+//! `unsafe`. Whoever controls a mount (the command, the library, tests) needs the first, the mount itself the second, the tree the third.
 
 use std::ffi::c_void;
 use std::io;
@@ -107,6 +108,17 @@ pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<(
     }
 }
 
+/// Gives the system the pages of the heap that hold nothing, those between others too. It takes milliseconds for each hundred megabytes,
+/// and whoever allocates from the same part of the heap meanwhile waits. Does nothing where the C library is not glibc; an
+/// allocator that replaced that one is left alone.
+pub fn release_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes no pointers, may be called by any thread at any time, and touches only what nobody holds.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Has the calling thread run in its turn and on all processors that it may, whatever it inherited from the thread that made it:
 /// one that answers requests stays on a processor and may be in the idle class. Best effort.
 pub(crate) fn run_anywhere() {
@@ -134,6 +146,26 @@ mod tests {
         assert_eq!(policy(), libc::SCHED_IDLE);
         set_scheduling_class(this, SchedulingClass::Normal).unwrap();
         assert_eq!(policy(), libc::SCHED_OTHER);
+    }
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn memory_between_what_is_held_goes_back() {
+        let resident_mib = || {
+            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+            let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
+            (pages * 4096) >> 20
+        };
+        // Each of the small ones keeps the heap from shrinking.
+        let (large, small): (Vec<_>, Vec<_>) = (0..2048)
+            .map(|n| (vec![1u8; 64 << 10], Box::new([n; 16])))
+            .unzip();
+        drop(large);
+        let before = resident_mib();
+        release_free_memory();
+        let after = resident_mib();
+        assert!(2 * after < before, "{before} MiB, then {after}");
+        assert_eq!(*small[2047], [2047; 16]);
     }
 
     #[test]
