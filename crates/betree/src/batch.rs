@@ -69,17 +69,38 @@ impl Op {
         }
     }
 
+    /// The ranges in which it may change what is there, or where that lies.
+    pub(crate) fn touched(&self) -> impl Iterator<Item = KeyRange> {
+        let (one, other) = match self {
+            Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => {
+                let next = Bytes::from([key, &[0][..]].concat());
+                (KeyRange::new(key.clone(), Some(next)), None)
+            }
+            Op::DeleteRange { lo, hi } => (KeyRange::new(lo.clone(), hi.clone()), None),
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                let source = KeyRange::new(lo.clone(), hi.clone());
+                let copy =
+                    (!source.is_empty()).then(|| destination(&source, *strip as usize, prefix).0);
+                (source, copy)
+            }
+            Op::Graft { .. } => (KeyRange::all(), None),
+        };
+        let ranges = std::iter::once(one).chain(other);
+        ranges.filter(|range| !range.is_empty())
+    }
+
     /// Whether it may change what `range` holds, or where that lies.
     pub(crate) fn touches(&self, range: &KeyRange) -> bool {
-        let meets = |other: &KeyRange| !other.intersect(range).is_empty();
         match self {
             Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => range.contains(key),
-            Op::DeleteRange { lo, hi } => meets(&KeyRange::new(lo.clone(), hi.clone())),
-            Op::CloneRange { strip, prefix, .. } => self.source().is_some_and(|source| {
-                let copy = || destination(&source, *strip as usize, prefix).0;
-                !source.is_empty() && (meets(&source) || meets(&copy()))
-            }),
-            Op::Graft { .. } => true,
+            _ => self
+                .touched()
+                .any(|touched| !touched.intersect(range).is_empty()),
         }
     }
 }

@@ -65,6 +65,7 @@ mod spare;
 mod split;
 mod stats;
 mod sync;
+mod touched;
 mod tree;
 mod usage;
 mod verify;

@@ -45,6 +45,7 @@ use crate::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::spare::Spare;
 use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex};
+use crate::touched::Touched;
 use crate::usage::Usage;
 use crate::view::RunView;
 
@@ -405,12 +406,13 @@ impl Inner {
             (state.buffer.clone(), root, state.top.clone(), state.seq)
         };
         let mut captured = Vec::with_capacity(batch.ops.len());
+        let mut touched = Touched::new(&batch.ops);
         for (at, op) in batch.ops.iter().enumerate() {
             let Some(source) = op.source().filter(|source| !source.is_empty()) else {
                 captured.push(None);
                 continue;
             };
-            let changes = batch.ops[..at].iter().any(|op| op.touches(&source));
+            let changes = touched.meets(at, &source);
             let terms = if changes {
                 // Whether it nests too deep is not known yet.
                 let height_max = HEIGHT_MAX_REPLAYED;

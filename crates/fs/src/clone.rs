@@ -4,23 +4,19 @@
 //! all that was there, and the destination gets a record: the source's with a number of its own and
 //! a random salt, so that every visible number below is new too. A directory becomes a clone root.
 //! A source that is a clone root carries the bodies of its hard links in its range. Below any other
-//! directory the stubs, if there are some, name bodies above it: those are cloned into the new
-//! root's hidden range, with the names inside of the copy counted. That is the only cost that is not
-//! constant.
+//! directory the stubs, if there are some, name bodies above it: `bodies.rs` brings those along, the only cost that is not constant.
 //!
 //! What is replaced or removed moves to the orphan area: files in it go on as long as somebody knows them, and for whoever holds
 //! on to a directory of it there is nothing in it any more (`ghost.rs`).
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::successor_of_prefix;
 
+use crate::bodies::Stubs;
 use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
 use crate::ghost::delete_ranges;
-use crate::inode::Place;
 use crate::inode::{Ino, Inode, Loc, ROOT_INO};
 use crate::keys;
 use crate::lookup::check_name;
@@ -56,19 +52,6 @@ impl Invalidation {
     pub fn is_of_attributes(&self) -> bool {
         matches!(self, Self::Attributes(_))
     }
-}
-
-/// Names of hard links below a directory, by body.
-struct Stubs {
-    /// The clone root that has the bodies.
-    root: Arc<Inode>,
-    bodies: Vec<Linked>,
-}
-
-struct Linked {
-    inode: Arc<Inode>,
-    link: u64,
-    names: u32,
 }
 
 /// What is in the way of a destination.
@@ -124,6 +107,10 @@ impl Volume {
             caller.may_remove(change.get(&dir), change.get(&victim.inode))?;
         }
         let few = self.few_blocks(&source, change.get(&source))?;
+        let aside = match &source_stubs {
+            Some(stubs) => self.put_aside_bodies(&change, stubs, &source, (&dir, name), ino)?,
+            None => None,
+        };
 
         let mut topology = self.topology.write();
         let from = topology.path(&source).map_err(gone_is_not_found)?;
@@ -141,10 +128,13 @@ impl Volume {
         }
         let mut record = change.get(&source).clone();
         if replaces_range {
-            let stage = source_stubs
-                .as_ref()
-                .map(|stubs| self.stage_bodies(&mut change, &topology, stubs, &source, &to));
-            let stage = stage.transpose()?;
+            let staged = match (&aside, &source_stubs) {
+                (Some(aside), _) => Some(aside.staged()),
+                (None, Some(stubs)) => {
+                    Some(self.stage_bodies(&mut change, &topology, stubs, &source, &to)?)
+                }
+                (None, None) => None,
+            };
             for index in [keys::META, keys::DATA] {
                 change
                     .batch
@@ -160,8 +150,8 @@ impl Volume {
                         .delete_prefix(keys::tagged(keys::DATA, &to, tag));
                 }
             }
-            if let Some(stage) = stage {
-                unstage_bodies(&mut change, &stage, &to);
+            if let Some(staged) = staged {
+                staged.put(&mut change, &to);
             }
         } else {
             copy_contents(&mut change, &record, &from, &to, few);
@@ -191,6 +181,9 @@ impl Volume {
             parent.nlink = parent.nlink.saturating_sub(1);
         }
         change.apply(&topology, &self.tree)?;
+        if let Some(aside) = aside {
+            aside.taken();
+        }
         topology.generation += 1;
         Ok(invalidations(&dir, name, victim.as_ref()))
     }
@@ -254,41 +247,6 @@ impl Volume {
         Ok(Some(Victim { inode, stubs }))
     }
 
-    /// The stubs below a directory that is no clone root itself, if there are some. `links` is held for
-    /// writing, so they stay.
-    fn stubs_below(&self, dir: &Arc<Inode>) -> Result<Option<Stubs>> {
-        if !dir.is_dir() || dir.clone_root {
-            return Ok(None);
-        }
-        let view = self.view(dir)?;
-        let lo = keys::stubs(&view.root_place.path, &view.place.path);
-        let hi = successor_of_prefix(&lo);
-        let mut names: BTreeMap<u64, u32> = BTreeMap::new();
-        for item in view.snapshot.scan(&lo, hi.as_deref()) {
-            let (_, value) = item?;
-            let link = value[..].try_into().map(u64::from_be_bytes);
-            let link = link.map_err(|_| Error::Corrupt {
-                what: "stub index",
-                detail: format!("{value:?}"),
-            })?;
-            *names.entry(link).or_default() += 1;
-        }
-        if names.is_empty() {
-            return Ok(None);
-        }
-        let bodies = names.into_iter().map(|(link, names)| {
-            Ok(Linked {
-                inode: self.body(&view, link, dir)?,
-                link,
-                names,
-            })
-        });
-        Ok(Some(Stubs {
-            root: Arc::clone(&view.root),
-            bodies: bodies.collect::<Result<_>>()?,
-        }))
-    }
-
     /// The range of the victim at `path` goes; a body's is elsewhere.
     fn keep_victim(&self, change: &mut Change<'_>, victim: &Victim, path: &Bytes) {
         if !matches!(change.loc(&victim.inode), Loc::Body { .. }) {
@@ -337,98 +295,6 @@ impl Volume {
             change.move_to(&victim.inode, Loc::Gone);
         }
         Ok(())
-    }
-
-    /// Copies the bodies and the stub index of a source to where they survive its clone, and says
-    /// where that is: the clone replaces the destination's range, which may be all around the
-    /// source and its clone root.
-    fn stage_bodies(
-        &self,
-        change: &mut Change<'_>,
-        topology: &Topology,
-        stubs: &Stubs,
-        source: &Arc<Inode>,
-        to: &Bytes,
-    ) -> Result<Staged> {
-        let root = topology.place(&stubs.root)?.path;
-        let Place {
-            path: from, acc, ..
-        } = topology.place(source)?;
-        let staged = root == *to || keys::is_below(&root, to);
-        let mut copies = Vec::new();
-        for body in &stubs.bodies {
-            let mut record = change.get(&body.inode).clone();
-            record.nlink = body.names;
-            // Below the copy of the source every number changes by the same, so must the bodies'.
-            let value = record.encode(body.inode.ino.0 ^ acc);
-            let mut ranges = Vec::new();
-            if record.has(FLAG_XATTRS) {
-                ranges.push(keys::META);
-            }
-            if body.inode.kind == Kind::Regular && record.size_bytes > 0 {
-                ranges.push(keys::DATA);
-            }
-            copies.push(Copy {
-                link: body.link,
-                from: keys::body(&root, body.link),
-                value,
-                ranges,
-            });
-        }
-        let index = keys::stubs(&root, &from);
-        if staged {
-            let stage = keys::stage(0);
-            put_bodies(change, &copies, &index, &stage);
-            return Ok(Staged::At(stage));
-        }
-        Ok(Staged::Still { copies, index })
-    }
-}
-
-/// A body on its way into a copy.
-struct Copy {
-    link: u64,
-    from: Bytes,
-    value: Bytes,
-    ranges: Vec<u8>,
-}
-
-enum Staged {
-    /// Where they were: nothing is in the way.
-    Still { copies: Vec<Copy>, index: Bytes },
-    /// Below this path.
-    At(Bytes),
-}
-
-fn put_bodies(change: &mut Change<'_>, copies: &[Copy], index: &Bytes, root: &Bytes) {
-    for copy in copies {
-        let to = keys::body(root, copy.link);
-        change.batch.put(keys::body_record(&to), copy.value.clone());
-        for range in &copy.ranges {
-            change
-                .batch
-                .clone_prefix(keys::range(*range, &copy.from), keys::range(*range, &to));
-        }
-    }
-    change
-        .batch
-        .clone_prefix(index.clone(), keys::stubs(root, root));
-}
-
-fn unstage_bodies(change: &mut Change<'_>, staged: &Staged, to: &Bytes) {
-    match staged {
-        Staged::Still { copies, index } => put_bodies(change, copies, index, to),
-        Staged::At(stage) => {
-            change
-                .batch
-                .clone_prefix(keys::stub_index(stage), keys::stub_index(to));
-            for index in [keys::META, keys::DATA] {
-                change
-                    .batch
-                    .clone_prefix(keys::bodies(index, stage), keys::bodies(index, to));
-                change.batch.delete_prefix(keys::range(index, stage));
-            }
-        }
     }
 }
 

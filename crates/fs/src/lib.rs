@@ -20,6 +20,7 @@
 #![forbid(unsafe_code)]
 
 mod attr;
+mod bodies;
 mod change;
 mod check;
 mod clock;
