@@ -479,8 +479,14 @@ impl TreeScan {
         }
         let mut left = merge.into_left();
         let end = self.end(&range);
+        // Of what lies over a leaf a block goes further than of the leaf.
+        let above = if self.is_open && self.ahead < AHEAD_MAX {
+            0
+        } else {
+            self.ahead
+        };
         for (run, xf) in overlays.iter() {
-            let mut cursor = MappedCursor::new(run, &range, xf, self.ahead);
+            let mut cursor = MappedCursor::new(run, &range, xf, above);
             if self.ahead == AHEAD_MAX {
                 // As far as the translation goes.
                 let alike = successor_of_prefix(&range.lo[..xf.strip]);
