@@ -10,10 +10,14 @@ use crate::tree::Seq;
 /// Less does not leave enough to look for, in bytes.
 const PASSED_MIN: u64 = 64 << 20;
 
+/// Ticks between two times while there are only reads.
+const TICKS_MIN: u32 = 10;
+
 /// What had passed when memory was given back last.
 #[derive(Debug, Default)]
 pub(crate) struct Spare {
     seq: Seq,
+    ticks: u32,
     written: u64,
     read: u64,
 }
@@ -23,12 +27,13 @@ impl Spare {
     /// far, and those that the cache holds at most: what is read replaces no more than that.
     pub(crate) fn is_due(&mut self, seq: Seq, written: u64, read: u64, cache: u64) -> bool {
         let is_quiet = std::mem::replace(&mut self.seq, seq) == seq;
-        let much =
-            written - self.written >= PASSED_MIN || read - self.read >= cache.max(PASSED_MIN);
-        if !is_quiet || !much {
+        self.ticks = self.ticks.saturating_add(1);
+        let has_written = written - self.written >= PASSED_MIN;
+        let has_read = read - self.read >= cache.max(PASSED_MIN) && self.ticks >= TICKS_MIN;
+        if !is_quiet || !has_written && !has_read {
             return false;
         }
-        (self.written, self.read) = (written, read);
+        (self.written, self.read, self.ticks) = (written, read, 0);
         true
     }
 }
@@ -51,11 +56,13 @@ mod tests {
     }
 
     #[test]
-    fn reads_count_when_they_went_through_the_whole_cache() {
+    fn reads_count_when_they_went_through_the_whole_cache_and_now_and_then() {
         let mut spare = Spare::default();
-        assert!(!spare.is_due(0, 0, 255 * MIB, 256 * MIB));
+        for _ in 0..20 {
+            assert!(!spare.is_due(0, 0, 255 * MIB, 256 * MIB));
+        }
         assert!(spare.is_due(0, 0, 256 * MIB, 256 * MIB));
-        assert!(!spare.is_due(0, 0, 300 * MIB, 4 * MIB));
-        assert!(spare.is_due(0, 0, 320 * MIB, 4 * MIB));
+        let due = (1..=20).filter(|n| spare.is_due(0, 0, (256 + 64 * n) * MIB, 4 * MIB));
+        assert_eq!(due.collect::<Vec<_>>(), [10, 20]);
     }
 }

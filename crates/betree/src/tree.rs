@@ -650,18 +650,18 @@ impl Inner {
     fn keeper(&self) {
         let mut spare = Spare::default();
         loop {
-            let mut is_tick = false;
+            let since = Instant::now();
             let asked = {
                 let mut wanted = self.wanted.lock();
                 if !wanted.checkpoint && !wanted.stop {
-                    is_tick = self.keep.wait_for(&mut wanted, TICK).timed_out();
+                    self.keep.wait_for(&mut wanted, TICK);
                 }
                 if wanted.stop {
                     return;
                 }
                 std::mem::take(&mut wanted.checkpoint)
             };
-            if is_tick && self.has_spare_memory(&mut spare) {
+            if since.elapsed() >= TICK && self.has_spare_memory(&mut spare) {
                 ramet_block::release_free_memory();
             }
             if self.failure().is_some() {

@@ -87,8 +87,8 @@ pub struct FileDevice {
     /// Held for reading while the kernel may read ahead.
     reading_ahead: Arc<RwLock<()>>,
     streams: Mutex<Streams>,
-    /// The same file, opened for the first read that the kernel must not go beyond; `None` when it cannot be.
-    exact: OnceLock<Option<File>>,
+    /// The same file, opened for the first read that the kernel must not go beyond.
+    exact: OnceLock<File>,
     /// Reads under way.
     reads: AtomicUsize,
 }
@@ -186,7 +186,12 @@ impl FileDevice {
             rustix::fs::fadvise(&file, 0, None, Advice::Random)?;
             Ok(file)
         };
-        self.exact.get_or_init(|| open().ok()).as_ref()
+        if self.exact.get().is_none() {
+            // Without descriptors now, there may be some later.
+            let file = open().ok()?;
+            return Some(self.exact.get_or_init(|| file));
+        }
+        self.exact.get()
     }
 
     /// Reads a range of the device, and nothing beyond it, when bulk writes of it are done.

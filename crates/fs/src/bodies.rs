@@ -13,12 +13,11 @@ use ramet_betree::{Batch, successor_of_prefix};
 
 use crate::change::Change;
 use crate::error::{Error, Result};
-use crate::ghost::delete_ranges;
-use crate::inode::{Ino, Inode, Place};
+use crate::inode::{Ino, Inode, Place, Remains};
 use crate::keys;
 use crate::place::Topology;
 use crate::record::{FLAG_XATTRS, Kind};
-use crate::volume::Volume;
+use crate::volume::{Volume, gone_is_not_found};
 
 /// Bodies that take no more in the journal are part of the clone's batch; more are put aside in parts of about this size, in bytes.
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -75,8 +74,10 @@ impl Volume {
         }))
     }
 
-    /// Puts the bodies that a clone of `source` as `name` in `dir` needs aside, if they are many. `ino` is the number of the clone. The states
-    /// of the bodies are locked, and `links`: what lies aside stays a copy of them.
+    /// Puts the bodies that a clone of `source` as `name` in `dir` needs aside, if they are many. `ino` is the number of the clone.
+    ///
+    /// `links` is held for writing, so the stubs stay and no directory that has some moves, and the states of the bodies are locked: what
+    /// lies aside stays a copy of them.
     pub(crate) fn put_aside_bodies(
         &self,
         change: &Change<'_>,
@@ -85,41 +86,57 @@ impl Volume {
         (dir, name): (&Arc<Inode>, &[u8]),
         ino: Ino,
     ) -> Result<Option<Aside<'_>>> {
-        let path = keys::orphan(ino);
         let part_bytes = PART_BYTES_MAX.min(self.tree.batch_bytes_max() / 2);
+        let topology = self.topology.read();
+        let origin = Origin::of(&topology, stubs, source)?;
+        let dir = topology.path(dir).map_err(gone_is_not_found)?;
+        drop(topology);
+        // As many as go with the clone go there at once.
+        let to_bytes = keys::child(&dir, name).len();
+        let sizes = stubs.bodies.iter();
+        let mut sizes = sizes.map(|body| origin.copy(change, body).bytes(to_bytes));
+        let is_few = sizes
+            .try_fold(0, |sum, bytes| {
+                Some(sum + bytes).filter(|&sum| sum <= part_bytes)
+            })
+            .is_some();
+        if is_few {
+            return Ok(None);
+        }
+        let aside = Aside {
+            volume: self,
+            ino,
+            is_taken: false,
+        };
+        let path = keys::orphan(ino);
         let mut left = stubs.bodies.iter().peekable();
-        let mut aside = None;
         while left.peek().is_some() {
             self.tree.admit(part_bytes)?;
-            // Between two parts everything may move.
+            // What is above may have another name by now.
             let topology = self.topology.read();
             let origin = Origin::of(&topology, stubs, source)?;
-            // Few go there at once.
-            let to_bytes = keys::child(&topology.path(dir)?, name).len();
             let mut batch = Batch::new();
             let mut bytes = 0;
             while bytes < part_bytes
                 && let Some(body) = left.next()
             {
                 let copy = origin.copy(change, body);
-                bytes += copy.bytes(to_bytes.max(path.len()));
+                bytes += copy.bytes(path.len());
                 copy.put(&mut batch, &path);
             }
             if left.peek().is_none() {
-                if aside.is_none() {
-                    return Ok(None);
-                }
                 batch.clone_prefix(origin.index, keys::stubs(&path, &path));
             }
-            // Before the batch: it may be refused after it has become visible.
-            aside.get_or_insert_with(|| Aside {
-                volume: self,
-                path: path.clone(),
-                is_taken: false,
-            });
             self.tree.apply(batch)?;
         }
-        Ok(aside)
+        // Each part has changed the tree since the clone was prepared.
+        self.prepare_clone(source)?;
+        let index = keys::stub_index(&path);
+        let bodies = [keys::META, keys::DATA].map(|index| keys::bodies(index, &path));
+        for prefix in [index].iter().chain(&bodies) {
+            self.tree.prepare_clone(prefix)?;
+        }
+        Ok(Some(aside))
     }
 
     /// Takes the bodies and the stub index of a source to where they survive its clone, and says
@@ -253,17 +270,17 @@ impl Staged {
     }
 }
 
-/// Bodies that were put aside for a clone. They go again unless it takes them.
+/// Bodies that were put aside for a clone. They go with what else has no name, unless it takes them.
 pub(crate) struct Aside<'a> {
     volume: &'a Volume,
-    path: Bytes,
+    ino: Ino,
     is_taken: bool,
 }
 
 impl Aside<'_> {
     /// Where they are.
     pub(crate) fn staged(&self) -> Staged {
-        Staged::At(self.path.clone())
+        Staged::At(keys::orphan(self.ino))
     }
 
     /// The clone has them.
@@ -274,13 +291,9 @@ impl Aside<'_> {
 
 impl Drop for Aside<'_> {
     fn drop(&mut self) {
-        if self.is_taken {
-            return;
+        if !self.is_taken {
+            self.volume.table.leave(Remains::Orphan(self.ino));
         }
-        let mut batch = Batch::new();
-        delete_ranges(&mut batch, &self.path);
-        // What cannot be removed now goes when the volume is opened.
-        let _ = self.volume.tree.apply(batch);
     }
 }
 
@@ -337,6 +350,7 @@ mod tests {
         // A record and a block of each, and the index.
         assert_eq!(held(), 3 * 5000);
         drop(aside);
+        volume.bury();
         assert_eq!(held(), 0);
     }
 }

@@ -69,7 +69,8 @@ impl Volume {
     /// directories, and by [`Volume::may_search`].
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `Access`, `NotPermitted`, `Stale`, and those of the tree.
+    /// `NotFound`, `Exists`, `Access`, `NotPermitted`, `Stale`, `TooManyLinks` when more hard links than a batch takes lie below what
+    /// would be replaced, and those of the tree.
     pub fn clone_entry(
         &self,
         caller: &Caller,
@@ -180,7 +181,8 @@ impl Volume {
         if replaces_tree {
             parent.nlink = parent.nlink.saturating_sub(1);
         }
-        change.apply(&topology, &self.tree)?;
+        let done = change.apply(&topology, &self.tree);
+        done.map_err(|error| too_many(error, victim.as_ref()))?;
         if let Some(aside) = aside {
             aside.taken();
         }
@@ -205,7 +207,7 @@ impl Volume {
     /// privileged.
     ///
     /// # Errors
-    /// `NotFound`, `Access`, `NotPermitted`, and those of the tree.
+    /// `NotFound`, `Access`, `NotPermitted`, `TooManyLinks` when more hard links than a batch takes lie below it, and those of the tree.
     pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _burial = self.burial();
@@ -236,7 +238,8 @@ impl Volume {
         } else {
             self.drop_name(&mut change, &topology, &dir, name, &victim.inode, true)?;
         }
-        change.apply(&topology, &self.tree)?;
+        let done = change.apply(&topology, &self.tree);
+        done.map_err(|error| too_many(error, Some(&victim)))?;
         topology.generation += 1;
         Ok(invalidations(&dir, name, Some(&victim)))
     }
@@ -339,6 +342,18 @@ fn inodes<'a>(
     all.extend(stubs.flat_map(|stubs| stubs.bodies.iter().map(|body| &body.inode)));
     all.extend(victim.map(|victim| &victim.inode));
     all
+}
+
+/// What a batch does not take: the bodies of hard links below what goes are changed one by one.
+fn too_many(error: Error, victim: Option<&Victim>) -> Error {
+    match error {
+        Error::Tree(ramet_betree::Error::Invalid(_))
+            if victim.is_some_and(|victim| victim.stubs.is_some()) =>
+        {
+            Error::TooManyLinks
+        }
+        other => other,
+    }
 }
 
 fn invalidations(dir: &Arc<Inode>, name: &[u8], victim: Option<&Victim>) -> Vec<Invalidation> {

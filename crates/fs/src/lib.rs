@@ -16,7 +16,8 @@
 //!    applied or a snapshot is taken, for writing while directories move: memory only;
 //! 6. `Inode::loc`, `Inode::place`, the shards of the table, the counters: for a moment, one at a time.
 //!
-//! [`ramet_betree::Tree::admit`], which waits for room, comes before all of them.
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before all of them, but for a clone that brings many hard links along:
+//! it waits with those of the first four kinds (`bodies.rs`).
 #![forbid(unsafe_code)]
 
 mod attr;

@@ -1,12 +1,55 @@
 //! Clones of directories with more hard links than a batch takes.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use ramet_block::{Device, MemDevice};
-use ramet_fs::{Caller, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume};
+use ramet_fs::{Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 const LINKS: u32 = 12_000;
+
+/// Takes so many changes and then none.
+struct Mortal {
+    medium: Arc<dyn Device>,
+    left: AtomicI64,
+}
+
+impl Mortal {
+    fn change(&self) -> io::Result<()> {
+        match self.left.fetch_sub(1, Ordering::Relaxed) {
+            1.. => Ok(()),
+            _ => Err(io::Error::other("dead")),
+        }
+    }
+}
+
+impl Device for Mortal {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.medium.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.change()?;
+        self.medium.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.change()?;
+        self.medium.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.medium.discard(addr, len_bytes)
+    }
+}
 
 struct Fixture {
     device: Arc<dyn Device>,
@@ -110,4 +153,113 @@ fn a_clone_may_replace_the_directory_that_its_links_lie_in() {
     fixture.expect("fork", 1);
     fixture.reopen();
     fixture.expect("fork", 1);
+}
+
+#[test]
+fn what_a_clone_without_room_had_put_aside_goes() {
+    let mut fixture = Fixture::new();
+    let allocated = |fixture: &Fixture| {
+        fixture.volume.checkpoint().unwrap();
+        fixture.volume.checkpoint().unwrap();
+        fixture.volume.stats().allocated_bytes
+    };
+    fixture.make(ROOT_INO, "filler", Kind::Regular);
+    let fill = |fixture: &Fixture, at, block: &[u8]| {
+        let filler = fixture.find("filler");
+        fixture.volume.write(filler, at, block, false)
+    };
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut block = vec![0; 256 << 10];
+    rng.fill(&mut block[..]);
+    let mut at = 0;
+    let (mut refused, mut cloned) = (0, 0);
+    // Less and less room: refused before the first part, between two, or not at all.
+    while refused < 24 && fill(&fixture, at, &block).is_ok() {
+        at += block.len() as u64;
+        if at < 61 << 20 {
+            continue;
+        }
+        let before = allocated(&fixture);
+        let (source, dir) = (fixture.find("top/work"), fixture.find("top"));
+        let root = Caller::root();
+        let done = fixture
+            .volume
+            .clone_entry(&root, source, dir, b"copy", false);
+        match done {
+            Ok(_) => {
+                cloned += 1;
+                fixture.volume.remove_tree(&root, dir, b"copy").unwrap();
+                fixture.volume.forget_all();
+            }
+            Err(error) => {
+                refused += 1;
+                assert_eq!(format!("{error:?}"), "Tree(NoSpace)");
+                assert!(fixture.volume.lookup(dir, b"copy").is_err());
+                let after = allocated(&fixture);
+                assert!(after < before + (64 << 10), "{before} bytes, then {after}");
+            }
+        }
+    }
+    println!("cloned {cloned} times, refused {refused} times");
+    assert!(refused > 0 && cloned > 0);
+    assert_eq!(fixture.volume.check().unwrap(), []);
+    fixture.reopen();
+    fixture.expect("top/work", 2);
+}
+
+#[test]
+fn a_crash_on_the_way_leaves_all_of_a_clone_or_nothing() {
+    let fixture = Fixture::new();
+    fixture.volume.close().unwrap();
+    let mut image = vec![0; usize::try_from(fixture.device.len_bytes()).unwrap()];
+    fixture.device.read_at(0, &mut image).unwrap();
+    let mut nothing = 0;
+    for changes in (0..).step_by(3) {
+        let medium: Arc<dyn Device> = Arc::new(MemDevice::new(image.len() as u64));
+        medium.write_at(0, &image).unwrap();
+        let mortal = Arc::new(Mortal {
+            medium: Arc::clone(&medium),
+            left: AtomicI64::new(i64::MAX),
+        });
+        let options = OpenOptions {
+            manual: true,
+            sync_each: true,
+            ..OpenOptions::default()
+        };
+        let volume = Volume::open(mortal.clone(), options).unwrap();
+        let before = Fixture {
+            device: mortal.clone(),
+            volume,
+        };
+        let (source, dir) = (before.find("top/work"), before.find("top"));
+        mortal.left.store(changes, Ordering::Relaxed);
+        let root = Caller::root();
+        let done = before
+            .volume
+            .clone_entry(&root, source, dir, b"copy", false);
+        mortal.left.store(0, Ordering::Relaxed);
+        drop(before);
+        let volume = Volume::open(Arc::clone(&medium), OpenOptions::default()).unwrap();
+        let after = Fixture {
+            device: medium,
+            volume,
+        };
+        assert_eq!(after.volume.check().unwrap(), [], "{changes} changes");
+        after.expect("top/work", 2);
+        let dir = after.find("top");
+        match after.volume.lookup(dir, b"copy") {
+            Ok(_) => after.expect("top/copy", 1),
+            Err(error) => {
+                assert!(matches!(error, Error::NotFound), "{error}");
+                assert!(done.is_err(), "it was durable");
+                nothing += 1;
+            }
+        }
+        if done.is_ok() {
+            break;
+        }
+    }
+    println!("nothing of it {nothing} times");
+    // Each part takes two changes at least.
+    assert!(nothing >= 3);
 }
