@@ -5,7 +5,7 @@
 //! ```text
 //! P(child `name` of D) = P(D) 00 02 name
 //! P(body `n` of C)     = P(C) 00 05 n              a file with several names, see below
-//! P(orphan `ino`)      =      00 07 ino            an open file without a name
+//! P(orphan `ino`)      =      00 07 ino            what has no name and is known, or none yet
 //! ```
 //!
 //! Names hold neither NUL nor `/`, so the NUL in front of every tag ends a name and sorts before
