@@ -322,14 +322,12 @@ impl Device for FileDevice {
 
     fn write_bulk(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
-        let start = || {
-            // While it writes, reads go through that file.
-            self.exact()?;
-            WriteBehind::new(&self.file, self.reading_ahead.clone()).ok()
-        };
-        match self.behind.get_or_init(start) {
-            Some(behind) => behind.write(addr, buf),
-            None => self.file.write_all_at(buf, addr),
+        let start = || WriteBehind::new(&self.file, self.reading_ahead.clone()).ok();
+        // While it writes, reads go through that file.
+        let behind = self.exact().map(|_| self.behind.get_or_init(start));
+        match behind {
+            Some(Some(behind)) => behind.write(addr, buf),
+            _ => self.file.write_all_at(buf, addr),
         }
     }
 

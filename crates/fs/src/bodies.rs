@@ -19,8 +19,12 @@ use crate::place::Topology;
 use crate::record::{FLAG_XATTRS, Kind};
 use crate::volume::{Volume, gone_is_not_found};
 
-/// Bodies that take no more in the journal are part of the clone's batch; more are put aside in parts of about this size, in bytes.
+/// Bodies are put aside in parts of about this size in the journal, in bytes,
 const PART_BYTES_MAX: usize = 1 << 20;
+/// and of no more than so many: the tree wants room for a node for each of their ranges.
+const PART_LEN_MAX: usize = 1000;
+/// This fraction of a part is few enough to go with the clone.
+const FEW: usize = 4;
 /// What a copy takes in the journal beside keys and record, at most, in bytes.
 const COPY_BYTES: usize = 128;
 
@@ -91,16 +95,15 @@ impl Volume {
         let origin = Origin::of(&topology, stubs, source)?;
         let dir = topology.path(dir).map_err(gone_is_not_found)?;
         drop(topology);
-        // As many as go with the clone go there at once.
         let to_bytes = keys::child(&dir, name).len();
-        let sizes = stubs.bodies.iter();
-        let mut sizes = sizes.map(|body| origin.copy(change, body).bytes(to_bytes));
-        let is_few = sizes
-            .try_fold(0, |sum, bytes| {
-                Some(sum + bytes).filter(|&sum| sum <= part_bytes)
-            })
-            .is_some();
-        if is_few {
+        let mut sizes = stubs.bodies.iter();
+        let few_bytes = sizes.try_fold(0, |sum, body| {
+            let sum = sum + origin.copy(change, body).bytes(to_bytes);
+            Some(sum).filter(|&sum| sum <= part_bytes / FEW)
+        });
+        if let Some(bytes) = few_bytes {
+            // They go with the clone, which holds the topology.
+            self.tree.admit(bytes)?;
             return Ok(None);
         }
         let aside = Aside {
@@ -116,10 +119,12 @@ impl Volume {
             let topology = self.topology.read();
             let origin = Origin::of(&topology, stubs, source)?;
             let mut batch = Batch::new();
-            let mut bytes = 0;
+            let (mut bytes, mut len) = (0, 0);
             while bytes < part_bytes
+                && len < PART_LEN_MAX
                 && let Some(body) = left.next()
             {
+                len += 1;
                 let copy = origin.copy(change, body);
                 bytes += copy.bytes(path.len());
                 copy.put(&mut batch, &path);
@@ -129,13 +134,13 @@ impl Volume {
             }
             self.tree.apply(batch)?;
         }
-        // Each part has changed the tree since the clone was prepared.
-        self.prepare_clone(source)?;
+        // Each part has changed the tree since the clone was prepared. What the first range may want done takes away what was prepared.
+        let [records, contents] = [keys::META, keys::DATA].map(|index| keys::bodies(index, &path));
         let index = keys::stub_index(&path);
-        let bodies = [keys::META, keys::DATA].map(|index| keys::bodies(index, &path));
-        for prefix in [index].iter().chain(&bodies) {
+        for prefix in [&records, &records, &contents, &index] {
             self.tree.prepare_clone(prefix)?;
         }
+        self.prepare_clone(source)?;
         Ok(Some(aside))
     }
 
@@ -270,7 +275,7 @@ impl Staged {
     }
 }
 
-/// Bodies that were put aside for a clone. They go with what else has no name, unless it takes them.
+/// Bodies that were put aside for a clone. Unless it takes them they are buried; when that fails, they go when the volume is opened.
 pub(crate) struct Aside<'a> {
     volume: &'a Volume,
     ino: Ino,

@@ -70,7 +70,7 @@ pub(crate) struct Place {
     pub(crate) reach: Reach,
 }
 
-/// What an inode leaves in the tree that lost its last name while it was known.
+/// What an inode leaves in the tree that lost its last name while it was known, or a clone that came to nothing.
 pub(crate) enum Remains {
     /// Below the orphan of this number.
     Orphan(Ino),
