@@ -123,12 +123,8 @@ fn files(closed: bool) -> Base {
     let volume = open_files(as_device(&device), 1).expect("it was just made");
     let make = |dir, name: &[u8], kind, target: &[u8]| {
         let new = NewInode {
-            kind,
-            perm: 0o755,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
             target,
+            ..NewInode::new(kind, 0o755)
         };
         volume.create(dir, name, &new).expect("a new name").ino
     };

@@ -109,12 +109,9 @@ fn change(volume: &Volume) -> ramet_fs::Result<()> {
     let root = Caller::root();
     let dir = volume.lookup(ROOT_INO, b"dir")?.ino;
     let new = NewInode {
-        kind: Kind::Regular,
-        perm: 0o600,
         uid: 1,
         gid: 1,
-        rdev: 0,
-        target: b"",
+        ..NewInode::new(Kind::Regular, 0o600)
     };
     let made = volume.create(dir, b"new", &new).map(|attr| attr.ino);
     if let Ok(ino) = made {

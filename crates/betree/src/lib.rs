@@ -61,12 +61,12 @@ mod segments;
 #[cfg(feature = "shuttle")]
 mod shuttled;
 mod skeleton;
-mod spare;
 mod split;
 mod stats;
 mod sync;
 mod touched;
 mod tree;
+mod trim;
 mod usage;
 mod verify;
 mod view;

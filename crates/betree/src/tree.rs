@@ -42,10 +42,10 @@ use crate::peek::Peek;
 use crate::record;
 use crate::scan::{TreeScan, View};
 use crate::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
-use crate::spare::Spare;
 use crate::stats::Stats;
 use crate::sync::{Condvar, Mutex};
 use crate::touched::Touched;
+use crate::trim::Trim;
 use crate::usage::Usage;
 use crate::view::RunView;
 
@@ -640,15 +640,15 @@ impl Inner {
         }
     }
 
-    fn has_spare_memory(&self, spare: &mut Spare) -> bool {
+    fn is_trim_due(&self, trim: &mut Trim) -> bool {
         let (seq, counters) = (self.state.lock().seq, &self.store.counters);
         let read = counters.bytes_read.load(Ordering::Relaxed);
         let cache = self.store.cache_capacity();
-        spare.is_due(seq, counters.bytes_written(), read, cache)
+        trim.is_due(seq, counters.bytes_written(), read, cache)
     }
 
     fn keeper(&self) {
-        let mut spare = Spare::default();
+        let mut trim = Trim::default();
         loop {
             let since = Instant::now();
             let asked = {
@@ -661,7 +661,7 @@ impl Inner {
                 }
                 std::mem::take(&mut wanted.checkpoint)
             };
-            if since.elapsed() >= TICK && self.has_spare_memory(&mut spare) {
+            if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_block::release_free_memory();
             }
             if self.failure().is_some() {

@@ -317,14 +317,7 @@ mod tests {
         Volume::format(&device, &FormatOptions::default()).expect("formats");
         let volume = Volume::open(device, OpenOptions::default()).expect("opens");
         let make = |kind, name: String| {
-            let new = NewInode {
-                kind,
-                perm: 0o755,
-                uid: 0,
-                gid: 0,
-                rdev: 0,
-                target: b"",
-            };
+            let new = NewInode::new(kind, 0o755);
             let made = volume.create(ROOT_INO, name.as_bytes(), &new);
             made.expect("there is room").ino
         };

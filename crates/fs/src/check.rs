@@ -483,14 +483,7 @@ mod tests {
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
         let make = |dir, name: &[u8], kind| {
-            let new = NewInode {
-                kind,
-                perm: 0o755,
-                uid: 0,
-                gid: 0,
-                rdev: 0,
-                target: b"",
-            };
+            let new = NewInode::new(kind, 0o755);
             volume.create(dir, name, &new).unwrap().ino
         };
         let dir = make(ROOT_INO, b"d", Kind::Directory);

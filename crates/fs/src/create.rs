@@ -29,6 +29,21 @@ pub struct NewInode<'a> {
     pub target: &'a [u8],
 }
 
+impl NewInode<'_> {
+    /// One of uid and gid 0, without device number and target.
+    #[must_use]
+    pub fn new(kind: Kind, perm: u32) -> Self {
+        Self {
+            kind,
+            perm,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            target: b"",
+        }
+    }
+}
+
 impl Volume {
     /// Creates `name` in a directory. It counts as a lookup.
     ///

@@ -115,14 +115,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     let dynamic: Arc<dyn Device> = device.clone();
     Volume::format(&dynamic, &FormatOptions::default()).unwrap();
     let volume = open();
-    let new = NewInode {
-        kind: Kind::Regular,
-        perm: 0o644,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let new = NewInode::new(Kind::Regular, 0o644);
     let file = volume.create(ROOT_INO, b"file", &new).unwrap().ino;
     volume.checkpoint().unwrap();
 

@@ -28,12 +28,8 @@ fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
 
 fn make(volume: &Volume, dir: Ino, name: &[u8], kind: Kind) -> Result<Ino, Error> {
     let new = NewInode {
-        kind,
-        perm: 0o755,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
         target: if kind == Kind::Symlink { b"to" } else { b"" },
+        ..NewInode::new(kind, 0o755)
     };
     volume.create(dir, name, &new).map(|attr| attr.ino)
 }

@@ -15,14 +15,7 @@ const FILES: usize = 40;
 const FILE_BYTES: usize = 6000;
 
 fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
-    let new = NewInode {
-        kind,
-        perm: 0o755,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let new = NewInode::new(kind, 0o755);
     volume.create(dir, name.as_bytes(), &new).unwrap()
 }
 

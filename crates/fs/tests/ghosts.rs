@@ -36,14 +36,7 @@ impl Fixture {
     }
 
     fn make(&self, dir: Ino, name: &str, kind: Kind) -> Ino {
-        let new = NewInode {
-            kind,
-            perm: 0o755,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            target: b"",
-        };
+        let new = NewInode::new(kind, 0o755);
         let made = self.volume.create(dir, name.as_bytes(), &new);
         made.unwrap().ino
     }
@@ -454,14 +447,7 @@ fn a_file_with_a_name_outside_keeps_no_removed_tree() {
 fn removing_needs_no_room_whoever_knows_what_is_removed() {
     let at = Fixture::new();
     let mut rng = StdRng::seed_from_u64(7);
-    let new = NewInode {
-        kind: Kind::Regular,
-        perm: 0o644,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let new = NewInode::new(Kind::Regular, 0o644);
     let dir = at.make(ROOT_INO, "d", Kind::Directory);
     at.make(dir, "inner", Kind::Directory);
     let mut files = Vec::new();

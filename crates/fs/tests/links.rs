@@ -57,14 +57,14 @@ struct Fixture {
 }
 
 impl Fixture {
-    /// `work` with as many files as there are links to them in `store`, both in `top`.
+    /// `tree` with as many files as there are links to them in `store`, both in `top`.
     fn new() -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(96 << 20));
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(Arc::clone(&device), OpenOptions::default()).unwrap();
         let fixture = Self { device, volume };
         let top = fixture.make(ROOT_INO, "top", Kind::Directory);
-        let [store, work] = ["store", "work"].map(|name| fixture.make(top, name, Kind::Directory));
+        let [store, tree] = ["store", "tree"].map(|name| fixture.make(top, name, Kind::Directory));
         for n in 0..LINKS {
             let file = fixture.make(store, &n.to_string(), Kind::Regular);
             let content = n.to_string();
@@ -72,21 +72,14 @@ impl Fixture {
                 .volume
                 .write(file, 0, content.as_bytes(), false)
                 .unwrap();
-            let linked = fixture.volume.link(file, work, content.as_bytes());
+            let linked = fixture.volume.link(file, tree, content.as_bytes());
             assert_eq!(linked.unwrap().nlink, 2);
         }
         fixture
     }
 
     fn make(&self, dir: Ino, name: &str, kind: Kind) -> Ino {
-        let new = NewInode {
-            kind,
-            perm: 0o755,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            target: b"",
-        };
+        let new = NewInode::new(kind, 0o755);
         self.volume.create(dir, name.as_bytes(), &new).unwrap().ino
     }
 
@@ -124,10 +117,10 @@ impl Fixture {
 #[test]
 fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
     let mut fixture = Fixture::new();
-    fixture.clone_to("top/work", "top", "copy");
-    fixture.expect("top/work", 2);
+    fixture.clone_to("top/tree", "top", "copy");
+    fixture.expect("top/tree", 2);
     fixture.expect("top/copy", 1);
-    let (ours, theirs) = (fixture.find("top/work/7"), fixture.find("top/copy/7"));
+    let (ours, theirs) = (fixture.find("top/tree/7"), fixture.find("top/copy/7"));
     assert_ne!(ours, theirs);
     fixture.volume.write(theirs, 0, b"other", false).unwrap();
     assert_eq!(fixture.volume.read(ours, 0, 9).unwrap(), b"7");
@@ -137,11 +130,11 @@ fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
     fixture.clone_to("top/copy", "top", "next");
     fixture.expect("top/next", 1);
     // All around the source, and where its bodies are.
-    fixture.clone_to("top/store", "top", "work");
-    fixture.expect("top/work", 1);
+    fixture.clone_to("top/store", "top", "tree");
+    fixture.expect("top/tree", 1);
     fixture.reopen();
     fixture.expect("top/store", 1);
-    fixture.expect("top/work", 1);
+    fixture.expect("top/tree", 1);
 }
 
 #[test]
@@ -149,7 +142,7 @@ fn a_clone_may_replace_the_directory_that_its_links_lie_in() {
     let mut fixture = Fixture::new();
     // A clone root, which has the bodies.
     fixture.clone_to("top", "", "fork");
-    fixture.clone_to("fork/work", "", "fork");
+    fixture.clone_to("fork/tree", "", "fork");
     fixture.expect("fork", 1);
     fixture.reopen();
     fixture.expect("fork", 1);
@@ -180,7 +173,7 @@ fn what_a_clone_without_room_had_put_aside_goes() {
             continue;
         }
         let before = allocated(&fixture);
-        let (source, dir) = (fixture.find("top/work"), fixture.find("top"));
+        let (source, dir) = (fixture.find("top/tree"), fixture.find("top"));
         let root = Caller::root();
         let done = fixture
             .volume
@@ -204,7 +197,7 @@ fn what_a_clone_without_room_had_put_aside_goes() {
     assert!(refused > 0 && cloned > 0);
     assert_eq!(fixture.volume.check().unwrap(), []);
     fixture.reopen();
-    fixture.expect("top/work", 2);
+    fixture.expect("top/tree", 2);
 }
 
 #[test]
@@ -231,7 +224,7 @@ fn a_crash_on_the_way_leaves_all_of_a_clone_or_nothing() {
             device: mortal.clone(),
             volume,
         };
-        let (source, dir) = (before.find("top/work"), before.find("top"));
+        let (source, dir) = (before.find("top/tree"), before.find("top"));
         mortal.left.store(changes, Ordering::Relaxed);
         let root = Caller::root();
         let done = before
@@ -245,7 +238,7 @@ fn a_crash_on_the_way_leaves_all_of_a_clone_or_nothing() {
             volume,
         };
         assert_eq!(after.volume.check().unwrap(), [], "{changes} changes");
-        after.expect("top/work", 2);
+        after.expect("top/tree", 2);
         let dir = after.find("top");
         match after.volume.lookup(dir, b"copy") {
             Ok(_) => after.expect("top/copy", 1),

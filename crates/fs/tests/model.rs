@@ -301,12 +301,8 @@ impl Run {
             b""
         };
         let new = NewInode {
-            kind,
-            perm: 0o644,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
             target,
+            ..NewInode::new(kind, 0o644)
         };
         let got = self.volume.create(parent, &name, &new);
         let ino = got.as_ref().ok().map(|attr| attr.ino);

@@ -84,14 +84,7 @@ fn allow<T>(what: &str, result: Result<T, Error>) -> Option<T> {
 }
 
 fn new(kind: Kind) -> NewInode<'static> {
-    NewInode {
-        kind,
-        perm: 0o755,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    }
+    NewInode::new(kind, 0o755)
 }
 
 impl Actor<'_> {

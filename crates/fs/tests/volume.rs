@@ -23,12 +23,9 @@ fn volume() -> Arc<Volume> {
 
 fn new(kind: Kind, perm: u32, uid: u32) -> NewInode<'static> {
     NewInode {
-        kind,
-        perm,
         uid,
         gid: uid,
-        rdev: 0,
-        target: b"",
+        ..NewInode::new(kind, perm)
     }
 }
 

@@ -513,12 +513,9 @@ fn nowhere(dir: Attr) -> Attr {
 
 fn new_inode(kind: Kind, mode: u32, asker: Asker) -> NewInode<'static> {
     NewInode {
-        kind,
-        perm: mode & 0o7777,
         uid: asker.uid,
         gid: asker.gid,
-        rdev: 0,
-        target: b"",
+        ..NewInode::new(kind, mode & 0o7777)
     }
 }
 

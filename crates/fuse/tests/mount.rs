@@ -365,14 +365,7 @@ fn attributes_come_with_a_directory_to_those_who_use_them() {
     let mount = Mount::new();
     let root = mount.dir.path();
     let create = |dir, name: &str, kind| {
-        let new = NewInode {
-            kind,
-            perm: 0o755,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            target: b"",
-        };
+        let new = NewInode::new(kind, 0o755);
         // The kernel knows nothing of it.
         let created = mount.volume.create(dir, name.as_bytes(), &new).unwrap();
         created.ino
@@ -612,14 +605,7 @@ fn opening_to_create_gives_no_access_to_a_file_the_kernel_did_not_know_of() {
     let root = mount.dir.path();
     fs::set_permissions(root, fs::Permissions::from_mode(0o1777)).unwrap();
     assert!(!mount.path("secret").exists(), "and the kernel remembers");
-    let new = ramet_fs::NewInode {
-        kind: ramet_fs::Kind::Regular,
-        perm: 0o600,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let new = ramet_fs::NewInode::new(ramet_fs::Kind::Regular, 0o600);
     let made = mount.volume.create(ramet_fs::ROOT_INO, b"secret", &new);
     let ino = made.unwrap().ino;
     mount.volume.write(ino, 0, b"secret", false).unwrap();

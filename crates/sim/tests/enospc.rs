@@ -290,14 +290,7 @@ fn unless_full<T>(what: &str, done: ramet_fs::Result<T>) -> Option<T> {
 
 /// Makes and writes files until that is refused; returns the bytes written.
 fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
-    let new = |kind| NewInode {
-        kind,
-        perm: 0o755,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        target: b"",
-    };
+    let new = |kind| NewInode::new(kind, 0o755);
     let mut taken = 0;
     for number in 0u64.. {
         let dir_name = format!("g{generation}-{}", number / 40);

@@ -339,16 +339,12 @@ impl History {
                     [self.rng.below(4)];
                 let (dir, name) = (self.dir(), self.name());
                 let new = NewInode {
-                    kind,
-                    perm: 0o644,
-                    uid: 0,
-                    gid: 0,
-                    rdev: 0,
                     target: if kind == Kind::Symlink {
                         b"some/where"
                     } else {
                         b""
                     },
+                    ..NewInode::new(kind, 0o644)
                 };
                 let dir = known.find(&dir)?;
                 let made = volume.create(dir, &name, &new)?;
