@@ -148,26 +148,6 @@ mod tests {
         assert_eq!(policy(), libc::SCHED_OTHER);
     }
 
-    #[cfg(target_env = "gnu")]
-    #[test]
-    fn memory_between_what_is_held_goes_back() {
-        let resident_mib = || {
-            let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-            let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();
-            (pages * 4096) >> 20
-        };
-        // Each of the small ones keeps the heap from shrinking.
-        let (large, small): (Vec<_>, Vec<_>) = (0..2048)
-            .map(|n| (vec![1u8; 64 << 10], Box::new([n; 16])))
-            .unzip();
-        drop(large);
-        let before = resident_mib();
-        release_free_memory();
-        let after = resident_mib();
-        assert!(2 * after < before, "{before} MiB, then {after}");
-        assert_eq!(*small[2047], [2047; 16]);
-    }
-
     #[test]
     fn the_class_of_no_thread_is_an_error() {
         let nobody = Pid::from_raw(i32::MAX).unwrap();
