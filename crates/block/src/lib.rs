@@ -25,7 +25,10 @@ pub use device::{Device, MemDevice};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};
-pub use syscall::{SchedulingClass, control_ioctl, release_free_memory, set_scheduling_class};
+pub use syscall::{
+    Revocable, SchedulingClass, control_ioctl, release_free_memory, set_scheduling_class,
+    write_mapped,
+};
 pub use wire::{Reader, WireError, Writer};
 
 /// Unit of allocation and of aligned device I/O, in bytes.

@@ -1,12 +1,15 @@
-//! Calls of the system that have no safe wrapper: an ioctl with a buffer of the caller's, the scheduling class of a thread, and the
-//! allocator's free memory.
+//! Calls of the system that have no safe wrapper: an ioctl with a buffer of the caller's, the scheduling class of a thread, the
+//! allocator's free memory, a write that can be taken back, and one through a mapping.
 //!
 //! They have nothing to do with devices; they are here because this crate holds the project's only
-//! `unsafe`. Whoever controls a mount (the command, the library, tests) needs the first, the mount itself the second, the tree the third.
+//! `unsafe`. Whoever controls a mount (the command, the library, tests) needs the first, the mount itself the second and the
+//! fourth, the tree the third, and tests the last.
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
@@ -119,6 +122,181 @@ pub fn release_free_memory() {
     }
 }
 
+/// Bytes for `write(2)` that can be taken back while the kernel waits before it reads them.
+///
+/// A kernel that waits for a lock of its own reads what it is to write when it has the lock, and not before. Whoever holds that lock until it hears from
+/// this process can be given an answer that what is under way does not spoil: [`Revocable::revoke`] first, and the write fails with `EFAULT`.
+pub struct Revocable {
+    /// Whole pages of their own: nothing else lies there.
+    pages: NonNull<u8>,
+    room: usize,
+    len: usize,
+    is_revoked: AtomicBool,
+}
+
+// SAFETY: the pages belong to the value, whichever thread has it.
+unsafe impl Send for Revocable {}
+// SAFETY: what takes `&self` neither reads nor writes the pages in this process: it hands their address to the kernel, or protects them.
+// References to them live within `fill` only, which has the value for itself.
+unsafe impl Sync for Revocable {}
+
+impl Revocable {
+    /// With room for so many bytes.
+    ///
+    /// # Errors
+    /// No memory.
+    ///
+    /// # Panics
+    /// If there is to be no room at all.
+    pub fn new(room: usize) -> io::Result<Self> {
+        assert!(room > 0, "no room");
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // Shared, so that the kernel never joins them to pages beside them, which it would have to take apart again to protect them.
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: new pages wherever the kernel wants them, so nothing that exists changes.
+        let pages = unsafe { libc::mmap(std::ptr::null_mut(), room, protection, flags, -1, 0) };
+        if pages == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            pages: NonNull::new(pages.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
+            room,
+            len: 0,
+            is_revoked: AtomicBool::new(false),
+        })
+    }
+
+    /// Has `fill` put other bytes there, and say how many.
+    ///
+    /// # Errors
+    /// The pages stay protected.
+    ///
+    /// # Panics
+    /// If that is more than there is room for.
+    pub fn fill(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> io::Result<()> {
+        if *self.is_revoked.get_mut() {
+            self.protect(libc::PROT_READ | libc::PROT_WRITE)?;
+            *self.is_revoked.get_mut() = false;
+        }
+        // SAFETY: mapped by `new`, so long, zeroed by the kernel and written by callers of this only; they may be read and written, as was just seen to,
+        // and nobody protects them or has a reference while this one has the value for itself. The kernel reads them within `write` only.
+        let room = unsafe { std::slice::from_raw_parts_mut(self.pages.as_ptr(), self.room) };
+        let len = fill(room);
+        assert!(len <= self.room, "more bytes than there is room for");
+        self.len = len;
+        Ok(())
+    }
+
+    /// Bytes that there is room for.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Bytes that are there.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Writes `header`, and the bytes behind it, to `fd` in one call, and returns how many of both it took.
+    ///
+    /// # Errors
+    /// `EFAULT` when they were revoked before the kernel read one of them; otherwise those of write(2).
+    pub fn write(&self, fd: impl AsFd, header: &[u8]) -> io::Result<usize> {
+        let part = |base: *const u8, len| libc::iovec {
+            iov_base: base.cast_mut().cast(),
+            iov_len: len,
+        };
+        let parts = [
+            part(header.as_ptr(), header.len()),
+            part(self.pages.as_ptr(), self.len),
+        ];
+        // SAFETY: two parts, the first of borrowed bytes, the second of pages that are mapped as long as this value lives; the kernel only reads them,
+        // and checks itself whether it may.
+        let written = unsafe { libc::writev(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// From now on the kernel reads nothing of it, whoever is writing it.
+    ///
+    /// # Errors
+    /// It may still read.
+    pub fn revoke(&self) -> io::Result<()> {
+        self.is_revoked.store(true, Ordering::SeqCst);
+        self.protect(libc::PROT_NONE)
+    }
+
+    /// Whether it was revoked since it was filled.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.is_revoked.load(Ordering::SeqCst)
+    }
+
+    fn protect(&self, protection: libc::c_int) -> io::Result<()> {
+        // SAFETY: the pages are this value's alone, and nobody has a reference to them: `fill` has the value for itself.
+        match unsafe { libc::mprotect(self.pages.as_ptr().cast(), self.room, protection) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Revocable {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody uses it any more.
+        unsafe {
+            libc::munmap(self.pages.as_ptr().cast(), self.room);
+        }
+    }
+}
+
+/// Writes `bytes` at `offset` of a file as programs do that map it: they are on no device yet, and nobody was asked. For what tests a mount.
+///
+/// The process is killed (`SIGBUS`) if somebody makes the file shorter meanwhile.
+///
+/// # Errors
+/// `EINVAL` if they lie in more than one page, or behind the end; otherwise those of mmap(2).
+pub fn write_mapped(file: impl AsFd, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    const PAGE: usize = 4096;
+    let fd = file.as_fd();
+    let start = usize::try_from(offset % PAGE as u64).expect("less than a page");
+    let end = rustix::fs::fstat(fd)?.st_size;
+    let is_inside = i64::try_from(offset + bytes.len() as u64).is_ok_and(|last| last <= end);
+    let base = libc::off_t::try_from(offset - start as u64);
+    let (true, true, Ok(base)) = (start + bytes.len() <= PAGE, is_inside, base) else {
+        return Err(Errno::INVAL.into());
+    };
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: one new page wherever the kernel wants it, so nothing that exists changes.
+    let page = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            PAGE,
+            protection,
+            libc::MAP_SHARED,
+            fd.as_raw_fd(),
+            base,
+        )
+    };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the page was just mapped, is this call's alone and lies nowhere near `bytes`, which fit into it from `start` on, as was checked; nobody uses it behind this.
+    unsafe {
+        let to = page.cast::<u8>().add(start);
+        std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        libc::munmap(page, PAGE);
+    }
+    Ok(())
+}
+
 /// Has the calling thread run in its turn and on all processors that it may, whatever it inherited from the thread that made it:
 /// one that answers requests stays on a processor and may be in the idle class. Best effort.
 pub(crate) fn run_anywhere() {
@@ -146,6 +324,55 @@ mod tests {
         assert_eq!(policy(), libc::SCHED_IDLE);
         set_scheduling_class(this, SchedulingClass::Normal).unwrap();
         assert_eq!(policy(), libc::SCHED_OTHER);
+    }
+
+    #[test]
+    fn what_is_mapped_is_written() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(9000).unwrap();
+        write_mapped(&file, 4100, b"mapped").unwrap();
+        let mut read = [0; 8];
+        rustix::io::pread(&file, &mut read, 4099).unwrap();
+        assert_eq!(&read, b"\0mapped\0");
+        for (offset, bytes) in [(8190, b"three"), (8996, b"later")] {
+            let error = write_mapped(&file, offset, bytes).unwrap_err();
+            assert_eq!(Errno::from_io_error(&error), Some(Errno::INVAL));
+        }
+    }
+
+    #[test]
+    fn what_is_revoked_before_it_is_read_is_not_written() {
+        // Of a pipe the kernel copies a page at a time, as soon as there is one.
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut bytes = Revocable::new(5000).unwrap();
+        assert!(bytes.is_empty());
+        let fill = |bytes: &mut Revocable, with: u8| {
+            let fill = |room: &mut [u8]| {
+                room[..5000].fill(with);
+                4096
+            };
+            bytes.fill(fill).unwrap();
+            assert_eq!(bytes.len(), 4096);
+        };
+        fill(&mut bytes, 1);
+        assert_eq!(bytes.write(&writer, b"head").unwrap(), 4100);
+        bytes.revoke().unwrap();
+        assert!(bytes.is_revoked());
+        let mut read = vec![0; 8200];
+        assert_eq!(rustix::io::read(&reader, &mut read).unwrap(), 4100);
+        assert_eq!(&read[..4], b"head");
+        assert!(read[4..4100].iter().all(|byte| *byte == 1));
+
+        // Nothing but the header is left of it.
+        let written = bytes.write(&writer, b"");
+        let error = Errno::from_io_error(&written.unwrap_err());
+        assert_eq!(error, Some(Errno::FAULT));
+
+        fill(&mut bytes, 2);
+        assert!(!bytes.is_revoked());
+        assert_eq!(bytes.write(&writer, b"").unwrap(), 4096);
+        assert_eq!(rustix::io::read(&reader, &mut read).unwrap(), 4096);
+        assert!(read[..4096].iter().all(|byte| *byte == 2));
     }
 
     #[test]

@@ -173,12 +173,12 @@ impl Volume {
         mut each: impl FnMut(&DirEntry, &Attr) -> bool,
     ) -> Result<()> {
         let all = |_: &DirEntry| true;
-        self.read_dir_choosing(stream, cookie, all, |entry, attr| {
-            attr.is_some_and(|attr| each(entry, attr))
-        })
+        let each = |entry: &_, attr: Option<&_>| attr.is_some_and(|attr| each(entry, attr));
+        self.read_dir_choosing(stream, cookie, all, each, |_| {})
     }
 
     /// The same with the attributes of those entries that `wants` says, which alone count as lookups; the others cost as much as without.
+    /// `first` gets the attributes of each of those that nobody knew by lookups before, and that was taken, before another lookup of it can succeed.
     ///
     /// # Errors
     /// Those of the tree. What `each` took before stays taken.
@@ -188,6 +188,7 @@ impl Volume {
         cookie: u64,
         mut wants: impl FnMut(&DirEntry) -> bool,
         mut each: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
+        mut first: impl FnMut(&Attr),
     ) -> Result<()> {
         self.stream(stream, cookie, |entry, inode| {
             if !wants(entry) {
@@ -195,13 +196,9 @@ impl Volume {
             }
             let inode = inode()?;
             let attr = self.attr(&inode)?;
-            let counts = entry.cookie > AFTER_DOTS;
-            if counts {
-                self.table.remember(&inode);
-            }
             let taken = each(entry, Some(&attr));
-            if counts && !taken {
-                self.table.forget(inode.ino, 1);
+            if taken && entry.cookie > AFTER_DOTS {
+                self.table.remember_noting(&inode, || first(&attr));
             }
             Ok(taken)
         })

@@ -272,8 +272,16 @@ impl Table {
 
     /// The kernel was told about the inode once more.
     pub(crate) fn remember(&self, inode: &Arc<Inode>) {
+        self.remember_noting(inode, || {});
+    }
+
+    /// The same. `first` is done if the kernel did not know the inode, before anybody else can tell it.
+    pub(crate) fn remember_noting(&self, inode: &Arc<Inode>, first: impl FnOnce()) {
         let mut shard = self.shard(inode.ino).lock();
         if let Some(slot) = shard.get_mut(&inode.ino.0) {
+            if slot.lookups == 0 {
+                first();
+            }
             slot.lookups += 1;
             slot.held.get_or_insert_with(|| Arc::clone(inode));
         }

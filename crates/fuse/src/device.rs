@@ -312,7 +312,7 @@ impl Filesystem for DeviceFront {
 
     fn read(
         &self,
-        _request: &Request,
+        request: &Request,
         node: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -322,7 +322,10 @@ impl Filesystem for DeviceFront {
         reply: ReplyData,
     ) {
         let _turn = self.turn(Operation::Read);
-        data(reply, self.server.read(ino(node), offset, size));
+        data(
+            reply,
+            self.server.read(ino(node), offset, size, request.pid()),
+        );
     }
 
     fn write(
@@ -413,7 +416,7 @@ impl Filesystem for DeviceFront {
 
     fn readdirplus(
         &self,
-        _request: &Request,
+        request: &Request,
         _node: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -421,13 +424,16 @@ impl Filesystem for DeviceFront {
     ) {
         let _turn = self.turn(Operation::Readdirplus);
         let all = |_: &_| true;
-        let read = self.server.read_dir_plus(fh.0, offset, all, |entry, attr| {
-            let (node, name) = (INodeNo(entry.ino.0), OsStr::from_bytes(&entry.name));
-            let generation = Generation(GENERATION);
-            attr.is_some_and(|attr| {
-                !reply.add(node, entry.cookie, name, &TTL, &file_attr(attr), generation)
-            })
-        });
+        let asker = (fh.0, request.pid());
+        let read = self
+            .server
+            .read_dir_plus(asker, offset, all, |entry, attr| {
+                let (node, name) = (INodeNo(entry.ino.0), OsStr::from_bytes(&entry.name));
+                let generation = Generation(GENERATION);
+                attr.is_some_and(|attr| {
+                    !reply.add(node, entry.cookie, name, &TTL, &file_attr(attr), generation)
+                })
+            });
         match read {
             Ok(()) => reply.ok(),
             Err(errno) => reply.error(errno),

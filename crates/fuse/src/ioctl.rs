@@ -10,6 +10,7 @@ use ramet_fs::control::{
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
+use crate::ahead::Ahead;
 use crate::asked::Asked;
 use crate::tickets::Tickets;
 
@@ -99,7 +100,7 @@ impl Call {
     pub(crate) fn run(
         &self,
         volume: &Arc<Volume>,
-        (tickets, asked): (&Tickets, &Asked),
+        (tickets, asked, ahead): (&Tickets, &Asked, &Ahead),
         (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
@@ -138,6 +139,7 @@ impl Call {
                     return Err(invalid);
                 };
                 counters["requests"] = asked.json();
+                counters["ahead"] = ahead.json();
                 data = encode_stat_reply(&counters.to_string())?;
             }
             Self::Scrub(request) => {
@@ -159,6 +161,7 @@ pub struct Controls {
     volume: Arc<Volume>,
     tickets: Tickets,
     asked: Asked,
+    ahead: Ahead,
 }
 
 #[cfg(fuzzing)]
@@ -170,6 +173,7 @@ impl Controls {
             volume,
             tickets: Tickets::default(),
             asked: Asked::default(),
+            ahead: Ahead::default(),
         }
     }
 
@@ -183,7 +187,8 @@ impl Controls {
         caller: &Caller,
     ) -> Option<Result<Vec<u8>>> {
         let call = Call::decode(number, bytes)?;
-        let run = |call: Call| call.run(&self.volume, (&self.tickets, &self.asked), dir, caller);
+        let known = (&self.tickets, &self.asked, &self.ahead);
+        let run = |call: Call| call.run(&self.volume, known, dir, caller);
         Some(call.and_then(run).map(|(_, data)| data))
     }
 }

@@ -8,6 +8,7 @@
 //! workers, clones with their notifications to a thread of their own.
 #![forbid(unsafe_code)]
 
+mod ahead;
 mod asked;
 mod caller;
 mod convert;
@@ -20,6 +21,7 @@ mod listing;
 mod missing;
 pub mod mountinfo;
 mod notify;
+mod nowhere;
 mod options;
 mod ring;
 mod server;

@@ -1,29 +1,72 @@
-//! Telling the kernel what it has cached and is out of date.
+//! Telling the kernel what it has cached and is out of date, and what it may cache before it asks.
 //!
 //! An invalidation of an entry waits for the lock of its directory in the kernel, whose holder may wait
 //! for an answer of ours. So none is sent from a thread that reads requests, nor with a lock of the
 //! file system held, nor from a thread that a sync may need.
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 
 use fuser::{INodeNo, Notifier};
-use ramet_fs::Invalidation;
+use ramet_block::Revocable;
+use ramet_fs::{Ino, Invalidation};
+use rustix::io::Errno;
+
+use crate::ahead::Sent;
 
 /// The way to the kernel, once the session is there.
 #[derive(Clone, Default)]
-pub(crate) struct Kernel(Arc<OnceLock<Notifier>>);
+pub(crate) struct Kernel(Arc<OnceLock<(Notifier, OwnedFd)>>);
+
+/// Bytes of `struct fuse_out_header` and of `struct fuse_notify_store_out`.
+const STORE_BYTES: usize = 16 + 24;
+
+/// What goes before the first `len` bytes of a file when they are sent without being asked for (FUSE_NOTIFY_STORE).
+fn store_header(ino: Ino, len: usize) -> [u8; STORE_BYTES] {
+    const STORE: u32 = 4;
+    let len = u32::try_from(len).expect("a few pages");
+    let mut header = [0; STORE_BYTES];
+    let all = len + u32::try_from(STORE_BYTES).expect("40");
+    header[..4].copy_from_slice(&all.to_ne_bytes());
+    // Where errors are in an answer. The number of the request behind it is 0: there is none.
+    header[4..8].copy_from_slice(&STORE.to_ne_bytes());
+    header[16..24].copy_from_slice(&ino.0.to_ne_bytes());
+    // Offset 0.
+    header[32..36].copy_from_slice(&len.to_ne_bytes());
+    header
+}
 
 impl Kernel {
-    pub(crate) fn connect(&self, notifier: Notifier) {
-        let connected = self.0.set(notifier);
+    /// The mount that is told, and the descriptor that it is told through.
+    pub(crate) fn connect(&self, notifier: Notifier, device: OwnedFd) {
+        let connected = self.0.set((notifier, device));
         debug_assert!(connected.is_ok(), "a session is connected once");
+    }
+
+    /// Has the kernel take the contents of a whole file, of which it must have no page yet (`ahead.rs`). Waits for locks of pages, which those have who
+    /// wait for an answer.
+    pub(crate) fn store(&self, ino: Ino, contents: &Revocable) -> Sent {
+        let Some((_, device)) = self.0.get() else {
+            return Sent::Ended;
+        };
+        match contents.write(device, &store_header(ino, contents.len())) {
+            Ok(_) => Sent::Taken,
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED | Errno::PERM) => {
+                    Sent::Ended
+                }
+                _ => Sent::Refused,
+            },
+        }
     }
 
     /// Sends what is out of date. The kernel has it when this returns.
     pub(crate) fn invalidate(&self, stale: &[Invalidation]) {
-        let Some(notifier) = self.0.get() else { return };
+        let Some((notifier, _)) = self.0.get() else {
+            return;
+        };
         for one in stale {
             let sent = match one {
                 Invalidation::Entry { dir, name } | Invalidation::Missing { dir, name } => {
@@ -36,5 +79,22 @@ impl Kernel {
                 tracing::warn!(%error, ?one, "the kernel refused an invalidation");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_lies_as_the_kernel_reads_it() {
+        let header = store_header(Ino(0x1122_3344_5566), 200);
+        let words: Vec<_> = header
+            .chunks(4)
+            .map(|word| u32::from_ne_bytes(word.try_into().unwrap()))
+            .collect();
+        let number = 0x1122_3344_5566_u64.to_ne_bytes();
+        let half = |at: usize| u32::from_ne_bytes(number[at..at + 4].try_into().unwrap());
+        assert_eq!(words, [240, 4, 0, 0, half(0), half(4), 0, 0, 200, 0]);
     }
 }

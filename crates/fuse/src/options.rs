@@ -37,6 +37,8 @@ pub struct MountOptions {
     pub compression: Option<Codec>,
     /// Threads that serve requests; 0 leaves the choice to us.
     pub threads: usize,
+    /// Send small files to the kernel before they are asked for, to programs that read directories in order.
+    pub ahead: bool,
     /// The way of requests.
     pub transport: Transport,
 }
@@ -55,13 +57,14 @@ impl MountOptions {
             allow_other: rustix::process::geteuid().is_root(),
             compression: None,
             threads: 0,
+            ahead: true,
             transport: Transport::Any,
         }
     }
 
     /// Adds a comma-separated list, later ones winning: `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`,
     /// `exec`, `noexec`, `atime`, `relatime`, `noatime`, `allow_other`, `fsname=TEXT`,
-    /// `compression=CODEC`, `threads=N`, `io_uring`, `no_io_uring`, and `defaults`, `auto`, `noauto`, `user`, `nofail`, `_netdev` and `x-*`, which
+    /// `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`, `no_io_uring`, and `defaults`, `auto`, `noauto`, `user`, `nofail`, `_netdev` and `x-*`, which
     /// concern only mount(8) and are ignored.
     ///
     /// # Errors
@@ -89,6 +92,8 @@ impl MountOptions {
                     let unknown = |why| Error::UnknownCodec(codec.to_owned(), why);
                     self.compression = Some(codec.parse().map_err(unknown)?);
                 }
+                ("ahead", "") => self.ahead = true,
+                ("no_ahead", "") => self.ahead = false,
                 ("io_uring", "") => self.transport = Transport::Ring,
                 ("no_io_uring", "") => self.transport = Transport::Device,
                 ("threads", number) => {
@@ -116,9 +121,10 @@ mod tests {
             .add("ro,nosuid,defaults,x-systemd.automount")
             .unwrap();
         options
-            .add("rw, noatime,threads=3,fsname=a=b,compression=zstd:3,io_uring,no_io_uring")
+            .add("rw, noatime,threads=3,fsname=a=b,compression=zstd:3,io_uring,no_io_uring,ahead,no_ahead")
             .unwrap();
         assert_eq!(options.transport, Transport::Device);
+        assert!(!options.ahead);
         assert_eq!(options.compression, "zstd:3".parse().ok());
         let gzip = options.add("compression=gzip").unwrap_err().to_string();
         assert!(

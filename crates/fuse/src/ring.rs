@@ -510,7 +510,8 @@ impl RingFront {
                 let server = self.asked(Operation::Readdirplus);
                 let mut choice = self.connection.habits.lists(header.pid, Ino(header.nodeid));
                 let wants = |entry: &DirEntry| choice.wants(entry.kind);
-                server.read_dir_plus(asked.fh, asked.offset, wants, |entry, attr| {
+                let asker = (asked.fh, header.pid);
+                server.read_dir_plus(asker, asked.offset, wants, |entry, attr| {
                     listing.push(entry, attr)
                 })
             };
@@ -695,14 +696,14 @@ impl Filesystem for RingFront {
 
     async fn read(
         &self,
-        _: Request,
+        request: Request,
         node: InodeId,
         _: FileHandleId,
         offset: u64,
         buf: &mut [u8],
     ) -> FsResult<usize> {
         let server = self.asked(Operation::Read);
-        code(server.read_into(ino(node), offset, buf))
+        code(server.read_into(ino(node), offset, buf, request.pid))
     }
 
     async fn write(

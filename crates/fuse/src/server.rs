@@ -1,13 +1,13 @@
 //! What requests are answered, whichever way they come.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
+use ramet_block::Revocable;
 use ramet_fs::control::NAME_BYTES_MAX;
 use ramet_fs::{
     Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode, ROOT_INO,
@@ -15,16 +15,20 @@ use ramet_fs::{
 };
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
+use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};
 use crate::asked::{Asked, Operation};
 use crate::caller::{Asker, caller};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::missing::Missing;
 use crate::notify::Kernel;
+use crate::nowhere::{NOWHERE, Nowhere};
 use crate::terms::created_flags;
 use crate::tickets::Tickets;
 use crate::workers::Workers;
 
+/// What the kernel asks for before a file is written for the first time.
+const CAPABILITY: &[u8] = b"security.capability";
 /// Syncs that wait at the same time; the tree commits those in one go.
 const SYNC_THREADS: usize = 4;
 
@@ -37,9 +41,11 @@ pub(crate) struct Server {
     syncs: Workers,
     /// One thread for what ends with invalidations: see `notify.rs`.
     structural: Workers,
-    /// Name of a file that is nowhere, and whether the kernel opens it now: see [`Server::answer_first_open`].
-    nowhere: String,
-    has_nowhere: AtomicBool,
+    /// One thread for contents that nobody asked for yet.
+    ahead: Workers,
+    /// Whether there are to be any.
+    sends_ahead: AtomicBool,
+    nowhere: Nowhere,
 }
 
 /// What the jobs of the workers need.
@@ -52,6 +58,9 @@ struct Core {
     next_stream: AtomicU64,
     tickets: Tickets,
     asked: Asked,
+    ahead: Ahead,
+    /// Room for what is sent ahead, of the one thread that does.
+    contents: Mutex<Arc<Revocable>>,
 }
 
 impl Core {
@@ -68,13 +77,23 @@ impl Core {
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         let stream = self.stream(fh).ok();
         let dir = (node, stream.as_deref());
-        let known = (&self.tickets, &self.asked);
+        let known = (&self.tickets, &self.asked, &self.ahead);
         if let Some(name) = call.removes() {
             self.missing.note(node, name);
         }
         let (mut stale, data) = answer(call.run(&self.volume, known, dir, &caller(asker)))?;
         stale.retain(|one| self.missing.may_matter(one));
         Ok((stale, data))
+    }
+
+    /// Sends what is due of a listing's files, while there is any.
+    fn send_ahead(&self, run: u64) {
+        let mut contents = self.contents.lock();
+        let read = |ino, room: &mut [u8]| self.volume.read_into(ino, 0, room).ok();
+        let store = |ino, contents: &Revocable| self.kernel.store(ino, contents);
+        if let Err(error) = self.ahead.send(run, &mut contents, read, store) {
+            tracing::debug!(%error, "files are not sent ahead");
+        }
     }
 }
 
@@ -105,6 +124,7 @@ fn bits(flag: OFlags) -> i32 {
 
 impl Server {
     pub(crate) fn new(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<Self> {
+        let room = usize::try_from(FILE_BYTES_MAX).expect("a few pages");
         let core = Core {
             volume,
             kernel,
@@ -113,35 +133,44 @@ impl Server {
             next_stream: AtomicU64::new(1),
             tickets: Tickets::default(),
             asked: Asked::default(),
+            ahead: Ahead::default(),
+            contents: Mutex::new(Arc::new(Revocable::new(room)?)),
         };
         Ok(Self {
             core: Arc::new(core),
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
-            nowhere: format!(".ramet-{:032x}", rand::random::<u128>()),
-            has_nowhere: AtomicBool::new(false),
+            ahead: Workers::new("ahead", 1)?,
+            sends_ahead: AtomicBool::new(false),
+            nowhere: Nowhere::new(),
         })
     }
 
-    /// Opens a file that is nowhere through the kernel, which has the volume mounted at `dir` and then knows what OPEN is answered. Until it
-    /// knows, it tells when a file that it created is closed.
+    /// Opens a file that is nowhere through the kernel, which has the volume mounted at `dir`: see there. With `ahead` small files are sent to the kernel
+    /// before they are asked for, from then on, if it is one that this can be done with; one that never writes is.
     ///
     /// # Errors
-    /// Why it cannot be opened.
-    pub(crate) fn answer_first_open(&self, dir: &Path) -> std::io::Result<()> {
-        self.has_nowhere.store(true, Ordering::SeqCst);
-        let opened = File::open(dir.join(&self.nowhere)).map(drop);
-        self.has_nowhere.store(false, Ordering::SeqCst);
+    /// Why it cannot be opened; nothing is sent ahead then.
+    pub(crate) fn answer_first_open(
+        &self,
+        dir: &Path,
+        ahead: bool,
+        read_only: bool,
+    ) -> std::io::Result<()> {
+        let writes = ahead && !read_only;
+        let opened = self.nowhere.open(dir, writes);
         let stale = Invalidation::Entry {
             dir: ROOT_INO,
-            name: self.nowhere.clone().into_bytes(),
+            name: self.nowhere.name().to_vec(),
         };
         self.core.kernel.invalidate(&[stale]);
+        let may_send = read_only || self.nowhere.is_asked_for_first();
+        if opened.is_ok() && ahead && !may_send {
+            tracing::info!("the kernel writes files without asking: none is sent ahead");
+        }
+        let sends_ahead = opened.is_ok() && ahead && may_send;
+        self.sends_ahead.store(sends_ahead, Ordering::SeqCst);
         opened
-    }
-
-    fn is_nowhere(&self, name: &[u8]) -> bool {
-        self.has_nowhere.load(Ordering::SeqCst) && self.nowhere.as_bytes() == name
     }
 
     pub(crate) fn count(&self, operation: Operation) {
@@ -150,8 +179,8 @@ impl Server {
 
     /// `None` for a name that does not exist, which may be remembered.
     pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Answer<Option<Attr>> {
-        if self.is_nowhere(name) {
-            return self.getattr(dir).map(|attr| Some(nowhere(attr)));
+        if self.nowhere.has_name(name) {
+            return self.getattr(dir).map(|attr| Some(Nowhere::attr(attr)));
         }
         self.core.missing.note(dir, name);
         match self.core.volume.lookup(dir, name) {
@@ -169,6 +198,7 @@ impl Server {
     }
 
     pub(crate) fn setattr(&self, node: Ino, set: &SetAttr) -> Answer<Attr> {
+        self.touched(node, Touch::Contents)?;
         answer(self.core.volume.setattr(node, set))
     }
 
@@ -269,12 +299,39 @@ impl Server {
         answer(created).map(|attr| (attr, created_flags(flags)))
     }
 
-    pub(crate) fn read(&self, node: Ino, offset: u64, len: u32) -> Answer<Vec<u8>> {
+    /// A request changes a file, or the size of one.
+    fn touched(&self, node: Ino, touch: Touch) -> Answer<()> {
+        self.core.ahead.touched(node, touch, None).map(drop)
+    }
+
+    /// The thread `asker` reads a file.
+    fn reads(&self, node: Ino, asker: u32) -> Answer<()> {
+        let due = self.core.ahead.touched(node, Touch::Page, Some(asker))?;
+        self.send_ahead(due);
+        Ok(())
+    }
+
+    fn send_ahead(&self, run: Option<u64>) {
+        if let Some(run) = run {
+            let core = Arc::clone(&self.core);
+            self.ahead.run(move || core.send_ahead(run));
+        }
+    }
+
+    pub(crate) fn read(&self, node: Ino, offset: u64, len: u32, asker: u32) -> Answer<Vec<u8>> {
+        self.reads(node, asker)?;
         answer(self.core.volume.read(node, offset, len))
     }
 
     /// The same where the answer has its place.
-    pub(crate) fn read_into(&self, node: Ino, offset: u64, buf: &mut [u8]) -> Answer<usize> {
+    pub(crate) fn read_into(
+        &self,
+        node: Ino,
+        offset: u64,
+        buf: &mut [u8],
+        asker: u32,
+    ) -> Answer<usize> {
+        self.reads(node, asker)?;
         answer(self.core.volume.read_into(node, offset, buf))
     }
 
@@ -285,6 +342,11 @@ impl Server {
         data: &[u8],
         flags: WriteFlags,
     ) -> Answer<()> {
+        if node == NOWHERE {
+            self.nowhere.written();
+            return Ok(());
+        }
+        self.touched(node, Touch::Page)?;
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let cleared = answer(self.core.volume.write(node, offset, data, kill_privileges))?;
         if cleared {
@@ -318,23 +380,30 @@ impl Server {
         answer(self.core.volume.read_dir(&stream, offset, take))
     }
 
-    /// The same with the attributes of those that `wants` says. What was taken with them counts as looked up, so the kernel must hear of it even if
+    /// The same for the thread `asker`, with the attributes of those that `wants` says. What was taken with them counts as looked up, so the kernel must hear of it even if
     /// there is an error later; it asks again.
     pub(crate) fn read_dir_plus(
         &self,
-        fh: u64,
+        (fh, asker): (u64, u32),
         offset: u64,
         wants: impl FnMut(&DirEntry) -> bool,
         mut take: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Answer<()> {
         let stream = answer(self.core.stream(fh))?;
         let mut any = false;
-        let volume = &self.core.volume;
-        let read = volume.read_dir_choosing(&stream, offset, wants, |entry, attr| {
+        let (volume, ahead) = (&self.core.volume, &self.core.ahead);
+        let each = |entry: &_, attr: Option<&_>| {
             let taken = take(entry, attr);
             any |= taken;
             taken
-        });
+        };
+        let first = |attr: &Attr| {
+            if attr.kind == Kind::Regular && self.sends_ahead.load(Ordering::Relaxed) {
+                ahead.lists(Stream(fh), asker, attr.ino, attr.size_bytes);
+            }
+        };
+        self.send_ahead(ahead.lists_on(Stream(fh), asker));
+        let read = volume.read_dir_choosing(&stream, offset, wants, each, first);
         if any { Ok(()) } else { answer(read) }
     }
 
@@ -376,6 +445,13 @@ impl Server {
     }
 
     pub(crate) fn getxattr(&self, node: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        if name == CAPABILITY {
+            if node == NOWHERE {
+                self.nowhere.asked_for_capabilities();
+                return Err(Errno::NO_XATTR);
+            }
+            self.touched(node, Touch::Contents)?;
+        }
         answer(self.core.volume.getxattr(node, name)).map(|value| value.to_vec())
     }
 
@@ -400,6 +476,7 @@ impl Server {
         mode: u32,
         asker: Asker,
     ) -> Answer<()> {
+        self.touched(node, Touch::Contents)?;
         let flags = FallocateFlags::from_bits_retain(mode);
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
         let kill = asker.uid != 0;
@@ -440,6 +517,7 @@ impl Server {
         len: u64,
         asker: Asker,
     ) -> Answer<u32> {
+        self.touched(to.0, Touch::Contents)?;
         let copied = answer(self.core.volume.copy_range(from, to, len, asker.uid != 0))?;
         Ok(u32::try_from(copied).expect("at most 4 GiB at a time"))
     }
@@ -496,18 +574,6 @@ impl Server {
         let core = Arc::clone(&self.core);
         self.syncs
             .run(move || reply(answer(core.volume.sync_all())));
-    }
-}
-
-/// Attributes of a file that is nowhere, in a directory that has these. No inode has this number: counted and random ones
-/// are below 2^63.
-fn nowhere(dir: Attr) -> Attr {
-    Attr {
-        ino: Ino(u64::MAX),
-        kind: Kind::Regular,
-        perm: 0o444,
-        size_bytes: 0,
-        ..dir
     }
 }
 

@@ -169,7 +169,8 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     let has_ring = Arc::new(AtomicBool::new(wants_ring));
     let front = DeviceFront::new(Arc::clone(&server), readers, Arc::clone(&has_ring));
     let session = Session::new(front, &dir, &config(options, readers)).map_err(failed)?;
-    kernel.connect(session.notifier());
+    let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
+    kernel.connect(session.notifier(), device);
     let unmounter = Unmounter {
         dir: Arc::new(dir.clone()),
         device: mountinfo::device_at(&dir),
@@ -198,8 +199,8 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     if let Err(error) = set_read_ahead(&dir) {
         tracing::debug!(%error, "read-ahead stays as it is");
     }
-    if let Err(error) = server.answer_first_open(&dir) {
-        tracing::debug!(%error, "files are closed by request until one is opened");
+    if let Err(error) = server.answer_first_open(&dir, options.ahead, options.read_only) {
+        tracing::debug!(%error, "files are closed by request until one is opened, and none is sent ahead");
     }
     if mounted.rings.as_ref().is_some_and(Rings::have_failed) {
         let refused = std::io::Error::other("the kernel took no entry of a ring");

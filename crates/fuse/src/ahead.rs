@@ -1,0 +1,635 @@
+//! Contents of small files that the kernel gets before a program asks for them.
+//!
+//! A file of a few kilobytes costs a program that reads a whole directory a request, which is two changes of context, and little
+//! else. So what it reads in the order of the directory is sent ahead of it (`FUSE_NOTIFY_STORE`), as pages of one file are read ahead
+//! of it. One file some way ahead is left out each time: that the program asks for it tells where it is.
+//!
+//! **Never over what a program wrote.** The kernel puts what is sent over whatever its page holds. So only that goes out which nobody can have changed, nor have a page of. A file
+//! becomes a *candidate* when a listing tells the kernel of it, which did not know it before: it has no page of it then. It gets one, or another size, behind a request only:
+//!
+//! - READ, also for a page that a program maps, which is read before it is written;
+//! - GETXATTR of the file's capabilities before the first write(2), which has to take them away. WRITE would be too late: a whole page is filled before that is sent. Not every kernel
+//!   need do so for ever, so the mount looks whether this one does (`nowhere.rs`), and sends nothing if not;
+//! - SETATTR, FALLOCATE and COPY_FILE_RANGE.
+//!
+//! Each of these takes the candidate back for good ([`Ahead::touched`]), before it is carried out. What was read from the volume goes out only if the file is still a candidate then,
+//! and is none from then on. So a file is sent at most once for each time that the kernel comes to know it, before anybody uses it.
+//!
+//! That leaves a request that comes while the file is on its way, *in flight*:
+//!
+//! - READ, and WRITE past the pages: who asks may hold the lock of a page until the answer is there. If the kernel has put the contents there before, that one came later, and all is well.
+//!   If not, it waits for that lock, and would overwrite what the program does with its page as soon as it has it. But it reads
+//!   what it writes there only when it has the lock. So that is taken from it first, [`Revocable::revoke`], and then the request is answered.
+//! - All others hold no page. They wait until the flight has ended, since it may make the file longer again than they made it.
+//!
+//! To everybody else this is a program that reads the file at that moment. So is its access time.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use fuser::Errno;
+use parking_lot::{Condvar, Mutex};
+use ramet_block::Revocable;
+use ramet_fs::Ino;
+use serde_json::{Value, json};
+
+use crate::server::Answer;
+
+/// Largest file that is sent, in bytes.
+pub(crate) const FILE_BYTES_MAX: u64 = 32 << 10;
+/// Files sent ahead, at least when it begins and at most later.
+const WINDOW: std::ops::RangeInclusive<usize> = 8..=128;
+/// Bytes of them, at most.
+const WINDOW_BYTES: u64 = 1 << 20;
+/// A program that skips so many files still reads in order.
+const SKIP: usize = 8;
+/// So few files are sent to the last one.
+const FEW: usize = 16;
+/// Files that are left to the program when it has just begun: it is there sooner.
+const LEAD: usize = 2;
+/// Files in listings that are remembered, at most; the oldest listing goes first.
+const FILES: usize = 1 << 17;
+/// Listings that are remembered, at most.
+const RUNS: usize = 64;
+/// Programs that are known to read in order, at most; the number says where one is.
+const READERS: usize = 64;
+
+/// What may be sent.
+#[derive(Default)]
+pub(crate) struct Ahead {
+    state: Mutex<State>,
+    /// Candidates, and what is in flight: nothing to look for if that is 0.
+    known: AtomicUsize,
+    landed: Condvar,
+    sent: AtomicU64,
+    revoked: AtomicU64,
+}
+
+/// What a request may do that concerns a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Touch {
+    /// Its sender may wait with a page locked.
+    Page,
+    /// Its sender holds no page, but may make the file shorter, or write pages behind it.
+    Contents,
+}
+
+/// A listing: the number of an open directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stream(pub(crate) u64);
+
+struct State {
+    /// By number, where each candidate is: which run, counted from the first ever, and which file of it.
+    candidates: HashMap<Ino, (u64, usize)>,
+    in_flight: Option<(Ino, Arc<Revocable>)>,
+    runs: VecDeque<Run>,
+    /// Number of the first of `runs`.
+    first_run: u64,
+    /// Of all runs.
+    files: usize,
+    /// A thread, and the window of what it read last.
+    readers: [(u32, usize); READERS],
+}
+
+/// The candidates of a listing, in its order.
+struct Run {
+    stream: Stream,
+    /// Who lists.
+    asker: u32,
+    files: Vec<(Ino, u64)>,
+    /// Position of the furthest one that was asked for.
+    last: Option<usize>,
+    /// First one that is neither sent nor left out.
+    next: usize,
+    /// Where sending ends for now.
+    target: usize,
+    /// The one that is left out, before `target`.
+    hole: Option<usize>,
+    window: usize,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            candidates: HashMap::new(),
+            in_flight: None,
+            runs: VecDeque::new(),
+            first_run: 0,
+            files: 0,
+            readers: [(0, 0); READERS],
+        }
+    }
+}
+
+impl Run {
+    /// Moves the target a window ahead of `from`. Whether there is anything to send.
+    fn extend(&mut self, from: usize) -> bool {
+        self.next = self.next.max(from);
+        let mut bytes = 0;
+        let in_window = |(_, size): &&(Ino, u64)| {
+            bytes += size;
+            bytes <= WINDOW_BYTES
+        };
+        let rest = self.files.get(self.next..).unwrap_or_default();
+        let ahead = rest.iter().take(self.window).take_while(in_window).count();
+        let target = self.next + ahead;
+        if target <= self.target.max(self.next) {
+            return false;
+        }
+        self.hole = if target < self.files.len() {
+            Some(self.next + ahead / 2)
+        } else {
+            // There is nothing to go on with, but that one is asked for there tells that all were. So does the first of a few.
+            (ahead >= FEW).then_some(target - 1)
+        };
+        self.target = target;
+        self.hole.is_none() || ahead > 1
+    }
+
+    /// Whether who asks for this one has come to the file that was left out, or nothing was sent.
+    fn has_caught_up(&self, at: usize) -> bool {
+        self.target == 0 || self.hole.map_or(at >= self.target, |hole| at >= hole)
+    }
+
+    /// Whether who asks for this one goes through the files in order.
+    fn is_in_turn(&self, at: usize) -> bool {
+        let reached = self.last.map_or(0, |last| last + 1);
+        at >= reached && at <= reached.max(self.next) + SKIP
+    }
+}
+
+impl State {
+    fn window_of(&mut self, reader: u32) -> &mut usize {
+        let at = &mut self.readers[usize::try_from(reader).expect("32 bits") % READERS];
+        if at.0 != reader {
+            *at = (reader, 0);
+        }
+        &mut at.1
+    }
+
+    fn run(&mut self, number: u64) -> Option<&mut Run> {
+        let at = usize::try_from(number.checked_sub(self.first_run)?).ok()?;
+        self.runs.get_mut(at)
+    }
+
+    /// The run of an open directory, and its number; a new one for who begins it.
+    fn run_of(&mut self, stream: Stream, asker: u32) -> u64 {
+        if let Some(at) = self.runs.iter().rposition(|run| run.stream == stream) {
+            return self.first_run + at as u64;
+        }
+        self.judge(asker);
+        if self.runs.len() == RUNS {
+            self.drop_oldest();
+        }
+        self.runs.push_back(Run {
+            stream,
+            asker,
+            files: Vec::new(),
+            last: None,
+            next: 0,
+            target: 0,
+            hole: None,
+            window: 0,
+        });
+        self.first_run + self.runs.len() as u64 - 1
+    }
+
+    /// A reader who leaves a directory before it came to the file that was left out gets less ahead in the next one.
+    fn judge(&mut self, asker: u32) {
+        let Some(run) = self.runs.iter().rfind(|run| run.asker == asker) else {
+            return;
+        };
+        let divisor = match run.last {
+            _ if run.target == 0 => 1,
+            None => usize::MAX,
+            Some(last) if run.hole.is_some_and(|hole| last < hole) => 2,
+            Some(_) => 1,
+        };
+        *self.window_of(asker) /= divisor;
+    }
+
+    fn drop_oldest(&mut self) {
+        let Some(run) = self.runs.pop_front() else {
+            return;
+        };
+        for (ino, _) in &run.files {
+            if self
+                .candidates
+                .get(ino)
+                .is_some_and(|(of, _)| *of == self.first_run)
+            {
+                self.candidates.remove(ino);
+            }
+        }
+        self.files -= run.files.len();
+        self.first_run += 1;
+    }
+
+    /// The file at `at` of a run was asked for. Whether there is something to send.
+    fn read(&mut self, (number, at): (u64, usize), asker: u32) -> bool {
+        let eager = *self.window_of(asker);
+        let Some(run) = self.run(number) else {
+            return false;
+        };
+        if !run.is_in_turn(at) {
+            run.window = 0;
+            run.last = run.last.max(Some(at));
+            return false;
+        }
+        let begins = run.last.replace(at).is_none();
+        if begins {
+            run.window = run.window.max(eager);
+        } else if run.has_caught_up(at) {
+            run.window = (2 * run.window).clamp(*WINDOW.start(), *WINDOW.end());
+        }
+        let window = run.window;
+        let goes_on = window > 0 && run.has_caught_up(at);
+        let lead = if run.target == 0 { LEAD } else { 0 };
+        let sends = goes_on && run.extend(at + 1 + lead);
+        if !begins {
+            *self.window_of(asker) = window;
+        }
+        sends
+    }
+}
+
+impl Ahead {
+    /// A listing told the kernel of a file of so many bytes, which it did not know before, nor has heard of by another request yet.
+    pub(crate) fn lists(&self, stream: Stream, asker: u32, ino: Ino, bytes: u64) {
+        if bytes == 0 || bytes > FILE_BYTES_MAX {
+            return;
+        }
+        let mut state = self.state.lock();
+        while state.files >= FILES {
+            state.drop_oldest();
+        }
+        let number = state.run_of(stream, asker);
+        if let Some(run) = state.run(number) {
+            let at = run.files.len();
+            run.files.push((ino, bytes));
+            state.files += 1;
+            state.candidates.insert(ino, (number, at));
+        }
+        self.count(&state);
+    }
+
+    /// A listing goes on, so the kernel has what came before. The run to send some of, if its reader is known to read in order.
+    pub(crate) fn lists_on(&self, stream: Stream, asker: u32) -> Option<u64> {
+        if self.known.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut state = self.state.lock();
+        let eager = *state.window_of(asker);
+        let at = state.runs.iter().rposition(|run| run.stream == stream)?;
+        let number = state.first_run + at as u64;
+        let run = &mut state.runs[at];
+        if eager == 0 || run.target > 0 || run.last.is_some() {
+            return None;
+        }
+        run.window = eager;
+        // The first one is asked for at once.
+        run.extend(1).then_some(number)
+    }
+
+    /// To be called before a request of `asker` is carried out that reads a file, or may change what is in it; see the module. The run to send more of now, if it reads.
+    ///
+    /// # Errors
+    /// `EIO` if what is under way cannot be taken back: the request must not be carried out.
+    pub(crate) fn touched(
+        &self,
+        ino: Ino,
+        touch: Touch,
+        reader: Option<u32>,
+    ) -> Answer<Option<u64>> {
+        if self.known.load(Ordering::SeqCst) == 0 {
+            return Ok(None);
+        }
+        let mut state = self.state.lock();
+        let at = state.candidates.remove(&ino);
+        let is_of = |state: &State| matches!(&state.in_flight, Some((other, _)) if *other == ino);
+        match (touch, &state.in_flight) {
+            (Touch::Page, Some((other, bytes))) if *other == ino => {
+                self.revoked.fetch_add(1, Ordering::Relaxed);
+                if let Err(error) = bytes.revoke() {
+                    tracing::error!(%error, "contents on their way to the kernel cannot be taken back");
+                    return Err(Errno::EIO);
+                }
+            }
+            (Touch::Contents, _) => {
+                while is_of(&state) {
+                    self.landed.wait(&mut state);
+                }
+            }
+            _ => {}
+        }
+        self.count(&state);
+        let read = at.zip(reader);
+        Ok(read.and_then(|(at, reader)| state.read(at, reader).then_some(at.0)))
+    }
+
+    /// Sends what is due of a run: `read` puts the contents of a file into the room it gets and says how many bytes those are, and `write` hands them to the kernel
+    /// and says whether the mount is still there. For one thread at a time.
+    pub(crate) fn send(
+        &self,
+        run: u64,
+        bytes: &mut Arc<Revocable>,
+        mut read: impl FnMut(Ino, &mut [u8]) -> Option<usize>,
+        mut write: impl FnMut(Ino, &Revocable) -> Sent,
+    ) -> std::io::Result<()> {
+        while let Some((ino, size)) = self.next(run) {
+            if Arc::get_mut(bytes).is_none() {
+                // Somebody is about to revoke what has landed.
+                *bytes = Arc::new(Revocable::new(bytes.room())?);
+            }
+            let Some(room) = Arc::get_mut(bytes) else {
+                continue;
+            };
+            let mut is_whole = false;
+            room.fill(|room| {
+                let len = read(ino, room).filter(|len| *len as u64 == size);
+                is_whole = len.is_some();
+                len.unwrap_or(0)
+            })?;
+            if !is_whole || !self.takes_off(ino, bytes) {
+                continue;
+            }
+            let sent = write(ino, bytes);
+            self.lands();
+            match sent {
+                Sent::Taken => {
+                    self.sent.fetch_add(1, Ordering::Relaxed);
+                }
+                Sent::Refused => {}
+                Sent::Ended => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next file of a run that is to be sent, and its bytes.
+    fn next(&self, number: u64) -> Option<(Ino, u64)> {
+        let mut state = self.state.lock();
+        loop {
+            let run = state.run(number)?;
+            // The program is further already.
+            run.next = run.next.max(run.last.map_or(0, |last| last + 1));
+            if run.next >= run.target {
+                return None;
+            }
+            let (at, file) = (run.next, run.files[run.next]);
+            run.next += 1;
+            let is_hole = Some(at) == run.hole;
+            if !is_hole && state.candidates.get(&file.0) == Some(&(number, at)) {
+                return Some(file);
+            }
+        }
+    }
+
+    /// Whether the file is still a candidate; it is none from now on, but in flight.
+    fn takes_off(&self, ino: Ino, bytes: &Arc<Revocable>) -> bool {
+        let mut state = self.state.lock();
+        debug_assert!(state.in_flight.is_none(), "one at a time");
+        let is_candidate = state.candidates.remove(&ino).is_some();
+        if is_candidate {
+            state.in_flight = Some((ino, Arc::clone(bytes)));
+        }
+        self.count(&state);
+        is_candidate
+    }
+
+    fn lands(&self) {
+        let mut state = self.state.lock();
+        state.in_flight = None;
+        self.count(&state);
+        self.landed.notify_all();
+    }
+
+    fn count(&self, state: &State) {
+        let known = state.candidates.len() + usize::from(state.in_flight.is_some());
+        self.known.store(known, Ordering::SeqCst);
+    }
+
+    /// Files that the kernel took, and those that were asked for on their way.
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "sent_files": self.sent.load(Ordering::Relaxed),
+            "revoked_files": self.revoked.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// What became of contents.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// The kernel has them.
+    Taken,
+    /// It has not: no memory, the file is forgotten, or they were revoked.
+    Refused,
+    /// There is no mount any more.
+    Ended,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ME: u32 = 7;
+    const DIR: Stream = Stream(1);
+
+    fn listed(files: u64) -> Ahead {
+        let ahead = Ahead::default();
+        (0..files).for_each(|file| ahead.lists(DIR, ME, Ino(100 + file), 10));
+        ahead
+    }
+
+    /// Sends what is due, and tells which files that were.
+    fn sent(ahead: &Ahead, run: Option<u64>) -> Vec<u64> {
+        let mut all = Vec::new();
+        let mut bytes = Arc::new(Revocable::new(100).unwrap());
+        if let Some(run) = run {
+            let read = |_, room: &mut [u8]| {
+                room[..10].fill(1);
+                Some(10)
+            };
+            let write = |ino: Ino, bytes: &Revocable| {
+                assert_eq!(bytes.len(), 10);
+                all.push(ino.0 - 100);
+                Sent::Taken
+            };
+            ahead.send(run, &mut bytes, read, write).unwrap();
+        }
+        all
+    }
+
+    /// `ME` reads this file, and what is sent then.
+    fn reads(ahead: &Ahead, file: u64) -> Vec<u64> {
+        let run = ahead
+            .touched(Ino(100 + file), Touch::Page, Some(ME))
+            .unwrap();
+        sent(ahead, run)
+    }
+
+    #[test]
+    fn who_goes_on_in_order_gets_more_and_more() {
+        let ahead = listed(1_000);
+        assert_eq!(reads(&ahead, 0), [0; 0]);
+        // Two are left to the program, and one in the middle to tell that it came so far.
+        assert_eq!(reads(&ahead, 1), [4, 5, 6, 7, 9, 10, 11]);
+        assert_eq!(reads(&ahead, 2), [0; 0]);
+        assert_eq!(reads(&ahead, 3), [0; 0]);
+        assert_eq!(reads(&ahead, 8).len(), 15);
+        let mut last = 20;
+        let mut asked = 0;
+        while last < 999 {
+            let next = (last..1_000).find(|file| {
+                let state = ahead.state.lock();
+                state.candidates.contains_key(&Ino(100 + file))
+            });
+            let Some(next) = next else { break };
+            let now = reads(&ahead, next);
+            assert!(now.len() <= *WINDOW.end());
+            (last, asked) = (next, asked + 1);
+        }
+        assert_eq!(last, 999, "the last one is asked for");
+        assert!(asked < 20, "{asked}");
+        assert_eq!(ahead.known.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn a_reader_in_order_starts_the_next_directory_sooner() {
+        let ahead = listed(12);
+        assert_eq!(ahead.lists_on(DIR, ME), None, "nobody knows it yet");
+        reads(&ahead, 0);
+        assert_eq!(reads(&ahead, 1), [4, 5, 6, 7, 8, 9, 10, 11]);
+        let next = Stream(2);
+        (0..12).for_each(|file| ahead.lists(next, ME, Ino(200 + file), 10));
+        let all = [101, 102, 103, 104, 106, 107, 108];
+        assert_eq!(sent(&ahead, ahead.lists_on(next, ME)), all);
+        assert_eq!(ahead.lists_on(next, ME), None, "once");
+        // It read none of them, so it only looks at names.
+        let third = Stream(3);
+        (0..12).for_each(|file| ahead.lists(third, ME, Ino(300 + file), 10));
+        assert_eq!(ahead.lists_on(third, ME), None);
+    }
+
+    #[test]
+    fn who_jumps_about_gets_nothing() {
+        let ahead = listed(500);
+        for file in [400, 399, 100, 250, 30, 200, 120] {
+            assert_eq!(reads(&ahead, file), [0; 0], "{file}");
+        }
+    }
+
+    #[test]
+    fn what_was_touched_is_not_sent() {
+        let ahead = listed(100);
+        reads(&ahead, 0);
+        for (file, touch) in [(5, Touch::Page), (6, Touch::Contents)] {
+            ahead.touched(Ino(100 + file), touch, None).unwrap();
+        }
+        assert_eq!(reads(&ahead, 1), [4, 7, 9, 10, 11]);
+        // Touched after it was read from the volume, before it is sent.
+        let ahead = listed(100);
+        reads(&ahead, 0);
+        let run = ahead
+            .touched(Ino(101), Touch::Page, Some(ME))
+            .unwrap()
+            .unwrap();
+        let mut bytes = Arc::new(Revocable::new(100).unwrap());
+        let read = |ino, room: &mut [u8]| {
+            room[..10].fill(1);
+            let changes = ino == Ino(105);
+            changes.then(|| ahead.touched(ino, Touch::Contents, None).unwrap());
+            // This one changed before, and nobody said so.
+            Some(if ino == Ino(106) { 9 } else { 10 })
+        };
+        let mut all = Vec::new();
+        let write = |ino: Ino, _: &Revocable| {
+            all.push(ino.0 - 100);
+            Sent::Taken
+        };
+        ahead.send(run, &mut bytes, read, write).unwrap();
+        assert_eq!(all, [4, 7, 9, 10, 11]);
+    }
+
+    #[test]
+    fn what_is_asked_for_on_its_way_is_revoked() {
+        let ahead = listed(100);
+        reads(&ahead, 0);
+        let run = ahead
+            .touched(Ino(101), Touch::Page, Some(ME))
+            .unwrap()
+            .unwrap();
+        let mut bytes = Arc::new(Revocable::new(100).unwrap());
+        let read = |_, room: &mut [u8]| {
+            room[..10].fill(1);
+            Some(10)
+        };
+        let write = |ino: Ino, bytes: &Revocable| {
+            assert!(!bytes.is_revoked());
+            ahead
+                .touched(Ino(ino.0 + 1), Touch::Page, Some(ME))
+                .unwrap();
+            assert!(!bytes.is_revoked(), "another one");
+            ahead.touched(ino, Touch::Page, Some(ME)).unwrap();
+            assert!(bytes.is_revoked());
+            Sent::Refused
+        };
+        ahead.send(run, &mut bytes, read, write).unwrap();
+        assert!(ahead.revoked.load(Ordering::SeqCst) > 0);
+        assert_eq!(ahead.sent.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn what_changes_contents_waits_for_the_end_of_the_flight() {
+        let ahead = Arc::new(listed(100));
+        reads(&ahead, 0);
+        let run = ahead
+            .touched(Ino(101), Touch::Page, Some(ME))
+            .unwrap()
+            .unwrap();
+        let mut bytes = Arc::new(Revocable::new(100).unwrap());
+        let has_landed = Arc::new(AtomicUsize::new(0));
+        let mut changing = None;
+        let write = |ino: Ino, _: &Revocable| {
+            if changing.is_none() {
+                let (ahead, landed) = (Arc::clone(&ahead), Arc::clone(&has_landed));
+                changing = Some(std::thread::spawn(move || {
+                    ahead.touched(ino, Touch::Contents, None).unwrap();
+                    landed.load(Ordering::SeqCst)
+                }));
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                has_landed.store(1, Ordering::SeqCst);
+            }
+            Sent::Taken
+        };
+        let read = |_, room: &mut [u8]| {
+            room[..10].fill(1);
+            Some(10)
+        };
+        ahead.send(run, &mut bytes, read, write).unwrap();
+        assert_eq!(changing.unwrap().join().unwrap(), 1);
+    }
+
+    #[test]
+    fn no_more_is_remembered_than_there_is_room_for() {
+        let ahead = Ahead::default();
+        for stream in 0..200 {
+            for file in 0..1_000 {
+                ahead.lists(Stream(stream), ME, Ino(1_000 * stream + file), 10);
+            }
+        }
+        let one = Stream(1_000);
+        for file in 0..2 * FILES as u64 {
+            ahead.lists(one, ME, Ino(1_000_000 + file), 10);
+            let state = ahead.state.lock();
+            assert!(state.files <= FILES && state.runs.len() <= RUNS);
+            assert!(state.candidates.len() <= state.files);
+        }
+        ahead.lists(one, ME, Ino(5), 0);
+        ahead.lists(one, ME, Ino(6), FILE_BYTES_MAX + 1);
+        let state = ahead.state.lock();
+        assert!(!state.candidates.contains_key(&Ino(5)) && !state.candidates.contains_key(&Ino(6)));
+    }
+}
