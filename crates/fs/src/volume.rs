@@ -234,6 +234,12 @@ impl Volume {
         Ok(self.tree.checkpoint()?)
     }
 
+    /// Whether it was opened so that nothing changes it.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.is_read_only
+    }
+
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> VolumeStats {

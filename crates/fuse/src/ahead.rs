@@ -17,16 +17,16 @@
 //!
 //! That leaves a request that comes while the file is on its way, *in flight*:
 //!
-//! - READ, and WRITE past the pages: who asks may hold the lock of a page until the answer is there. If the kernel has put the contents there before, that one came later, and all is well.
+//! - READ, WRITE and GETXATTR: who asks may hold the lock of a page until the answer is there. If the kernel has put the contents there before, that one came later, and all is well.
 //!   If not, it waits for that lock, and would overwrite what the program does with its page as soon as it has it. But it reads
 //!   what it writes there only when it has the lock. So that is taken from it first, [`Revocable::revoke`], and then the request is answered.
-//! - All others hold no page. They wait until the flight has ended, since it may make the file longer again than they made it.
+//! - The others hold no page. They wait until the flight has ended, since it may make the file longer again than they made it. All hold the lock of the file, so one waits at most.
 //!
 //! To everybody else this is a program that reads the file at that moment. So is its access time.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use fuser::Errno;
 use parking_lot::{Condvar, Mutex};
@@ -42,16 +42,21 @@ pub(crate) const FILE_BYTES_MAX: u64 = 32 << 10;
 const WINDOW: std::ops::RangeInclusive<usize> = 8..=128;
 /// Bytes of them, at most.
 const WINDOW_BYTES: u64 = 1 << 20;
-/// A program that skips so many files still reads in order.
+/// A program that skips so many files, or goes back so far, still reads in order: several threads take turns.
 const SKIP: usize = 8;
+/// Files that a program asks for in order before any is sent.
+const PROOF: usize = 3;
 /// So few files are sent to the last one.
 const FEW: usize = 16;
 /// Files that are left to the program when it has just begun: it is there sooner.
 const LEAD: usize = 2;
 /// Files in listings that are remembered, at most; the oldest listing goes first.
 const FILES: usize = 1 << 17;
-/// Listings that are remembered, at most.
+/// Listings that are remembered, at most, and files of one; what comes behind these is another one.
 const RUNS: usize = 64;
+const RUN_FILES: usize = 1 << 12;
+/// In place of the bytes of a directory.
+const DIRECTORY: u64 = u64::MAX;
 /// Programs that are known to read in order, at most; the number says where one is.
 const READERS: usize = 64;
 
@@ -62,6 +67,9 @@ pub(crate) struct Ahead {
     /// Candidates, and what is in flight: nothing to look for if that is 0.
     known: AtomicUsize,
     landed: Condvar,
+    /// Threads that wait for the end of the flight.
+    waiting: AtomicUsize,
+    is_stopped: AtomicBool,
     sent: AtomicU64,
     revoked: AtomicU64,
 }
@@ -71,8 +79,8 @@ pub(crate) struct Ahead {
 pub(crate) enum Touch {
     /// Its sender may wait with a page locked.
     Page,
-    /// Its sender holds no page, but may make the file shorter, or write pages behind it.
-    Contents,
+    /// Its sender holds no page, but the lock of the file, and may make it shorter.
+    Size,
 }
 
 /// A listing: the number of an open directory.
@@ -92,19 +100,21 @@ struct State {
     readers: [(u32, usize); READERS],
 }
 
-/// The candidates of a listing, in its order.
+/// The candidates of a listing, in its order, and what is between them: larger files and directories, which are never sent.
 struct Run {
     stream: Stream,
-    /// Who lists.
+    /// Who lists; others may read.
     asker: u32,
     files: Vec<(Ino, u64)>,
+    /// How many were asked for in order, up to [`PROOF`].
+    proof: usize,
     /// Position of the furthest one that was asked for.
     last: Option<usize>,
     /// First one that is neither sent nor left out.
     next: usize,
     /// Where sending ends for now.
     target: usize,
-    /// The one that is left out, before `target`.
+    /// The one that is left out, before `target`, or what is never sent there.
     hole: Option<usize>,
     window: usize,
 }
@@ -123,28 +133,30 @@ impl Default for State {
 }
 
 impl Run {
-    /// Moves the target a window ahead of `from`. Whether there is anything to send.
+    /// Moves the target a window ahead of `from`, at most to the next large file or directory: the device should give what the program reads in order. Whether there is anything to send.
     fn extend(&mut self, from: usize) -> bool {
         self.next = self.next.max(from);
         let mut bytes = 0;
         let in_window = |(_, size): &&(Ino, u64)| {
-            bytes += size;
-            bytes <= WINDOW_BYTES
+            let is_small = *size <= FILE_BYTES_MAX;
+            bytes += if is_small { *size } else { 0 };
+            is_small && bytes <= WINDOW_BYTES
         };
         let rest = self.files.get(self.next..).unwrap_or_default();
         let ahead = rest.iter().take(self.window).take_while(in_window).count();
         let target = self.next + ahead;
-        if target <= self.target.max(self.next) {
-            return false;
-        }
-        self.hole = if target < self.files.len() {
+        let is_large = |(_, size): &(Ino, u64)| *size > FILE_BYTES_MAX;
+        self.hole = if self.files.get(target).is_some_and(is_large) {
+            Some(target)
+        } else if target < self.files.len() {
             Some(self.next + ahead / 2)
         } else {
             // There is nothing to go on with, but that one is asked for there tells that all were. So does the first of a few.
-            (ahead >= FEW).then_some(target - 1)
+            (ahead >= FEW).then(|| target - 1)
         };
-        self.target = target;
-        self.hole.is_none() || ahead > 1
+        let has_more = target > self.target.max(self.next);
+        self.target = self.target.max(target);
+        has_more && (ahead > 1 || self.hole != Some(self.next))
     }
 
     /// Whether who asks for this one has come to the file that was left out, or nothing was sent.
@@ -155,7 +167,7 @@ impl Run {
     /// Whether who asks for this one goes through the files in order.
     fn is_in_turn(&self, at: usize) -> bool {
         let reached = self.last.map_or(0, |last| last + 1);
-        at >= reached && at <= reached.max(self.next) + SKIP
+        at + SKIP >= reached && at <= reached.max(self.next) + SKIP
     }
 }
 
@@ -175,7 +187,8 @@ impl State {
 
     /// The run of an open directory, and its number; a new one for who begins it.
     fn run_of(&mut self, stream: Stream, asker: u32) -> u64 {
-        if let Some(at) = self.runs.iter().rposition(|run| run.stream == stream) {
+        let goes_on = |run: &Run| run.stream == stream && run.files.len() < RUN_FILES;
+        if let Some(at) = self.runs.iter().rposition(goes_on) {
             return self.first_run + at as u64;
         }
         self.judge(asker);
@@ -186,6 +199,7 @@ impl State {
             stream,
             asker,
             files: Vec::new(),
+            proof: 0,
             last: None,
             next: 0,
             target: 0,
@@ -203,10 +217,14 @@ impl State {
         let divisor = match run.last {
             _ if run.target == 0 => 1,
             None => usize::MAX,
-            Some(last) if run.hole.is_some_and(|hole| last < hole) => 2,
+            Some(last) if run.hole.is_some_and(|hole| last < hole) => 4,
             Some(_) => 1,
         };
-        *self.window_of(asker) /= divisor;
+        let window = self.window_of(asker);
+        *window /= divisor;
+        if *window < *WINDOW.start() {
+            *window = 0;
+        }
     }
 
     fn drop_oldest(&mut self) {
@@ -233,21 +251,26 @@ impl State {
             return false;
         };
         if !run.is_in_turn(at) {
-            run.window = 0;
+            (run.window, run.proof) = (0, 0);
+            run.target = run.target.min(run.next);
             run.last = run.last.max(Some(at));
             return false;
         }
-        let begins = run.last.replace(at).is_none();
+        run.proof = PROOF.min(run.proof + 1);
+        let begins = run.last.is_none();
+        run.last = run.last.max(Some(at));
         if begins {
             run.window = run.window.max(eager);
-        } else if run.has_caught_up(at) {
+        } else if run.has_caught_up(at) && (run.window > 0 || run.proof == PROOF) {
             run.window = (2 * run.window).clamp(*WINDOW.start(), *WINDOW.end());
         }
         let window = run.window;
-        let goes_on = window > 0 && run.has_caught_up(at);
+        // A large file is read for a while: what comes behind it is sent when one of that is asked for.
+        let is_large = run.files[at].1 > FILE_BYTES_MAX;
+        let goes_on = window > 0 && run.has_caught_up(at) && !is_large;
         let lead = if run.target == 0 { LEAD } else { 0 };
         let sends = goes_on && run.extend(at + 1 + lead);
-        if !begins {
+        if !begins && window > 0 {
             *self.window_of(asker) = window;
         }
         sends
@@ -257,9 +280,18 @@ impl State {
 impl Ahead {
     /// A listing told the kernel of a file of so many bytes, which it did not know before, nor has heard of by another request yet.
     pub(crate) fn lists(&self, stream: Stream, asker: u32, ino: Ino, bytes: u64) {
-        if bytes == 0 || bytes > FILE_BYTES_MAX {
-            return;
+        if bytes > 0 {
+            self.add(stream, asker, (ino, bytes));
         }
+    }
+
+    /// A listing has a directory: whoever goes through all in order goes through that before the files behind it.
+    pub(crate) fn lists_directory(&self, stream: Stream, asker: u32) {
+        // The same for all, since no file is.
+        self.add(stream, asker, (Ino(0), DIRECTORY));
+    }
+
+    fn add(&self, stream: Stream, asker: u32, file: (Ino, u64)) {
         let mut state = self.state.lock();
         while state.files >= FILES {
             state.drop_oldest();
@@ -267,9 +299,15 @@ impl Ahead {
         let number = state.run_of(stream, asker);
         if let Some(run) = state.run(number) {
             let at = run.files.len();
-            run.files.push((ino, bytes));
+            let is_directory = file.1 == DIRECTORY;
+            if is_directory && run.files.last() == Some(&file) {
+                return;
+            }
+            run.files.push(file);
             state.files += 1;
-            state.candidates.insert(ino, (number, at));
+            if !is_directory {
+                state.candidates.insert(file.0, (number, at));
+            }
         }
         self.count(&state);
     }
@@ -284,7 +322,11 @@ impl Ahead {
         let at = state.runs.iter().rposition(|run| run.stream == stream)?;
         let number = state.first_run + at as u64;
         let run = &mut state.runs[at];
-        if eager == 0 || run.target > 0 || run.last.is_some() {
+        let begins_large = run
+            .files
+            .first()
+            .is_some_and(|(_, size)| *size > FILE_BYTES_MAX);
+        if eager == 0 || run.target > 0 || run.last.is_some() || begins_large {
             return None;
         }
         run.window = eager;
@@ -307,43 +349,56 @@ impl Ahead {
         }
         let mut state = self.state.lock();
         let at = state.candidates.remove(&ino);
-        let is_of = |state: &State| matches!(&state.in_flight, Some((other, _)) if *other == ino);
-        match (touch, &state.in_flight) {
-            (Touch::Page, Some((other, bytes))) if *other == ino => {
-                self.revoked.fetch_add(1, Ordering::Relaxed);
-                if let Err(error) = bytes.revoke() {
-                    tracing::error!(%error, "contents on their way to the kernel cannot be taken back");
-                    return Err(Errno::EIO);
-                }
-            }
-            (Touch::Contents, _) => {
-                while is_of(&state) {
-                    self.landed.wait(&mut state);
-                }
-            }
-            _ => {}
-        }
         self.count(&state);
+        match touch {
+            Touch::Page => {
+                if let Some((_, bytes)) = state.in_flight.as_ref().filter(|(of, _)| *of == ino) {
+                    self.revoked.fetch_add(1, Ordering::Relaxed);
+                    if let Err(error) = bytes.revoke() {
+                        tracing::error!(%error, "contents on their way cannot be taken back");
+                        return Err(Errno::EIO);
+                    }
+                }
+            }
+            Touch::Size => {
+                let is_of = |(of, _): &(Ino, _)| *of == ino;
+                while state.in_flight.as_ref().is_some_and(is_of) {
+                    self.waiting.fetch_add(1, Ordering::SeqCst);
+                    self.landed.wait(&mut state);
+                    self.waiting.fetch_sub(1, Ordering::SeqCst);
+                }
+            }
+        }
         let read = at.zip(reader);
         Ok(read.and_then(|(at, reader)| state.read(at, reader).then_some(at.0)))
     }
 
+    /// Threads that wait until the kernel has a page, which may be locked by who waits for another answer. One at most, since who waits has the lock of the one file that is in flight.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.load(Ordering::SeqCst)
+    }
+
+    /// Nothing more is sent.
+    pub(crate) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::SeqCst);
+    }
+
     /// Sends what is due of a run: `read` puts the contents of a file into the room it gets and says how many bytes those are, and `write` hands them to the kernel
-    /// and says whether the mount is still there. For one thread at a time.
+    /// and says whether it took them. For one thread at a time.
+    ///
+    /// # Errors
+    /// The room cannot be used again.
     pub(crate) fn send(
         &self,
         run: u64,
         bytes: &mut Arc<Revocable>,
         mut read: impl FnMut(Ino, &mut [u8]) -> Option<usize>,
-        mut write: impl FnMut(Ino, &Revocable) -> Sent,
+        mut write: impl FnMut(Ino, &Revocable) -> bool,
     ) -> std::io::Result<()> {
-        while let Some((ino, size)) = self.next(run) {
-            if Arc::get_mut(bytes).is_none() {
-                // Somebody is about to revoke what has landed.
-                *bytes = Arc::new(Revocable::new(bytes.room())?);
-            }
+        while let Some((ino, size, at)) = self.next(run) {
+            // It is lent for a flight, and nobody has it behind that.
             let Some(room) = Arc::get_mut(bytes) else {
-                continue;
+                return Ok(());
             };
             let mut is_whole = false;
             room.fill(|room| {
@@ -351,51 +406,46 @@ impl Ahead {
                 is_whole = len.is_some();
                 len.unwrap_or(0)
             })?;
-            if !is_whole || !self.takes_off(ino, bytes) {
-                continue;
-            }
-            let sent = write(ino, bytes);
-            self.lands();
-            match sent {
-                Sent::Taken => {
-                    self.sent.fetch_add(1, Ordering::Relaxed);
-                }
-                Sent::Refused => {}
-                Sent::Ended => return Ok(()),
+            if is_whole
+                && let Some(_flight) = self.take_off(ino, (run, at), bytes)
+                && write(ino, bytes)
+            {
+                self.sent.fetch_add(1, Ordering::Relaxed);
             }
         }
         Ok(())
     }
 
-    /// The next file of a run that is to be sent, and its bytes.
-    fn next(&self, number: u64) -> Option<(Ino, u64)> {
+    /// The next file of a run that is to be sent, its bytes, and its place.
+    fn next(&self, number: u64) -> Option<(Ino, u64, usize)> {
         let mut state = self.state.lock();
         loop {
             let run = state.run(number)?;
             // The program is further already.
             run.next = run.next.max(run.last.map_or(0, |last| last + 1));
-            if run.next >= run.target {
+            if run.next >= run.target || self.is_stopped.load(Ordering::SeqCst) {
                 return None;
             }
-            let (at, file) = (run.next, run.files[run.next]);
+            let (at, (ino, size)) = (run.next, run.files[run.next]);
             run.next += 1;
-            let is_hole = Some(at) == run.hole;
-            if !is_hole && state.candidates.get(&file.0) == Some(&(number, at)) {
-                return Some(file);
+            let is_left = Some(at) == run.hole || size > FILE_BYTES_MAX;
+            if !is_left && state.candidates.get(&ino) == Some(&(number, at)) {
+                return Some((ino, size, at));
             }
         }
     }
 
-    /// Whether the file is still a candidate; it is none from now on, but in flight.
-    fn takes_off(&self, ino: Ino, bytes: &Arc<Revocable>) -> bool {
+    /// Has the file be in flight if it is the candidate that it was when it was read: it may have changed, been forgotten, and be one again.
+    fn take_off(&self, ino: Ino, at: (u64, usize), bytes: &Arc<Revocable>) -> Option<Flight<'_>> {
         let mut state = self.state.lock();
         debug_assert!(state.in_flight.is_none(), "one at a time");
-        let is_candidate = state.candidates.remove(&ino).is_some();
-        if is_candidate {
-            state.in_flight = Some((ino, Arc::clone(bytes)));
+        if state.candidates.get(&ino) != Some(&at) {
+            return None;
         }
+        state.candidates.remove(&ino);
+        state.in_flight = Some((ino, Arc::clone(bytes)));
         self.count(&state);
-        is_candidate
+        Some(Flight(self))
     }
 
     fn lands(&self) {
@@ -419,15 +469,13 @@ impl Ahead {
     }
 }
 
-/// What became of contents.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sent {
-    /// The kernel has them.
-    Taken,
-    /// It has not: no memory, the file is forgotten, or they were revoked.
-    Refused,
-    /// There is no mount any more.
-    Ended,
+/// A file that is on its way until this is dropped.
+struct Flight<'a>(&'a Ahead);
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        self.0.lands();
+    }
 }
 
 #[cfg(test)]
@@ -455,7 +503,7 @@ mod tests {
             let write = |ino: Ino, bytes: &Revocable| {
                 assert_eq!(bytes.len(), 10);
                 all.push(ino.0 - 100);
-                Sent::Taken
+                true
             };
             ahead.send(run, &mut bytes, read, write).unwrap();
         }
@@ -470,15 +518,28 @@ mod tests {
         sent(ahead, run)
     }
 
+    /// `ME` reads the first files, and nothing is sent yet.
+    fn begin(ahead: &Ahead) {
+        assert_eq!(reads(ahead, 0), [0; 0]);
+        assert_eq!(reads(ahead, 1), [0; 0]);
+    }
+
+    /// `ME` begins to read in order: the run that is to be sent.
+    fn due(ahead: &Ahead) -> u64 {
+        begin(ahead);
+        let touched = ahead.touched(Ino(102), Touch::Page, Some(ME));
+        touched.unwrap().unwrap()
+    }
+
     #[test]
     fn who_goes_on_in_order_gets_more_and_more() {
         let ahead = listed(1_000);
-        assert_eq!(reads(&ahead, 0), [0; 0]);
+        begin(&ahead);
         // Two are left to the program, and one in the middle to tell that it came so far.
-        assert_eq!(reads(&ahead, 1), [4, 5, 6, 7, 9, 10, 11]);
-        assert_eq!(reads(&ahead, 2), [0; 0]);
+        assert_eq!(reads(&ahead, 2), [5, 6, 7, 8, 10, 11, 12]);
+        assert_eq!(reads(&ahead, 4), [0; 0]);
         assert_eq!(reads(&ahead, 3), [0; 0]);
-        assert_eq!(reads(&ahead, 8).len(), 15);
+        assert_eq!(reads(&ahead, 9).len(), 15);
         let mut last = 20;
         let mut asked = 0;
         while last < 999 {
@@ -500,8 +561,8 @@ mod tests {
     fn a_reader_in_order_starts_the_next_directory_sooner() {
         let ahead = listed(12);
         assert_eq!(ahead.lists_on(DIR, ME), None, "nobody knows it yet");
-        reads(&ahead, 0);
-        assert_eq!(reads(&ahead, 1), [4, 5, 6, 7, 8, 9, 10, 11]);
+        begin(&ahead);
+        assert_eq!(reads(&ahead, 2), [5, 6, 7, 8, 9, 10, 11]);
         let next = Stream(2);
         (0..12).for_each(|file| ahead.lists(next, ME, Ino(200 + file), 10));
         let all = [101, 102, 103, 104, 106, 107, 108];
@@ -524,43 +585,37 @@ mod tests {
     #[test]
     fn what_was_touched_is_not_sent() {
         let ahead = listed(100);
-        reads(&ahead, 0);
-        for (file, touch) in [(5, Touch::Page), (6, Touch::Contents)] {
+        begin(&ahead);
+        for (file, touch) in [(6, Touch::Page), (7, Touch::Size)] {
             ahead.touched(Ino(100 + file), touch, None).unwrap();
         }
-        assert_eq!(reads(&ahead, 1), [4, 7, 9, 10, 11]);
+        assert_eq!(reads(&ahead, 2), [5, 8, 10, 11, 12]);
         // Touched after it was read from the volume, before it is sent.
         let ahead = listed(100);
-        reads(&ahead, 0);
-        let run = ahead
-            .touched(Ino(101), Touch::Page, Some(ME))
-            .unwrap()
-            .unwrap();
+        let run = due(&ahead);
         let mut bytes = Arc::new(Revocable::new(100).unwrap());
-        let read = |ino, room: &mut [u8]| {
+        let read = |ino: Ino, room: &mut [u8]| {
             room[..10].fill(1);
-            let changes = ino == Ino(105);
-            changes.then(|| ahead.touched(ino, Touch::Contents, None).unwrap());
+            let changes = matches!(ino.0, 106 | 108);
+            changes.then(|| ahead.touched(ino, Touch::Size, None).unwrap());
+            // And the kernel forgot it, and heard of it again.
+            (ino == Ino(108)).then(|| ahead.lists(Stream(2), ME, ino, 10));
             // This one changed before, and nobody said so.
-            Some(if ino == Ino(106) { 9 } else { 10 })
+            Some(if ino == Ino(107) { 9 } else { 10 })
         };
         let mut all = Vec::new();
         let write = |ino: Ino, _: &Revocable| {
             all.push(ino.0 - 100);
-            Sent::Taken
+            true
         };
         ahead.send(run, &mut bytes, read, write).unwrap();
-        assert_eq!(all, [4, 7, 9, 10, 11]);
+        assert_eq!(all, [5, 10, 11, 12]);
     }
 
     #[test]
     fn what_is_asked_for_on_its_way_is_revoked() {
         let ahead = listed(100);
-        reads(&ahead, 0);
-        let run = ahead
-            .touched(Ino(101), Touch::Page, Some(ME))
-            .unwrap()
-            .unwrap();
+        let run = due(&ahead);
         let mut bytes = Arc::new(Revocable::new(100).unwrap());
         let read = |_, room: &mut [u8]| {
             room[..10].fill(1);
@@ -574,7 +629,7 @@ mod tests {
             assert!(!bytes.is_revoked(), "another one");
             ahead.touched(ino, Touch::Page, Some(ME)).unwrap();
             assert!(bytes.is_revoked());
-            Sent::Refused
+            false
         };
         ahead.send(run, &mut bytes, read, write).unwrap();
         assert!(ahead.revoked.load(Ordering::SeqCst) > 0);
@@ -584,11 +639,7 @@ mod tests {
     #[test]
     fn what_changes_contents_waits_for_the_end_of_the_flight() {
         let ahead = Arc::new(listed(100));
-        reads(&ahead, 0);
-        let run = ahead
-            .touched(Ino(101), Touch::Page, Some(ME))
-            .unwrap()
-            .unwrap();
+        let run = due(&ahead);
         let mut bytes = Arc::new(Revocable::new(100).unwrap());
         let has_landed = Arc::new(AtomicUsize::new(0));
         let mut changing = None;
@@ -596,13 +647,13 @@ mod tests {
             if changing.is_none() {
                 let (ahead, landed) = (Arc::clone(&ahead), Arc::clone(&has_landed));
                 changing = Some(std::thread::spawn(move || {
-                    ahead.touched(ino, Touch::Contents, None).unwrap();
+                    ahead.touched(ino, Touch::Size, None).unwrap();
                     landed.load(Ordering::SeqCst)
                 }));
                 std::thread::sleep(std::time::Duration::from_millis(20));
                 has_landed.store(1, Ordering::SeqCst);
             }
-            Sent::Taken
+            true
         };
         let read = |_, room: &mut [u8]| {
             room[..10].fill(1);
@@ -628,8 +679,51 @@ mod tests {
             assert!(state.candidates.len() <= state.files);
         }
         ahead.lists(one, ME, Ino(5), 0);
-        ahead.lists(one, ME, Ino(6), FILE_BYTES_MAX + 1);
-        let state = ahead.state.lock();
-        assert!(!state.candidates.contains_key(&Ino(5)) && !state.candidates.contains_key(&Ino(6)));
+        assert!(
+            !ahead.state.lock().candidates.contains_key(&Ino(5)),
+            "nobody asks for it"
+        );
+    }
+
+    #[test]
+    fn large_files_are_asked_for_in_their_turn() {
+        let ahead = Ahead::default();
+        for file in 0..40 {
+            let is_large = matches!(file, 7 | 8 | 13);
+            let bytes = if is_large { FILE_BYTES_MAX + 1 } else { 10 };
+            if file == 30 {
+                ahead.lists_directory(DIR, ME);
+                ahead.lists_directory(DIR, ME);
+            }
+            ahead.lists(DIR, ME, Ino(100 + file), bytes);
+        }
+        begin(&ahead);
+        assert_eq!(reads(&ahead, 2), [5, 6]);
+        for left in [3, 4] {
+            assert_eq!(reads(&ahead, left), [0; 0]);
+        }
+        assert_eq!(reads(&ahead, 7), [0; 0], "another large one");
+        assert_eq!(reads(&ahead, 8), [0; 0]);
+        assert_eq!(reads(&ahead, 9), [10, 11, 12]);
+        assert_eq!(reads(&ahead, 13), [0; 0]);
+        assert_eq!(reads(&ahead, 14), (15..30).collect::<Vec<_>>());
+        // Behind the directory.
+        assert_eq!(reads(&ahead, 30), (31..40).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn two_of_each_directory_are_no_order() {
+        let ahead = listed(100);
+        due(&ahead);
+        for stream in 2..10 {
+            let first = 1_000 * stream;
+            (0..20).for_each(|file| ahead.lists(Stream(stream), ME, Ino(first + file), 10));
+            // What was sent of the first directory was not asked for.
+            assert_eq!(ahead.lists_on(Stream(stream), ME), None, "{stream}");
+            for file in [first + 2, first + 5] {
+                let due = ahead.touched(Ino(file), Touch::Page, Some(ME));
+                assert_eq!(due.unwrap(), None, "{stream}");
+            }
+        }
     }
 }

@@ -12,9 +12,6 @@ use std::sync::{Arc, OnceLock};
 use fuser::{INodeNo, Notifier};
 use ramet_block::Revocable;
 use ramet_fs::{Ino, Invalidation};
-use rustix::io::Errno;
-
-use crate::ahead::Sent;
 
 /// The way to the kernel, once the session is there.
 #[derive(Clone, Default)]
@@ -22,6 +19,22 @@ pub(crate) struct Kernel(Arc<OnceLock<(Notifier, OwnedFd)>>);
 
 /// Bytes of `struct fuse_out_header` and of `struct fuse_notify_store_out`.
 const STORE_BYTES: usize = 16 + 24;
+
+/// Whether this kernel fills the rest of the last page that it is sent with zeros: since Linux 6.11 (CVE-2024-44947). Others have got that since then, but do not tell.
+pub(crate) fn clears_stored_pages() -> bool {
+    has_release(
+        &rustix::system::uname().release().to_string_lossy(),
+        (6, 11),
+    )
+}
+
+/// Whether a kernel that calls itself `release` is this one or a later one.
+fn has_release(release: &str, least: (u32, u32)) -> bool {
+    let mut numbers = release
+        .split(|byte: char| !byte.is_ascii_digit())
+        .map(str::parse::<u32>);
+    matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= least)
+}
 
 /// What goes before the first `len` bytes of a file when they are sent without being asked for (FUSE_NOTIFY_STORE).
 fn store_header(ino: Ino, len: usize) -> [u8; STORE_BYTES] {
@@ -47,19 +60,13 @@ impl Kernel {
 
     /// Has the kernel take the contents of a whole file, of which it must have no page yet (`ahead.rs`). Waits for locks of pages, which those have who
     /// wait for an answer.
-    pub(crate) fn store(&self, ino: Ino, contents: &Revocable) -> Sent {
+    /// Whether it took them: there may be no memory, or they were revoked, or it has forgotten the file.
+    pub(crate) fn store(&self, ino: Ino, contents: &Revocable) -> bool {
         let Some((_, device)) = self.0.get() else {
-            return Sent::Ended;
+            return false;
         };
-        match contents.write(device, &store_header(ino, contents.len())) {
-            Ok(_) => Sent::Taken,
-            Err(error) => match Errno::from_io_error(&error) {
-                Some(Errno::NODEV | Errno::NOTCONN | Errno::CONNABORTED | Errno::PERM) => {
-                    Sent::Ended
-                }
-                _ => Sent::Refused,
-            },
-        }
+        let header = store_header(ino, contents.len());
+        contents.write(device, &header).is_ok()
     }
 
     /// Sends what is out of date. The kernel has it when this returns.
@@ -85,6 +92,16 @@ impl Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn releases_are_told_apart() {
+        for new in ["6.11.0", "6.18.44-fc", "7.0", "6.11-rc3"] {
+            assert!(has_release(new, (6, 11)), "{new}");
+        }
+        for old in ["6.1.0-31-amd64", "5.15.2", "6.10.14", "odd", "", "6"] {
+            assert!(!has_release(old, (6, 11)), "{old}");
+        }
+    }
 
     #[test]
     fn a_store_lies_as_the_kernel_reads_it() {

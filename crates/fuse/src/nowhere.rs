@@ -48,6 +48,8 @@ impl Nowhere {
                 .write(writes)
                 .open(root.join(&self.name))?;
             if writes {
+                // Opening may ask for them too.
+                self.asked.store(false, Ordering::SeqCst);
                 file.write_all(b"0")?;
             }
             Ok(())

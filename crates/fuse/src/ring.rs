@@ -108,7 +108,10 @@ struct Queue {
 impl Connection {
     /// Whether requests of some processor wait for others of it.
     fn is_stuck(&self) -> bool {
-        let all_wait = |queue: &Queue| queue.waiting.load(Ordering::SeqCst) >= queue.threads;
+        // Nobody knows of which queue those threads are.
+        let anywhere = self.server.waiting();
+        let all_wait =
+            |queue: &Queue| queue.waiting.load(Ordering::SeqCst) + anywhere >= queue.threads;
         self.queues.iter().any(all_wait)
     }
 

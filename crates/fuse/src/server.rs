@@ -1,6 +1,7 @@
 //! What requests are answered, whichever way they come.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,7 +22,7 @@ use crate::caller::{Asker, caller};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::missing::Missing;
-use crate::notify::Kernel;
+use crate::notify::{Kernel, clears_stored_pages};
 use crate::nowhere::{NOWHERE, Nowhere};
 use crate::terms::created_flags;
 use crate::tickets::Tickets;
@@ -147,18 +148,14 @@ impl Server {
     }
 
     /// Opens a file that is nowhere through the kernel, which has the volume mounted at `dir`: see there. With `ahead` small files are sent to the kernel
-    /// before they are asked for, from then on, if it is one that this can be done with; one that never writes is.
+    /// before they are asked for, from then on, if it is one that this can be done with.
     ///
     /// # Errors
     /// Why it cannot be opened; nothing is sent ahead then.
-    pub(crate) fn answer_first_open(
-        &self,
-        dir: &Path,
-        ahead: bool,
-        read_only: bool,
-    ) -> std::io::Result<()> {
-        let writes = ahead && !read_only;
-        let opened = self.nowhere.open(dir, writes);
+    pub(crate) fn answer_first_open(&self, dir: &Path, ahead: bool) -> std::io::Result<()> {
+        let ahead = ahead && clears_stored_pages();
+        let read_only = self.core.volume.is_read_only();
+        let opened = self.nowhere.open(dir, ahead && !read_only);
         let stale = Invalidation::Entry {
             dir: ROOT_INO,
             name: self.nowhere.name().to_vec(),
@@ -198,7 +195,9 @@ impl Server {
     }
 
     pub(crate) fn setattr(&self, node: Ino, set: &SetAttr) -> Answer<Attr> {
-        self.touched(node, Touch::Contents)?;
+        if set.size_bytes.is_some() {
+            self.touched(node, Touch::Size)?;
+        }
         answer(self.core.volume.setattr(node, set))
     }
 
@@ -314,8 +313,19 @@ impl Server {
     fn send_ahead(&self, run: Option<u64>) {
         if let Some(run) = run {
             let core = Arc::clone(&self.core);
-            self.ahead.run(move || core.send_ahead(run));
+            self.ahead.run(move || {
+                // Nobody asked for it, so nobody is to be harmed.
+                if catch_unwind(AssertUnwindSafe(|| core.send_ahead(run))).is_err() {
+                    tracing::error!("a panic: no files are sent ahead any more");
+                    core.ahead.stop();
+                }
+            });
         }
+    }
+
+    /// Threads that wait for a page of the kernel's.
+    pub(crate) fn waiting(&self) -> usize {
+        self.core.ahead.waiting()
     }
 
     pub(crate) fn read(&self, node: Ino, offset: u64, len: u32, asker: u32) -> Answer<Vec<u8>> {
@@ -392,7 +402,7 @@ impl Server {
         let stream = answer(self.core.stream(fh))?;
         let mut any = false;
         let (volume, ahead) = (&self.core.volume, &self.core.ahead);
-        let each = |entry: &_, attr: Option<&_>| {
+        let mut each = |entry: &_, attr: Option<&_>| {
             let taken = take(entry, attr);
             any |= taken;
             taken
@@ -401,6 +411,14 @@ impl Server {
             if attr.kind == Kind::Regular && self.sends_ahead.load(Ordering::Relaxed) {
                 ahead.lists(Stream(fh), asker, attr.ino, attr.size_bytes);
             }
+        };
+        let each = |entry: &DirEntry, attr: Option<&Attr>| {
+            let is_below = entry.kind == Kind::Directory && !matches!(&*entry.name, b"." | b"..");
+            let taken = each(entry, attr);
+            if taken && is_below && self.sends_ahead.load(Ordering::Relaxed) {
+                ahead.lists_directory(Stream(fh), asker);
+            }
+            taken
         };
         self.send_ahead(ahead.lists_on(Stream(fh), asker));
         let read = volume.read_dir_choosing(&stream, offset, wants, each, first);
@@ -450,7 +468,7 @@ impl Server {
                 self.nowhere.asked_for_capabilities();
                 return Err(Errno::NO_XATTR);
             }
-            self.touched(node, Touch::Contents)?;
+            self.touched(node, Touch::Page)?;
         }
         answer(self.core.volume.getxattr(node, name)).map(|value| value.to_vec())
     }
@@ -476,7 +494,7 @@ impl Server {
         mode: u32,
         asker: Asker,
     ) -> Answer<()> {
-        self.touched(node, Touch::Contents)?;
+        self.touched(node, Touch::Size)?;
         let flags = FallocateFlags::from_bits_retain(mode);
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
         let kill = asker.uid != 0;
@@ -517,7 +535,7 @@ impl Server {
         len: u64,
         asker: Asker,
     ) -> Answer<u32> {
-        self.touched(to.0, Touch::Contents)?;
+        self.touched(to.0, Touch::Size)?;
         let copied = answer(self.core.volume.copy_range(from, to, len, asker.uid != 0))?;
         Ok(u32::try_from(copied).expect("at most 4 GiB at a time"))
     }
@@ -574,6 +592,13 @@ impl Server {
         let core = Arc::clone(&self.core);
         self.syncs
             .run(move || reply(answer(core.volume.sync_all())));
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // What is due is dropped, not waited for.
+        self.core.ahead.stop();
     }
 }
 

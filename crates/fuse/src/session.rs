@@ -199,7 +199,9 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     if let Err(error) = set_read_ahead(&dir) {
         tracing::debug!(%error, "read-ahead stays as it is");
     }
-    if let Err(error) = server.answer_first_open(&dir, options.ahead, options.read_only) {
+    // A single thread would have to answer a request while it waits for what that one holds.
+    let ahead = options.ahead && (wants_ring || readers > 1);
+    if let Err(error) = server.answer_first_open(&dir, ahead) {
         tracing::debug!(%error, "files are closed by request until one is opened, and none is sent ahead");
     }
     if mounted.rings.as_ref().is_some_and(Rings::have_failed) {
