@@ -46,7 +46,7 @@ const WINDOW_BYTES: u64 = 1 << 20;
 const SKIP: usize = 8;
 /// Files that a program asks for in order before any is sent.
 const PROOF: usize = 3;
-/// So few files are sent to the last one.
+/// Where fewer are left, none is left out.
 const FEW: usize = 16;
 /// Files that are left to the program when it has just begun: it is there sooner.
 const LEAD: usize = 2;
@@ -151,7 +151,7 @@ impl Run {
         } else if target < self.files.len() {
             Some(self.next + ahead / 2)
         } else {
-            // There is nothing to go on with, but that one is asked for there tells that all were. So does the first of a few.
+            // There is nothing to go on with, but that the last one is asked for tells that the others were read. Of a few the first one tells.
             (ahead >= FEW).then(|| target - 1)
         };
         let has_more = target > self.target.max(self.next);
@@ -214,10 +214,15 @@ impl State {
         let Some(run) = self.runs.iter().rfind(|run| run.asker == asker) else {
             return;
         };
+        // Who lists another directory has come to the one that sending stopped at.
+        let is_missed = |hole: usize| {
+            let is_directory = run.files[hole].1 == DIRECTORY;
+            run.last < Some(hole) && !is_directory
+        };
         let divisor = match run.last {
             _ if run.target == 0 => 1,
             None => usize::MAX,
-            Some(last) if run.hole.is_some_and(|hole| last < hole) => 4,
+            Some(_) if run.hole.is_some_and(is_missed) => 4,
             Some(_) => 1,
         };
         let window = self.window_of(asker);
@@ -707,7 +712,9 @@ mod tests {
         assert_eq!(reads(&ahead, 9), [10, 11, 12]);
         assert_eq!(reads(&ahead, 13), [0; 0]);
         assert_eq!(reads(&ahead, 14), (15..30).collect::<Vec<_>>());
-        // Behind the directory.
+        // Through the directory, and behind it.
+        ahead.lists(Stream(2), ME, Ino(500), 10);
+        assert_eq!(*ahead.state.lock().window_of(ME), *WINDOW.end());
         assert_eq!(reads(&ahead, 30), (31..40).collect::<Vec<_>>());
     }
 
