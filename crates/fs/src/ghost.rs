@@ -39,8 +39,13 @@ impl Volume {
     /// The caller drops `lookups` of the references that lookups gave it. What has no name any more is erased when nobody
     /// knows it; when that fails, the space comes back later.
     pub fn forget(&self, ino: Ino, lookups: u64) {
+        self.forget_noting(ino, lookups, || {});
+    }
+
+    /// The same. `last` is done if none is left, before another lookup of it can succeed.
+    pub fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         if ino != ROOT_INO {
-            self.table.forget(ino, lookups);
+            self.table.forget_noting(ino, lookups, last);
             self.bury();
         }
     }

@@ -289,12 +289,18 @@ impl Table {
 
     /// The kernel forgot `lookups` of the times it was told.
     pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
+        self.forget_noting(ino, lookups, || {});
+    }
+
+    /// The same. `last` is done if it knows nothing of the inode then, before anybody can tell it again.
+    pub(crate) fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         let mut shard = self.shard(ino).lock();
         let Some(slot) = shard.get_mut(&ino.0) else {
             return;
         };
         slot.lookups = slot.lookups.saturating_sub(lookups);
         let held = if slot.lookups == 0 {
+            last();
             slot.held.take()
         } else {
             None

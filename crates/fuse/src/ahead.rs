@@ -9,7 +9,8 @@
 //!
 //! - READ, also for a page that a program maps, which is read before it is written;
 //! - GETXATTR of the file's capabilities before the first write(2), which has to take them away. WRITE would be too late: a whole page is filled before that is sent. Not every kernel
-//!   need do so for ever, so the mount looks whether this one does (`nowhere.rs`), and sends nothing if not;
+//!   need do so for ever, so the mount looks whether this one does (`nowhere.rs`), and sends nothing if not. A process that is killed there, before anybody hears of it, leaves a file
+//!   that is written without: a WRITE past the pages of a file that was sent meanwhile may be of what was sent, and fails;
 //! - SETATTR, FALLOCATE and COPY_FILE_RANGE.
 //!
 //! Each of these takes the candidate back for good ([`Ahead::touched`]), before it is carried out. What was read from the volume goes out only if the file is still a candidate then,
@@ -17,14 +18,14 @@
 //!
 //! That leaves a request that comes while the file is on its way, *in flight*:
 //!
-//! - READ, WRITE and GETXATTR: who asks may hold the lock of a page until the answer is there. If the kernel has put the contents there before, that one came later, and all is well.
+//! - READ, GETXATTR, and WRITE of mapped pages: who asks may hold the lock of a page until the answer is there. If the kernel has put the contents there before, that one came later, and all is well.
 //!   If not, it waits for that lock, and would overwrite what the program does with its page as soon as it has it. But it reads
 //!   what it writes there only when it has the lock. So that is taken from it first, [`Revocable::revoke`], and then the request is answered.
 //! - The others hold no page. They wait until the flight has ended, since it may make the file longer again than they made it. All hold the lock of the file, so one waits at most.
 //!
 //! To everybody else this is a program that reads the file at that moment. So is its access time.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -64,21 +65,25 @@ const READERS: usize = 64;
 #[derive(Default)]
 pub(crate) struct Ahead {
     state: Mutex<State>,
-    /// Candidates, and what is in flight: nothing to look for if that is 0.
+    /// Candidates, what is in flight, and what was sent: nothing to look for if that is 0.
     known: AtomicUsize,
     landed: Condvar,
     /// Threads that wait for the end of the flight.
     waiting: AtomicUsize,
     is_stopped: AtomicBool,
-    sent: AtomicU64,
-    revoked: AtomicU64,
+    sent_files: AtomicU64,
+    revoked_files: AtomicU64,
 }
 
 /// What a request may do that concerns a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Touch {
-    /// Its sender may wait with a page locked.
+    /// Its sender may wait with a page locked: it reads, or writes back what it mapped.
     Page,
+    /// Its sender is about to fill pages, and holds none yet: it asks for capabilities.
+    Fills,
+    /// Its sender has filled pages.
+    Filled,
     /// Its sender holds no page, but the lock of the file, and may make it shorter.
     Size,
 }
@@ -91,6 +96,8 @@ struct State {
     /// By number, where each candidate is: which run, counted from the first ever, and which file of it.
     candidates: HashMap<Ino, (u64, usize)>,
     in_flight: Option<(Ino, Arc<Revocable>)>,
+    /// What was sent, or would have been if it had not been revoked, and not filled since the kernel came to know it.
+    sent: HashSet<Ino>,
     runs: VecDeque<Run>,
     /// Number of the first of `runs`.
     first_run: u64,
@@ -108,8 +115,9 @@ struct Run {
     files: Vec<(Ino, u64)>,
     /// How many were asked for in order, up to [`PROOF`].
     proof: usize,
-    /// Position of the furthest one that was asked for.
+    /// Position of the furthest one that was asked for in order, and of the last that was not.
     last: Option<usize>,
+    jumped: Option<usize>,
     /// First one that is neither sent nor left out.
     next: usize,
     /// Where sending ends for now.
@@ -124,6 +132,7 @@ impl Default for State {
         Self {
             candidates: HashMap::new(),
             in_flight: None,
+            sent: HashSet::new(),
             runs: VecDeque::new(),
             first_run: 0,
             files: 0,
@@ -191,7 +200,9 @@ impl State {
         if let Some(at) = self.runs.iter().rposition(goes_on) {
             return self.first_run + at as u64;
         }
-        self.judge(asker);
+        if self.runs.iter().all(|run| run.stream != stream) {
+            self.judge(asker);
+        }
         if self.runs.len() == RUNS {
             self.drop_oldest();
         }
@@ -201,6 +212,7 @@ impl State {
             files: Vec::new(),
             proof: 0,
             last: None,
+            jumped: None,
             next: 0,
             target: 0,
             hole: None,
@@ -256,12 +268,19 @@ impl State {
             return false;
         };
         if !run.is_in_turn(at) {
-            (run.window, run.proof) = (0, 0);
-            run.target = run.target.min(run.next);
-            run.last = run.last.max(Some(at));
+            let jumped = run.jumped.replace(at);
+            if jumped.is_none_or(|jumped| at < jumped || at > jumped + SKIP) {
+                return false;
+            }
+            // It goes on from there.
+            (run.window, run.proof, run.jumped) = (0, 1, None);
+            (run.target, run.hole) = (0, None);
+            run.last = Some(at);
             return false;
         }
-        run.proof = PROOF.min(run.proof + 1);
+        if run.last < Some(at) {
+            run.proof = PROOF.min(run.proof + 1);
+        }
         let begins = run.last.is_none();
         run.last = run.last.max(Some(at));
         if begins {
@@ -302,15 +321,19 @@ impl Ahead {
             state.drop_oldest();
         }
         let number = state.run_of(stream, asker);
-        if let Some(run) = state.run(number) {
+        let is_directory = file.1 == DIRECTORY;
+        if let Some(run) = state.run(number)
+            && !(is_directory && run.files.last() == Some(&file))
+        {
             let at = run.files.len();
-            let is_directory = file.1 == DIRECTORY;
-            if is_directory && run.files.last() == Some(&file) {
-                return;
-            }
             run.files.push(file);
             state.files += 1;
-            if !is_directory {
+            // What is still on its way may become a page of what the kernel knows now.
+            let is_in_flight = state
+                .in_flight
+                .as_ref()
+                .is_some_and(|(of, _)| *of == file.0);
+            if !is_directory && !is_in_flight {
                 state.candidates.insert(file.0, (number, at));
             }
         }
@@ -324,7 +347,8 @@ impl Ahead {
         }
         let mut state = self.state.lock();
         let eager = *state.window_of(asker);
-        let at = state.runs.iter().rposition(|run| run.stream == stream)?;
+        // Where it begins.
+        let at = state.runs.iter().position(|run| run.stream == stream)?;
         let number = state.first_run + at as u64;
         let run = &mut state.runs[at];
         let begins_large = run
@@ -342,7 +366,7 @@ impl Ahead {
     /// To be called before a request of `asker` is carried out that reads a file, or may change what is in it; see the module. The run to send more of now, if it reads.
     ///
     /// # Errors
-    /// `EIO` if what is under way cannot be taken back: the request must not be carried out.
+    /// `EIO` if what is under way cannot be taken back, or a program may have filled pages that were sent then: the request must not be carried out.
     pub(crate) fn touched(
         &self,
         ino: Ino,
@@ -354,28 +378,57 @@ impl Ahead {
         }
         let mut state = self.state.lock();
         let at = state.candidates.remove(&ino);
-        self.count(&state);
-        match touch {
-            Touch::Page => {
-                if let Some((_, bytes)) = state.in_flight.as_ref().filter(|(of, _)| *of == ino) {
-                    self.revoked.fetch_add(1, Ordering::Relaxed);
-                    if let Err(error) = bytes.revoke() {
-                        tracing::error!(%error, "contents on their way cannot be taken back");
-                        return Err(Errno::EIO);
-                    }
-                }
+        let in_flight = state.in_flight.as_ref().filter(|(of, _)| *of == ino);
+        let is_under_way = in_flight.is_some_and(|(_, bytes)| !bytes.is_revoked());
+        let revoked = match in_flight {
+            Some((_, bytes)) if touch != Touch::Size => {
+                self.revoked_files.fetch_add(1, Ordering::Relaxed);
+                bytes.revoke()
             }
-            Touch::Size => {
-                let is_of = |(of, _): &(Ino, _)| *of == ino;
-                while state.in_flight.as_ref().is_some_and(is_of) {
-                    self.waiting.fetch_add(1, Ordering::SeqCst);
-                    self.landed.wait(&mut state);
-                    self.waiting.fetch_sub(1, Ordering::SeqCst);
+            _ => Ok(()),
+        };
+        let waits = match (touch, revoked) {
+            (Touch::Size, _) => true,
+            (_, Ok(())) => false,
+            (touch, Err(error)) => {
+                tracing::error!(%error, "contents on their way cannot be taken back");
+                if touch != Touch::Fills {
+                    return Err(Errno::EIO);
                 }
+                // The kernel minds no error there.
+                true
+            }
+        };
+        while waits && state.in_flight.as_ref().is_some_and(|(of, _)| *of == ino) {
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            self.landed.wait(&mut state);
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        }
+        if matches!(touch, Touch::Fills | Touch::Filled) {
+            let was_sent = state.sent.remove(&ino);
+            if touch == Touch::Filled && (was_sent || is_under_way) {
+                self.count(&state);
+                tracing::error!(ino = ino.0, "written to without asking: the write fails");
+                return Err(Errno::EIO);
             }
         }
+        self.count(&state);
         let read = at.zip(reader);
         Ok(read.and_then(|(at, reader)| state.read(at, reader).then_some(at.0)))
+    }
+
+    /// The kernel knows nothing of a file any more, and nobody has told it again yet.
+    pub(crate) fn forgotten(&self, ino: Ino) {
+        if self.known.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        let mut state = self.state.lock();
+        state.candidates.remove(&ino);
+        let is_in_flight = state.in_flight.as_ref().is_some_and(|(of, _)| *of == ino);
+        if !is_in_flight {
+            state.sent.remove(&ino);
+        }
+        self.count(&state);
     }
 
     /// Threads that wait until the kernel has a page, which may be locked by who waits for another answer. One at most, since who waits has the lock of the one file that is in flight.
@@ -415,7 +468,7 @@ impl Ahead {
                 && let Some(_flight) = self.take_off(ino, (run, at), bytes)
                 && write(ino, bytes)
             {
-                self.sent.fetch_add(1, Ordering::Relaxed);
+                self.sent_files.fetch_add(1, Ordering::Relaxed);
             }
         }
         Ok(())
@@ -448,6 +501,7 @@ impl Ahead {
             return None;
         }
         state.candidates.remove(&ino);
+        state.sent.insert(ino);
         state.in_flight = Some((ino, Arc::clone(bytes)));
         self.count(&state);
         Some(Flight(self))
@@ -461,15 +515,16 @@ impl Ahead {
     }
 
     fn count(&self, state: &State) {
-        let known = state.candidates.len() + usize::from(state.in_flight.is_some());
+        let in_flight = usize::from(state.in_flight.is_some());
+        let known = state.candidates.len() + state.sent.len() + in_flight;
         self.known.store(known, Ordering::SeqCst);
     }
 
     /// Files that the kernel took, and those that were asked for on their way.
     pub(crate) fn json(&self) -> Value {
         json!({
-            "sent_files": self.sent.load(Ordering::Relaxed),
-            "revoked_files": self.revoked.load(Ordering::Relaxed),
+            "sent_files": self.sent_files.load(Ordering::Relaxed),
+            "revoked_files": self.revoked_files.load(Ordering::Relaxed),
         })
     }
 }
@@ -559,7 +614,7 @@ mod tests {
         }
         assert_eq!(last, 999, "the last one is asked for");
         assert!(asked < 20, "{asked}");
-        assert_eq!(ahead.known.load(Ordering::SeqCst), 0);
+        assert_eq!(ahead.state.lock().candidates.len(), 0);
     }
 
     #[test]
@@ -585,6 +640,14 @@ mod tests {
         for file in [400, 399, 100, 250, 30, 200, 120] {
             assert_eq!(reads(&ahead, file), [0; 0], "{file}");
         }
+        // Somebody else somewhere else does no harm, and from where one goes on it goes on.
+        begin(&ahead);
+        assert_eq!(reads(&ahead, 300), [0; 0]);
+        assert_eq!(reads(&ahead, 2).len(), 7);
+        for file in [410, 411, 412] {
+            assert_eq!(reads(&ahead, file), [0; 0], "{file}");
+        }
+        assert_eq!(reads(&ahead, 413).len(), 7);
     }
 
     #[test]
@@ -637,8 +700,51 @@ mod tests {
             false
         };
         ahead.send(run, &mut bytes, read, write).unwrap();
-        assert!(ahead.revoked.load(Ordering::SeqCst) > 0);
-        assert_eq!(ahead.sent.load(Ordering::SeqCst), 0);
+        assert!(ahead.revoked_files.load(Ordering::SeqCst) > 0);
+        assert_eq!(ahead.sent_files.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn what_is_written_without_asking_fails_if_it_was_sent() {
+        let fails = |touched: Answer<_>| touched.is_err();
+        let ahead = listed(100);
+        let run = due(&ahead);
+        let mut bytes = Arc::new(Revocable::new(100).unwrap());
+        let read = |_, room: &mut [u8]| {
+            room[..10].fill(1);
+            Some(10)
+        };
+        let write = |ino: Ino, bytes: &Revocable| {
+            match ino.0 {
+                105 => assert!(fails(ahead.touched(ino, Touch::Filled, None))),
+                106 => {
+                    ahead.touched(ino, Touch::Fills, None).unwrap();
+                    assert!(bytes.is_revoked());
+                    ahead.touched(ino, Touch::Filled, None).unwrap();
+                }
+                // The kernel hears of it again meanwhile: it may get a page by this.
+                107 => {
+                    ahead.forgotten(ino);
+                    ahead.lists(Stream(2), ME, ino, 10);
+                    assert!(!ahead.state.lock().candidates.contains_key(&ino));
+                }
+                _ => {}
+            }
+            true
+        };
+        ahead.send(run, &mut bytes, read, write).unwrap();
+        let filled = |file: u64| ahead.touched(Ino(100 + file), Touch::Filled, None);
+        assert!(fails(filled(7)));
+        assert!(fails(filled(8)) && !fails(filled(8)), "once");
+        // Written back from a mapping, and then filled by who asked.
+        ahead.touched(Ino(110), Touch::Page, None).unwrap();
+        ahead.touched(Ino(110), Touch::Fills, None).unwrap();
+        assert!(!fails(filled(10)));
+        ahead.forgotten(Ino(111));
+        assert!(!fails(filled(11)));
+        assert!(!fails(filled(50)), "it was not sent");
+        (0..100).for_each(|file| ahead.forgotten(Ino(100 + file)));
+        assert_eq!(ahead.known.load(Ordering::SeqCst), 0);
     }
 
     #[test]

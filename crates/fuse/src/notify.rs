@@ -20,11 +20,11 @@ pub(crate) struct Kernel(Arc<OnceLock<(Notifier, OwnedFd)>>);
 /// Bytes of `struct fuse_out_header` and of `struct fuse_notify_store_out`.
 const STORE_BYTES: usize = 16 + 24;
 
-/// Whether this kernel fills the rest of the last page that it is sent with zeros: since Linux 6.11 (CVE-2024-44947). Others have got that since then, but do not tell.
+/// Whether this kernel fills the rest of the last page that it is sent with zeros: Linux 6.12 and later (CVE-2024-44947). Others have got that since then, but do not tell.
 pub(crate) fn clears_stored_pages() -> bool {
     has_release(
         &rustix::system::uname().release().to_string_lossy(),
-        (6, 11),
+        (6, 12),
     )
 }
 
@@ -95,11 +95,11 @@ mod tests {
 
     #[test]
     fn releases_are_told_apart() {
-        for new in ["6.11.0", "6.18.44-fc", "7.0", "6.11-rc3"] {
-            assert!(has_release(new, (6, 11)), "{new}");
+        for new in ["6.12.0", "6.18.44-fc", "7.0", "6.12-rc3"] {
+            assert!(has_release(new, (6, 12)), "{new}");
         }
-        for old in ["6.1.0-31-amd64", "5.15.2", "6.10.14", "odd", "", "6"] {
-            assert!(!has_release(old, (6, 11)), "{old}");
+        for old in ["6.1.0-31-amd64", "5.15.2", "6.11.14", "odd", "", "6"] {
+            assert!(!has_release(old, (6, 12)), "{old}");
         }
     }
 

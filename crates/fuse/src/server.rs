@@ -155,7 +155,11 @@ impl Server {
     pub(crate) fn answer_first_open(&self, dir: &Path, ahead: bool) -> std::io::Result<()> {
         let ahead = ahead && clears_stored_pages();
         let read_only = self.core.volume.is_read_only();
-        let opened = self.nowhere.open(dir, ahead && !read_only);
+        let mut opened = self.nowhere.open(dir, ahead && !read_only);
+        if opened.is_err() {
+            // The mount may be read-only although the volume is not.
+            opened = self.nowhere.open(dir, false);
+        }
         let stale = Invalidation::Entry {
             dir: ROOT_INO,
             name: self.nowhere.name().to_vec(),
@@ -187,7 +191,8 @@ impl Server {
     }
 
     pub(crate) fn forget(&self, node: Ino, lookups: u64) {
-        self.core.volume.forget(node, lookups);
+        let last = || self.core.ahead.forgotten(node);
+        self.core.volume.forget_noting(node, lookups, last);
     }
 
     pub(crate) fn getattr(&self, node: Ino) -> Answer<Attr> {
@@ -356,7 +361,13 @@ impl Server {
             self.nowhere.written();
             return Ok(());
         }
-        self.touched(node, Touch::Page)?;
+        let is_mapped = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let touch = if is_mapped {
+            Touch::Page
+        } else {
+            Touch::Filled
+        };
+        self.touched(node, touch)?;
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let cleared = answer(self.core.volume.write(node, offset, data, kill_privileges))?;
         if cleared {
@@ -468,7 +479,7 @@ impl Server {
                 self.nowhere.asked_for_capabilities();
                 return Err(Errno::NO_XATTR);
             }
-            self.touched(node, Touch::Page)?;
+            self.touched(node, Touch::Fills)?;
         }
         answer(self.core.volume.getxattr(node, name)).map(|value| value.to_vec())
     }

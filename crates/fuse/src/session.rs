@@ -254,6 +254,8 @@ impl Mounted {
             rings.join();
         }
         match session {
+            // Aborted by hand, or unmounted just when a thread had got a request that nobody waits for: the end, as on rings.
+            Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionAborted => Ok(()),
             Ok(ended) => ended.map_err(Error::Session),
             Err(_) => Err(Error::Session(std::io::Error::other("a thread panicked"))),
         }
