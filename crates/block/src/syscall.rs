@@ -7,7 +7,7 @@
 
 use std::ffi::c_void;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -122,6 +122,21 @@ pub fn release_free_memory() {
     }
 }
 
+/// Maps new pages to be read and written, `len` bytes: of a file from an offset on, or of none.
+fn map_shared(len: usize, file: Option<(BorrowedFd<'_>, libc::off_t)>) -> io::Result<NonNull<u8>> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let (flags, fd, offset) = match file {
+        Some((fd, offset)) => (libc::MAP_SHARED, fd.as_raw_fd(), offset),
+        None => (libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0),
+    };
+    // SAFETY: new pages wherever the kernel wants them, so nothing that exists changes.
+    let pages = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
+    if pages == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(pages.cast()).ok_or(io::ErrorKind::OutOfMemory)?)
+}
+
 /// Bytes for `write(2)` that can be taken back while the kernel waits before it reads them.
 ///
 /// A kernel that waits for a lock of its own reads what it is to write when it has the lock, and not before. Whoever holds that lock until it hears from
@@ -150,16 +165,9 @@ impl Revocable {
     /// If there is to be no room at all.
     pub fn new(room: usize) -> io::Result<Self> {
         assert!(room > 0, "no room");
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
         // Shared, so that the kernel never joins them to pages beside them, which it would have to take apart again to protect them.
-        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-        // SAFETY: new pages wherever the kernel wants them, so nothing that exists changes.
-        let pages = unsafe { libc::mmap(std::ptr::null_mut(), room, protection, flags, -1, 0) };
-        if pages == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Self {
-            pages: NonNull::new(pages.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
+            pages: map_shared(room, None)?,
             room,
             len: 0,
             is_revoked: AtomicBool::new(false),
@@ -185,12 +193,6 @@ impl Revocable {
         assert!(len <= self.room, "more bytes than there is room for");
         self.len = len;
         Ok(())
-    }
-
-    /// Bytes that there is room for.
-    #[must_use]
-    pub fn room(&self) -> usize {
-        self.room
     }
 
     /// Bytes that are there.
@@ -273,26 +275,12 @@ pub fn write_mapped(file: impl AsFd, offset: u64, bytes: &[u8]) -> io::Result<()
     let (true, true, Ok(base)) = (start + bytes.len() <= PAGE, is_inside, base) else {
         return Err(Errno::INVAL.into());
     };
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: one new page wherever the kernel wants it, so nothing that exists changes.
-    let page = unsafe {
-        libc::mmap(
-            std::ptr::null_mut(),
-            PAGE,
-            protection,
-            libc::MAP_SHARED,
-            fd.as_raw_fd(),
-            base,
-        )
-    };
-    if page == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
+    let page = map_shared(PAGE, Some((fd, base)))?;
     // SAFETY: the page was just mapped, is this call's alone and lies nowhere near `bytes`, which fit into it from `start` on, as was checked; nobody uses it behind this.
     unsafe {
-        let to = page.cast::<u8>().add(start);
+        let to = page.as_ptr().add(start);
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-        libc::munmap(page, PAGE);
+        libc::munmap(page.as_ptr().cast(), PAGE);
     }
     Ok(())
 }

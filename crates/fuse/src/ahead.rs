@@ -70,7 +70,8 @@ pub(crate) struct Ahead {
     landed: Condvar,
     /// Threads that wait for the end of the flight.
     waiting: AtomicUsize,
-    is_stopped: AtomicBool,
+    /// Whether anything is to be sent at all.
+    is_on: AtomicBool,
     sent_files: AtomicU64,
     revoked_files: AtomicU64,
 }
@@ -316,6 +317,9 @@ impl Ahead {
     }
 
     fn add(&self, stream: Stream, asker: u32, file: (Ino, u64)) {
+        if !self.is_on() {
+            return;
+        }
         let mut state = self.state.lock();
         while state.files >= FILES {
             state.drop_oldest();
@@ -436,9 +440,18 @@ impl Ahead {
         self.waiting.load(Ordering::SeqCst)
     }
 
+    /// From now on there are candidates.
+    pub(crate) fn start(&self) {
+        self.is_on.store(true, Ordering::SeqCst);
+    }
+
     /// Nothing more is sent.
     pub(crate) fn stop(&self) {
-        self.is_stopped.store(true, Ordering::SeqCst);
+        self.is_on.store(false, Ordering::SeqCst);
+    }
+
+    fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::SeqCst)
     }
 
     /// Sends what is due of a run: `read` puts the contents of a file into the room it gets and says how many bytes those are, and `write` hands them to the kernel
@@ -481,7 +494,7 @@ impl Ahead {
             let run = state.run(number)?;
             // The program is further already.
             run.next = run.next.max(run.last.map_or(0, |last| last + 1));
-            if run.next >= run.target || self.is_stopped.load(Ordering::SeqCst) {
+            if run.next >= run.target || !self.is_on() {
                 return None;
             }
             let (at, (ino, size)) = (run.next, run.files[run.next]);
@@ -545,27 +558,44 @@ mod tests {
     const ME: u32 = 7;
     const DIR: Stream = Stream(1);
 
-    fn listed(files: u64) -> Ahead {
+    fn started() -> Ahead {
         let ahead = Ahead::default();
+        ahead.start();
+        ahead
+    }
+
+    fn listed(files: u64) -> Ahead {
+        let ahead = started();
         (0..files).for_each(|file| ahead.lists(DIR, ME, Ino(100 + file), 10));
         ahead
+    }
+
+    /// What each file has.
+    fn ten(_: Ino, room: &mut [u8]) -> Option<usize> {
+        room[..10].fill(1);
+        Some(10)
+    }
+
+    fn send(
+        ahead: &Ahead,
+        run: u64,
+        read: impl FnMut(Ino, &mut [u8]) -> Option<usize>,
+        write: impl FnMut(Ino, &Revocable) -> bool,
+    ) {
+        let mut bytes = Arc::new(Revocable::new(100).unwrap());
+        ahead.send(run, &mut bytes, read, write).unwrap();
     }
 
     /// Sends what is due, and tells which files that were.
     fn sent(ahead: &Ahead, run: Option<u64>) -> Vec<u64> {
         let mut all = Vec::new();
-        let mut bytes = Arc::new(Revocable::new(100).unwrap());
         if let Some(run) = run {
-            let read = |_, room: &mut [u8]| {
-                room[..10].fill(1);
-                Some(10)
-            };
             let write = |ino: Ino, bytes: &Revocable| {
                 assert_eq!(bytes.len(), 10);
                 all.push(ino.0 - 100);
                 true
             };
-            ahead.send(run, &mut bytes, read, write).unwrap();
+            send(ahead, run, ten, write);
         }
         all
     }
@@ -661,7 +691,6 @@ mod tests {
         // Touched after it was read from the volume, before it is sent.
         let ahead = listed(100);
         let run = due(&ahead);
-        let mut bytes = Arc::new(Revocable::new(100).unwrap());
         let read = |ino: Ino, room: &mut [u8]| {
             room[..10].fill(1);
             let changes = matches!(ino.0, 106 | 108);
@@ -676,7 +705,7 @@ mod tests {
             all.push(ino.0 - 100);
             true
         };
-        ahead.send(run, &mut bytes, read, write).unwrap();
+        send(&ahead, run, read, write);
         assert_eq!(all, [5, 10, 11, 12]);
     }
 
@@ -684,11 +713,6 @@ mod tests {
     fn what_is_asked_for_on_its_way_is_revoked() {
         let ahead = listed(100);
         let run = due(&ahead);
-        let mut bytes = Arc::new(Revocable::new(100).unwrap());
-        let read = |_, room: &mut [u8]| {
-            room[..10].fill(1);
-            Some(10)
-        };
         let write = |ino: Ino, bytes: &Revocable| {
             assert!(!bytes.is_revoked());
             ahead
@@ -699,7 +723,7 @@ mod tests {
             assert!(bytes.is_revoked());
             false
         };
-        ahead.send(run, &mut bytes, read, write).unwrap();
+        send(&ahead, run, ten, write);
         assert!(ahead.revoked_files.load(Ordering::SeqCst) > 0);
         assert_eq!(ahead.sent_files.load(Ordering::SeqCst), 0);
     }
@@ -709,11 +733,6 @@ mod tests {
         let fails = |touched: Answer<_>| touched.is_err();
         let ahead = listed(100);
         let run = due(&ahead);
-        let mut bytes = Arc::new(Revocable::new(100).unwrap());
-        let read = |_, room: &mut [u8]| {
-            room[..10].fill(1);
-            Some(10)
-        };
         let write = |ino: Ino, bytes: &Revocable| {
             match ino.0 {
                 105 => assert!(fails(ahead.touched(ino, Touch::Filled, None))),
@@ -732,7 +751,7 @@ mod tests {
             }
             true
         };
-        ahead.send(run, &mut bytes, read, write).unwrap();
+        send(&ahead, run, ten, write);
         let filled = |file: u64| ahead.touched(Ino(100 + file), Touch::Filled, None);
         assert!(fails(filled(7)));
         assert!(fails(filled(8)) && !fails(filled(8)), "once");
@@ -751,7 +770,6 @@ mod tests {
     fn what_changes_contents_waits_for_the_end_of_the_flight() {
         let ahead = Arc::new(listed(100));
         let run = due(&ahead);
-        let mut bytes = Arc::new(Revocable::new(100).unwrap());
         let has_landed = Arc::new(AtomicUsize::new(0));
         let mut changing = None;
         let write = |ino: Ino, _: &Revocable| {
@@ -766,17 +784,13 @@ mod tests {
             }
             true
         };
-        let read = |_, room: &mut [u8]| {
-            room[..10].fill(1);
-            Some(10)
-        };
-        ahead.send(run, &mut bytes, read, write).unwrap();
+        send(&ahead, run, ten, write);
         assert_eq!(changing.unwrap().join().unwrap(), 1);
     }
 
     #[test]
     fn no_more_is_remembered_than_there_is_room_for() {
-        let ahead = Ahead::default();
+        let ahead = started();
         for stream in 0..200 {
             for file in 0..1_000 {
                 ahead.lists(Stream(stream), ME, Ino(1_000 * stream + file), 10);
@@ -798,7 +812,7 @@ mod tests {
 
     #[test]
     fn large_files_are_asked_for_in_their_turn() {
-        let ahead = Ahead::default();
+        let ahead = started();
         for file in 0..40 {
             let is_large = matches!(file, 7 | 8 | 13);
             let bytes = if is_large { FILE_BYTES_MAX + 1 } else { 10 };

@@ -17,8 +17,19 @@ use ramet_fs::{Ino, Invalidation};
 #[derive(Clone, Default)]
 pub(crate) struct Kernel(Arc<OnceLock<(Notifier, OwnedFd)>>);
 
-/// Bytes of `struct fuse_out_header` and of `struct fuse_notify_store_out`.
-const STORE_BYTES: usize = 16 + 24;
+/// Bytes of `struct fuse_out_header`, and of it and `struct fuse_notify_store_out`.
+const HEADER_BYTES: usize = 16;
+const STORE_BYTES: usize = HEADER_BYTES + 24;
+
+/// The beginning of a notice of this kind (FUSE_NOTIFY) and of so many bytes, itself included.
+fn header(kind: u32, bytes: usize) -> [u8; HEADER_BYTES] {
+    let bytes = u32::try_from(bytes).expect("a few pages");
+    let mut header = [0; HEADER_BYTES];
+    header[..4].copy_from_slice(&bytes.to_ne_bytes());
+    // Where errors are in an answer. The number of the request behind it is 0: there is none.
+    header[4..8].copy_from_slice(&kind.to_ne_bytes());
+    header
+}
 
 /// Whether this kernel fills the rest of the last page that it is sent with zeros: Linux 6.12 and later (CVE-2024-44947). Others have got that since then, but do not tell.
 pub(crate) fn clears_stored_pages() -> bool {
@@ -39,16 +50,13 @@ fn has_release(release: &str, least: (u32, u32)) -> bool {
 /// What goes before the first `len` bytes of a file when they are sent without being asked for (FUSE_NOTIFY_STORE).
 fn store_header(ino: Ino, len: usize) -> [u8; STORE_BYTES] {
     const STORE: u32 = 4;
-    let len = u32::try_from(len).expect("a few pages");
-    let mut header = [0; STORE_BYTES];
-    let all = len + u32::try_from(STORE_BYTES).expect("40");
-    header[..4].copy_from_slice(&all.to_ne_bytes());
-    // Where errors are in an answer. The number of the request behind it is 0: there is none.
-    header[4..8].copy_from_slice(&STORE.to_ne_bytes());
-    header[16..24].copy_from_slice(&ino.0.to_ne_bytes());
+    let mut store = [0; STORE_BYTES];
+    store[..HEADER_BYTES].copy_from_slice(&header(STORE, STORE_BYTES + len));
+    store[16..24].copy_from_slice(&ino.0.to_ne_bytes());
     // Offset 0.
-    header[32..36].copy_from_slice(&len.to_ne_bytes());
-    header
+    let len = u32::try_from(len).expect("a few pages");
+    store[32..36].copy_from_slice(&len.to_ne_bytes());
+    store
 }
 
 impl Kernel {
@@ -67,6 +75,18 @@ impl Kernel {
         };
         let header = store_header(ino, contents.len());
         contents.write(device, &header).is_ok()
+    }
+
+    /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for nothing. An older kernel hears of
+    /// what is out of date a moment later, by the invalidations that are under way.
+    pub(crate) fn invalidate_names(&self) {
+        const INC_EPOCH: u32 = 8;
+        let Some((_, device)) = self.0.get() else {
+            return;
+        };
+        if let Err(error) = rustix::io::write(device, &header(INC_EPOCH, HEADER_BYTES)) {
+            tracing::warn!(%error, "a clone is answered before all caches know of it");
+        }
     }
 
     /// Sends what is out of date. The kernel has it when this returns.

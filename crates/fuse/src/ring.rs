@@ -120,20 +120,6 @@ impl Connection {
             (self.abort)();
         }
     }
-
-    /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for nothing. An older kernel hears of
-    /// what is out of date a moment later, by the invalidations that are under way.
-    fn invalidate_at_once(&self, stale: &[Invalidation]) {
-        const INC_EPOCH: u32 = 8;
-        const BYTES: u32 = 16;
-        let mut notice = [0; BYTES as usize];
-        notice[..4].copy_from_slice(&BYTES.to_ne_bytes());
-        notice[4..8].copy_from_slice(&INC_EPOCH.to_ne_bytes());
-        if let Err(error) = rustix::io::write(&self.device, &notice) {
-            tracing::warn!(%error, "a clone is answered before all caches know of it");
-        }
-        self.server.invalidate_attributes(stale);
-    }
 }
 
 impl Rings {
@@ -546,7 +532,7 @@ impl RingFront {
         });
         while let Err(RecvTimeoutError::Timeout) = told.recv_timeout(PATIENCE) {
             if self.connection.is_stuck() {
-                return self.connection.invalidate_at_once(&stale);
+                return self.server().invalidate_at_once(&stale);
             }
         }
     }

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
@@ -44,8 +44,6 @@ pub(crate) struct Server {
     structural: Workers,
     /// One thread for contents that nobody asked for yet.
     ahead: Workers,
-    /// Whether there are to be any.
-    sends_ahead: AtomicBool,
     nowhere: Nowhere,
 }
 
@@ -142,7 +140,6 @@ impl Server {
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
             ahead: Workers::new("ahead", 1)?,
-            sends_ahead: AtomicBool::new(false),
             nowhere: Nowhere::new(),
         })
     }
@@ -169,8 +166,9 @@ impl Server {
         if opened.is_ok() && ahead && !may_send {
             tracing::info!("the kernel writes files without asking: none is sent ahead");
         }
-        let sends_ahead = opened.is_ok() && ahead && may_send;
-        self.sends_ahead.store(sends_ahead, Ordering::SeqCst);
+        if opened.is_ok() && ahead && may_send {
+            self.core.ahead.start();
+        }
         opened
     }
 
@@ -376,6 +374,12 @@ impl Server {
         Ok(())
     }
 
+    /// Has the kernel ask for all names again, and tells it of stale attributes; both wait for no lock.
+    pub(crate) fn invalidate_at_once(&self, stale: &[Invalidation]) {
+        self.core.kernel.invalidate_names();
+        self.invalidate_attributes(stale);
+    }
+
     /// Tells the kernel of stale attributes, which waits for no lock.
     pub(crate) fn invalidate_attributes(&self, stale: &[Invalidation]) {
         let attributes = stale.iter().filter(|one| one.is_of_attributes());
@@ -413,23 +417,18 @@ impl Server {
         let stream = answer(self.core.stream(fh))?;
         let mut any = false;
         let (volume, ahead) = (&self.core.volume, &self.core.ahead);
-        let mut each = |entry: &_, attr: Option<&_>| {
+        let each = |entry: &DirEntry, attr: Option<&Attr>| {
             let taken = take(entry, attr);
             any |= taken;
-            taken
-        };
-        let first = |attr: &Attr| {
-            if attr.kind == Kind::Regular && self.sends_ahead.load(Ordering::Relaxed) {
-                ahead.lists(Stream(fh), asker, attr.ino, attr.size_bytes);
-            }
-        };
-        let each = |entry: &DirEntry, attr: Option<&Attr>| {
-            let is_below = entry.kind == Kind::Directory && !matches!(&*entry.name, b"." | b"..");
-            let taken = each(entry, attr);
-            if taken && is_below && self.sends_ahead.load(Ordering::Relaxed) {
+            if taken && entry.kind == Kind::Directory && !matches!(&*entry.name, b"." | b"..") {
                 ahead.lists_directory(Stream(fh), asker);
             }
             taken
+        };
+        let first = |attr: &Attr| {
+            if attr.kind == Kind::Regular {
+                ahead.lists(Stream(fh), asker, attr.ino, attr.size_bytes);
+            }
         };
         self.send_ahead(ahead.lists_on(Stream(fh), asker));
         let read = volume.read_dir_choosing(&stream, offset, wants, each, first);

@@ -3,8 +3,10 @@
 //! Needs `/dev/fuse`, and root or fusermount3.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,8 +19,7 @@ use fuser::{
     MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request, Session,
 };
 use parking_lot::Mutex;
-use ramet_block::{Device, MemDevice, Revocable, control_ioctl};
-use ramet_fs::control::{STAT, STAT_BYTES, decode_stat_reply};
+use ramet_block::{Device, MemDevice, Revocable};
 use ramet_fs::{FormatOptions, Volume};
 use ramet_fuse::{MountOptions, Mounted, mount};
 use rand::rngs::StdRng;
@@ -56,22 +57,12 @@ impl Bed {
 
     fn unmount(&mut self) {
         let (mounted, volume) = self.mounted.take().unwrap();
-        let start = Instant::now();
-        // Anybody on the machine who looks at all mounts makes it busy for a moment.
-        while let Err(error) = mounted.unmounter().unmount() {
-            assert!(start.elapsed() < PATIENCE, "{error}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        mounted.wait().unwrap();
+        common::unmount(mounted);
         volume.close().unwrap();
     }
 
     fn count(&self, group: &str, counter: &str) -> u64 {
-        let mut buffer = vec![0; STAT_BYTES];
-        control_ioctl(File::open(self.dir.path()).unwrap(), STAT, &mut buffer).unwrap();
-        let text = decode_stat_reply(&buffer).unwrap();
-        let counters: serde_json::Value = serde_json::from_str(text).unwrap();
-        counters[group][counter].as_u64().unwrap_or_default()
+        common::counter(self.dir.path(), group, counter)
     }
 
     fn path(&self, name: &str) -> PathBuf {

@@ -3,6 +3,8 @@
 //! Needs `/dev/fuse`, and root or fusermount3.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -13,8 +15,7 @@ use std::time::{Duration, Instant};
 
 use ramet_block::{Device, MemDevice, control_ioctl};
 use ramet_fs::control::{
-    CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, STAT, STAT_BYTES,
-    decode_source_reply, decode_stat_reply,
+    CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, decode_source_reply,
 };
 use ramet_fs::{FormatOptions, Kind, NewInode, ROOT_INO, Volume};
 use ramet_fuse::{MountOptions, Mounted, mount};
@@ -30,9 +31,6 @@ fn as_nobody(args: &[&str], dir: &Path) -> std::process::Output {
         .output()
         .unwrap()
 }
-
-/// A mount that stays busy for so long is held by something that this process forgot.
-const UNMOUNT_MAX: Duration = Duration::from_secs(10);
 
 struct Mount {
     mounted: Option<Mounted>,
@@ -61,16 +59,7 @@ impl Mount {
     /// Unmounts and checks the volume.
     fn finish(mut self) {
         let mounted = self.mounted.take().unwrap();
-        let start = Instant::now();
-        // Anybody on the machine who looks at all mounts makes it busy for a moment, and so does a child of another
-        // thread here that has not become its program yet.
-        while let Err(error) = mounted.unmounter().unmount() {
-            let is_busy = matches!(&error, ramet_fuse::Error::Unmount { source, .. }
-                if source.kind() == io::ErrorKind::ResourceBusy);
-            assert!(is_busy && start.elapsed() < UNMOUNT_MAX, "{error}");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        mounted.wait().unwrap();
+        common::unmount(mounted);
         let findings = self.volume.check().unwrap();
         assert!(findings.is_empty(), "{findings:#?}");
         self.volume.close().unwrap();
@@ -290,11 +279,7 @@ fn random_edits_of_a_file_read_back() {
 
 /// Requests of one kind since the volume was mounted.
 fn asked(dir: &Path, operation: &str) -> u64 {
-    let mut bytes = vec![0; STAT_BYTES];
-    control_ioctl(File::open(dir).unwrap(), STAT, &mut bytes).unwrap();
-    let counters: serde_json::Value =
-        serde_json::from_str(decode_stat_reply(&bytes).unwrap()).unwrap();
-    counters["requests"][operation].as_u64().unwrap_or(0)
+    common::counter(dir, "requests", operation)
 }
 
 #[test]
