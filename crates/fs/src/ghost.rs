@@ -26,7 +26,7 @@ use crate::dir::DirStream;
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode, Loc, ROOT_INO, Reach, Remains};
 use crate::keys;
-use crate::place::Topology;
+use crate::place::{Topology, is_ghost};
 use crate::record::{Entry, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
@@ -132,6 +132,10 @@ impl Volume {
                 ino,
                 record,
             } => {
+                if is_ghost(&parent) {
+                    // It goes with the directory, which is a change less for each file of a tree that is removed one by one.
+                    return Ok(());
+                }
                 let _names = parent.names.write();
                 match self.ghost_at(&parent, &name)? {
                     Some(found) if found == ino => {

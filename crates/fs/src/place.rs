@@ -190,7 +190,8 @@ impl Topology {
     }
 }
 
-fn is_ghost(inode: &Inode) -> bool {
+/// Whether its name is gone and what it led to still lies there.
+pub(crate) fn is_ghost(inode: &Inode) -> bool {
     matches!(*inode.loc.read(), Loc::Ghost { .. })
 }
 
