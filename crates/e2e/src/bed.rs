@@ -110,6 +110,14 @@ impl Bed {
         Bed { dir }
     }
 
+    /// Another one, with a copy of the (unmounted) volume.
+    pub fn copied(&self) -> Bed {
+        let other = Bed::without_volume();
+        let volumes = [self.volume(), other.volume()];
+        run_ok("cp", &[&["--sparse=always".into()], &volumes[..]].concat());
+        other
+    }
+
     /// The folder itself, for files that belong beside the volume.
     pub fn path(&self) -> &Path {
         self.dir.path()
@@ -244,6 +252,20 @@ impl Mount {
             .parse()
             .expect("a number of kB");
         kib * 1024
+    }
+
+    /// What the daemon has computed so far, for itself and in calls of the kernel.
+    pub fn computed(&self) -> Duration {
+        let pid = self.pid.as_raw_pid();
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon runs");
+        let (_, fields) = stat.rsplit_once(") ").expect("its name is in brackets");
+        let ticks = |at: usize| -> u64 {
+            let field = fields.split(' ').nth(at).expect("fields as in proc(5)");
+            field.parse().expect("clock ticks")
+        };
+        let ticks_per_sec = rustix::param::clock_ticks_per_second();
+        // Fields 14 and 15 of the line, of which two are cut.
+        Duration::from_millis((ticks(11) + ticks(12)) * 1000 / ticks_per_sec)
     }
 
     /// Unmounts by the command, which must leave no daemon behind.

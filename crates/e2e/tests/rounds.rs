@@ -1,14 +1,18 @@
 //! Rounds of clone and edit through the mount (BetrFS 0.5, section 5.2, figure 10): nothing may cost more in a late round.
 //!
 //! `RAMET_ROUNDS` (40), `RAMET_FILES` (16) and `RAMET_FILE_KIB` (256) make it as large as in the paper, with 10000, 64 and 4096.
+//! Then the volume of the first sample and that of the last go on by turns, since hours on a machine are not alike: what clones take in both,
+//! and what the daemons computed, is printed side by side.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use ramet_e2e::control::clone_timed;
 use ramet_e2e::{Bed, Mount, number, seeded};
 use rand::Rng;
+use rand::rngs::StdRng;
 
 const EDIT_BYTES: usize = 16;
 const KIB: u64 = 1024;
@@ -31,8 +35,7 @@ fn count(mount: &Mount, name: &str) -> u64 {
 }
 
 /// Compares all files with `expected`; returns the reads that took, and their bytes, with nothing cached before.
-fn scan_cold(bed: &Bed, mount: Mount, version: &str, expected: &[Vec<u8>]) -> (Mount, u64, u64) {
-    mount.umount();
+fn scan_cold(bed: &Bed, version: &str, expected: &[Vec<u8>]) -> (Mount, u64, u64) {
     let mount = bed.mount(&[]);
     let before = (count(&mount, "node_reads"), count(&mount, "bytes_read"));
     let version = mount.root().join(version);
@@ -43,6 +46,91 @@ fn scan_cold(bed: &Bed, mount: Mount, version: &str, expected: &[Vec<u8>]) -> (M
     let reads = count(&mount, "node_reads") - before.0;
     let bytes = count(&mount, "bytes_read") - before.1;
     (mount, reads, bytes)
+}
+
+/// What one round writes into each file.
+struct Edit {
+    offset: u64,
+    bytes: Vec<[u8; EDIT_BYTES]>,
+}
+
+impl Edit {
+    fn random(rng: &mut StdRng, files: u64, file_bytes: u64) -> Self {
+        let offset = rng.random_range(0..file_bytes - EDIT_BYTES as u64);
+        let bytes = (0..files).map(|_| rng.random()).collect();
+        Self { offset, bytes }
+    }
+
+    fn change(&self, files: &mut [Vec<u8>]) {
+        for (file, bytes) in files.iter_mut().zip(&self.bytes) {
+            file[self.offset as usize..][..EDIT_BYTES].copy_from_slice(bytes);
+        }
+    }
+
+    fn write(&self, version: &Path) {
+        for (number, bytes) in self.bytes.iter().enumerate() {
+            let open = File::options()
+                .write(true)
+                .open(file(version, number as u64));
+            let written = open.and_then(|open| open.write_all_at(bytes, self.offset));
+            written.expect("the file is there, and room");
+        }
+    }
+}
+
+/// The name of a version.
+fn name(round: u64) -> String {
+    format!("v{round}")
+}
+
+impl Edited {
+    /// Which version a round edits.
+    fn target(self, round: u64) -> u64 {
+        if self == Self::HeadHead { 0 } else { round }
+    }
+
+    /// Clones and edits one version; what the clone took.
+    fn play(self, root: &Path, round: u64, edit: &Edit) -> Duration {
+        let source = if self == Self::TailTail { round - 1 } else { 0 };
+        let took = clone_timed(&root.join(name(source)), root, &name(round));
+        edit.write(&root.join(name(self.target(round))));
+        took.expect("it clones")
+    }
+}
+
+/// Tenth, half and 99 hundredths of these.
+fn parts(mut times: Vec<Duration>) -> String {
+    times.sort_unstable();
+    let part = |percent: usize| times[times.len() * percent / 100];
+    format!("{:?}, p10 {:?}, p99 {:?}", part(50), part(10), part(99))
+}
+
+/// Goes on by turns in volumes that have had so many rounds, and prints what clones take in each.
+fn by_turns(edited: Edited, histories: [(&Bed, u64); 2], mut edit: impl FnMut() -> Edit) {
+    const WARMING: u64 = 50;
+    const ROUNDS: u64 = 400;
+    let mounts = histories.map(|(bed, _)| bed.mount(&[]));
+    let mut times: [Vec<Duration>; 2] = Default::default();
+    let mut computed = [Duration::ZERO; 2];
+    for more in 1..=WARMING + ROUNDS {
+        if more == WARMING + 1 {
+            times.iter_mut().for_each(Vec::clear);
+            computed = [0, 1].map(|which| mounts[which].computed());
+        }
+        let edit = edit();
+        for which in [more % 2, 1 - more % 2].map(|which| which as usize) {
+            let took = edited.play(mounts[which].root(), histories[which].1 + more, &edit);
+            times[which].push(took);
+        }
+    }
+    for (which, times) in times.into_iter().enumerate() {
+        let computed = (mounts[which].computed() - computed[which]) / ROUNDS as u32;
+        let (times, rounds) = (parts(times), histories[which].1);
+        println!(
+            "{edited:?} by turns after round {rounds}: clone {times}; {computed:?} of CPU a round"
+        );
+    }
+    mounts.into_iter().for_each(Mount::umount);
 }
 
 fn rounds(edited: Edited) {
@@ -62,53 +150,44 @@ fn rounds(edited: Edited) {
         expected.push(bytes);
     }
     let unedited = expected.clone();
-    let samples: Vec<u64> = if rounds < 400 {
-        vec![rounds / 4, rounds / 2, rounds]
-    } else {
+    let is_full_size = rounds >= 400;
+    let samples: Vec<u64> = if is_full_size {
         let usual = [100, 300, 1000, 3000, 5000, 10_000];
         usual.into_iter().filter(|&at| at <= rounds).collect()
+    } else {
+        vec![rounds / 4, rounds / 2, rounds]
     };
     let (mut last_round, mut last_bytes) = (0, mount.allocated_settled());
     let mut measured: Vec<(u64, u64)> = Vec::new();
+    let mut early = None;
     let mut times = Vec::new();
     for round in 1..=rounds {
-        let name = |round: u64| format!("v{round}");
-        let source = if edited == Edited::TailTail {
-            round - 1
-        } else {
-            0
-        };
-        let root = mount.root().to_path_buf();
-        times.push(clone_timed(&root.join(name(source)), &root, &name(round)).expect("it clones"));
-        let target = if edited == Edited::HeadHead { 0 } else { round };
-        if edited == Edited::HeadTail {
+        let edit = Edit::random(&mut rng, files, file_bytes);
+        times.push(edited.play(mount.root(), round, &edit));
+        // In (head, tail) the newest version has the edit of its own round alone.
+        let is_sample = samples.contains(&round);
+        if edited == Edited::HeadTail && is_sample {
             expected.clone_from(&unedited);
         }
-        let offset = rng.random_range(0..file_bytes - EDIT_BYTES as u64);
-        for number in 0..files {
-            let mut bytes = [0u8; EDIT_BYTES];
-            rng.fill(&mut bytes[..]);
-            let path = file(&root.join(name(target)), number);
-            let open = File::options()
-                .write(true)
-                .open(path)
-                .expect("the file is there");
-            open.write_all_at(&bytes, offset).expect("there is room");
-            expected[number as usize][offset as usize..][..EDIT_BYTES].copy_from_slice(&bytes);
+        if edited != Edited::HeadTail || is_sample {
+            edit.change(&mut expected);
         }
-        if !samples.contains(&round) {
+        if !is_sample {
             continue;
         }
         let allocated = mount.allocated_settled();
         let per_round = allocated.saturating_sub(last_bytes) / (round - last_round);
-        times.sort_unstable();
-        let part = |percent: usize| times[times.len() * percent / 100];
-        let (p10, median, p99) = (part(10), part(50), part(99));
-        let (again, reads, bytes) = scan_cold(&bed, mount, &name(target), &expected);
+        mount.umount();
+        if is_full_size && early.is_none() {
+            early = Some((bed.copied(), round));
+        }
+        let target = name(edited.target(round));
+        let (again, reads, bytes) = scan_cold(&bed, &target, &expected);
         mount = again;
         println!(
-            "{edited:?} round {round}: clone {median:?}, p10 {p10:?}, p99 {p99:?}; {per_round} bytes a round; \
+            "{edited:?} round {round}: clone {}; {per_round} bytes a round; \
              cold scan {reads} reads, {bytes} bytes; {} nodes, height {}",
+            parts(std::mem::take(&mut times)),
             count(&mount, "nodes"),
             count(&mount, "height")
         );
@@ -117,12 +196,18 @@ fn rounds(edited: Edited) {
             "{per_round} bytes a round"
         );
         measured.push((reads, bytes));
-        times.clear();
         (last_round, last_bytes) = (round, mount.allocated_settled());
+    }
+    mount.umount();
+    if let Some((early, round)) = early {
+        let histories = [(&early, round), (&bed, rounds)];
+        by_turns(edited, histories, || {
+            Edit::random(&mut rng, files, file_bytes)
+        });
     }
     let (first, last) = (measured[0], measured[measured.len() - 1]);
     // A version of a few files is read in so few requests that each segment counts; at full size a twentieth is much.
-    let part = if rounds < 400 { 4 } else { 20 };
+    let part = if is_full_size { 20 } else { 4 };
     assert!(
         last.1 * part <= first.1 * (part + 1),
         "a scan reads {} bytes, and {} at first",
@@ -130,12 +215,11 @@ fn rounds(edited: Edited) {
         first.1
     );
     assert!(
-        rounds < 400 || last.0 * part <= first.0 * (part + 1),
+        !is_full_size || last.0 * part <= first.0 * (part + 1),
         "a scan takes {} reads, and {} at first",
         last.0,
         first.0
     );
-    mount.umount();
     // Every version shows every file: at full size that is terabytes.
     if rounds * files * file_bytes < 1 << 30 {
         bed.fsck();
