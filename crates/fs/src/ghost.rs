@@ -10,10 +10,10 @@
 //! - A larger file, one that is replaced, and a tree that is removed or replaced move to the orphan area.
 //!   Of a tree, the files go on and nothing else can be found in it.
 //!
-//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::inode::Inode)). When there is no time for
-//! that, orphans are erased when the volume is opened the next time; ghosts, which are small, when somebody reads their
-//! directory, uses the name again, or removes the directory. A clone of a directory copies its ghosts, and
-//! nobody knows those.
+//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::inode::Inode)); ghosts in a directory that is one too
+//! go with that directory. When there is no time for that, orphans are erased when the volume is opened the next time; ghosts, which are
+//! small, when somebody reads their directory, uses the name again, or removes the directory. A clone of a directory copies its
+//! ghosts, and nobody knows those.
 
 use std::sync::Arc;
 
