@@ -10,10 +10,10 @@
 //! - A larger file, one that is replaced, and a tree that is removed or replaced move to the orphan area.
 //!   Of a tree, the files go on and nothing else can be found in it.
 //!
-//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::inode::Inode)); ghosts in a directory that is one too
-//! go with that directory. When there is no time for that, orphans are erased when the volume is opened the next time; ghosts, which are
-//! small, when somebody reads their directory, uses the name again, or removes the directory. A clone of a directory copies its
-//! ghosts, and nobody knows those.
+//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::inode::Inode)). When there is no time for
+//! that, orphans are erased when the volume is opened the next time; ghosts, which are small, when somebody reads their
+//! directory, uses the name again, or removes the directory. A clone of a directory copies its ghosts, and
+//! nobody knows those.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ use crate::dir::DirStream;
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode, Loc, ROOT_INO, Reach, Remains};
 use crate::keys;
-use crate::place::{Topology, is_ghost};
+use crate::place::Topology;
 use crate::record::{Entry, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
@@ -132,10 +132,6 @@ impl Volume {
                 ino,
                 record,
             } => {
-                if is_ghost(&parent) {
-                    // It goes with the directory, which is a change less for each file of a tree that is removed one by one.
-                    return Ok(());
-                }
                 let _names = parent.names.write();
                 match self.ghost_at(&parent, &name)? {
                     Some(found) if found == ino => {

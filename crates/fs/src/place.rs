@@ -190,8 +190,7 @@ impl Topology {
     }
 }
 
-/// Whether its name is gone and what it led to still lies there.
-pub(crate) fn is_ghost(inode: &Inode) -> bool {
+fn is_ghost(inode: &Inode) -> bool {
     matches!(*inode.loc.read(), Loc::Ghost { .. })
 }
 

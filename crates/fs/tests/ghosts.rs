@@ -186,31 +186,6 @@ fn whatever_takes_the_name_has_nothing_of_what_had_it() {
 }
 
 #[test]
-fn what_was_in_a_removed_directory_is_erased_with_it_at_once() {
-    let at = Fixture::new();
-    let before = at.keys();
-    let dir = at.make(ROOT_INO, "d", Kind::Directory);
-    let names: Vec<String> = (0..40).map(|number| format!("f{number}")).collect();
-    let files: Vec<Ino> = names
-        .iter()
-        .map(|name| at.file(dir, name, &[7; 9000]))
-        .collect();
-    for name in &names {
-        at.volume.unlink(dir, name.as_bytes()).unwrap();
-    }
-    at.volume.rmdir(ROOT_INO, b"d").unwrap();
-    let with_ghosts = at.keys();
-    for file in files {
-        at.volume.forget(file, 1);
-    }
-    assert_eq!(at.keys(), with_ghosts, "each would be a change of its own");
-    at.check();
-    at.volume.forget(dir, 1);
-    assert_eq!(at.keys(), before);
-    at.check();
-}
-
-#[test]
 fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
     let at = Fixture::new();
     let before = at.keys();

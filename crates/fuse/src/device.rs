@@ -57,8 +57,8 @@ fn asker(request: &Request) -> Asker {
     }
 }
 
-/// How long a thread lets FORGETs gather: as long as it takes to remove most directories file by file, with which those files go.
-const GATHERING: Duration = Duration::from_millis(5);
+/// How long a thread lets FORGETs gather.
+const GATHERING: Duration = Duration::from_millis(1);
 
 /// Sleeps once for each request, which is one FORGET or a batch of them. Besides only INTERRUPT comes to the threads that read beside rings, nobody waits
 /// for either, and without a pause each FORGET would wake one of them.
