@@ -13,6 +13,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use ramet_block::wire::{Reader, WireError, Writer};
 
+use crate::VALUE_BYTES_MAX;
 use crate::heads::Heads;
 use crate::message::{Patch, Point};
 use crate::node::Kind;
@@ -21,6 +22,8 @@ use crate::run::MALFORMED;
 const PUT: u64 = 0;
 const DELETE: u64 = 1;
 const PATCH: u64 = 2;
+/// In what a patch begins with: it is as long as the patch before it.
+const SAME_LEN: u64 = 1;
 /// One key in so many has its head at hand.
 const SAMPLE: usize = 8;
 /// Blocks up to this length have offsets of two bytes, longer ones of four.
@@ -62,12 +65,7 @@ impl BlockBuilder {
             }
             Point::Patch(patches) => {
                 self.begin(key, (patches.len() as u64) << 2 | PATCH);
-                let mut payload = Writer::new();
-                for patch in patches.iter() {
-                    payload.varint(u64::from(patch.offset));
-                    payload.bytes(&patch.bytes);
-                }
-                self.bytes.extend_from_slice(&payload.into_vec());
+                self.bytes.extend_from_slice(&encode_patches(patches));
             }
         }
     }
@@ -296,20 +294,24 @@ impl Block {
         match tag {
             PUT => Point::Put(self.raw.slice(pos..pos + count)),
             DELETE => Point::Delete,
-            _ => Point::Patch(
-                (0..count)
-                    .map(|_| {
-                        let offset = varint(&self.raw, &mut pos);
-                        let len = usize::try_from(varint(&self.raw, &mut pos)).expect("checked");
-                        let bytes = self.raw.slice(pos..pos + len);
-                        pos += len;
-                        Patch {
-                            offset: u32::try_from(offset).expect("checked"),
-                            bytes,
-                        }
-                    })
-                    .collect(),
-            ),
+            _ => {
+                let (mut after, mut len) = (0, 0);
+                let patches = (0..count).map(|_| {
+                    let head = varint(&self.raw, &mut pos);
+                    if head & SAME_LEN == 0 {
+                        len = usize::try_from(varint(&self.raw, &mut pos)).expect("checked");
+                    }
+                    let offset = after + usize::try_from(head >> 1).expect("checked");
+                    let bytes = self.raw.slice(pos..pos + len);
+                    pos += len;
+                    after = offset + len;
+                    Patch {
+                        offset: u32::try_from(offset).expect("checked"),
+                        bytes,
+                    }
+                });
+                Point::Patch(patches.collect())
+            }
         }
     }
 
@@ -340,22 +342,44 @@ impl Block {
     }
 }
 
+/// Patches as they lie in an entry: what is edited often is edited alike, so a length is said where it changes.
+fn encode_patches(patches: &[Patch]) -> Vec<u8> {
+    let mut w = Writer::new();
+    let (mut after, mut len) = (0, None);
+    for patch in patches {
+        let gap = u64::from(patch.offset) - after as u64;
+        if len == Some(patch.bytes.len()) {
+            w.varint(gap << 1 | SAME_LEN);
+            w.raw(&patch.bytes);
+        } else {
+            w.varint(gap << 1);
+            w.bytes(&patch.bytes);
+        }
+        after = patch.offset as usize + patch.bytes.len();
+        len = Some(patch.bytes.len());
+    }
+    w.into_vec()
+}
+
 fn check_patches(r: &mut Reader<'_>, count: usize) -> std::result::Result<(), WireError> {
     if count == 0 {
         return Err(MALFORMED);
     }
-    let mut after = 0;
+    let (mut after, mut len) = (0, 0);
     for _ in 0..count {
-        let offset = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
-        let len = r.bytes(usize::MAX)?.len();
-        if len == 0
-            || offset < after
-            || offset > crate::VALUE_BYTES_MAX - len.min(crate::VALUE_BYTES_MAX)
-        {
+        let head = r.varint()?;
+        if head & SAME_LEN == 0 {
+            len = r.bytes(usize::MAX)?.len();
+        } else {
+            r.take(len)?;
+        }
+        let gap = usize::try_from(head >> 1).map_err(|_| MALFORMED)?;
+        // The first one has none before it.
+        if len == 0 || len > VALUE_BYTES_MAX || gap > VALUE_BYTES_MAX - len {
             return Err(MALFORMED);
         }
-        after = offset + len;
-        if after > crate::VALUE_BYTES_MAX {
+        after += gap + len;
+        if after > VALUE_BYTES_MAX {
             return Err(MALFORMED);
         }
     }
@@ -377,6 +401,14 @@ mod tests {
         Block::decode(raw.into(), count, Kind::Segment).expect("what was built is sound")
     }
 
+    fn patches(parts: &[(u32, usize)]) -> Point {
+        let part = |&(offset, len)| Patch {
+            offset,
+            bytes: vec![7; len].into(),
+        };
+        Point::Patch(parts.iter().map(part).collect())
+    }
+
     fn sample(prefix: &[u8], value_bytes: usize) -> Vec<(Vec<u8>, Point)> {
         let key = |n: u8| [prefix, &[n / 16], &vec![1 + n % 16; usize::from(n % 3)]].concat();
         let mut keys: Vec<_> = (0..100).map(key).collect();
@@ -384,7 +416,7 @@ mod tests {
         keys.dedup();
         let point = |n: usize| match n % 5 {
             0 => Point::Delete,
-            1 => Point::patch(200, Bytes::from(vec![7; n + 1])),
+            1 => patches(&[(200, n + 1), (500, n + 1), (700, 5)]),
             _ => Point::Put(Bytes::from(vec![n as u8; value_bytes])),
         };
         let points = (0..).map(point);

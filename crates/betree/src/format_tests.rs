@@ -50,7 +50,9 @@ fn sample_run(store: &Store) -> MemRun {
     run.add_point(key("aa"), Point::Put(key("v")));
     run.add_point(key("ab"), Point::Delete);
     run.add_point(key("bz"), Point::Put(key("w")));
-    run.add_point(key("z"), Point::patch(3, key("pq")));
+    for (offset, bytes) in [(3, "pq"), (7, "rs"), (12, "t")] {
+        run.add_point(key("z"), Point::patch(offset, key(bytes)));
+    }
     run
 }
 
@@ -152,7 +154,7 @@ fn run_has_its_golden_bytes() {
         b"\x02\x04aav",
         b"\x02\x01ab",
         b"\x02\x04bzw",
-        b"\x01\x06z\x03\x02pq",
+        b"\x01\x0ez\x06\x02pq\x05rs\x06\x01t",
         b"\x01\x00\x06\x00\x0a\x00\x0f\x00",
     ];
     let block = block.concat();
@@ -164,8 +166,8 @@ fn run_has_its_golden_bytes() {
     assert_eq!(filter.len(), 40);
     let front: &[&[u8]] = &[
         b"RRUN\x02\0\0\0",
-        b"\x82\0\0\0\xa0\0\0\0\x01\0\0\0\x02\0\0\0\x28\0\0\0\0\0\0\0",
-        b"\x02aa\0\0\0\0\x1e\0\0\0\x1e\0\0\0\x04\0\0\0\x01\0\0\0\x00",
+        b"\x82\0\0\0\xa6\0\0\0\x01\0\0\0\x02\0\0\0\x28\0\0\0\0\0\0\0",
+        b"\x02aa\0\0\0\0\x24\0\0\0\x24\0\0\0\x04\0\0\0\x01\0\0\0\x00",
         &checksum(&block).to_le_bytes(),
         b"\x01b\x01\x01c\x00",
         b"\x02dx\x01\x02dy\x01\x01\x01s\x07\0\0\0\0\0\0\0\x00",

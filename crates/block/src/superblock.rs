@@ -24,7 +24,7 @@ use crate::wire::{Reader, WireError, Writer};
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
 
 /// Addresses of the copies of the two slots, in bytes.
 pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
@@ -555,7 +555,7 @@ mod tests {
         let bytes = sample(6).encode();
         assert_eq!(bytes.len(), 4096);
         let mut want = Vec::new();
-        want.extend_from_slice(b"RAMETvol\x03\0\0\0\x01\0\0\x000123456789abcdef");
+        want.extend_from_slice(b"RAMETvol\x04\0\0\0\x01\0\0\x000123456789abcdef");
         for word in [
             6u64,
             3,
@@ -602,7 +602,7 @@ mod tests {
         }
     }
 
-    const GOLDEN_SUM: u64 = 0x964c_2dda_722e_7ec6;
+    const GOLDEN_SUM: u64 = 0x1f43_69f9_d70f_d228;
 
     #[test]
     fn every_flipped_byte_is_noticed() {
@@ -696,8 +696,8 @@ mod tests {
     #[test]
     fn choose_is_right_in_every_disk_situation() {
         use Slot::{Foreign, Good, Newer, Older, Torn, Unread, Zero};
-        let newer = "made by a newer version (format 4; this build knows up to 3)";
-        let older = "made by an older version (format 2; this build reads only 3)";
+        let newer = "made by a newer version (format 5; this build knows up to 4)";
+        let older = "made by an older version (format 3; this build reads only 4)";
         let lost = "the newest superblock may be lost, generation";
         type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);
         let table: [Situation; 23] = [
