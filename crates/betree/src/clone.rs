@@ -36,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::memrun::MemRun;
 use crate::message::{Point, RangeMsg, Target};
 use crate::node::{Handle, Kind, Store, bump};
+use crate::segments::Tiers;
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::view::RunView;
 
@@ -449,13 +450,14 @@ impl Store {
         }
         bump(&self.counters.mends);
         let mut to = from.clone();
+        let tiers = Tiers::of_clones(&self.shape);
         if urgent {
             let newest = to.newest_within(self.shape.memory_bytes as u64 / BUFFER_PART as u64);
-            let first = newest.max(to.merge_start(self.shape.segments));
+            let first = newest.max(to.merge_start(tiers));
             self.merge_from(&mut to, first)?;
         }
         if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
-            self.tend_to(&mut to, true, false, CROWDED)?;
+            self.tend_to(&mut to, true, false, (CROWDED, tiers))?;
         }
         let to = self.within_fanout(to)?;
         let mut mended = self.mended.lock();

@@ -31,6 +31,7 @@ use crate::memrun::MemRun;
 use crate::message::RangeMsg;
 use crate::node::{Kind, Store, bump};
 use crate::run::{PackedBuilder, PackedRun};
+use crate::segments::Tiers;
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
 use crate::weigh::Pending;
 
@@ -152,16 +153,16 @@ impl Store {
     pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
         // What waits in the root is in memory for the most part: a checkpoint hands it down.
         let buffers = if top && !settle { 8 } else { 1 };
-        self.tend_to(node, top, settle, buffers)
+        self.tend_to(node, top, settle, (buffers, Tiers::of_tree(&self.shape)))
     }
 
-    /// The same for a node that may hold so many times its buffer.
+    /// The same for a node that may hold so many times its buffer, and what becomes of its segments.
     pub(crate) fn tend_to(
         &self,
         node: &mut Skeleton,
         top: bool,
         settle: bool,
-        buffers: usize,
+        (buffers, tiers): (usize, Tiers),
     ) -> Result<()> {
         self.convert(node, top)?;
         // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
@@ -187,7 +188,7 @@ impl Store {
         self.coalesce(node, &mut pending)?;
         self.drop_dead_segments(node)?;
         self.compact_segments(node)?;
-        self.merge_segments(node, settle)
+        self.merge_segments(node, settle, tiers)
     }
 
     /// `None` when there was no room.
