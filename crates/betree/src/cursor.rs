@@ -23,7 +23,7 @@ use crate::view::{DiskRun, RunView};
 /// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
 pub(crate) const AHEAD_MAX: usize = 63;
 /// Blocks beyond its range that a cursor reads on for the one that follows it.
-const BEYOND_MAX: usize = AHEAD_MAX;
+const BEYOND_MAX: usize = 2 * AHEAD_MAX + 1;
 /// Points taken at a time from a run in memory.
 const PAGE_POINTS: usize = 64;
 
@@ -169,12 +169,18 @@ impl MappedCursor {
             return;
         }
         let end = blocks.start + usize::from(is_here(blocks.start));
-        let behind = [1, 4, 16].into_iter();
+        let behind = [1, 2, 4, 8, 16].into_iter();
         let behind = behind.take_while(|&n| n <= end && is_here(end - n)).last();
         let left = disk.run.index.blocks.len() - blocks.end;
-        // Four times as far as that went already.
-        let beyond = (4 * behind.unwrap_or(0)).min(BEYOND_MAX);
+        // Four times as far as that went already, and twice that when it was far: a block of a segment lies over much of the leaves.
+        let beyond = match behind.unwrap_or(0) {
+            n @ 0..4 => 4 * n,
+            n => 8 * n,
+        };
+        let room = store.room_ahead() / store.shape.block_bytes;
+        let beyond = beyond.min(BEYOND_MAX).min(room);
         disk.beyond = disk.beyond.max(beyond.min(left));
+        disk.ahead = disk.ahead.max(disk.beyond);
     }
 
     /// Where the block lies that it begins with, in bytes of the device, if it reads that alone.
@@ -264,7 +270,7 @@ impl MappedCursor {
                     let alone = disk.alone && (1..AHEAD_MAX).contains(&disk.ahead);
                     let blocks = store.blocks(&disk.run, number, ahead, disk.keeping, alone)?;
                     disk.ready = blocks.into();
-                    disk.ahead = (2 * disk.ahead + 1).min(AHEAD_MAX);
+                    disk.ahead = disk.ahead.max((2 * disk.ahead + 1).min(AHEAD_MAX));
                 }
                 let block = disk.ready.pop_front().expect("a read yields a block");
                 let metas = &disk.run.index.blocks;

@@ -14,7 +14,7 @@
 //! so readers of older states never meet reused space.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -377,11 +377,15 @@ pub(crate) fn bump(counter: &AtomicU64) {
 /// between them.
 const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
 /// The same for a segment.
-const SEGMENT_READ_BYTES_MAX: u32 = 1 << 20;
-/// A scan that reads on takes so much of a segment with its index, in bytes: most segments are no longer.
-const SEGMENT_FRONT_BYTES: usize = 64 << 10;
-/// Segments and skeletons up to this length are read together, in bytes,
-const TOGETHER_BYTES: u64 = 16 << 10;
+const SEGMENT_READ_BYTES_MAX: u32 = 2 << 20;
+/// A scan that reads on takes so much of a segment with its index, in bytes: most segments are no longer than the most, and in most of
+/// those that are the index is not.
+const SEGMENT_FRONT_BYTES: RangeInclusive<usize> = 64 << 10..=128 << 10;
+/// Part of a segment that its index may take.
+const SEGMENT_INDEX_PART: usize = 16;
+/// Segments up to this length, and skeletons up to a shorter one, are read together, in bytes,
+const SEGMENT_TOGETHER_BYTES: usize = *SEGMENT_FRONT_BYTES.start();
+const TOGETHER_BYTES: usize = 16 << 10;
 /// when no more than this lies between two of them: a disk passes it in a tenth of the time of a jump.
 const BETWEEN_BYTES: u64 = 64 << 10;
 
@@ -409,6 +413,8 @@ pub(crate) struct Store {
     pub(crate) read_ahead: ReadAhead,
     pub(crate) spare: Arc<Spare>,
     cache: Cache<CacheKey, Cached, ByBytes>,
+    /// Held while nodes are claimed that one request reads, so that two who want the same do not get half of them each.
+    claiming: Mutex<()>,
     handles: Mutex<HashMap<u64, Weak<Handle>>>,
     next_id: AtomicU64,
     /// Nodes that flattening did not help, forgotten when they are many.
@@ -456,6 +462,7 @@ impl Store {
             read_ahead: ReadAhead::default(),
             spare: Arc::default(),
             cache: Cache::with_weighter(items, cache_bytes, ByBytes),
+            claiming: Mutex::new(()),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),
             unflattenable: Mutex::new(HashSet::new()),
@@ -980,16 +987,27 @@ impl Store {
     /// Loads the front of a segment for a scan that reads on, with all that a long request gives if it wants the `whole`
     /// segment, as far as the cache has room.
     pub(crate) fn load_eagerly(&self, segment: &Handle, whole: bool) -> Result<()> {
-        let ahead = usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX);
-        let ahead = ahead.min(if whole {
-            SEGMENT_READ_BYTES_MAX as usize
-        } else {
-            SEGMENT_FRONT_BYTES
-        });
-        if !segment.is_fresh() && ahead > self.shape.block_bytes {
-            self.cached((segment.id.0, 0), || self.load_index(segment, ahead))?;
+        if segment.is_fresh() || self.room_ahead() <= self.shape.block_bytes {
+            return Ok(());
         }
+        self.cached((segment.id.0, 0), || {
+            let ahead = if whole {
+                SEGMENT_READ_BYTES_MAX as usize
+            } else {
+                let (least, most) = SEGMENT_FRONT_BYTES.into_inner();
+                match self.place(segment)?.used_bytes as usize {
+                    short if short <= most => most,
+                    long => (long / SEGMENT_INDEX_PART).clamp(least, most),
+                }
+            };
+            self.load_index(segment, ahead.min(self.room_ahead()))
+        })?;
         Ok(())
+    }
+
+    /// Bytes of one node that may come into the cache before somebody asks for them.
+    pub(crate) fn room_ahead(&self) -> usize {
+        usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX)
     }
 
     /// Reads the front of a run, `ahead` bytes if it is so long. Blocks that come along whole stay in the cache.
@@ -1006,13 +1024,14 @@ impl Store {
         Ok(Cached::Index(Arc::new(index)))
     }
 
-    /// Loads short segments of a node, those that are wanted (with `true`) with those that lie close to them, in one request: the
-    /// newest ones do when one checkpoint wrote them. What cannot be read this way is left to whoever asks for it.
+    /// Loads short segments of a node, those that are wanted (with `true`) with those that lie close to them, in one request: those that
+    /// one checkpoint wrote do. What cannot be read this way is left to whoever asks for it.
     pub(crate) fn load_together<'a>(
         &self,
         segments: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
     ) -> Result<()> {
-        self.read_together(segments, |segment, place, front| {
+        let longest = SEGMENT_TOGETHER_BYTES.min(self.room_ahead());
+        self.read_together(segments, longest, |segment, place, front| {
             let len = index_len(front, place.used_bytes)?;
             let index = self.keep_front(segment, place, front, len).ok()?;
             Some(Cached::Index(Arc::new(index)))
@@ -1026,19 +1045,20 @@ impl Store {
     ) -> Result<()> {
         let nodes = nodes.filter(|node| node.kind() == Kind::Skeleton);
         let nodes = nodes.enumerate().map(|(at, node)| (node, at == 0));
-        self.read_together(nodes, |node, place, bytes| {
+        self.read_together(nodes, TOGETHER_BYTES, |node, place, bytes| {
             let skeleton = self.decode_skeleton(node, place, bytes).ok()?;
             Some(Cached::Skeleton(Arc::new(skeleton)))
         })
     }
 
-    /// Reads short nodes that lie close to wanted ones with them, and keeps what `decode` makes of the bytes of each.
+    /// Reads nodes of up to `longest` bytes that lie close to wanted ones with them, and keeps what `decode` makes of the bytes of each.
     fn read_together<'a>(
         &self,
         nodes: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
+        longest: usize,
         decode: impl Fn(&Handle, &Place, &[u8]) -> Option<Cached>,
     ) -> Result<()> {
-        if self.cache.capacity() / 64 < TOGETHER_BYTES {
+        if self.room_ahead() < TOGETHER_BYTES {
             return Ok(());
         }
         let mut short = Vec::new();
@@ -1047,7 +1067,7 @@ impl Store {
                 continue;
             }
             let place = self.place(node)?;
-            if u64::from(place.used_bytes) <= TOGETHER_BYTES {
+            if place.used_bytes as usize <= longest {
                 short.push((place, node, is_wanted));
             }
         }
@@ -1056,7 +1076,18 @@ impl Store {
             b.extent.addr - a.extent.addr <= a.extent.len + BETWEEN_BYTES
         });
         for group in groups.filter(|group| group.iter().any(|(.., is_wanted)| *is_wanted)) {
-            let [(first, ..), .., (last, ..)] = group else {
+            // What somebody else reads just now is left to them. Never waits for that while it makes others wait.
+            let claiming = self.claiming.lock();
+            let claimed = group.iter().filter_map(|(place, node, _)| {
+                let key = (node.id.0, 0);
+                match self.cache.get_value_or_guard(&key, Some(Duration::ZERO)) {
+                    GuardResult::Guard(guard) => Some((place, node, guard)),
+                    GuardResult::Value(_) | GuardResult::Timeout => None,
+                }
+            });
+            let claimed = claimed.collect::<Vec<_>>();
+            drop(claiming);
+            let [(first, ..), .., (last, ..)] = &claimed[..] else {
                 continue;
             };
             let start = first.extent.addr;
@@ -1065,14 +1096,15 @@ impl Store {
             let Ok(bytes) = self.read(start, len) else {
                 continue;
             };
-            for (place, node, _) in group {
+            for (place, node, guard) in claimed {
                 let from = (place.extent.addr - start) as usize;
                 // Two places that overlap are forged.
                 let kept = bytes
                     .get(from..from + place.used_bytes as usize)
                     .and_then(|bytes| decode(node, place, bytes));
                 if let Some(kept) = kept {
-                    self.cache.insert((node.id.0, 0), kept);
+                    // It stays out when the cache has given the place away meanwhile.
+                    let _ = guard.insert(kept);
                 }
             }
         }
@@ -1097,12 +1129,16 @@ impl Store {
             let stored = Bytes::copy_from_slice(stored);
             // What came along is judged when it is asked for.
             if let Ok(block) = meta.decode(handle.kind, stored, next, addr) {
-                let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
-                self.cache
-                    .insert((handle.id.0, part), Cached::Block(Arc::new(block)));
+                self.keep_block(handle, at, &Arc::new(block));
             }
         }
         Ok(index)
+    }
+
+    pub(crate) fn keep_block(&self, handle: &Handle, at: usize, block: &Arc<Block>) {
+        let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
+        let kept = Cached::Block(block.clone());
+        self.cache.insert((handle.id.0, part), kept);
     }
 
     /// The index that `front`, the front part of a run, holds.

@@ -1,7 +1,7 @@
-//! Leaves for somebody who keeps what is in them: a large file is read through a mount, whose kernel keeps it.
+//! Leaves that are read whole, and leaves for somebody who keeps what is in them: a large file is read through a mount, whose kernel keeps it.
 //!
-//! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is wanted to its end and not much shorter than
-//! all that is wanted. What is read this way goes into buffers that are used again: new memory costs more than to fill it.
+//! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is not much longer than
+//! all that is wanted: who reads so much goes on as a rule, and finds the rest in the cache. What is read this way goes into buffers that are used again: new memory costs more than to fill it.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::bounds::KeyRange;
 use crate::error::{Error, Result};
-use crate::node::{Cached, Handle, Store};
+use crate::node::{Cached, Handle, Keeping, Store};
 use crate::readahead::Found;
 use crate::view::RunView;
 
@@ -62,13 +62,14 @@ impl Store {
         Ok(Bytes::from_owner(lent))
     }
 
-    /// A leaf that is wanted from the start of `range` to its end, and its blocks there if they came with it; `wanted_bytes` are wanted of this and other leaves. What
+    /// A leaf that is wanted in `range`, and its blocks there if they came with it; `wanted_bytes` are wanted of this and other leaves. What
     /// is wrong with a block, or cannot be read, is told to whoever reads that alone.
-    pub(crate) fn run_passing(
+    pub(crate) fn run_whole(
         &self,
         leaf: &Arc<Handle>,
         range: &KeyRange,
         wanted_bytes: usize,
+        keeping: Keeping,
     ) -> Result<(RunView, Option<Found>)> {
         let mut whole = None;
         if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
@@ -95,12 +96,26 @@ impl Store {
         let metas = &disk.index.blocks;
         let wanted = disk.index.blocks_in(range);
         let mut blocks = Vec::with_capacity(wanted.len());
-        for (at, meta) in metas.iter().enumerate().take(wanted.end).skip(wanted.start) {
-            let stored = bytes.slice(meta.offset as usize..meta.end() as usize);
+        for (at, meta) in metas.iter().enumerate().skip(wanted.start) {
+            // What comes after the range is wanted next, and what it ends with perhaps once more.
+            let is_next = wanted.end < metas.len() && at + 1 >= wanted.end;
+            let is_kept = keeping == Keeping::All || is_next;
+            let stored = meta.offset as usize..meta.end() as usize;
+            let stored = if is_kept {
+                Bytes::copy_from_slice(&bytes[stored])
+            } else {
+                bytes.slice(stored)
+            };
             let next = metas.get(at + 1).map(|next| &next.first_key);
-            match meta.decode(leaf.kind(), stored, next, addr + u64::from(meta.offset)) {
-                Ok(block) => blocks.push(Arc::new(block)),
-                Err(_) => break,
+            let decoded = meta.decode(leaf.kind(), stored, next, addr + u64::from(meta.offset));
+            let Ok(block) = decoded.map(Arc::new) else {
+                break;
+            };
+            if is_kept {
+                self.keep_block(leaf, at, &block);
+            }
+            if at < wanted.end {
+                blocks.push(block);
             }
         }
         Ok((run, Some((wanted.start, blocks))))

@@ -45,11 +45,20 @@ enum Progress {
 }
 
 /// A leaf that a scan will come to, or an interior node on the way.
+pub(crate) struct Wanted {
+    pub(crate) node: Arc<Handle>,
+    /// What the scan will see of it, in its key space.
+    pub(crate) range: KeyRange,
+    /// That is all of it from the start of the range on.
+    pub(crate) is_to_end: bool,
+}
+
+/// Reading ahead of one [`Wanted`] node.
 #[derive(Debug)]
 pub(crate) struct Job {
     id: NodeId,
-    /// What the scan will see of it, in its key space.
     range: KeyRange,
+    is_to_end: bool,
     keeping: Keeping,
     progress: Mutex<Progress>,
     done: Condvar,
@@ -139,16 +148,16 @@ impl ReadAhead {
     }
 
     /// Asks for a node; `None` when too much waits already.
-    pub(crate) fn ask(
-        &self,
-        store: &Store,
-        node: Arc<Handle>,
-        range: KeyRange,
-        keeping: Keeping,
-    ) -> Option<Arc<Job>> {
+    pub(crate) fn ask(&self, store: &Store, wanted: Wanted, keeping: Keeping) -> Option<Arc<Job>> {
+        let Wanted {
+            node,
+            range,
+            is_to_end,
+        } = wanted;
         let job = Arc::new(Job {
             id: node.id(),
             range,
+            is_to_end,
             keeping,
             progress: Mutex::new(Progress::Waiting(node)),
             done: Condvar::new(),
@@ -184,7 +193,7 @@ impl ReadAhead {
                     job: &job,
                     found: None,
                 };
-                ending.found = store.read_ahead_of(&node, &job.range, job.keeping).ok();
+                ending.found = store.read_ahead_of(&node, &job).ok();
                 // Before the scan goes on: what it is done with must not be kept alive from here.
                 drop(node);
             }
@@ -202,26 +211,26 @@ impl Store {
         })
     }
 
-    fn read_ahead_of(
-        &self,
-        node: &Arc<Handle>,
-        range: &KeyRange,
-        keeping: Keeping,
-    ) -> Result<Found> {
+    fn read_ahead_of(&self, node: &Arc<Handle>, job: &Job) -> Result<Found> {
         if node.kind() == Kind::Skeleton {
             self.skeleton(node)?;
             return Ok((0, Vec::new()));
         }
-        let RunView::Disk(run) = self.run(node)? else {
+        let wanted_bytes = if job.is_to_end { JOB_BYTES_MAX } else { 0 };
+        let (run, read) = self.run_whole(node, &job.range, wanted_bytes, job.keeping)?;
+        if let Some(found) = read {
+            return Ok(found);
+        }
+        let RunView::Disk(run) = run else {
             return Ok((0, Vec::new()));
         };
-        let blocks = run.index.blocks_in(range);
+        let blocks = run.index.blocks_in(&job.range);
         let mut found = Vec::with_capacity(blocks.len());
         let mut bytes = 0;
         while found.len() < blocks.len() && bytes < JOB_BYTES_MAX {
             let at = blocks.start + found.len();
             let ahead = AHEAD_MAX.min(blocks.end - at - 1);
-            let read = self.blocks(&run, at, ahead, keeping, false)?;
+            let read = self.blocks(&run, at, ahead, job.keeping, false)?;
             bytes += read.iter().map(|b| b.weight()).sum::<usize>();
             found.extend(read);
         }

@@ -19,7 +19,7 @@ use crate::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::error::{Error, Result};
 use crate::message::{Point, RangeMsg};
 use crate::node::{Handle, Keeping, Kind, Store, bump};
-use crate::readahead::Job;
+use crate::readahead::{Job, Wanted};
 use crate::skeleton::{SegRef, Skeleton};
 use crate::view::{RangeAt, RunView};
 
@@ -498,10 +498,12 @@ impl TreeScan {
         }
         if let Some((leaf, xf)) = leaf {
             let read = self.collect(&leaf);
-            let is_to_end = min_hi(range.hi.clone(), reach.clone()) == reach;
+            // What the scan will see of it, in this piece and those that come after it.
+            let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
             let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
-            let (run, read) = if passes && is_to_end && read.is_none() {
-                store.run_passing(&leaf, &xf.range(&range), self.passing_bytes)?
+            let (run, read) = if passes && read.is_none() {
+                let wanted_bytes = self.passing_bytes;
+                store.run_whole(&leaf, &xf.range(&far), wanted_bytes, self.keeping)?
             } else {
                 (store.run(&leaf)?, read)
             };
@@ -511,7 +513,6 @@ impl TreeScan {
                 cursor.guess_alone();
             }
             if self.ahead == AHEAD_MAX {
-                let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
                 cursor.carry_on(&mut left, &xf.range(&far));
             }
             if let Some((first, blocks)) = read {
@@ -558,10 +559,11 @@ impl TreeScan {
         }
         let (mut next, mut left) = (Vec::new(), depth);
         for frame in self.frames.iter().rev() {
-            list_ahead(store, &frame.base, &frame.range, &mut left, &mut next);
+            let wanted = (&frame.range, false);
+            list_ahead(store, &frame.base, wanted, &mut left, &mut next);
         }
-        for (node, range) in next {
-            if node.id() == here || self.jobs.iter().any(|job| job.is_of(&node)) {
+        for next in next {
+            if next.node.id() == here || self.jobs.iter().any(|job| job.is_of(&next.node)) {
                 continue;
             }
             if self.jobs.len() >= depth
@@ -570,7 +572,7 @@ impl TreeScan {
                 oldest.cancel();
             }
             self.jobs
-                .extend(store.read_ahead.ask(store, node, range, self.keeping));
+                .extend(store.read_ahead.ask(store, next, self.keeping));
         }
     }
 
@@ -638,14 +640,14 @@ impl TreeScan {
     }
 }
 
-/// Of the first `left` leaves under `range` of `base` those that are not at hand, and interior nodes that have to be read
-/// to tell. Range messages on the way are not looked at: under them it guesses wrong.
+/// Of the first `left` leaves under a range of `base` those that are not at hand, and interior nodes that have to be read
+/// to tell. Whether the range goes to the end of `base` is known (`true`) or not. Range messages on the way are not looked at: under them it guesses wrong.
 fn list_ahead(
     store: &Store,
     base: &Base,
-    range: &KeyRange,
+    (range, is_to_end): (&KeyRange, bool),
     left: &mut usize,
-    out: &mut Vec<(Arc<Handle>, KeyRange)>,
+    out: &mut Vec<Wanted>,
 ) {
     let (skeleton, inside) = match base {
         Base::Nothing => return,
@@ -659,7 +661,11 @@ fn list_ahead(
             let Some(skeleton) = skeleton else {
                 *left = left.saturating_sub(1);
                 if node.kind() == Kind::Skeleton || !store.has_at_hand(node, &inside) {
-                    out.push((node.clone(), inside));
+                    out.push(Wanted {
+                        node: node.clone(),
+                        range: inside,
+                        is_to_end,
+                    });
                 }
                 return;
             };
@@ -670,13 +676,15 @@ fn list_ahead(
         return;
     }
     for at in skeleton.edge_of(&inside.lo)..skeleton.edges.len() {
-        let part = skeleton.edge_range(at).intersect(&inside);
+        let whole = skeleton.edge_range(at);
+        let part = whole.intersect(&inside);
         if part.is_empty() || *left == 0 {
             return;
         }
         if let Some(child) = &skeleton.edges[at].child {
             let base = Base::Node(child.node.clone(), child.xf.clone());
-            list_ahead(store, &base, &part, left, out);
+            let is_to_end = part.hi == whole.hi;
+            list_ahead(store, &base, (&part, is_to_end), left, out);
         }
     }
 }

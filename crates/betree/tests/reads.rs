@@ -5,6 +5,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
+use bytes::Bytes;
 use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Device, MemDevice};
 
@@ -349,6 +350,90 @@ fn segments_that_begin_and_end_within_a_leaf_do_not_cut_its_requests() {
     // They lie side by side: one request is for all of them, another one for the root.
     assert!(with <= reads + 2, "{reads} reads, {with} below segments");
     assert!(bytes_with <= bytes + segments * (20 << 10));
+}
+
+#[test]
+fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
+    const BLOCKS: u64 = 4096;
+    const BLOCK: usize = 4096;
+    /// Blocks of a request, which end where no leaf does.
+    const PIECE: u64 = 195;
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    let tree = open(&dev, 64 << 20, true);
+    let block = |number: u64| (Bytes::from(name(number)), Bytes::from(vec![7; BLOCK]));
+    let file = tree.prepare(Bytes::new(), None, (0..BLOCKS).map(block));
+    let mut batch = Batch::new();
+    batch.graft(Bytes::new(), file.expect("there is room"));
+    tree.apply(batch).expect("there is room");
+    tree.close().expect("closes");
+    drop(tree);
+    let by_pieces = || {
+        let tree = open(&dev, 64 << 20, true);
+        let before = tree.stats();
+        for first in (0..BLOCKS).step_by(PIECE as usize) {
+            let blocks = PIECE.min(BLOCKS - first);
+            let (lo, hi) = (name(first), name(first + blocks));
+            let scan = tree.scan(&lo, Some(&hi)).eager();
+            assert_eq!(scan.passing(blocks as usize * BLOCK).count() as u64, blocks);
+        }
+        let after = tree.stats();
+        let reads = after.node_reads - before.node_reads;
+        (reads, after.bytes_read - before.bytes_read, after.leaves)
+    };
+    let (reads, bytes, leaves) = by_pieces();
+    println!("{reads} reads of {bytes} bytes of {leaves} leaves");
+    assert!(reads <= leaves + 2, "{reads} reads");
+    assert!(bytes <= BLOCKS * BLOCK as u64 * 21 / 20, "{bytes} bytes");
+
+    // Segments that begin in the midst of the first leaf and end in the last one.
+    let tree = open(&dev, 64 << 20, true);
+    let segments = 5;
+    for n in 0..segments {
+        let mut batch = Batch::new();
+        for number in [10 * n + 7, BLOCKS - 10 * n - 7] {
+            batch.patch(name(number), 100, vec![9; 16]);
+        }
+        tree.apply(batch).expect("there is room");
+        tree.checkpoint().expect("there is room");
+    }
+    tree.close().expect("closes");
+    drop(tree);
+    let (with, ..) = by_pieces();
+    println!("{with} reads below segments");
+    // One request is for all of them.
+    assert!(with <= reads + 2, "{with} reads below segments");
+}
+
+#[test]
+fn wanted_segments_that_lie_side_by_side_are_read_together() {
+    let dev = filled();
+    let read = || {
+        let tree = open(&dev, 64 << 20, true);
+        let before = tree.stats().node_reads;
+        let (lo, hi) = (name(0), name(KEYS / 5));
+        tree.scan(&lo, Some(&hi)).eager().for_each(|item| {
+            item.expect("reads");
+        });
+        tree.stats().node_reads - before
+    };
+    let without = read();
+    let tree = open(&dev, 64 << 20, true);
+    // Of some 40 KB each: too long to come along where they are not wanted.
+    let segments = 6;
+    for n in 0..segments {
+        let mut batch = Batch::new();
+        for number in 0..300 {
+            batch.put(name(2 * (number * 200 + n) + 1), vec![9; 100]);
+        }
+        tree.apply(batch).expect("there is room");
+        tree.checkpoint().expect("there is room");
+    }
+    tree.close().expect("closes");
+    drop(tree);
+    let with = read();
+    println!("{without} reads, {with} with {segments} segments more");
+    assert!(with <= without + 3, "{with} reads");
 }
 
 #[test]
