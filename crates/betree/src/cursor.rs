@@ -22,7 +22,7 @@ use crate::view::{DiskRun, RunView};
 
 /// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
 pub(crate) const AHEAD_MAX: usize = 63;
-/// Blocks beyond its range that a cursor reads on for the one that follows it.
+/// Blocks beyond its range that a cursor reads on for those that follow it, when many before are there.
 const BEYOND_MAX: usize = 2 * AHEAD_MAX + 1;
 /// Points taken at a time from a run in memory.
 const PAGE_POINTS: usize = 64;
@@ -149,7 +149,7 @@ impl MappedCursor {
             return;
         };
         let reach = disk.run.index.blocks_in(far).end;
-        disk.beyond = reach.saturating_sub(disk.blocks.end).min(BEYOND_MAX);
+        disk.beyond = reach.saturating_sub(disk.blocks.end).min(AHEAD_MAX);
         let id = disk.run.handle.id();
         if let Some(at) = left.iter().position(|left| left.run == id) {
             let left = left.swap_remove(at);
@@ -177,10 +177,10 @@ impl MappedCursor {
             n @ 0..4 => 4 * n,
             n => 8 * n,
         };
-        let room = store.room_ahead() / store.shape.block_bytes;
-        let beyond = beyond.min(BEYOND_MAX).min(room);
-        disk.beyond = disk.beyond.max(beyond.min(left));
-        disk.ahead = disk.ahead.max(disk.beyond);
+        let room = store.room_ahead() / store.shape.block_bytes.max(1);
+        let beyond = beyond.min(BEYOND_MAX).min(room).min(left);
+        disk.beyond = disk.beyond.max(beyond);
+        disk.ahead = disk.ahead.max(beyond);
     }
 
     /// Where the block lies that it begins with, in bytes of the device, if it reads that alone.

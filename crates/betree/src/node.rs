@@ -35,8 +35,8 @@ use crate::passing::Spare;
 use crate::pieces::Pieces;
 use crate::readahead::ReadAhead;
 use crate::run::{
-    BlockMeta, MALFORMED, PackedBuilder, PackedRun, RUN_HEADER_BYTES, RunImage, RunIndex,
-    index_len, segment_image,
+    MALFORMED, PackedBuilder, PackedRun, RUN_HEADER_BYTES, RunImage, RunIndex, index_len,
+    segment_image,
 };
 use crate::skeleton::{Edge, Skeleton};
 use crate::sync::{Cache, GuardResult, Mutex};
@@ -1014,7 +1014,12 @@ impl Store {
     pub(crate) fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
         let place = self.place(handle)?;
         let guess = (place.used_bytes as usize).min(ahead.max(4096));
-        let mut front = self.read(place.extent.addr, guess)?;
+        let least = guess.min(4096);
+        let mut front = match self.read(place.extent.addr, guess) {
+            // It may be something that nobody asked for.
+            Err(_) if guess > least => self.read(place.extent.addr, least)?,
+            read => read?,
+        };
         let len = front_len(&place, &front)?;
         if len > front.len() {
             let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
@@ -1066,16 +1071,31 @@ impl Store {
             if node.is_fresh() || self.cache.contains_key(&(node.id.0, 0)) {
                 continue;
             }
-            let place = self.place(node)?;
+            // Whoever asks for it is told what is wrong with it.
+            let Ok(place) = self.place(node) else {
+                continue;
+            };
             if place.used_bytes as usize <= longest {
                 short.push((place, node, is_wanted));
             }
         }
         short.sort_unstable_by_key(|(place, ..)| place.extent.addr);
-        let groups = short.chunk_by(|(a, ..), (b, ..)| {
-            b.extent.addr - a.extent.addr <= a.extent.len + BETWEEN_BYTES
-        });
-        for group in groups.filter(|group| group.iter().any(|(.., is_wanted)| *is_wanted)) {
+        let end = |place: &Place| place.extent.addr + u64::from(place.used_bytes);
+        let mut rest = &short[..];
+        while let [(first, ..), ..] = rest {
+            let is_near = |(a, b): (&(Place, _, _), &(Place, _, _))| {
+                b.0.extent.addr <= end(&a.0) + BETWEEN_BYTES
+                    && end(&b.0) - first.extent.addr <= u64::from(SEGMENT_READ_BYTES_MAX)
+            };
+            let more = rest
+                .iter()
+                .zip(&rest[1..])
+                .take_while(|&pair| is_near(pair));
+            let (group, others) = rest.split_at(1 + more.count());
+            rest = others;
+            if !group.iter().any(|(.., is_wanted)| *is_wanted) {
+                continue;
+            }
             // What somebody else reads just now is left to them. Never waits for that while it makes others wait.
             let claiming = self.claiming.lock();
             let claimed = group.iter().filter_map(|(place, node, _)| {
@@ -1217,17 +1237,27 @@ impl Store {
             }
         }
         let place = self.place(&run.handle)?;
+        let addr = place.extent.addr + u64::from(start);
+        let read = |blocks: usize| {
+            let len = (metas[at + blocks - 1].end() - start) as usize;
+            Ok(match keeping {
+                Keeping::All if alone => Bytes::from(self.read_alone(addr, len)?),
+                Keeping::All => Bytes::from(self.read(addr, len)?),
+                Keeping::Ends => self.read_passing(addr, len)?,
+            })
+        };
+        let bytes: Result<_> = read(guards.len());
+        let bytes = match bytes {
+            // It may be a block that nobody asked for.
+            Err(_) if guards.len() > 1 => {
+                guards.truncate(1);
+                read(1)?
+            }
+            bytes => bytes?,
+        };
         let firsts = metas.iter().map(|meta| &meta.first_key);
         let mut nexts = firsts.skip(at + 1);
         let metas = &metas[at..at + guards.len()];
-        let stop = metas.last().map_or(start, BlockMeta::end);
-        let addr = place.extent.addr + u64::from(start);
-        let len = (stop - start) as usize;
-        let bytes = match keeping {
-            Keeping::All if alone => Bytes::from(self.read_alone(addr, len)?),
-            Keeping::All => Bytes::from(self.read(addr, len)?),
-            Keeping::Ends => self.read_passing(addr, len)?,
-        };
         let last = guards.len() - 1;
         let mut blocks = Vec::with_capacity(guards.len());
         for (n, (meta, guard)) in metas.iter().zip(guards).enumerate() {

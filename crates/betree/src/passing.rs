@@ -18,6 +18,8 @@ use crate::view::RunView;
 const SPARE_MAX: usize = 4;
 /// Longest leaf that is read whole, in bytes, and largest buffer that waits.
 const WHOLE_BYTES_MAX: usize = 1 << 20;
+/// Longest leaf that is decoded whole, in bytes: many times what a leaf is.
+const RAW_BYTES_MAX: u64 = 16 << 20;
 
 /// Buffers that wait to be used again.
 #[derive(Debug, Default)]
@@ -95,11 +97,22 @@ impl Store {
         };
         let metas = &disk.index.blocks;
         let wanted = disk.index.blocks_in(range);
+        let raw_bytes: u64 = metas.iter().map(|meta| u64::from(meta.raw_bytes)).sum();
+        if raw_bytes > RAW_BYTES_MAX {
+            return Ok((run, None));
+        }
+        // What comes after the range is wanted next, and what it ends with perhaps once more.
+        let rest = &metas[wanted.end.saturating_sub(1)..];
+        let rest_bytes: usize = rest.iter().map(|meta| meta.raw_bytes as usize).sum();
+        let keeps_rest = wanted.end < metas.len() && rest_bytes <= self.room_ahead();
         let mut blocks = Vec::with_capacity(wanted.len());
-        for (at, meta) in metas.iter().enumerate().skip(wanted.start) {
-            // What comes after the range is wanted next, and what it ends with perhaps once more.
-            let is_next = wanted.end < metas.len() && at + 1 >= wanted.end;
-            let is_kept = keeping == Keeping::All || is_next;
+        let stop = if keeping == Keeping::All || keeps_rest {
+            metas.len()
+        } else {
+            wanted.end
+        };
+        for (at, meta) in metas.iter().enumerate().take(stop).skip(wanted.start) {
+            let is_kept = keeping == Keeping::All || keeps_rest && at + 1 >= wanted.end;
             let stored = meta.offset as usize..meta.end() as usize;
             let stored = if is_kept {
                 Bytes::copy_from_slice(&bytes[stored])

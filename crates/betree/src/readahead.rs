@@ -49,8 +49,8 @@ pub(crate) struct Wanted {
     pub(crate) node: Arc<Handle>,
     /// What the scan will see of it, in its key space.
     pub(crate) range: KeyRange,
-    /// That is all of it from the start of the range on.
-    pub(crate) is_to_end: bool,
+    /// Bytes of values in the range, about, if it is all that is seen of the node; else 0.
+    pub(crate) live_bytes: u64,
 }
 
 /// Reading ahead of one [`Wanted`] node.
@@ -58,7 +58,7 @@ pub(crate) struct Wanted {
 pub(crate) struct Job {
     id: NodeId,
     range: KeyRange,
-    is_to_end: bool,
+    live_bytes: u64,
     keeping: Keeping,
     progress: Mutex<Progress>,
     done: Condvar,
@@ -152,12 +152,12 @@ impl ReadAhead {
         let Wanted {
             node,
             range,
-            is_to_end,
+            live_bytes,
         } = wanted;
         let job = Arc::new(Job {
             id: node.id(),
             range,
-            is_to_end,
+            live_bytes,
             keeping,
             progress: Mutex::new(Progress::Waiting(node)),
             done: Condvar::new(),
@@ -216,7 +216,7 @@ impl Store {
             self.skeleton(node)?;
             return Ok((0, Vec::new()));
         }
-        let wanted_bytes = if job.is_to_end { JOB_BYTES_MAX } else { 0 };
+        let wanted_bytes = usize::try_from(job.live_bytes).unwrap_or(usize::MAX);
         let (run, read) = self.run_whole(node, &job.range, wanted_bytes, job.keeping)?;
         if let Some(found) = read {
             return Ok(found);

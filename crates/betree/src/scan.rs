@@ -559,7 +559,7 @@ impl TreeScan {
         }
         let (mut next, mut left) = (Vec::new(), depth);
         for frame in self.frames.iter().rev() {
-            let wanted = (&frame.range, false);
+            let wanted = (&frame.range, 0);
             list_ahead(store, &frame.base, wanted, &mut left, &mut next);
         }
         for next in next {
@@ -641,11 +641,12 @@ impl TreeScan {
 }
 
 /// Of the first `left` leaves under a range of `base` those that are not at hand, and interior nodes that have to be read
-/// to tell. Whether the range goes to the end of `base` is known (`true`) or not. Range messages on the way are not looked at: under them it guesses wrong.
+/// to tell. `live_bytes` of values are seen of all of `base` if the range
+/// is, 0 if not. Range messages on the way are not looked at: under them it guesses wrong.
 fn list_ahead(
     store: &Store,
     base: &Base,
-    (range, is_to_end): (&KeyRange, bool),
+    (range, live_bytes): (&KeyRange, u64),
     left: &mut usize,
     out: &mut Vec<Wanted>,
 ) {
@@ -664,7 +665,7 @@ fn list_ahead(
                     out.push(Wanted {
                         node: node.clone(),
                         range: inside,
-                        is_to_end,
+                        live_bytes,
                     });
                 }
                 return;
@@ -683,8 +684,8 @@ fn list_ahead(
         }
         if let Some(child) = &skeleton.edges[at].child {
             let base = Base::Node(child.node.clone(), child.xf.clone());
-            let is_to_end = part.hi == whole.hi;
-            list_ahead(store, &base, (&part, is_to_end), left, out);
+            let live_bytes = if part == whole { child.live_bytes } else { 0 };
+            list_ahead(store, &base, (&part, live_bytes), left, out);
         }
     }
 }

@@ -35,7 +35,7 @@ impl Tiers {
     /// fewer are left to read.
     pub(crate) fn of_clones(shape: &TreeShape) -> Self {
         Self {
-            most: (2 * shape.segments).div_ceil(3),
+            most: shape.segments - shape.segments / 3,
             ratio: 4,
         }
     }
