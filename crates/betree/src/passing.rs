@@ -1,7 +1,9 @@
-//! Leaves that are read whole, and leaves for somebody who keeps what is in them: a large file is read through a mount, whose kernel keeps it.
+//! Leaves that are read whole, and leaves for somebody who keeps what is in them: a large file is read through a mount,
+//! whose kernel keeps it.
 //!
 //! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is not much longer than
-//! all that is wanted: who reads so much goes on as a rule, and finds the rest in the cache. What is read this way goes into buffers that are used again: new memory costs more than to fill it.
+//! all that is wanted: who reads so much goes on as a rule, and finds the rest in the cache. What is read this way goes
+//! into buffers that are used again: new memory costs more than to fill it.
 
 use std::sync::Arc;
 
@@ -102,17 +104,21 @@ impl Store {
             return Ok((run, None));
         }
         // What comes after the range is wanted next, and what it ends with perhaps once more.
-        let rest = &metas[wanted.end.saturating_sub(1)..];
-        let rest_bytes: usize = rest.iter().map(|meta| meta.raw_bytes as usize).sum();
-        let keeps_rest = wanted.end < metas.len() && rest_bytes <= self.room_ahead();
-        let mut blocks = Vec::with_capacity(wanted.len());
-        let stop = if keeping == Keeping::All || keeps_rest {
-            metas.len()
-        } else {
-            wanted.end
+        let last = wanted.end.saturating_sub(1);
+        let rest_bytes: usize = metas[last..]
+            .iter()
+            .map(|meta| meta.raw_bytes as usize)
+            .sum();
+        let (kept, stop) = match keeping {
+            Keeping::All => (0, metas.len()),
+            Keeping::Ends if rest_bytes <= self.room_ahead() && wanted.end < metas.len() => {
+                (last, metas.len())
+            }
+            Keeping::Ends => (wanted.end, wanted.end),
         };
+        let mut blocks = Vec::with_capacity(wanted.len());
         for (at, meta) in metas.iter().enumerate().take(stop).skip(wanted.start) {
-            let is_kept = keeping == Keeping::All || keeps_rest && at + 1 >= wanted.end;
+            let is_kept = at >= kept;
             let stored = meta.offset as usize..meta.end() as usize;
             let stored = if is_kept {
                 Bytes::copy_from_slice(&bytes[stored])

@@ -641,8 +641,7 @@ impl TreeScan {
 }
 
 /// Of the first `left` leaves under a range of `base` those that are not at hand, and interior nodes that have to be read
-/// to tell. `live_bytes` of values are seen of all of `base` if the range
-/// is, 0 if not. Range messages on the way are not looked at: under them it guesses wrong.
+/// to tell. `live_bytes` are those of values in the range if it is all that is seen of `base`, else 0. Range messages on the way are not looked at: under them it guesses wrong.
 fn list_ahead(
     store: &Store,
     base: &Base,

@@ -230,7 +230,8 @@ impl Skeleton {
     }
 }
 
-/// The first of the ages that become one: no more than it takes, and whatever older ones are of their size. Larger ones wait until they are as many. Where *k* segments may be, a message is so copied
+/// The first of the ages that become one: no more than it takes for the most that may be left, and whatever older ones are
+/// of their size. Larger ones wait until they are as many. Where *k* segments may be, a message is so copied
 /// hardly more than *w* times in as many rounds as there are ways to choose *w* of *k* + *w*, as long as a merge leaves one age.
 fn merged_from(ages: &[(usize, u64)], tiers: Tiers) -> usize {
     let mut at = tiers
