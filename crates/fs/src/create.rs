@@ -113,6 +113,7 @@ impl Volume {
             .touched
             .store(true, std::sync::atomic::Ordering::SeqCst);
         self.table.adopt(&inode, None);
+        self.table.note(dir.ino, name, ino);
         self.table.remember(&inode);
         Ok(attr)
     }

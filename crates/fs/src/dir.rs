@@ -5,6 +5,9 @@
 //! stream remembers the names of the last ones, and of every so-many-th before. Going on after a
 //! remembered cookie means scanning from that name, whatever was created or removed since. An
 //! older cookie is found by scanning from the nearest remembered name before it.
+//!
+//! Whoever reads a directory asks once more behind its last entry, to hear that there is none. That question is answered without
+//! a scan, the first time: what was created since may be shown or not (POSIX, readdir).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -50,6 +53,8 @@ struct Positions {
     /// Cookie of the last of `recent`; those before it count down.
     last: u64,
     marks: BTreeMap<u64, Bytes>,
+    /// Cookie of the last entry, when the one who reads got it and will ask once more.
+    end: Option<u64>,
 }
 
 impl Positions {
@@ -243,6 +248,9 @@ impl Volume {
             }
         }
         let mut positions = stream.positions.lock();
+        if positions.end.take().is_some_and(|end| end == cookie) {
+            return Ok(());
+        }
         let _names = dir.names.read();
         let view = match self.view(dir) {
             Ok(view) => view,
@@ -303,6 +311,7 @@ impl Volume {
             }
             positions.push(at, name);
         }
+        positions.end = Some(at);
         Ok(())
     }
 

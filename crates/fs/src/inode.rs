@@ -9,8 +9,12 @@
 //! Reading a record and putting it in the table are two steps. An inode that was changed and
 //! dropped in between would come back with old contents; [`Table::evictions`] tells, and the reader
 //! then reads again with the inode already in the table and locked (`Volume::adopt`).
+//!
+//! Where an inode in memory lies is as authoritative as its record: one whose only name is `name` in `dir`
+//! is what that name leads to, and the tree need not be asked. [`Table::at`] finds it.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -143,6 +147,14 @@ impl Inode {
         )
     }
 
+    /// Whether its only name is `name` in `dir`.
+    pub(crate) fn is_child(&self, dir: &Arc<Self>, name: &[u8]) -> bool {
+        match &*self.loc.read() {
+            Loc::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
+            _ => false,
+        }
+    }
+
     /// It leaves the memory: notes what is then to be erased, and gives the directory that it held.
     fn leave(&mut self) -> Option<Arc<Self>> {
         match std::mem::replace(self.loc.get_mut(), Loc::Gone) {
@@ -174,10 +186,8 @@ impl Inode {
 
 impl Drop for Inode {
     fn drop(&mut self) {
-        if *self.touched.get_mut() {
-            self.table.evictions.fetch_add(1, Ordering::SeqCst);
-        }
-        self.table.remove(self);
+        let is_touched = *self.touched.get_mut();
+        self.table.remove(self, is_touched);
         // A child holds its parent; dropping a chain of ten thousand must not recurse as deep.
         let mut next = self.leave();
         while let Some(parent) = next {
@@ -187,6 +197,8 @@ impl Drop for Inode {
 }
 
 const SHARDS: usize = 64;
+/// Names that are remembered: those of a few long directories. 512 KiB.
+const HINTS: usize = 1 << 16;
 
 struct Slot {
     inode: Weak<Inode>,
@@ -195,9 +207,18 @@ struct Slot {
     lookups: u64,
 }
 
+#[derive(Default)]
+struct Shard {
+    slots: HashMap<u64, Slot>,
+    /// Evictions when the last changed inode left this shard.
+    last_eviction: u64,
+}
+
 /// All inodes in memory, by visible number.
 pub(crate) struct Table {
-    shards: Vec<Mutex<HashMap<u64, Slot>>>,
+    shards: Vec<Mutex<Shard>>,
+    /// Numbers of the inodes that names led to, by a hash of directory and name; 0 for none. Each may be another's.
+    hints: Vec<AtomicU64>,
     evictions: AtomicU64,
     serials: AtomicU64,
     remains: Mutex<Vec<Remains>>,
@@ -217,13 +238,14 @@ impl Table {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            hints: (0..HINTS).map(|_| AtomicU64::new(0)).collect(),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
             remains: Mutex::default(),
         })
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<u64, Slot>> {
+    fn shard(&self, ino: Ino) -> &Mutex<Shard> {
         let hash = ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 58;
         &self.shards[usize::try_from(hash).expect("six bits") % SHARDS]
     }
@@ -233,22 +255,53 @@ impl Table {
         self.evictions.load(Ordering::SeqCst)
     }
 
+    fn evicted(&self, shard: &mut Shard) {
+        shard.last_eviction = self.evictions.fetch_add(1, Ordering::SeqCst) + 1;
+    }
+
     pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.shard(ino).lock().get(&ino.0)?.inode.upgrade()
+        self.shard(ino).lock().slots.get(&ino.0)?.inode.upgrade()
+    }
+
+    fn hint(&self, dir: Ino, name: &[u8]) -> &AtomicU64 {
+        let mut hasher = DefaultHasher::new();
+        dir.0.hash(&mut hasher);
+        name.hash(&mut hasher);
+        let at = hasher.finish() % HINTS as u64;
+        &self.hints[usize::try_from(at).expect("below their number")]
+    }
+
+    /// The inode whose only name is `name` in `dir`, if it is in memory and the name was noted lately. The caller holds the
+    /// names of `dir`, which is reached by names.
+    pub(crate) fn at(&self, dir: &Arc<Inode>, name: &[u8]) -> Option<Arc<Inode>> {
+        let ino = self.hint(dir.ino, name).load(Ordering::Relaxed);
+        let known = self.get(Ino(ino))?;
+        let is_there = known.is_child(dir, name);
+        is_there.then_some(known)
+    }
+
+    /// Notes for [`Table::at`] that `name` in `dir` leads to the inode `ino`.
+    pub(crate) fn note(&self, dir: Ino, name: &[u8], ino: Ino) {
+        self.hint(dir, name).store(ino.0, Ordering::Relaxed);
     }
 
     /// Puts an inode in whose record was read after `seen` was sampled; `None` puts it in anyway.
     pub(crate) fn adopt(&self, inode: &Arc<Inode>, seen: Option<u64>) -> Adopted {
         let mut shard = self.shard(inode.ino).lock();
-        let slot = shard.get(&inode.ino.0);
+        let slot = shard.slots.get(&inode.ino.0);
         if let Some(known) = slot.and_then(|slot| slot.inode.upgrade()) {
             return Adopted::Known(known);
         }
         // A dead slot belongs to an inode whose drop has not counted itself yet.
-        if seen.is_some_and(|seen| slot.is_some() || seen != self.evictions()) {
+        let is_dying = slot.is_some();
+        if seen.is_some_and(|seen| is_dying || seen < shard.last_eviction) {
             return Adopted::Outdated;
         }
-        shard.insert(
+        if is_dying {
+            // The one that takes its slot may leave before it has.
+            self.evicted(&mut shard);
+        }
+        shard.slots.insert(
             inode.ino.0,
             Slot {
                 inode: Arc::downgrade(inode),
@@ -260,13 +313,17 @@ impl Table {
         Adopted::New
     }
 
-    fn remove(&self, inode: &Inode) {
+    fn remove(&self, inode: &Inode, is_touched: bool) {
         let mut shard = self.shard(inode.ino).lock();
+        if is_touched {
+            self.evicted(&mut shard);
+        }
         if shard
+            .slots
             .get(&inode.ino.0)
             .is_some_and(|slot| slot.serial == inode.serial)
         {
-            shard.remove(&inode.ino.0);
+            shard.slots.remove(&inode.ino.0);
         }
     }
 
@@ -278,7 +335,7 @@ impl Table {
     /// The same. `first` is done if the kernel did not know the inode, before anybody else can tell it.
     pub(crate) fn remember_noting(&self, inode: &Arc<Inode>, first: impl FnOnce()) {
         let mut shard = self.shard(inode.ino).lock();
-        if let Some(slot) = shard.get_mut(&inode.ino.0) {
+        if let Some(slot) = shard.slots.get_mut(&inode.ino.0) {
             if slot.lookups == 0 {
                 first();
             }
@@ -295,7 +352,7 @@ impl Table {
     /// The same. `last` is done if it knows nothing of the inode then, before anybody can tell it again.
     pub(crate) fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         let mut shard = self.shard(ino).lock();
-        let Some(slot) = shard.get_mut(&ino.0) else {
+        let Some(slot) = shard.slots.get_mut(&ino.0) else {
             return;
         };
         slot.lookups = slot.lookups.saturating_sub(lookups);
@@ -313,7 +370,7 @@ impl Table {
     /// Whether the kernel remembers the inode: it may be open, then.
     pub(crate) fn is_known(&self, inode: &Inode) -> bool {
         let shard = self.shard(inode.ino).lock();
-        let slot = shard.get(&inode.ino.0);
+        let slot = shard.slots.get(&inode.ino.0);
         slot.is_some_and(|slot| slot.serial == inode.serial && slot.lookups > 0)
     }
 
@@ -328,7 +385,10 @@ impl Table {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| shard.lock().len()).sum()
+        self.shards
+            .iter()
+            .map(|shard| shard.lock().slots.len())
+            .sum()
     }
 
     /// Lets go of everything the kernel remembered: the mount is gone.
@@ -336,6 +396,7 @@ impl Table {
         for shard in &self.shards {
             let held: Vec<_> = shard
                 .lock()
+                .slots
                 .values_mut()
                 .filter_map(|slot| {
                     slot.lookups = 0;
@@ -372,6 +433,75 @@ mod tests {
                 outdated
             );
         }
+    }
+
+    #[test]
+    fn only_evictions_of_the_same_shard_make_a_record_outdated() {
+        let table = Table::new();
+        let shares_shard = |ino: &u64| std::ptr::eq(table.shard(Ino(*ino)), table.shard(Ino(7)));
+        let near = (8..).find(shares_shard).unwrap();
+        let far = (8..).find(|ino| !shares_shard(ino)).unwrap();
+        for (other, outdated) in [(near, true), (far, false)] {
+            let seen = table.evictions();
+            let evicted = inode(&table, other, Kind::Regular, Loc::Gone);
+            evicted.touched.store(true, Ordering::SeqCst);
+            drop(evicted);
+            let read = inode(&table, 7, Kind::Regular, Loc::Gone);
+            let adopted = table.adopt(&read, Some(seen));
+            assert_eq!(matches!(adopted, Adopted::Outdated), outdated, "{other}");
+        }
+    }
+
+    #[test]
+    fn who_takes_the_slot_of_one_that_leaves_does_not_hide_that() {
+        let table = Table::new();
+        let seen = table.evictions();
+        let leaving = inode(&table, 7, Kind::Regular, Loc::Gone);
+        table.adopt(&leaving, None);
+        let slot = |inode| Slot {
+            inode,
+            serial: leaving.serial,
+            held: None,
+            lookups: 0,
+        };
+        // As while it is dropped, before it counts itself.
+        table
+            .shard(Ino(7))
+            .lock()
+            .slots
+            .insert(7, slot(Weak::new()));
+        let heir = inode(&table, 7, Kind::Regular, Loc::Gone);
+        assert!(matches!(table.adopt(&heir, None), Adopted::New));
+        drop(heir);
+        let late = inode(&table, 7, Kind::Regular, Loc::Gone);
+        assert!(matches!(table.adopt(&late, Some(seen)), Adopted::Outdated));
+    }
+
+    #[test]
+    fn a_noted_name_leads_to_what_lies_there() {
+        let table = Table::new();
+        let [dir, other] = [1, 2].map(|ino| inode(&table, ino, Kind::Directory, Loc::Root));
+        let child_of = |dir: &Arc<Inode>| Loc::Child {
+            parent: Arc::clone(dir),
+            name: Bytes::from_static(b"a"),
+        };
+        let file = inode(&table, 7, Kind::Regular, child_of(&dir));
+        table.adopt(&file, None);
+        assert!(table.at(&dir, b"a").is_none(), "not noted");
+        for (at, name) in [(&dir, b"a"), (&dir, b"b"), (&other, b"a")] {
+            table.note(at.ino, name, Ino(7));
+        }
+        assert!(Arc::ptr_eq(&table.at(&dir, b"a").unwrap(), &file));
+        assert!(table.at(&dir, b"b").is_none(), "another name");
+        assert!(table.at(&other, b"a").is_none(), "another directory");
+        *file.loc.write() = child_of(&other);
+        assert!(table.at(&dir, b"a").is_none(), "it moved");
+        assert!(table.at(&other, b"a").is_some());
+        *file.loc.write() = Loc::Orphan;
+        assert!(table.at(&other, b"a").is_none(), "it has no name");
+        *file.loc.write() = child_of(&dir);
+        drop(file);
+        assert!(table.at(&dir, b"a").is_none(), "it left the memory");
     }
 
     #[test]

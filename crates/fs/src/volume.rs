@@ -356,6 +356,11 @@ impl Volume {
     /// # Errors
     /// `NotFound` when the directory is gone; `Corrupt` when two live inodes have one number.
     pub(crate) fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
+        if let Some(known) = self.table.at(dir, name) {
+            let topology = self.topology.read();
+            topology.place(dir).map_err(gone_is_not_found)?;
+            return Ok(Some(known));
+        }
         let seen = self.table.evictions();
         let (value, acc) = self.entry(dir, name)?;
         let Some(value) = value else {
@@ -457,6 +462,7 @@ impl Volume {
             name: Bytes::copy_from_slice(name),
         };
         let known = self.adopt(ino, record, loc, seen)?;
+        self.table.note(dir.ino, name, ino);
         let is_same = match &*known.loc.read() {
             Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
             Loc::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,

@@ -397,6 +397,38 @@ fn a_large_directory_is_listed_whole_while_it_changes() {
 }
 
 #[test]
+fn who_asks_behind_the_last_entry_once_more_hears_of_what_came_since() {
+    let volume = volume();
+    for name in ["a", "b"] {
+        make(&volume, ROOT_INO, name, Kind::Regular);
+    }
+    let stream = volume.open_dir(ROOT_INO).unwrap();
+    let read = |cookie: u64, most: usize| {
+        let mut names = Vec::new();
+        volume
+            .read_dir(&stream, cookie, |entry| {
+                let taken = names.len() < most;
+                if taken {
+                    names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+                }
+                taken
+            })
+            .unwrap();
+        names
+    };
+    assert_eq!(read(2, 1), ["a"]);
+    assert_eq!(read(3, 1), ["b"], "the one that was refused");
+    assert!(read(4, 9).is_empty());
+    make(&volume, ROOT_INO, "c", Kind::Regular);
+    assert_eq!(read(4, 9), ["c"], "the end was told before");
+    assert_eq!(read(0, 9), [".", "..", "a", "b", "c"]);
+    make(&volume, ROOT_INO, "d", Kind::Regular);
+    assert!(read(5, 9).is_empty(), "the end, without a scan");
+    assert_eq!(read(5, 9), ["d"]);
+    finish(&volume);
+}
+
+#[test]
 fn attributes_keep_to_their_rules() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;

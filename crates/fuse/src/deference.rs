@@ -8,7 +8,8 @@
 //! But a thread of the idle class waits for all other work. So threads are in it only while one program asks one request after
 //! the other ([`Run`]), and one thread, the watch, puts them there and back: who could run and answered nothing between two looks
 //! starves, since something else has the processor, and is normal again. So such a request waits some 4 ms, as long as the watch itself
-//! gets a processor, and the next run has to be twice as long before threads defer, until one was worth it.
+//! gets a processor, and the next run has to be twice as long before threads defer, until one was worth it. Who sleeps for several looks, on a processor that the program has
+//! left, is normal again too, so that nobody has to look any longer.
 //!
 //! Pauses say less. Where a virtual processor is taken away for milliseconds, or takes as long to wake up, a program that is held up
 //! by just what deference spares it would seem to rest: its run goes on for as long as a pause lasts no more than [`PAUSE`], and what a pause ends was not vain.
@@ -29,6 +30,8 @@ use rustix::thread::{Pid, gettid};
 const PAUSE: Duration = Duration::from_millis(5);
 /// How often it is looked whether threads that defer starve.
 const LOOK: Duration = Duration::from_millis(2);
+/// Looks that find a thread asleep before it defers no more.
+const RESTS: u32 = 8;
 /// Requests of a run before its threads defer: at least, and after many runs that starved them.
 const LENGTH_MIN: u32 = 32;
 const LENGTH_MAX: u32 = 4096;
@@ -61,9 +64,23 @@ struct State {
     answers: AtomicU64,
     /// Wanted. The class follows with the next look.
     defers: AtomicBool,
-    /// Of the watch, which alone puts threads into the idle class and notes it: their class, and their answers when they were last judged.
+    /// Of the watch, which alone puts threads into the idle class and notes it: their class, their answers when they were last judged, and how often in a row they had given none since.
     is_idle: AtomicBool,
     seen: AtomicU64,
+    rests: AtomicU32,
+}
+
+impl State {
+    /// For how many calls in a row, this one too, it has answered nothing.
+    fn rests(&self) -> u32 {
+        let answers = self.answers.load(Ordering::Relaxed);
+        let rests = match self.seen.swap(answers, Ordering::Relaxed) == answers {
+            true => self.rests.load(Ordering::Relaxed) + 1,
+            false => 0,
+        };
+        self.rests.store(rests, Ordering::Relaxed);
+        rests
+    }
 }
 
 /// Requests of one asker, one after the other without a pause. Who races here errs about when to defer, no more.
@@ -174,6 +191,7 @@ impl Deference {
             defers: AtomicBool::new(false),
             is_idle: AtomicBool::new(false),
             seen: AtomicU64::new(0),
+            rests: AtomicU32::new(0),
         });
         self.shared.threads.lock().push(Arc::clone(&state));
         Deferrer {
@@ -257,13 +275,14 @@ impl Shared {
         for thread in &*self.threads.lock() {
             let wants = thread.defers.load(Ordering::SeqCst);
             let was_idle = thread.is_idle.load(Ordering::Relaxed);
-            let starves = judges && was_idle && {
-                let answers = thread.answers.load(Ordering::Relaxed);
-                let rests = thread.seen.swap(answers, Ordering::Relaxed) == answers;
-                rests && could_run(thread.thread)
+            let rests = if judges && was_idle {
+                thread.rests()
+            } else {
+                0
             };
+            let starves = rests > 0 && could_run(thread.thread);
             any_starves |= starves;
-            let is_idle = wants && is_on && !starves;
+            let is_idle = wants && is_on && !starves && rests < RESTS;
             if is_idle && !was_idle {
                 // Noted first: an error leaves it to be made normal.
                 thread.is_idle.store(true, Ordering::Relaxed);
@@ -434,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn who_sleeps_does_not_starve() {
+    fn who_sleeps_does_not_starve_and_is_normal_again_after_a_while() {
         let deference = unwatched();
         std::thread::scope(|scope| {
             let (done, is_done) = channel::<()>();
@@ -453,9 +472,11 @@ mod tests {
             while !sleeper_sleeps() {
                 std::thread::yield_now();
             }
-            for _ in 0..3 {
+            // It becomes idle, is looked at for the first time, and is found asleep.
+            for _ in 0..2 + RESTS - 1 {
                 assert!(look(deference, true));
             }
+            assert!(!look(deference, true));
             drop(done);
             sleeper.join().unwrap();
         });
