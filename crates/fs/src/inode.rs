@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
@@ -197,9 +197,6 @@ impl Drop for Inode {
 }
 
 const SHARDS: usize = 64;
-/// Names that are remembered: those of a few long directories. 512 KiB.
-const HINTS: usize = 1 << 16;
-
 struct Slot {
     inode: Weak<Inode>,
     serial: u64,
@@ -214,11 +211,52 @@ struct Shard {
     last_eviction: u64,
 }
 
+/// Slots for hints: two for each inode in memory, at least and at most.
+const HINTS_MIN: usize = 1 << 10;
+const HINTS_MAX: usize = 1 << 21;
+
+/// Numbers of the inodes that names led to, by a hash of directory and name, in pairs: the last of that hash and the one before. 0 for none. Whatever they say
+/// is to be checked, and some is lost.
+struct Hints {
+    slots: Vec<AtomicU64>,
+}
+
+impl Hints {
+    /// `slots`: a power of two.
+    fn new(slots: usize) -> Self {
+        Self {
+            slots: (0..slots).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+
+    fn pair(&self, dir: Ino, name: &[u8]) -> &[AtomicU64] {
+        let mut hasher = DefaultHasher::new();
+        dir.0.hash(&mut hasher);
+        name.hash(&mut hasher);
+        let pairs = self.slots.len() as u64 / 2;
+        let at = usize::try_from(hasher.finish() % pairs).expect("below their number");
+        &self.slots[2 * at..2 * at + 2]
+    }
+
+    fn get(&self, dir: Ino, name: &[u8]) -> [Ino; 2] {
+        let pair = self.pair(dir, name);
+        [0, 1].map(|at| Ino(pair[at].load(Ordering::Relaxed)))
+    }
+
+    fn put(&self, dir: Ino, name: &[u8], ino: Ino) {
+        let pair = self.pair(dir, name);
+        let before = pair[0].swap(ino.0, Ordering::Relaxed);
+        if before != ino.0 {
+            pair[1].store(before, Ordering::Relaxed);
+        }
+    }
+}
+
 /// All inodes in memory, by visible number.
 pub(crate) struct Table {
     shards: Vec<Mutex<Shard>>,
-    /// Numbers of the inodes that names led to, by a hash of directory and name; 0 for none. Each may be another's.
-    hints: Vec<AtomicU64>,
+    inodes: AtomicUsize,
+    hints: RwLock<Hints>,
     evictions: AtomicU64,
     serials: AtomicU64,
     remains: Mutex<Vec<Remains>>,
@@ -238,7 +276,8 @@ impl Table {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            hints: (0..HINTS).map(|_| AtomicU64::new(0)).collect(),
+            inodes: AtomicUsize::new(0),
+            hints: RwLock::new(Hints::new(HINTS_MIN)),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
             remains: Mutex::default(),
@@ -263,26 +302,30 @@ impl Table {
         self.shard(ino).lock().slots.get(&ino.0)?.inode.upgrade()
     }
 
-    fn hint(&self, dir: Ino, name: &[u8]) -> &AtomicU64 {
-        let mut hasher = DefaultHasher::new();
-        dir.0.hash(&mut hasher);
-        name.hash(&mut hasher);
-        let at = hasher.finish() % HINTS as u64;
-        &self.hints[usize::try_from(at).expect("below their number")]
-    }
-
-    /// The inode whose only name is `name` in `dir`, if it is in memory and the name was noted lately. The caller holds the
+    /// The inode whose only name is `name` in `dir`, if it is in memory and that was noted lately. The caller holds the
     /// names of `dir`, which is reached by names.
     pub(crate) fn at(&self, dir: &Arc<Inode>, name: &[u8]) -> Option<Arc<Inode>> {
-        let ino = self.hint(dir.ino, name).load(Ordering::Relaxed);
-        let known = self.get(Ino(ino))?;
-        let is_there = known.is_child(dir, name);
-        is_there.then_some(known)
+        let inos = self.hints.read().get(dir.ino, name);
+        let mut known = inos.into_iter().filter_map(|ino| self.get(ino));
+        known.find(|inode| inode.is_child(dir, name))
     }
 
     /// Notes for [`Table::at`] that `name` in `dir` leads to the inode `ino`.
     pub(crate) fn note(&self, dir: Ino, name: &[u8], ino: Ino) {
-        self.hint(dir, name).store(ino.0, Ordering::Relaxed);
+        let wanted = 2 * self.inodes.load(Ordering::Relaxed);
+        let hints = self.hints.read();
+        let len = hints.slots.len();
+        if wanted <= len || len >= HINTS_MAX {
+            hints.put(dir, name, ino);
+            return;
+        }
+        drop(hints);
+        let mut hints = self.hints.write();
+        if hints.slots.len() == len {
+            // What they said is found out again.
+            *hints = Hints::new(2 * len);
+        }
+        hints.put(dir, name, ino);
     }
 
     /// Puts an inode in whose record was read after `seen` was sampled; `None` puts it in anyway.
@@ -301,7 +344,7 @@ impl Table {
             // The one that takes its slot may leave before it has.
             self.evicted(&mut shard);
         }
-        shard.slots.insert(
+        let before = shard.slots.insert(
             inode.ino.0,
             Slot {
                 inode: Arc::downgrade(inode),
@@ -310,6 +353,9 @@ impl Table {
                 lookups: 0,
             },
         );
+        if before.is_none() {
+            self.inodes.fetch_add(1, Ordering::Relaxed);
+        }
         Adopted::New
     }
 
@@ -324,6 +370,7 @@ impl Table {
             .is_some_and(|slot| slot.serial == inode.serial)
         {
             shard.slots.remove(&inode.ino.0);
+            self.inodes.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -385,10 +432,7 @@ impl Table {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.shards
-            .iter()
-            .map(|shard| shard.lock().slots.len())
-            .sum()
+        self.inodes.load(Ordering::Relaxed)
     }
 
     /// Lets go of everything the kernel remembered: the mount is gone.
@@ -465,11 +509,8 @@ mod tests {
             lookups: 0,
         };
         // As while it is dropped, before it counts itself.
-        table
-            .shard(Ino(7))
-            .lock()
-            .slots
-            .insert(7, slot(Weak::new()));
+        let shard = table.shard(Ino(7));
+        shard.lock().slots.insert(7, slot(Weak::new()));
         let heir = inode(&table, 7, Kind::Regular, Loc::Gone);
         assert!(matches!(table.adopt(&heir, None), Adopted::New));
         drop(heir);
@@ -502,6 +543,35 @@ mod tests {
         *file.loc.write() = child_of(&dir);
         drop(file);
         assert!(table.at(&dir, b"a").is_none(), "it left the memory");
+    }
+
+    #[test]
+    fn most_names_that_were_noted_are_found_however_many() {
+        let table = Table::new();
+        let dir = inode(&table, 1, Kind::Directory, Loc::Root);
+        let name = |ino: u64| Bytes::from(ino.to_string());
+        let make = |ino: u64| {
+            let loc = Loc::Child {
+                parent: Arc::clone(&dir),
+                name: name(ino),
+            };
+            let file = inode(&table, ino, Kind::Regular, loc);
+            table.adopt(&file, None);
+            table.note(dir.ino, &name(ino), Ino(ino));
+            file
+        };
+        let files: Vec<_> = (2..20_002).map(make).collect();
+        assert_eq!(table.len(), files.len());
+        // Once more, since growing loses them.
+        for file in &files {
+            table.note(dir.ino, &name(file.ino.0), file.ino);
+        }
+        let is_found = |file: &&Arc<Inode>| {
+            let found = table.at(&dir, &name(file.ino.0));
+            found.is_some_and(|found| Arc::ptr_eq(&found, file))
+        };
+        let found = files.iter().filter(is_found).count();
+        assert!(found > 18_000, "{found} of {}", files.len());
     }
 
     #[test]
