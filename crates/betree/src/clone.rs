@@ -459,7 +459,7 @@ impl Store {
         if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
             self.tend_to(&mut to, true, false, (CROWDED, tiers))?;
         }
-        let to = self.within_fanout(to)?;
+        let to = self.within_fanout(to, Some(&from))?;
         let mut mended = self.mended.lock();
         let oldest = if mended.len() < MENDED_MAX {
             None

@@ -22,6 +22,29 @@ enum Piece {
     },
 }
 
+impl Skeleton {
+    /// Makes neighbours that show the same interior child in the same way one edge. A GOTO over several edges makes such ones, and as long as
+    /// they were several, the next clone of that range would need a copy of this node, one level higher each time.
+    fn join_alike(&mut self) {
+        let mut edges: Vec<Edge> = Vec::with_capacity(self.edges.len());
+        for (at, edge) in self.edges.iter().enumerate() {
+            if let Some(last) = edges.last_mut()
+                && let (Some(before), Some(child)) = (&mut last.child, &edge.child)
+                && child.node.kind() == Kind::Skeleton
+                && last.watermark == edge.watermark
+                && before.node.id() == child.node.id()
+                && before.xf == child.xf
+                && KeyRange::new(last.lo.clone(), self.edge_hi(at)).shares_prefix(child.xf.strip)
+            {
+                before.live_bytes = before.live_bytes.saturating_add(child.live_bytes);
+                continue;
+            }
+            edges.push(edge.clone());
+        }
+        self.edges = edges;
+    }
+}
+
 impl Store {
     pub(crate) fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
         let mut with_ranges = false;
@@ -37,6 +60,7 @@ impl Store {
             self.convert_edge(node, at, pieces, &mut edges)?;
         }
         node.edges = edges;
+        node.join_alike();
         let height = node.label();
         assert!(
             top || height <= node.height,

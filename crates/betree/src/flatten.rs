@@ -27,7 +27,10 @@ use crate::memrun::MemRun;
 use crate::node::{Store, bump};
 use crate::scan::{Base, Frame, TreeScan};
 use crate::skeleton::{Child, Edge, Skeleton};
+use crate::split::width;
 
+/// Messages that one flattening may always move, in bytes, however small the buffers of nodes are.
+const BYTES_MIN: usize = 64 << 10;
 /// Most pieces that one flattening handles.
 const PIECES_MAX: usize = 1024;
 
@@ -112,7 +115,7 @@ impl Store {
                 return builder.finish().map(Some);
             };
             builder.add(&piece)?;
-            if builder.bytes > self.shape.buffer_bytes {
+            if builder.bytes > self.shape.buffer_bytes.max(BYTES_MIN) {
                 return Ok(None);
             }
         }
@@ -137,7 +140,7 @@ impl Builder<'_> {
             Base::Draft(_) => unreachable!("a draft has no height to stop at"),
         };
         if !self.extends_last(child.as_ref(), range) {
-            if self.edges.len() >= self.per_node()
+            if width(&self.edges) >= self.per_node()
                 || self.points.size_bytes() >= self.store.shape.buffer_bytes
             {
                 self.close_node()?;
@@ -244,7 +247,7 @@ impl Builder<'_> {
         }
         self.close_node()?;
         let mut edges = std::mem::take(&mut self.done);
-        while edges.len() > (self.store.shape.fanout / 2).max(2) {
+        while width(&edges) > (self.store.shape.fanout / 2).max(2) {
             let mut above = Vec::new();
             let mut rest = edges.as_slice();
             while !rest.is_empty() {

@@ -406,6 +406,16 @@ impl Store {
         Ok((copy, lift))
     }
 
+    /// What an open child was, in its key space; children at its ends may have been narrowed.
+    fn unchanged_child(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Skeleton> {
+        let child = node.edges[at].child.as_ref();
+        let child = child.expect("it was opened");
+        let whole = self.skeleton(&child.node)?;
+        let mut copy = whole.clipped(&child.xf.range(&node.edge_range(at)));
+        copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
+        Ok(copy)
+    }
+
     fn give(&self, child: &mut Skeleton, messages: Gathered) {
         let goto_height = self.goto_height(&messages.ranges);
         if goto_height > 0 {
@@ -486,7 +496,11 @@ impl Store {
         let up = Xf::prepending(prefix);
         let watermark = node.next_step();
         let mut edges = Vec::new();
-        for part in self.split(child)? {
+        let before = match child.width() > self.shape.fanout {
+            true => Some(self.unchanged_child(node, at, lift)?),
+            false => None,
+        };
+        for part in self.split(child, before.as_ref())? {
             let inner = part.range();
             let lo = up.key(&inner.lo);
             if part.segs.is_empty() && part.edges.iter().all(|e| e.child.is_none()) {

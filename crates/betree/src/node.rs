@@ -253,7 +253,7 @@ pub struct TreeShape {
     pub leaf_bytes: usize,
     /// Aimed-at bytes of a basement node and of a block of a segment.
     pub block_bytes: usize,
-    /// Most edges of an interior node.
+    /// Most children of an interior node.
     pub fanout: usize,
     /// Bytes of messages above which an interior node pushes them down.
     pub buffer_bytes: usize,

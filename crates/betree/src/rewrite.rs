@@ -36,7 +36,7 @@ impl Store {
 
     /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave crumbs.
     pub(crate) fn coalesce(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
-        let crowded = node.edges.len() > self.shape.fanout;
+        let crowded = node.width() > self.shape.fanout;
         let size = |edge: &Edge, p: &Pending| match &edge.child {
             None => Some(p.bytes),
             Some(c) if c.node.kind() == Kind::Leaf => {

@@ -528,16 +528,16 @@ impl Inner {
         let mut root = Skeleton::clone(&top);
         let seen = root.next_ord;
         change(&self.store, &mut root)?;
-        self.shape_root(&mut root)?;
+        self.shape_root(&mut root, &top)?;
         self.publish(root, seen);
         Ok(())
     }
 
-    /// Gives a root with too many edges a level more, and one with a single child a level less.
-    fn shape_root(&self, root: &mut Skeleton) -> Result<()> {
+    /// Gives a root with too many edges, which was `before`, a level more, and one with a single child a level less.
+    fn shape_root(&self, root: &mut Skeleton, before: &Skeleton) -> Result<()> {
         let store = &self.store;
         let whole = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
-        *root = store.within_fanout(whole)?;
+        *root = store.within_fanout(whole, Some(before))?;
         while let ([edge], []) = (&root.edges[..], &root.segs[..]) {
             let Some(child) = edge
                 .child

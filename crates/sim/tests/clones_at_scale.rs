@@ -83,6 +83,30 @@ fn a_chain_of_clones_costs_the_same_in_every_round() {
     rounds(Edited::TailTail);
 }
 
+/// Until there are many clones of a tree, all of it is edges of the root.
+#[test]
+fn clones_of_what_several_edges_show_make_no_levels() {
+    for edited in [Edited::HeadHead, Edited::TailTail] {
+        let experiment = Rounds {
+            edited,
+            files: 64,
+            blocks: 128,
+            edit_bytes: 16,
+            rounds: 50,
+            samples: vec![50],
+            checkpoint_every: 10,
+            shape: Some(TreeShape {
+                leaf_bytes: 64 << 10,
+                ..TreeShape::default()
+            }),
+            cache_bytes: 64 << 20,
+        };
+        let samples = experiment.run(|sample| println!("{edited:?} {sample:?}"));
+        // Leaves, the nodes over them, what the clones share of these, and the root.
+        assert!(samples[0].height <= 3, "{edited:?}: {}", samples[0].height);
+    }
+}
+
 #[test]
 fn thousands_of_clones_cost_no_more_than_ten_and_leave_nothing() {
     let experiment = Many {
