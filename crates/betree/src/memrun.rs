@@ -182,9 +182,14 @@ impl MemRun {
     fn remove_points(&mut self, range: &KeyRange) {
         let doomed: Vec<Bytes> = self.points_in(range).map(|(key, _)| key.clone()).collect();
         for key in doomed {
-            if let Some(old) = self.points.remove(&key) {
-                self.bytes -= cost(key.len(), &old);
-            }
+            self.forget_point(&key);
+        }
+    }
+
+    /// Takes out what it says of `key` alone.
+    pub(crate) fn forget_point(&mut self, key: &[u8]) {
+        if let Some(old) = self.points.remove(key) {
+            self.bytes -= cost(key.len(), &old);
         }
     }
 

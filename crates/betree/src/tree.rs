@@ -77,6 +77,8 @@ pub struct OpenOptions {
 /// What a mutex of microseconds protects.
 pub(crate) struct State {
     pub(crate) buffer: MemRun,
+    /// Buffers that were frozen.
+    pub(crate) frozen: u64,
     pub(crate) root: Arc<Handle>,
     /// Contents of `root`, held here so that freezing the buffer never reads.
     pub(crate) top: Arc<Skeleton>,
@@ -90,6 +92,7 @@ impl State {
         store.set_waiting(&top);
         Ok(Self {
             buffer: MemRun::default(),
+            frozen: 0,
             top,
             root,
             seq,
@@ -106,6 +109,27 @@ impl State {
         store.set_waiting(&root);
         self.root = store.new_skeleton(root);
         self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
+    }
+}
+
+/// The state of the tree at some time, to look for sources of clones in.
+struct Now {
+    buffer: MemRun,
+    frozen: u64,
+    root: Arc<Handle>,
+    top: Arc<Skeleton>,
+    seq: Seq,
+}
+
+impl Now {
+    fn of(state: &State) -> Self {
+        Self {
+            buffer: state.buffer.clone(),
+            frozen: state.frozen,
+            root: state.root.clone(),
+            top: state.top.clone(),
+            seq: state.seq,
+        }
     }
 }
 
@@ -400,11 +424,7 @@ impl Inner {
     /// Captures the clones of `batch` without the lock, so that no I/O happens under it: it loads the nodes on the way, and what
     /// it finds holds as long as nothing else is applied or moved, for sources that the batch does not change itself before.
     fn foresee(&self, batch: &Batch, terms: CloneTerms) -> Result<Foreseen> {
-        let (buffer, root, top, seq) = {
-            let state = self.state.lock();
-            let root = state.root.clone();
-            (state.buffer.clone(), root, state.top.clone(), state.seq)
-        };
+        let now = Now::of(&self.state.lock());
         let mut captured = Vec::with_capacity(batch.ops.len());
         let mut touched = Touched::new(&batch.ops);
         for (at, op) in batch.ops.iter().enumerate() {
@@ -424,33 +444,46 @@ impl Inner {
                 terms
             };
             let known = (!changes)
-                .then(|| self.prepared.take(seq, &top, &source))
+                .then(|| self.prepared.take(now.seq, &now.top, &source))
                 .flatten();
             let found = match known {
                 Some(found) => found,
-                None => capture(&self.store, &buffer, &root, &source, terms)?,
+                None => self.capture(&now, &source, terms)?,
             };
             captured.push((!changes).then_some(found));
         }
+        let Now { seq, top, .. } = now;
         Ok(Foreseen { seq, top, captured })
+    }
+
+    /// Captures `source` as it is `now`.
+    fn capture(&self, now: &Now, source: &KeyRange, terms: CloneTerms) -> Result<Captured> {
+        let limit = self.store.shape.clone_copy_bytes;
+        if let Some(state) = self
+            .prepared
+            .small((now.frozen, &now.buffer), source, limit)
+        {
+            return Ok(Captured::Copy(state));
+        }
+        let found = capture(&self.store, &now.buffer, &now.root, source, terms)?;
+        if let Captured::Copy(state) = &found {
+            self.prepared.keep_small(now.frozen, source, state);
+        }
+        Ok(found)
     }
 
     /// Loads what capturing `source` visits, and does what it wants done first. What it finds is remembered for the clone.
     fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
-        let (buffer, root, top, seq) = {
-            let state = self.state.lock();
-            let root = state.root.clone();
-            (state.buffer.clone(), root, state.top.clone(), state.seq)
-        };
+        let now = Now::of(&self.state.lock());
         let terms = CloneTerms {
             patient: false,
             height_max: HEIGHT_MAX_REPLAYED,
         };
-        let found = capture(&self.store, &buffer, &root, source, terms)?;
+        let found = self.capture(&now, source, terms)?;
         let chore = match found {
             Captured::First(chore) => chore,
             found => {
-                self.prepared.keep(seq, top, source.clone(), found);
+                self.prepared.keep(now.seq, now.top, source.clone(), found);
                 return Ok(());
             }
         };
@@ -514,6 +547,7 @@ impl Inner {
             return;
         }
         let run = std::mem::take(&mut state.buffer);
+        state.frozen += 1;
         self.store.buffered_bytes.store(0, Ordering::Relaxed);
         let mut root = Skeleton::clone(&state.top);
         self.store.push_run(&mut root, run);

@@ -311,7 +311,8 @@ impl Volume {
             }
             positions.push(at, name);
         }
-        positions.end = Some(at);
+        // Told already if nothing came now: the next question looks again.
+        positions.end = (at > cookie).then_some(at);
         Ok(())
     }
 

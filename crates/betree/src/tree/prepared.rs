@@ -1,15 +1,20 @@
 //! What was found for clones to come.
 //!
+//! A source that is so small that it is copied ([`Captured::Copy`]) is looked for once for each memory buffer: until the buffer is
+//! frozen it is what it was, under what the buffer has. So to clone a place again and again costs the same however deep it lies.
+//!
 //! A clone is announced before the locks that others need are taken ([`super::Inner::prepare_clone`]), and what its source is
 //! then is most often what it is when the clone comes: nothing was applied and nothing moved. So it is kept until then. All
 //! that is kept is of one state of the tree, and a checkpoint lets go of it, with the nodes that were made for it.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Seq;
 use crate::bounds::KeyRange;
 use crate::clone::Captured;
-use crate::message::RangeMsg;
+use crate::memrun::MemRun;
+use crate::message::{Point, RangeMsg};
 use crate::skeleton::{HEIGHT_MAX, Skeleton};
 use crate::sync::Mutex;
 
@@ -29,9 +34,21 @@ impl Source {
     }
 }
 
+/// Most small sources that are kept.
+const SMALL_MAX: usize = 8;
+
+/// All of a range, over nothing.
+struct Small {
+    /// Which memory buffer there was.
+    buffers: u64,
+    range: KeyRange,
+    state: MemRun,
+}
+
 #[derive(Default)]
 pub(super) struct Prepared {
     sources: Mutex<Vec<Source>>,
+    small: Mutex<VecDeque<Small>>,
 }
 
 impl Prepared {
@@ -75,9 +92,60 @@ impl Prepared {
         Some(sources.swap_remove(at).found)
     }
 
+    /// Keeps `state`, all of `range` while the memory buffer is number `buffers`.
+    pub(super) fn keep_small(&self, buffers: u64, range: &KeyRange, state: &MemRun) {
+        // It may lead to nodes.
+        if state
+            .ranges_in(range)
+            .any(|(_, entry)| !matches!(entry.msg, RangeMsg::Null))
+        {
+            return;
+        }
+        let mut small = self.small.lock();
+        small.retain(|s| s.buffers == buffers && s.range != *range);
+        if small.len() == SMALL_MAX {
+            small.pop_front();
+        }
+        small.push_back(Small {
+            buffers,
+            range: range.clone(),
+            state: state.clone(),
+        });
+    }
+
+    /// All of `range` when the memory buffer, number `buffers`, has become `buffer`, if that is known and no more than `limit` bytes.
+    pub(super) fn small(
+        &self,
+        (buffers, buffer): (u64, &MemRun),
+        range: &KeyRange,
+        limit: usize,
+    ) -> Option<MemRun> {
+        let small = self.small.lock();
+        let known = small
+            .iter()
+            .find(|s| s.buffers == buffers && s.range == *range)?;
+        let mut state = known.state.clone();
+        drop(small);
+        if buffer.ranges_in(range).next().is_some() {
+            return None;
+        }
+        // Of what it has some was known already, and to write that once more changes nothing.
+        for (key, point) in buffer.points_in(range) {
+            match point {
+                Point::Delete => state.forget_point(key),
+                point => state.add_point(key.clone(), point.clone()),
+            }
+            if state.size_bytes() > limit {
+                return None;
+            }
+        }
+        Some(state)
+    }
+
     /// Lets go of what was found for clones that did not come.
     pub(super) fn forget(&self) {
         let all = std::mem::take(&mut *self.sources.lock());
         drop(all);
+        self.small.lock().clear();
     }
 }
