@@ -295,6 +295,18 @@ impl MemRun {
         }
     }
 
+    /// Lays what `newer` has in `range` on top, in the key space that `xf` leads to from that one.
+    pub(crate) fn add_mapped(&mut self, newer: &MemRun, range: &KeyRange, xf: &Xf) {
+        let back = xf.inverse(&range.lo);
+        for (lo, entry) in newer.ranges_in(range) {
+            let clipped = KeyRange::new(lo.clone(), entry.hi.clone()).intersect(range);
+            self.add_range(xf.range(&clipped), entry.msg.behind(&back));
+        }
+        for (key, point) in newer.points_in(range) {
+            self.add_point(xf.key(key), point.clone());
+        }
+    }
+
     /// What lies in `range`, in the key space that `xf` leads to from this one.
     pub(crate) fn extract(&self, range: &KeyRange, xf: &Xf) -> MemRun {
         let mut out = MemRun::default();

@@ -319,9 +319,10 @@ impl Inner {
                         }
                         state.buffer.add_range(range, msg.behind(&back));
                     }
-                    Captured::Copy(run) => state
-                        .buffer
-                        .add_all(&run.extract(&source, &back.inverse(&range.lo))),
+                    Captured::Copy(run) => {
+                        let there = back.inverse(&range.lo);
+                        state.buffer.add_mapped(&run, &source, &there);
+                    }
                 }
             }
         }

@@ -17,7 +17,7 @@ use crate::inode::{Ino, Inode, Place, Remains};
 use crate::keys;
 use crate::place::Topology;
 use crate::record::{FLAG_XATTRS, Kind};
-use crate::volume::{Volume, gone_is_not_found};
+use crate::volume::{View, Volume, gone_is_not_found};
 
 /// Bodies are put aside in parts of about this size in the journal, in bytes,
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -42,11 +42,17 @@ pub(crate) struct Linked {
     pub(crate) names: u32,
 }
 
+fn has_any(view: &View, prefix: &[u8]) -> Result<bool> {
+    let hi = successor_of_prefix(prefix);
+    let mut scan = view.snapshot.scan(prefix, hi.as_deref());
+    Ok(scan.next().transpose()?.is_some())
+}
+
 impl Volume {
     /// The stubs below a directory that is no clone root itself, if there are some. `links` is held for
     /// writing, so they stay.
     pub(crate) fn stubs_below(&self, dir: &Arc<Inode>) -> Result<Option<Stubs>> {
-        if !dir.is_dir() || dir.clone_root {
+        if !dir.is_dir() || dir.clone_root || !self.may_have_stubs(dir)? {
             return Ok(None);
         }
         let view = self.view(dir)?;
@@ -76,6 +82,30 @@ impl Volume {
             root: Arc::clone(&view.root),
             bodies: bodies.collect::<Result<_>>()?,
         }))
+    }
+
+    /// Whether names of hard links, whose bodies lie above, are below this directory. `links` is held for writing.
+    pub(crate) fn has_stubs(&self, dir: &Arc<Inode>) -> Result<bool> {
+        if !dir.is_dir() || dir.clone_root || !self.may_have_stubs(dir)? {
+            return Ok(false);
+        }
+        let view = self.view(dir)?;
+        let below = keys::stubs(&view.root_place.path, &view.place.path);
+        has_any(&view, &below)
+    }
+
+    /// Whether the clone root over `dir` has stubs, which most have not: asked of the tree once. `links` is held for writing.
+    fn may_have_stubs(&self, dir: &Arc<Inode>) -> Result<bool> {
+        let root = self.topology.read().clone_root(dir);
+        let root = root.map_err(gone_is_not_found)?;
+        let mut known = root.stubs.lock();
+        if let Some(known) = *known {
+            return Ok(known);
+        }
+        let view = self.view(&root)?;
+        let found = has_any(&view, &keys::stub_index(&view.place.path))?;
+        *known = Some(found);
+        Ok(found)
     }
 
     /// Puts the bodies that a clone of `source` as `name` in `dir` needs aside, if they are many. `ino` is the number of the clone.

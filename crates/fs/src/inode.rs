@@ -102,6 +102,8 @@ pub(crate) struct Inode {
     pub(crate) salt: AtomicU64,
     /// Whether bodies of hard links live here.
     pub(crate) clone_root: bool,
+    /// Of a clone root: whether there may be stubs below it, if somebody has looked. Changes with the links held.
+    pub(crate) stubs: Mutex<Option<bool>>,
     /// Path of a directory with the generation it is valid in.
     pub(crate) place: Mutex<Option<(u64, Place)>>,
     /// Whether it was changed since it was read.
@@ -126,6 +128,7 @@ impl Inode {
             names: RwLock::new(()),
             salt: AtomicU64::new(record.salt),
             clone_root: record.has(FLAG_CLONE_ROOT),
+            stubs: Mutex::new(None),
             state: RwLock::new(record),
             loc: RwLock::new(loc),
             place: Mutex::new(None),

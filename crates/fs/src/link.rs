@@ -135,6 +135,7 @@ impl Volume {
             );
         }
         stub_at(&mut change, dir, name, link)?;
+        *root.stubs.lock() = Some(true);
         let now = self.now();
         let record = change.edit(inode);
         let more = u32::from(!planted::is(Fault::LinkCountLost));

@@ -246,22 +246,6 @@ impl Volume {
         Ok(())
     }
 
-    /// Whether names of hard links, whose bodies lie above, are below this directory.
-    pub(crate) fn has_stubs(&self, dir: &Arc<Inode>) -> Result<bool> {
-        if !dir.is_dir() || dir.clone_root {
-            return Ok(false);
-        }
-        let view = self.view(dir)?;
-        let lo = keys::stubs(&view.root_place.path, &view.place.path);
-        let hi = ramet_betree::successor_of_prefix(&lo);
-        Ok(view
-            .snapshot
-            .scan(&lo, hi.as_deref())
-            .next()
-            .transpose()?
-            .is_some())
-    }
-
     fn finish_rename(
         &self,
         change: &mut Change<'_>,
