@@ -23,25 +23,20 @@ enum Piece {
 }
 
 impl Skeleton {
-    /// Makes neighbours that show the same interior child in the same way one edge. A GOTO over several edges makes such ones, and as long as
-    /// they were several, the next clone of that range would need a copy of this node, one level higher each time.
-    fn join_alike(&mut self) {
-        let mut edges: Vec<Edge> = Vec::with_capacity(self.edges.len());
-        for (at, edge) in self.edges.iter().enumerate() {
-            if let Some(last) = edges.last_mut()
-                && let (Some(before), Some(child)) = (&mut last.child, &edge.child)
-                && child.node.kind() == Kind::Skeleton
-                && last.watermark == edge.watermark
-                && before.node.id() == child.node.id()
-                && before.xf == child.xf
-                && KeyRange::new(last.lo.clone(), self.edge_hi(at)).shares_prefix(child.xf.strip)
-            {
-                before.live_bytes = before.live_bytes.saturating_add(child.live_bytes);
-                continue;
-            }
-            edges.push(edge.clone());
-        }
-        self.edges = edges;
+    /// Whether this edge and the one before could be one.
+    fn shows_more_of_the_same(&self, at: usize) -> bool {
+        let [before, edge] = &self.edges[at - 1..=at] else {
+            return false;
+        };
+        let (Some(one), Some(other)) = (&before.child, &edge.child) else {
+            return false;
+        };
+        let both = || KeyRange::new(before.lo.clone(), self.edge_hi(at));
+        other.node.kind() == Kind::Skeleton
+            && before.watermark == edge.watermark
+            && one.node.id() == other.node.id()
+            && one.xf == other.xf
+            && both().shares_prefix(other.xf.strip)
     }
 }
 
@@ -60,13 +55,35 @@ impl Store {
             self.convert_edge(node, at, pieces, &mut edges)?;
         }
         node.edges = edges;
-        node.join_alike();
+        self.join_alike(node)?;
         let height = node.label();
         assert!(
             top || height <= node.height,
             "T3: a GOTO sinks only into nodes above its target"
         );
         node.height = height;
+        Ok(())
+    }
+
+    /// Makes neighbours that show the same interior child in the same way one edge. A GOTO over several edges makes such ones, and as long as
+    /// they were several, the next clone of that range would need a copy of this node, one level higher each time.
+    fn join_alike(&self, node: &mut Skeleton) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let mut end = at + 1;
+            while end < node.edges.len() && node.shows_more_of_the_same(end) {
+                end += 1;
+            }
+            if end > at + 1 {
+                node.edges.drain(at + 1..end);
+                let range = node.edge_range(at);
+                if let Some(child) = &mut node.edges[at].child {
+                    let whole = self.skeleton(&child.node)?;
+                    child.live_bytes = whole.live_bytes_in(&child.xf.range(&range));
+                }
+            }
+            at += 1;
+        }
         Ok(())
     }
 
@@ -285,5 +302,83 @@ impl Store {
         }
         child.live_bytes = bytes as u64;
         Ok(Some(child))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::bounds::Xf;
+    use crate::{FormatOptions, OpenOptions, Tree};
+
+    #[test]
+    fn neighbours_are_one_edge_only_if_they_show_one_interior_child_in_one_way() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        Tree::format(&dev, &FormatOptions::default()).unwrap();
+        let tree = Tree::open(dev, OpenOptions::default()).unwrap();
+        let entries = (0..100u8).map(|n| (Bytes::from(vec![n]), Bytes::from(vec![n; 1000])));
+        tree.import("", None, entries).unwrap();
+        tree.checkpoint().unwrap();
+        let top = tree.inner.state.lock().top.clone();
+        let leaf = top.edges.iter().find_map(|edge| edge.child.clone());
+        let leaf = leaf.expect("it has one");
+        assert_eq!(leaf.node.kind(), Kind::Leaf);
+
+        let store = &tree.inner.store;
+        let interior = || Child {
+            live_bytes: 7,
+            ..store.child_of(Skeleton::empty(1, KeyRange::all()), 0)
+        };
+        let child = interior();
+        let edge = |lo: &str, watermark: u64, child: &Child| Edge {
+            lo: Bytes::copy_from_slice(lo.as_bytes()),
+            watermark,
+            child: Some(child.clone()),
+        };
+        let seen_as = |strip: usize, prepend: &'static str| Child {
+            xf: Xf {
+                strip,
+                prepend: Bytes::from_static(prepend.as_bytes()),
+            },
+            ..child.clone()
+        };
+        // Edges from "da" to "eb".
+        let left = |edges: &[(u64, &Child)]| {
+            let mut node = Skeleton::empty(2, KeyRange::all());
+            let los = ["da", "db", "e", "ea"].into_iter();
+            let edges = los
+                .zip(edges)
+                .map(|(lo, &(watermark, child))| edge(lo, watermark, child));
+            node.edges = edges.collect();
+            node.hi = Some(Bytes::from_static(b"eb"));
+            store.join_alike(&mut node).unwrap();
+            node.edges
+        };
+        let joined = left(&[(3, &child), (3, &child), (3, &child)]);
+        assert_eq!(joined.len(), 1);
+        assert_eq!(joined[0].lo, "da");
+        let told = joined[0].child.as_ref().map(|child| child.live_bytes);
+        assert_eq!(told, Some(0), "of the child, not of the edges together");
+        let several = left(&[(3, &child), (3, &child), (4, &child), (4, &child)]);
+        assert_eq!(several.len(), 2, "what is newer differs");
+        assert_eq!(left(&[(3, &child), (3, &interior())]).len(), 2);
+        assert_eq!(left(&[(3, &child), (3, &seen_as(0, "x"))]).len(), 2);
+        assert_eq!(left(&[(3, &leaf), (3, &leaf)]).len(), 2);
+        let stripped = seen_as(1, "y");
+        let prefixes = left(&[
+            (3, &stripped),
+            (3, &stripped),
+            (3, &stripped),
+            (3, &stripped),
+        ]);
+        assert_eq!(
+            prefixes.len(),
+            2,
+            "nothing to strip from both \"d\" and \"e\""
+        );
     }
 }

@@ -35,7 +35,7 @@ use crate::segments::Tiers;
 use crate::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
 use crate::weigh::Pending;
 
-/// Space that pushing into a child takes beside the messages, about, in bytes.
+/// Space that pushing into a child takes beside the messages and the child's skeleton, about, in bytes.
 pub(crate) const PUSH_BYTES: u64 = 32 << 10;
 
 /// A checkpoint hands messages that are in memory only down to a child when they are this part of a leaf, so that the copy
@@ -355,14 +355,14 @@ impl Store {
     /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, waits: Pending, settle: bool) -> Result<Vec<Edge>> {
         let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
-        let bytes = messages.stored_bytes_max() + PUSH_BYTES;
+        let (mut child, lift) = self.open_child(node, at)?;
+        let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64 + PUSH_BYTES;
         let room = if waits.removes() {
             self.take_room(bytes)
         } else {
             self.take_spare_room(bytes)
         }?;
         bump(&self.counters.flushes);
-        let (mut child, lift) = self.open_child(node, at)?;
         self.give(&mut child, messages);
         drop(room);
         self.tend(&mut child, false, settle)?;
@@ -563,8 +563,9 @@ impl Store {
             let edges = if kind == Some(Kind::Skeleton) {
                 let bounds = node.edge_range(at);
                 let messages = self.gather_edge(node, at, bounds.common_prefix_len())?;
-                let room = self.take_spare_room(messages.stored_bytes_max() + PUSH_BYTES)?;
                 let (mut child, lift) = self.open_child(node, at)?;
+                let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64;
+                let room = self.take_spare_room(bytes + PUSH_BYTES)?;
                 self.give(&mut child, messages);
                 drop(room);
                 self.sink(&mut child, &Xf::stripping(lift).range(range), false)?;

@@ -425,6 +425,10 @@ fn who_asks_behind_the_last_entry_once_more_hears_of_what_came_since() {
     make(&volume, ROOT_INO, "d", Kind::Regular);
     assert!(read(5, 9).is_empty(), "the end, without a scan");
     assert_eq!(read(5, 9), ["d"]);
+    assert!(read(6, 9).is_empty());
+    assert!(read(6, 9).is_empty());
+    make(&volume, ROOT_INO, "e", Kind::Regular);
+    assert_eq!(read(6, 9), ["e"], "the end was told twice");
     finish(&volume);
 }
 
