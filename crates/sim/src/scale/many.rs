@@ -49,6 +49,8 @@ pub struct ManySample {
     pub get_visits: f64,
     /// Reads of such a lookup with hardly any cache, mean.
     pub get_reads: f64,
+    /// The same of lookups that stay in one clone, mean.
+    pub one_reads: f64,
     /// Reads of a cold scan of a random clone.
     pub scan_reads: u64,
     /// Bytes read by it.
@@ -251,17 +253,13 @@ impl Many {
         let ((), gets) = cold(device, &hardly, |tree| {
             for _ in 0..PROBES {
                 let clone = rng.below(clones as usize + 1) as u32;
-                let number = if rng.one_in(4) {
-                    self.edited(clone)
-                } else {
-                    rng.below(self.keys)
-                };
-                let key = Self::key(&Self::prefix(clone), number);
-                let found = tree.get(&key).expect("get");
-                assert!(
-                    found.is_some_and(|v| v == self.expected(clone, number)),
-                    "{key:?}"
-                );
+                self.look_up(tree, clone, rng);
+            }
+        });
+        let ((), gets_in_one) = cold(device, &hardly, |tree| {
+            let clone = rng.below(clones as usize + 1) as u32;
+            for _ in 0..PROBES {
+                self.look_up(tree, clone, rng);
             }
         });
         let scanned = 1 + rng.below(clones as usize) as u32;
@@ -275,6 +273,7 @@ impl Many {
             clone_ns_p999: times[times.len() * 999 / 1000],
             get_visits: gets.node_visits as f64 / PROBES as f64,
             get_reads: gets.node_reads as f64 / PROBES as f64,
+            one_reads: gets_in_one.node_reads as f64 / PROBES as f64,
             scan_reads: scan.node_reads,
             scan_bytes: scan.bytes_read,
             allocated_bytes,
@@ -287,6 +286,21 @@ impl Many {
         visits.clear();
         times.clear();
         sample
+    }
+
+    /// Looks some key of `clone` up, one of four times the one that was edited.
+    fn look_up(&self, tree: &Tree, clone: u32, rng: &mut Rng) {
+        let number = if rng.one_in(4) {
+            self.edited(clone)
+        } else {
+            rng.below(self.keys)
+        };
+        let key = Self::key(&Self::prefix(clone), number);
+        let found = tree.get(&key).expect("get");
+        assert!(
+            found.is_some_and(|v| v == self.expected(clone, number)),
+            "{key:?}"
+        );
     }
 
     fn verify(&self, tree: &Tree, clone: u32) {
