@@ -654,27 +654,35 @@ impl RunIndex {
 
     /// The block that would hold `key`.
     pub(crate) fn block_of(&self, key: &[u8]) -> Option<usize> {
-        let shared = self.blocks.first()?.first_key.get(..self.shared)?;
+        let not_above = |first_key: &[u8]| first_key <= key;
+        self.blocks_before(key, not_above).checked_sub(1)
+    }
+
+    /// How many blocks begin with a key that `is_before`: all below `key` are, and none above it.
+    fn blocks_before(&self, key: &[u8], is_before: impl Fn(&[u8]) -> bool) -> usize {
+        let first = self.blocks.first();
+        let Some(shared) = first.and_then(|b| b.first_key.get(..self.shared)) else {
+            return 0;
+        };
         let Some(rest) = key.strip_prefix(shared) else {
-            return (key > shared).then_some(self.blocks.len() - 1);
+            return if key > shared { self.blocks.len() } else { 0 };
         };
         let among = self.heads.narrow(rest);
-        let not_above = |b: &BlockMeta| b.first_key <= key;
-        let within = self.blocks[among.clone()].partition_point(not_above);
-        (among.start + within).checked_sub(1)
+        let within = self.blocks[among.clone()].partition_point(|b| is_before(&b.first_key));
+        among.start + within
     }
 
     /// The blocks that may hold keys of `range`.
     pub(crate) fn blocks_in(&self, range: &KeyRange) -> Range<usize> {
         let first = self.block_of(&range.lo).unwrap_or(0);
-        let end = self
-            .blocks
-            .partition_point(|b| below(&b.first_key, range.hi.as_deref()));
-        first..if range.is_empty() {
-            first
-        } else {
-            end.max(first)
+        if range.is_empty() {
+            return first..first;
         }
+        let end = match &range.hi {
+            Some(hi) => self.blocks_before(hi, |first_key| first_key < &hi[..]),
+            None => self.blocks.len(),
+        };
+        first..end.max(first)
     }
 
     pub(crate) fn range_over(&self, key: &[u8]) -> Option<&(KeyRange, RangeMsg)> {
@@ -809,5 +817,37 @@ mod tests {
         // The multiple of 8 that follows 30.
         assert_eq!(first, Some(32));
         assert!(index.blocks[32..].iter().all(|meta| meta.codec == codec));
+    }
+    #[test]
+    fn blocks_are_found_as_a_search_through_all_finds_them() {
+        for shared in ["", "shared", "much of this is shared"] {
+            let key = |number: u32| {
+                let tail = ["", "same for many", "x"][number as usize % 3];
+                format!("{shared}{:03}{tail}", number / 3).into_bytes()
+            };
+            let mut builder = RunBuilder::new(Kind::Leaf, Codec::Raw, 64);
+            for number in 0..300 {
+                builder.add(&key(number), &Point::Put(vec![1; 40].into()));
+            }
+            let index = builder.finish(std::iter::empty()).index.expect("a leaf");
+            assert!(index.blocks.len() > 100);
+            let mut bounds: Vec<Vec<u8>> = vec![b"".into(), b"a".into(), b"z".into()];
+            bounds.push(shared.into());
+            bounds.extend((0..300).step_by(7).map(key));
+            bounds.extend((0..300).step_by(11).map(|n| [&key(n)[..], b"+"].concat()));
+            for lo in &bounds {
+                let first_key = |at: usize| &index.blocks[at].first_key[..];
+                let all = 0..index.blocks.len();
+                let found = all.clone().rev().find(|&at| first_key(at) <= &lo[..]);
+                assert_eq!(index.block_of(lo), found, "{lo:?}");
+                for hi in bounds.iter().filter(|hi| *hi > lo) {
+                    let range = KeyRange::new(lo.clone().into(), Some(hi.clone().into()));
+                    let end = all.clone().find(|&at| first_key(at) >= &hi[..]);
+                    let first = found.unwrap_or(0);
+                    let expected = first..end.unwrap_or(all.end).max(first);
+                    assert_eq!(index.blocks_in(&range), expected, "{range:?}");
+                }
+            }
+        }
     }
 }
