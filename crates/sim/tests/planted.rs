@@ -19,6 +19,8 @@ use ramet_sim::{
 enum Search {
     /// Power cuts in histories of batches.
     Batches,
+    /// Power cuts in shorter ones, only just after the process died and came back.
+    Recoveries,
     /// Power cuts in histories of operations on files.
     Files,
     /// Damaged bytes.
@@ -29,7 +31,7 @@ enum Search {
     Steps,
 }
 
-use Search::{Batches, Damage, Failures, Files, Steps};
+use Search::{Batches, Damage, Failures, Files, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
 const FAULTS: [(Fault, Search); 36] = [
@@ -37,7 +39,7 @@ const FAULTS: [(Fault, Search); 36] = [
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
     (Fault::ExtentsUnsynced, Batches),
-    (Fault::OpenWithoutSync, Batches),
+    (Fault::OpenWithoutSync, Recoveries),
     (Fault::FreedSpaceReusedEarly, Batches),
     (Fault::DiscardedEarly, Batches),
     (Fault::SpaceLeaked, Batches),
@@ -110,6 +112,13 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
         Batches => cuts(budget, tried, |seed| {
             CrashRun::record(&Setup::tight_of(seed, 64 << 10), plan(seed, 150, 100))
         }),
+        Recoveries => cuts(budget, tried, |seed| {
+            let plan = CrashPlan {
+                cut_one_in: usize::MAX,
+                ..plan(seed, 60, 100)
+            };
+            CrashRun::record(&Setup::tight_of(seed, 64 << 10), plan)
+        }),
         Files => cuts(budget, tried, |seed| {
             CrashRun::record_files(&Setup::tight_of(seed, 256 << 10), plan(seed, 120, 24))
         }),
@@ -161,7 +170,7 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
 
 fn budget(how: Search) -> u64 {
     match how {
-        Batches | Files => 40_000,
+        Batches | Recoveries | Files => 40_000,
         Damage => 4000,
         Failures => 300,
         Steps => 20_000,
@@ -226,7 +235,7 @@ fn every_planted_fault_is_found() {
 
 #[test]
 fn without_a_fault_nothing_is_found() {
-    for how in [Batches, Files, Damage, Failures, Steps] {
+    for how in [Batches, Recoveries, Files, Damage, Failures, Steps] {
         let (start, mut tried) = (Instant::now(), 0);
         let outcome = search(how, budget(how) / 16, &mut tried);
         println!("{how:?}: {tried} in {:?}", start.elapsed());
