@@ -42,6 +42,8 @@ pub struct CrashPlan {
     pub cut_one_in: usize,
     /// One image in so many has all its invariants checked; the state is compared always.
     pub verify_one_in: usize,
+    /// The process dies often, and always with a superblock written and not synced, which it finds when it comes back.
+    pub dies_at_superblocks: bool,
 }
 
 /// What a run met.

@@ -16,6 +16,7 @@ fn plan(seed: u64) -> CrashPlan {
         again_one_in: 40,
         cut_one_in: 1,
         verify_one_in: 8,
+        dies_at_superblocks: false,
     }
 }
 

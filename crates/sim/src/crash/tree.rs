@@ -41,6 +41,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         options: options.clone(),
         journal_bytes: told("superblock", read_superblock(&*device))?.journal.len,
         syncs_only: plan.seed % 4 == 2,
+        dies_at_superblocks: plan.dies_at_superblocks,
         always_interrupted: false,
     };
     for _ in 0..plan.batches {
@@ -126,6 +127,7 @@ struct History {
     journal_bytes: u64,
     /// No checkpoints but those that the tree needs.
     syncs_only: bool,
+    dies_at_superblocks: bool,
     always_interrupted: bool,
 }
 
@@ -160,6 +162,7 @@ impl History {
                 self.recorder.acknowledged(newest);
             }
             35..41 => self.die()?,
+            41..65 if self.dies_at_superblocks => self.die()?,
             _ => {}
         }
         Ok(())
@@ -322,6 +325,7 @@ impl History {
         // Now and then with several frames on their way, of which a power cut may leave later ones alone; or with a
         // superblock on its way, and journal behind it.
         let (in_frames, at_superblock) = match self.rng.below(4) {
+            _ if self.dies_at_superblocks => (false, true),
             0 => (true, false),
             1 => (false, true),
             _ => (false, false),
