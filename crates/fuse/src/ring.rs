@@ -27,6 +27,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use compio_driver::ProactorBuilder;
 use compio_runtime::{Runtime, register_files, submit};
 use fractal_fuse::abi::{FUSE_IOCTL, FUSE_READ, FUSE_READDIRPLUS, FUSE_WRITE};
 use fractal_fuse::dispatch::dispatch;
@@ -66,7 +67,18 @@ pub(crate) fn is_worthwhile() -> bool {
 
 fn is_available() -> bool {
     let on = std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
-    on && Runtime::new().is_ok()
+    on && own_ring().is_ok()
+}
+
+/// A ring of the calling thread, which must be the only one to use it. What it gets is handed to it where it asks for it (`DEFER_TASKRUN`): a thread that
+/// answers asks with each answer, and is not interrupted in between.
+///
+/// # Errors
+/// Not to be had.
+fn own_ring() -> io::Result<Runtime> {
+    let mut driver = ProactorBuilder::new();
+    driver.single_issuer(true).defer_taskrun(true);
+    Runtime::builder().with_proactor(driver).build()
 }
 
 /// Has the kernel offer rings to file systems that are mounted from now on.
@@ -78,7 +90,7 @@ pub(crate) fn switch_on() -> io::Result<()> {
         return Ok(());
     }
     std::fs::write(SWITCH, "Y")?;
-    Runtime::new().map(drop)
+    own_ring().map(drop)
 }
 
 /// The rings of a mount, and the threads that serve them.
@@ -237,7 +249,7 @@ impl RingFront {
         }
         let prepare = || {
             let entry = RingEntry::new(usize::try_from(WRITE_BYTES_MAX).expect("1 MiB"))?;
-            Ok((entry, Runtime::new()?))
+            Ok((entry, own_ring()?))
         };
         let (mut entry, runtime) = match prepare() {
             Ok(prepared) => prepared,

@@ -224,7 +224,7 @@ fn run_many(experiment: &Many) {
         experiment.clones, experiment.keys, experiment.seed
     );
     println!(
-        "{:>7} {:>7} {:>7} {:>9} {:>7} {:>6} {:>6} {:>6} {:>9} {:>8} {:>8} {:>6} {:>8} {:>8}",
+        "{:>7} {:>7} {:>7} {:>9} {:>7} {:>6} {:>6} {:>6} {:>6} {:>9} {:>8} {:>8} {:>6} {:>8} {:>8}",
         "clones",
         "visits",
         "us",
@@ -232,6 +232,7 @@ fn run_many(experiment: &Many) {
         "get vis",
         "reads",
         "in one",
+        "warm",
         "scan",
         "scan MiB",
         "B/clone",
@@ -242,7 +243,7 @@ fn run_many(experiment: &Many) {
     );
     let (_, deletion) = experiment.run(|s| {
         println!(
-            "{:>7} {:>7} {:>7.1} {:>9.1} {:>7.2} {:>6.2} {:>6.2} {:>6} {:>9.2} {:>8.0} {:>8} {:>6} {:>8.1} {:>8.1}",
+            "{:>7} {:>7} {:>7.1} {:>9.1} {:>7.2} {:>6.2} {:>6.2} {:>6.2} {:>6} {:>9.2} {:>8.0} {:>8} {:>6} {:>8.1} {:>8.1}",
             s.clones,
             s.clone_visits,
             s.clone_ns as f64 / 1e3,
@@ -250,6 +251,7 @@ fn run_many(experiment: &Many) {
             s.get_visits,
             s.get_reads,
             s.one_reads,
+            s.warm_reads,
             s.scan_reads,
             s.scan_bytes as f64 / f64::from(1 << 20),
             s.clone_bytes,

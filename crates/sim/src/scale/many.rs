@@ -16,6 +16,9 @@ use crate::{Rng, SparseDevice};
 const VALUE_BYTES: usize = 1000;
 /// Lookups of one sample.
 const PROBES: usize = 200;
+/// A cache that has room for the nodes above the leaves, in bytes, and lookups that fill it.
+const AMPLE_CACHE_BYTES: u64 = 64 << 20;
+const WARMING: usize = 5000;
 
 /// One run of the experiment.
 #[derive(Clone, Debug)]
@@ -51,6 +54,8 @@ pub struct ManySample {
     pub get_reads: f64,
     /// The same of lookups that stay in one clone, mean.
     pub one_reads: f64,
+    /// The same of lookups in random clones with a cache that holds what lies above the leaves, after many of them.
+    pub warm_reads: f64,
     /// Reads of a cold scan of a random clone.
     pub scan_reads: u64,
     /// Bytes read by it.
@@ -262,6 +267,20 @@ impl Many {
                 self.look_up(tree, clone, rng);
             }
         });
+        let ample = OpenOptions {
+            cache_bytes: Some(AMPLE_CACHE_BYTES),
+            ..self.options()
+        };
+        let (warm_reads, _) = cold(device, &ample, |tree| {
+            let mut look_up = || {
+                let clone = rng.below(clones as usize + 1) as u32;
+                self.look_up(tree, clone, rng);
+            };
+            (0..WARMING).for_each(|_| look_up());
+            let warmed = tree.stats().node_reads;
+            (0..PROBES).for_each(|_| look_up());
+            tree.stats().node_reads - warmed
+        });
         let scanned = 1 + rng.below(clones as usize) as u32;
         let ((), scan) = cold(device, &self.options(), |tree| self.verify(tree, scanned));
         let clone_visits = median(visits);
@@ -274,6 +293,7 @@ impl Many {
             get_visits: gets.node_visits as f64 / PROBES as f64,
             get_reads: gets.node_reads as f64 / PROBES as f64,
             one_reads: gets_in_one.node_reads as f64 / PROBES as f64,
+            warm_reads: warm_reads as f64 / PROBES as f64,
             scan_reads: scan.node_reads,
             scan_bytes: scan.bytes_read,
             allocated_bytes,
