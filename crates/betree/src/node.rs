@@ -39,7 +39,7 @@ use crate::run::{
     segment_image,
 };
 use crate::skeleton::{Edge, Skeleton};
-use crate::sync::{Cache, GuardResult, Mutex};
+use crate::sync::{Cache, GuardResult, Mutex, cache};
 use crate::view::{DiskRun, RunView};
 
 /// What a node holds.
@@ -461,7 +461,7 @@ impl Store {
             dead_named: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
             spare: Arc::default(),
-            cache: Cache::with_weighter(items, cache_bytes, ByBytes),
+            cache: cache(items, cache_bytes, ByBytes),
             claiming: Mutex::new(()),
             handles: Mutex::new(HashMap::new()),
             next_id: AtomicU64::new(next_id),

@@ -5,11 +5,37 @@
 //! those of the standard library: all of them are counters and hints, and nothing is published through them.
 
 #[cfg(feature = "shuttle")]
-pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard};
+pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard, cache};
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(feature = "shuttle"))]
 pub(crate) use quick_cache::sync::{Cache, GuardResult};
+
+/// The least room of a part of the cache that is locked as one, in bytes. An entry has to find a place in its part: the front of a run
+/// with very many range messages takes a megabyte.
+#[cfg(not(feature = "shuttle"))]
+const SHARD_BYTES_MIN: u64 = 32 << 20;
+
+/// A cache for entries that weigh `capacity` together, of about `items` of them.
+#[cfg(not(feature = "shuttle"))]
+pub(crate) fn cache<K, V, W>(items: usize, capacity: u64, weighter: W) -> Cache<K, V, W>
+where
+    K: Eq + std::hash::Hash,
+    V: Clone,
+    W: quick_cache::Weighter<K, V> + Clone,
+{
+    let mut options = quick_cache::OptionsBuilder::new();
+    options
+        .estimated_items_capacity(items)
+        .weight_capacity(capacity);
+    let most = usize::try_from(capacity / SHARD_BYTES_MIN).unwrap_or(usize::MAX);
+    let usual = 4 * std::thread::available_parallelism().map_or(1, usize::from);
+    // A power of two, or the next one is taken.
+    let shards = 1 << most.clamp(1, usual).ilog2();
+    let options = options.shards(shards).build();
+    let options = options.expect("both capacities are given");
+    Cache::with_options(options, weighter, Default::default(), Default::default())
+}
 
 #[cfg(feature = "shuttle")]
 mod modelled {
@@ -131,15 +157,15 @@ mod modelled {
         capacity: u64,
     }
 
-    impl<K: Ord + Clone, V: Clone, W: Weighter<K, V>> Cache<K, V, W> {
-        pub(crate) fn with_weighter(_items: usize, capacity: u64, weighter: W) -> Self {
-            Self {
-                map: Mutex::new(BTreeMap::new()),
-                weighter,
-                capacity,
-            }
+    pub(crate) fn cache<K, V, W>(_items: usize, capacity: u64, weighter: W) -> Cache<K, V, W> {
+        Cache {
+            map: Mutex::new(BTreeMap::new()),
+            weighter,
+            capacity,
         }
+    }
 
+    impl<K: Ord + Clone, V: Clone, W: Weighter<K, V>> Cache<K, V, W> {
         pub(crate) fn get(&self, key: &K) -> Option<V> {
             let mut map = self.map.lock();
             let found = map.get(key).cloned();

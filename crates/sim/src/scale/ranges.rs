@@ -34,7 +34,7 @@ pub struct Ranges {
 pub struct Lookups {
     /// Nodes and segments gone through.
     pub visits: f64,
-    /// Reads, with little cache.
+    /// Reads, with a cache of half the table.
     pub reads: f64,
     /// Time in nanoseconds.
     pub ns: f64,
@@ -71,6 +71,12 @@ impl Ranges {
         (0..VALUE_BYTES).map(|_| rng.bits() as u8).collect()
     }
 
+    /// Half of the table: where all of it just fits, what is compared is whether it still does.
+    fn cache_bytes(&self) -> u64 {
+        let table = self.ranges * STRIDE * (Self::key(0).len() + VALUE_BYTES);
+        (table as u64 / 2).max(1 << 20)
+    }
+
     /// Runs the experiment.
     ///
     /// # Panics
@@ -93,7 +99,7 @@ impl Ranges {
         let open = |shape: TreeShape| {
             let options = OpenOptions {
                 shape: Some(shape),
-                cache_bytes: Some(64 << 20),
+                cache_bytes: Some(self.cache_bytes()),
                 manual: true,
                 ..OpenOptions::default()
             };
