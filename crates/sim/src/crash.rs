@@ -42,7 +42,7 @@ pub struct CrashPlan {
     pub cut_one_in: usize,
     /// One image in so many has all its invariants checked; the state is compared always.
     pub verify_one_in: usize,
-    /// The process dies often, and always with a superblock written and not synced, which it finds when it comes back.
+    /// Of histories of batches: the process dies often, and always with a superblock written and not synced, which it finds when it comes back.
     pub dies_at_superblocks: bool,
 }
 

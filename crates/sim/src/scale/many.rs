@@ -256,10 +256,7 @@ impl Many {
             ..self.options()
         };
         let ((), gets) = cold(device, &hardly, |tree| {
-            for _ in 0..PROBES {
-                let clone = rng.below(clones as usize + 1) as u32;
-                self.look_up(tree, clone, rng);
-            }
+            self.look_up_anywhere(tree, clones, PROBES, rng);
         });
         let ((), gets_in_one) = cold(device, &hardly, |tree| {
             let clone = rng.below(clones as usize + 1) as u32;
@@ -272,13 +269,9 @@ impl Many {
             ..self.options()
         };
         let (warm_reads, _) = cold(device, &ample, |tree| {
-            let mut look_up = || {
-                let clone = rng.below(clones as usize + 1) as u32;
-                self.look_up(tree, clone, rng);
-            };
-            (0..WARMING).for_each(|_| look_up());
+            self.look_up_anywhere(tree, clones, WARMING, rng);
             let warmed = tree.stats().node_reads;
-            (0..PROBES).for_each(|_| look_up());
+            self.look_up_anywhere(tree, clones, PROBES, rng);
             tree.stats().node_reads - warmed
         });
         let scanned = 1 + rng.below(clones as usize) as u32;
@@ -306,6 +299,14 @@ impl Many {
         visits.clear();
         times.clear();
         sample
+    }
+
+    /// Looks so many keys up, each in one of the clones or in the tree that they are of.
+    fn look_up_anywhere(&self, tree: &Tree, clones: u32, lookups: usize, rng: &mut Rng) {
+        for _ in 0..lookups {
+            let clone = rng.below(clones as usize + 1) as u32;
+            self.look_up(tree, clone, rng);
+        }
     }
 
     /// Looks some key of `clone` up, one of four times the one that was edited.

@@ -74,7 +74,7 @@ impl Ranges {
     /// Half of the table: where all of it just fits, what is compared is whether it still does.
     fn cache_bytes(&self) -> u64 {
         let table = self.ranges * STRIDE * (Self::key(0).len() + VALUE_BYTES);
-        (table as u64 / 2).max(1 << 20)
+        table as u64 / 2
     }
 
     /// Runs the experiment.
