@@ -4,7 +4,7 @@
 
 use clap::{Parser, Subcommand, ValueEnum};
 use ramet_betree::TreeShape;
-use ramet_sim::scale::{Edited, Many, Ranges, Rounds, Zones};
+use ramet_sim::scale::{Edited, Many, Ranges, Rounds, Turns, Zones};
 
 /// Experiments on clones at scale.
 #[derive(Parser)]
@@ -42,6 +42,12 @@ enum Experiment {
         /// Bytes of each edit.
         #[arg(long, default_value_t = 16)]
         edit: usize,
+        /// Times that the first and the last volume are opened to go on by turns.
+        #[arg(long, default_value_t = 15)]
+        repetitions: u32,
+        /// Turns of each in a repetition, of as many rounds as lie between checkpoints.
+        #[arg(long, default_value_t = 4)]
+        turns: u32,
     },
     /// Renames of small directories, for the size up to which clones copy.
     Zones {
@@ -104,12 +110,16 @@ fn main() {
             files,
             blocks,
             edit,
+            repetitions,
+            turns,
         } => run_rounds(Rounds {
             shape: Some(shape),
             checkpoint_every: every,
             files,
             blocks,
             edit_bytes: edit,
+            repetitions,
+            turns,
             ..Rounds::of_paper(edited.into(), rounds)
         }),
         Experiment::Zones {
@@ -193,7 +203,7 @@ fn run_rounds(experiment: Rounds) {
         "copied",
         "skeleton",
     );
-    experiment.run(|s| {
+    let (_, turns) = experiment.run(|s| {
         println!(
             "{:>6} {:>7} {:>6.2} {:>8.1} {:>8.1} {:>9.1} {:>8.0} {:>6.2} {:>10} {:>9.2} {:>6} {:>6} {:>8} {:>6} {:>6} {:>8} {:>8} {:>8}",
             s.round,
@@ -216,6 +226,44 @@ fn run_rounds(experiment: Rounds) {
             s.written.skeletons,
         );
     });
+    if !turns.is_empty() {
+        print_turns(&turns);
+    }
+}
+
+/// Prints each repetition, and how much more a clone of the late volume takes than one in the turn beside it.
+fn print_turns(repetitions: &[[Turns; 2]]) {
+    println!(
+        "by turns: {:>6} {:>7} {:>8} {:>8} {:>8} {:>8} {:>6} {:>6}",
+        "after", "visits", "us CPU", "middle", "us", "us rest", "mends", "waits"
+    );
+    for turns in repetitions.iter().flatten() {
+        println!(
+            "          {:>6} {:>7.2} {:>8.2} {:>8.2} {:>8.2} {:>8.1} {:>6} {:>6}",
+            turns.round,
+            turns.clone_visits,
+            turns.clone_cpu_ns as f64 / 1e3,
+            turns.clone_cpu_ns_middle / 1e3,
+            turns.clone_ns as f64 / 1e3,
+            turns.background_ns as f64 / 1e3,
+            turns.mends,
+            turns.clone_waits,
+        );
+    }
+    let mut growths: Vec<f64> = repetitions
+        .iter()
+        .flat_map(|[early, late]| early.turn_cpu_ns.iter().zip(&late.turn_cpu_ns))
+        .map(|(&early, &late)| (late as f64 / early as f64 - 1.0) * 100.0)
+        .collect();
+    growths.sort_by(f64::total_cmp);
+    let part = |quarters: usize| growths[(growths.len() - 1) * quarters / 4];
+    println!(
+        "growth of a clone's CPU, {} pairs of turns: median {:+.1} %, quartiles {:+.1} and {:+.1} %",
+        growths.len(),
+        part(2),
+        part(1),
+        part(3),
+    );
 }
 
 fn run_many(experiment: &Many) {

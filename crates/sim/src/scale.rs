@@ -10,7 +10,7 @@ mod zones;
 
 pub use many::{Deletion, Many, ManySample, PrivatePart};
 pub use ranges::{Lookups, Ranges, RangesReport};
-pub use rounds::{Edited, Rounds, Sample};
+pub use rounds::{Edited, Rounds, Sample, Turns};
 pub use zones::{Zones, ZonesReport};
 
 use std::sync::Arc;

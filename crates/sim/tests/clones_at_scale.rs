@@ -25,10 +25,12 @@ fn rounds(edited: Edited) {
         rounds: 1000,
         samples: vec![100, 300, 1000],
         checkpoint_every: 50,
+        repetitions: 2,
+        turns: 2,
         shape: Some(small_shape()),
         cache_bytes: 64 << 20,
     };
-    let samples = experiment.run(|sample| println!("{edited:?} {sample:?}"));
+    let (samples, turns) = experiment.run(|sample| println!("{edited:?} {sample:?}"));
     let (first, last) = (&samples[0], &samples[samples.len() - 1]);
     assert!(
         last.clone_visits <= first.clone_visits * 2 + 8,
@@ -66,6 +68,21 @@ fn rounds(edited: Edited) {
         last.scan_bytes,
         first.scan_bytes
     );
+    // Both are opened anew, and clone by turns.
+    for [early, late] in &turns {
+        println!("{edited:?} {early:?} {late:?}");
+        assert_eq!((early.round, late.round), (first.round, last.round));
+        // A level more of the tree is a node more on the way to a head that stays as it is.
+        let levels = last.height.saturating_sub(first.height) as f64;
+        assert!(
+            late.clone_visits <= early.clone_visits + levels + 0.5,
+            "by turns, a clone goes through {} nodes, and {} after {} rounds",
+            late.clone_visits,
+            early.clone_visits,
+            early.round
+        );
+    }
+    assert_eq!(turns.len(), 2);
 }
 
 #[test]
@@ -95,13 +112,15 @@ fn clones_of_what_several_edges_show_make_no_levels() {
             rounds: 50,
             samples: vec![50],
             checkpoint_every: 10,
+            repetitions: 0,
+            turns: 0,
             shape: Some(TreeShape {
                 leaf_bytes: 64 << 10,
                 ..TreeShape::default()
             }),
             cache_bytes: 64 << 20,
         };
-        let samples = experiment.run(|sample| println!("{edited:?} {sample:?}"));
+        let (samples, _) = experiment.run(|sample| println!("{edited:?} {sample:?}"));
         // Leaves, the nodes over them, what the clones share of these, and the root.
         assert!(samples[0].height <= 3, "{edited:?}: {}", samples[0].height);
     }

@@ -2,7 +2,12 @@
 //!
 //! A tree of directories and files is cloned again and again, and each round writes a few bytes into each file of one
 //! version. What a clone, the space of a round and a scan of the newest version cost must not
-//! depend on the number of rounds before.
+//! depend on the number of rounds before. At the end the volume of the first sample and that of the last go on by turns
+//! (`turns.rs`): only what clones take there can be compared.
+
+mod turns;
+
+pub use turns::Turns;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +17,8 @@ use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, WrittenBy
 use ramet_block::Device;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{cold, median, nanoseconds, settled_bytes};
+use self::turns::Kept;
+use super::{cold, nanoseconds, settled_bytes};
 use crate::{Rng, SparseDevice};
 
 const BLOCK_BYTES: usize = 4096;
@@ -45,6 +51,10 @@ pub struct Rounds {
     pub samples: Vec<u32>,
     /// Rounds between checkpoints.
     pub checkpoint_every: u32,
+    /// How often the volumes of the first and of the last sample are opened to go on by turns.
+    pub repetitions: u32,
+    /// Turns of each volume in a repetition that are measured, each of the rounds between two checkpoints.
+    pub turns: u32,
     /// Sizes of the tree's nodes.
     pub shape: Option<TreeShape>,
     /// Memory for cached nodes, in bytes.
@@ -103,9 +113,24 @@ fn written_each(from: &WrittenBytes, to: &WrittenBytes, rounds: u32) -> WrittenB
     }
 }
 
-/// Processor time of this thread so far, in nanoseconds: what other processes do does not count.
-fn processor_ns() -> u64 {
-    let now = clock_gettime(ClockId::ThreadCPUTime);
+/// What one clone took.
+#[derive(Clone, Copy, Debug)]
+struct Cloned {
+    visits: u64,
+    reads: u64,
+    ns: u64,
+    cpu_ns: u64,
+}
+
+/// The middle of one thing that was measured of these, which are in its order then; 0 of none.
+fn median_of(clones: &mut [Cloned], what: fn(&Cloned) -> u64) -> u64 {
+    clones.sort_unstable_by_key(what);
+    clones.get(clones.len() / 2).map_or(0, what)
+}
+
+/// A clock of processor time, in nanoseconds: what other processes do does not count.
+fn clock_ns(clock: ClockId) -> u64 {
+    let now = clock_gettime(clock);
     u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("time goes on from zero")
 }
 
@@ -124,6 +149,8 @@ impl Rounds {
                 .filter(|&at| at <= rounds)
                 .collect(),
             checkpoint_every: 100,
+            repetitions: 15,
+            turns: 4,
             shape: None,
             cache_bytes: 512 << 20,
         }
@@ -185,11 +212,55 @@ impl Rounds {
         }
     }
 
-    /// Runs the rounds and calls `each` with every sample.
+    /// Clones and edits once, as the round of this number.
+    fn play(&self, tree: &Tree, round: u32) -> Cloned {
+        let source = match self.edited {
+            Edited::TailTail => round - 1,
+            Edited::HeadTail | Edited::HeadHead => 0,
+        };
+        let mut batch = Batch::new();
+        batch.clone_prefix(Self::version(source), Self::version(round));
+        tree.admit(4096).expect("admit");
+        let before = tree.stats();
+        let (clock, busy) = (Instant::now(), clock_ns(ClockId::ThreadCPUTime));
+        tree.apply(batch).expect("clone");
+        let ns = nanoseconds(clock);
+        let cpu_ns = clock_ns(ClockId::ThreadCPUTime) - busy;
+        let after = tree.stats();
+
+        let target = match self.edited {
+            Edited::HeadHead => 0,
+            Edited::HeadTail | Edited::TailTail => round,
+        };
+        let (block, offset) = self.place(round);
+        let mut batch = Batch::new();
+        for file in 0..self.files {
+            let key = Self::key(&Self::version(target), file, block);
+            let offset = u32::try_from(offset).expect("within a block");
+            batch.patch(key, offset, self.edit(round, file));
+        }
+        tree.admit(64 << 10).expect("admit");
+        tree.apply(batch).expect("edit");
+        Cloned {
+            visits: after.node_visits - before.node_visits,
+            reads: after.node_reads - before.node_reads,
+            ns,
+            cpu_ns,
+        }
+    }
+
+    /// Messages of a round, in bytes of keys and edits.
+    fn message_bytes(&self) -> u64 {
+        let key_bytes = Self::key(&Self::version(0), 0, 0).len();
+        ((key_bytes + self.edit_bytes) * self.files) as u64
+    }
+
+    /// Runs the rounds and calls `each` with every sample; then goes on by turns, and returns what was measured after the
+    /// first sample and after the last round, for each repetition.
     ///
     /// # Panics
     /// When the tree fails, or a version shows anything but its edits.
-    pub fn run(&self, mut each: impl FnMut(&Sample)) -> Vec<Sample> {
+    pub fn run(&self, mut each: impl FnMut(&Sample)) -> (Vec<Sample>, Vec<[Turns; 2]>) {
         let device = Arc::new(SparseDevice::new(1 << 40));
         let as_device: Arc<dyn Device> = device.clone();
         let format = FormatOptions {
@@ -202,42 +273,12 @@ impl Rounds {
         let start_bytes = tree.stats().allocated_bytes;
 
         let mut samples: Vec<Sample> = Vec::new();
-        let (mut visits, mut times, mut processor) = (Vec::new(), Vec::new(), Vec::new());
-        let mut reads = 0;
-        let mut message_bytes = 0;
+        let mut early = None;
+        let mut clones = Vec::new();
         let (mut last_round, mut last_bytes) = (0, start_bytes);
         let mut last_written = tree.stats().written;
         for round in 1..=self.rounds {
-            let source = match self.edited {
-                Edited::TailTail => round - 1,
-                Edited::HeadTail | Edited::HeadHead => 0,
-            };
-            let mut batch = Batch::new();
-            batch.clone_prefix(Self::version(source), Self::version(round));
-            tree.admit(4096).expect("admit");
-            let before = tree.stats();
-            let (clock, busy) = (Instant::now(), processor_ns());
-            tree.apply(batch).expect("clone");
-            times.push(nanoseconds(clock));
-            processor.push(processor_ns() - busy);
-            let after = tree.stats();
-            visits.push(after.node_visits - before.node_visits);
-            reads += after.node_reads - before.node_reads;
-
-            let target = match self.edited {
-                Edited::HeadHead => 0,
-                Edited::HeadTail | Edited::TailTail => round,
-            };
-            let (block, offset) = self.place(round);
-            let mut batch = Batch::new();
-            for file in 0..self.files {
-                let key = Self::key(&Self::version(target), file, block);
-                message_bytes += (key.len() + self.edit_bytes) as u64;
-                let offset = u32::try_from(offset).expect("within a block");
-                batch.patch(key, offset, self.edit(round, file));
-            }
-            tree.admit(64 << 10).expect("admit");
-            tree.apply(batch).expect("edit");
+            clones.push(self.play(&tree, round));
             if round.is_multiple_of(self.checkpoint_every) {
                 tree.checkpoint().expect("checkpoint");
             }
@@ -245,21 +286,29 @@ impl Rounds {
                 continue;
             }
             settled_bytes(&tree);
+            if self.repetitions > 0 && early.is_none() {
+                early = Some(Kept::after(round, &tree, &device));
+            }
             let stats = tree.stats();
             let newest = self.newest(round);
             let ((), scan) = cold(&device, &self.options(), |tree| {
                 self.verify(tree, newest, round)
             });
+            let reads: u64 = clones.iter().map(|clone| clone.reads).sum();
+            // The last order is that of times, for the hundredth of them.
+            let clone_visits = median_of(&mut clones, |clone| clone.visits);
+            let clone_cpu_ns = median_of(&mut clones, |clone| clone.cpu_ns);
+            let clone_ns = median_of(&mut clones, |clone| clone.ns);
             let sample = Sample {
                 round,
-                clone_visits: median(&mut visits),
+                clone_visits,
                 clone_reads: reads as f64 / f64::from(round - last_round),
-                clone_ns: median(&mut times),
-                clone_cpu_ns: median(&mut processor),
-                clone_ns_p99: times[times.len() * 99 / 100],
+                clone_ns,
+                clone_cpu_ns,
+                clone_ns_p99: clones[clones.len() * 99 / 100].ns,
                 round_bytes: (stats.allocated_bytes as f64 - last_bytes as f64)
                     / f64::from(round - last_round),
-                message_bytes,
+                message_bytes: self.message_bytes() * u64::from(round),
                 grown_bytes: stats.allocated_bytes.saturating_sub(start_bytes),
                 scan_reads: scan.node_reads,
                 scan_bytes: scan.bytes_read,
@@ -274,15 +323,23 @@ impl Rounds {
             samples.push(sample);
             (last_round, last_bytes) = (round, stats.allocated_bytes);
             last_written = stats.written;
-            (visits, times, processor, reads) = (Vec::new(), Vec::new(), Vec::new(), 0);
+            clones.clear();
         }
         for version in [1, self.rounds / 3, self.rounds] {
             self.verify(&tree, version, self.rounds);
         }
         let violations = tree.verify(&mut |_| {}).expect("verify");
         assert!(violations.is_empty(), "{violations:?}");
+        let late = Kept::after(self.rounds, &tree, &device);
         tree.close().expect("close");
-        samples
+        drop((tree, device));
+        let turns = early.map_or(Vec::new(), |early| {
+            let kept = [early, late];
+            (0..self.repetitions)
+                .map(|repetition| self.by_turns(&kept, repetition))
+                .collect()
+        });
+        (samples, turns)
     }
 
     /// Writes the head as a file system does, straight into leaves: none of it waits as messages for rounds to come.
