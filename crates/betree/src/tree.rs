@@ -466,9 +466,19 @@ impl Inner {
         {
             return Ok(Captured::Copy(state));
         }
+        let is_below = now.buffer.ranges_in(source).next().is_none()
+            && now.buffer.points_in(source).next().is_none();
+        if is_below && let Some(msg) = self.prepared.shared(&now.top, source) {
+            return Ok(Captured::Message { msg, moves: false });
+        }
         let found = capture(&self.store, &now.buffer, &now.root, source, terms)?;
-        if let Captured::Copy(state) = &found {
-            self.prepared.keep_small(now.frozen, source, state);
+        match &found {
+            Captured::Copy(state) => self.prepared.keep_small(now.frozen, source, state),
+            // Who is patient takes what the next one would rather have put in order first.
+            Captured::Message { msg, moves: false } if is_below && !terms.patient => {
+                self.prepared.keep_shared(&now.top, source, msg);
+            }
+            _ => {}
         }
         Ok(found)
     }

@@ -258,3 +258,89 @@ fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
         assert!(!copies_unseen("points over ranges"));
     }
 }
+
+#[test]
+fn a_source_that_nobody_edits_is_looked_for_once_for_each_root() {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    const MEMORY_BYTES: usize = 256 << 10;
+    let shape = TreeShape {
+        memory_bytes: MEMORY_BYTES,
+        ..TreeShape::default()
+    };
+    let format = FormatOptions {
+        shape: Some(shape.clone()),
+        ..FormatOptions::default()
+    };
+    Tree::format(&dev, &format).expect("formats");
+    let options = OpenOptions {
+        manual: true,
+        shape: Some(shape),
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(dev, options).expect("opens");
+    let apply = |batch: Batch| tree.apply(batch).expect("there is room");
+    let put = |key: &str, value: &str| {
+        let mut batch = Batch::new();
+        batch.put(key.to_owned(), value.to_owned());
+        apply(batch);
+    };
+    // More than a clone copies.
+    let mut batch = Batch::new();
+    for number in 0..1000u32 {
+        batch.put(format!("head{number}"), vec![1; 100]);
+    }
+    apply(batch);
+    tree.checkpoint().expect("there is room");
+    let mut copies = 0;
+    // Clones the head, and edits the copy; whether the head was looked for.
+    let mut looks = |expected: &str| {
+        copies += 1;
+        let copy = format!("copy{copies}/");
+        let before = tree.stats().node_visits;
+        let mut batch = Batch::new();
+        batch.clone_prefix("head", copy.clone());
+        apply(batch);
+        let visits = tree.stats().node_visits - before;
+        let get = |key: String| tree.get(key.as_bytes()).expect("reads");
+        assert_eq!(
+            get(format!("{copy}7")).as_deref(),
+            Some(expected.as_bytes())
+        );
+        put(&format!("{copy}7"), "edited");
+        let seen = tree.scan(
+            copy.as_bytes(),
+            successor_of_prefix(copy.as_bytes()).as_deref(),
+        );
+        assert_eq!(seen.count(), 1000);
+        visits > 0
+    };
+    put("head7", "first");
+    assert!(looks("first"), "an edit waits in memory");
+    assert!(looks("first"), "an edit still waits");
+    tree.checkpoint().expect("there is room");
+    assert!(looks("first"), "under a new root");
+    assert!(!looks("first"), "known");
+    assert!(!looks("first"), "still known");
+    put("head7", "second");
+    assert!(looks("second"), "an edit waits again");
+    tree.checkpoint().expect("there is room");
+    assert!(looks("second"), "the edit is below");
+    assert!(!looks("second"), "known again");
+    put("head7", "third");
+    let mut batch = Batch::new();
+    for number in 0..MEMORY_BYTES / 1000 {
+        batch.put(format!("z{number}"), vec![3; 1000]);
+    }
+    apply(batch);
+    assert!(looks("third"), "the edit is in a segment of a new root");
+    let mut batch = Batch::new();
+    batch.delete_prefix("head");
+    batch.delete_prefix("copy");
+    batch.delete_prefix("z");
+    apply(batch);
+    for _ in 0..3 {
+        tree.checkpoint().expect("there is room");
+    }
+    assert_eq!(tree.stats().zombies, 0, "nodes that nobody wants are kept");
+    assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}

@@ -3,6 +3,9 @@
 //! A source that is so small that it is copied ([`Captured::Copy`]) is looked for once for each memory buffer: until the buffer is
 //! frozen it is what it was, under what the buffer has. So to clone a place again and again costs the same however deep it lies.
 //!
+//! A larger source of which the memory buffer has nothing is looked for once for each root: copies of an image that stays as it is share
+//! one node, and cost the same however high the tree over it is.
+//!
 //! A clone is announced before the locks that others need are taken ([`super::Inner::prepare_clone`]), and what its source is
 //! then is most often what it is when the clone comes: nothing was applied and nothing moved. So it is kept until then. All
 //! that is kept is of one state of the tree, and a checkpoint lets go of it, with the nodes that were made for it.
@@ -45,10 +48,21 @@ struct Small {
     state: MemRun,
 }
 
+/// Most larger sources that are kept.
+const SHARED_MAX: usize = 8;
+
+/// What shows all of a range that the memory buffer has nothing of.
+struct Shared {
+    top: Arc<Skeleton>,
+    range: KeyRange,
+    target: RangeMsg,
+}
+
 #[derive(Default)]
 pub(super) struct Prepared {
     sources: Mutex<Vec<Source>>,
     small: Mutex<VecDeque<Small>>,
+    shared: Mutex<VecDeque<Shared>>,
 }
 
 impl Prepared {
@@ -90,6 +104,37 @@ impl Prepared {
             .iter()
             .position(|s| s.is_of(seq, top) && s.range == *range)?;
         Some(sources.swap_remove(at).found)
+    }
+
+    /// Keeps what shows all of `range` under the root `top`, while the memory buffer has nothing of it.
+    pub(super) fn keep_shared(&self, top: &Arc<Skeleton>, range: &KeyRange, target: &RangeMsg) {
+        let mut shared = self.shared.lock();
+        let (kept, old): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut *shared)
+            .into_iter()
+            .partition(|s| Arc::ptr_eq(&s.top, top) && s.range != *range);
+        *shared = kept;
+        let oldest = if shared.len() == SHARED_MAX {
+            shared.pop_front()
+        } else {
+            None
+        };
+        shared.push_back(Shared {
+            top: top.clone(),
+            range: range.clone(),
+            target: target.clone(),
+        });
+        drop(shared);
+        // Nodes may go with them: without the lock.
+        drop((old, oldest));
+    }
+
+    /// What shows all of `range` under the root `top`, while the memory buffer has nothing of it.
+    pub(super) fn shared(&self, top: &Arc<Skeleton>, range: &KeyRange) -> Option<RangeMsg> {
+        let shared = self.shared.lock();
+        let found = shared
+            .iter()
+            .find(|s| Arc::ptr_eq(&s.top, top) && s.range == *range)?;
+        Some(found.target.clone())
     }
 
     /// Keeps `state`, all of `range` while the memory buffer is number `buffers`.
@@ -146,6 +191,8 @@ impl Prepared {
     pub(super) fn forget(&self) {
         let all = std::mem::take(&mut *self.sources.lock());
         drop(all);
+        let shared = std::mem::take(&mut *self.shared.lock());
+        drop(shared);
         self.small.lock().clear();
     }
 }
