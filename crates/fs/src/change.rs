@@ -13,7 +13,7 @@ use ramet_betree::{Batch, Tree};
 use ramet_block::planted::{self, Fault};
 
 use crate::error::Result;
-use crate::inode::{Inode, Loc};
+use crate::inode::{Inode, Loc, NamesChange};
 use crate::place::Topology;
 use crate::record::Record;
 
@@ -62,14 +62,14 @@ impl<'a> States<'a> {
     }
 }
 
-/// Locks the entries of these directories for writing, each once, in the order of their numbers.
-pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<RwLockWriteGuard<'a, ()>> {
+/// Locks the entries of these directories for a change, each once, in the order of their numbers.
+pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<NamesChange<'a>> {
     let mut sorted = dirs.to_vec();
     sorted.sort_unstable_by_key(|inode| inode.ino);
     sorted.dedup_by_key(|inode| inode.ino);
     sorted
         .into_iter()
-        .map(|inode| inode.names.write())
+        .map(|inode| inode.change_names())
         .collect()
 }
 

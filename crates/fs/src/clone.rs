@@ -89,7 +89,7 @@ impl Volume {
         // First, since it may be a batch of its own, and what is prepared holds until the next one.
         let ino = self.new_ino()?;
         self.prepare_clone(&source)?;
-        let _names = dir.names.write();
+        let _names = dir.change_names();
         let found = self.find(&dir, name)?;
         match &found {
             Some(_) if no_replace => return Err(Error::Exists),
@@ -213,7 +213,7 @@ impl Volume {
         let _burial = self.burial();
         let dir = self.dir(dir)?;
         self.tree.admit(RECORDS_BYTES)?;
-        let _names = dir.names.write();
+        let _names = dir.change_names();
         let found = self.find(&dir, name)?.ok_or(Error::NotFound)?;
         let _links = self.links.write();
         let Some(victim) = self.victim(Some(found))? else {

@@ -65,7 +65,7 @@ impl Volume {
             ino = self.new_ino()?;
         }
         let now = self.now();
-        let _names = dir.names.write();
+        let _names = dir.change_names();
         let there = self.entry(&dir, name)?.0;
         match there.as_ref().map(Entry::decode).transpose()? {
             None => {}

@@ -18,7 +18,7 @@ use ramet_betree::successor_of_prefix;
 
 use crate::control::DiffPages;
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode};
+use crate::inode::{Count, Ino, Inode};
 use crate::keys;
 use crate::lookup::Attr;
 use crate::record::{Entry, Kind};
@@ -98,6 +98,16 @@ pub(crate) enum Inside {
     /// No entries, but ghosts.
     Ghosts,
     Entries,
+}
+
+impl Inside {
+    pub(crate) fn of(count: Count) -> Self {
+        match count {
+            Count { entries: 1.., .. } => Self::Entries,
+            Count { ghosts: true, .. } => Self::Ghosts,
+            Count { .. } => Self::Nothing,
+        }
+    }
 }
 
 /// An open directory.
@@ -260,6 +270,7 @@ impl Volume {
         self.read_now(dir);
         let entries = keys::entries(&view.place.path);
         let (mut at, name) = positions.find(cookie.max(AFTER_DOTS));
+        let is_from_start = name.is_none();
         let mut lo = entries.to_vec();
         if let Some(name) = name {
             lo.extend_from_slice(&name);
@@ -313,6 +324,12 @@ impl Volume {
         }
         // Told already if nothing came now: the next question looks again.
         positions.end = (at > cookie).then_some(at);
+        if is_from_start {
+            dir.counted(Count {
+                entries: at - AFTER_DOTS,
+                ghosts: !ghosts.is_empty(),
+            });
+        }
         Ok(())
     }
 

@@ -132,7 +132,9 @@ impl Volume {
                 ino,
                 record,
             } => {
-                let _names = parent.names.write();
+                let mut names = parent.change_names();
+                // A ghost is no entry.
+                names.took(0, false);
                 match self.ghost_at(&parent, &name)? {
                     Some(found) if found == ino => {
                         self.erase_ghost(&parent, &name, record.as_ref())
@@ -262,7 +264,8 @@ impl Volume {
             return Ok(());
         };
         self.tree.admit(RECORDS_BYTES)?;
-        let _names = parent.names.write();
+        let mut names = parent.change_names();
+        names.took(0, false);
         self.vacate(&parent, &name)
     }
 }

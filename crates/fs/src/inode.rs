@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::record::{FLAG_CLONE_ROOT, Kind, Record};
 
@@ -88,12 +88,52 @@ pub(crate) enum Remains {
     },
 }
 
+/// What a directory has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Count {
+    pub(crate) entries: u64,
+    /// Whether there may be ghosts.
+    pub(crate) ghosts: bool,
+}
+
+/// The entries of a directory, locked for a change.
+pub(crate) struct NamesChange<'a> {
+    inode: &'a Inode,
+    before: Option<Count>,
+    _held: RwLockWriteGuard<'a, ()>,
+}
+
+impl NamesChange<'_> {
+    /// Whether these are the names of `dir`.
+    pub(crate) fn are_of(&self, dir: &Inode) -> bool {
+        std::ptr::eq(self.inode, dir)
+    }
+
+    /// What there was before the change, if that is known.
+    pub(crate) fn before(&self) -> Option<Count> {
+        self.before
+    }
+
+    /// The change is done: it took so many entries away and added none, and may have left a ghost.
+    pub(crate) fn took(&mut self, entries: u64, ghost: bool) {
+        let after = self.before.and_then(|before| {
+            Some(Count {
+                entries: before.entries.checked_sub(entries)?,
+                ghosts: before.ghosts || ghost,
+            })
+        });
+        *self.inode.count.lock() = after;
+    }
+}
+
 /// One file, directory or other object.
 pub(crate) struct Inode {
     pub(crate) ino: Ino,
     pub(crate) kind: Kind,
-    /// Of a directory: its entries. Held for writing over a change with the existence check before it.
+    /// Of a directory: its entries. Held for writing over a change with the existence check before it ([`Inode::change_names`]).
     pub(crate) names: RwLock<()>,
+    /// What is known of them without asking the tree. Changes with the names held.
+    count: Mutex<Option<Count>>,
     /// The record. Held for writing over a change of it or of the contents.
     pub(crate) state: RwLock<Record>,
     /// Changes with `state` held for writing or the topology held for writing.
@@ -126,6 +166,7 @@ impl Inode {
             ino,
             kind,
             names: RwLock::new(()),
+            count: Mutex::new(None),
             salt: AtomicU64::new(record.salt),
             clone_root: record.has(FLAG_CLONE_ROOT),
             stubs: Mutex::new(None),
@@ -140,6 +181,26 @@ impl Inode {
 
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == Kind::Directory
+    }
+
+    /// Locks the entries of a directory for a change. Unless that says what it took away, how many there are is not known afterwards.
+    pub(crate) fn change_names(&self) -> NamesChange<'_> {
+        let held = self.names.write();
+        NamesChange {
+            inode: self,
+            before: self.count.lock().take(),
+            _held: held,
+        }
+    }
+
+    /// A reader of a directory, who holds its names, has counted what is in it.
+    pub(crate) fn counted(&self, count: Count) {
+        *self.count.lock() = Some(count);
+    }
+
+    /// Whether it is a ghost.
+    pub(crate) fn is_ghost(&self) -> bool {
+        matches!(*self.loc.read(), Loc::Ghost { .. })
     }
 
     /// Whether the last name is gone.

@@ -77,7 +77,7 @@ impl Volume {
             dir: &to_dir,
             name: to.1,
         };
-        self.with_victim(&[&from_dir, &to_dir], &to_dir, to.name, |victim| {
+        self.with_victim(&[&from_dir, &to_dir], &to_dir, to.name, |victim, _| {
             let source = self.find(&from_dir, from.name)?.ok_or(Error::NotFound)?;
             match (mode, victim) {
                 (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),

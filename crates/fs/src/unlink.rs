@@ -8,7 +8,7 @@ use crate::change::{Change, lock_names, lock_states};
 use crate::dir::Inside;
 use crate::error::{Error, Result};
 use crate::ghost::delete_ranges;
-use crate::inode::{Ino, Inode, Loc, Place};
+use crate::inode::{Ino, Inode, Loc, NamesChange, Place};
 use crate::keys;
 use crate::lookup::check_name;
 use crate::place::Topology;
@@ -26,7 +26,7 @@ impl Volume {
         let _burial = self.burial();
         let dir = self.dir(dir)?;
         self.tree.admit(RECORDS_BYTES)?;
-        let _names = dir.names.write();
+        let mut names = dir.change_names();
         let inode = self.find(&dir, name)?.ok_or(Error::NotFound)?;
         if inode.is_dir() {
             return Err(Error::IsDirectory);
@@ -38,7 +38,9 @@ impl Volume {
         let now = self.now();
         let parent = change.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
-        change.apply(&topology, &self.tree)
+        change.apply(&topology, &self.tree)?;
+        names.took(1, inode.is_ghost());
+        Ok(())
     }
 
     /// Takes `name` away from an object that is no directory, which may become a ghost if nothing takes its place
@@ -97,19 +99,27 @@ impl Volume {
         let _burial = self.burial();
         let dir = self.dir(dir)?;
         self.tree.admit(RECORDS_BYTES)?;
-        self.with_victim(&[&dir], &dir, name, |victim| {
+        self.with_victim(&[&dir], &dir, name, |victim, names| {
             let victim = victim.ok_or(Error::NotFound)?;
             if !victim.is_dir() {
                 return Err(Error::NotDirectory);
             }
-            let inside = self.inside(victim)?;
+            let its = names.iter().find(|names| names.are_of(victim));
+            let inside = match its.and_then(NamesChange::before) {
+                Some(count) => Inside::of(count),
+                None => self.inside(victim)?,
+            };
             let mut change = Change::new(lock_states(&[&dir, victim]));
             let topology = self.topology.read();
             self.drop_empty_dir(&mut change, &topology, &dir, name, (victim, inside), true)?;
             let now = self.now();
             let parent = change.edit(&dir);
             (parent.mtime, parent.ctime) = (now, now);
-            change.apply(&topology, &self.tree)
+            change.apply(&topology, &self.tree)?;
+            if let Some(names) = names.iter_mut().find(|names| names.are_of(&dir)) {
+                names.took(1, victim.is_ghost());
+            }
+            Ok(())
         })
     }
 
@@ -163,7 +173,7 @@ impl Volume {
         dirs: &[&Arc<Inode>],
         dir: &Arc<Inode>,
         name: &[u8],
-        op: impl FnOnce(Option<&Arc<Inode>>) -> Result<R>,
+        op: impl FnOnce(Option<&Arc<Inode>>, &mut [NamesChange<'_>]) -> Result<R>,
     ) -> Result<R> {
         loop {
             let expected = {
@@ -172,10 +182,10 @@ impl Volume {
             };
             let mut locked = dirs.to_vec();
             locked.extend(expected.iter().filter(|victim| victim.is_dir()));
-            let _names = lock_names(&locked);
+            let mut names = lock_names(&locked);
             let found = self.find(dir, name)?;
             if found.as_ref().map(|inode| inode.ino) == expected.as_ref().map(|inode| inode.ino) {
-                return op(found.as_ref());
+                return op(found.as_ref(), &mut names);
             }
         }
     }

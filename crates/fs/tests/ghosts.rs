@@ -473,3 +473,108 @@ fn removing_needs_no_room_whoever_knows_what_is_removed() {
     assert_eq!(at.keys(), Fixture::new().keys());
     at.check();
 }
+
+#[test]
+fn a_directory_that_was_read_goes_with_its_last_entry_and_all_that_was_in_it() {
+    const NAMES: [&str; 4] = ["erased", "dir", "ghost", "last"];
+    for removed in 0..=NAMES.len() {
+        let at = Fixture::new();
+        let before = at.keys();
+        let dir = at.make(ROOT_INO, "d", Kind::Directory);
+        for name in NAMES {
+            if name == "dir" {
+                at.make(dir, name, Kind::Directory);
+                continue;
+            }
+            let file = at.file(dir, name, b"content");
+            if name == "erased" {
+                // With its name, where others become ghosts.
+                at.volume.forget(file, 1);
+            }
+        }
+        assert_eq!(at.names(dir).len(), NAMES.len());
+        for name in &NAMES[..removed] {
+            let done = match *name {
+                "dir" => at.volume.rmdir(dir, b"dir"),
+                name => at.volume.unlink(dir, name.as_bytes()),
+            };
+            done.unwrap();
+        }
+        let done = at.volume.rmdir(ROOT_INO, b"d");
+        if removed < NAMES.len() {
+            assert!(matches!(done, Err(Error::NotEmpty)), "{removed}: {done:?}");
+            at.check();
+            continue;
+        }
+        done.unwrap();
+        at.check();
+        at.volume.forget_all();
+        assert_eq!(at.keys(), before);
+        at.check();
+    }
+}
+
+#[test]
+fn whatever_comes_into_a_directory_that_was_read_keeps_it() {
+    type Come = fn(&Fixture, Ino);
+    let comes: [(&str, Come); 7] = [
+        ("a file", |at, dir| {
+            at.make(dir, "new", Kind::Regular);
+        }),
+        ("a directory", |at, dir| {
+            at.make(dir, "new", Kind::Directory);
+        }),
+        ("a link", |at, dir| {
+            let file = at.make(ROOT_INO, "linked", Kind::Regular);
+            at.volume.link(file, dir, b"new").unwrap();
+        }),
+        ("a file from elsewhere", |at, dir| {
+            at.make(ROOT_INO, "moves", Kind::Regular);
+            let (from, to) = ((ROOT_INO, &b"moves"[..]), (dir, &b"new"[..]));
+            let moved = at.volume.rename(from, to, RenameMode::Replace, None);
+            moved.unwrap();
+        }),
+        ("a directory from elsewhere", |at, dir| {
+            at.make(ROOT_INO, "moves", Kind::Directory);
+            let (from, to) = ((ROOT_INO, &b"moves"[..]), (dir, &b"new"[..]));
+            let moved = at.volume.rename(from, to, RenameMode::NoReplace, None);
+            moved.unwrap();
+        }),
+        ("a clone", |at, dir| {
+            let file = at.file(ROOT_INO, "source", b"content");
+            let cloned = at
+                .volume
+                .clone_entry(&Caller::root(), file, dir, b"new", true);
+            cloned.unwrap();
+        }),
+        ("what a clone replaced", |at, dir| {
+            let other = at.make(ROOT_INO, "other", Kind::Directory);
+            at.make(other, "new", Kind::Regular);
+            let cloned = at
+                .volume
+                .clone_entry(&Caller::root(), other, ROOT_INO, b"d", false);
+            cloned.unwrap();
+            assert!(at.names(dir).is_empty(), "that is the one before");
+        }),
+    ];
+    for (what, come) in comes {
+        for is_emptied in [false, true] {
+            let at = Fixture::new();
+            let dir = at.make(ROOT_INO, "d", Kind::Directory);
+            if is_emptied {
+                at.file(dir, "old", b"content");
+            }
+            assert_eq!(at.names(dir).len(), usize::from(is_emptied));
+            if is_emptied {
+                at.volume.unlink(dir, b"old").unwrap();
+            }
+            come(&at, dir);
+            let refused = at.volume.rmdir(ROOT_INO, b"d");
+            assert!(
+                matches!(refused, Err(Error::NotEmpty)),
+                "{what}: {refused:?}"
+            );
+            at.check();
+        }
+    }
+}
