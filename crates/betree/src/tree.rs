@@ -153,6 +153,8 @@ struct Wanted {
     /// A node to be put in order for the clones to come.
     mend: Option<Arc<Handle>>,
     checkpoint: bool,
+    /// What is queued for the journal written out, without a sync.
+    journal: bool,
     stop: bool,
 }
 
@@ -692,37 +694,53 @@ impl Inner {
         trim.is_due(seq, counters.bytes_written(), read, cache)
     }
 
+    /// Writes out what is queued for the journal, without a sync.
+    fn write_journal(&self) {
+        if self.failure().is_none()
+            && let Some(journal) = &self.journal
+            && let Err(error) = journal.write_queued()
+        {
+            self.poison(&error);
+        }
+    }
+
     fn keeper(&self) {
         let mut trim = Trim::default();
+        let mut since = Instant::now();
         loop {
-            let since = Instant::now();
-            let asked = {
+            let (asked, journal) = {
                 let mut wanted = self.wanted.lock();
-                if !wanted.checkpoint && !wanted.stop {
-                    self.keep.wait_for(&mut wanted, TICK);
+                if !wanted.checkpoint && !wanted.journal && !wanted.stop {
+                    // Since the last look, however often the journal was written meanwhile.
+                    let rest = TICK.saturating_sub(since.elapsed());
+                    self.keep.wait_for(&mut wanted, rest);
                 }
                 if wanted.stop {
                     return;
                 }
-                std::mem::take(&mut wanted.checkpoint)
+                let journal = std::mem::take(&mut wanted.journal);
+                (std::mem::take(&mut wanted.checkpoint), journal)
             };
+            if journal && !asked && since.elapsed() < TICK {
+                self.write_journal();
+                continue;
+            }
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_block::release_free_memory();
             }
-            if self.failure().is_some() {
-                self.progress.notify_all();
-                continue;
-            }
-            let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() {
-                self.checkpoint()
-            } else {
-                self.sync()
-            };
-            match done {
-                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
-                Err(error) => self.poison(&error),
+            if self.failure().is_none() {
+                let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() {
+                    self.checkpoint()
+                } else {
+                    self.sync()
+                };
+                match done {
+                    Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
+                    Err(error) => self.poison(&error),
+                }
             }
             self.progress.notify_all();
+            since = Instant::now();
         }
     }
 

@@ -1,6 +1,9 @@
 //! What writes cost: bytes handed to the device, by cause.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
 
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::{Device, MemDevice};
@@ -147,4 +150,68 @@ fn a_clone_copies_little_of_a_large_segment() {
     let source = waiting * 12 / 256 * (9 + VALUE_BYTES as u64);
     println!("{copied} bytes copied of {source} that wait");
     assert!(copied < source / 8);
+}
+
+/// Counts the bytes that each thread writes.
+struct Counted {
+    device: MemDevice,
+    written: Mutex<HashMap<ThreadId, usize>>,
+}
+
+impl Counted {
+    fn written_here(&self) -> usize {
+        let written = self.written.lock().expect("no panic");
+        let here = written.get(&std::thread::current().id());
+        here.copied().unwrap_or(0)
+    }
+}
+
+impl Device for Counted {
+    fn len_bytes(&self) -> u64 {
+        self.device.len_bytes()
+    }
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.device.read_at(addr, buf)
+    }
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        let mut written = self.written.lock().expect("no panic");
+        *written.entry(std::thread::current().id()).or_default() += buf.len();
+        drop(written);
+        self.device.write_at(addr, buf)
+    }
+    fn sync(&self) -> io::Result<()> {
+        self.device.sync()
+    }
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.device.discard(addr, len_bytes)
+    }
+}
+
+#[test]
+fn writers_leave_the_journal_to_its_keeper_where_there_is_one() {
+    for manual in [false, true] {
+        let counted = Arc::new(Counted {
+            device: MemDevice::new(256 << 20),
+            written: Mutex::default(),
+        });
+        let device: Arc<dyn Device> = counted.clone();
+        Tree::format(&device, &FormatOptions::default()).expect("formats");
+        let options = OpenOptions {
+            manual,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(device, options).expect("opens");
+        let before = counted.written_here();
+        // More than may wait without being written, and less than where everybody helps.
+        for number in 0..6 {
+            tree.admit(1 << 20).expect("there is room");
+            let mut batch = Batch::new();
+            batch.put(format!("k{number}"), vec![number; 1 << 20]);
+            tree.apply(batch).expect("there is room");
+        }
+        tree.admit(1 << 20).expect("there is room");
+        let here = counted.written_here() - before;
+        assert_eq!(here > 0, manual, "{here} bytes");
+        tree.close().expect("closes");
+    }
 }

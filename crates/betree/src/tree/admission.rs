@@ -19,8 +19,10 @@ const LAST_RESORT_OVERHEAD: u64 = 128;
 const STALLED_ROUNDS_MAX: u32 = 4;
 /// Rounds of background work that an admission waits for before it writes a checkpoint itself.
 const WAITS_MAX: u32 = 20;
-/// Bytes queued for the journal from which on writers write them out, without a device sync.
+/// Bytes queued for the journal from which on the keeper writes them out, without a device sync, and from which on writers do that
+/// as well: where there is no keeper, or it is busy or too slow.
 const JOURNAL_QUEUE_SOFT: u64 = 4 << 20;
+const JOURNAL_QUEUE_HELP: u64 = 8 << 20;
 /// Bytes queued for the journal from which on writers wait for the device.
 const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
 
@@ -60,10 +62,18 @@ impl Inner {
         }
     }
 
-    /// Keeps what waits in memory for the journal bounded: whoever writes much helps to write it out.
+    /// Keeps what waits in memory for the journal bounded: has it written out, and whoever writes more than that helps.
     fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {
         let written = match queued {
             0..JOURNAL_QUEUE_SOFT => return Ok(()),
+            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HELP if !self.threads.lock().is_empty() => {
+                let mut wanted = self.wanted.lock();
+                if !wanted.journal {
+                    wanted.journal = true;
+                    self.keep.notify_all();
+                }
+                return Ok(());
+            }
             JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
             // Somebody else is writing; wait for the device with everybody.
             _ => return self.sync(),
