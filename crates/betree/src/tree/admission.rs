@@ -21,7 +21,7 @@ const STALLED_ROUNDS_MAX: u32 = 4;
 const WAITS_MAX: u32 = 20;
 /// Bytes queued for the journal from which on the keeper writes them out, without a device sync, and from which on writers do that
 /// as well: where there is no keeper, or it is busy or too slow.
-const JOURNAL_QUEUE_SOFT: u64 = 4 << 20;
+const JOURNAL_QUEUE_SOFT: u64 = 1 << 20;
 const JOURNAL_QUEUE_HELP: u64 = 8 << 20;
 /// Bytes queued for the journal from which on writers wait for the device.
 const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
