@@ -15,20 +15,22 @@
 //! FORGET still comes through `/dev/fuse`, and notifications go there.
 
 use std::ffi::OsStr;
+use std::future::Future;
 use std::io;
 use std::num::NonZeroU32;
 use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use compio_driver::ProactorBuilder;
-use compio_runtime::{Runtime, register_files, submit};
+use compio_driver::{OpCode, Proactor, ProactorBuilder, PushEntry};
 use fractal_fuse::abi::{FUSE_IOCTL, FUSE_READ, FUSE_READDIRPLUS, FUSE_WRITE};
 use fractal_fuse::dispatch::dispatch;
 use fractal_fuse::ring::{FuseCommitAndFetch, FuseRegister, RingEntry};
@@ -67,18 +69,52 @@ pub(crate) fn is_worthwhile() -> bool {
 
 fn is_available() -> bool {
     let on = std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
-    on && own_ring().is_ok()
+    on && OwnRing::new().is_ok()
 }
 
-/// A ring of the calling thread, which must be the only one to use it. What it gets is handed to it where it asks for it (`DEFER_TASKRUN`): a thread that
-/// answers asks with each answer, and is not interrupted in between.
-///
-/// # Errors
-/// Not to be had.
-fn own_ring() -> io::Result<Runtime> {
-    let mut driver = ProactorBuilder::new();
-    driver.single_issuer(true).defer_taskrun(true);
-    Runtime::builder().with_proactor(driver).build()
+/// A ring of the thread that makes it, with one command under way at a time.
+struct OwnRing(Proactor);
+
+impl OwnRing {
+    /// What it gets is handed to it where it asks for it (`DEFER_TASKRUN`): a thread that answers asks with each answer, and is not interrupted in between.
+    ///
+    /// # Errors
+    /// Not to be had.
+    fn new() -> io::Result<Self> {
+        let mut driver = ProactorBuilder::new();
+        driver.single_issuer(true).defer_taskrun(true);
+        driver.build().map(Self)
+    }
+
+    /// Carries a command out.
+    ///
+    /// # Errors
+    /// Those of the command.
+    fn submit(&mut self, command: impl OpCode + 'static) -> io::Result<usize> {
+        let mut pushed = self.0.push(command);
+        loop {
+            match pushed {
+                PushEntry::Ready(done) => return done.0,
+                PushEntry::Pending(key) => {
+                    match self.0.poll(None) {
+                        Err(error) if error.kind() != io::ErrorKind::Interrupted => {
+                            return Err(error);
+                        }
+                        _ => {}
+                    }
+                    pushed = self.0.pop(key);
+                }
+            }
+        }
+    }
+}
+
+/// The outcome of what waits for nothing but by itself: `None` if it does.
+fn at_once<T>(work: impl Future<Output = T>) -> Option<T> {
+    match pin!(work).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(outcome) => Some(outcome),
+        Poll::Pending => None,
+    }
 }
 
 /// Has the kernel offer rings to file systems that are mounted from now on.
@@ -90,7 +126,7 @@ pub(crate) fn switch_on() -> io::Result<()> {
         return Ok(());
     }
     std::fs::write(SWITCH, "Y")?;
-    own_ring().map(drop)
+    OwnRing::new().map(drop)
 }
 
 /// The rings of a mount, and the threads that serve them.
@@ -249,9 +285,12 @@ impl RingFront {
         }
         let prepare = || {
             let entry = RingEntry::new(usize::try_from(WRITE_BYTES_MAX).expect("1 MiB"))?;
-            Ok((entry, own_ring()?))
+            let ring = OwnRing::new()?;
+            ring.0
+                .register_files(&[self.connection.device.as_raw_fd()])?;
+            Ok((entry, ring))
         };
-        let (mut entry, runtime) = match prepare() {
+        let (mut entry, mut ring) = match prepare() {
             Ok(prepared) => prepared,
             Err(error) => {
                 // Whoever starts a thread waits for this.
@@ -259,21 +298,18 @@ impl RingFront {
                 return Ok(());
             }
         };
-        runtime.block_on(async {
-            let registered = register_files(&[self.connection.device.as_raw_fd()]);
-            let is_registered = registered.is_ok();
-            let _ = ready.send(registered);
-            if is_registered {
-                let deferrer = self.connection.deference.deferrer();
-                self.serve(&mut entry, &deferrer).await
-            } else {
-                Ok(())
-            }
-        })
+        let _ = ready.send(Ok(()));
+        let deferrer = self.connection.deference.deferrer();
+        self.serve(&mut ring, &mut entry, &deferrer)
     }
 
-    async fn serve(&self, entry: &mut RingEntry, deferrer: &Deferrer) -> io::Result<()> {
-        let mut asked = submit(FuseRegister::new(entry, self.number)).await.0;
+    fn serve(
+        &self,
+        ring: &mut OwnRing,
+        entry: &mut RingEntry,
+        deferrer: &Deferrer,
+    ) -> io::Result<()> {
+        let mut asked = ring.submit(FuseRegister::new(entry, self.number));
         loop {
             match asked {
                 Ok(_) => {}
@@ -290,10 +326,10 @@ impl RingFront {
             }
             let lone = lone_asker(entry);
             deferrer.asked(lone);
-            self.answer(entry).await;
+            self.answer(entry);
             deferrer.answers(lone);
             let commit = FuseCommitAndFetch::new(self.number, entry.commit_id());
-            asked = submit(commit).await.0;
+            asked = ring.submit(commit);
         }
     }
 
@@ -459,15 +495,22 @@ impl RingFront {
     }
 
     /// Serves the request in `entry` and leaves the answer there.
-    async fn answer(&self, entry: &mut RingEntry) {
-        match entry.header().in_header().opcode {
+    fn answer(&self, entry: &mut RingEntry) {
+        let header = *entry.header().in_header();
+        match header.opcode {
             FUSE_IOCTL => return self.answer_ioctl(entry),
             FUSE_READDIRPLUS => return self.answer_listing(entry),
             _ => {}
         }
-        let (_, served) = dispatch(self, entry).await;
-        if served.is_err() {
-            tracing::error!("a request panicked, and was answered with EIO");
+        match at_once(dispatch(self, entry)) {
+            Some((_, Ok(()))) => {}
+            Some((_, Err(_))) => {
+                tracing::error!("a request panicked, and was answered with EIO");
+            }
+            None => {
+                tracing::error!("a request waits for something, and was answered with EIO");
+                finish(entry, header.unique, Err(Errno::EIO));
+            }
         }
     }
 
