@@ -3,8 +3,11 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
 
 use ramet_e2e::{Bed, ramet_bin, run};
+use rustix::process::{Signal, kill_process};
 
 /// Runs `ramet` expecting failure; returns the exit status and the one line it said.
 fn refused(args: &[&Path]) -> (i32, String) {
@@ -194,6 +197,25 @@ fn refusals_on_a_mount_say_why() {
     mount.detach_dead();
     bed.mount(&[]).umount();
     bed.fsck();
+}
+
+#[test]
+fn a_daemon_that_was_stopped_for_a_while_goes_on() {
+    for options in ["defaults", "no_io_uring"] {
+        let bed = Bed::new("256M");
+        let mount = bed.mount(&["-o", options]);
+        let file = mount.root().join("file");
+        fs::write(&file, "before").expect("the mount is writable");
+        for signal in [Signal::STOP, Signal::CONT] {
+            kill_process(mount.pid(), signal).expect("it runs");
+            // Until each of its threads has heard of it.
+            sleep(Duration::from_millis(100));
+        }
+        fs::write(&file, "after").expect("the mount is writable");
+        assert_eq!(fs::read_to_string(&file).expect("readable"), "after");
+        mount.umount();
+        bed.fsck();
+    }
 }
 
 #[test]

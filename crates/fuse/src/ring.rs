@@ -96,12 +96,12 @@ impl OwnRing {
             match pushed {
                 PushEntry::Ready(done) => return done.0,
                 PushEntry::Pending(key) => {
-                    match self.0.poll(None) {
-                        Err(error) if error.kind() != io::ErrorKind::Interrupted => {
-                            return Err(error);
-                        }
-                        _ => {}
-                    }
+                    // A signal, or being stopped for a while, ends a wait early; either is said so.
+                    let waited = self.0.poll(None).or_else(|error| match error.kind() {
+                        io::ErrorKind::Interrupted | io::ErrorKind::TimedOut => Ok(()),
+                        _ => Err(error),
+                    });
+                    waited?;
                     pushed = self.0.pop(key);
                 }
             }
