@@ -104,7 +104,7 @@ impl Inside {
     pub(crate) fn of(count: Count) -> Self {
         match count {
             Count { entries: 1.., .. } => Self::Entries,
-            Count { ghosts: true, .. } => Self::Ghosts,
+            Count { ghosts: 1.., .. } => Self::Ghosts,
             Count { .. } => Self::Nothing,
         }
     }
@@ -327,7 +327,7 @@ impl Volume {
         if is_from_start {
             dir.counted(Count {
                 entries: at - AFTER_DOTS,
-                ghosts: !ghosts.is_empty(),
+                ghosts: ghosts.len() as u64,
             });
         }
         Ok(())

@@ -133,15 +133,13 @@ impl Volume {
                 record,
             } => {
                 let mut names = parent.change_names();
-                // A ghost is no entry.
-                names.took(0, false);
-                match self.ghost_at(&parent, &name)? {
-                    Some(found) if found == ino => {
-                        self.erase_ghost(&parent, &name, record.as_ref())
-                    }
-                    // Another one, by now, or none.
-                    _ => Ok(()),
+                // It may be another one by now, or none.
+                let is_there = self.ghost_at(&parent, &name)? == Some(ino);
+                if is_there {
+                    self.erase_ghost(&parent, &name, record.as_ref())?;
                 }
+                names.took_ghost(is_there);
+                Ok(())
             }
         }
     }
@@ -264,8 +262,7 @@ impl Volume {
             return Ok(());
         };
         self.tree.admit(RECORDS_BYTES)?;
-        let mut names = parent.change_names();
-        names.took(0, false);
+        let _names = parent.change_names();
         self.vacate(&parent, &name)
     }
 }

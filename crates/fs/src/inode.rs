@@ -92,8 +92,7 @@ pub(crate) enum Remains {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) entries: u64,
-    /// Whether there may be ghosts.
-    pub(crate) ghosts: bool,
+    pub(crate) ghosts: u64,
 }
 
 /// The entries of a directory, locked for a change.
@@ -109,20 +108,34 @@ impl NamesChange<'_> {
         std::ptr::eq(self.inode, dir)
     }
 
-    /// What there was before the change, if that is known.
-    pub(crate) fn before(&self) -> Option<Count> {
+    /// What there was before the change, if that is known, or is behind what it took.
+    pub(crate) fn known(&self) -> Option<Count> {
         self.before
     }
 
-    /// The change is done: it took so many entries away and added none, and may have left a ghost.
-    pub(crate) fn took(&mut self, entries: u64, ghost: bool) {
-        let after = self.before.and_then(|before| {
+    /// The change is done: it took one entry away, which may have become a ghost, and nothing else.
+    pub(crate) fn took_entry(&mut self, is_ghost: bool) {
+        self.is_now(|before| {
             Some(Count {
-                entries: before.entries.checked_sub(entries)?,
-                ghosts: before.ghosts || ghost,
+                entries: before.entries.checked_sub(1)?,
+                ghosts: before.ghosts + u64::from(is_ghost),
             })
         });
-        *self.inode.count.lock() = after;
+    }
+
+    /// The change is done: it took one ghost away, if there was one, and nothing else.
+    pub(crate) fn took_ghost(&mut self, was_there: bool) {
+        self.is_now(|before| {
+            Some(Count {
+                ghosts: before.ghosts.checked_sub(u64::from(was_there))?,
+                ..before
+            })
+        });
+    }
+
+    fn is_now(&mut self, after: impl FnOnce(Count) -> Option<Count>) {
+        self.before = self.before.and_then(after);
+        *self.inode.count.lock() = self.before;
     }
 }
 

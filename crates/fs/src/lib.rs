@@ -14,7 +14,7 @@
 //! 4. `Inode::state`: the record and the contents; may wait for the device;
 //! 5. `Volume::topology`: where inodes lie. Held for reading while keys are made and the batch is
 //!    applied or a snapshot is taken, for writing while directories move: memory only;
-//! 6. `Inode::loc`, `Inode::place`, the shards of the table, the counters: for a moment, one at a time.
+//! 6. `Inode::loc`, `Inode::place`, `Inode::count`, the shards of the table, the counters: for a moment, one at a time.
 //!
 //! [`ramet_betree::Tree::admit`], which waits for room, comes before all of them, but for a clone that brings many hard links along:
 //! it waits with those of the first four kinds (`bodies.rs`).

@@ -39,7 +39,7 @@ impl Volume {
         let parent = change.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
         change.apply(&topology, &self.tree)?;
-        names.took(1, inode.is_ghost());
+        names.took_entry(inode.is_ghost());
         Ok(())
     }
 
@@ -105,7 +105,7 @@ impl Volume {
                 return Err(Error::NotDirectory);
             }
             let its = names.iter().find(|names| names.are_of(victim));
-            let inside = match its.and_then(NamesChange::before) {
+            let inside = match its.and_then(NamesChange::known) {
                 Some(count) => Inside::of(count),
                 None => self.inside(victim)?,
             };
@@ -117,7 +117,7 @@ impl Volume {
             (parent.mtime, parent.ctime) = (now, now);
             change.apply(&topology, &self.tree)?;
             if let Some(names) = names.iter_mut().find(|names| names.are_of(&dir)) {
-                names.took(1, victim.is_ghost());
+                names.took_entry(victim.is_ghost());
             }
             Ok(())
         })
