@@ -266,11 +266,28 @@ impl Journal {
     /// # Errors
     /// As [`Journal::commit`], except `NoSpace`.
     pub(crate) fn write_queued(&self) -> Result<()> {
-        let mut queue = self.queue.lock();
+        let queue = self.queue.lock();
         queue.check()?;
         if queue.has_leader {
             return Ok(());
         }
+        self.write_group_of(queue)
+    }
+
+    /// The same, behind a thread that writes.
+    ///
+    /// # Errors
+    /// Those of [`Journal::write_queued`].
+    pub(crate) fn write_queued_next(&self) -> Result<()> {
+        let mut queue = self.queue.lock();
+        while queue.has_leader {
+            self.led.wait(&mut queue);
+        }
+        queue.check()?;
+        self.write_group_of(queue)
+    }
+
+    fn write_group_of(&self, mut queue: MutexGuard<'_, Queue>) -> Result<()> {
         let group = self.take_group(&mut queue);
         if !group.frames.is_empty() {
             drop(self.lead(queue, group, false)?);

@@ -153,7 +153,7 @@ struct Wanted {
     /// A node to be put in order for the clones to come.
     mend: Option<Arc<Handle>>,
     checkpoint: bool,
-    /// What is queued for the journal written out, without a sync.
+    /// What is queued for the journal written out.
     journal: bool,
     stop: bool,
 }
@@ -694,11 +694,11 @@ impl Inner {
         trim.is_due(seq, counters.bytes_written(), read, cache)
     }
 
-    /// Writes out what is queued for the journal, without a sync.
+    /// Writes out what is queued for the journal.
     fn write_journal(&self) {
         if self.failure().is_none()
             && let Some(journal) = &self.journal
-            && let Err(error) = journal.write_queued()
+            && let Err(error) = journal.write_queued_next()
         {
             self.poison(&error);
         }

@@ -19,10 +19,10 @@ const LAST_RESORT_OVERHEAD: u64 = 128;
 const STALLED_ROUNDS_MAX: u32 = 4;
 /// Rounds of background work that an admission waits for before it writes a checkpoint itself.
 const WAITS_MAX: u32 = 20;
-/// Bytes queued for the journal from which on the keeper writes them out, without a device sync, and from which on writers do that
-/// as well: where there is no keeper, or it is busy or too slow.
+/// Bytes queued for the journal from which on the keeper writes them out, and from which on writers do that as well: where there is
+/// no keeper, or it is busy or too slow. Neither has the device sync for that, unless records name extents (J5).
 const JOURNAL_QUEUE_SOFT: u64 = 1 << 20;
-const JOURNAL_QUEUE_HELP: u64 = 8 << 20;
+const JOURNAL_QUEUE_HELP: u64 = 4 << 20;
 /// Bytes queued for the journal from which on writers wait for the device.
 const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
 

@@ -11,7 +11,7 @@
 //! that is kept is of one state of the tree, and a checkpoint lets go of it, with the nodes that were made for it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use super::Seq;
 use crate::bounds::KeyRange;
@@ -53,9 +53,16 @@ const SHARED_MAX: usize = 8;
 
 /// What shows all of a range that the memory buffer has nothing of.
 struct Shared {
-    top: Arc<Skeleton>,
+    /// Kept from being another one, not from going.
+    top: Weak<Skeleton>,
     range: KeyRange,
     target: RangeMsg,
+}
+
+impl Shared {
+    fn is_of(&self, top: &Arc<Skeleton>) -> bool {
+        std::ptr::eq(self.top.as_ptr(), Arc::as_ptr(top))
+    }
 }
 
 #[derive(Default)]
@@ -111,7 +118,7 @@ impl Prepared {
         let mut shared = self.shared.lock();
         let (kept, old): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut *shared)
             .into_iter()
-            .partition(|s| Arc::ptr_eq(&s.top, top) && s.range != *range);
+            .partition(|s| s.is_of(top) && s.range != *range);
         *shared = kept;
         let oldest = if shared.len() == SHARED_MAX {
             shared.pop_front()
@@ -119,7 +126,7 @@ impl Prepared {
             None
         };
         shared.push_back(Shared {
-            top: top.clone(),
+            top: Arc::downgrade(top),
             range: range.clone(),
             target: target.clone(),
         });
@@ -131,9 +138,7 @@ impl Prepared {
     /// What shows all of `range` under the root `top`, while the memory buffer has nothing of it.
     pub(super) fn shared(&self, top: &Arc<Skeleton>, range: &KeyRange) -> Option<RangeMsg> {
         let shared = self.shared.lock();
-        let found = shared
-            .iter()
-            .find(|s| Arc::ptr_eq(&s.top, top) && s.range == *range)?;
+        let found = shared.iter().find(|s| s.is_of(top) && s.range == *range)?;
         Some(found.target.clone())
     }
 
