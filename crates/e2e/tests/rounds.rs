@@ -1,8 +1,8 @@
 //! Rounds of clone and edit through the mount (BetrFS 0.5, section 5.2, figure 10): nothing may cost more in a late round.
 //!
 //! `RAMET_ROUNDS` (40), `RAMET_FILES` (16) and `RAMET_FILE_KIB` (256) make it as large as in the paper, with 10000, 64 and 4096.
-//! Then the volume of the first sample and that of the last go on by turns, since hours on a machine are not alike: what clones take in both,
-//! and what the daemons computed, is printed side by side.
+//! Then copies of the volume of the first sample and of that of the last go on by turns, since hours on a machine are not alike: what clones take in both,
+//! and what the daemons computed, is printed side by side. As often as `RAMET_REPETITIONS` says (1), each time from the same volumes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -105,32 +105,54 @@ fn parts(mut times: Vec<Duration>) -> String {
     format!("{:?}, p10 {:?}, p99 {:?}", part(50), part(10), part(99))
 }
 
-/// Goes on by turns in volumes that have had so many rounds, and prints what clones take in each.
+/// Goes on by turns in copies of volumes that have had so many rounds, and prints what clones take in each.
 fn by_turns(edited: Edited, histories: [(&Bed, u64); 2], mut edit: impl FnMut() -> Edit) {
     const WARMING: u64 = 50;
     const ROUNDS: u64 = 400;
-    let mounts = histories.map(|(bed, _)| bed.mount(&[]));
-    let mut times: [Vec<Duration>; 2] = Default::default();
+    let mut all: [Vec<Duration>; 2] = Default::default();
     let mut computed = [Duration::ZERO; 2];
-    for more in 1..=WARMING + ROUNDS {
-        if more == WARMING + 1 {
-            times.iter_mut().for_each(Vec::clear);
-            computed = [0, 1].map(|which| mounts[which].computed());
+    let mut growth = Vec::new();
+    let repetitions = number("RAMET_REPETITIONS", 1);
+    for _ in 0..repetitions {
+        let beds = histories.map(|(bed, _)| bed.copied());
+        let mounts = [0, 1].map(|which: usize| beds[which].mount(&[]));
+        let mut times: [Vec<Duration>; 2] = Default::default();
+        let mut before = [Duration::ZERO; 2];
+        for more in 1..=WARMING + ROUNDS {
+            if more == WARMING + 1 {
+                times.iter_mut().for_each(Vec::clear);
+                before = [0, 1].map(|which| mounts[which].computed());
+            }
+            let edit = edit();
+            for which in [more % 2, 1 - more % 2].map(|which| which as usize) {
+                let took = edited.play(mounts[which].root(), histories[which].1 + more, &edit);
+                times[which].push(took);
+            }
         }
-        let edit = edit();
-        for which in [more % 2, 1 - more % 2].map(|which| which as usize) {
-            let took = edited.play(mounts[which].root(), histories[which].1 + more, &edit);
-            times[which].push(took);
+        let median = |times: &[Duration]| {
+            let mut sorted = times.to_vec();
+            sorted.sort_unstable();
+            sorted[sorted.len() / 2].as_secs_f64()
+        };
+        growth.push(100.0 * (median(&times[1]) / median(&times[0]) - 1.0));
+        for (which, mount) in mounts.into_iter().enumerate() {
+            computed[which] += mount.computed() - before[which];
+            all[which].append(&mut times[which]);
+            mount.umount();
         }
     }
-    for (which, times) in times.into_iter().enumerate() {
-        let computed = (mounts[which].computed() - computed[which]) / ROUNDS as u32;
+    for (which, times) in all.into_iter().enumerate() {
+        let computed = computed[which] / times.len() as u32;
         let (times, rounds) = (parts(times), histories[which].1);
         println!(
             "{edited:?} by turns after round {rounds}: clone {times}; {computed:?} of CPU a round"
         );
     }
-    mounts.into_iter().for_each(Mount::umount);
+    growth.sort_unstable_by(f64::total_cmp);
+    println!(
+        "{edited:?} by turns: median of a clone grows by {:+.1} % in the middle of {repetitions} repetitions: {growth:+.1?}",
+        growth[growth.len() / 2]
+    );
 }
 
 fn rounds(edited: Edited) {
