@@ -177,10 +177,12 @@ fn what_was_prepared_for_a_clone_serves_it_only_while_it_holds() {
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
 }
 
-#[test]
-fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
+/// Memory buffer of [`tree_of_small_buffers`], in bytes.
+const MEMORY_BYTES: usize = 256 << 10;
+
+/// One without background work.
+fn tree_of_small_buffers() -> Tree {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
-    const MEMORY_BYTES: usize = 256 << 10;
     let shape = TreeShape {
         memory_bytes: MEMORY_BYTES,
         ..TreeShape::default()
@@ -195,7 +197,12 @@ fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
         shape: Some(shape),
         ..OpenOptions::default()
     };
-    let tree = Tree::open(dev, options).expect("opens");
+    Tree::open(dev, options).expect("opens")
+}
+
+#[test]
+fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
+    let tree = tree_of_small_buffers();
     let apply = |batch: Batch| tree.apply(batch).expect("there is room");
     let mut batch = Batch::new();
     for number in 0..20u32 {
@@ -261,23 +268,7 @@ fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
 
 #[test]
 fn a_source_that_nobody_edits_is_looked_for_once_for_each_root() {
-    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
-    const MEMORY_BYTES: usize = 256 << 10;
-    let shape = TreeShape {
-        memory_bytes: MEMORY_BYTES,
-        ..TreeShape::default()
-    };
-    let format = FormatOptions {
-        shape: Some(shape.clone()),
-        ..FormatOptions::default()
-    };
-    Tree::format(&dev, &format).expect("formats");
-    let options = OpenOptions {
-        manual: true,
-        shape: Some(shape),
-        ..OpenOptions::default()
-    };
-    let tree = Tree::open(dev, options).expect("opens");
+    let tree = tree_of_small_buffers();
     let apply = |batch: Batch| tree.apply(batch).expect("there is room");
     let put = |key: &str, value: &str| {
         let mut batch = Batch::new();

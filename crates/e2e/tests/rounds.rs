@@ -98,11 +98,16 @@ impl Edited {
     }
 }
 
+/// What so many hundredths of these stay below.
+fn part(times: &mut [Duration], percent: usize) -> Duration {
+    times.sort_unstable();
+    times[times.len() * percent / 100]
+}
+
 /// Tenth, half and 99 hundredths of these.
 fn parts(mut times: Vec<Duration>) -> String {
-    times.sort_unstable();
-    let part = |percent: usize| times[times.len() * percent / 100];
-    format!("{:?}, p10 {:?}, p99 {:?}", part(50), part(10), part(99))
+    let [half, tenth, most] = [50, 10, 99].map(|percent| part(&mut times, percent));
+    format!("{half:?}, p10 {tenth:?}, p99 {most:?}")
 }
 
 /// Goes on by turns in copies of volumes that have had so many rounds, and prints what clones take in each.
@@ -129,12 +134,8 @@ fn by_turns(edited: Edited, histories: [(&Bed, u64); 2], mut edit: impl FnMut() 
                 times[which].push(took);
             }
         }
-        let median = |times: &[Duration]| {
-            let mut sorted = times.to_vec();
-            sorted.sort_unstable();
-            sorted[sorted.len() / 2].as_secs_f64()
-        };
-        growth.push(100.0 * (median(&times[1]) / median(&times[0]) - 1.0));
+        let [early, late] = times.each_mut().map(|times| part(times, 50).as_secs_f64());
+        growth.push(100.0 * (late / early - 1.0));
         for (which, mount) in mounts.into_iter().enumerate() {
             computed[which] += mount.computed() - before[which];
             all[which].append(&mut times[which]);
