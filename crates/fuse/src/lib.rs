@@ -23,6 +23,7 @@ pub mod mountinfo;
 mod notify;
 mod nowhere;
 mod options;
+mod peeks;
 mod ring;
 mod server;
 mod session;
