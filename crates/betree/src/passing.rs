@@ -14,6 +14,7 @@ use crate::bounds::KeyRange;
 use crate::error::{Error, Result};
 use crate::node::{Cached, Handle, Keeping, Store};
 use crate::readahead::Found;
+use crate::run::RunIndex;
 use crate::view::RunView;
 
 /// Buffers that wait to be used again, each of about a leaf.
@@ -75,7 +76,7 @@ impl Store {
         wanted_bytes: usize,
         keeping: Keeping,
     ) -> Result<(RunView, Option<Found>)> {
-        let mut whole = None;
+        let mut found = None;
         if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
             self.cached((leaf.id().0, 0), || {
                 let place = self.place(leaf)?;
@@ -89,19 +90,30 @@ impl Store {
                 let Some(Ok((bytes, index))) = read else {
                     return self.load_index(leaf, self.shape.block_bytes);
                 };
-                whole = Some((place.extent.addr, bytes));
+                // Before anybody finds the index: who waits for that finds what is kept too, and does not read it again.
+                let at = (place.extent.addr, &bytes);
+                found = self.blocks_with(leaf, &index, at, range, keeping);
                 Ok(Cached::Index(Arc::new(index)))
             })?;
         }
-        let run = self.run(leaf)?;
-        let (Some((addr, bytes)), RunView::Disk(disk)) = (whole, &run) else {
-            return Ok((run, None));
-        };
-        let metas = &disk.index.blocks;
-        let wanted = disk.index.blocks_in(range);
+        Ok((self.run(leaf)?, found))
+    }
+
+    /// The blocks of a leaf that are wanted in `range`, of its bytes, which were read from an address. What who reads on wants next
+    /// is kept.
+    fn blocks_with(
+        &self,
+        leaf: &Handle,
+        index: &RunIndex,
+        (addr, bytes): (u64, &Bytes),
+        range: &KeyRange,
+        keeping: Keeping,
+    ) -> Option<Found> {
+        let metas = &index.blocks;
+        let wanted = index.blocks_in(range);
         let raw_bytes: u64 = metas.iter().map(|meta| u64::from(meta.raw_bytes)).sum();
         if raw_bytes > RAW_BYTES_MAX {
-            return Ok((run, None));
+            return None;
         }
         // What comes after the range is wanted next, and what it ends with perhaps once more.
         let last = wanted.end.saturating_sub(1);
@@ -137,6 +149,6 @@ impl Store {
                 blocks.push(block);
             }
         }
-        Ok((run, Some((wanted.start, blocks))))
+        Some((wanted.start, blocks))
     }
 }

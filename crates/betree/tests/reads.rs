@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree, TreeShape};
@@ -393,30 +395,41 @@ fn segments_that_begin_and_end_within_a_leaf_do_not_cut_its_requests() {
     assert!(bytes_with <= bytes + segments * (20 << 10));
 }
 
-#[test]
-fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
-    const BLOCKS: u64 = 4096;
-    const BLOCK: usize = 4096;
-    /// Blocks of a request, which end where no leaf does.
-    const PIECE: u64 = 195;
+const BLOCK: usize = 4096;
+
+/// A device with one file of so many blocks, in leaves that were written at once.
+fn with_file(blocks: u64) -> Arc<dyn Device> {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
     Tree::format(&dev, &FormatOptions::default()).expect("formats");
     let tree = open(&dev, 64 << 20, true);
     let block = |number: u64| (Bytes::from(name(number)), Bytes::from(vec![7; BLOCK]));
-    let file = tree.prepare(Bytes::new(), None, (0..BLOCKS).map(block));
+    let file = tree.prepare(Bytes::new(), None, (0..blocks).map(block));
     let mut batch = Batch::new();
     batch.graft(Bytes::new(), file.expect("there is room"));
     tree.apply(batch).expect("there is room");
     tree.close().expect("closes");
-    drop(tree);
+    dev
+}
+
+/// Reads some blocks of the file as a mount does.
+fn read_piece(tree: &Tree, blocks: Range<u64>) {
+    let count = blocks.end - blocks.start;
+    let (lo, hi) = (name(blocks.start), name(blocks.end));
+    let scan = tree.scan(&lo, Some(&hi)).eager();
+    assert_eq!(scan.passing(count as usize * BLOCK).count() as u64, count);
+}
+
+#[test]
+fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
+    const BLOCKS: u64 = 4096;
+    /// Blocks of a request, which end where no leaf does.
+    const PIECE: u64 = 195;
+    let dev = with_file(BLOCKS);
     let by_pieces = || {
         let tree = open(&dev, 64 << 20, true);
         let before = tree.stats();
         for first in (0..BLOCKS).step_by(PIECE as usize) {
-            let blocks = PIECE.min(BLOCKS - first);
-            let (lo, hi) = (name(first), name(first + blocks));
-            let scan = tree.scan(&lo, Some(&hi)).eager();
-            assert_eq!(scan.passing(blocks as usize * BLOCK).count() as u64, blocks);
+            read_piece(&tree, first..BLOCKS.min(first + PIECE));
         }
         let after = tree.stats();
         let reads = after.node_reads - before.node_reads;
@@ -444,6 +457,68 @@ fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
     println!("{with} reads below segments");
     // One request is for all of them.
     assert!(with <= reads + 2, "{with} reads below segments");
+}
+
+/// Takes its time over long reads.
+struct Slow {
+    medium: Arc<dyn Device>,
+    long: AtomicU64,
+}
+
+impl Device for Slow {
+    fn len_bytes(&self) -> u64 {
+        self.medium.len_bytes()
+    }
+
+    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        if buf.len() > 64 * BLOCK {
+            self.long.fetch_add(1, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.medium.read_at(addr, buf)
+    }
+
+    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.medium.write_at(addr, buf)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.medium.sync()
+    }
+
+    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.medium.discard(addr, len_bytes)
+    }
+}
+
+/// A kernel that reads a file ahead asks for a piece while it waits for the one before.
+#[test]
+fn who_waits_for_a_leaf_does_not_read_it_again() {
+    const BLOCKS: u64 = 2000;
+    /// Less than a leaf, and enough to read all of it.
+    const PIECE: u64 = 100;
+    let slow = Arc::new(Slow {
+        medium: with_file(BLOCKS),
+        long: AtomicU64::new(0),
+    });
+    let dev: Arc<dyn Device> = slow.clone();
+    let tree = open(&dev, 64 << 20, true);
+    let before = tree.stats();
+    for first in (0..BLOCKS).step_by(2 * PIECE as usize) {
+        let long = slow.long.load(Ordering::SeqCst);
+        let (middle, end) = (first + PIECE, first + 2 * PIECE);
+        std::thread::scope(|scope| {
+            scope.spawn(|| read_piece(&tree, first..middle));
+            while slow.long.load(Ordering::SeqCst) == long {
+                std::thread::yield_now();
+            }
+            read_piece(&tree, middle..end);
+        });
+    }
+    let after = tree.stats();
+    let reads = after.node_reads - before.node_reads;
+    println!("{reads} reads of {} leaves", after.leaves);
+    assert!(reads <= after.leaves + 2, "{reads} reads");
 }
 
 #[test]
