@@ -31,7 +31,7 @@ use crate::clone::Mended;
 use crate::error::{Error, READING_A_NODE, Result};
 use crate::heal::Healing;
 use crate::memrun::MemRun;
-use crate::passing::Spare;
+use crate::passing::{Passed, Spare};
 use crate::pieces::Pieces;
 use crate::readahead::ReadAhead;
 use crate::run::{
@@ -412,6 +412,7 @@ pub(crate) struct Store {
     dead_named: Mutex<Vec<Extent>>,
     pub(crate) read_ahead: ReadAhead,
     pub(crate) spare: Arc<Spare>,
+    pub(crate) passed: Mutex<Passed>,
     cache: Cache<CacheKey, Cached, ByBytes>,
     /// Held while nodes are claimed that one request reads, so that two who want the same do not get half of them each.
     claiming: Mutex<()>,
@@ -461,6 +462,7 @@ impl Store {
             dead_named: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
             spare: Arc::default(),
+            passed: Mutex::default(),
             cache: cache(items, cache_bytes, ByBytes),
             claiming: Mutex::new(()),
             handles: Mutex::new(HashMap::new()),

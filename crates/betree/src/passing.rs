@@ -4,11 +4,17 @@
 //! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is not much longer than
 //! all that is wanted: who reads so much goes on as a rule, and finds the rest in the cache. What is read this way goes
 //! into buffers that are used again: new memory costs more than to fill it.
+//!
+//! For the same reason the cache of the device drops such leaves some way behind the reader: the mount keeps the same bytes. But
+//! clones have no other cache in common. So a leaf that was read whole before, and is again, stays.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
+use ramet_block::Extent;
+use ramet_nodetable::NodeId;
 
 use crate::bounds::KeyRange;
 use crate::error::{Error, Result};
@@ -23,6 +29,43 @@ const SPARE_MAX: usize = 4;
 const WHOLE_BYTES_MAX: usize = 1 << 20;
 /// Longest leaf that is decoded whole, in bytes: many times what a leaf is.
 const RAW_BYTES_MAX: u64 = 16 << 20;
+
+/// Leaves that are known to have been read whole, at most: 8 GiB of them.
+const PASSED: usize = 1 << 14;
+/// Leaves that were read whole and stay in the cache of the device a while: from what it has of the bytes before a read, the kernel
+/// judges whether to read on, and other threads may still want some of them.
+const BEHIND: usize = 8;
+
+/// Leaves that were read whole.
+#[derive(Debug)]
+pub(crate) struct Passed {
+    /// Their numbers, each where it says itself; the last one stays.
+    known: Box<[u64]>,
+    /// Where the last ones lie.
+    behind: VecDeque<Extent>,
+}
+
+impl Default for Passed {
+    fn default() -> Self {
+        Self {
+            known: vec![0; PASSED].into(),
+            behind: VecDeque::new(),
+        }
+    }
+}
+
+impl Passed {
+    /// What the cache of the device may drop now that `leaf` was read, which lies there.
+    fn note(&mut self, leaf: NodeId, extent: Extent) -> Option<Extent> {
+        let at = usize::try_from(leaf.0 % PASSED as u64).expect("a small number");
+        if std::mem::replace(&mut self.known[at], leaf.0) == leaf.0 {
+            return None;
+        }
+        self.behind.push_back(extent);
+        let is_due = self.behind.len() > BEHIND;
+        is_due.then(|| self.behind.pop_front())?
+    }
+}
 
 /// Buffers that wait to be used again.
 #[derive(Debug, Default)]
@@ -76,7 +119,7 @@ impl Store {
         wanted_bytes: usize,
         keeping: Keeping,
     ) -> Result<(RunView, Option<Found>)> {
-        let mut found = None;
+        let (mut found, mut passed) = (None, None);
         if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
             self.cached((leaf.id().0, 0), || {
                 let place = self.place(leaf)?;
@@ -84,6 +127,7 @@ impl Store {
                 let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
                 let read = is_most.then(|| {
                     let bytes = self.read_passing(place.extent.addr, len)?;
+                    passed = Some(place.extent);
                     let index = self.decode_front(leaf, &place, &bytes)?;
                     Ok::<_, Error>((bytes, index))
                 });
@@ -95,6 +139,10 @@ impl Store {
                 found = self.blocks_with(leaf, &index, at, range, keeping);
                 Ok(Cached::Index(Arc::new(index)))
             })?;
+        }
+        let behind = passed.and_then(|extent| self.passed.lock().note(leaf.id(), extent));
+        if let Some(behind) = behind {
+            self.dev.read_behind(behind.addr, behind.len);
         }
         Ok((self.run(leaf)?, found))
     }
@@ -150,5 +198,28 @@ impl Store {
             }
         }
         Some((wanted.start, blocks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_read_once_is_dropped_some_way_behind_and_what_comes_again_stays() {
+        let mut passed = Passed::default();
+        let extent = |leaf: u64| Extent::new(leaf << 20, 1 << 19);
+        let mut read = |leaf| passed.note(NodeId(leaf), extent(leaf));
+        let behind = BEHIND as u64;
+        for leaf in 1..=behind {
+            assert_eq!(read(leaf), None);
+        }
+        for leaf in behind + 1..100 {
+            assert_eq!(read(leaf), Some(extent(leaf - behind)));
+            assert_eq!(read(leaf - behind), None, "it is wanted again");
+        }
+        // Known no more: another one has its place.
+        assert!(read(1 + PASSED as u64).is_some());
+        assert!(read(1).is_some());
     }
 }

@@ -155,6 +155,7 @@ enum Asked {
     Expect(Range<u64>),
     Read(Range<u64>),
     ReadAlone(Range<u64>),
+    Behind(Range<u64>),
 }
 
 impl Noting {
@@ -190,6 +191,10 @@ impl Device for Noting {
         self.note(Asked::Expect(addr..addr + len_bytes));
     }
 
+    fn read_behind(&self, addr: u64, len_bytes: u64) {
+        self.note(Asked::Behind(addr..addr + len_bytes));
+    }
+
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         self.medium.write_at(addr, buf)
     }
@@ -221,7 +226,7 @@ fn a_scan_shows_all_before_a_bad_sector() {
     );
     let longest = sound.take().into_iter().filter_map(|asked| match asked {
         Asked::Read(range) => Some((range.end - range.start, range)),
-        Asked::Expect(_) | Asked::ReadAlone(_) => None,
+        Asked::Expect(_) | Asked::ReadAlone(_) | Asked::Behind(_) => None,
     });
     let (len, range) = longest.max_by_key(|(len, _)| *len).expect("it reads");
     assert!(len > 256 << 10, "{len} bytes at most");
@@ -257,7 +262,7 @@ fn a_short_scan_has_the_device_read_its_blocks_together() {
             .iter()
             .filter_map(|asked| match asked {
                 Asked::Expect(range) => Some(range.clone()),
-                Asked::Read(_) | Asked::ReadAlone(_) => None,
+                Asked::Read(_) | Asked::ReadAlone(_) | Asked::Behind(_) => None,
             })
             .collect();
         // Indexes apart, they are what is read then, behind the first one, which is read at once.
@@ -459,6 +464,40 @@ fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
     assert!(with <= reads + 2, "{with} reads below segments");
 }
 
+#[test]
+fn leaves_that_a_mount_keeps_are_not_kept_twice() {
+    const BLOCKS: u64 = 4096;
+    let noting = Arc::new(Noting {
+        medium: with_file(BLOCKS),
+        asked: Mutex::default(),
+        broken: None,
+    });
+    let dev: Arc<dyn Device> = noting.clone();
+    let tree = open(&dev, 64 << 20, true);
+    for first in (0..BLOCKS).step_by(128) {
+        read_piece(&tree, first..first + 128);
+    }
+    let (mut read, mut behind) = (Vec::new(), Vec::new());
+    for asked in noting.take() {
+        match asked {
+            Asked::Read(range) if range.end - range.start > 1 << 18 => read.push(range),
+            Asked::Behind(range) => behind.push(range),
+            _ => {}
+        }
+    }
+    assert!(read.len() > 30, "{} leaves", read.len());
+    // The last ones may still be wanted.
+    assert_eq!(behind.len(), read.len() - 8);
+    for (behind, read) in behind.iter().zip(&read) {
+        assert_eq!(behind.start, read.start);
+        assert!(behind.end >= read.end && behind.end - read.end < 4096);
+    }
+    // Not what somebody reads who keeps it here.
+    assert_eq!(tree.scan(b"", None).count() as u64, BLOCKS);
+    let told = noting.take();
+    assert!(!told.iter().any(|asked| matches!(asked, Asked::Behind(_))));
+}
+
 /// Takes its time over long reads.
 struct Slow {
     medium: Arc<dyn Device>,
@@ -604,7 +643,9 @@ fn skeletons_that_lie_side_by_side_are_read_together() {
 /// How many of what a device was asked for, in turn, bring blocks that are not in `cached` yet: what a disk has to go to.
 fn jumps(asked: &[Asked], cached: &mut HashSet<u64>) -> usize {
     let mut is_new = |asked: &&Asked| {
-        let (Asked::Expect(range) | Asked::Read(range) | Asked::ReadAlone(range)) = asked;
+        let (Asked::Expect(range) | Asked::Read(range) | Asked::ReadAlone(range)) = asked else {
+            return false;
+        };
         let blocks = range.start / 4096..range.end.div_ceil(4096);
         blocks.filter(|block| cached.insert(*block)).count() > 0
     };

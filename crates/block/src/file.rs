@@ -313,6 +313,13 @@ impl Device for FileDevice {
         }
     }
 
+    fn read_behind(&self, addr: u64, len_bytes: u64) {
+        if let Some(len) = NonZeroU64::new(len_bytes) {
+            // What waits to be written stays.
+            let _ = rustix::fs::fadvise(&self.file, addr, Some(len), Advice::DontNeed);
+        }
+    }
+
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         // Without the check, a write beyond the end would silently grow an image file.
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
@@ -411,6 +418,25 @@ mod tests {
             });
         }
         device.sync().unwrap();
+    }
+
+    #[test]
+    fn what_was_dropped_behind_a_reader_can_be_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = create_image(dir.path().join("image"), 1 << 20, false).unwrap();
+        let read = || {
+            let mut buf = vec![0; 1 << 16];
+            device.read_at(1 << 16, &mut buf).unwrap();
+            device.read_behind(1 << 16, 1 << 16);
+            buf
+        };
+        // Nothing of it is on the device yet.
+        for byte in [3, 4] {
+            device.write_at(1 << 16, &[byte; 1 << 16]).unwrap();
+            assert_eq!(read(), [byte; 1 << 16]);
+            assert_eq!(read(), [byte; 1 << 16]);
+        }
+        device.read_behind(0, 0);
     }
 
     #[test]
