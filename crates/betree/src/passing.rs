@@ -5,8 +5,8 @@
 //! all that is wanted: who reads so much goes on as a rule, and finds the rest in the cache. What is read this way goes
 //! into buffers that are used again: new memory costs more than to fill it.
 //!
-//! For the same reason the cache of the device drops such leaves some way behind the reader: the mount keeps the same bytes. But
-//! clones have no other cache in common. So a leaf that was read whole before, and is again, stays.
+//! For the same reason the cache of the device drops such leaves some way behind the reader: the mount keeps the same
+//! bytes. But clones have no other cache in common. So a leaf that was read whole before, and is again, stays.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,40 +30,56 @@ const WHOLE_BYTES_MAX: usize = 1 << 20;
 /// Longest leaf that is decoded whole, in bytes: many times what a leaf is.
 const RAW_BYTES_MAX: u64 = 16 << 20;
 
-/// Leaves that are known to have been read whole, at most: 8 GiB of them.
+/// Leaves that are known to have been read whole, at most: 8 GiB of them. Who reads more than that in a circle always
+/// finds others in their places.
 const PASSED: usize = 1 << 14;
-/// Leaves that were read whole and stay in the cache of the device a while: from what it has of the bytes before a read, the kernel
-/// judges whether to read on, and other threads may still want some of them.
+/// Leaves of a stream that stay in the cache of the device a while: from what it has of the bytes before a read the
+/// kernel judges whether to read on, and another thread may still want some of them. More would not come out of the
+/// processor's cache when their pages are used again.
 const BEHIND: usize = 8;
+/// Streams of leaves that are known, at most. What is left of others stays.
+const STREAMS: usize = 32;
+/// Farther apart, in bytes, leaves are of different streams.
+const NEAR: u64 = 2 << 20;
 
-/// Leaves that were read whole.
-#[derive(Debug)]
+/// Leaves that were read whole for somebody who keeps them.
+#[derive(Debug, Default)]
 pub(crate) struct Passed {
-    /// Their numbers, each where it says itself; the last one stays.
-    known: Box<[u64]>,
-    /// Where the last ones lie.
-    behind: VecDeque<Extent>,
-}
-
-impl Default for Passed {
-    fn default() -> Self {
-        Self {
-            known: vec![0; PASSED].into(),
-            behind: VecDeque::new(),
-        }
-    }
+    /// Their numbers, each where it says itself; the last one stays. Empty before the first.
+    known: Vec<u64>,
+    /// Where the last ones of each stream lie, or lay: what is there by now is dropped in their place, and read again if
+    /// it is wanted. The stream that was read last comes last.
+    streams: Vec<VecDeque<Extent>>,
 }
 
 impl Passed {
     /// What the cache of the device may drop now that `leaf` was read, which lies there.
     fn note(&mut self, leaf: NodeId, extent: Extent) -> Option<Extent> {
+        self.known.resize(PASSED, 0);
         let at = usize::try_from(leaf.0 % PASSED as u64).expect("a small number");
         if std::mem::replace(&mut self.known[at], leaf.0) == leaf.0 {
             return None;
         }
-        self.behind.push_back(extent);
-        let is_due = self.behind.len() > BEHIND;
-        is_due.then(|| self.behind.pop_front())?
+        // Threads overtake each other, so it may lie before the last one.
+        let goes_on = |stream: &VecDeque<Extent>| {
+            let last = stream.back();
+            last.is_some_and(|last| last.addr.abs_diff(extent.addr) <= NEAR)
+        };
+        let mut stream = match self.streams.iter().rposition(goes_on) {
+            Some(at) => self.streams.remove(at),
+            None => VecDeque::new(),
+        };
+        stream.push_back(extent);
+        let dropped = if stream.len() > BEHIND {
+            stream.pop_front()
+        } else {
+            None
+        };
+        self.streams.push(stream);
+        if self.streams.len() > STREAMS {
+            self.streams.remove(0);
+        }
+        dropped
     }
 }
 
@@ -127,22 +143,23 @@ impl Store {
                 let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
                 let read = is_most.then(|| {
                     let bytes = self.read_passing(place.extent.addr, len)?;
-                    passed = Some(place.extent);
+                    // Others leave to the cache of the device what they do not keep themselves.
+                    passed = (keeping == Keeping::Ends).then_some(place.extent);
                     let index = self.decode_front(leaf, &place, &bytes)?;
                     Ok::<_, Error>((bytes, index))
                 });
                 let Some(Ok((bytes, index))) = read else {
                     return self.load_index(leaf, self.shape.block_bytes);
                 };
-                // Before anybody finds the index: who waits for that finds what is kept too, and does not read it again.
+                // Before anybody finds the index: who waits for that, and reads on, finds what is kept too.
                 let at = (place.extent.addr, &bytes);
                 found = self.blocks_with(leaf, &index, at, range, keeping);
                 Ok(Cached::Index(Arc::new(index)))
             })?;
         }
-        let behind = passed.and_then(|extent| self.passed.lock().note(leaf.id(), extent));
-        if let Some(behind) = behind {
-            self.dev.read_behind(behind.addr, behind.len);
+        let dropped = passed.and_then(|extent| self.passed.lock().note(leaf.id(), extent));
+        if let Some(dropped) = dropped {
+            self.dev.forget_read(dropped.addr, dropped.len);
         }
         Ok((self.run(leaf)?, found))
     }
@@ -205,10 +222,14 @@ impl Store {
 mod tests {
     use super::*;
 
+    /// Leaves of half a mebibyte.
+    fn extent(leaf: u64) -> Extent {
+        Extent::new(leaf << 19, 1 << 19)
+    }
+
     #[test]
     fn what_is_read_once_is_dropped_some_way_behind_and_what_comes_again_stays() {
         let mut passed = Passed::default();
-        let extent = |leaf: u64| Extent::new(leaf << 20, 1 << 19);
         let mut read = |leaf| passed.note(NodeId(leaf), extent(leaf));
         let behind = BEHIND as u64;
         for leaf in 1..=behind {
@@ -219,7 +240,27 @@ mod tests {
             assert_eq!(read(leaf - behind), None, "it is wanted again");
         }
         // Known no more: another one has its place.
-        assert!(read(1 + PASSED as u64).is_some());
-        assert!(read(1).is_some());
+        assert_eq!(read(1 + PASSED as u64), None);
+        assert_eq!(read(1), None);
+        assert!(read(101).is_some());
+    }
+
+    #[test]
+    fn streams_that_are_read_in_turn_keep_as_much_each() {
+        let mut passed = Passed::default();
+        let behind = BEHIND as u64;
+        for leaf in 1..40 {
+            for stream in 0..STREAMS as u64 {
+                // The second comes before the first.
+                let leaf = stream * 1000 + (leaf ^ 1);
+                let dropped = passed.note(NodeId(leaf), extent(leaf));
+                let far = dropped.map(|dropped| leaf - (dropped.addr >> 19));
+                assert!(far.is_none_or(|far| far.abs_diff(behind) <= 2), "{far:?}");
+            }
+        }
+        assert_eq!(passed.streams.len(), STREAMS);
+        assert!(passed.streams.iter().all(|stream| stream.len() == BEHIND));
+        passed.note(NodeId(1 << 40), extent(1 << 40));
+        assert_eq!(passed.streams.len(), STREAMS);
     }
 }

@@ -18,7 +18,8 @@
 //! way and its other part written. So nothing is read ahead while a write is under way: reads go through a file
 //! that is advised to be read at random, for which the kernel reads what is asked for, page by page; and a folio made by a write
 //! lies inside of what was written. Then none reaches over the end of an extent, and nobody reads or writes inside of
-//! one under way. The first write waits for the reads that may still read ahead.
+//! one under way. The first write waits for the reads that may still read ahead. Who drops pages of what was read
+//! (`forget_read`) makes none, and what is dirty stays.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};

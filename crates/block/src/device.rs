@@ -42,9 +42,9 @@ pub trait Device: Send + Sync {
     /// do nothing: what fails is told to whoever reads.
     fn expect_read(&self, _addr: u64, _len_bytes: u64) {}
 
-    /// Says that a range was read, and that somebody above keeps what is in it: caches of the device may drop it. Waits for nothing, and may do
-    /// nothing.
-    fn read_behind(&self, _addr: u64, _len_bytes: u64) {}
+    /// Says that a range was read, and that somebody above keeps what is in it: caches of the device may drop it. May begin to
+    /// write what was written there, and do nothing else.
+    fn forget_read(&self, _addr: u64, _len_bytes: u64) {}
 
     /// Writes all of `buf` at `addr` (bytes). Not durable before [`Device::sync`].
     ///

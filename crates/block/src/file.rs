@@ -313,9 +313,9 @@ impl Device for FileDevice {
         }
     }
 
-    fn read_behind(&self, addr: u64, len_bytes: u64) {
+    fn forget_read(&self, addr: u64, len_bytes: u64) {
         if let Some(len) = NonZeroU64::new(len_bytes) {
-            // What waits to be written stays.
+            // Pages that are not on the device yet stay.
             let _ = rustix::fs::fadvise(&self.file, addr, Some(len), Advice::DontNeed);
         }
     }
@@ -421,13 +421,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_behind_a_reader_can_be_read_again() {
+    fn what_is_forgotten_can_be_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let device = create_image(dir.path().join("image"), 1 << 20, false).unwrap();
         let read = || {
             let mut buf = vec![0; 1 << 16];
             device.read_at(1 << 16, &mut buf).unwrap();
-            device.read_behind(1 << 16, 1 << 16);
+            device.forget_read(1 << 16, 1 << 16);
             buf
         };
         // Nothing of it is on the device yet.
@@ -436,7 +436,7 @@ mod tests {
             assert_eq!(read(), [byte; 1 << 16]);
             assert_eq!(read(), [byte; 1 << 16]);
         }
-        device.read_behind(0, 0);
+        device.forget_read(0, 0);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //!
 //! FORGET still comes through `/dev/fuse`, and notifications go there.
 
+use std::cell::Cell;
 use std::ffi::OsStr;
 use std::future::Future;
 use std::io;
@@ -45,7 +46,8 @@ use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::deference::{Deference, Deferrer};
-use crate::habits::Habits;
+use crate::glances::{Glances, SHORT};
+use crate::habits::{Choice, Habits};
 use crate::listing::{Listing, ListingIn};
 use crate::server::{Answer, Server};
 use crate::terms::{GENERATION, OPEN, TTL, WRITE_BYTES_MAX};
@@ -139,6 +141,7 @@ struct Connection {
     server: Arc<Server>,
     deference: Deference,
     habits: Habits,
+    glances: Glances,
     device: OwnedFd,
     queues: Vec<Queue>,
     has_failed: AtomicBool,
@@ -200,6 +203,7 @@ impl Rings {
             server,
             deference: Deference::start()?,
             habits: Habits::default(),
+            glances: Glances::default(),
             device: device.try_clone_to_owned()?,
             queues: (0..possible.len()).map(queue).collect(),
             has_failed: AtomicBool::new(false),
@@ -552,12 +556,30 @@ impl RingFront {
             let mut listing = Listing::new(&mut payload[..room]);
             let list = || {
                 let server = self.asked(Operation::Readdirplus);
-                let mut choice = self.connection.habits.lists(header.pid, Ino(header.nodeid));
-                let wants = |entry: &DirEntry| choice.wants(entry.kind);
-                let asker = (asked.fh, header.pid);
-                server.read_dir_plus(asker, asked.offset, wants, |entry, attr| {
-                    listing.push(entry, attr)
-                })
+                let (habits, glances) = (&self.connection.habits, &self.connection.glances);
+                let (asker, dir) = (header.pid, Ino(header.nodeid));
+                let begins = asked.offset == 0;
+                if !begins {
+                    glances.goes_on(asked.fh);
+                }
+                let is_short = begins && glances.wants_first_only(asker, dir);
+                let (most, mut choice) = if is_short {
+                    (SHORT, Choice::All)
+                } else {
+                    (usize::MAX, habits.lists(asker, dir))
+                };
+                let entries = Cell::new(0);
+                let wants = |entry: &DirEntry| entries.get() < most && choice.wants(entry.kind);
+                let of = (asked.fh, asker);
+                let listed = server.read_dir_plus(of, asked.offset, wants, |entry, attr| {
+                    let taken = entries.get() < most && listing.push(entry, attr);
+                    entries.set(entries.get() + usize::from(taken));
+                    taken
+                });
+                if begins {
+                    glances.began(asker, dir, asked.fh, entries.get());
+                }
+                listed
             };
             let listed = catch_unwind(AssertUnwindSafe(list)).unwrap_or(Err(Errno::EIO));
             listed.map(|()| listing.len())
@@ -808,6 +830,7 @@ impl Filesystem for RingFront {
         let mut room = usize::try_from(size).expect("a request holds less than 4 GiB");
         let mut all = Vec::new();
         let server = self.asked(Operation::Readdir);
+        self.connection.glances.goes_on(fh.get());
         code(server.read_dir(fh.get(), offset, |entry| {
             let bytes = entry_bytes(entry);
             let fits = bytes <= room;
@@ -826,6 +849,7 @@ impl Filesystem for RingFront {
     }
 
     async fn releasedir(&self, _: Request, _: InodeId, fh: FileHandleId, _: u32) -> FsResult<()> {
+        self.connection.glances.closed(fh.get());
         self.asked(Operation::Releasedir).release_dir(fh.get());
         Ok(())
     }

@@ -24,7 +24,6 @@ use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::missing::Missing;
 use crate::notify::{Kernel, clears_stored_pages};
 use crate::nowhere::{NOWHERE, Nowhere};
-use crate::peeks::{Peeks, SHORT};
 use crate::terms::created_flags;
 use crate::tickets::Tickets;
 use crate::workers::Workers;
@@ -59,7 +58,6 @@ struct Core {
     tickets: Tickets,
     asked: Asked,
     ahead: Ahead,
-    peeks: Peeks,
     /// Room for what is sent ahead, of the one thread that does.
     contents: Mutex<Arc<Revocable>>,
 }
@@ -135,7 +133,6 @@ impl Server {
             tickets: Tickets::default(),
             asked: Asked::default(),
             ahead: Ahead::default(),
-            peeks: Peeks::default(),
             contents: Mutex::new(Arc::new(Revocable::new(room)?)),
         };
         Ok(Self {
@@ -418,19 +415,11 @@ impl Server {
         mut take: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Answer<()> {
         let stream = answer(self.core.stream(fh))?;
-        let (volume, ahead, peeks) = (&self.core.volume, &self.core.ahead, &self.core.peeks);
-        let begins = offset == 0;
-        if !begins {
-            peeks.goes_on(fh);
-        }
-        let most = match begins && peeks.is_one(asker, stream.ino()) {
-            true => SHORT,
-            false => usize::MAX,
-        };
-        let mut entries = 0;
+        let mut any = false;
+        let (volume, ahead) = (&self.core.volume, &self.core.ahead);
         let each = |entry: &DirEntry, attr: Option<&Attr>| {
-            let taken = entries < most && take(entry, attr);
-            entries += usize::from(taken);
+            let taken = take(entry, attr);
+            any |= taken;
             if taken && entry.kind == Kind::Directory && !matches!(&*entry.name, b"." | b"..") {
                 ahead.lists_directory(Stream(fh), asker);
             }
@@ -443,15 +432,11 @@ impl Server {
         };
         self.send_ahead(ahead.lists_on(Stream(fh), asker));
         let read = volume.read_dir_choosing(&stream, offset, wants, each, first);
-        if begins {
-            peeks.began((fh, asker), stream.ino(), entries);
-        }
-        if entries > 0 { Ok(()) } else { answer(read) }
+        if any { Ok(()) } else { answer(read) }
     }
 
     pub(crate) fn release_dir(&self, fh: u64) {
         let stream = self.core.streams.lock().remove(&fh);
-        self.core.peeks.closed(fh);
         if let Some(stream) = stream {
             self.core.volume.close_dir(stream);
         }

@@ -398,6 +398,62 @@ fn attributes_come_with_a_directory_to_those_who_use_them() {
     mount.finish();
 }
 
+/// Who only looks into directories is told less, and nobody misses anything.
+#[test]
+fn directories_that_were_looked_into_are_listed_whole() {
+    const DIRS: u32 = 12;
+    const FILES: u32 = 20;
+    let mount = Mount::new();
+    let root = mount.dir.path();
+    let dir = |number: u32| root.join(format!("d{number}"));
+    // None to some files.
+    let files = |number: u32| {
+        if number.is_multiple_of(3) {
+            number / 3
+        } else {
+            FILES
+        }
+    };
+    for number in 0..DIRS {
+        fs::create_dir(dir(number)).unwrap();
+        for file in 0..files(number) {
+            fs::write(dir(number).join(format!("f{file:02}")), "").unwrap();
+        }
+    }
+    let names = |number: u32| -> Vec<String> {
+        let entries = fs::read_dir(dir(number)).unwrap();
+        entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
+    };
+    let expected = |number: u32| -> Vec<String> {
+        (0..files(number))
+            .map(|file| format!("f{file:02}"))
+            .collect()
+    };
+    let looks_into = |number: u32| {
+        let first = fs::read_dir(dir(number)).unwrap().next();
+        assert_eq!(first.is_some(), files(number) > 0);
+    };
+    let answers_of = |work: &dyn Fn()| {
+        let before = asked(root, "READDIRPLUS");
+        work();
+        asked(root, "READDIRPLUS") - before
+    };
+    for number in 0..DIRS - 2 {
+        looks_into(number);
+        assert_eq!(names(number), expected(number), "d{number}");
+    }
+    // Nobody looked into this one: it takes an answer more, and the next one does not.
+    for (number, more) in [(DIRS - 2, 1), (DIRS - 1, 0)] {
+        let answers = answers_of(&|| assert_eq!(names(number), expected(number)));
+        if has_rings() {
+            assert_eq!(answers, 2 + more, "d{number}");
+        }
+    }
+    mount.finish();
+}
+
 /// Says so when it is dropped, also by a panic.
 struct Done<'a>(&'a AtomicBool);
 

@@ -1,9 +1,11 @@
 //! Programs that look whether a directory has anything in it before they read it.
 //!
-//! `rm -r` opens each directory twice: once for its first name, and again to read it. All names of the first answer but that one are for
-//! nothing, since the second one has them again. The kernel does not say what a directory is opened for. So who closed some directories, one after the other, behind one
-//! answer each gets a short one when it opens another, and all when it comes back to that. If it reads on instead it has asked
-//! once more than it had to, and gets whole answers again.
+//! `rm -r` opens each directory twice: once for its first name, and again to read it. All names of the first answer but
+//! that one are for nothing, since the second one has them again. The kernel does not say what a directory is opened for.
+//! So who closed some directories, one after the other, behind one answer each gets a short one when it opens another, and
+//! all when it comes back to that. If it reads on instead it has asked once more than it had to, and gets whole answers again.
+//!
+//! Only where all answers come with attributes: a kernel that is free to go on without them would miss those of the rest.
 
 use parking_lot::Mutex;
 use ramet_fs::Ino;
@@ -20,7 +22,7 @@ const DOTS: usize = 2;
 pub(crate) const SHORT: usize = DOTS + 1;
 
 /// Of a mount.
-pub(crate) struct Peeks(Mutex<State>);
+pub(crate) struct Glances(Mutex<State>);
 
 struct State {
     askers: [Habit; ASKERS],
@@ -32,8 +34,8 @@ struct State {
 struct Habit {
     /// Its number, 0 if there is none.
     asker: u32,
-    /// Directories that it closed behind one answer since it last read one that it had not looked into.
-    peeks: u8,
+    /// Directories that it closed behind one answer since it last read one that it had not looked into first.
+    glances: u8,
     /// The last of these.
     dir: u64,
 }
@@ -72,7 +74,7 @@ impl State {
     }
 }
 
-impl Default for Peeks {
+impl Default for Glances {
     fn default() -> Self {
         Self(Mutex::new(State {
             askers: [Habit::default(); ASKERS],
@@ -81,16 +83,19 @@ impl Default for Peeks {
     }
 }
 
-impl Peeks {
+impl Glances {
     /// Whether the thread `asker`, which begins to read `dir`, likely wants no more than its first name.
-    pub(crate) fn is_one(&self, asker: u32, dir: Ino) -> bool {
+    pub(crate) fn wants_first_only(&self, asker: u32, dir: Ino) -> bool {
         let mut state = self.0.lock();
         let habit = state.habit(asker);
-        habit.peeks >= PROOF && habit.dir != dir.0
+        let is_known = habit.glances >= PROOF && habit.dir != dir.0;
+        // That it closed the directory may be heard of after it opened that again.
+        let mut opened = state.opened.iter();
+        is_known && !opened.any(|opened| opened.asker == asker && opened.dir == dir.0)
     }
 
-    /// It got so many entries of `dir`, open as `fh`, and may ask for more.
-    pub(crate) fn began(&self, (fh, asker): (u64, u32), dir: Ino, entries: usize) {
+    /// The thread `asker` got so many entries of `dir`, open as `fh`, and may ask for more.
+    pub(crate) fn began(&self, asker: u32, dir: Ino, fh: u64, entries: usize) {
         // Who finds nothing asks once more, to hear that it is all.
         if entries > DOTS {
             *self.0.lock().opened(fh) = Opened {
@@ -107,7 +112,7 @@ impl Peeks {
         if let Some(opened) = state.take(fh) {
             let habit = state.habit(opened.asker);
             if habit.dir != opened.dir {
-                habit.peeks = 0;
+                habit.glances = 0;
             }
         }
     }
@@ -117,7 +122,7 @@ impl Peeks {
         let mut state = self.0.lock();
         if let Some(opened) = state.take(fh) {
             let habit = state.habit(opened.asker);
-            habit.peeks = habit.peeks.saturating_add(1);
+            habit.glances = habit.glances.saturating_add(1);
             habit.dir = opened.dir;
         }
     }
@@ -130,77 +135,91 @@ mod tests {
     const RM: u32 = 7;
 
     /// Opens as `rm -r` does; whether the first answer, and the second, are short.
-    fn looks_and_reads(peeks: &Peeks, asker: u32, dir: u64, entries: usize) -> [bool; 2] {
+    fn looks_and_reads(glances: &Glances, asker: u32, dir: u64, entries: usize) -> [bool; 2] {
         let dir = Ino(dir);
         let (first, second) = (2 * dir.0, 2 * dir.0 + 1);
-        let is_first_short = peeks.is_one(asker, dir);
+        let is_first_short = glances.wants_first_only(asker, dir);
         let entries_first = if is_first_short {
             SHORT.min(entries)
         } else {
             entries
         };
-        peeks.began((first, asker), dir, entries_first);
+        glances.began(asker, dir, first, entries_first);
         if entries <= DOTS {
-            peeks.goes_on(first);
+            glances.goes_on(first);
         }
-        peeks.closed(first);
-        let is_second_short = peeks.is_one(asker, dir);
-        peeks.began((second, asker), dir, entries);
-        peeks.goes_on(second);
-        peeks.closed(second);
+        glances.closed(first);
+        let is_second_short = glances.wants_first_only(asker, dir);
+        glances.began(asker, dir, second, entries);
+        glances.goes_on(second);
+        glances.closed(second);
         [is_first_short, is_second_short]
     }
 
-    fn reads(peeks: &Peeks, asker: u32, dir: u64) -> bool {
+    fn reads(glances: &Glances, asker: u32, dir: u64) -> bool {
         let fh = 1000 + dir;
-        let is_short = peeks.is_one(asker, Ino(dir));
-        peeks.began((fh, asker), Ino(dir), 10);
-        peeks.goes_on(fh);
-        peeks.goes_on(fh);
-        peeks.closed(fh);
+        let is_short = glances.wants_first_only(asker, Ino(dir));
+        glances.began(asker, Ino(dir), fh, 10);
+        glances.goes_on(fh);
+        glances.goes_on(fh);
+        glances.closed(fh);
         is_short
     }
 
     #[test]
     fn who_only_looks_gets_little_and_who_reads_all() {
-        let peeks = Peeks::default();
+        let glances = Glances::default();
         for dir in 1..20 {
             let is_known = dir > u64::from(PROOF);
-            assert_eq!(looks_and_reads(&peeks, RM, dir, 12), [is_known, false]);
-            assert!(!reads(&peeks, RM + 1, dir), "another thread");
+            assert_eq!(looks_and_reads(&glances, RM, dir, 12), [is_known, false]);
+            assert!(!reads(&glances, RM + 1, dir), "another thread");
         }
     }
 
     #[test]
     fn empty_directories_do_not_tell() {
-        let peeks = Peeks::default();
+        let glances = Glances::default();
         for dir in 1..20 {
             let entries = if dir % 2 == 0 { DOTS } else { 12 };
             let is_known = dir > 2 * u64::from(PROOF) - 1;
-            assert_eq!(looks_and_reads(&peeks, RM, dir, entries)[0], is_known);
+            assert_eq!(looks_and_reads(&glances, RM, dir, entries)[0], is_known);
         }
     }
 
     #[test]
     fn who_reads_on_gets_all_from_then_on() {
-        let peeks = Peeks::default();
+        let glances = Glances::default();
         for dir in 1..=u64::from(PROOF) {
-            looks_and_reads(&peeks, RM, dir, 12);
+            looks_and_reads(&glances, RM, dir, 12);
         }
-        assert!(reads(&peeks, RM, 50));
-        assert!(!reads(&peeks, RM, 51));
-        let [first, _] = looks_and_reads(&peeks, RM, 52, 12);
+        assert!(reads(&glances, RM, 50));
+        assert!(!reads(&glances, RM, 51));
+        let [first, _] = looks_and_reads(&glances, RM, 52, 12);
         assert!(!first, "it has to be seen again");
     }
 
     #[test]
-    fn who_comes_later_begins_anew() {
-        let peeks = Peeks::default();
+    fn who_comes_back_before_it_is_known_that_it_left_gets_all() {
+        let glances = Glances::default();
         for dir in 1..=u64::from(PROOF) {
-            looks_and_reads(&peeks, RM, dir, 12);
+            looks_and_reads(&glances, RM, dir, 12);
+        }
+        let dir = Ino(50);
+        assert!(glances.wants_first_only(RM, dir));
+        glances.began(RM, dir, 100, SHORT);
+        assert!(!glances.wants_first_only(RM, dir));
+        glances.closed(100);
+        assert!(!glances.wants_first_only(RM, dir));
+    }
+
+    #[test]
+    fn who_comes_later_begins_anew() {
+        let glances = Glances::default();
+        for dir in 1..=u64::from(PROOF) {
+            looks_and_reads(&glances, RM, dir, 12);
         }
         let same_place = RM + u32::try_from(ASKERS).unwrap();
-        assert!(!reads(&peeks, same_place, 50));
-        assert!(!reads(&peeks, RM, 51), "forgotten");
+        assert!(!reads(&glances, same_place, 50));
+        assert!(!reads(&glances, RM, 51), "forgotten");
     }
 }
