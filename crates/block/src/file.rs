@@ -1,7 +1,7 @@
 //! A device that is an image file or a block device.
 //!
 //! Positional I/O through the page cache: images on any file system work, and small writes are gathered there. Only what is
-//! written in bulk goes past it, where the file can do that (`behind.rs`). One advisory lock per open (`flock`:
+//! written in bulk goes past it, where the file can do that (`behind.rs`), and what a mount keeps is dropped from it. One advisory lock per open (`flock`:
 //! exclusive to write, shared to read) keeps two mounts of one volume apart; a block device is
 //! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system.
 
