@@ -36,8 +36,9 @@ struct Habit {
     asker: u32,
     /// Directories that it closed behind one answer since it last read one that it had not looked into first.
     glances: u8,
-    /// The last of these.
+    /// The last of these, and the number it was open as.
     dir: u64,
+    fh: u64,
 }
 
 /// A directory that one answer was given of.
@@ -59,6 +60,12 @@ impl State {
             };
         }
         at
+    }
+
+    /// Whether the thread `asker` looked into `dir` last. That it closed it may be heard of after it opened it again.
+    fn has_looked_into(&mut self, asker: u32, dir: u64) -> bool {
+        let is_there = |opened: &Opened| opened.asker == asker && opened.dir == dir;
+        self.habit(asker).dir == dir || self.opened.iter().any(is_there)
     }
 
     /// Where an open directory is if it is known.
@@ -87,11 +94,7 @@ impl Glances {
     /// Whether the thread `asker`, which begins to read `dir`, likely wants no more than its first name.
     pub(crate) fn wants_first_only(&self, asker: u32, dir: Ino) -> bool {
         let mut state = self.0.lock();
-        let habit = state.habit(asker);
-        let is_known = habit.glances >= PROOF && habit.dir != dir.0;
-        // That it closed the directory may be heard of after it opened that again.
-        let mut opened = state.opened.iter();
-        is_known && !opened.any(|opened| opened.asker == asker && opened.dir == dir.0)
+        state.habit(asker).glances >= PROOF && !state.has_looked_into(asker, dir.0)
     }
 
     /// The thread `asker` got so many entries of `dir`, open as `fh`, and may ask for more.
@@ -109,11 +112,10 @@ impl Glances {
     /// Somebody asks for more of the open directory `fh`.
     pub(crate) fn goes_on(&self, fh: u64) {
         let mut state = self.0.lock();
-        if let Some(opened) = state.take(fh) {
-            let habit = state.habit(opened.asker);
-            if habit.dir != opened.dir {
-                habit.glances = 0;
-            }
+        if let Some(opened) = state.take(fh)
+            && !state.has_looked_into(opened.asker, opened.dir)
+        {
+            state.habit(opened.asker).glances = 0;
         }
     }
 
@@ -123,7 +125,10 @@ impl Glances {
         if let Some(opened) = state.take(fh) {
             let habit = state.habit(opened.asker);
             habit.glances = habit.glances.saturating_add(1);
-            habit.dir = opened.dir;
+            // Of what was closed before, it may be heard later.
+            if opened.fh > habit.fh {
+                (habit.dir, habit.fh) = (opened.dir, opened.fh);
+            }
         }
     }
 }
@@ -208,8 +213,19 @@ mod tests {
         assert!(glances.wants_first_only(RM, dir));
         glances.began(RM, dir, 100, SHORT);
         assert!(!glances.wants_first_only(RM, dir));
+        glances.began(RM, dir, 101, 12);
+        glances.goes_on(101);
         glances.closed(100);
         assert!(!glances.wants_first_only(RM, dir));
+        assert!(glances.wants_first_only(RM, Ino(51)), "still known");
+        // Nor does it matter when it is known later still.
+        glances.began(RM, dir, 102, SHORT);
+        glances.began(RM, Ino(51), 103, SHORT);
+        glances.closed(103);
+        glances.closed(102);
+        glances.began(RM, Ino(51), 104, 12);
+        glances.goes_on(104);
+        assert!(glances.wants_first_only(RM, Ino(52)));
     }
 
     #[test]
