@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -148,7 +147,12 @@ struct Noting {
     asked: Mutex<Vec<Asked>>,
     /// A byte that no request may touch.
     broken: Option<u64>,
+    /// What a long read takes.
+    pause: Duration,
 }
+
+/// Reads of more bytes are long.
+const LONG: u64 = 256 << 10;
 
 #[derive(Clone, Debug, PartialEq)]
 enum Asked {
@@ -158,7 +162,28 @@ enum Asked {
     Forget(Range<u64>),
 }
 
+impl Asked {
+    fn is_long(&self) -> bool {
+        matches!(self, Self::Read(range) if range.end - range.start > LONG)
+    }
+}
+
 impl Noting {
+    fn on(medium: Arc<dyn Device>) -> Self {
+        Self {
+            medium,
+            asked: Mutex::default(),
+            broken: None,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// Long reads so far.
+    fn long(&self) -> usize {
+        let asked = self.asked.lock().expect("no panic");
+        asked.iter().filter(|asked| asked.is_long()).count()
+    }
+
     fn take(&self) -> Vec<Asked> {
         std::mem::take(&mut *self.asked.lock().expect("no panic"))
     }
@@ -178,7 +203,12 @@ impl Device for Noting {
         if self.broken.is_some_and(|at| range.contains(&at)) {
             return Err(io::Error::other("a bad sector"));
         }
-        self.note(Asked::Read(range));
+        let asked = Asked::Read(range);
+        let is_long = asked.is_long();
+        self.note(asked);
+        if is_long {
+            std::thread::sleep(self.pause);
+        }
         self.medium.read_at(addr, buf)
     }
 
@@ -213,9 +243,8 @@ fn a_scan_shows_all_before_a_bad_sector() {
     let medium = filled();
     let on = |broken| {
         Arc::new(Noting {
-            medium: medium.clone(),
-            asked: Mutex::default(),
             broken,
+            ..Noting::on(medium.clone())
         })
     };
     let sound = on(None);
@@ -243,11 +272,7 @@ fn a_scan_shows_all_before_a_bad_sector() {
 
 #[test]
 fn a_short_scan_has_the_device_read_its_blocks_together() {
-    let noting = Arc::new(Noting {
-        medium: filled(),
-        asked: Mutex::default(),
-        broken: None,
-    });
+    let noting = Arc::new(Noting::on(filled()));
     let dev: Arc<dyn Device> = noting.clone();
     let tree = open(&dev, 64 << 20, true);
     warm_up(&tree);
@@ -287,11 +312,7 @@ fn a_short_scan_has_the_device_read_its_blocks_together() {
 
 #[test]
 fn short_scans_read_no_more_where_leaves_and_segments_end() {
-    let noting = Arc::new(Noting {
-        medium: filled(),
-        asked: Mutex::default(),
-        broken: None,
-    });
+    let noting = Arc::new(Noting::on(filled()));
     let dev: Arc<dyn Device> = noting.clone();
     // Hardly a block fits the cache.
     let tree = open(&dev, 3 << 20, true);
@@ -469,17 +490,13 @@ fn leaves_that_a_mount_keeps_are_not_kept_twice() {
     const BLOCKS: u64 = 4000;
     /// Leaves that may still be wanted.
     const STAY: usize = 8;
-    let noting = Arc::new(Noting {
-        medium: with_file(BLOCKS),
-        asked: Mutex::default(),
-        broken: None,
-    });
+    let noting = Arc::new(Noting::on(with_file(BLOCKS)));
     let dev: Arc<dyn Device> = noting.clone();
     let whole = || {
         let (mut read, mut forgotten) = (Vec::new(), Vec::new());
         for asked in noting.take() {
             match asked {
-                Asked::Read(range) if range.end - range.start > 1 << 18 => read.push(range),
+                Asked::Read(range) if range.end - range.start > LONG => read.push(range),
                 Asked::Forget(range) => forgotten.push(range),
                 _ => {}
             }
@@ -506,58 +523,26 @@ fn leaves_that_a_mount_keeps_are_not_kept_twice() {
     assert_eq!(forgotten, []);
 }
 
-/// Takes its time over long reads.
-struct Slow {
-    medium: Arc<dyn Device>,
-    long: AtomicU64,
-}
-
-impl Device for Slow {
-    fn len_bytes(&self) -> u64 {
-        self.medium.len_bytes()
-    }
-
-    fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
-        if buf.len() > 64 * BLOCK {
-            self.long.fetch_add(1, Ordering::SeqCst);
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        self.medium.read_at(addr, buf)
-    }
-
-    fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
-        self.medium.write_at(addr, buf)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.medium.sync()
-    }
-
-    fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
-        self.medium.discard(addr, len_bytes)
-    }
-}
-
 /// A kernel that reads a file ahead asks for a piece while it waits for the one before.
 #[test]
 fn who_waits_for_a_leaf_and_reads_on_does_not_read_it_again() {
     const BLOCKS: u64 = 2000;
     /// Blocks of a request: less than a leaf, which is read whole nevertheless, and ends in the midst of another one.
     const PIECE: u64 = 90;
-    let slow = Arc::new(Slow {
-        medium: with_file(BLOCKS),
-        long: AtomicU64::new(0),
+    let slow = Arc::new(Noting {
+        pause: Duration::from_millis(20),
+        ..Noting::on(with_file(BLOCKS))
     });
     let dev: Arc<dyn Device> = slow.clone();
     let tree = open(&dev, 64 << 20, true);
     let before = tree.stats();
     let mut together = 0;
     for first in (0..BLOCKS - 2 * PIECE).step_by(2 * PIECE as usize) {
-        let long = slow.long.load(Ordering::SeqCst);
+        let long = slow.long();
         let (middle, end) = (first + PIECE, first + 2 * PIECE);
         std::thread::scope(|scope| {
             let piece = scope.spawn(|| read_piece(&tree, first..middle));
-            let reads = || slow.long.load(Ordering::SeqCst) > long;
+            let reads = || slow.long() > long;
             while !reads() && !piece.is_finished() {
                 std::thread::yield_now();
             }
@@ -681,11 +666,7 @@ fn opening_brings_along_what_the_newest_checkpoints_wrote() {
         tree.apply(batch).expect("there is room");
         tree.close().expect("closes");
     }
-    let noting = Arc::new(Noting {
-        medium: device,
-        asked: Mutex::default(),
-        broken: None,
-    });
+    let noting = Arc::new(Noting::on(device));
     let device: Arc<dyn Device> = noting.clone();
     let tree = open(&device, 64 << 20, true);
     let mut cached = HashSet::new();

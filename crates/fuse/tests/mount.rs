@@ -282,6 +282,13 @@ fn asked(dir: &Path, operation: &str) -> u64 {
     common::counter(dir, "requests", operation)
 }
 
+/// Such requests for `work`.
+fn asked_for(dir: &Path, operation: &str, work: impl FnOnce()) -> u64 {
+    let before = asked(dir, operation);
+    work();
+    asked(dir, operation) - before
+}
+
 #[test]
 fn files_are_opened_and_closed_without_a_request_and_read_as_they_are() {
     const FILES: u32 = 300;
@@ -363,11 +370,7 @@ fn attributes_come_with_a_directory_to_those_who_use_them() {
         }
     }
     let list = |dir: &Path| fs::read_dir(dir).unwrap().count();
-    let lookups_of = |work: &dyn Fn()| {
-        let before = asked(root, "LOOKUP");
-        work();
-        asked(root, "LOOKUP") - before
-    };
+    let lookups_of = |work: &dyn Fn()| asked_for(root, "LOOKUP", work);
     let dir = |number: u32| root.join(format!("d{number}"));
     assert_eq!(list(root), 30);
     let look_at_files = |number: u32, files: u32| {
@@ -435,11 +438,7 @@ fn directories_that_were_looked_into_are_listed_whole() {
         let first = fs::read_dir(dir(number)).unwrap().next();
         assert_eq!(first.is_some(), files(number) > 0);
     };
-    let answers_of = |work: &dyn Fn()| {
-        let before = asked(root, "READDIRPLUS");
-        work();
-        asked(root, "READDIRPLUS") - before
-    };
+    let answers_of = |work: &dyn Fn()| asked_for(root, "READDIRPLUS", work);
     // Nobody waits for the answer when a directory is closed. Asking opens one.
     let closed = || {
         while asked(root, "OPENDIR") > asked(root, "RELEASEDIR") + 1 {
