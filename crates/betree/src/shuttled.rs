@@ -53,6 +53,8 @@ struct Durable {
     unsynced: Vec<(usize, Vec<u8>)>,
     /// Writes and syncs that still succeed; the one after them fails, and nothing else.
     left: Option<u32>,
+    /// Syncs that still succeed; the one after them fails, and all that overlap it or come later.
+    syncs_left: u32,
 }
 
 impl Disk {
@@ -63,9 +65,14 @@ impl Disk {
                 bytes: vec![0; len],
                 unsynced: Vec::new(),
                 left,
+                syncs_left: u32::MAX,
             }),
             turns_below,
         })
+    }
+
+    fn fail_after(&self, syncs: u32) {
+        self.state.lock().syncs_left = syncs;
     }
 
     /// What a power cut at this moment leaves, at worst.
@@ -118,6 +125,11 @@ impl Device for Disk {
         shuttle::thread::yield_now();
         let mut state = self.state.lock();
         Self::spend(&mut state)?;
+        let Some(left) = state.syncs_left.checked_sub(1) else {
+            state.unsynced.clear();
+            return Err(io::Error::other("a failure of the device"));
+        };
+        state.syncs_left = left;
         let begun = begun.min(state.unsynced.len());
         let written: Vec<_> = state.unsynced.drain(..begun).collect();
         for (at, bytes) in written {

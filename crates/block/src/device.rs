@@ -62,6 +62,9 @@ pub trait Device: Send + Sync {
     }
 
     /// Makes every write that returned before this call durable.
+    ///
+    /// # Errors
+    /// What the medium answered, to every call that is under way then and to every later one: what was lost may be any of theirs.
     fn sync(&self) -> io::Result<()>;
 
     /// Says that the contents of a range no longer matter. Reads of it then return anything.

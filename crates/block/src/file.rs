@@ -23,6 +23,7 @@ use crate::BLOCK_BYTES;
 use crate::behind::{WriteBehind, path_of};
 use crate::device::Device;
 use crate::streams::{STEP, Streams};
+use crate::syncs::Syncs;
 
 /// What a [`FileDevice`] is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,6 +81,7 @@ fn open_error(path: &Path, source: io::Error) -> OpenError {
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
+    syncs: Syncs,
     len_bytes: AtomicU64,
     access: Access,
     /// Made for the first bulk write; `None` when the file takes none.
@@ -132,6 +134,7 @@ impl FileDevice {
         // `metadata().len()` is 0 for a block device; the end of the file is right for both.
         let len_bytes = file.seek(SeekFrom::End(0))?;
         Ok(Self {
+            syncs: Syncs::new(&file)?,
             file,
             len_bytes: AtomicU64::new(len_bytes),
             access,
@@ -267,7 +270,7 @@ impl Device for FileDevice {
             if found.len() < len_bytes {
                 self.file.set_len(len_bytes)?;
             }
-            self.file.sync_all()?;
+            self.syncs.run(File::sync_all)?;
         } else {
             // The end of a block device may have moved since it was opened.
             let found = (&self.file).seek(SeekFrom::End(0))?;
@@ -342,7 +345,7 @@ impl Device for FileDevice {
         if let Some(Some(behind)) = self.behind.get() {
             behind.drain()?;
         }
-        self.file.sync_data()
+        self.syncs.run(File::sync_data)
     }
 
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {

@@ -12,6 +12,7 @@ mod file;
 pub mod planted;
 mod streams;
 pub mod superblock;
+mod syncs;
 #[expect(
     unsafe_code,
     reason = "calls of the system without safe wrappers; all of it is in this file"

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use ramet_block::{Codec, Device};
 use ramet_nodetable::NodeId;
+use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{Disk, explore};
@@ -140,6 +141,58 @@ fn publish() {
 #[test]
 fn roots_are_published_over_what_was_frozen_meanwhile() {
     explore(200, publish);
+}
+
+/// Syncs beside checkpoints on a device that loses what it was given: each is told of that, whichever of them met it.
+fn lose() {
+    let len = usize::try_from(VOLUME_BYTES_MIN).unwrap();
+    let disk = Disk::new(len, 0, None);
+    let device: Arc<dyn Device> = disk.clone();
+    Tree::format(&device, &FormatOptions::default()).unwrap();
+    let tree = Tree::open(device, options()).unwrap();
+    disk.fail_after(thread_rng().gen_range(0..12));
+    let mut threads = Vec::new();
+    for writer in ["a", "b"] {
+        let tree = tree.clone();
+        threads.push(thread::spawn(move || {
+            let mut durable = Vec::new();
+            for n in 0..3 {
+                let mut batch = Batch::new();
+                batch.put(key(writer, n), vec![7; 300]);
+                if tree.apply(batch).and_then(|_| tree.sync()).is_err() {
+                    break;
+                }
+                durable.push(key(writer, n));
+            }
+            durable
+        }));
+    }
+    let keeper = tree.clone();
+    let checkpoints = thread::spawn(move || {
+        for _ in 0..3 {
+            if keeper.checkpoint().is_err() {
+                break;
+            }
+            thread::yield_now();
+        }
+    });
+    let durable: Vec<_> = threads
+        .into_iter()
+        .flat_map(|thread| thread.join().unwrap())
+        .collect();
+    checkpoints.join().unwrap();
+    drop(tree);
+    let left: Arc<dyn Device> = Arc::new(disk.durable());
+    let left = Tree::open(left, options()).unwrap();
+    for key in durable {
+        let found = left.get(key.as_bytes()).unwrap();
+        assert!(found.is_some(), "{key} was synced, and is lost");
+    }
+}
+
+#[test]
+fn what_is_synced_is_durable_whoever_is_told_of_a_failure() {
+    explore(300, lose);
 }
 
 /// Readers of an old state while it is deleted, reclaimed and written over, with a cache that forgets.
