@@ -3,7 +3,8 @@
 //! ```text
 //!  write_bulk   copied, aligned, queued        returns; at most BYTES_MAX under way
 //!  ramet-write  O_DIRECT                       in any order
-//!  read, write, discard of the same bytes      wait for it
+//!  read, discard of the same bytes             wait for it
+//!  write within 2 MiB                          waits for it, and it for that
 //!  sync         waits for all before it, then flushes the device
 //! ```
 //!
@@ -14,16 +15,17 @@
 //!
 //! **Beside the page cache.** The kernel drops the pages under a direct write before and after it, and writes through the cache
 //! where it cannot do so before. Afterwards it only warns: a page that was cached meanwhile, and is dirty, stays with what was
-//! there before. Pages come in folios of up to megabytes, so it would be enough that one is read ahead over the end of an extent under
-//! way and its other part written. So nothing is read ahead while a write is under way: reads go through a file
-//! that is advised to be read at random, for which the kernel reads what is asked for, page by page; and a folio made by a write
-//! lies inside of what was written. Then none reaches over the end of an extent, and nobody reads or writes inside of
-//! one under way. The first write waits for the reads that may still read ahead. Who drops pages of what was read
-//! (`forget_read`) makes none, and what is dirty stays.
+//! there before. Pages come in folios of up to 2 MiB, so it would be enough that one is read ahead over the end of an extent under
+//! way and its other part written. So hardly anything is read ahead while a write is under way: reads go through a file
+//! that is advised to be read at random, for which the kernel reads what is asked for, page by page, unless they come upon a page
+//! where an earlier read meant to go on. The first write waits for the reads that may still read ahead. And no folio becomes dirty that
+//! reaches into an extent under way: a write through the cache and one past it wait for each other wherever one folio could hold
+//! parts of both. Who drops pages of what was read (`forget_read`) makes none, and what is dirty stays.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
@@ -43,6 +45,8 @@ const THREADS: usize = 4;
 const BYTES_MAX: usize = 16 << 20;
 /// Buffers that wait to be used again.
 const SPARE_MAX: usize = 32;
+/// Folios of the page cache have no more bytes, with pages of 4 KiB, and begin at multiples of their size.
+const FOLIO_BYTES_MAX: u64 = 2 << 20;
 /// Direct I/O wants memory aligned to the sectors of the device, and none has larger ones.
 const ALIGN: usize = BLOCK_BYTES as usize;
 
@@ -86,11 +90,18 @@ struct Write {
     data: Aligned,
 }
 
+/// Addresses of the device, and how they are written.
+#[derive(Debug)]
+struct Open {
+    addrs: Range<u64>,
+    is_direct: bool,
+}
+
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Write>,
-    /// Number, address and length of every write that is not on the device yet.
-    open: BTreeMap<u64, (u64, usize)>,
+    /// Each direct write that is not on the device yet, and the folios of each that is being put into the page cache.
+    open: BTreeMap<u64, Open>,
     open_bytes: usize,
     next: u64,
     spare: Vec<Aligned>,
@@ -100,9 +111,16 @@ struct State {
 }
 
 impl State {
-    fn overlaps(&self, addr: u64, len: u64) -> bool {
+    fn overlaps(&self, addrs: &Range<u64>, with: impl Fn(&Open) -> bool) -> bool {
         let mut open = self.open.values();
-        open.any(|&(at, bytes)| at < addr.saturating_add(len) && addr < at + bytes as u64)
+        open.any(|open| open.addrs.start < addrs.end && addrs.start < open.addrs.end && with(open))
+    }
+
+    fn insert(&mut self, open: Open) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.open.insert(number, open);
+        number
     }
 
     fn check(&self) -> io::Result<()> {
@@ -121,7 +139,7 @@ struct Shared {
     /// For what the device does not take directly.
     cached: File,
     state: Mutex<State>,
-    /// How many writes are open. It leaves 0 only while `reading_ahead` is held for writing.
+    /// How many direct writes are open. It leaves 0 only while `reading_ahead` is held for writing.
     open: AtomicUsize,
     reading_ahead: Arc<RwLock<()>>,
     queued: Condvar,
@@ -177,18 +195,18 @@ impl WriteBehind {
     /// That of an earlier write.
     pub(crate) fn write(&self, addr: u64, data: &[u8]) -> io::Result<()> {
         let shared = &*self.shared;
-        let mut state = shared.state.lock();
-        while state.open_bytes > 0 && state.open_bytes + data.len() > BYTES_MAX
-            || state.overlaps(addr, data.len() as u64)
-        {
-            shared.done.wait(&mut state);
-        }
+        let addrs = addr..addr.saturating_add(data.len() as u64);
+        let mut state = shared.wait_until(|state| {
+            (state.open_bytes == 0 || state.open_bytes + data.len() <= BYTES_MAX)
+                && !state.overlaps(&addrs, |_| true)
+        });
         state.check()?;
-        let number = state.next;
-        state.next += 1;
-        let is_first = state.open.is_empty();
-        state.open.insert(number, (addr, data.len()));
+        let number = state.insert(Open {
+            addrs,
+            is_direct: true,
+        });
         state.open_bytes += data.len();
+        let is_first = !self.is_busy();
         let reads = is_first.then(|| shared.reading_ahead.write());
         shared.open.fetch_add(1, Ordering::SeqCst);
         drop(reads);
@@ -205,17 +223,41 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Whether writes are under way.
+    /// Writes `data` at `addr` through the page cache, when no direct write is under way in any folio that it may dirty.
+    ///
+    /// # Errors
+    /// Its own.
+    pub(crate) fn write_cached(&self, addr: u64, data: &[u8]) -> io::Result<()> {
+        let shared = &*self.shared;
+        let end = addr.saturating_add(data.len() as u64);
+        let start = addr / FOLIO_BYTES_MAX * FOLIO_BYTES_MAX;
+        let addrs = start..end.checked_next_multiple_of(FOLIO_BYTES_MAX).unwrap_or(end);
+        let is_free = |state: &State| !state.overlaps(&addrs, |open| open.is_direct);
+        let mut state = shared.wait_until(is_free);
+        let number = state.insert(Open {
+            addrs: addrs.clone(),
+            is_direct: false,
+        });
+        drop(state);
+        let written = shared.cached.write_all_at(data, addr);
+        shared.state.lock().open.remove(&number);
+        shared.done.notify_all();
+        written
+    }
+
+    /// Whether direct writes are under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.shared.open.load(Ordering::SeqCst) > 0
     }
 
-    /// Waits for the writes that overlap a range.
+    /// Waits for the direct writes that overlap a range.
     pub(crate) fn settle(&self, addr: u64, len: u64) {
         if !self.is_busy() {
             return;
         }
-        drop(self.shared.wait_until(|state| !state.overlaps(addr, len)));
+        let addrs = addr..addr.saturating_add(len);
+        let is_settled = |state: &State| !state.overlaps(&addrs, |open| open.is_direct);
+        drop(self.shared.wait_until(is_settled));
     }
 
     /// Waits for the writes before this call; the device has them then, which does not make them durable.
@@ -333,6 +375,35 @@ mod tests {
         let mut got = [0; 1000];
         file.read_exact_at(&mut got, 17).unwrap();
         assert_eq!(got, [7; 1000]);
+    }
+
+    #[test]
+    fn the_page_cache_and_the_device_are_never_written_in_one_folio_at_a_time() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8 << 20).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
+        let bulk_at = |addr: u64| Open {
+            addrs: addr..addr + 4096,
+            is_direct: true,
+        };
+        // As if it were under way at the end of the second folio.
+        let number = behind.shared.state.lock().insert(bulk_at((4 << 20) - 4096));
+        let is_written = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                behind.write_cached(2 << 20, &[1; 4096]).unwrap();
+                is_written.fetch_add(1, Ordering::SeqCst);
+            });
+            for addr in [0, (2 << 20) - 4096, 4 << 20] {
+                behind.write_cached(addr, &[1; 4096]).unwrap();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert_eq!(is_written.load(Ordering::SeqCst), 0);
+            behind.shared.state.lock().open.remove(&number);
+            behind.shared.done.notify_all();
+        });
+        assert_eq!(is_written.load(Ordering::SeqCst), 1);
+        assert!(behind.shared.state.lock().open.is_empty());
     }
 
     #[test]

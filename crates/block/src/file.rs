@@ -326,7 +326,12 @@ impl Device for FileDevice {
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         // Without the check, a write beyond the end would silently grow an image file.
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
-        self.settle(addr, buf.len() as u64);
+        let reading_ahead = self.reading_ahead.read();
+        if let Some(Some(behind)) = self.behind.get() {
+            drop(reading_ahead);
+            return behind.write_cached(addr, buf);
+        }
+        // The first bulk write waits until this is done.
         self.file.write_all_at(buf, addr)
     }
 
