@@ -129,6 +129,9 @@ impl<'a> Run<'a, '_> {
         match &self.plan.tree {
             Some(tree) => load::copy_some(tree, copy, files),
             None => {
+                self.left_out(
+                    "no source tree was given (--tree): its files, of 2 KiB each, are made up",
+                );
                 load::create_files(copy, files, 2048, 1, self.plan.seed)?;
                 Ok((files, files * 2048))
             }
@@ -152,6 +155,17 @@ impl<'a> Run<'a, '_> {
         Ok(cost)
     }
 
+    /// Whether this pass is for what is measured without a limit only; without such a pass it is told as left out.
+    pub fn is_free_only(&mut self, what: &str) -> bool {
+        if self.pass != Pass::Throttled {
+            return false;
+        }
+        if self.plan.profiles == [Profile::Gp3] {
+            self.left_out(&format!("{what}: not measured on gp3"));
+        }
+        true
+    }
+
     pub fn left_out(&mut self, why: &str) {
         let line = format!("{}: {why}", self.found.experiment);
         if !self.found.report.left_out.contains(&line) {
@@ -160,7 +174,7 @@ impl<'a> Run<'a, '_> {
     }
 }
 
-pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Report, Result<()>)> {
     if !rustix::process::geteuid().is_root() {
         return Err(Error::Missing(
             "measuring needs root: file systems are made and mounted".into(),
@@ -169,11 +183,21 @@ pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report>
     let mut report = Report {
         scale: plan.scale,
         seed: plan.seed,
+        rounds: plan.rounds,
+        commands: vec![std::env::args().collect::<Vec<_>>().join(" ")],
         machine: machine(plan)?,
         figures: Vec::new(),
         series: Vec::new(),
         left_out: Vec::new(),
     };
+    let ended = measure_all(plan, &mut report, progress);
+    if let Err(error) = &ended {
+        report.left_out.push(format!("what comes after: {error}"));
+    }
+    Ok((report, ended))
+}
+
+fn measure_all(plan: &Plan, report: &mut Report, progress: &mut dyn FnMut(&str)) -> Result<()> {
     let wants = |profile| plan.profiles.contains(&profile);
     let mut passes = Vec::new();
     if wants(Profile::Raw) || wants(Profile::Hdd) {
@@ -203,7 +227,7 @@ pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report>
                         plan.repeat
                     ));
                     let found = Findings {
-                        report: &mut report,
+                        report,
                         experiment: (*name).to_string(),
                         peer: *peer,
                         counts: *pass == passes[0],
@@ -221,7 +245,7 @@ pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report>
             }
         }
     }
-    Ok(report)
+    Ok(())
 }
 
 fn machine(plan: &Plan) -> Result<BTreeMap<String, String>> {

@@ -32,7 +32,7 @@ pub use experiments::Experiment;
 pub use meter::Profile;
 pub use movement::{Movement, compare};
 pub use peer::Peer;
-pub use report::{Better, Figure, Report, Series};
+pub use report::{Better, Figure, Relative, Report, Series};
 
 /// What to measure, and with what.
 #[derive(Clone, Debug)]
@@ -65,10 +65,11 @@ pub struct Plan {
     pub interrupted: Arc<AtomicBool>,
 }
 
-/// Runs all experiments of the plan. `progress` is told in a line what runs now.
+/// Runs all experiments of the plan. `progress` is told in a line what runs now. Returns what was found, and why it ended if that was
+/// early: a program failed, or it was interrupted.
 ///
 /// # Errors
-/// When something that is needed is missing (root, loop devices, programs), when a program fails, or when interrupted.
-pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+/// Nothing was begun, since something is missing: root, or a program.
+pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Report, Result<()>)> {
     experiments::run(plan, progress)
 }

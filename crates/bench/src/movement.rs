@@ -13,9 +13,10 @@ pub struct Movement {
 }
 
 impl Movement {
-    /// The new median over the old one.
-    pub fn ratio(&self) -> f64 {
-        self.after.median() / self.before.median()
+    /// The new median over the old one; nothing where one of them is not above zero, as what grew by less than nothing.
+    pub fn ratio(&self) -> Option<f64> {
+        let (before, after) = (self.before.median(), self.after.median());
+        (before > 0.0 && after > 0.0).then(|| after / before)
     }
 
     /// Whether the change is larger than the spread of both, and a twentieth.
@@ -23,14 +24,16 @@ impl Movement {
         let noise = self.before.spread().max(self.after.spread()).max(0.05);
         let raw = self.before.profile == Some(Profile::Raw);
         // What the machine does beside shows in `raw` even where a few repetitions agree.
-        (self.ratio() - 1.0).abs() > if raw { noise.max(0.25) } else { noise }
+        let noise = if raw { noise.max(0.25) } else { noise };
+        let (before, after) = (self.before.median(), self.after.median());
+        (after - before).abs() > noise * before.abs()
     }
 
     /// Whether it went the good way.
     pub fn is_better(&self) -> bool {
         match self.before.better {
-            Better::Less => self.ratio() < 1.0,
-            Better::More => self.ratio() > 1.0,
+            Better::Less => self.after.median() < self.before.median(),
+            Better::More => self.after.median() > self.before.median(),
         }
     }
 }
@@ -64,6 +67,7 @@ mod tests {
             profile: None,
             peer: "ramet".into(),
             target: None,
+            relative: None,
             values: values.into(),
         };
         let movement = |before: &[f64], after: &[f64]| Movement {
@@ -74,5 +78,11 @@ mod tests {
         assert!(movement(&[100.0], &[115.0]).matters());
         assert!(movement(&[100.0], &[115.0]).is_better());
         assert!(!movement(&[100.0], &[85.0]).is_better());
+        let shrank = movement(&[-1.0], &[-2.0]);
+        assert_eq!(
+            (shrank.ratio(), shrank.matters(), shrank.is_better()),
+            (None, true, false)
+        );
+        assert!(!movement(&[0.0], &[0.0]).matters());
     }
 }

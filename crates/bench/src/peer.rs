@@ -201,11 +201,11 @@ impl Peer {
         std::fs::create_dir(dir).at(dir)
     }
 
-    /// Copies a directory tree in the best way it has.
-    pub(crate) fn clone_tree(self, source: &Path, copy: &Path) -> Result<()> {
+    /// Copies a directory tree in the best way it has, by a program as a user would: the start of one is in the time of each.
+    pub(crate) fn clone_tree(self, ramet: &Path, source: &Path, copy: &Path) -> Result<()> {
         let (source, copy) = (source.as_os_str(), copy.as_os_str());
         match self {
-            Peer::Ramet | Peer::RametNone => return ramet_clone(source.as_ref(), copy.as_ref()),
+            Peer::Ramet | Peer::RametNone => run(ramet, &["clone".as_ref(), source, copy]),
             Peer::Ext4 | Peer::Floor => run("cp", &["-a".as_ref(), source, copy]),
             Peer::Xfs | Peer::Btrfs => run(
                 "cp",
@@ -219,10 +219,10 @@ impl Peer {
         .map(drop)
     }
 
-    /// Copies a file in the best way it has.
+    /// Copies a file in the best way it has, by system calls.
     pub(crate) fn clone_file(self, source: &Path, copy: &Path) -> Result<()> {
         match self {
-            Peer::Ramet | Peer::RametNone => ramet_clone(source, copy),
+            Peer::Ramet | Peer::RametNone => clone_by_ioctl(source, copy),
             Peer::Ext4 | Peer::Floor => std::fs::copy(source, copy).map(drop).at(copy),
             Peer::Xfs | Peer::Btrfs | Peer::BtrfsSnapshot => {
                 let (from, to) = (File::open(source).at(source)?, File::create(copy).at(copy)?);
@@ -232,8 +232,8 @@ impl Peer {
     }
 }
 
-/// The calls themselves, without the start of a program.
-fn ramet_clone(source: &Path, copy: &Path) -> Result<()> {
+/// Clones a file or a tree of Ramet by the calls themselves, without the start of a program.
+pub(crate) fn clone_by_ioctl(source: &Path, copy: &Path) -> Result<()> {
     let (above, name) = parts(source)?;
     let (into, new_name) = parts(copy)?;
     let request = NameRequest { name };

@@ -166,6 +166,7 @@ mod tests {
             profile: None,
             peer: peer.into(),
             target: None,
+            relative: None,
             values: vec![value],
         };
         let series = |peer: &str, points: &[(f64, f64)]| Series {
@@ -178,6 +179,8 @@ mod tests {
         let report = Report {
             scale: 1.0,
             seed: 1,
+            rounds: 16,
+            commands: Vec::new(),
             machine: BTreeMap::new(),
             figures: vec![
                 figure("none", "ramet", 0.0),

@@ -20,6 +20,15 @@ pub enum Better {
     More,
 }
 
+/// A target that moves with the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Relative {
+    /// Share of it that is enough.
+    pub share: f64,
+    /// Of what the file system in memory behind FUSE reaches, else of the best peer.
+    pub of_floor: bool,
+}
+
 /// One cell of a table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
@@ -37,6 +46,9 @@ pub struct Figure {
     pub peer: String,
     /// What Ramet aims at, at scale 1.
     pub target: Option<f64>,
+    /// The same as a share of what another one reaches.
+    #[serde(default)]
+    pub relative: Option<Relative>,
     /// One for each repetition.
     pub values: Vec<f64>,
 }
@@ -60,7 +72,7 @@ impl Figure {
             .fold((f64::MAX, f64::MIN), |(least, most), v| {
                 (least.min(*v), most.max(*v))
             });
-        let median = self.median();
+        let median = self.median().abs();
         if median == 0.0 {
             0.0
         } else {
@@ -107,6 +119,12 @@ pub struct Report {
     pub scale: f64,
     /// Of contents and offsets.
     pub seed: u64,
+    /// Of clone and edit.
+    #[serde(default)]
+    pub rounds: u32,
+    /// The command lines of the runs.
+    #[serde(default)]
+    pub commands: Vec<String>,
     /// Kernel, processors, memory, versions of programs.
     pub machine: BTreeMap<String, String>,
     /// Cells.
@@ -121,12 +139,18 @@ impl Report {
     /// Takes in what another run found: other experiments, or repetitions of the same.
     ///
     /// # Errors
-    /// [`Error::Unlike`] when it ran at another scale or on another machine.
+    /// [`Error::Unlike`] when it ran at another scale, with another seed or number of rounds, or on another machine.
     pub fn join(&mut self, other: Self) -> Result<()> {
         if self.scale != other.scale {
             let scales = format!("scales {} and {}", self.scale, other.scale);
             return Err(Error::Unlike(scales));
         }
+        let plans = [(self.seed, self.rounds), (other.seed, other.rounds)];
+        if plans[0] != plans[1] {
+            let both = plans.map(|(seed, rounds)| format!("seed {seed}, {rounds} rounds"));
+            return Err(Error::Unlike(both.join(" and ")));
+        }
+        self.commands.extend(other.commands);
         for (what, found) in &other.machine {
             let known = self
                 .machine
@@ -201,6 +225,9 @@ impl Report {
         let mut out = String::new();
         // Writing into a string cannot fail.
         let _ = writeln!(out, "Scale {}, seed {}.\n", self.scale, self.seed);
+        for command in &self.commands {
+            let _ = writeln!(out, "- `{command}`");
+        }
         for (name, value) in &self.machine {
             let _ = writeln!(out, "- {name}: {value}");
         }
@@ -234,8 +261,24 @@ impl Report {
         let Some(ramet) = row.iter().find(|f| f.peer == "ramet") else {
             return String::new();
         };
-        let Some(target) = ramet.target else {
-            return String::new();
+        let (target, shown) = match (ramet.target, ramet.relative) {
+            (Some(target), _) => (target, number(target)),
+            (None, Some(relative)) => {
+                let floor = row.iter().find(|f| f.peer == "floor").map(|f| f.median());
+                let (of, name) = if relative.of_floor {
+                    (floor, "the floor")
+                } else {
+                    (best_of_others(row, ramet.better), "the best")
+                };
+                let Some(of) = of else {
+                    return String::new();
+                };
+                (
+                    of * relative.share,
+                    format!("{} x {name}", number(relative.share)),
+                )
+            }
+            (None, None) => return String::new(),
         };
         let sign = if ramet.better == Better::Less {
             "<="
@@ -251,7 +294,7 @@ impl Report {
             (true, true) => " held",
             (true, false) => " **missed**",
         };
-        format!("{sign} {}{verdict}", number(target))
+        format!("{sign} {shown}{verdict}")
     }
 }
 
@@ -260,19 +303,23 @@ fn against(row: &[&Figure]) -> String {
     let Some(ramet) = row.iter().find(|f| f.peer == "ramet") else {
         return String::new();
     };
+    match best_of_others(row, ramet.better) {
+        // What grew by less than nothing has no ratio.
+        Some(best) if best > 0.0 && ramet.median() >= 0.0 => {
+            format!("{:.2}x", ramet.median() / best)
+        }
+        _ => String::new(),
+    }
+}
+
+fn best_of_others(row: &[&Figure], better: Better) -> Option<f64> {
     let others = row
         .iter()
         .filter(|f| !f.peer.starts_with("ramet") && f.peer != "floor");
-    let best = others
-        .map(|f| f.median())
-        .reduce(|a, b| match ramet.better {
-            Better::Less => a.min(b),
-            Better::More => a.max(b),
-        });
-    match best {
-        Some(best) if best != 0.0 => format!("{:.2}x", ramet.median() / best),
-        _ => String::new(),
-    }
+    others.map(|f| f.median()).reduce(|a, b| match better {
+        Better::Less => a.min(b),
+        Better::More => a.max(b),
+    })
 }
 
 fn shown(figure: &Figure) -> String {
@@ -301,14 +348,36 @@ pub(crate) struct Targets {
     pub raw: Option<f64>,
     pub gp3: Option<f64>,
     pub hdd: Option<f64>,
+    pub relative: &'static [(Profile, Relative)],
+}
+
+/// That of one cell.
+#[derive(Default)]
+struct Target {
+    value: Option<f64>,
+    relative: Option<Relative>,
+}
+
+impl From<Option<f64>> for Target {
+    fn from(value: Option<f64>) -> Self {
+        Self {
+            value,
+            relative: None,
+        }
+    }
 }
 
 impl Targets {
-    fn of(self, profile: Profile) -> Option<f64> {
-        match profile {
+    fn of(self, profile: Profile) -> Target {
+        let value = match profile {
             Profile::Raw => self.raw,
             Profile::Gp3 => self.gp3,
             Profile::Hdd => self.hdd,
+        };
+        let relative = self.relative.iter().find(|(known, _)| *known == profile);
+        Target {
+            value,
+            relative: relative.map(|(_, relative)| *relative),
         }
     }
 }
@@ -330,13 +399,14 @@ impl Findings<'_> {
         unit: &str,
         better: Better,
         profile: Option<Profile>,
-        target: Option<f64>,
+        target: impl Into<Target>,
         value: f64,
     ) {
         // A rate of what took no time at all says nothing.
         if !value.is_finite() {
             return;
         }
+        let target = target.into();
         let figure = Figure {
             experiment: self.experiment.clone(),
             name: name.to_string(),
@@ -344,10 +414,34 @@ impl Findings<'_> {
             better,
             profile,
             peer: self.peer.to_string(),
-            target,
+            target: target.value,
+            relative: target.relative,
             values: vec![value],
         };
         self.report.add(figure);
+    }
+
+    /// What the requests of a phase give by simpler rules, beside its seconds.
+    fn beside(
+        &mut self,
+        name: &str,
+        unit: &str,
+        better: Better,
+        cost: &Cost,
+        of: impl Fn(f64) -> f64,
+    ) {
+        if cost.throttled && self.wanted.contains(&Profile::Gp3) {
+            let name = format!("{name}: least for its merged requests");
+            let least = of(throttle::least_s(&cost.requests));
+            self.add(&name, unit, better, Some(Profile::Gp3), None, least);
+        }
+        if let Some(disk) = cost.disk
+            && self.wanted.contains(&Profile::Hdd)
+        {
+            let name = format!("{name}: each jump a mean seek");
+            let plain = of(disk.plain_s);
+            self.add(&name, unit, better, Some(Profile::Hdd), None, plain);
+        }
     }
 
     /// Something that has no seconds in it.
@@ -369,16 +463,12 @@ impl Findings<'_> {
                 seconds * factor,
             );
         }
+        self.beside(name, unit, Better::Less, cost, |seconds| seconds * factor);
     }
 
     /// Seconds of a phase.
     pub fn seconds(&mut self, name: &str, cost: &Cost, targets: Targets) {
         self.time(name, "s", 1.0, cost, targets);
-        if cost.throttled && self.wanted.contains(&Profile::Gp3) {
-            let name = format!("{name}: least for its merged requests");
-            let least_s = throttle::least_s(&cost.requests);
-            self.add(&name, "s", Better::Less, Some(Profile::Gp3), None, least_s);
-        }
     }
 
     /// `amount` by the seconds of a phase.
@@ -393,6 +483,7 @@ impl Findings<'_> {
                 amount / seconds,
             );
         }
+        self.beside(name, unit, Better::More, cost, |seconds| amount / seconds);
     }
 
     /// Seconds of a phase over those of another.
@@ -472,6 +563,7 @@ mod tests {
             profile: None,
             peer: peer.into(),
             target: Some(6.0),
+            relative: None,
             values: values.into(),
         }
     }
@@ -480,6 +572,8 @@ mod tests {
         Report {
             scale: 1.0,
             seed: 1,
+            rounds: 16,
+            commands: Vec::new(),
             machine: BTreeMap::new(),
             figures,
             series: Vec::new(),
@@ -518,6 +612,8 @@ mod tests {
         };
         let scale = unlike(&|other| other.scale = 0.1);
         assert!(scale.contains("scales 1 and 0.1"), "{scale}");
+        let seed = unlike(&|other| other.seed = 2);
+        assert!(seed.contains("seed 2, 16 rounds"), "{seed}");
         let kernel = unlike(&|other| _ = other.machine.insert("kernel".into(), "6.1".into()));
         assert!(kernel.contains("kernel: 6.18 and 6.1"), "{kernel}");
     }
@@ -545,5 +641,38 @@ mod tests {
         assert!(report.markdown().contains("**missed**"));
         report.scale = 0.5;
         assert!(!report.markdown().contains("missed"));
+    }
+
+    #[test]
+    fn a_target_may_be_a_share_of_what_others_reach() {
+        let mut rate = figure("ramet", &[8.0]);
+        (rate.better, rate.target) = (Better::More, None);
+        let of = |of_floor| {
+            Some(Relative {
+                share: 0.9,
+                of_floor,
+            })
+        };
+        let others = ["xfs", "floor"].map(|peer| Figure {
+            peer: peer.into(),
+            better: Better::More,
+            values: vec![if peer == "xfs" { 20.0 } else { 5.0 }],
+            ..figure(peer, &[])
+        });
+        for (of_floor, verdict) in [
+            (true, ">= 0.9000 x the floor held"),
+            (false, ">= 0.9000 x the best **missed**"),
+        ] {
+            rate.relative = of(of_floor);
+            let figures = [vec![rate.clone()], others.to_vec()].concat();
+            let table = report(figures).markdown();
+            assert!(table.contains(verdict), "{table}");
+        }
+    }
+
+    #[test]
+    fn what_shrank_has_no_ratio() {
+        let table = report(vec![figure("ramet", &[-1.0]), figure("xfs", &[-2.0])]).markdown();
+        assert!(table.contains("| -1.00 | -2.00 |  |"), "{table}");
     }
 }

@@ -7,7 +7,8 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 use crate::Plan;
-use crate::device::LoopDevice;
+use crate::command::run;
+use crate::device::{LoopDevice, Requests};
 use crate::disk;
 use crate::error::{At, Error, Result};
 use crate::floor::Floor;
@@ -87,6 +88,16 @@ impl<'a> Stage<'a> {
         self.peer.sync(self.dir.path())
     }
 
+    /// Copies a directory tree in the best way that the file system has.
+    pub(crate) fn clone_tree(&self, source: &Path, copy: &Path) -> Result<()> {
+        self.peer.clone_tree(&self.plan.ramet, source, copy)
+    }
+
+    /// What the device was asked for so far.
+    pub(crate) fn requests(&self) -> Result<Requests> {
+        self.device.requests()
+    }
+
     pub(crate) fn used_bytes(&self) -> Result<u64> {
         self.peer.used_bytes(&self.plan.ramet, self.dir.path())
     }
@@ -153,6 +164,11 @@ impl Drop for Stage<'_> {
             && let Err(error) = self.unmount()
         {
             eprintln!("ramet bench: {error}");
+            // What is mounted is not to be removed with the directory.
+            if let Err(error) = run("umount", &["--lazy".as_ref(), self.dir.path().as_os_str()]) {
+                eprintln!("ramet bench: {error}");
+                self.dir.disable_cleanup(true);
+            }
         }
     }
 }

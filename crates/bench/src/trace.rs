@@ -1,7 +1,7 @@
 //! The requests of one block device, in the order in which the driver got them (tracepoint `block_rq_issue`).
 
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -39,8 +39,8 @@ impl Tracer {
     pub(crate) fn start(number: &str) -> Result<Tracer> {
         let (root, mounted) = tracefs()?;
         let instance = root.join(format!("instances/ramet-bench-{}", std::process::id()));
-        std::fs::create_dir(&instance).at(&instance)?;
         let tracer = Tracer { instance, mounted };
+        std::fs::create_dir(&tracer.instance).at(&tracer.instance)?;
         let (major, minor) = number
             .split_once(':')
             .and_then(|(major, minor)| {
@@ -50,6 +50,8 @@ impl Tracer {
         // As the kernel packs them within itself.
         let dev = major << 20 | minor;
         tracer.set("buffer_size_kb", BUFFER_KIB)?;
+        // One for all processors: the order is what the model of a disk goes by.
+        tracer.set("trace_clock", "global")?;
         tracer.set(
             "events/block/block_rq_issue/filter",
             &format!("dev == {dev}"),
@@ -66,6 +68,7 @@ impl Tracer {
     /// Ends the trace and returns what was seen, in order of time.
     pub(crate) fn finish(self) -> Result<Vec<Request>> {
         self.set("tracing_on", "0")?;
+        self.check_nothing_is_lost()?;
         let path = self.instance.join("trace");
         let file = File::open(&path).at(&path)?;
         let mut found = Vec::new();
@@ -75,14 +78,33 @@ impl Tracer {
                 let request = parse(shown)
                     .ok_or_else(|| Error::Unexpected(format!("a traced request: {shown}")))?;
                 found.extend(request);
-            } else if line.contains("LOST") {
+            }
+        }
+        Ok(found)
+    }
+
+    /// The kernel writes over the oldest events when a buffer is full, and counts them.
+    fn check_nothing_is_lost(&self) -> Result<()> {
+        let path = self.instance.join("per_cpu");
+        for processor in std::fs::read_dir(&path).at(&path)? {
+            let path = processor.at(&path)?.path().join("stats");
+            if lost(&std::fs::read_to_string(&path).at(&path)?) {
                 return Err(Error::Unexpected(
                     "the kernel's trace buffer was too small for this phase".into(),
                 ));
             }
         }
-        Ok(found)
+        Ok(())
     }
+}
+
+/// Whether events were lost, by the `stats` of one processor.
+fn lost(stats: &str) -> bool {
+    stats.lines().any(|line| {
+        line.split_once(": ").is_some_and(|(what, count)| {
+            ["overrun", "commit overrun", "dropped events"].contains(&what) && count.trim() != "0"
+        })
+    })
 }
 
 /// Where tracefs is, after it was mounted if need be.
@@ -154,16 +176,21 @@ impl Drop for Tracer {
         // The kernel lets go of an instance a moment after its last reader.
         let patience = Instant::now() + Duration::from_secs(2);
         while let Err(error) = std::fs::remove_dir(&self.instance) {
+            if error.kind() == io::ErrorKind::NotFound {
+                break;
+            }
             if Instant::now() > patience {
                 eprintln!("ramet bench: {}: {error}", self.instance.display());
                 break;
             }
             std::thread::yield_now();
         }
-        if let Some(dir) = &self.mounted
+        if let Some(dir) = &mut self.mounted
             && let Err(error) = run("umount", &[dir.path()])
         {
             eprintln!("ramet bench: {error}");
+            // What is mounted is not to be removed with the directory.
+            dir.disable_cleanup(true);
         }
     }
 }
@@ -171,6 +198,17 @@ impl Drop for Tracer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lost_events_are_noticed() {
+        let stats = |overrun: u64, dropped: u64| {
+            format!(
+                "entries: 7\noverrun: {overrun}\ncommit overrun: 0\nbytes: 9\nread events: 1\ndropped events: {dropped}\n"
+            )
+        };
+        assert!(!lost(&stats(0, 0)));
+        assert!(lost(&stats(3, 0)) && lost(&stats(0, 1)));
+    }
 
     #[test]
     fn traced_lines_are_understood() {

@@ -251,7 +251,7 @@ pub struct BenchFs {
     #[arg(long, value_name = "X", default_value_t = 0.1)]
     pub scale: f64,
     /// The full sizes, all profiles, three repetitions
-    #[arg(long, conflicts_with = "scale")]
+    #[arg(long, conflicts_with_all = ["scale", "profiles"])]
     pub full: bool,
     /// Rounds of clone and edit
     #[arg(long, value_name = "N", default_value_t = 16)]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use indicatif::ProgressBar;
 use ramet_bench::{Experiment, Plan, Profile, Report};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{Bench, BenchCompare, BenchFs, BenchJoin};
 use crate::failure::{Failure, Outcome};
@@ -29,7 +29,7 @@ fn measure(args: &BenchFs) -> Outcome {
         return Err(Failure::new("--scale must be above 0 and at most 1"));
     }
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGHUP, SIGINT, SIGTERM] {
         // Everything is unmounted and detached on the way out.
         signal_hook::flag::register(signal, Arc::clone(&interrupted)).map_err(Failure::new_from)?;
     }
@@ -66,10 +66,16 @@ fn measure(args: &BenchFs) -> Outcome {
     bar.enable_steady_tick(Duration::from_millis(200));
     let measured = ramet_bench::run(&plan, &mut |what| bar.set_message(what.to_string()));
     bar.finish_and_clear();
-    let report = measured.map_err(Failure::new_from)?;
+    let (report, ended) = measured.map_err(Failure::new_from)?;
     let (json, table) = save(&report, &args.out)?;
     println!("{}", if args.json { json } else { table });
-    Ok(())
+    ended.map_err(|error| {
+        let kept = args.out.join("report.json");
+        Failure::new(format!(
+            "{error}; what was found before is in {}",
+            kept.display()
+        ))
+    })
 }
 
 fn create(dir: &Path) -> Outcome {
@@ -124,9 +130,11 @@ fn compare(args: &BenchCompare) -> Outcome {
             (true, true) => "better",
             (true, false) => "WORSE",
         };
+        let ratio = movement
+            .ratio()
+            .map_or("-".into(), |ratio| format!("{ratio:.2}x"));
         println!(
-            "{verdict:<6} {:.2}x  {} {} {}{profile}: {:.4} -> {:.4} {}",
-            movement.ratio(),
+            "{verdict:<6} {ratio:>6}  {} {} {}{profile}: {:.4} -> {:.4} {}",
             figure.experiment,
             figure.peer,
             figure.name,

@@ -18,7 +18,7 @@ const CHANGED: usize = 10;
 type Task = fn(&Stage<'_>, &Path) -> Result<()>;
 
 /// Nothing may be more than a tenth slower for reading, or a quarter for writing.
-const TASKS: [(&str, f64, Task); 6] = [
+const TASKS: [(&str, f64, Task); 8] = [
     ("find", 1.1, |_, dir| load::find(dir, "wait.c")),
     ("grep -r", 1.1, |_, dir| load::grep(dir, "cpu_to_be64")),
     ("tar", 1.1, |_, dir| {
@@ -31,6 +31,9 @@ const TASKS: [(&str, f64, Task); 6] = [
             dir.as_os_str(),
         ];
         run_program("sh", &args).map(drop)
+    }),
+    ("git diff of what did not change", 1.1, |stage, dir| {
+        git(stage, dir, "git diff --quiet")
     }),
     ("append to each 10th file + sync", 1.25, |stage, dir| {
         for path in load::files(dir)?.iter().step_by(CHANGED) {
@@ -57,11 +60,45 @@ const TASKS: [(&str, f64, Task); 6] = [
         )?;
         stage.sync()
     }),
+    ("untar into it + sync", 1.25, |stage, dir| {
+        let archive = stage.path(ARCHIVE);
+        run_program(
+            "tar",
+            &[
+                "-C".as_ref(),
+                dir.as_os_str(),
+                "-xf".as_ref(),
+                archive.as_os_str(),
+            ],
+        )?;
+        stage.sync()
+    }),
     ("rm -rf + sync", 1.25, |stage, dir| {
         run_program("rm", &["-rf".as_ref(), dir.as_os_str()])?;
         stage.sync()
     }),
 ];
+
+/// What is unpacked.
+const ARCHIVE: &str = "archive.tar";
+
+/// Runs git commands in the work tree `dir`, whose index lies beside all trees. Times of change and inode numbers are those of the
+/// original there, so they are not asked for, as one does in copies.
+fn git(stage: &Stage<'_>, dir: &Path, script: &str) -> Result<()> {
+    let script = format!(
+        "cd \"$2\" && export GIT_DIR=\"$1\" GIT_WORK_TREE=. && \
+         git() {{ command git -c core.checkStat=minimal -c core.trustctime=false \"$@\"; }} && {script}"
+    );
+    let repository = stage.path("repository");
+    let args = [
+        "-c".as_ref(),
+        script.as_ref(),
+        "sh".as_ref(),
+        repository.as_os_str(),
+        dir.as_os_str(),
+    ];
+    run_program("sh", &args).map(drop)
+}
 
 pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
     let mut stage = run.stage()?;
@@ -72,20 +109,44 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
     stage.cold()?;
     std::fs::create_dir(&other).at(&other)?;
     load::create_files(&other, run.scaled(2_000, 20), 4096, 1, run.plan.seed)?;
-    stage.peer.clone_tree(&dirs[0], &dirs[1])?;
+    let archive = stage.path(ARCHIVE);
+    run_program(
+        "tar",
+        &[
+            "-C".as_ref(),
+            other.as_os_str(),
+            "--transform=s,^[.],unpacked,".as_ref(),
+            "-cf".as_ref(),
+            archive.as_os_str(),
+            ".".as_ref(),
+        ],
+    )?;
+    // Names, times and sums of all files, and no contents.
+    git(
+        &stage,
+        &dirs[0],
+        "git init --quiet && git ls-files --others -z | git update-index --add --info-only -z --stdin",
+    )?;
+    stage.clone_tree(&dirs[0], &dirs[1])?;
     stage.sync()?;
-    for (name, limit, task) in TASKS {
-        let mut costs: Vec<Cost> = Vec::new();
-        for dir in &dirs {
+    for (number, (name, limit, task)) in TASKS.into_iter().enumerate() {
+        let mut costs: [Option<Cost>; 2] = [None, None];
+        // By turns: the second one finds the machine as the first one left it.
+        for at in [number % 2, 1 - number % 2] {
             stage.cold()?;
-            costs.push(stage.cost(|stage| task(stage, dir))?);
+            costs[at] = Some(stage.cost(|stage| task(stage, &dirs[at]))?);
         }
+        let [Some(plain), Some(cloned)] = costs else {
+            continue;
+        };
+        let costs = [plain, cloned];
         run.found
             .seconds(&format!("{name}, plain"), &costs[0], Targets::default());
         let limits = Targets {
             raw: Some(limit),
             gp3: Some(limit),
             hdd: Some(limit),
+            ..Targets::default()
         };
         run.found.ratio(
             &format!("{name}, cloned over plain"),

@@ -1,16 +1,20 @@
 //! What clones cost, and what is slower after them.
 
+use std::time::Instant;
+
 use rand::Rng;
 
 use super::Run;
 use crate::error::{At, Result};
 use crate::load;
-use crate::meter::{Cost, Pass};
-use crate::peer::Peer;
+use crate::meter::Cost;
+use crate::peer::{Peer, clone_by_ioctl};
 use crate::report::Targets;
 
 const MIB: u64 = 1 << 20;
 const EDIT_BYTES: usize = 16;
+/// Clones that are timed one by one.
+const CALLS: usize = 9;
 
 /// A 256 MiB file is cloned, 8192 pieces of 16 bytes are written into the clone (the slides; BetrFS 0.5, section 5.1).
 pub(super) fn random_writes_in_a_clone(run: &mut Run<'_, '_>) -> Result<()> {
@@ -49,7 +53,7 @@ pub(super) fn random_writes_in_a_clone(run: &mut Run<'_, '_>) -> Result<()> {
     let limits = Targets {
         gp3: Some(2.1),
         hdd: Some(2.5),
-        raw: None,
+        ..Targets::default()
     };
     let cost = run.cold_scan(&mut stage, "cold grep of the clone", limits, |_| {
         load::grep(&clone, "xyzzy")
@@ -60,7 +64,7 @@ pub(super) fn random_writes_in_a_clone(run: &mut Run<'_, '_>) -> Result<()> {
         cost.requests.read_bytes as f64 / bytes as f64,
         None,
     );
-    if run.pass == Pass::Throttled {
+    if run.is_free_only("writes with fdatasync") {
         return Ok(());
     }
     stage.peer.clone_file(&file, &synced)?;
@@ -126,7 +130,7 @@ fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
         };
         costs.push(stage.cost(|stage| {
             let (from, to) = (stage.path(version(source)), stage.path(version(round)));
-            stage.peer.clone_tree(&from, &to)?;
+            stage.clone_tree(&from, &to)?;
             stage.sync()
         })?);
         newest = if edited == Edited::HeadHead { 0 } else { round };
@@ -188,6 +192,21 @@ fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
         rounds,
         limit,
     );
+    if stage.peer.is_ramet() {
+        let mut calls_ms = Vec::new();
+        for call in 0..CALLS {
+            let (from, to) = (
+                stage.path(version(newest)),
+                stage.path(format!("call{call}")),
+            );
+            let begun = Instant::now();
+            clone_by_ioctl(&from, &to)?;
+            calls_ms.push(begun.elapsed().as_secs_f64() * 1e3);
+        }
+        calls_ms.sort_by(f64::total_cmp);
+        let name = format!("{label} clone, the calls alone, the middle of {CALLS}");
+        run.found.latency(&name, calls_ms[CALLS / 2], Some(0.3));
+    }
     Ok(())
 }
 
@@ -213,7 +232,7 @@ pub(super) fn container(run: &mut Run<'_, '_>) -> Result<()> {
     // What was looked at once is in the caches of everybody.
     load::find(&base, "passwd")?;
     let cost = stage.cost(|stage| {
-        stage.peer.clone_tree(&base, &copy)?;
+        stage.clone_tree(&base, &copy)?;
         stage.sync()
     })?;
     let limits = Targets {

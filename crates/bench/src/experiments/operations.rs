@@ -8,7 +8,6 @@ use super::Run;
 use crate::command::run as run_program;
 use crate::error::{At, Error, Result};
 use crate::load;
-use crate::meter::Pass;
 use crate::stage::Stage;
 
 const SMALL_BYTES: usize = 200;
@@ -23,8 +22,12 @@ struct Case {
     cold: bool,
     /// Ends with a sync, whose requests count.
     synced: bool,
+    /// How often, of this number of files.
+    times: fn(u64) -> u64,
     operation: Operation,
 }
+
+const EACH: fn(u64) -> u64 = |files| files;
 
 fn file(stage: &Stage<'_>, number: u64) -> std::path::PathBuf {
     stage.path(format!("files/{}/{}", number / ENTRIES, number % ENTRIES))
@@ -39,6 +42,7 @@ const CASES: [Case; 10] = [
         name: "create of 200 B",
         cold: false,
         synced: true,
+        times: EACH,
         operation: |stage, number| {
             let path = file(stage, number);
             std::fs::write(&path, [7; SMALL_BYTES]).at(&path)
@@ -48,6 +52,7 @@ const CASES: [Case; 10] = [
         name: "stat, cold",
         cold: true,
         synced: false,
+        times: EACH,
         operation: |stage, number| {
             let path = file(stage, number);
             std::fs::metadata(&path).map(drop).at(&path)
@@ -57,6 +62,7 @@ const CASES: [Case; 10] = [
         name: "stat, warm",
         cold: false,
         synced: false,
+        times: EACH,
         operation: |stage, number| {
             let path = file(stage, number);
             std::fs::metadata(&path).map(drop).at(&path)
@@ -66,12 +72,14 @@ const CASES: [Case; 10] = [
         name: "read of a 4 KiB file, cold",
         cold: true,
         synced: false,
+        times: EACH,
         operation: |stage, number| load::read_file(&block(stage, number)),
     },
     Case {
         name: "4 KiB write + fsync",
         cold: false,
         synced: false,
+        times: EACH,
         operation: |stage, number| {
             let path = block(stage, number);
             let file = File::options().write(true).open(&path).at(&path)?;
@@ -83,6 +91,7 @@ const CASES: [Case; 10] = [
         name: "rename",
         cold: false,
         synced: true,
+        times: EACH,
         operation: |stage, number| {
             let path = block(stage, number);
             std::fs::rename(&path, path.with_extension("new")).at(&path)
@@ -92,6 +101,7 @@ const CASES: [Case; 10] = [
         name: "unlink",
         cold: false,
         synced: true,
+        times: EACH,
         operation: |stage, number| {
             let path = block(stage, number).with_extension("new");
             std::fs::remove_file(&path).at(&path)
@@ -101,6 +111,7 @@ const CASES: [Case; 10] = [
         name: "mkdir",
         cold: false,
         synced: true,
+        times: EACH,
         operation: |stage, number| {
             let path = stage.path(format!("dirs/{number}"));
             std::fs::create_dir(&path).at(&path)
@@ -110,21 +121,18 @@ const CASES: [Case; 10] = [
         name: "clone of a directory of 100 files",
         cold: false,
         synced: true,
+        times: |files| files.min(20),
         operation: |stage, number| {
-            stage
-                .peer
-                .clone_tree(&stage.path("tree"), &stage.path(format!("clone{number}")))
+            stage.clone_tree(&stage.path("tree"), &stage.path(format!("clone{number}")))
         },
     },
     Case {
         name: "readdir and stat of 100 entries, cold",
         cold: true,
         synced: false,
+        times: |files| files / ENTRIES,
         operation: |stage, number| {
             let dir = stage.path(format!("files/{number}"));
-            if !dir.exists() {
-                return Ok(());
-            }
             for entry in std::fs::read_dir(&dir).at(&dir)? {
                 entry.and_then(|entry| entry.metadata()).at(&dir)?;
             }
@@ -134,7 +142,7 @@ const CASES: [Case; 10] = [
 ];
 
 pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
-    if run.pass == Pass::Throttled {
+    if run.is_free_only("counts") {
         return Ok(());
     }
     let count = run.scaled(1000, ENTRIES) / ENTRIES * ENTRIES;
@@ -163,12 +171,7 @@ pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
     }
     stage.used_bytes()?;
     for case in &CASES {
-        let times = match case.name {
-            // Each is of a hundred entries.
-            name if name.contains("entries") => count / ENTRIES,
-            name if name.starts_with("clone") => count.min(20),
-            _ => count,
-        };
+        let times = (case.times)(count);
         if case.cold {
             stage.cold()?;
         }

@@ -4,8 +4,8 @@ use super::Run;
 use crate::command::run as run_program;
 use crate::error::{At, Result};
 use crate::load;
-use crate::meter::Pass;
-use crate::report::Targets;
+use crate::meter::Profile;
+use crate::report::{Relative, Targets};
 
 const THREADS: u64 = 4;
 const SMALL_BYTES: usize = 200;
@@ -18,12 +18,20 @@ pub(super) fn small_files(run: &mut Run<'_, '_>) -> Result<()> {
     let root = stage.path("files");
     std::fs::create_dir(&root).at(&root)?;
     stage.sync()?;
+    let before = stage.requests()?;
     let cost = stage.cost(|stage| {
         load::create_files(&root, count, SMALL_BYTES, THREADS, seed)?;
         stage.sync()
     })?;
     let limits = Targets {
         gp3: Some(16_000.0),
+        relative: &[(
+            Profile::Raw,
+            Relative {
+                share: 0.9,
+                of_floor: true,
+            },
+        )],
         ..Targets::default()
     };
     run.found.rate(
@@ -36,10 +44,15 @@ pub(super) fn small_files(run: &mut Run<'_, '_>) -> Result<()> {
     let each = cost.requests.write_bytes as f64 / count as f64;
     run.found
         .count("device bytes per file", "B", each, Some(450.0));
+    stage.cold()?;
+    let settled = (stage.requests()? - before).write_bytes as f64 / count as f64;
+    run.found
+        .count("device bytes per file, unmounted", "B", settled, None);
     let limits = Targets {
         hdd: Some(0.4),
         gp3: Some(1.7),
         raw: Some(2.0),
+        ..Targets::default()
     };
     run.cold_scan(&mut stage, "cold grep of all", limits, |_| {
         load::grep(&root, "xyzzy")
@@ -59,7 +72,7 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
     let limits = Targets {
         hdd: Some(0.1),
         gp3: Some(0.15),
-        raw: None,
+        ..Targets::default()
     };
     run.cold_scan(&mut stage, "cold find", limits, |_| {
         load::find(&tree, "wait.c")
@@ -67,7 +80,7 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
     let limits = Targets {
         hdd: Some(1.6),
         gp3: Some(1.8),
-        raw: None,
+        ..Targets::default()
     };
     let cost = run.cold_scan(&mut stage, "cold grep -r", limits, |_| {
         load::grep(&tree, "cpu_to_be64")
@@ -79,15 +92,20 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
         None,
     );
     if stage.peer.is_ramet() {
-        stage.peer.clone_tree(&tree, &copy)?;
+        stage.clone_tree(&tree, &copy)?;
         stage.sync()?;
         let ramet = &run.plan.ramet;
         let cost = stage.cost(|stage| {
             run_program(ramet, &["rm".as_ref(), copy.as_os_str()])?;
             stage.sync()
         })?;
+        let limits = Targets {
+            raw: Some(5.0),
+            gp3: Some(5.0),
+            ..Targets::default()
+        };
         run.found
-            .time("ramet rm + sync", "ms", 1e3, &cost, Targets::default());
+            .time("ramet rm of a clone + sync", "ms", 1e3, &cost, limits);
     }
     stage.cold()?;
     let cost = stage.cost(|stage| {
@@ -101,7 +119,7 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
     run.found.seconds("cold rm -rf + sync", &cost, limits);
     run.found
         .rate("rm -rf", "files/s", files as f64, &cost, Targets::default());
-    if run.pass == Pass::Throttled {
+    if run.is_free_only("small files") {
         return Ok(());
     }
 
@@ -122,16 +140,17 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
         limits,
     );
     let names = load::files(&small)?;
-    let cost = stage.cost(|_| {
+    let cost = stage.cost(|stage| {
         names
             .iter()
-            .try_for_each(|path| std::fs::remove_file(path).at(path))
+            .try_for_each(|path| std::fs::remove_file(path).at(path))?;
+        stage.sync()
     })?;
     let limits = Targets {
         raw: Some(25_000.0),
         ..Targets::default()
     };
     run.found
-        .rate("unlink", "files/s", count as f64, &cost, limits);
+        .rate("unlink + sync", "files/s", count as f64, &cost, limits);
     Ok(())
 }
