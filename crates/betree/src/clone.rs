@@ -161,8 +161,25 @@ impl Layer {
 pub(crate) struct CloneTerms {
     /// With anything that a [`Chore`] would mend.
     pub(crate) patient: bool,
-    /// Targets of this height and above are refused.
+    /// Targets of a greater height are refused.
     pub(crate) height_max: u8,
+}
+
+impl CloneTerms {
+    /// Whether a target over nodes of height `below` is too high as it is: what waits above it sinks first, and it is
+    /// flattened.
+    ///
+    /// # Errors
+    /// `Invalid` when no clone may be so high.
+    fn has_to_sink(self, below: u8) -> Result<bool> {
+        if !self.patient && below >= HEIGHT_PATIENT {
+            return Ok(true);
+        }
+        if below >= self.height_max {
+            return Err(Error::Invalid("clones of clones nest too deep"));
+        }
+        Ok(false)
+    }
 }
 
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
@@ -173,10 +190,7 @@ pub(crate) fn capture(
     range: &KeyRange,
     terms: CloneTerms,
 ) -> Result<Captured> {
-    let CloneTerms {
-        patient,
-        height_max,
-    } = terms;
+    let patient = terms.patient;
     if !patient && weighs_more(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
         return Ok(Captured::First(Chore::Freeze));
     }
@@ -285,6 +299,14 @@ pub(crate) fn capture(
     };
     let mut copy = match node {
         Some((handle, xf)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
+            // Nothing waits above it, and what flattening did not help is as low as it gets.
+            let terms = CloneTerms {
+                patient: patient || store.is_unflattenable(handle.id()),
+                ..terms
+            };
+            if terms.has_to_sink(handle.height().saturating_sub(1))? {
+                return Ok(Captured::First(Chore::Sink(range.clone())));
+            }
             let msg = RangeMsg::Goto(Target { xf, node: handle });
             return Ok(Captured::Message { msg, moves: false });
         }
@@ -318,13 +340,10 @@ pub(crate) fn capture(
             }
         }
     }
-    if !patient && copy.height_below() >= HEIGHT_PATIENT {
+    if terms.has_to_sink(copy.height_below())? {
         return Ok(Captured::First(Chore::Sink(range.clone())));
     }
-    if copy.height_below() >= height_max {
-        return Err(Error::Invalid("clones of clones nest too deep"));
-    }
-    copy.height = copy.label();
+    copy.height = copy.label()?;
     let node = store.new_skeleton(copy);
     let msg = RangeMsg::Goto(Target { xf: down, node });
     Ok(Captured::Message { msg, moves })

@@ -56,7 +56,7 @@ impl Store {
         }
         node.edges = edges;
         self.join_alike(node)?;
-        let height = node.label();
+        let height = node.label()?;
         assert!(
             top || height <= node.height,
             "T3: a GOTO sinks only into nodes above its target"
@@ -331,7 +331,9 @@ mod tests {
         let store = &tree.inner.store;
         let interior = || Child {
             live_bytes: 7,
-            ..store.child_of(Skeleton::empty(1, KeyRange::all()), 0)
+            ..store
+                .child_of(Skeleton::empty(1, KeyRange::all()), 0)
+                .unwrap()
         };
         let child = interior();
         let edge = |lo: &str, watermark: u64, child: &Child| Edge {

@@ -201,19 +201,19 @@ impl Builder<'_> {
         }
         let edges = self.take_edges()?;
         let points = std::mem::take(&mut self.points);
-        self.done
-            .push(self.node_over(edges, points, self.hi.clone()));
+        let edge = self.node_over(edges, points, self.hi.clone())?;
+        self.done.push(edge);
         Ok(())
     }
 
-    fn node_over(&self, edges: Vec<Edge>, points: MemRun, hi: Option<Bytes>) -> Edge {
+    fn node_over(&self, edges: Vec<Edge>, points: MemRun, hi: Option<Bytes>) -> Result<Edge> {
         let lo = edges[0].lo.clone();
         let live_bytes = edges
             .iter()
             .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
             .fold(0, u64::saturating_add);
         if points.is_empty() && edges.len() == 1 {
-            return edges.into_iter().next().expect("there is one");
+            return Ok(edges.into_iter().next().expect("there is one"));
         }
         let mut node = Skeleton {
             height: 1,
@@ -227,8 +227,8 @@ impl Builder<'_> {
         }
         let lift = node.range().common_prefix_len();
         node.lift(lift);
-        node.height = node.label();
-        Edge {
+        node.height = node.label()?;
+        Ok(Edge {
             lo,
             watermark: 0,
             child: Some(Child {
@@ -236,7 +236,7 @@ impl Builder<'_> {
                 node: self.store.new_skeleton(node),
                 live_bytes,
             }),
-        }
+        })
     }
 
     /// The edges at the top, few enough to take the place of one.
@@ -255,7 +255,7 @@ impl Builder<'_> {
                 let end = more
                     .first()
                     .map_or_else(|| hi.clone(), |e| Some(e.lo.clone()));
-                above.push(self.node_over(part.to_vec(), MemRun::default(), end));
+                above.push(self.node_over(part.to_vec(), MemRun::default(), end)?);
                 rest = more;
             }
             edges = above;

@@ -529,7 +529,7 @@ impl Store {
                 }));
                 continue;
             }
-            let child = self.child_of(part, lift);
+            let child = self.child_of(part, lift)?;
             edges.push(Edge {
                 lo,
                 watermark,
@@ -541,15 +541,18 @@ impl Store {
 
     /// The child that a node becomes, whose key space already lacks `lift` bytes: relifted by what its keys still
     /// share, with the label that fits.
-    pub(crate) fn child_of(&self, mut node: Skeleton, lift: usize) -> Child {
+    ///
+    /// # Errors
+    /// `Corrupt` when no label is left.
+    pub(crate) fn child_of(&self, mut node: Skeleton, lift: usize) -> Result<Child> {
         let more = node.range().common_prefix_len();
         node.lift(more);
-        node.height = node.label();
-        Child {
+        node.height = node.label()?;
+        Ok(Child {
             xf: Xf::stripping(lift + more),
             live_bytes: node.live_bytes_in(&node.range()),
             node: self.new_skeleton(node),
-        }
+        })
     }
 
     /// Pushes everything that waits above the lowest node covering `range` down to it, so that a clone of

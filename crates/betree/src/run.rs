@@ -635,7 +635,8 @@ impl RunIndex {
                 1 => {
                     let xf = take_xf(&mut r)?;
                     let (id, height) = (r.u64()?, r.u8()?);
-                    if !range.shares_prefix(xf.strip) {
+                    // No node could be above a target of the greatest height.
+                    if !range.shares_prefix(xf.strip) || height == u8::MAX {
                         return Err(MALFORMED);
                     }
                     RangeMsg::Goto(Target {

@@ -28,6 +28,7 @@ use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 
 use crate::bounds::{KeyRange, Xf, min_hi};
+use crate::error::{self, Error};
 use crate::node::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::run::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
 
@@ -268,10 +269,16 @@ impl Skeleton {
     }
 
     /// The label that keeps T3. Clones below [`HEIGHT_MAX`] leave room for the few levels that splits add.
-    pub(crate) fn label(&self) -> u8 {
-        self.height_below().checked_add(1).expect(
-            "clones stop at HEIGHT_MAX, and a tree of 2^64 keys adds fewer levels than are left",
-        )
+    ///
+    /// # Errors
+    /// `Corrupt` when none is left, as below a node that no volume can hold.
+    pub(crate) fn label(&self) -> error::Result<u8> {
+        let label = self.height_below().checked_add(1);
+        label.ok_or_else(|| Error::Corrupt {
+            what: "skeleton",
+            addr: 0,
+            detail: "T3: no height is left above its children".into(),
+        })
     }
 
     /// Bytes that the edges meeting `range` can see below, estimated. Over nothing it is what waits that can be read.

@@ -139,7 +139,7 @@ impl Store {
                 edges.push(Edge {
                     lo: part.range().lo,
                     watermark: 0,
-                    child: Some(self.child_of(part, 0)),
+                    child: Some(self.child_of(part, 0)?),
                 });
             }
             node = Skeleton {
@@ -150,7 +150,7 @@ impl Store {
                 next_ord,
             };
         }
-        node.height = node.label();
+        node.height = node.label()?;
         Ok(node)
     }
 }
@@ -185,7 +185,9 @@ mod tests {
     /// A node with edges at these numbers; those that are divisible by ten have no child.
     fn node(store: &Store, numbers: impl IntoIterator<Item = u32>) -> Skeleton {
         let mut node = Skeleton::empty(2, KeyRange::all());
-        let child = store.child_of(Skeleton::empty(1, KeyRange::all()), 0);
+        let child = store
+            .child_of(Skeleton::empty(1, KeyRange::all()), 0)
+            .unwrap();
         let edge = |number: u32| Edge {
             lo: Bytes::from(format!("{number:05}")),
             watermark: 0,

@@ -600,7 +600,7 @@ impl Inner {
             only.next_ord = only.next_ord.max(next_ord);
             *root = only;
         }
-        root.height = root.label();
+        root.height = root.label()?;
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::Device;
 use ramet_sim::{Rng, Setup, SparseDevice};
 
@@ -282,4 +282,57 @@ fn moves_back_and_forth_leave_nothing_behind() {
         sound(&tree);
         tree.close().expect("close");
     }
+}
+
+#[test]
+fn copies_of_nodes_that_are_shared_as_they_are_stop_at_a_height() {
+    // The root is cut among the latter, so a node of its own covers the former: nothing waits above it, and the next
+    // round refers to it as it is.
+    const COPIES: usize = 2;
+    const BESIDE: usize = 8;
+    const ROUNDS: usize = 300;
+    let [_, (shape, value_bytes)] = structural(1000);
+    let (device, tree) = open_new(shape.clone());
+    let dir = |round: usize| format!("d{round:03}/").into_bytes();
+    put_base(&tree, &dir(0), value_bytes);
+    tree.checkpoint().expect("checkpoint");
+    let (mut height, mut refused_at) = (0, None);
+    'rounds: for round in 1..=ROUNDS {
+        let copies = (0..COPIES).map(|copy| format!("d{round:03}/{copy}/"));
+        let beside = (0..BESIDE).map(|copy| format!("e{round:03}/{copy}/"));
+        for to in copies.chain(beside) {
+            let mut batch = Batch::new();
+            batch.clone_prefix(dir(round - 1), to);
+            tree.admit(4096).expect("admit");
+            match tree.apply(batch) {
+                Ok(_) => {}
+                Err(Error::Invalid(why)) if why.contains("too deep") => {
+                    refused_at = Some(round);
+                    break 'rounds;
+                }
+                Err(error) => panic!("round {round}: {error}"),
+            }
+        }
+        tree.checkpoint().expect("checkpoint");
+        height = height.max(tree.stats().height);
+    }
+    println!("refused at {refused_at:?}, height at most {height}");
+    assert!(refused_at.is_some());
+    assert!(height < 200);
+    tree.checkpoint().expect("checkpoint after a refusal");
+    sound(&tree);
+    tree.close().expect("close");
+    drop(tree);
+    let tree = open(&device, shape);
+    let mut path = dir(50);
+    path.extend_from_slice(&b"0/".repeat(50));
+    for number in 0..BASE_KEYS {
+        let key = [&path[..], format!("k{number:02}").as_bytes()].concat();
+        let found = tree.get(&key).expect("get");
+        assert_eq!(found, Some(base_value(number, value_bytes)));
+    }
+    apply(&tree, |batch| batch.delete_prefix(dir(50)));
+    tree.checkpoint().expect("checkpoint");
+    sound(&tree);
+    tree.close().expect("close");
 }

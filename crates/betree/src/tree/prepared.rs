@@ -21,6 +21,11 @@ use crate::message::{Point, RangeMsg};
 use crate::skeleton::{HEIGHT_MAX, Skeleton};
 use crate::sync::Mutex;
 
+/// Whether the clone itself has to say that it nests too deep.
+fn is_refused(msg: &RangeMsg) -> bool {
+    matches!(msg, RangeMsg::Goto(target) if target.node.height() > HEIGHT_MAX)
+}
+
 /// Most sources that are kept: two of each of a few clones under way.
 const SOURCES_MAX: usize = 8;
 
@@ -76,10 +81,7 @@ impl Prepared {
     /// Keeps what `range` is after batch `seq` under the root `top`.
     pub(super) fn keep(&self, seq: Seq, top: Arc<Skeleton>, range: KeyRange, found: Captured) {
         let is_refused = match &found {
-            // The clone itself says whether it nests too deep.
-            Captured::Message { msg, .. } => {
-                matches!(msg, RangeMsg::Goto(target) if target.node.height() > HEIGHT_MAX)
-            }
+            Captured::Message { msg, .. } => is_refused(msg),
             Captured::Copy(_) => false,
             Captured::First(_) => true,
         };
@@ -115,6 +117,9 @@ impl Prepared {
 
     /// Keeps what shows all of `range` under the root `top`, while the memory buffer has nothing of it.
     pub(super) fn keep_shared(&self, top: &Arc<Skeleton>, range: &KeyRange, target: &RangeMsg) {
+        if is_refused(target) {
+            return;
+        }
         let mut shared = self.shared.lock();
         let (kept, old): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut *shared)
             .into_iter()
