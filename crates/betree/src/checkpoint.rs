@@ -23,6 +23,7 @@ use ramet_block::{BLOCK_BYTES, Superblock};
 use ramet_nodetable::{NewNode, NodeId};
 
 use crate::error::{Error, Result};
+use crate::journal::Journal;
 use crate::message::RangeMsg;
 use crate::node::{Handle, Store, bump, io_error};
 use crate::pieces::Pieces;
@@ -85,6 +86,11 @@ impl Inner {
         };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
+        self.poisoning(|| self.write_after(&mut sb, journal, clean))
+    }
+
+    /// Writes the checkpoint that follows the one that `sb` names, which it becomes.
+    fn write_after(&self, sb: &mut Superblock, journal: &Journal, clean: bool) -> Result<()> {
         let top = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
@@ -153,7 +159,8 @@ impl Inner {
         if planted::is(Fault::JournalReleasedEarly) {
             journal.release(cut);
         }
-        if let Err(error) = self.switch_to(&next) {
+        // Also before the handles of `fresh` go.
+        if let Err(error) = self.poisoning(|| self.switch_to(&next)) {
             // The device may hold the new superblock all the same. What it names must stay as it is, also when
             // the handles of `fresh` go.
             self.poison(&error);

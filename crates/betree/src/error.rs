@@ -31,7 +31,7 @@ pub enum Error {
         /// What was expected and found.
         detail: String,
     },
-    /// An earlier write or sync failed, so the volume takes no writes until it is opened again.
+    /// An earlier write or sync failed, or a thread panicked, so the volume takes no writes until it is opened again.
     #[error("the volume stopped taking writes after a failure: {0}")]
     Poisoned(Arc<str>),
     /// The volume was opened read-only.

@@ -193,6 +193,16 @@ pub struct Tree {
     _guard: Arc<StopGuard>,
 }
 
+/// Dropped only while a panic passes through.
+struct PoisonOnPanic<'a>(&'a Inner);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.poison_because("a thread panicked");
+        self.0.progress.notify_all();
+    }
+}
+
 /// Stops the background threads when the last user of the tree is gone.
 struct StopGuard(Arc<Inner>);
 
@@ -242,11 +252,24 @@ impl Inner {
         if planted::is(Fault::FailureForgotten) {
             return;
         }
+        self.poison_because(&error.to_string());
+    }
+
+    fn poison_because(&self, reason: &str) {
         self.store.table.poison();
-        let text: Arc<str> = error.to_string().into();
+        let text: Arc<str> = reason.into();
         if self.failure.set(text.clone()).is_ok() {
             tracing::error!("the volume stops taking writes: {text}");
         }
+    }
+
+    /// Does `work`. When that panics, what it left half changed must not become durable: the volume stops taking writes,
+    /// before any lock is released that the caller holds.
+    pub(crate) fn poisoning<T>(&self, work: impl FnOnce() -> T) -> T {
+        let panic = PoisonOnPanic(self);
+        let done = work();
+        std::mem::forget(panic);
+        done
     }
 
     pub(crate) fn failure(&self) -> Option<Arc<str>> {
@@ -368,7 +391,8 @@ impl Inner {
             };
             for (at, op) in ops.into_iter().enumerate() {
                 let captured = captured.as_mut().and_then(|f| f.captured[at].take());
-                match self.apply_op(&mut state, op, captured, terms, &mut made) {
+                let apply = || self.apply_op(&mut state, op, captured, terms, &mut made);
+                match self.poisoning(apply) {
                     Ok(Ok(())) => {}
                     Ok(Err(chore)) => {
                         trouble = Some(Ok(chore));
@@ -559,12 +583,14 @@ impl Inner {
         if state.buffer.is_empty() {
             return;
         }
-        let run = std::mem::take(&mut state.buffer);
-        state.frozen += 1;
-        self.store.buffered_bytes.store(0, Ordering::Relaxed);
-        let mut root = Skeleton::clone(&state.top);
-        self.store.push_run(&mut root, run);
-        state.set_root(&self.store, root);
+        self.poisoning(|| {
+            let run = std::mem::take(&mut state.buffer);
+            state.frozen += 1;
+            self.store.buffered_bytes.store(0, Ordering::Relaxed);
+            let mut root = Skeleton::clone(&state.top);
+            self.store.push_run(&mut root, run);
+            state.set_root(&self.store, root);
+        });
     }
 
     // ---- structure ----
@@ -748,7 +774,7 @@ impl Inner {
         let inner = self.clone();
         let thread = std::thread::Builder::new()
             .name(name.into())
-            .spawn(move || work(&inner))
+            .spawn(move || inner.poisoning(|| work(&inner)))
             .map_err(|e| Error::Io {
                 what: "starting a thread",
                 source: Arc::new(e),

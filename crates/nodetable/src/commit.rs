@@ -11,7 +11,7 @@
 //! every later commit tries again, oldest numbers first. Zombies are in the table, so a crash does
 //! not forget them. A reader that holds a node therefore holds everything below it too.
 //!
-//! If anything fails, the table takes no more commits ([`Error::Poisoned`]): the state in memory is
+//! If anything fails or panics, the table takes no more commits ([`Error::Poisoned`]): the state in memory is
 //! half changed, while the state on disk, the last durable checkpoint, is untouched.
 
 use std::collections::HashMap;
@@ -66,7 +66,9 @@ impl NodeTable {
             space: grown.into_iter().map(|tail| (tail, 1)).collect(),
             removed: Vec::new(),
         };
+        let panic = PoisonOnPanic(self);
         let committed = change.run(new, root, reclaim_budget, is_pinned);
+        std::mem::forget(panic);
         match committed {
             Ok(commit) => {
                 self.publish(&writer);
@@ -105,6 +107,15 @@ impl NodeTable {
         }
         self.store.discard(&runs);
         runs
+    }
+}
+
+/// Dropped only while a panic passes through a commit, before the next one gets the writer.
+struct PoisonOnPanic<'a>(&'a NodeTable);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        self.0.poison();
     }
 }
 

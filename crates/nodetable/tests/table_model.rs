@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -412,6 +413,26 @@ fn mistakes_of_the_caller_are_refused_and_poison_the_table() {
         assert_eq!(table.get(NodeId(1)).unwrap().unwrap().refs, 1, "{what}");
         check(&NodeTable::open(&device, roots, USABLE, true).unwrap());
     }
+}
+
+#[test]
+fn a_commit_that_panics_is_the_last_one() {
+    let (table, _) = fresh(&memory());
+    let first = commit(&table, vec![node(&table, 1, 4096, &[])], 1);
+    table.committed(first);
+    let panics = |_| panic!("injected");
+    let done = catch_unwind(AssertUnwindSafe(|| {
+        table.commit(
+            vec![node(&table, 2, 4096, &[])],
+            Some(NodeId(2)),
+            9,
+            &panics,
+        )
+    }));
+    assert!(done.is_err());
+    let next = table.commit(vec![], Some(NodeId(1)), 9, &|_| false);
+    assert!(matches!(next, Err(Error::Poisoned)), "{next:?}");
+    assert!(matches!(table.alloc(4096), Err(Error::Poisoned)));
 }
 
 #[test]
