@@ -98,11 +98,7 @@ impl Inner {
         };
         self.store.look_for_dead(&top);
         drop(top);
-        match self.flush(true) {
-            // A full device must not keep what is in memory from becoming durable.
-            Ok(()) | Err(Error::NoSpace) => {}
-            Err(error) => return Err(error),
-        }
+        self.flush_if_possible(true)?;
         // On a full volume nobody may build on segments that are about to be written in pieces: they would be written
         // twice.
         let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();

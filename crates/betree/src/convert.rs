@@ -4,7 +4,7 @@ use bytes::Bytes;
 use ramet_block::planted::{self, Fault};
 
 use crate::bounds::{KeyRange, below, min_hi};
-use crate::error::Result;
+use crate::error::{Result, if_readable};
 use crate::message::RangeMsg;
 use crate::node::{Kind, Store, bump};
 use crate::skeleton::{Child, Edge, Skeleton};
@@ -274,10 +274,14 @@ impl Store {
     /// What an edge was cut off from must neither be kept alive by it nor add to heights.
     pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
         while child.node.kind() == Kind::Skeleton {
-            let node = self.skeleton(&child.node)?;
+            // Of one that cannot be read nobody knows what is seen.
+            let Some(node) = if_readable(self.skeleton(&child.node))? else {
+                return Ok(Some(child));
+            };
             let inside = child.xf.range(range);
             let at = node.edge_of(&inside.lo);
-            if !node.edge_range(at).covers(&inside) || self.sees_messages(&node, at, &inside)? {
+            let sees = || if_readable(self.sees_messages(&node, at, &inside));
+            if !node.edge_range(at).covers(&inside) || sees()?.unwrap_or(true) {
                 child.live_bytes = node.live_bytes_in(&inside);
                 return Ok(Some(child));
             }
@@ -289,12 +293,15 @@ impl Store {
                 ..below.clone()
             };
         }
-        let run = self.run(&child.node)?;
+        let Some(run) = if_readable(self.run(&child.node))? else {
+            return Ok(Some(child));
+        };
         let inside = child.xf.range(range);
         let mut bytes = run.estimate_bytes(&inside);
         // Of few blocks most may lie outside: then count what is inside.
-        if bytes <= 4 * self.shape.block_bytes {
-            let exact = run.weigh(self, &inside, false)?;
+        if bytes <= 4 * self.shape.block_bytes
+            && let Some(exact) = if_readable(run.weigh(self, &inside, false))?
+        {
             if exact.count == 0 {
                 return Ok(None);
             }

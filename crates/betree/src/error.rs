@@ -56,6 +56,15 @@ impl Error {
     }
 }
 
+/// `None` for what cannot be read.
+pub(crate) fn if_readable<T>(done: Result<T>) -> Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(error) if error.is_of_a_read() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Result of the tree.
 pub type Result<T> = std::result::Result<T, Error>;
 

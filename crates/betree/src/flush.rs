@@ -19,6 +19,9 @@
 //! makes room for the next ones. When room is short, everything goes down that can, because deletions free
 //! space only at the leaves.
 //!
+//! A step that meets what cannot be read is left out as well: one bad block keeps the messages for its leaf, and nothing else,
+//! from moving. A range message over the whole of it needs no look at it.
+//!
 //! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
 //! its segments and children are shared until they are rewritten themselves.
 
@@ -191,12 +194,17 @@ impl Store {
         self.merge_segments(node, settle, tiers)
     }
 
-    /// `None` when there was no room.
-    pub(crate) fn with_room<T>(&self, done: Result<T>) -> Result<Option<T>> {
+    /// `None` when the step is to be left out: there was no room, or something on its way cannot be read.
+    pub(crate) fn if_possible<T>(&self, done: Result<T>) -> Result<Option<T>> {
         match done {
             Ok(done) => Ok(Some(done)),
             Err(Error::NoSpace) => {
                 self.healing.set_due();
+                Ok(None)
+            }
+            // No sweep is due for it: that would read the same.
+            Err(error) if error.is_of_a_read() => {
+                tracing::warn!(%error, "messages stay above what cannot be read");
                 Ok(None)
             }
             Err(error) => Err(error),
@@ -247,7 +255,7 @@ impl Store {
     ) -> Result<usize> {
         let room = self.room_to_rewrite(&node.edges[at], pending[at]);
         let written = room.and_then(|()| self.rewrite(node, at, at));
-        let Some(edges) = self.with_room(written)? else {
+        let Some(edges) = self.if_possible(written)? else {
             pending[at].stays = true;
             return Ok(1);
         };
@@ -298,7 +306,11 @@ impl Store {
             if node.edges[at].is_above_leaf() {
                 self.rewrite_edge(node, pending, at)?;
                 total -= waits - pending[at].bytes;
-            } else if let Some(edges) = self.with_room(self.push(node, at, pending[at], settle))? {
+                continue;
+            }
+            let pushed = self.push(node, at, pending[at], settle);
+            let had_room = !matches!(pushed, Err(Error::NoSpace));
+            if let Some(edges) = self.if_possible(pushed)? {
                 total -= waits;
                 let done = Pending {
                     stays: true,
@@ -306,7 +318,7 @@ impl Store {
                 };
                 pending.splice(at..=at, std::iter::repeat_n(done, edges.len()));
                 node.edges.splice(at..=at, edges);
-            } else if self.cut_out(node, at, pending)? {
+            } else if !had_room && self.cut_out(node, at, pending)? {
                 // A part of the messages may find room where all do not.
                 total = pending.iter().map(|p| p.bytes).sum();
             } else {

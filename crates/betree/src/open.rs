@@ -235,10 +235,7 @@ impl Tree {
                     > 2 * inner.store.shape.memory_bytes as u64
                     && !options.read_only
                 {
-                    match inner.flush(false) {
-                        Ok(()) | Err(Error::NoSpace) => {}
-                        Err(error) => return Err(error),
-                    }
+                    inner.flush_if_possible(false)?;
                 }
                 replayed += 1;
                 Ok(())

@@ -60,7 +60,7 @@ impl Store {
             let joined = if leaves >= least {
                 // Others may share them.
                 let room = self.take_spare_room(sum as u64).map(drop);
-                self.with_room(room.and_then(|()| self.rewrite(node, from, to - 1)))?
+                self.if_possible(room.and_then(|()| self.rewrite(node, from, to - 1)))?
             } else {
                 None
             };

@@ -107,7 +107,7 @@ impl Store {
                     // What others share does not become free.
                     let bytes = seg.bytes + PUSH_BYTES;
                     let is_shared = self.refs(&seg.run)? > 1;
-                    self.with_room(if is_shared {
+                    self.if_possible(if is_shared {
                         self.take_spare_room(bytes)
                     } else {
                         self.take_room(bytes)
@@ -122,7 +122,10 @@ impl Store {
             };
             bump(&self.counters.segment_merges);
             self.count_copied(&node.segs[at..=at]);
-            let left = self.gather_all(node, &node.segs[at..=at])?;
+            let Some(left) = self.if_possible(self.gather_all(node, &node.segs[at..=at]))? else {
+                at += 1;
+                continue;
+            };
             if left.is_empty() {
                 node.segs.remove(at);
                 continue;
@@ -178,15 +181,17 @@ impl Store {
         }
     }
 
-    /// Merges the segments from `from` on; `false` when there is no room.
+    /// Merges the segments from `from` on; `false` when there is no room, or one cannot be read.
     pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
         let sum: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
-        let Some(_room) = self.with_room(self.room_to_merge(&node.segs[from..], sum))? else {
+        let Some(_room) = self.if_possible(self.room_to_merge(&node.segs[from..], sum))? else {
             return Ok(false);
         };
         bump(&self.counters.segment_merges);
         self.count_copied(&node.segs[from..]);
-        let merged = self.gather_all(node, &node.segs[from..])?;
+        let Some(merged) = self.if_possible(self.gather_all(node, &node.segs[from..]))? else {
+            return Ok(false);
+        };
         // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
         // watermark hid is not in it.
         node.segs.truncate(from);

@@ -32,7 +32,7 @@ use crate::batch::{Batch, Op};
 use crate::bounds::KeyRange;
 use crate::clone::{Captured, Chore, CloneTerms, capture, destination};
 use crate::diff::{Diff, Span};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, if_readable};
 use crate::graft::Graft;
 use crate::journal::Journal;
 use crate::memrun::MemRun;
@@ -413,6 +413,8 @@ impl Inner {
                     Ok(()) => round >= 2,
                     // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
                     Err(Error::NoSpace | Error::ReadOnly) => true,
+                    // If it is of the source, the clone will tell.
+                    Err(error) if error.is_of_a_read() => true,
                     Err(error) => return Err(error),
                 };
                 continue;
@@ -525,8 +527,9 @@ impl Inner {
             }
         };
         match self.do_first(chore) {
-            // The clone itself will put up with it.
+            // The clone itself will put up with it, or tell.
             Err(Error::NoSpace) => Ok(()),
+            Err(error) if error.is_of_a_read() => Ok(()),
             done => done,
         }
     }
@@ -654,6 +657,19 @@ impl Inner {
         if settle { store.healing(tend) } else { tend() }
     }
 
+    /// The same as far as it goes: on a full volume, or where something cannot be read, messages stay where they are, and what
+    /// is in memory becomes durable all the same.
+    pub(crate) fn flush_if_possible(&self, settle: bool) -> Result<()> {
+        match self.flush(settle) {
+            Ok(()) | Err(Error::NoSpace) => Ok(()),
+            Err(error) if error.is_of_a_read() => {
+                tracing::warn!(%error, "all messages stay where they are");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     // ---- background work ----
 
     fn want(&self, set: impl FnOnce(&mut Wanted)) {
@@ -698,11 +714,11 @@ impl Inner {
             let mut done = self.check_alive();
             if let Some(node) = mend {
                 done = done
-                    .and_then(|()| self.store.skeleton(&node))
-                    .and_then(|node| self.mend(&node, false));
+                    .and_then(|()| if_readable(self.store.skeleton(&node)))
+                    .and_then(|node| node.map_or(Ok(()), |node| self.mend(&node, false)));
             }
             if flush {
-                done = done.and_then(|()| self.flush(false));
+                done = done.and_then(|()| self.flush_if_possible(false));
             }
             match done {
                 // Without space messages stay where they are; admission refuses more of them.

@@ -1,7 +1,7 @@
 //! How much waits for an edge, and whether it is abundant.
 
 use crate::bounds::KeyRange;
-use crate::error::Result;
+use crate::error::{Result, if_readable};
 use crate::node::{Kind, Store};
 use crate::skeleton::{Edge, SegRef, Skeleton};
 
@@ -105,13 +105,15 @@ impl Store {
         Ok(sum)
     }
 
-    /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half.
+    /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half. None of one
+    /// that cannot be read.
     fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {
         match &edge.child {
-            Some(child) if child.node.kind() == Kind::Leaf => Ok(self
-                .run(&child.node)?
-                .estimate_bytes(&child.xf.range(range))
-                .saturating_sub(self.shape.block_bytes)),
+            Some(child) if child.node.kind() == Kind::Leaf => {
+                let leaf = if_readable(self.run(&child.node))?;
+                let bytes = leaf.map_or(0, |leaf| leaf.estimate_bytes(&child.xf.range(range)));
+                Ok(bytes.saturating_sub(self.shape.block_bytes))
+            }
             _ => Ok(0),
         }
     }
@@ -130,7 +132,8 @@ impl Store {
     fn point_bytes_below(&self, edge: &Edge) -> Result<usize> {
         match &edge.child {
             Some(child) if child.node.kind() == Kind::Leaf => {
-                Ok(self.run(&child.node)?.point_bytes_mean())
+                let leaf = if_readable(self.run(&child.node))?;
+                Ok(leaf.map_or(0, |leaf| leaf.point_bytes_mean()))
             }
             _ => Ok(0),
         }
