@@ -289,10 +289,15 @@ fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use ramet_block::{Device, MemDevice};
 
     use super::*;
+    use crate::bounds::KeyRange;
+    use crate::memrun::MemRun;
+    use crate::message::Point;
     use crate::node::Kind;
+    use crate::skeleton::Skeleton;
     use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 
     #[test]
@@ -334,5 +339,61 @@ mod tests {
             .collect();
         assert!(places.len() > 3, "{places:?}");
         assert!(places.is_sorted(), "{places:?}");
+    }
+
+    #[test]
+    fn a_segment_in_pieces_owes_its_space_until_nobody_refers_to_it() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(4 << 20));
+        Tree::format(&dev, &FormatOptions::default()).unwrap();
+        let open = OpenOptions {
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(dev, open).unwrap();
+        let store = &tree.inner.store;
+        let before = store.owed_bytes();
+        let mut root = Skeleton::empty(1, KeyRange::all());
+        for name in ["a", "b"] {
+            let mut run = MemRun::default();
+            for number in 0..10 {
+                let key = Bytes::from(format!("{name}{number}"));
+                run.add_point(key, Point::Put(Bytes::from(vec![7; 1000])));
+            }
+            store.push_run(&mut root, run);
+        }
+        let root = store.new_skeleton(root);
+        let owed = store.owed_bytes();
+        assert!(owed >= before + 20_000);
+
+        // Holes of a block, for one segment.
+        let blocks = std::iter::from_fn(|| store.table.alloc_reserved(BLOCK_BYTES).ok());
+        let blocks: Vec<_> = blocks.collect();
+        let holes = || blocks.iter().copied().step_by(2);
+        for hole in holes().take(5) {
+            store.table.free_unpublished(hole);
+        }
+        let mut pieces = Pieces::new();
+        let written = write_fresh(store, &root, &mut pieces);
+        assert!(matches!(written, Err(Error::NoSpace)));
+        assert_eq!(pieces.len(), 1, "the other one found no room");
+        drop(pieces);
+        assert_eq!(store.owed_bytes(), owed, "all is to be written still");
+
+        // For both, and the node.
+        for hole in holes().skip(5).take(10) {
+            store.table.free_unpublished(hole);
+        }
+        let mut pieces = Pieces::new();
+        let written = write_fresh(store, &root, &mut pieces).unwrap();
+        assert_eq!(pieces.len(), 2);
+        assert!(store.owed_bytes() < owed);
+        drop(written);
+        assert_eq!(
+            store.owed_bytes(),
+            before,
+            "the pieces are referred to instead"
+        );
+        drop((root, pieces));
+        assert_eq!(store.owed_bytes(), before);
     }
 }

@@ -783,8 +783,9 @@ impl Store {
                 Err(Error::NoSpace) if self.table.stats().free >= len => {
                     let run = run.or_else(|| packed.map(|packed| Arc::new(packed.to_mem())));
                     let run = run.expect("an image is of one of them");
+                    // It settles when the last node that refers to it has gone: other pieces may find no room, and then
+                    // all of it is written once more.
                     pieces.insert(handle.id, self.write_in_pieces(&run)?);
-                    self.settle(handle);
                 }
                 Err(error) => return Err(error),
             }
