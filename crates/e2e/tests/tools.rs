@@ -161,6 +161,20 @@ fn rsync_in_and_back_finds_no_difference() {
 }
 
 #[test]
+fn tar_finds_the_data_of_a_file_with_holes() {
+    let bed = Bed::new("4G");
+    let mount = bed.mount(&[]);
+    sh(
+        mount.root(),
+        "head -c 8M /dev/urandom > file
+         for round in 1 2; do fallocate -p -o 0 -l 4M file; done
+         tar -cSf archive file; mkdir back; tar -xf archive -C back; cmp file back/file",
+    );
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
 fn plain_cp_of_a_file_takes_no_space() {
     let bed = Bed::new("4G");
     let mount = bed.mount(&[]);

@@ -8,7 +8,8 @@
 //!
 //! How many blocks are allocated is known without counting while a file never had a hole. Once it
 //! has (`FLAG_SPARSE`), writes beyond the end are still counted exactly, and writes before it may or may
-//! not fill a hole: they are counted as if they did (`FLAG_GUESSED`).
+//! not fill a hole: they are counted as if they did (`FLAG_GUESSED`). What becomes a hole then may have been one before, and
+//! only bounds the count. So a guess is never too low.
 
 use std::sync::Arc;
 

@@ -15,19 +15,23 @@ use crate::place::Topology;
 use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
-/// Counts the blocks that a hole of `holes` whole blocks leaves in a file of this size.
-fn account_hole(record: &mut Record, holes: u64) {
-    let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
-    let before = if record.has(FLAG_SPARSE) {
-        record.blocks
-    } else {
-        blocks
-    };
+/// Counts the blocks of a file of this size after `holes` whole blocks of it went, which may have been holes before, and
+/// up to `patched` others were written to, which may have been holes too.
+fn account_hole(record: &mut Record, holes: u64, patched: u64) {
+    let left = record
+        .size_bytes
+        .div_ceil(BLOCK_BYTES)
+        .saturating_sub(holes);
     if record.has(FLAG_SPARSE) {
-        record.flags |= FLAG_GUESSED;
+        // None at all is exact, and stays so.
+        if record.blocks > 0 {
+            record.flags |= FLAG_GUESSED;
+        }
+        record.blocks = (record.blocks + patched).min(left);
+    } else if holes > 0 {
+        record.flags |= FLAG_SPARSE;
+        record.blocks = left;
     }
-    record.flags |= FLAG_SPARSE;
-    record.blocks = before.saturating_sub(holes).min(blocks);
 }
 
 fn extend(record: &mut Record, size_bytes: u64) {
@@ -57,15 +61,14 @@ impl Volume {
             let blocks = keys::blocks(&path);
             self.cut(change, &blocks, size_bytes, old);
             let record = change.edit(inode);
-            let (kept, had) = (size_bytes.div_ceil(BLOCK_BYTES), old.div_ceil(BLOCK_BYTES));
-            if kept == 0 {
+            record.size_bytes = size_bytes;
+            if size_bytes == 0 {
                 record.flags &= !(FLAG_SPARSE | FLAG_GUESSED);
                 record.blocks = 0;
-            } else if record.has(FLAG_SPARSE) && kept < had {
-                record.flags |= FLAG_GUESSED;
-                record.blocks = record.blocks.min(kept);
+            } else {
+                let patched = u64::from(!size_bytes.is_multiple_of(BLOCK_BYTES));
+                account_hole(record, 0, patched);
             }
-            record.size_bytes = size_bytes;
         } else if size_bytes > old {
             let record = change.edit(inode);
             let had = old.div_ceil(BLOCK_BYTES);
@@ -180,10 +183,13 @@ impl Volume {
         end: u64,
     ) {
         let size_bytes = change.get(inode).size_bytes;
-        if end >= size_bytes {
+        let first = offset.div_ceil(BLOCK_BYTES);
+        let (last, patched) = if end >= size_bytes {
             self.cut(change, blocks, offset, end);
+            let patched = u64::from(offset < first * BLOCK_BYTES);
+            (end.div_ceil(BLOCK_BYTES), patched)
         } else {
-            let (first, last) = (offset.div_ceil(BLOCK_BYTES), end / BLOCK_BYTES);
+            let last = end / BLOCK_BYTES;
             let mut patch = |from: u64, to: u64| {
                 if from < to {
                     let at = u32::try_from(from % BLOCK_BYTES).expect("inside of a block");
@@ -192,24 +198,17 @@ impl Volume {
                         .batch
                         .patch(keys::block(blocks, from / BLOCK_BYTES), at, vec![0; len]);
                 }
+                u64::from(from < to)
             };
             if first > last {
-                patch(offset, end);
+                (last, patch(offset, end))
             } else {
-                patch(offset, first * BLOCK_BYTES);
-                patch(last * BLOCK_BYTES, end);
+                let patched = patch(offset, first * BLOCK_BYTES) + patch(last * BLOCK_BYTES, end);
                 self.delete_blocks(change, blocks, first, last);
+                (last, patched)
             }
-        }
-        let first = offset.div_ceil(BLOCK_BYTES);
-        let last = if end >= size_bytes {
-            end.div_ceil(BLOCK_BYTES)
-        } else {
-            end / BLOCK_BYTES
         };
-        if last > first {
-            account_hole(change.edit(inode), last - first);
-        }
+        account_hole(change.edit(inode), last.saturating_sub(first), patched);
     }
 
     /// The first offset from `offset` on that holds data, or that does not.

@@ -201,7 +201,12 @@ pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
     let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
     let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
     let blocks = match kind {
-        Kind::Regular if record.has(FLAG_SPARSE) => record.blocks.min(blocks),
+        // Programs take a file without blocks for one without data, and do not look. A volume may hold guesses of 0, of
+        // before they were upper ones.
+        Kind::Regular if record.has(FLAG_SPARSE) => {
+            let least = u64::from(record.has(FLAG_GUESSED));
+            record.blocks.max(least).min(blocks)
+        }
         Kind::Regular => blocks,
         _ => 0,
     };
@@ -223,5 +228,22 @@ pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
         mtime: record.mtime,
         ctime: record.ctime,
         btime: record.btime,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guess_of_no_blocks_is_not_shown_for_a_file_that_may_have_data() {
+        let shown = |flags, size_bytes| {
+            let mut record = Record::new(Kind::Regular.mode_bits(), 0, 0, Time::default());
+            (record.flags, record.size_bytes) = (flags, size_bytes);
+            attr_of(Ino(2), &record).sectors
+        };
+        assert_eq!(shown(FLAG_SPARSE | FLAG_GUESSED, 8 << 20), 8);
+        assert_eq!(shown(FLAG_SPARSE | FLAG_GUESSED, 0), 0);
+        assert_eq!(shown(FLAG_SPARSE, 8 << 20), 0);
     }
 }

@@ -539,6 +539,44 @@ fn a_sparse_file_that_was_counted_stays_counted_right() {
     finish(&volume);
 }
 
+#[test]
+fn blocks_of_a_large_sparse_file_are_never_estimated_too_low() {
+    const HALF: u64 = 4 << 20;
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let sectors = || volume.getattr(file).unwrap().sectors;
+    volume
+        .write(file, 0, &[1; 2 * HALF as usize], false)
+        .unwrap();
+    volume.zero_range(file, 0, HALF, true, false).unwrap();
+    assert_eq!(sectors(), HALF / 512, "the first hole is known");
+    for hole in [0..HALF, HALF / 2..HALF, 0..HALF, 0..HALF + 5] {
+        let len = hole.end - hole.start;
+        volume
+            .zero_range(file, hole.start, len, true, false)
+            .unwrap();
+        assert_eq!(sectors(), HALF / 512);
+    }
+    // A part of a block that is zeroed, or cut, is a block afterwards.
+    volume.zero_range(file, 0, 2 * HALF, true, false).unwrap();
+    volume.zero_range(file, 100, 5000, true, false).unwrap();
+    assert_eq!(sectors(), 16);
+    let empty = make(&volume, ROOT_INO, "empty", Kind::Regular).ino;
+    let blocks_at = |size_bytes| {
+        let size = SetAttr {
+            size_bytes: Some(size_bytes),
+            ..SetAttr::default()
+        };
+        volume.setattr(empty, &size).unwrap().sectors / 8
+    };
+    let sizes = [1 << 30, 1 << 29, (1 << 28) + 1, 8000, 7000];
+    assert_eq!(sizes.map(blocks_at), [0, 0, 1, 1, 1]);
+    assert_eq!(blocks_at(0), 0);
+    assert_eq!(sizes.map(blocks_at), [0, 0, 1, 1, 1]);
+    assert_eq!([8000, 0, 8000, 7000].map(blocks_at), [1, 0, 0, 1]);
+    finish(&volume);
+}
+
 /// Long runs of whole blocks take another way than single ones: both ways, over and beside each other.
 #[test]
 fn long_writes_at_any_offset_read_back_also_after_a_replay() {
