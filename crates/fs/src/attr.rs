@@ -39,22 +39,34 @@ pub struct SetAttr {
 }
 
 /// Clears setuid, and setgid where it means privilege (without group execution it marks mandatory
-/// locking).
-pub(crate) fn clear_setid(record: &mut Record) {
+/// locking). Whether there was any.
+fn clear_setid(record: &mut Record) -> bool {
     const S_IXGRP: u32 = 0o010;
+    let before = record.mode;
     record.mode &= !S_ISUID;
     if record.mode & S_IXGRP != 0 {
         record.mode &= !S_ISGID;
     }
+    record.mode != before
 }
 
 impl Change<'_> {
-    /// Takes the file capabilities away, as any change of contents or owner does.
-    pub(crate) fn clear_capability(&mut self, inode: &Arc<Inode>, path: &[u8]) {
-        if self.get(inode).has(FLAG_CAPABILITY) {
+    /// Takes the file capabilities away, as any change of contents or owner does. Whether there were any.
+    fn clear_capability(&mut self, inode: &Arc<Inode>, path: &[u8]) -> bool {
+        let had_any = self.get(inode).has(FLAG_CAPABILITY);
+        if had_any {
             self.edit(inode).flags &= !FLAG_CAPABILITY;
             self.batch.delete(keys::xattr(path, b"security.capability"));
         }
+        had_any
+    }
+
+    /// The contents change: file capabilities go, and with `kill` setuid and setgid. Whether any of them was there, so that
+    /// whoever remembers them has to be told.
+    pub(crate) fn clear_privileges(&mut self, inode: &Arc<Inode>, path: &[u8], kill: bool) -> bool {
+        let had_capability = self.clear_capability(inode, path);
+        let had_setid = kill && clear_setid(self.edit(inode));
+        had_capability || had_setid
     }
 }
 

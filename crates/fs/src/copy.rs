@@ -4,7 +4,6 @@
 //! longer, which is what `cp` asks for. Other ranges are read and written. (Blocks have numbers in
 //! their keys, and a clone replaces a prefix: it cannot shift numbers.)
 
-use crate::attr::clear_setid;
 use crate::change::{Change, lock_states};
 use crate::data::{BLOCK_BYTES, FEW_BLOCKS};
 use crate::error::{Error, Result};
@@ -15,6 +14,15 @@ use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Bytes that one call copies through memory at most.
 const COPY_BYTES_MAX: u64 = 1 << 20;
+
+/// What a copy did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Copied {
+    /// How much was copied.
+    pub bytes: u64,
+    /// Whether privileges of the target went, as by [`Volume::write`].
+    pub cleared: bool,
+}
 
 /// Counts the blocks of a range `[first, last)` cloned from `source`.
 fn account_clone(record: &mut Record, source: &Record, end: u64, first: u64, last: u64) {
@@ -52,7 +60,7 @@ impl Volume {
         to: (Ino, u64),
         len: u64,
         kill_privileges: bool,
-    ) -> Result<u64> {
+    ) -> Result<Copied> {
         let (source, target) = (self.inode(from.0)?, self.inode(to.0)?);
         for inode in [&source, &target] {
             match inode.kind {
@@ -101,16 +109,16 @@ impl Volume {
             );
             change.batch.clone_range(lo, Some(hi), strip, to_blocks);
         }
-        change.clear_capability(&target, &target_path);
+        let cleared = change.clear_privileges(&target, &target_path, kill_privileges);
         let now = self.now();
         let record = change.edit(&target);
         account_clone(record, &source_record, end, first, last);
-        if kill_privileges {
-            clear_setid(record);
-        }
         (record.mtime, record.ctime) = (now, now);
         change.apply(&topology, &self.tree)?;
-        Ok(len)
+        Ok(Copied {
+            bytes: len,
+            cleared,
+        })
     }
 
     fn copy_bytes(
@@ -119,10 +127,13 @@ impl Volume {
         to: (Ino, u64),
         len: u64,
         kill_privileges: bool,
-    ) -> Result<u64> {
+    ) -> Result<Copied> {
         let len = u32::try_from(len.min(COPY_BYTES_MAX)).expect("at most a mebibyte");
         let data = self.read(from.0, from.1, len)?;
-        self.write(to.0, to.1, &data, kill_privileges)?;
-        Ok(data.len() as u64)
+        let cleared = self.write(to.0, to.1, &data, kill_privileges)?;
+        Ok(Copied {
+            bytes: data.len() as u64,
+            cleared,
+        })
     }
 }

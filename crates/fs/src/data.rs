@@ -16,12 +16,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::{Graft, Snapshot, successor_of_prefix};
 
-use crate::attr::clear_setid;
 use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
-use crate::record::{FLAG_CAPABILITY, FLAG_GUESSED, FLAG_SPARSE, Kind, Record, S_ISGID, S_ISUID};
+use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Size of a block.
@@ -203,8 +202,8 @@ impl Volume {
         Ok(Some((contents, Span::new(offset, end - offset)?)))
     }
 
-    /// Writes `data` at `offset`. With `kill_privileges` setuid and setgid go; whether they were
-    /// there is the result. One batch, unless that is more than the journal of a small volume takes; a
+    /// Writes `data` at `offset`. File capabilities go, and with `kill_privileges` setuid and setgid; whether any of them
+    /// was there is the result. One batch, unless that is more than the journal of a small volume takes; a
     /// long run of whole blocks is one always, and is on the device on return, though only a sync makes it stay.
     ///
     /// # Errors
@@ -271,18 +270,13 @@ impl Volume {
         let mut change = Change::new(lock_states(&[inode]));
         let topology = self.topology.read();
         let path = topology.path(inode)?;
-        let was_privileged = change.get(inode).mode & (S_ISUID | S_ISGID) != 0;
-        let had_capability = change.get(inode).has(FLAG_CAPABILITY);
         self.put_bytes(&mut change, inode, &path, &span, data, run);
-        change.clear_capability(inode, &path);
+        let cleared = change.clear_privileges(inode, &path, kill_privileges);
         let now = self.now();
         let record = change.edit(inode);
-        if kill_privileges {
-            clear_setid(record);
-        }
         (record.mtime, record.ctime) = (now, now);
         change.apply(&topology, &self.tree)?;
-        Ok(kill_privileges && was_privileged || had_capability)
+        Ok(cleared)
     }
 
     fn put_bytes(

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::successor_of_prefix;
 
-use crate::attr::clear_setid;
 use crate::change::{Change, lock_states};
 use crate::data::{BLOCK, BLOCK_BYTES, FILE_BYTES_MAX, Span, block_number};
 use crate::error::{Error, Result};
@@ -97,7 +96,7 @@ impl Volume {
     }
 
     /// Gives space back, or zeroes: after it `[offset, offset + len)` reads as zeros. With
-    /// `keep_size` the file does not grow.
+    /// `keep_size` the file does not grow. Privileges go as by [`Volume::write`], and the result is the same.
     ///
     /// # Errors
     /// `Invalid` for an empty range, `TooBig`, and those of the tree.
@@ -108,7 +107,7 @@ impl Volume {
         len: u64,
         keep_size: bool,
         kill_privileges: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let span = Span::new(offset, len)?;
         self.reshape(ino, len, kill_privileges, |change, inode, path| {
             let size_bytes = change.get(inode).size_bytes;
@@ -125,7 +124,8 @@ impl Volume {
     }
 
     /// Makes sure that the file is at least `offset + len` long, unless `keep_size`. No space is set
-    /// aside: every write of a copy-on-write volume needs new space anyway.
+    /// aside: every write of a copy-on-write volume needs new space anyway. Privileges go as by [`Volume::write`], and
+    /// the result is the same.
     ///
     /// # Errors
     /// `Invalid` for an empty range, `TooBig`, and those of the tree.
@@ -136,7 +136,7 @@ impl Volume {
         len: u64,
         keep_size: bool,
         kill_privileges: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let span = Span::new(offset, len)?;
         self.reshape(ino, len, kill_privileges, |change, inode, _| {
             let record = change.edit(inode);
@@ -153,7 +153,7 @@ impl Volume {
         len: u64,
         kill_privileges: bool,
         edit: impl FnOnce(&mut Change<'_>, &Arc<Inode>, &Bytes) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let inode = self.regular(ino)?;
         if len == 0 {
             return Err(Error::Invalid("empty range"));
@@ -163,14 +163,12 @@ impl Volume {
         let topology = self.topology.read();
         let path = topology.path(&inode)?;
         edit(&mut change, &inode, &path)?;
-        change.clear_capability(&inode, &path);
+        let cleared = change.clear_privileges(&inode, &path, kill_privileges);
         let now = self.now();
         let record = change.edit(&inode);
-        if kill_privileges {
-            clear_setid(record);
-        }
         (record.mtime, record.ctime) = (now, now);
-        change.apply(&topology, &self.tree)
+        change.apply(&topology, &self.tree)?;
+        Ok(cleared)
     }
 
     /// Zeroes `[offset, end)` of a file that reaches at least as far: whole blocks become holes.

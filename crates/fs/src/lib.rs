@@ -58,6 +58,7 @@ pub use attr::{SetAttr, SetTime};
 pub use check::Finding;
 pub use clock::{Clock, SystemClock};
 pub use clone::Invalidation;
+pub use copy::Copied;
 pub use create::NewInode;
 pub use data::{BLOCK_BYTES, FILE_BYTES_MAX};
 pub use diff::{Change, Difference};

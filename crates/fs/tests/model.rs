@@ -431,7 +431,7 @@ impl Run {
             )
             .unwrap();
         let want = source.len().saturating_sub(offset).min(len);
-        assert_eq!(copied, want as u64);
+        assert_eq!(copied.bytes, want as u64);
         let contents = &mut self.model.nodes.get_mut(&to_id).unwrap().data;
         if want > 0 {
             contents.resize(contents.len().max(offset + want), 0);

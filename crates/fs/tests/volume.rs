@@ -172,6 +172,24 @@ fn chown_and_write_clear_privileges() {
     perm(0o4755);
     assert!(!volume.write(file, 0, b"x", false).unwrap());
     assert_eq!(volume.getattr(file).unwrap().perm, 0o4755);
+    let source = make(&volume, ROOT_INO, "source", Kind::Regular).ino;
+    volume.write(source, 0, &[1; 100_000], false).unwrap();
+    let copy = |len| {
+        volume
+            .copy_range((source, 0), (file, 0), len, true)
+            .unwrap()
+    };
+    let changes: [&dyn Fn() -> bool; 4] = [
+        &|| volume.allocate(file, 0, 10, false, true).unwrap(),
+        &|| volume.zero_range(file, 0, 10, true, true).unwrap(),
+        &|| copy(10).cleared,
+        &|| copy(100_000).cleared,
+    ];
+    for change in changes {
+        perm(0o4755);
+        assert_eq!([change(), change()], [true, false]);
+        assert_eq!(volume.getattr(file).unwrap().perm, 0o755);
+    }
     finish(&volume);
 }
 

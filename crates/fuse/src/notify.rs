@@ -3,6 +3,10 @@
 //! An invalidation of an entry waits for the lock of its directory in the kernel, whose holder may wait
 //! for an answer of ours. So none is sent from a thread that reads requests, nor with a lock of the
 //! file system held, nor from a thread that a sync may need.
+//!
+//! One of attributes, without pages, takes no lock that anybody holds who waits for an answer; only, it waits for an inode that the kernel is
+//! dropping, which may wait for pages that are being read. A file that a request is about is in use until it is answered, so the thread
+//! that serves the request may send this one about it.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;

@@ -367,11 +367,18 @@ impl Server {
         };
         self.touched(node, touch)?;
         let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let cleared = answer(self.core.volume.write(node, offset, data, kill_privileges))?;
+        let written = self.core.volume.write(node, offset, data, kill_privileges);
+        // One that failed may have been made in part.
+        self.cleared(node, *written.as_ref().unwrap_or(&true));
+        answer(written).map(drop)
+    }
+
+    /// A change of its contents took privileges of a file away, if `cleared`. The kernel, which believes what it was told, would let it go on with them: it knows
+    /// before the change is answered.
+    fn cleared(&self, node: Ino, cleared: bool) {
         if cleared {
-            self.tell(vec![Invalidation::Attributes(node)], || {});
+            self.invalidate_attributes(&[Invalidation::Attributes(node)]);
         }
-        Ok(())
     }
 
     /// Has the kernel ask for all names again, and tells it of stale attributes; both wait for no lock.
@@ -509,19 +516,18 @@ impl Server {
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
         let kill = asker.uid != 0;
         let rest = flags - FallocateFlags::KEEP_SIZE;
-        answer(if rest.is_empty() {
-            self.core
-                .volume
-                .allocate(node, offset, length, keep_size, kill)
+        let volume = &self.core.volume;
+        let reshaped = if rest.is_empty() {
+            volume.allocate(node, offset, length, keep_size, kill)
         } else if rest == FallocateFlags::ZERO_RANGE
             || (rest == FallocateFlags::PUNCH_HOLE && keep_size)
         {
-            self.core
-                .volume
-                .zero_range(node, offset, length, keep_size, kill)
+            volume.zero_range(node, offset, length, keep_size, kill)
         } else {
             Err(Error::Unsupported)
-        })
+        };
+        self.cleared(node, answer(reshaped)?);
+        Ok(())
     }
 
     pub(crate) fn seek(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
@@ -546,8 +552,9 @@ impl Server {
         asker: Asker,
     ) -> Answer<u32> {
         self.touched(to.0, Touch::Size)?;
-        let copied = answer(self.core.volume.copy_range(from, to, len, asker.uid != 0))?;
-        Ok(u32::try_from(copied).expect("at most 4 GiB at a time"))
+        let copied = self.core.volume.copy_range(from, to, len, asker.uid != 0);
+        self.cleared(to.0, copied.as_ref().map_or(true, |copied| copied.cleared));
+        Ok(u32::try_from(answer(copied)?.bytes).expect("at most 4 GiB at a time"))
     }
 
     /// Serves an ioctl on the directory `dir`, open as its handle says, on this thread if that is quick and on another one if not, and hands the answer to `reply`.

@@ -18,7 +18,7 @@ use ramet_fs::control::{
     CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, decode_source_reply,
 };
 use ramet_fs::{FormatOptions, Kind, NewInode, ROOT_INO, Volume};
-use ramet_fuse::{MountOptions, Mounted, mount};
+use ramet_fuse::{MountOptions, Mounted, Transport, mount};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -32,6 +32,23 @@ fn as_nobody(args: &[&str], dir: &Path) -> std::process::Output {
         .unwrap()
 }
 
+/// Does something as nobody, on a thread of its own.
+fn as_nobody_here<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let become_nobody = || {
+        use rustix::process::{Gid, Uid};
+        rustix::thread::set_thread_groups(&[])?;
+        rustix::thread::set_thread_gid(Gid::from_raw(65534))?;
+        rustix::thread::set_thread_uid(Uid::from_raw(65534))
+    };
+    std::thread::scope(|threads| {
+        let thread = threads.spawn(|| {
+            become_nobody().unwrap();
+            work()
+        });
+        thread.join().unwrap()
+    })
+}
+
 struct Mount {
     mounted: Option<Mounted>,
     volume: Arc<Volume>,
@@ -40,11 +57,19 @@ struct Mount {
 
 impl Mount {
     fn new() -> Self {
+        Self::through(Transport::Any)
+    }
+
+    fn through(transport: Transport) -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 30));
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(device, ramet_fs::OpenOptions::default()).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let mounted = mount(Arc::clone(&volume), dir.path(), &MountOptions::new("test")).unwrap();
+        let options = MountOptions {
+            transport,
+            ..MountOptions::new("test")
+        };
+        let mounted = mount(Arc::clone(&volume), dir.path(), &options).unwrap();
         Self {
             mounted: Some(mounted),
             volume,
@@ -641,6 +666,57 @@ fn a_write_by_another_user_clears_setuid_also_in_the_kernel() {
     drop(file);
     assert_eq!(fs::read_to_string(&path).unwrap(), "xyz");
     mount.finish();
+}
+
+#[test]
+fn privileges_that_a_change_takes_away_are_gone_in_the_kernel_before_it_is_answered() {
+    use rustix::fs::{AtFlags, CWD, FallocateFlags, StatxFlags, copy_file_range, fallocate, statx};
+    const SOURCE_BYTES: usize = 100_000;
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let copy = |source: &File, file: &File, len: usize| {
+        copy_file_range(source, Some(&mut 0), file, Some(&mut 0), len).map(drop)
+    };
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    type Step<'a> = &'a (dyn Fn(&File, &File) -> rustix::io::Result<()> + Sync);
+    let changes: [(&str, Step<'_>); 7] = [
+        ("write", &|_, file| {
+            rustix::io::pwrite(file, b"x", 0).map(drop)
+        }),
+        ("extend", &|_, file| {
+            fallocate(file, FallocateFlags::empty(), 0, 5000)
+        }),
+        ("allocate", &|_, file| {
+            fallocate(file, FallocateFlags::KEEP_SIZE, 0, 5000)
+        }),
+        ("zero", &|_, file| {
+            fallocate(file, FallocateFlags::ZERO_RANGE, 0, 5000)
+        }),
+        ("punch", &|_, file| fallocate(file, punch, 0, 5)),
+        ("copy", &|source, file| copy(source, file, 100)),
+        ("clone", &|source, file| copy(source, file, SOURCE_BYTES)),
+    ];
+    for transport in [Transport::Device, Transport::Any] {
+        let mount = Mount::through(transport);
+        fs::set_permissions(mount.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let (source, path) = (mount.path("source"), mount.path("program"));
+        fs::write(&source, vec![7; SOURCE_BYTES]).unwrap();
+        for (what, change) in changes.iter().cycle().take(10 * changes.len()) {
+            fs::write(&path, "program").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o6777)).unwrap();
+            let mode = as_nobody_here(|| {
+                let source = File::open(&source)?;
+                let file = OpenOptions::new().write(true).open(&path)?;
+                change(&source, &file)?;
+                // Whatever else is out of date, the kernel asks only if the mode is.
+                let seen = statx(CWD, &path, AtFlags::empty(), StatxFlags::MODE)?;
+                io::Result::Ok(seen.stx_mode & 0o7777)
+            });
+            assert_eq!(mode.unwrap(), 0o777, "{what} through {transport:?}");
+        }
+        mount.finish();
+    }
 }
 
 /// What a clone is for a moment: a file where the kernel still believes that there is none.

@@ -440,7 +440,9 @@ impl History {
             }
             1 => {
                 let len = 1 + self.rng.below(FILE_BYTES_MAX / 2) as u64;
-                volume.zero_range(ino, offset as u64, len, true, false)
+                volume
+                    .zero_range(ino, offset as u64, len, true, false)
+                    .map(drop)
             }
             2..4 => {
                 let max = if self.rng.one_in(2) { 6000 } else { 200 };
