@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
 use crate::lookup::Attr;
-use crate::record::{FLAG_CAPABILITY, Kind, Record, S_IFMT, S_ISGID, S_ISUID, Time};
+use crate::record::{FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// A time to set.
@@ -74,9 +74,15 @@ impl Volume {
     /// Changes attributes, all or none, and gives the new ones. The caller checked permissions.
     ///
     /// # Errors
-    /// `IsDirectory` or `Invalid` when the size of something else than a file is to change, `TooBig`,
-    /// and those of the tree.
+    /// `IsDirectory` or `Invalid` when the size of something else than a file is to change, `Invalid` for a time with a
+    /// second or more of nanoseconds, `TooBig`, and those of the tree.
     pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+        for time in [set.atime, set.mtime].into_iter().flatten() {
+            // Stored, it would be taken for damage.
+            if matches!(time, SetTime::At(time) if time.nanos >= NANOS_PER_SEC) {
+                return Err(Error::Invalid("nanoseconds"));
+            }
+        }
         let inode = self.inode(ino)?;
         self.tree.admit(RECORDS_BYTES)?;
         let mut change = Change::new(lock_states(&[&inode]));

@@ -112,6 +112,9 @@ impl Kind {
     }
 }
 
+/// Nanoseconds of a [`Time`] are fewer.
+pub(crate) const NANOS_PER_SEC: u32 = 1_000_000_000;
+
 /// A point in time, as `struct timespec`: before 1970 the seconds are negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Time {
@@ -312,7 +315,7 @@ impl Entry {
         }
         let time = |index: usize| -> Result<Time> {
             let nanos = u32_at(bytes, 88 + 4 * index);
-            if nanos >= 1_000_000_000 {
+            if nanos >= NANOS_PER_SEC {
                 return Err(corrupt(format!("{nanos} nanoseconds")));
             }
             Ok(Time {

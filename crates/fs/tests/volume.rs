@@ -194,6 +194,34 @@ fn chown_and_write_clear_privileges() {
 }
 
 #[test]
+fn a_time_with_too_many_nanoseconds_is_refused() {
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let before = volume.getattr(file).unwrap();
+    let at = |nanos| Some(SetTime::At(Time { secs: 1, nanos }));
+    for (atime, mtime) in [(at(1_000_000_000), None), (at(0), at(u32::MAX))] {
+        let set = SetAttr {
+            perm: Some(0o600),
+            atime,
+            mtime,
+            ..SetAttr::default()
+        };
+        assert!(matches!(volume.setattr(file, &set), Err(Error::Invalid(_))));
+    }
+    assert_eq!(volume.getattr(file).unwrap(), before);
+    volume.forget_all();
+    let root = volume.open_dir(ROOT_INO).unwrap();
+    let mut seen = Vec::new();
+    let read = volume.read_dir_plus(&root, 0, |entry, attr| {
+        seen.push((entry.name.to_vec(), *attr));
+        true
+    });
+    read.unwrap();
+    assert!(seen.contains(&(b"f".to_vec(), before)), "{seen:?}");
+    finish(&volume);
+}
+
+#[test]
 fn times_before_1970_and_nanoseconds_are_kept() {
     let (device, volume) = volume_of(64 << 20);
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
