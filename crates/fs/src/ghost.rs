@@ -10,7 +10,7 @@
 //! - A larger file, one that is replaced, and a tree that is removed or replaced move to the orphan area.
 //!   Of a tree, the files go on and nothing else can be found in it.
 //!
-//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::inode::Inode)). When there is no time for
+//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::inode::Inode)), or by a later sync if that fails. When there is no time for
 //! that, orphans are erased when the volume is opened the next time; ghosts, which are small, when somebody reads their
 //! directory, uses the name again, or removes the directory. A clone of a directory copies its ghosts, and
 //! nobody knows those.
@@ -37,7 +37,7 @@ const FAILURES_MAX: usize = 8;
 
 impl Volume {
     /// The caller drops `lookups` of the references that lookups gave it. What has no name any more is erased when nobody
-    /// knows it; when that fails, the space comes back later.
+    /// knows it; when that fails, it is tried again by [`Volume::sync_all`] and [`Volume::close`].
     pub fn forget(&self, ino: Ino, lookups: u64) {
         self.forget_noting(ino, lookups, || {});
     }
@@ -53,7 +53,7 @@ impl Volume {
     /// The caller knows nothing any more but the root.
     pub fn forget_all(&self) {
         self.table.clear();
-        self.bury();
+        self.bury_all();
     }
 
     /// The caller knows `ino` once more, as by a lookup.
@@ -87,7 +87,8 @@ impl Volume {
         self.bury();
     }
 
-    /// Erases what inodes left that are not in memory any more. What cannot be erased waits for somebody else.
+    /// Erases what inodes left that are not in memory any more. What cannot be erased waits for [`Volume::bury_all`]; those that forget
+    /// are not to fail at it again and again.
     pub(crate) fn bury(&self) {
         let mut failures = 0;
         while failures < FAILURES_MAX {
@@ -98,12 +99,25 @@ impl Volume {
             for remains in all {
                 if failures == FAILURES_MAX {
                     self.table.leave(remains);
-                } else if let Err(error) = self.erase_remains(remains) {
+                } else if let Err(error) = self.erase_remains(&remains) {
                     tracing::debug!(%error, "space of something removed comes back later");
                     failures += 1;
+                    // What nobody knew is found again where it was found.
+                    if !matches!(remains, Remains::Ghost { record: None, .. }) {
+                        self.unburied.lock().push(remains);
+                    }
                 }
             }
         }
+    }
+
+    /// The same, and tries what could not be erased before.
+    pub(crate) fn bury_all(&self) {
+        let unburied = std::mem::take(&mut *self.unburied.lock());
+        unburied
+            .into_iter()
+            .for_each(|remains| self.table.leave(remains));
+        self.bury();
     }
 
     /// Buries when it is dropped: to be taken before anything that is locked or held.
@@ -117,12 +131,12 @@ impl Volume {
         self.bury();
     }
 
-    fn erase_remains(&self, remains: Remains) -> Result<()> {
+    fn erase_remains(&self, remains: &Remains) -> Result<()> {
         self.tree.admit(RECORDS_BYTES)?;
         match remains {
             Remains::Orphan(ino) => {
                 let mut batch = Batch::new();
-                delete_ranges(&mut batch, &keys::orphan(ino));
+                delete_ranges(&mut batch, &keys::orphan(*ino));
                 self.tree.apply(batch)?;
                 Ok(())
             }
@@ -134,9 +148,9 @@ impl Volume {
             } => {
                 let mut names = parent.change_names();
                 // It may be another one by now, or none.
-                let is_there = self.ghost_at(&parent, &name)? == Some(ino);
+                let is_there = self.ghost_at(parent, name)? == Some(*ino);
                 if is_there {
-                    self.erase_ghost(&parent, &name, record.as_ref())?;
+                    self.erase_ghost(parent, name, record.as_ref())?;
                 }
                 names.took_ghost(is_there);
                 Ok(())

@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
-use crate::inode::{Adopted, Ino, Inode, Loc, Place, ROOT_INO, Table};
+use crate::inode::{Adopted, Ino, Inode, Loc, Place, ROOT_INO, Remains, Table};
 use crate::keys;
 use crate::place::Topology;
 use crate::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
@@ -35,6 +35,8 @@ struct InoCounter {
 pub struct Volume {
     pub(crate) tree: Tree,
     pub(crate) table: Arc<Table>,
+    /// What was removed and could not be erased.
+    pub(crate) unburied: Mutex<Vec<Remains>>,
     /// Keeps the root in the table, whatever the kernel forgets.
     _root: Arc<Inode>,
     /// Held for reading by whatever changes the names of hard links, for writing by what moves or
@@ -161,6 +163,7 @@ impl Volume {
         let volume = Self {
             tree,
             table,
+            unburied: Mutex::default(),
             _root: root,
             links: RwLock::new(()),
             topology: RwLock::new(Topology { generation: 0 }),
@@ -214,7 +217,7 @@ impl Volume {
     /// # Errors
     /// Those of the device; the volume takes no writes afterwards.
     pub fn sync_all(&self) -> Result<()> {
-        self.bury();
+        self.bury_all();
         Ok(self.tree.sync()?)
     }
 
@@ -587,6 +590,7 @@ impl Drop for Volume {
     fn drop(&mut self) {
         // Inodes hold the table and the table holds inodes.
         self.table.clear();
+        self.unburied.get_mut().clear();
         while !self.table.take_remains().is_empty() {}
     }
 }

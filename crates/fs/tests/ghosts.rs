@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+use ramet_betree::Batch;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode, SetXattr,
@@ -355,6 +357,50 @@ fn what_is_replaced_works_on() {
     at.volume.forget(new, 1);
     assert_eq!(at.orphans(), 0);
     at.check();
+}
+
+#[test]
+fn what_cannot_be_erased_when_it_is_forgotten_is_erased_by_a_later_sync_or_at_the_end() {
+    // More than are tried in a row.
+    const GHOSTS: usize = 20;
+    let mut at = Fixture::new();
+    let before = at.keys();
+    let damage = |at: &Fixture| -> Vec<(Vec<u8>, Bytes)> {
+        let names = (0..GHOSTS).map(|number| format!("f{number}"));
+        let damage = |name: String| {
+            let ghost = at.file(ROOT_INO, &name, b"content");
+            at.volume.unlink(ROOT_INO, name.as_bytes()).unwrap();
+            let entry = [b"\x01\0\x01", name.as_bytes()].concat();
+            let content = at.volume.tree().get(&entry).unwrap().unwrap();
+            put(at, &entry, b"damaged");
+            at.volume.forget(ghost, 1);
+            (entry, content)
+        };
+        names.map(damage).collect()
+    };
+    let mend = |at: &Fixture, damaged: Vec<(Vec<u8>, Bytes)>| {
+        for (entry, content) in damaged {
+            put(at, &entry, &content);
+        }
+    };
+    fn put(at: &Fixture, key: &[u8], value: &[u8]) {
+        let mut batch = Batch::new();
+        batch.put(key.to_vec(), value.to_vec());
+        at.volume.tree().apply(batch).unwrap();
+    }
+    let damaged = damage(&at);
+    at.volume.sync_all().unwrap();
+    assert_eq!(at.keys(), before + 2 * GHOSTS);
+    mend(&at, damaged);
+    at.volume.sync_all().unwrap();
+    assert_eq!(at.keys(), before);
+    at.check();
+
+    let damaged = damage(&at);
+    mend(&at, damaged);
+    at.volume.close().unwrap();
+    at.volume = Volume::open(Arc::clone(&at.device), OpenOptions::default()).unwrap();
+    assert_eq!(at.keys(), before);
 }
 
 #[test]
