@@ -42,11 +42,19 @@ pub fn at(dir: &Path) -> Outcome<Option<RametMount>> {
     Ok(mounts.find(|m| m.dir == dir && (m.certain || m.volume.is_absolute())))
 }
 
+/// Where else this process sees what is mounted at `dir`, if it stays there when it is unmounted.
+pub fn stays_at(dir: &Path) -> Outcome<Option<PathBuf>> {
+    let mounts = all()?;
+    Ok(mountinfo::stays_at(&mounts, &resolve(dir)).map(Path::to_path_buf))
+}
+
 /// The mounts that may be Ramet's.
 fn candidates() -> Outcome<Vec<RametMount>> {
-    let mounts = mountinfo::mounts();
-    let mounts = mounts.map_err(|e| Failure::system(Path::new(mountinfo::PATH), e))?;
-    Ok(mounts.into_iter().filter_map(candidate).collect())
+    Ok(all()?.into_iter().filter_map(candidate).collect())
+}
+
+fn all() -> Outcome<Vec<MountInfo>> {
+    mountinfo::mounts().map_err(|e| Failure::system(Path::new(mountinfo::PATH), e))
 }
 
 fn candidate(mount: MountInfo) -> Option<RametMount> {
@@ -114,11 +122,9 @@ mod tests {
         let mut proc = mounts.into_iter().find(|m| m.kind == b"proc").unwrap();
         (proc.source, proc.read_only) = ("/v".into(), true);
         let of_kind = |kind: &[u8]| {
-            let kind = kind.to_vec();
-            candidate(MountInfo {
-                kind,
-                ..proc.clone()
-            })
+            let mut mount = proc.clone();
+            mount.kind = kind.to_vec();
+            candidate(mount)
         };
         let mount = |certain| RametMount {
             dir: "/proc".into(),

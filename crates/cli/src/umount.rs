@@ -1,8 +1,12 @@
 //! `ramet umount`: returns once everything is durable and the daemon has ended.
 
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::FlockOperation;
@@ -15,6 +19,9 @@ use crate::control::Root;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
 use crate::{daemon, mounts};
 
+/// How long a daemon takes to end before somebody who waits for it wants to know why.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 pub fn run(args: &Umount) -> Outcome {
     let dir = mounts::resolve(&args.dir);
     let Some(mount) = mounts::at(&dir)? else {
@@ -25,8 +32,9 @@ pub fn run(args: &Umount) -> Outcome {
         Err(e) if is_of_dead_mount(e) => return detach(&dir, UnmountFlags::DETACH),
         // Root may unmount what it may not look into: another user's mount.
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
+            refuse_if_it_stays(&dir)?;
             detach(&dir, UnmountFlags::empty())?;
-            return wait_for_lock(&mount.volume);
+            return waiting(&dir, || wait_for_lock(&mount.volume));
         }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
@@ -41,17 +49,13 @@ pub fn run(args: &Umount) -> Outcome {
     let pid = i32::try_from(stats.pid).ok().and_then(Pid::from_raw);
     // Opened while the daemon is alive for certain: its number could be another process's later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
+    refuse_if_it_stays(&dir)?;
     root.sync().map_err(|e| Failure::system(&dir, e))?;
     drop(root);
     detach(&dir, UnmountFlags::empty())?;
     if let Some(daemon) = daemon {
-        loop {
-            match poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None) {
-                Ok(_) => break,
-                Err(Errno::INTR) => {}
-                Err(e) => return Err(Failure::system(&dir, e)),
-            }
-        }
+        let ended = waiting(&dir, || wait_for_end(&daemon));
+        ended.map_err(|e| Failure::system(&dir, e))?;
     }
     if !mount.read_only && daemon::closed_cleanly(&mount.volume) == Some(false) {
         return Err(Failure::at(
@@ -61,6 +65,44 @@ pub fn run(args: &Umount) -> Outcome {
         ));
     }
     Ok(())
+}
+
+/// The daemon serves until the last mount of its volume is gone, so it would not end.
+fn refuse_if_it_stays(dir: &Path) -> Outcome {
+    let Some(other) = mounts::stays_at(dir)? else {
+        return Ok(());
+    };
+    let other = other.display();
+    let why = format!(
+        "also mounted on {other} (mount --bind): remove one of the two with umount(8) first"
+    );
+    Err(Failure::at(dir, why))
+}
+
+/// Waits for the daemon of the mount that was at `dir`, and says so when that takes long.
+fn waiting<T>(dir: &Path, wait: impl FnOnce() -> T) -> T {
+    thread::scope(|scope| {
+        let (ended, has_ended) = channel::<()>();
+        scope.spawn(move || {
+            if has_ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                // Which of the two cannot be told from here.
+                let why = "unmounted here; the daemon still writes, or it is still mounted in another mount namespace, waiting";
+                eprintln!("ramet: {}: {why}", dir.display());
+            }
+        });
+        let outcome = wait();
+        drop(ended);
+        outcome
+    })
+}
+
+fn wait_for_end(daemon: &OwnedFd) -> Result<(), Errno> {
+    loop {
+        match poll(&mut [PollFd::new(daemon, PollFlags::IN)], None) {
+            Err(Errno::INTR) => {}
+            ended => return ended.map(drop),
+        }
+    }
 }
 
 /// Waits until the daemon lets go of the volume, which is the last thing it does.

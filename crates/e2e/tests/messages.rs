@@ -1,12 +1,16 @@
 //! What the command says when it cannot: one line, what and why, and a useful exit status.
 
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use ramet_e2e::{Bed, ramet_bin, run};
+use ramet_e2e::{Bed, ramet_bin, run, run_ok};
+use rustix::fs::CWD;
+use rustix::mount::{OpenTreeFlags, open_tree};
 use rustix::process::{Signal, kill_process};
 
 /// Runs `ramet` expecting failure; returns the exit status and the one line it said.
@@ -196,6 +200,59 @@ fn refusals_on_a_mount_say_why() {
     says(&[path("mount"), &other.volume(), &root], "ramet umount");
     mount.detach_dead();
     bed.mount(&[]).umount();
+    bed.fsck();
+}
+
+/// Starts `ramet umount` of `dir`, which is killed if it does not end.
+fn unmounting(dir: &Path) -> Command {
+    let mut command = Command::new("timeout");
+    command.args(["-s", "KILL", "60"]).arg(ramet_bin());
+    command.arg("umount").arg(dir);
+    command
+}
+
+#[test]
+fn a_volume_that_stays_mounted_elsewhere_is_not_waited_for_in_silence() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: nothing can be mounted twice");
+        return;
+    }
+    let bed = Bed::new("64M");
+    let mount = bed.mount(&[]);
+    let root = mount.root().to_path_buf();
+    let copy = bed.path().join("copy");
+    fs::create_dir(&copy).expect("ours");
+    let paths = [root.as_os_str(), copy.as_os_str()];
+    run_ok("mount", &[&["--bind".as_ref()], &paths[..]].concat());
+    for (dir, other) in [(&root, &copy), (&copy, &root)] {
+        let out = unmounting(dir).output().expect("timeout(1) runs");
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        let words = format!("also mounted on {} ", other.display());
+        assert!(said.contains(&words), "{said}");
+        fs::read_dir(dir).expect("still mounted");
+    }
+    run_ok("umount", &[&copy]);
+
+    // A copy that is nowhere stands for one in a namespace of its own.
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    let elsewhere = open_tree(CWD, &root, flags).expect("root may");
+    let mut unmount = unmounting(&root)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("timeout(1) runs");
+    let mut said = String::new();
+    let stderr = unmount.stderr.take().expect("a pipe");
+    let heard = BufReader::new(stderr).read_line(&mut said);
+    heard.expect("readable");
+    assert!(
+        said.contains("still mounted in another mount namespace, waiting"),
+        "{said}"
+    );
+    assert!(unmount.try_wait().expect("ours").is_none(), "it waits");
+    drop(elsewhere);
+    assert!(unmount.wait().expect("ours").success());
+    mount.is_unmounted();
     bed.fsck();
 }
 

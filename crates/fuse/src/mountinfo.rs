@@ -20,8 +20,13 @@ pub struct Device {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountInfo {
+    id: u32,
+    /// Of the mount that the mount point is on.
+    parent: u32,
     /// Of the file system.
     pub device: Device,
+    /// The directory of the file system that is seen at the mount point.
+    root: PathBuf,
     /// The mount point: absolute, without links.
     pub dir: PathBuf,
     /// Whether this mount is.
@@ -30,6 +35,10 @@ pub struct MountInfo {
     pub kind: Vec<u8>,
     /// What was mounted, as it was given to the kernel.
     pub source: PathBuf,
+    /// The group of mounts that what is mounted and unmounted here is mounted and unmounted on too.
+    shared: Option<u32>,
+    /// The group that this one follows so, and which does not follow it.
+    master: Option<u32>,
 }
 
 impl Device {
@@ -71,22 +80,73 @@ fn newest(mounts: &[MountInfo], dir: &Path) -> Option<Device> {
     Some(found.device)
 }
 
+/// A mount point at which the file system that is mounted at `dir` stays when it is unmounted there.
+#[must_use]
+pub fn stays_at<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a Path> {
+    let (at, goes) = mounts
+        .iter()
+        .enumerate()
+        .rfind(|(_, mount)| mount.dir == dir)?;
+    let mut others = mounts.iter().enumerate().filter(|(other, mount)| {
+        *other != at && mount.device == goes.device && !follows(mounts, goes, mount)
+    });
+    others.next().map(|(_, mount)| &*mount.dir)
+}
+
+/// Whether `other` is unmounted along with `goes`, as a copy of it: of the same directory, at the same place of the same file system, which sees what happens where `goes` is.
+fn follows(mounts: &[MountInfo], goes: &MountInfo, other: &MountInfo) -> bool {
+    let parent = |mount: &MountInfo| mounts.iter().find(|found| found.id == mount.parent);
+    let (Some(here), Some(there)) = (parent(goes), parent(other)) else {
+        return false;
+    };
+    let place = |parent: &MountInfo, mount: &MountInfo| {
+        let below = mount.dir.strip_prefix(&parent.dir).ok()?;
+        Some(parent.root.join(below))
+    };
+    let mut groups: Vec<u32> = here.shared.into_iter().collect();
+    let mut heard = 0;
+    while let Some(&group) = groups.get(heard) {
+        heard += 1;
+        for mount in mounts.iter().filter(|mount| mount.master == Some(group)) {
+            groups.extend(mount.shared.filter(|shared| !groups.contains(shared)));
+        }
+    }
+    let hears = [there.shared, there.master].into_iter().flatten();
+    here.id != there.id
+        && goes.root == other.root
+        && place(here, goes).is_some_and(|at| place(there, other) == Some(at))
+        && hears.into_iter().any(|group| groups.contains(&group))
+}
+
 fn parse(text: &[u8]) -> Vec<MountInfo> {
     text.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }
 
 /// `ID PARENT MAJ:MIN ROOT DIR OPTIONS [TAGS...] - TYPE SOURCE SUPER`.
 fn parse_line(line: &[u8]) -> Option<MountInfo> {
-    let mut fields = line.split(|&b| b == b' ').skip(2);
+    let number = |field: &[u8]| std::str::from_utf8(field).ok()?.parse().ok();
+    let mut fields = line.split(|&b| b == b' ');
+    let (id, parent) = (number(fields.next()?)?, number(fields.next()?)?);
     let device = Device::parse(fields.next()?)?;
-    let (dir, options) = (fields.nth(1)?, fields.next()?);
-    let mut rest = fields.skip_while(|f| *f != b"-").skip(1);
+    let (root, dir, options) = (fields.next()?, fields.next()?, fields.next()?);
+    let (mut shared, mut master) = (None, None);
+    for tag in fields.by_ref().take_while(|field| *field != b"-") {
+        let group = |name: &[u8]| tag.strip_prefix(name).and_then(number);
+        shared = shared.or(group(b"shared:"));
+        master = master.or(group(b"master:"));
+    }
+    let mut rest = fields;
     Some(MountInfo {
+        id,
+        parent,
         device,
+        root: unescape(root),
         dir: unescape(dir),
         read_only: options.split(|&b| b == b',').any(|option| option == b"ro"),
         kind: rest.next()?.to_vec(),
         source: unescape(rest.next()?),
+        shared,
+        master,
     })
 }
 
@@ -136,21 +196,62 @@ mod tests {
             40 22 0:51 / /tmp/a\\040b\\134 rw,nosuid shared:1 master:2 - fuse.ramet /v\\011x rw,user_id=0\n\
             42 22 0:53 / /m ro,nosuid - fuse /v ro,user_id=0\n\
             broken line\n";
-        let mount = |minor, dir: &str, read_only, kind: &str, source: &str| MountInfo {
+        let mount = |id, minor, dir: &str, read_only, kind: &str, source: &str| MountInfo {
+            id,
+            parent: 22,
             device: Device { major: 0, minor },
+            root: "/".into(),
             dir: dir.into(),
             read_only,
             kind: kind.into(),
             source: source.into(),
+            shared: (id == 40).then_some(1),
+            master: (id == 40).then_some(2),
         };
         let mut parsed = parse(text).into_iter();
         let root = parsed.next().unwrap();
         assert_eq!((root.device.major, root.device.minor), (254, 0));
         let rest: Vec<_> = parsed.collect();
         let expected = [
-            mount(51, "/tmp/a b\\", false, "fuse.ramet", "/v\tx"),
-            mount(53, "/m", true, "fuse", "/v"),
+            mount(40, 51, "/tmp/a b\\", false, "fuse.ramet", "/v\tx"),
+            mount(42, 53, "/m", true, "fuse", "/v"),
         ];
         assert_eq!(rest, expected);
+    }
+
+    #[test]
+    fn what_stays_mounted_is_told_from_copies_that_go_along() {
+        let stays = |root: &str, others: &str| {
+            let text = format!(
+                "22 1 8:1 / / rw {root} - ext4 /dev/vda rw\n\
+                40 22 0:51 / /home/v rw - fuse.ramet /v rw\n{others}"
+            );
+            stays_at(&parse(text.as_bytes()), Path::new("/home/v")).map(Path::to_path_buf)
+        };
+        let at = |dir: &str| Some(PathBuf::from(dir));
+        assert_eq!(stays("shared:1", ""), None);
+        let other = "41 22 0:52 / /w rw - fuse.ramet /w rw\n";
+        assert_eq!(stays("shared:1", other), None);
+        // Bound elsewhere, a directory of it too, and over itself.
+        let bound = "41 22 0:51 / /b rw - fuse.ramet /v rw\n";
+        assert_eq!(stays("shared:1", bound), at("/b"));
+        let bound = "41 22 0:51 /d /b rw - fuse.ramet /v rw\n";
+        assert_eq!(stays("", bound), at("/b"));
+        let bound = "41 40 0:51 / /home/v rw - fuse.ramet /v rw\n";
+        assert_eq!(stays("shared:1", bound), at("/home/v"));
+        // Copied along with what the mount point is on: it goes if that hears of it.
+        let copied = |tags: &str| {
+            format!(
+                "30 22 8:1 /home /jail rw {tags} - ext4 /dev/vda rw\n\
+                41 30 0:51 / /jail/v rw - fuse.ramet /v rw\n"
+            )
+        };
+        assert_eq!(stays("shared:1", &copied("shared:1")), None);
+        assert_eq!(stays("shared:1", &copied("master:1")), None);
+        assert_eq!(stays("shared:1", &copied("shared:2 master:1")), None);
+        assert_eq!(stays("shared:1", &copied("")), at("/jail/v"));
+        assert_eq!(stays("", &copied("master:2")), at("/jail/v"));
+        let moved = copied("shared:1").replace("/jail/v", "/jail/w");
+        assert_eq!(stays("shared:1", &moved), at("/jail/w"));
     }
 }
