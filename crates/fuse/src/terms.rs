@@ -3,6 +3,7 @@
 //! For Ramet, and for what is measured beside it on the same terms.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use fuser::{Errno, FopenFlags, InitFlags, KernelConfig};
@@ -19,6 +20,9 @@ const BACKGROUND_MAX: u16 = 64;
 /// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer ones, each of several to
 /// the device, would make a disk seek to and fro.
 const READ_AHEAD_KIB: u32 = 512;
+
+/// Whether this kernel drops what it has of a file when somebody writes past its pages, and writes back what is dirty there: Linux 6.6 and later. Told when something is mounted.
+static DROPS_PAGES_AT_DIRECT_WRITES: AtomicBool = AtomicBool::new(false);
 
 /// Asks for what saves requests, as far as the kernel has it.
 pub fn negotiate(config: &mut KernelConfig) {
@@ -37,6 +41,11 @@ pub fn negotiate(config: &mut KernelConfig) {
     for capability in wanted {
         add(config, capability);
     }
+    // A capability of the same series of changes.
+    let drops_pages = config
+        .capabilities()
+        .contains(InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP);
+    DROPS_PAGES_AT_DIRECT_WRITES.store(drops_pages, Ordering::Relaxed);
     // The kernel's own limits apply where they are lower.
     if let Err(nearest) = config.set_max_write(WRITE_BYTES_MAX) {
         tracing::debug!(nearest, "write size");
@@ -68,11 +77,15 @@ fn writes_only(flags: i32) -> bool {
 pub const OPEN: Errno = Errno::ENOSYS;
 
 /// Flags of a new file that is opened with these of open(2): closing needs no request. What is open for writing only goes past the kernel's pages: nobody reads through it, large requests
-/// stay whole, and the kernel does not ask for the capabilities of the file before its first write.
+/// stay whole, and the kernel does not ask for the capabilities of the file before its first write. But not before Linux 6.6: others who read the file would go on with what they have read.
 #[must_use]
 pub fn created_flags(open: i32) -> FopenFlags {
+    created_flags_if(open, DROPS_PAGES_AT_DIRECT_WRITES.load(Ordering::Relaxed))
+}
+
+fn created_flags_if(open: i32, drops_pages: bool) -> FopenFlags {
     let flags = FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH;
-    if writes_only(open) {
+    if drops_pages && writes_only(open) {
         flags | FopenFlags::FOPEN_DIRECT_IO
     } else {
         flags
@@ -89,4 +102,22 @@ pub fn set_read_ahead(dir: &Path) -> std::io::Result<()> {
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
     let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
     std::fs::write(path, READ_AHEAD_KIB.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_written_alone_goes_past_pages_and_only_if_the_kernel_drops_them() {
+        let is_direct = |flags: OFlags, drops_pages| {
+            created_flags_if(flags.bits().cast_signed(), drops_pages)
+                .contains(FopenFlags::FOPEN_DIRECT_IO)
+        };
+        let writes = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
+        assert!(is_direct(writes, true));
+        assert!(!is_direct(writes, false));
+        assert!(!is_direct(OFlags::RDWR | OFlags::CREATE, true));
+        assert!(!is_direct(OFlags::RDONLY | OFlags::CREATE, true));
+    }
 }

@@ -207,6 +207,19 @@ fn a_clone_over_a_name_of_a_hard_link_updates_the_others() {
     mount.finish();
 }
 
+#[test]
+fn a_file_that_is_being_written_is_read_as_it_is() {
+    let mount = Mount::new();
+    let path = mount.path("new");
+    let mut file = File::create_new(&path).unwrap();
+    for text in ["a\n", "a\nb\n"] {
+        file.write_all(&text.as_bytes()[text.len() - 2..]).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    }
+    drop(file);
+    mount.finish();
+}
+
 /// Edits of one file, each followed by a comparison with what memory says, through descriptors
 /// with and without direct I/O.
 #[test]
