@@ -1,5 +1,6 @@
 //! Threads for what takes too long for a thread that reads requests.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -31,7 +32,7 @@ impl Workers {
         })
     }
 
-    /// Runs a job soon, on one of the threads.
+    /// Runs a job soon, on one of the threads, which goes on with the next one if it panics.
     pub(crate) fn run(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(queue) = &*self.queue.lock() {
             queue
@@ -44,9 +45,12 @@ impl Workers {
 fn run(jobs: &Mutex<Receiver<Job>>) {
     loop {
         let job = jobs.lock().recv();
-        match job {
-            Ok(job) => job(),
-            Err(_) => return,
+        let Ok(job) = job else {
+            return;
+        };
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            let thread = std::thread::current();
+            tracing::error!(thread = thread.name(), "a job panicked");
         }
     }
 }
@@ -80,5 +84,14 @@ mod tests {
         }
         drop(workers);
         assert_eq!(done.load(Ordering::SeqCst), 100);
+    }
+
+    #[test]
+    fn a_job_that_panics_leaves_its_thread_to_the_next_one() {
+        let workers = Workers::new("test", 1).unwrap();
+        workers.run(|| panic!("on purpose"));
+        let (done, is_done) = channel();
+        workers.run(move || done.send(()).unwrap());
+        assert_eq!(is_done.recv(), Ok(()));
     }
 }
