@@ -27,9 +27,10 @@ static DROPS_PAGES_AT_DIRECT_WRITES: AtomicBool = AtomicBool::new(false);
 /// Asks for what saves requests, as far as the kernel has it.
 pub fn negotiate(config: &mut KernelConfig) {
     // Not FUSE_ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file
-    // is a running program and refuses.
+    // is a running program and refuses. Nor FUSE_EXPORT_SUPPORT: a server of NFS opens a directory again for
+    // each part of it, whose cookies count from where its stream began, and asks for inodes that were forgotten.
     let wanted = [
-        InitFlags::FUSE_EXPORT_SUPPORT,
+        InitFlags::FUSE_NO_EXPORT_SUPPORT,
         InitFlags::FUSE_DO_READDIRPLUS,
         InitFlags::FUSE_PARALLEL_DIROPS,
         InitFlags::FUSE_HANDLE_KILLPRIV_V2,

@@ -208,6 +208,24 @@ fn a_clone_over_a_name_of_a_hard_link_updates_the_others() {
 }
 
 #[test]
+fn files_have_no_handles_that_a_server_could_open_them_by() {
+    const SCRIPT: &str = "import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+handle = (ctypes.c_uint32 * 34)(128)
+mount = ctypes.c_int()
+given = libc.name_to_handle_at(-100, os.fsencode(sys.argv[1]), handle, ctypes.byref(mount), 0)
+print(0 if given == 0 else ctypes.get_errno())";
+    let mount = Mount::new();
+    let path = mount.path("file");
+    fs::write(&path, "x").unwrap();
+    let mut python = std::process::Command::new("python3");
+    let out = python.args(["-c", SCRIPT]).arg(&path).output().unwrap();
+    let refused = format!("{}\n", rustix::io::Errno::OPNOTSUPP.raw_os_error());
+    assert_eq!(String::from_utf8_lossy(&out.stdout), refused, "{out:?}");
+    mount.finish();
+}
+
+#[test]
 fn a_file_that_is_being_written_is_read_as_it_is() {
     let mount = Mount::new();
     let path = mount.path("new");
