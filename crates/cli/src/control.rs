@@ -14,6 +14,7 @@ use ramet_fs::control::{
 use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, openat, syncfs};
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::args;
 use crate::failure::{Failure, Outcome};
@@ -148,15 +149,36 @@ pub fn clone(args: &args::Clone) -> Outcome {
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.dst, e))?;
     root.write_back()
         .and_then(|()| root.call(CLONE, &mut bytes))
-        .map_err(|e| match e {
-            Errno::PERM => Failure::at(&args.src, "only its owner or root may clone it"),
-            Errno::NOENT => Failure::at(&args.src, "was removed meanwhile"),
-            e => mounted(&args.dst, e),
-        })
+        .map_err(|e| clone_refusal(args, &source, geteuid().as_raw(), e))
+}
+
+/// Why this user's clone was refused. The answer is of source and destination alike.
+fn clone_refusal(args: &args::Clone, source: &Stat, user: u32, e: Errno) -> Failure {
+    let is_device = matches!(
+        FileType::from_raw_mode(source.st_mode),
+        FileType::CharacterDevice | FileType::BlockDevice
+    );
+    match e {
+        Errno::PERM if source.st_uid != user => {
+            Failure::at(&args.src, "only its owner or root may clone it")
+        }
+        Errno::PERM if is_device => Failure::at(&args.src, "only root may clone a device"),
+        Errno::PERM => Failure::at(
+            &args.dst,
+            "only its owner or root may replace what is there",
+        ),
+        Errno::MLINK => Failure::at(
+            &args.dst,
+            "too many files in what is there have names outside of it (hard links) to replace it \
+             at once: 'rm -r' removes it name by name",
+        ),
+        Errno::NOENT | Errno::STALE => Failure::system(&args.src, Errno::STALE),
+        e => mounted(&args.dst, e),
+    }
 }
 
 pub fn remove(args: &args::Rm) -> Outcome {
-    look_at(&args.path)?;
+    let seen = look_at(&args.path)?;
     let (parent, name) = split(&args.path)?;
     let root = open_parent(&parent)?;
     let request = NameRequest {
@@ -164,7 +186,24 @@ pub fn remove(args: &args::Rm) -> Outcome {
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.path, e))?;
     root.call(REMOVE, &mut bytes)
-        .map_err(|e| mounted(&args.path, e))
+        .map_err(|e| removal_refusal(&args.path, &seen, e))
+}
+
+fn removal_refusal(path: &Path, seen: &Stat, e: Errno) -> Failure {
+    let is_tree = FileType::from_raw_mode(seen.st_mode) == FileType::Directory;
+    match e {
+        Errno::PERM if is_tree => Failure::at(
+            path,
+            "only its owner or root may remove a tree at once ('rm -r' asks each directory instead)",
+        ),
+        Errno::PERM => Failure::at(path, "only its owner or root may remove it"),
+        Errno::MLINK => Failure::at(
+            path,
+            "too many files in it have names outside of it (hard links) to remove it at once: \
+             'rm -r' removes it name by name",
+        ),
+        e => mounted(path, e),
+    }
 }
 
 pub fn sync(args: &args::Sync) -> Outcome {
@@ -253,6 +292,34 @@ pub fn mounted(path: &Path, e: Errno) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn refusals_name_what_they_are_about() {
+        let args = args::Clone {
+            no_replace: false,
+            src: "src".into(),
+            dst: "dst".into(),
+        };
+        let (here, null) = (look_at(Path::new(".")), look_at(Path::new("/dev/null")));
+        let (here, null) = (here.expect("there is one"), null.expect("there is one"));
+        let (owner, other) = (here.st_uid, here.st_uid + 1);
+        let clone = |source, user, e| clone_refusal(&args, source, user, e).to_string();
+        for (said, about, why) in [
+            (clone(&here, other, Errno::PERM), "src", "owner"),
+            (clone(&null, null.st_uid, Errno::PERM), "src", "device"),
+            (clone(&here, owner, Errno::PERM), "dst", "replace"),
+            (clone(&here, owner, Errno::MLINK), "dst", "hard links"),
+            (clone(&here, owner, Errno::STALE), "src", "meanwhile"),
+            (clone(&here, owner, Errno::NOENT), "src", "meanwhile"),
+            (clone(&here, owner, Errno::ACCESS), "dst", "denied"),
+        ] {
+            assert!(said.starts_with(about) && said.contains(why), "{said}");
+        }
+        let remove = |seen, e| removal_refusal(Path::new("path"), seen, e).to_string();
+        assert!(remove(&here, Errno::PERM).contains("rm -r"));
+        assert!(!remove(&null, Errno::PERM).contains("rm -r"));
+        assert!(remove(&here, Errno::MLINK).contains("hard links"));
+    }
 
     #[test]
     fn a_path_splits_into_parent_and_name() {

@@ -94,6 +94,7 @@ pub fn reason(error: &std::io::Error) -> String {
             "the volume is read-only (mounted so, or because a write failed earlier)"
         }
         Some(Errno::XDEV) => "source and destination must be on the same Ramet mount",
+        Some(Errno::STALE) => "was removed or replaced meanwhile",
         Some(Errno::EXIST) => "already exists",
         Some(Errno::NOTDIR) => "not a directory",
         Some(Errno::BUSY) => "busy: something still uses it",

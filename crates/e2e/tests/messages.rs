@@ -2,7 +2,8 @@
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -200,6 +201,58 @@ fn refusals_on_a_mount_say_why() {
     says(&[path("mount"), &other.volume(), &root], "ramet umount");
     mount.detach_dead();
     bed.mount(&[]).umount();
+    bed.fsck();
+}
+
+#[test]
+fn refusals_of_what_is_anothers_say_whose_it_must_be() {
+    // `nobody`, which every Debian has.
+    const USER: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: nothing can be another user's");
+        return;
+    }
+    let bed = Bed::new("64M");
+    let mount = bed.mount(&[]);
+    // The build's folder may be closed to others.
+    let bin = bed.path().join("ramet");
+    fs::copy(ramet_bin(), &bin).expect("there is room");
+    for path in [bed.path(), &bin] {
+        fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("ours");
+    }
+    let root = mount.root().to_path_buf();
+    fs::set_permissions(&root, PermissionsExt::from_mode(0o1777)).expect("root may");
+    let [mine, theirs, file] = ["mine", "theirs", "file"].map(|name| root.join(name));
+    fs::create_dir(&mine).expect("root may");
+    std::os::unix::fs::chown(&mine, Some(USER), Some(USER)).expect("root may");
+    fs::create_dir(&theirs).expect("root may");
+    fs::write(&file, "x").expect("root may");
+    let says_to_user = |args: &[&Path], words: &[&str]| {
+        let mut command = Command::new(&bin);
+        let out = command.args(args).uid(USER).gid(USER).output();
+        let out = out.expect("it runs");
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert_eq!(out.status.code(), Some(1), "{said}");
+        for words in words {
+            assert!(said.contains(words), "expected '{words}', got: {said}");
+        }
+    };
+    let copy = root.join("copy");
+    says_to_user(
+        &[path("clone"), &theirs, &copy],
+        &["/theirs: ", "may clone it"],
+    );
+    says_to_user(
+        &[path("clone"), &mine, &theirs],
+        &["/theirs: ", "may replace"],
+    );
+    says_to_user(&[path("clone"), &mine, &file], &["/file: ", "may replace"]);
+    says_to_user(
+        &[path("rm"), &theirs],
+        &["/theirs: ", "only its owner", "rm -r"],
+    );
+    says_to_user(&[path("rm"), &file], &["/file: ", "only its owner"]);
+    mount.umount();
     bed.fsck();
 }
 
