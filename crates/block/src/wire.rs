@@ -129,22 +129,6 @@ impl Writer {
         }
     }
 
-    /// Overwrites four bytes at `offset`, for a length or count known only later.
-    ///
-    /// # Panics
-    /// When those bytes have not been written yet.
-    pub fn patch_u32(&mut self, offset: usize, value: u32) {
-        self.bytes[offset..offset + 4].copy_from_slice(&value.to_le_bytes());
-    }
-
-    /// Overwrites eight bytes at `offset`, for a checksum known only later.
-    ///
-    /// # Panics
-    /// When those bytes have not been written yet.
-    pub fn patch_u64(&mut self, offset: usize, value: u64) {
-        self.bytes[offset..offset + 8].copy_from_slice(&value.to_le_bytes());
-    }
-
     /// What has been written.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
