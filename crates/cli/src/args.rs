@@ -65,7 +65,7 @@ pub struct Mkfs {
 #[derive(Debug, Args)]
 pub struct Mount {
     /// Mount options, comma separated: ro, noatime, nosuid, nodev, noexec, allow_other,
-    /// compression=CODEC, ...
+    /// compression=CODEC, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Serve in the foreground until unmounted

@@ -20,6 +20,7 @@
 //! 01 P(C) 00 05 n                record of a body
 //! 01 P(C) 00 06 dir 00 01 name   stub index: every stub below C, dir = P(its directory) - P(C)
 //! 01 00 08 name                  counters of the volume
+//! 01 00 09 n, 02 00 09 n         what waits within one batch, n below 2; never there after it
 //! ```
 //!
 //! Numbers are big-endian `u64` so that they sort. The *range of X* in an index is every key that

@@ -1,7 +1,8 @@
 //! A Ramet volume as a mounted file system, through FUSE.
 //!
 //! The kernel may cache everything for ever: nobody but it changes the volume, with two exceptions that
-//! are notified (`notify.rs`): clones and removals by ioctl, and setuid bits cleared by a write. It
+//! are notified (`notify.rs`): clones and removals by ioctl, and setuid bits cleared by a write. It also
+//! gets contents of small files before it asks (`ahead.rs`), on a thread of its own. It
 //! checks permissions itself (`default_permissions`).
 //!
 //! Requests are served on the threads that read them, except what may take long: syncs go to a few
