@@ -12,12 +12,13 @@ use ramet_fs::control::{
     USAGE_BYTES, decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
 };
 use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, openat, syncfs};
+use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, lstat, openat, syncfs};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::args;
 use crate::failure::{Failure, Outcome};
+use crate::mounts;
 
 /// An open directory on a mount.
 pub struct Root(OwnedFd);
@@ -141,6 +142,9 @@ pub fn clone(args: &args::Clone) -> Outcome {
             "source and destination must be on the same Ramet mount",
         ));
     }
+    if lstat(&args.dst).is_ok() {
+        refuse_if_mounted_on(&args.dst)?;
+    }
     let request = CloneRequest {
         flags: if args.no_replace { CLONE_NO_REPLACE } else { 0 },
         source: name_source(&args.src, &source)?,
@@ -179,6 +183,7 @@ fn clone_refusal(args: &args::Clone, source: &Stat, user: u32, e: Errno) -> Fail
 
 pub fn remove(args: &args::Rm) -> Outcome {
     let seen = look_at(&args.path)?;
+    refuse_if_mounted_on(&args.path)?;
     let (parent, name) = split(&args.path)?;
     let root = open_parent(&parent)?;
     let request = NameRequest {
@@ -187,6 +192,22 @@ pub fn remove(args: &args::Rm) -> Outcome {
     let mut bytes = request.encode().map_err(|e| Failure::at(&args.path, e))?;
     root.call(REMOVE, &mut bytes)
         .map_err(|e| removal_refusal(&args.path, &seen, e))
+}
+
+/// What is mounted on something that a clone replaces or a removal takes goes from there, wherever rmdir(2) would refuse: the
+/// kernel does not tell the daemon of it.
+fn refuse_if_mounted_on(path: &Path) -> Outcome {
+    let (parent, name) = split(path)?;
+    let parent = parent
+        .canonicalize()
+        .map_err(|e| Failure::system(&parent, e))?;
+    match mounts::below(&parent.join(name))? {
+        Some(dir) => {
+            let why = format!("busy: something is mounted on {}", dir.display());
+            Err(Failure::at(path, why))
+        }
+        None => Ok(()),
+    }
 }
 
 fn removal_refusal(path: &Path, seen: &Stat, e: Errno) -> Failure {
@@ -255,7 +276,7 @@ fn look_at(path: &Path) -> Outcome<Stat> {
     let found = if slash {
         rustix::fs::stat(path)
     } else {
-        rustix::fs::lstat(path)
+        lstat(path)
     };
     found.map_err(|e| Failure::system(path, e))
 }

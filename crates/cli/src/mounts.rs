@@ -48,6 +48,12 @@ pub fn stays_at(dir: &Path) -> Outcome<Option<PathBuf>> {
     Ok(mountinfo::stays_at(&mounts, &resolve(dir)).map(Path::to_path_buf))
 }
 
+/// A mount point at or below `path`, which is absolute and without links, that this process sees.
+pub fn below(path: &Path) -> Outcome<Option<PathBuf>> {
+    let mut dirs = all()?.into_iter().map(|mount| mount.dir);
+    Ok(dirs.find(|dir| dir.starts_with(path)))
+}
+
 /// The mounts that may be Ramet's.
 fn candidates() -> Outcome<Vec<RametMount>> {
     Ok(all()?.into_iter().filter_map(candidate).collect())

@@ -256,6 +256,35 @@ fn refusals_of_what_is_anothers_say_whose_it_must_be() {
     bed.fsck();
 }
 
+#[test]
+fn what_something_is_mounted_on_is_neither_removed_nor_replaced() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: nothing can be mounted there");
+        return;
+    }
+    let bed = Bed::new("64M");
+    let mount = bed.mount(&[]);
+    let (tree, inner) = (mount.root().join("tree"), mount.root().join("tree/inner"));
+    let (other, bound) = (mount.root().join("other"), bed.path().join("bound"));
+    for dir in [&inner, &other, &bound] {
+        fs::create_dir_all(dir).expect("ours");
+    }
+    fs::write(bound.join("file"), "x").expect("ours");
+    let paths = [bound.as_os_str(), inner.as_os_str()];
+    run_ok("mount", &[&["--bind".as_ref()], &paths[..]].concat());
+    let words = format!("mounted on {}", inner.display());
+    for at in [&tree, &inner] {
+        says(&[path("rm"), at], &words);
+        says(&[path("clone"), &other, at], &words);
+    }
+    assert!(inner.join("file").exists(), "it is no longer mounted");
+    run_ok("umount", &[&inner]);
+    mount.clone_path(&other, &tree);
+    mount.remove(&tree);
+    mount.umount();
+    bed.fsck();
+}
+
 /// Starts `ramet umount` of `dir`, which is killed if it does not end.
 fn unmounting(dir: &Path) -> Command {
     let mut command = Command::new("timeout");
