@@ -2,7 +2,7 @@
 //!
 //! - T1 Edges ascend from the node's low end and cover its range without gaps.
 //! - T2 All keys of an edge, a clip or a GOTO share what its translation strips.
-//! - T3 Heights fall along edges, and from a segment's node to its GOTO targets.
+//! - T3 Heights fall along edges, and from a node to the GOTO targets in its segments.
 //! - T4 Ordinals of segments ascend and lie below the node's next one; those that share one have ascending, disjoint clips.
 //! - T5 Points of a run ascend; range messages are disjoint and ascend; a leaf holds puts only.
 //! - T6 A node that is referred to has a record of the kind and height that the reference says.
