@@ -57,6 +57,31 @@ fn experiments_run_side_by_side_and_count_what_they_cost() {
 }
 
 #[test]
+fn what_was_found_before_a_failure_is_kept() {
+    let out = tempfile::tempdir().expect("a folder can be made");
+    let dir = out.path().to_str().expect("temporary paths are UTF-8");
+    let mut args = vec!["bench", "fs", "--scale", "0.004", "--experiments", "E1,E9"];
+    args.extend(["--peers", "ramet", "--profiles", "raw", "--images", dir]);
+    // E9 copies the root of a container.
+    args.extend(["--root", "/nonexistent", "--out", dir]);
+    let ended = run(ramet_bin(), &args);
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(!ended.status.success(), "{said}");
+    assert!(
+        said.contains("/nonexistent") && said.contains("report.json"),
+        "{said}"
+    );
+    let report = std::fs::read_to_string(out.path().join("report.json")).expect("it is written");
+    let report: Value = serde_json::from_str(&report).expect("it is JSON");
+    assert!(median(&report, "ramet", "space per byte written in a clone") > 0.0);
+    assert!(
+        report["left_out"].to_string().contains("/nonexistent"),
+        "{report}"
+    );
+    assert!(report["commands"].to_string().contains("E1,E9"), "{report}");
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused_with_a_reason() {
     let refused = run(ramet_bin(), &["bench", "fs", "--experiments", "E99"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
