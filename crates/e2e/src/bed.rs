@@ -94,6 +94,17 @@ impl Bed {
         bed
     }
 
+    /// A copy of the command under test in the folder, both of which any user may reach: the build's folder may be closed to
+    /// others.
+    pub fn command_for_others(&self) -> PathBuf {
+        let bin = self.path().join("ramet");
+        std::fs::copy(ramet_bin(), &bin).expect("there is room");
+        for path in [self.path(), &bin] {
+            std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("ours");
+        }
+        bin
+    }
+
     /// The folder and the mount point, without a volume.
     pub fn without_volume() -> Bed {
         assert!(

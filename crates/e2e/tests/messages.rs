@@ -214,12 +214,7 @@ fn refusals_of_what_is_anothers_say_whose_it_must_be() {
     }
     let bed = Bed::new("64M");
     let mount = bed.mount(&[]);
-    // The build's folder may be closed to others.
-    let bin = bed.path().join("ramet");
-    fs::copy(ramet_bin(), &bin).expect("there is room");
-    for path in [bed.path(), &bin] {
-        fs::set_permissions(path, PermissionsExt::from_mode(0o755)).expect("ours");
-    }
+    let bin = bed.command_for_others();
     let root = mount.root().to_path_buf();
     fs::set_permissions(&root, PermissionsExt::from_mode(0o1777)).expect("root may");
     let [mine, theirs, file] = ["mine", "theirs", "file"].map(|name| root.join(name));
@@ -270,8 +265,7 @@ fn what_something_is_mounted_on_is_neither_removed_nor_replaced() {
         fs::create_dir_all(dir).expect("ours");
     }
     fs::write(bound.join("file"), "x").expect("ours");
-    let paths = [bound.as_os_str(), inner.as_os_str()];
-    run_ok("mount", &[&["--bind".as_ref()], &paths[..]].concat());
+    run_ok("mount", &[path("--bind"), &bound, &inner]);
     let words = format!("mounted on {}", inner.display());
     for at in [&tree, &inner] {
         says(&[path("rm"), at], &words);
@@ -304,8 +298,7 @@ fn a_volume_that_stays_mounted_elsewhere_is_not_waited_for_in_silence() {
     let root = mount.root().to_path_buf();
     let copy = bed.path().join("copy");
     fs::create_dir(&copy).expect("ours");
-    let paths = [root.as_os_str(), copy.as_os_str()];
-    run_ok("mount", &[&["--bind".as_ref()], &paths[..]].concat());
+    run_ok("mount", &[path("--bind"), &root, &copy]);
     for (dir, other) in [(&root, &copy), (&copy, &root)] {
         let out = unmounting(dir).output().expect("timeout(1) runs");
         let said = String::from_utf8_lossy(&out.stderr).into_owned();

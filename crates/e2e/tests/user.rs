@@ -17,10 +17,7 @@ fn an_ordinary_user_mounts_and_clones() {
     }
     let bed = Bed::without_volume();
     bed.hand_to(USER, USER);
-    // The build's folder may be closed to others.
-    let bin = bed.path().join("ramet");
-    std::fs::copy(ramet_bin(), &bin).expect("there is room");
-    std::fs::set_permissions(&bin, PermissionsExt::from_mode(0o755)).expect("ours");
+    let bin = bed.command_for_others();
     let as_user = |program: &str, args: &[&str]| {
         let out = Command::new(program)
             .args(args)
@@ -82,10 +79,7 @@ fn on_a_shared_mount_a_user_clones_only_what_is_theirs() {
         return;
     }
     let bed = Bed::new("1G");
-    std::fs::set_permissions(bed.path(), PermissionsExt::from_mode(0o755)).expect("ours");
-    let bin = bed.path().join("ramet");
-    std::fs::copy(ramet_bin(), &bin).expect("there is room");
-    std::fs::set_permissions(&bin, PermissionsExt::from_mode(0o755)).expect("ours");
+    let bin = bed.command_for_others();
     let mount = bed.mount(&[]);
     let root = mount.root();
     std::fs::set_permissions(root, PermissionsExt::from_mode(0o1777)).expect("ours");
