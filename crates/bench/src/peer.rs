@@ -6,8 +6,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::str::FromStr;
 
-use ramet_block::control_ioctl;
-use ramet_fs::control::{CLONE, CloneRequest, NameRequest, SOURCE, decode_source_reply};
 use rustix::fs::{fsync, ioctl_ficlone, statvfs, syncfs};
 
 use crate::command::run;
@@ -236,27 +234,14 @@ impl Peer {
 pub(crate) fn clone_by_ioctl(source: &Path, copy: &Path) -> Result<()> {
     let (above, name) = parts(source)?;
     let (into, new_name) = parts(copy)?;
-    let request = NameRequest { name };
-    let mut named = request
-        .encode()
-        .map_err(|e| Error::Unexpected(e.to_string()))?;
-    control_ioctl(&above, SOURCE, &mut named).at(source)?;
-    let request = CloneRequest {
-        flags: 0,
-        source: decode_source_reply(&named).map_err(|e| Error::Unexpected(e.to_string()))?,
-        name: new_name,
-    };
-    let mut bytes = request
-        .encode()
-        .map_err(|e| Error::Unexpected(e.to_string()))?;
-    control_ioctl(&into, CLONE, &mut bytes).at(copy)
+    ramet_fs::control::clone_by_ioctl(above, name, into, new_name).at(copy)
 }
 
-fn parts(path: &Path) -> Result<(File, Vec<u8>)> {
+fn parts(path: &Path) -> Result<(File, &[u8])> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::Unexpected(format!("{} has no name", path.display())));
     };
-    Ok((File::open(parent).at(parent)?, name.as_bytes().to_vec()))
+    Ok((File::open(parent).at(parent)?, name.as_bytes()))
 }
 
 #[cfg(test)]

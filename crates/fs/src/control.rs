@@ -24,7 +24,11 @@
 //! once. An inode number would not do: whoever is confined to a part of the mount, by a bind mount or a chroot, could
 //! guess those of the rest.
 
+use std::io;
+use std::os::fd::AsFd;
+
 use ramet_betree::Usage;
+use ramet_block::control_ioctl;
 
 use crate::diff::{Change, Difference};
 use crate::error::{Error, Result};
@@ -347,6 +351,31 @@ impl NameRequest {
             name: take_name(&bytes[8..], u32_at(bytes, 4))?,
         })
     }
+}
+
+/// Clones what is `source` in the open directory `above` to `copy` in the open directory `into`, by the two calls that this takes.
+/// What is there is replaced.
+///
+/// # Errors
+/// `InvalidInput` for a name that no entry can have; otherwise what the daemon answered.
+pub fn clone_by_ioctl(
+    above: impl AsFd,
+    source: &[u8],
+    into: impl AsFd,
+    copy: &[u8],
+) -> io::Result<()> {
+    let invalid = |error: Error| io::Error::new(io::ErrorKind::InvalidInput, error);
+    let source = NameRequest {
+        name: source.to_vec(),
+    };
+    let mut named = source.encode().map_err(invalid)?;
+    control_ioctl(above, SOURCE, &mut named)?;
+    let request = CloneRequest {
+        flags: 0,
+        source: decode_source_reply(&named).map_err(io::Error::other)?,
+        name: copy.to_vec(),
+    };
+    control_ioctl(into, CLONE, &mut request.encode().map_err(invalid)?)
 }
 
 /// The bytes that answer [`SOURCE`].
