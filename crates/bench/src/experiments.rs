@@ -147,6 +147,17 @@ impl<'a> Run<'a, '_> {
         scan: impl FnOnce(&Stage<'_>) -> Result<()>,
     ) -> Result<Cost> {
         stage.cold()?;
+        self.scan(stage, name, targets, scan)
+    }
+
+    /// The same, of what is cold already.
+    pub fn scan(
+        &mut self,
+        stage: &mut Stage<'_>,
+        name: &str,
+        targets: Targets,
+        scan: impl FnOnce(&Stage<'_>) -> Result<()>,
+    ) -> Result<Cost> {
         let cost = stage.cost(scan)?;
         self.found.seconds(name, &cost, targets);
         let reads = cost.requests.reads as f64;

@@ -8,7 +8,6 @@ use super::Run;
 use crate::command::run as run_program;
 use crate::error::{At, Result};
 use crate::load;
-use crate::meter::Cost;
 use crate::report::Targets;
 use crate::stage::Stage;
 
@@ -130,16 +129,18 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
     stage.clone_tree(&dirs[0], &dirs[1])?;
     stage.sync()?;
     for (number, (name, limit, task)) in TASKS.into_iter().enumerate() {
-        let mut costs: [Option<Cost>; 2] = [None, None];
-        // By turns: the second one finds the machine as the first one left it.
-        for at in [number % 2, 1 - number % 2] {
+        let mut cold = |dir| {
             stage.cold()?;
-            costs[at] = Some(stage.cost(|stage| task(stage, &dirs[at]))?);
-        }
-        let [Some(plain), Some(cloned)] = costs else {
-            continue;
+            stage.cost(|stage| task(stage, dir))
         };
-        let costs = [plain, cloned];
+        // By turns: the second one finds the machine as the first one left it.
+        let costs = if number % 2 == 0 {
+            let plain = cold(&dirs[0])?;
+            [plain, cold(&dirs[1])?]
+        } else {
+            let cloned = cold(&dirs[1])?;
+            [cold(&dirs[0])?, cloned]
+        };
         run.found
             .seconds(&format!("{name}, plain"), &costs[0], Targets::default());
         let limits = Targets {

@@ -54,7 +54,7 @@ pub(super) fn small_files(run: &mut Run<'_, '_>) -> Result<()> {
         raw: Some(2.0),
         ..Targets::default()
     };
-    run.cold_scan(&mut stage, "cold grep of all", limits, |_| {
+    run.scan(&mut stage, "cold grep of all", limits, |_| {
         load::grep(&root, "xyzzy")
     })?;
     Ok(())
