@@ -14,6 +14,7 @@ mod error;
 mod experiments;
 mod floor;
 mod load;
+mod memory;
 mod meter;
 mod movement;
 mod peer;

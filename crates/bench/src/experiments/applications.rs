@@ -17,7 +17,7 @@ const CHANGED: usize = 10;
 type Task = fn(&Stage<'_>, &Path) -> Result<()>;
 
 /// Nothing may be more than a tenth slower for reading, or a quarter for writing.
-const TASKS: [(&str, f64, Task); 8] = [
+const TASKS: [(&str, f64, Task); 9] = [
     ("find", 1.1, |_, dir| load::find(dir, "wait.c")),
     ("grep -r", 1.1, |_, dir| load::grep(dir, "cpu_to_be64")),
     ("tar", 1.1, |_, dir| {
@@ -72,6 +72,19 @@ const TASKS: [(&str, f64, Task); 8] = [
         )?;
         stage.sync()
     }),
+    ("git clone into it + sync", 1.25, |stage, dir| {
+        let mut from = std::ffi::OsString::from("file://");
+        from.push(stage.path(REPOSITORY));
+        let to = dir.join("fetched");
+        let args = [
+            "clone".as_ref(),
+            "--quiet".as_ref(),
+            from.as_os_str(),
+            to.as_os_str(),
+        ];
+        run_program("git", &args)?;
+        stage.sync()
+    }),
     ("rm -rf + sync", 1.25, |stage, dir| {
         run_program("rm", &["-rf".as_ref(), dir.as_os_str()])?;
         stage.sync()
@@ -80,6 +93,8 @@ const TASKS: [(&str, f64, Task); 8] = [
 
 /// What is unpacked.
 const ARCHIVE: &str = "archive.tar";
+/// What is fetched.
+const REPOSITORY: &str = "fetched.git";
 
 /// Runs git commands in the work tree `dir`, whose index lies beside all trees. Times of change and inode numbers are those of the
 /// original there, so they are not asked for, as one does in copies.
@@ -120,6 +135,17 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
             ".".as_ref(),
         ],
     )?;
+    let commit = "cd \"$2\" && export GIT_DIR=\"$1\" GIT_WORK_TREE=. && git init --quiet && git add . && \
+         git -c user.name=bench -c user.email=bench@localhost commit --quiet --message=all && git repack -q -a -d";
+    let repository = stage.path(REPOSITORY);
+    let args = [
+        "-c".as_ref(),
+        commit.as_ref(),
+        "sh".as_ref(),
+        repository.as_os_str(),
+        other.as_os_str(),
+    ];
+    run_program("sh", &args)?;
     // Names, times and sums of all files, and no contents.
     git(
         &stage,
