@@ -51,6 +51,10 @@ const PROOF: usize = 3;
 const FEW: usize = 16;
 /// Files that are left to the program when it has just begun: it is there sooner.
 const LEAD: usize = 2;
+/// A program that is so few files behind the one that is being sent has caught up: from then on it would wait for the page of each, idle, and who sends would wake it with each.
+const NEAR: usize = 2;
+/// Files that are left to it then. It is so far behind again when it has read them itself.
+const GAP: usize = 8;
 /// Files in listings that are remembered, at most; the oldest listing goes first.
 const FILES: usize = 1 << 17;
 /// Listings that are remembered, at most, and files of one; what comes behind these is another one.
@@ -293,7 +297,12 @@ impl State {
         // A large file is read for a while: what comes behind it is sent when one of that is asked for.
         let is_large = run.files[at].1 > FILE_BYTES_MAX;
         let goes_on = window > 0 && run.has_caught_up(at) && !is_large;
-        let lead = if run.target == 0 { LEAD } else { 0 };
+        let lead = match run.target {
+            0 => LEAD,
+            // What is due is still being sent.
+            _ if run.next < run.target && run.next <= at + 1 + NEAR => GAP,
+            _ => 0,
+        };
         let sends = goes_on && run.extend(at + 1 + lead);
         if !begins && window > 0 {
             *self.window_of(asker) = window;
@@ -645,6 +654,28 @@ mod tests {
         assert_eq!(last, 999, "the last one is asked for");
         assert!(asked < 20, "{asked}");
         assert_eq!(ahead.state.lock().candidates.len(), 0);
+    }
+
+    #[test]
+    fn who_has_caught_up_is_left_behind() {
+        let ahead = listed(200);
+        begin(&ahead);
+        assert_eq!(reads(&ahead, 2), [5, 6, 7, 8, 10, 11, 12]);
+        // It asks for 21, which is left out, when 20 is on its way: eight are left to it, and what is sent goes on behind them.
+        let run = ahead.touched(Ino(109), Touch::Page, Some(ME)).unwrap();
+        let mut all = Vec::new();
+        let mut caught_up = false;
+        let write = |ino: Ino, _: &Revocable| {
+            all.push(ino.0 - 100);
+            if !caught_up && ino == Ino(120) {
+                caught_up = true;
+                let due = ahead.touched(Ino(121), Touch::Page, Some(ME)).unwrap();
+                assert_eq!(due, run, "more of the same");
+            }
+            true
+        };
+        send(&ahead, run.unwrap(), ten, write);
+        assert_eq!(all[..9], [13, 14, 15, 16, 17, 18, 19, 20, 30]);
     }
 
     #[test]
