@@ -1,5 +1,6 @@
 //! A loop device over an image in memory, and its counters.
 
+use std::iter::Sum;
 use std::ops::Sub;
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,34 @@ pub(crate) struct Requests {
     pub write_bytes: u64,
     pub discards: u64,
     pub flushes: u64,
+}
+
+impl Requests {
+    /// One of `parts` equal ones, rounded.
+    pub(crate) fn share(self, parts: u64) -> Requests {
+        let share = |count: u64| (count + parts / 2) / parts;
+        Requests {
+            reads: share(self.reads),
+            read_bytes: share(self.read_bytes),
+            writes: share(self.writes),
+            write_bytes: share(self.write_bytes),
+            discards: share(self.discards),
+            flushes: share(self.flushes),
+        }
+    }
+}
+
+impl Sum for Requests {
+    fn sum<I: Iterator<Item = Requests>>(all: I) -> Requests {
+        all.fold(Requests::default(), |sum, one| Requests {
+            reads: sum.reads + one.reads,
+            read_bytes: sum.read_bytes + one.read_bytes,
+            writes: sum.writes + one.writes,
+            write_bytes: sum.write_bytes + one.write_bytes,
+            discards: sum.discards + one.discards,
+            flushes: sum.flushes + one.flushes,
+        })
+    }
 }
 
 impl Sub for Requests {

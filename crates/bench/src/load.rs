@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
@@ -74,19 +76,26 @@ pub(crate) fn small_file(root: &Path, number: u64) -> PathBuf {
     ))
 }
 
-/// Makes `count` files of `bytes` each, by `threads` at the same time, each with directories of its own.
+/// Makes `count` files of `bytes` each, by `threads` at the same time, each with directories of its own. Returns how many there were, and the files a second until
+/// then, each time that one thread had made a tenth of its own.
 pub(crate) fn create_files(
     root: &Path,
     count: u64,
     bytes: usize,
     threads: u64,
     seed: u64,
-) -> Result<()> {
-    let one = |thread: u64| -> Result<()> {
+) -> Result<Vec<(f64, f64)>> {
+    const STEPS: u64 = 10;
+    let begun = Instant::now();
+    let made = AtomicU64::new(0);
+    let made = &made;
+    let one = |thread: u64| -> Result<Vec<(f64, f64)>> {
         let mut rng = StdRng::seed_from_u64(seed ^ thread << 32);
         let root = root.join(format!("t{thread}"));
         let mut contents = vec![0; bytes];
-        for number in 0..count / threads {
+        let each = count / threads;
+        let mut points = Vec::new();
+        for number in 0..each {
             let path = small_file(&root, number);
             if number % FANOUT == 0
                 && let Some(dir) = path.parent()
@@ -95,18 +104,53 @@ pub(crate) fn create_files(
             }
             rng.fill_bytes(&mut contents);
             std::fs::write(&path, &contents).at(&path)?;
+            let so_far = made.fetch_add(1, Ordering::Relaxed) + 1;
+            if thread == 0 && (number + 1) % (each / STEPS).max(1) == 0 {
+                points.push((so_far as f64, so_far as f64 / begun.elapsed().as_secs_f64()));
+            }
         }
-        Ok(())
+        Ok(points)
     };
+    let one = &one;
     std::thread::scope(|scope| {
         let all: Vec<_> = (0..threads)
             .map(|thread| scope.spawn(move || one(thread)))
             .collect();
-        all.into_iter().try_for_each(|thread| match thread.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        })
+        let mut points = Vec::new();
+        for thread in all {
+            match thread.join() {
+                Ok(done) => points.extend(done?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok(points)
     })
+}
+
+/// What a mail server does with a directory of messages of 4 KiB (BetrFS 0.2, figure 9): each is written, synced and renamed into place, then flagged, which is another name, and every second one is deleted.
+pub(crate) fn serve_mail(root: &Path, messages: u64, seed: u64) -> Result<()> {
+    let [arriving, new, seen] = ["tmp", "new", "cur"].map(|name| root.join(name));
+    for dir in [&arriving, &new, &seen] {
+        std::fs::create_dir_all(dir).at(dir)?;
+    }
+    let sync = |dir: &Path| File::open(dir).and_then(|dir| dir.sync_all()).at(dir);
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut contents = vec![0; 4096];
+    for number in 0..messages {
+        let [written, delivered] = [&arriving, &new].map(|dir| dir.join(number.to_string()));
+        rng.fill_bytes(&mut contents);
+        let mut file = File::create(&written).at(&written)?;
+        file.write_all(&contents).at(&written)?;
+        file.sync_all().at(&written)?;
+        std::fs::rename(&written, &delivered).at(&written)?;
+        sync(&new)?;
+        let flagged = seen.join(format!("{number}:2,S"));
+        std::fs::rename(&delivered, &flagged).at(&delivered)?;
+        if number % 2 == 1 {
+            std::fs::remove_file(&flagged).at(&flagged)?;
+        }
+    }
+    sync(&seen)
 }
 
 /// `grep -rF`: all bytes of all files are looked at.

@@ -62,6 +62,28 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
+    /// The mean of what was done several times, at least once.
+    pub(crate) fn mean(costs: &[Cost]) -> Cost {
+        let share = costs.len().max(1) as f64;
+        let disk = |second: fn(&DiskTime) -> f64| {
+            let all: Option<Vec<f64>> = costs.iter().map(|c| c.disk.as_ref().map(second)).collect();
+            all.map(|all| all.iter().sum::<f64>() / share)
+        };
+        let sorted_s = disk(|disk| disk.sorted_s);
+        let plain_s = disk(|disk| disk.plain_s);
+        let disk = sorted_s.zip(plain_s);
+        Cost {
+            wall_s: costs.iter().map(|cost| cost.wall_s).sum::<f64>() / share,
+            requests: costs
+                .iter()
+                .map(|cost| cost.requests)
+                .sum::<Requests>()
+                .share(costs.len().max(1) as u64),
+            disk: disk.map(|(sorted_s, plain_s)| DiskTime { sorted_s, plain_s }),
+            throttled: costs.iter().any(|cost| cost.throttled),
+        }
+    }
+
     /// The seconds that this phase tells, by profile.
     pub(crate) fn seconds(&self) -> Vec<(Profile, f64)> {
         if self.throttled {

@@ -12,10 +12,30 @@ const SIZE: (u32, u32) = (800, 420);
 const FONT: &str = "sans-serif";
 const AXIS_LEAST: f64 = 1e-6;
 
+/// Which tables and figures of the papers show the same: BetrFS 0.5, copy on abundant write, and BetrFS 0.2.
+const PAPERS: [(&str, &str); 9] = [
+    ("E1", "CAW figures 1, 9"),
+    ("E2", "CAW figures 2, 10"),
+    ("E3", "CAW figure 11, BetrFS 0.2 figure 5"),
+    ("E4", "CAW table 1, BetrFS 0.2 table 2, figure 10"),
+    ("E5", "CAW figure 12, BetrFS 0.2 figure 8"),
+    ("E6", "CAW table 2, BetrFS 0.2 table 1"),
+    ("E7", "CAW figure 13, BetrFS 0.2 figure 9"),
+    ("E8", "BetrFS 0.2 figures 4, 6, 7"),
+    ("E9", "CAW table 3"),
+];
+/// What a clone costs against how it is read: experiment, and the rows along both axes.
+const TRADEOFF: (&str, &str, &str) = (
+    "E1",
+    "space per byte written in a clone",
+    "cold grep of the clone",
+);
+
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 impl Report {
-    /// Draws a bar chart for each row in which several file systems are, and lines for each series; returns the files.
+    /// Draws a bar chart for each row in which several file systems are, lines for each series, and space against locality; returns the files. Their names say which
+    /// experiment it is, and which tables and figures of the papers show the same.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -30,8 +50,34 @@ impl Report {
         };
         for row in self.rows().iter().filter(|row| row.len() > 1) {
             let profile = row[0].profile.map(|p| format!(" {p}")).unwrap_or_default();
-            let name = format!("{} {}{profile}", row[0].experiment, row[0].name);
+            let name = format!("{} {}{profile}", of_papers(&row[0].experiment), row[0].name);
             draw(&name, &|area| bars(&area, &name, row))?;
+        }
+        let (experiment, x, y) = TRADEOFF;
+        let cells = |name: &str| {
+            let is_in =
+                |row: &&Vec<&Figure>| row[0].experiment == experiment && row[0].name == name;
+            let rows = self.rows();
+            let found: Vec<Vec<Figure>> = rows
+                .iter()
+                .filter(is_in)
+                .map(|row| row.iter().copied().cloned().collect())
+                .collect();
+            found
+        };
+        if let [xs] = &cells(x)[..] {
+            for ys in cells(y).iter().filter(|ys| ys.len() > 1) {
+                let profile = ys[0].profile.map(|p| format!(" {p}")).unwrap_or_default();
+                let name = format!("{} space against {y}{profile}", of_papers(experiment));
+                let places: Vec<Place<'_>> = xs
+                    .iter()
+                    .filter_map(|x| {
+                        let y = ys.iter().find(|y| y.peer == x.peer)?;
+                        Some((x.peer.as_str(), x.median(), y.median()))
+                    })
+                    .collect();
+                draw(&name, &|area| scatter(&area, &name, (x, y), &places))?;
+            }
         }
         let mut names: Vec<(&str, &str)> = Vec::new();
         for series in &self.series {
@@ -42,11 +88,22 @@ impl Report {
             names.push(name);
             let same = |s: &&Series| (s.experiment.as_str(), s.name.as_str()) == name;
             let all: Vec<&Series> = self.series.iter().filter(same).collect();
-            let title = format!("{} {}", name.0, name.1);
+            let title = format!("{} {}", of_papers(name.0), name.1);
             draw(&title, &|area| lines(&area, &title, &all))?;
         }
         Ok(made)
     }
+}
+
+/// A file system, and where it is along both axes.
+type Place<'a> = (&'a str, f64, f64);
+
+/// An experiment, and where the papers have it.
+fn of_papers(experiment: &str) -> String {
+    let found = PAPERS.iter().find(|(known, _)| *known == experiment);
+    found.map_or(experiment.to_string(), |(_, papers)| {
+        format!("{experiment} ({papers})")
+    })
 }
 
 fn slug(name: &str) -> String {
@@ -104,6 +161,38 @@ fn bars(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, row: &[&Figure])
         );
         bar.set_margin(0, 0, 14, 14);
         bar
+    }))?;
+    area.present()?;
+    Ok(())
+}
+
+/// Nearer to the lower left is better.
+fn scatter(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    title: &str,
+    (x, y): (&str, &str),
+    places: &[Place<'_>],
+) -> Drawn {
+    area.fill(&WHITE)?;
+    let range = |values: Vec<f64>| {
+        let most = values.iter().copied().fold(AXIS_LEAST, f64::max);
+        let positive = values.into_iter().filter(|value| *value > 0.0);
+        positive.fold(most, f64::min) / 2.0..most * 3.0
+    };
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, (FONT, 18))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(64)
+        .build_cartesian_2d(
+            range(places.iter().map(|(_, x, _)| *x).collect()).log_scale(),
+            range(places.iter().map(|(.., y)| *y).collect()).log_scale(),
+        )?;
+    chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
+    chart.draw_series(places.iter().enumerate().map(|(at, (peer, x, y))| {
+        EmptyElement::at((*x, *y))
+            + Circle::new((0, 0), 5, Palette99::pick(at).filled())
+            + Text::new((*peer).to_string(), (9, -6), (FONT, 14))
     }))?;
     area.present()?;
     Ok(())
@@ -188,6 +277,10 @@ mod tests {
                 figure("both ways", "ramet", -3.0),
                 figure("both ways", "xfs", 2e9),
                 figure("alone", "ramet", 1.0),
+                figure(TRADEOFF.1, "ramet", 1.0),
+                figure(TRADEOFF.1, "xfs", 200.0),
+                figure(TRADEOFF.2, "ramet", 2.0),
+                figure(TRADEOFF.2, "xfs", 15.0),
             ],
             series: vec![
                 series("ramet", &[(1.0, 0.1), (2.0, 0.0)]),
@@ -198,7 +291,15 @@ mod tests {
         let dir = tempfile::tempdir().expect("a folder can be made");
         let made = report.plot(dir.path()).expect("it draws");
         let names: Vec<_> = made.iter().filter_map(|path| path.file_stem()).collect();
-        assert_eq!(names, ["e1-none", "e1-both-ways", "e2-clone-head-head"]);
+        let expected = [
+            "e1-caw-figures-1-9-none",
+            "e1-caw-figures-1-9-both-ways",
+            "e1-caw-figures-1-9-space-per-byte-written-in-a-clone",
+            "e1-caw-figures-1-9-cold-grep-of-the-clone",
+            "e1-caw-figures-1-9-space-against-cold-grep-of-the-clone",
+            "e2-caw-figures-2-10-clone-head-head",
+        ];
+        assert_eq!(names, expected);
         for path in made {
             let text = std::fs::read_to_string(path).expect("it was written");
             assert!(text.contains("ramet") && text.contains("xfs"), "{text}");

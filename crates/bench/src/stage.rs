@@ -21,8 +21,8 @@ use crate::trace::Tracer;
 const DEVICE_BYTES_MIN: u64 = 768 << 20;
 
 /// What works on it, as far as all of them are asked the same way.
-const PROGRAMS: [&str; 9] = [
-    "btrfs", "cp", "find", "git", "grep", "rm", "rsync", "sh", "tar",
+const PROGRAMS: [&str; 10] = [
+    "btrfs", "cp", "find", "git", "grep", "mv", "rm", "rsync", "sh", "tar",
 ];
 
 /// A mounted file system. Dropping it unmounts it and removes the device.

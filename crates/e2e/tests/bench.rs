@@ -46,7 +46,10 @@ fn experiments_run_side_by_side_and_count_what_they_cost() {
     assert!(left.is_empty(), "{left:?}");
     let devices = run_ok("losetup", &["--list", "--noheadings"]);
     assert!(!devices.contains(dir), "{devices}");
-    for name in ["report.md", "e1-space-per-byte-written-in-a-clone.svg"] {
+    for name in [
+        "report.md",
+        "e1-caw-figures-1-9-space-per-byte-written-in-a-clone.svg",
+    ] {
         assert!(out.path().join(name).exists(), "{name}");
     }
 

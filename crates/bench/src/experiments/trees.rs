@@ -19,10 +19,14 @@ pub(super) fn small_files(run: &mut Run<'_, '_>) -> Result<()> {
     std::fs::create_dir(&root).at(&root)?;
     stage.sync()?;
     let before = stage.requests()?;
-    let cost = stage.cost(|stage| {
-        load::create_files(&root, count, SMALL_BYTES, THREADS, seed)?;
-        stage.sync()
+    let (points, cost) = stage.measure(|stage| {
+        let points = load::create_files(&root, count, SMALL_BYTES, THREADS, seed)?;
+        stage.sync()?;
+        Ok(points)
     })?;
+    if run.found.counts {
+        run.found.series("created so far, files/s", "files", points);
+    }
     let limits = Targets {
         gp3: Some(16_000.0),
         relative: &[(
@@ -152,5 +156,21 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
     };
     run.found
         .rate("unlink + sync", "files/s", count as f64, &cost, limits);
+
+    let (from, to) = (stage.path("from"), stage.path("to"));
+    load::create_files(
+        &from,
+        run.scaled(10_000, 200),
+        SMALL_BYTES,
+        1,
+        run.plan.seed,
+    )?;
+    stage.cold()?;
+    let cost = stage.cost(|stage| {
+        run_program("mv", &[&from, &to])?;
+        stage.sync()
+    })?;
+    let name = "cold mv of a directory + sync";
+    run.found.time(name, "ms", 1e3, &cost, Targets::default());
     Ok(())
 }
