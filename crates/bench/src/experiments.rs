@@ -193,11 +193,7 @@ pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Report
         ));
     }
     // Seconds count at full size only.
-    let kept = if plan.scale >= 1.0 {
-        Kept::new()?
-    } else {
-        None
-    };
+    let kept = (plan.scale >= 1.0).then(Kept::new).flatten();
     let mut report = Report {
         scale: plan.scale,
         seed: plan.seed,
