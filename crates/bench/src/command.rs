@@ -57,8 +57,8 @@ pub(crate) fn run_statuses<S: AsRef<OsStr>>(
 }
 
 /// First line that a program prints about its version, wherever it prints it.
-pub(crate) fn version(program: &str, args: &[&str]) -> String {
-    let Ok(out) = output(OsStr::new(program), args) else {
+pub(crate) fn version(program: impl AsRef<OsStr>, args: &[&str]) -> String {
+    let Ok(out) = output(program.as_ref(), args) else {
         return "missing".into();
     };
     let all = [out.stdout, out.stderr].concat();

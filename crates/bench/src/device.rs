@@ -1,6 +1,5 @@
 //! A loop device over an image in memory, and its counters.
 
-use std::iter::Sum;
 use std::ops::Sub;
 use std::path::{Path, PathBuf};
 
@@ -22,30 +21,25 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// One of `parts` equal ones, rounded.
-    pub(crate) fn share(self, parts: u64) -> Requests {
-        let share = |count: u64| (count + parts / 2) / parts;
+    /// Each count by itself, of two.
+    fn with(self, other: Requests, both: impl Fn(u64, u64) -> u64) -> Requests {
         Requests {
-            reads: share(self.reads),
-            read_bytes: share(self.read_bytes),
-            writes: share(self.writes),
-            write_bytes: share(self.write_bytes),
-            discards: share(self.discards),
-            flushes: share(self.flushes),
+            reads: both(self.reads, other.reads),
+            read_bytes: both(self.read_bytes, other.read_bytes),
+            writes: both(self.writes, other.writes),
+            write_bytes: both(self.write_bytes, other.write_bytes),
+            discards: both(self.discards, other.discards),
+            flushes: both(self.flushes, other.flushes),
         }
     }
-}
 
-impl Sum for Requests {
-    fn sum<I: Iterator<Item = Requests>>(all: I) -> Requests {
-        all.fold(Requests::default(), |sum, one| Requests {
-            reads: sum.reads + one.reads,
-            read_bytes: sum.read_bytes + one.read_bytes,
-            writes: sum.writes + one.writes,
-            write_bytes: sum.write_bytes + one.write_bytes,
-            discards: sum.discards + one.discards,
-            flushes: sum.flushes + one.flushes,
-        })
+    /// The mean of several, at least one, rounded.
+    pub(crate) fn mean(all: impl ExactSizeIterator<Item = Requests>) -> Requests {
+        let parts = all.len().max(1) as u64;
+        let sum = all.fold(Requests::default(), |sum, one| {
+            sum.with(one, |sum, one| sum + one)
+        });
+        sum.with(sum, |sum, _| (sum + parts / 2) / parts)
     }
 }
 
@@ -53,14 +47,7 @@ impl Sub for Requests {
     type Output = Requests;
 
     fn sub(self, before: Requests) -> Requests {
-        Requests {
-            reads: self.reads - before.reads,
-            read_bytes: self.read_bytes - before.read_bytes,
-            writes: self.writes - before.writes,
-            write_bytes: self.write_bytes - before.write_bytes,
-            discards: self.discards - before.discards,
-            flushes: self.flushes - before.flushes,
-        }
+        self.with(before, |now, before| now - before)
     }
 }
 

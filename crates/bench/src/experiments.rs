@@ -139,19 +139,7 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// Looks at something with nothing cached: seconds, and requests to read.
-    pub fn cold_scan(
-        &mut self,
-        stage: &mut Stage<'_>,
-        name: &str,
-        targets: Targets,
-        scan: impl FnOnce(&Stage<'_>) -> Result<()>,
-    ) -> Result<Cost> {
-        stage.cold()?;
-        self.scan(stage, name, targets, scan)
-    }
-
-    /// The same, of what is cold already.
+    /// Looks at something on a cold stage: seconds, and requests to read.
     pub fn scan(
         &mut self,
         stage: &mut Stage<'_>,

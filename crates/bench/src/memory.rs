@@ -39,8 +39,7 @@ impl Kept {
 
     /// Touches what is free, and frees it again.
     pub(crate) fn touch(&self, interrupted: &AtomicBool) -> Result<()> {
-        let caches = "/proc/sys/vm/drop_caches";
-        std::fs::write(caches, "3").at(caches)?;
+        drop_caches()?;
         let bytes = available_bytes()?.saturating_sub(LEFT_BYTES);
         let mut pieces = Vec::new();
         while (pieces.len() as u64) < bytes / PIECE_BYTES as u64 {
@@ -65,6 +64,12 @@ impl Drop for Kept {
             eprintln!("ramet bench: {ORDER}: {error}");
         }
     }
+}
+
+/// Has the kernel forget what it can read again: pages, names, inodes.
+pub(crate) fn drop_caches() -> Result<()> {
+    let path = "/proc/sys/vm/drop_caches";
+    std::fs::write(path, "3").at(path)
 }
 
 fn available_bytes() -> Result<u64> {

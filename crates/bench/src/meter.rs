@@ -64,22 +64,15 @@ pub(crate) struct Cost {
 impl Cost {
     /// The mean of what was done several times, at least once.
     pub(crate) fn mean(costs: &[Cost]) -> Cost {
-        let share = costs.len().max(1) as f64;
-        let disk = |second: fn(&DiskTime) -> f64| {
-            let all: Option<Vec<f64>> = costs.iter().map(|c| c.disk.as_ref().map(second)).collect();
-            all.map(|all| all.iter().sum::<f64>() / share)
-        };
-        let sorted_s = disk(|disk| disk.sorted_s);
-        let plain_s = disk(|disk| disk.plain_s);
-        let disk = sorted_s.zip(plain_s);
+        let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len().max(1) as f64;
+        let disks: Option<Vec<DiskTime>> = costs.iter().map(|cost| cost.disk).collect();
         Cost {
-            wall_s: costs.iter().map(|cost| cost.wall_s).sum::<f64>() / share,
-            requests: costs
-                .iter()
-                .map(|cost| cost.requests)
-                .sum::<Requests>()
-                .share(costs.len().max(1) as u64),
-            disk: disk.map(|(sorted_s, plain_s)| DiskTime { sorted_s, plain_s }),
+            wall_s: mean(costs.iter().map(|cost| cost.wall_s).collect()),
+            requests: Requests::mean(costs.iter().map(|cost| cost.requests)),
+            disk: disks.map(|disks| DiskTime {
+                sorted_s: mean(disks.iter().map(|disk| disk.sorted_s).collect()),
+                plain_s: mean(disks.iter().map(|disk| disk.plain_s).collect()),
+            }),
             throttled: costs.iter().any(|cost| cost.throttled),
         }
     }

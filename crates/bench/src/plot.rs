@@ -48,26 +48,20 @@ impl Report {
             made.push(path);
             Ok::<(), Error>(())
         };
-        for row in self.rows().iter().filter(|row| row.len() > 1) {
-            let profile = row[0].profile.map(|p| format!(" {p}")).unwrap_or_default();
+        let rows = self.rows();
+        for row in rows.iter().filter(|row| row.len() > 1) {
+            let profile = profile_of(row);
             let name = format!("{} {}{profile}", of_papers(&row[0].experiment), row[0].name);
             draw(&name, &|area| bars(&area, &name, row))?;
         }
         let (experiment, x, y) = TRADEOFF;
-        let cells = |name: &str| {
-            let is_in =
-                |row: &&Vec<&Figure>| row[0].experiment == experiment && row[0].name == name;
-            let rows = self.rows();
-            let found: Vec<Vec<Figure>> = rows
-                .iter()
-                .filter(is_in)
-                .map(|row| row.iter().copied().cloned().collect())
-                .collect();
-            found
+        let called = |name: &'static str| {
+            rows.iter()
+                .filter(move |row| row[0].experiment == experiment && row[0].name == name)
         };
-        if let [xs] = &cells(x)[..] {
-            for ys in cells(y).iter().filter(|ys| ys.len() > 1) {
-                let profile = ys[0].profile.map(|p| format!(" {p}")).unwrap_or_default();
+        if let Some(xs) = called(x).next() {
+            for ys in called(y).filter(|ys| ys.len() > 1) {
+                let profile = profile_of(ys);
                 let name = format!("{} space against {y}{profile}", of_papers(experiment));
                 let places: Vec<Place<'_>> = xs
                     .iter()
@@ -97,6 +91,12 @@ impl Report {
 
 /// A file system, and where it is along both axes.
 type Place<'a> = (&'a str, f64, f64);
+
+/// The profile of a row, as its name ends.
+fn profile_of(row: &[&Figure]) -> String {
+    let profile = row[0].profile.map(|profile| format!(" {profile}"));
+    profile.unwrap_or_default()
+}
 
 /// An experiment, and where the papers have it.
 fn of_papers(experiment: &str) -> String {

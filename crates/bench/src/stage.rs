@@ -12,6 +12,7 @@ use crate::device::{LoopDevice, Requests};
 use crate::disk;
 use crate::error::{At, Error, Result};
 use crate::floor::Floor;
+use crate::memory::drop_caches;
 use crate::meter::{Cost, Pass};
 use crate::peer::Peer;
 use crate::throttle::Throttle;
@@ -113,12 +114,14 @@ impl<'a> Stage<'a> {
         self.check()?;
         self.sync()?;
         self.unmount()?;
-        let drop_caches = "/proc/sys/vm/drop_caches";
-        std::fs::write(drop_caches, "3").at(drop_caches)?;
-        for program in PROGRAMS {
+        drop_caches()?;
+        for program in PROGRAMS
+            .map(Path::new)
+            .into_iter()
+            .chain([&*self.plan.ramet])
+        {
             version(program, &["--version"]);
         }
-        version(&self.plan.ramet.to_string_lossy(), &["--version"]);
         self.mount()
     }
 

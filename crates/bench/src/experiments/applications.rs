@@ -53,7 +53,7 @@ const TASKS: [(&str, Kind, Task); 10] = [
     (
         "git diff of what did not change",
         Kind::Reads,
-        |stage, dir| git(stage, dir, "git diff --quiet"),
+        |stage, dir| git(&stage.path(INDEX), dir, "git diff --quiet"),
     ),
     (
         "append to each 10th file + sync",
@@ -123,15 +123,16 @@ const TASKS: [(&str, Kind, Task); 10] = [
 const ARCHIVE: &str = "archive.tar";
 /// What is fetched.
 const REPOSITORY: &str = "fetched.git";
+/// What trees are compared with.
+const INDEX: &str = "repository";
 
-/// Runs git commands in the work tree `dir`, whose index lies beside all trees. Times of change and inode numbers are those of the
+/// Runs git commands in the work tree `dir`, whose `repository` lies beside all trees. Times of change and inode numbers are those of the
 /// original there, so they are not asked for, as one does in copies.
-fn git(stage: &Stage<'_>, dir: &Path, script: &str) -> Result<()> {
+fn git(repository: &Path, dir: &Path, script: &str) -> Result<()> {
     let script = format!(
         "cd \"$2\" && export GIT_DIR=\"$1\" GIT_WORK_TREE=. && \
          git() {{ command git -c core.checkStat=minimal -c core.trustctime=false \"$@\"; }} && {script}"
     );
-    let repository = stage.path("repository");
     let args = [
         "-c".as_ref(),
         script.as_ref(),
@@ -163,20 +164,15 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
             ".".as_ref(),
         ],
     )?;
-    let commit = "cd \"$2\" && export GIT_DIR=\"$1\" GIT_WORK_TREE=. && git init --quiet && git add . && \
-         git -c user.name=bench -c user.email=bench@localhost commit --quiet --message=all && git repack -q -a -d";
-    let repository = stage.path(REPOSITORY);
-    let args = [
-        "-c".as_ref(),
-        commit.as_ref(),
-        "sh".as_ref(),
-        repository.as_os_str(),
-        other.as_os_str(),
-    ];
-    run_program("sh", &args)?;
+    git(
+        &stage.path(REPOSITORY),
+        &other,
+        "git init --quiet && git add . && \
+         git -c user.name=bench -c user.email=bench@localhost commit --quiet --message=all && git repack -q -a -d",
+    )?;
     // Names, times and sums of all files, and no contents.
     git(
-        &stage,
+        &stage.path(INDEX),
         &dirs[0],
         "git init --quiet && git ls-files --others -z | git update-index --add --info-only -z --stdin",
     )?;

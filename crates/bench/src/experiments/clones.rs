@@ -55,7 +55,8 @@ pub(super) fn random_writes_in_a_clone(run: &mut Run<'_, '_>) -> Result<()> {
         hdd: Some(2.5),
         ..Targets::default()
     };
-    let cost = run.cold_scan(&mut stage, "cold grep of the clone", limits, |_| {
+    stage.cold()?;
+    let cost = run.scan(&mut stage, "cold grep of the clone", limits, |_| {
         load::grep(&clone, "xyzzy")
     })?;
     run.found.count(

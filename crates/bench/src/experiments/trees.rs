@@ -78,7 +78,8 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
         gp3: Some(0.15),
         ..Targets::default()
     };
-    run.cold_scan(&mut stage, "cold find", limits, |_| {
+    stage.cold()?;
+    run.scan(&mut stage, "cold find", limits, |_| {
         load::find(&tree, "wait.c")
     })?;
     let limits = Targets {
@@ -86,7 +87,8 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
         gp3: Some(1.8),
         ..Targets::default()
     };
-    let cost = run.cold_scan(&mut stage, "cold grep -r", limits, |_| {
+    stage.cold()?;
+    let cost = run.scan(&mut stage, "cold grep -r", limits, |_| {
         load::grep(&tree, "cpu_to_be64")
     })?;
     run.found.count(
