@@ -136,7 +136,7 @@ fn parse_stat(text: &str) -> Option<Requests> {
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         if let Err(error) = run("losetup", &["--detach".as_ref(), self.path.as_os_str()]) {
-            eprintln!("ramet bench: {error}");
+            eprintln!("ramet-bench: {error}");
         }
     }
 }

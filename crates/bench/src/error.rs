@@ -30,6 +30,17 @@ pub enum Error {
     /// Reports that cannot be one.
     #[error("not of the same kind: {0}")]
     Unlike(String),
+    /// The command line asks for what cannot be done.
+    #[error("{0}")]
+    Refused(String),
+    /// A measurement ended early, and what it found is kept.
+    #[error("{why}; what was found before is in {}", kept.display())]
+    Ended {
+        /// Why it ended.
+        why: String,
+        /// The report.
+        kept: PathBuf,
+    },
     /// Asked to end.
     #[error("interrupted")]
     Interrupted,

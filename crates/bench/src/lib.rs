@@ -4,9 +4,11 @@
 //! device, repeats exactly or nearly so; seconds are of the machine. There are three of them ([`Profile`]): as they
 //! come, as a throttled cloud volume, and as a disk would need for the traced requests.
 //!
-//! A [`Plan`] says what to measure, [`run`] does it and gives a [`Report`].
+//! A [`Plan`] says what to measure, [`run`] does it and gives a [`Report`]. The command `ramet-bench` is [`main`].
 #![forbid(unsafe_code)]
 
+mod args;
+mod cli;
 mod command;
 mod device;
 mod disk;
@@ -28,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+pub use cli::main;
 pub use error::{Error, Result};
 pub use experiments::Experiment;
 pub use meter::Profile;
@@ -73,4 +76,10 @@ pub struct Plan {
 /// Nothing was begun, since something is missing: root, or a program.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Report, Result<()>)> {
     experiments::run(plan, progress)
+}
+
+/// The command line of `ramet-bench`, for its manual and for shells.
+#[must_use]
+pub fn command() -> clap::Command {
+    <args::Bench as clap::CommandFactory>::command()
 }

@@ -30,7 +30,7 @@ impl Kept {
         let set = std::fs::write(ORDER, above).or_else(|_| std::fs::write(ORDER, largest));
         if let Err(error) = set {
             eprintln!(
-                "ramet bench: free memory goes back to the host meanwhile, and seconds wander: {ORDER}: {error}"
+                "ramet-bench: free memory goes back to the host meanwhile, and seconds wander: {ORDER}: {error}"
             );
             return None;
         }
@@ -61,7 +61,7 @@ impl Kept {
 impl Drop for Kept {
     fn drop(&mut self) {
         if let Err(error) = std::fs::write(ORDER, self.order.trim()) {
-            eprintln!("ramet bench: {ORDER}: {error}");
+            eprintln!("ramet-bench: {ORDER}: {error}");
         }
     }
 }

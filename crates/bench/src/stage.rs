@@ -176,10 +176,10 @@ impl Drop for Stage<'_> {
         if self.mounted
             && let Err(error) = self.unmount()
         {
-            eprintln!("ramet bench: {error}");
+            eprintln!("ramet-bench: {error}");
             // What is mounted is not to be removed with the directory.
             if let Err(error) = run("umount", &["--lazy".as_ref(), self.dir.path().as_os_str()]) {
-                eprintln!("ramet bench: {error}");
+                eprintln!("ramet-bench: {error}");
                 self.dir.disable_cleanup(true);
             }
         }

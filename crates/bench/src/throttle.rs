@@ -55,7 +55,7 @@ impl Drop for Throttle {
         for (limit, _) in LIMITS {
             // Zero lifts a limit.
             if let Err(error) = self.set(limit, 0) {
-                eprintln!("ramet bench: {error}");
+                eprintln!("ramet-bench: {error}");
             }
         }
     }

@@ -180,7 +180,7 @@ impl Drop for Tracer {
                 break;
             }
             if Instant::now() > patience {
-                eprintln!("ramet bench: {}: {error}", self.instance.display());
+                eprintln!("ramet-bench: {}: {error}", self.instance.display());
                 break;
             }
             std::thread::yield_now();
@@ -188,7 +188,7 @@ impl Drop for Tracer {
         if let Some(dir) = &mut self.mounted
             && let Err(error) = run("umount", &[dir.path()])
         {
-            eprintln!("ramet bench: {error}");
+            eprintln!("ramet-bench: {error}");
             // What is mounted is not to be removed with the directory.
             dir.disable_cleanup(true);
         }

@@ -1,5 +1,6 @@
 //! The command line, as the user types it.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
@@ -42,8 +43,8 @@ pub enum Verb {
     Diff(Diff),
     /// Show the space of a directory tree: logical, shared with others, exclusive
     Du(Du),
-    /// Measure Ramet beside other file systems, or compare two such measurements
-    #[command(subcommand)]
+    /// Measure Ramet beside other file systems: runs `ramet-bench`, which has the options
+    #[command(disable_help_flag = true)]
     Bench(Bench),
 }
 
@@ -184,6 +185,13 @@ pub struct Du {
     pub dir: PathBuf,
 }
 
+#[derive(Debug, Args)]
+pub struct Bench {
+    /// What `ramet-bench` is given; `--help` shows it
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub args: Vec<OsString>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -204,88 +212,4 @@ mod tests {
         assert_eq!(mount.cache_size.map(|s| s.bytes()), Some(64 << 20));
         assert!(Ramet::try_parse_from(["ramet", "mkfs", "--size", "4X", "v"]).is_err());
     }
-}
-
-#[derive(Debug, Subcommand)]
-pub enum Bench {
-    /// Run experiments on Ramet, ext4, XFS and btrfs, each on a loop device of its own (needs root)
-    Fs(BenchFs),
-    /// Show what moved between two runs
-    Compare(BenchCompare),
-    /// Make one report of several: of other experiments, or repetitions of the same
-    Join(BenchJoin),
-}
-
-#[derive(Debug, Args)]
-pub struct BenchJoin {
-    /// Where report.json, report.md and the plots go
-    #[arg(long, value_name = "DIR", default_value = "bench-results")]
-    pub out: PathBuf,
-    /// Each the report.json of a run
-    #[arg(required = true)]
-    pub reports: Vec<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchFs {
-    /// Which experiments, comma separated: E1 to E10, ops; all when absent
-    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
-    pub experiments: Vec<ramet_bench::Experiment>,
-    /// Which file systems: ramet, ramet-none (without compression), ext4, xfs, btrfs, btrfs-svol, floor (memory behind FUSE)
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "NAMES",
-        default_value = "ramet,ext4,xfs,btrfs"
-    )]
-    pub peers: Vec<ramet_bench::Peer>,
-    /// Which kinds of seconds: raw, gp3 (a throttled cloud volume), hdd (a model of a disk)
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "NAMES",
-        default_value = "raw,hdd"
-    )]
-    pub profiles: Vec<ramet_bench::Profile>,
-    /// Share of the full sizes and counts
-    #[arg(long, value_name = "X", default_value_t = 0.1)]
-    pub scale: f64,
-    /// The full sizes, all profiles, three repetitions
-    #[arg(long, conflicts_with_all = ["scale", "profiles"])]
-    pub full: bool,
-    /// Rounds of clone and edit
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub rounds: u32,
-    /// How often each experiment runs
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub repeat: u32,
-    /// Source tree for find, grep and the like
-    #[arg(long, value_name = "DIR")]
-    pub tree: Option<PathBuf>,
-    /// Root of a container, as debootstrap makes it
-    #[arg(long, value_name = "DIR")]
-    pub root: Option<PathBuf>,
-    /// Where images of devices are put: 8 GiB at full size, best in memory
-    #[arg(long, value_name = "DIR", default_value = "/dev/shm")]
-    pub images: PathBuf,
-    /// Seed of contents and offsets
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Where report.json, report.md and the plots go
-    #[arg(long, value_name = "DIR", default_value = "bench-results")]
-    pub out: PathBuf,
-    /// Print the report as JSON instead of a table
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct BenchCompare {
-    /// report.json of the earlier run
-    pub before: PathBuf,
-    /// report.json of the later run
-    pub after: PathBuf,
-    /// Show cells that did not move, too
-    #[arg(long)]
-    pub all: bool,
 }

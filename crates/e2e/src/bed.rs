@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// How long a daemon may take to end after it was told to.
 const EXIT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The command under test: `RAMET_BIN`, or a release build of this workspace.
+/// The command under test: `RAMET_BIN`, or a release build of this workspace. `ramet-bench` lies beside it.
 pub fn ramet_bin() -> &'static Path {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| {
@@ -24,7 +24,8 @@ pub fn ramet_bin() -> &'static Path {
         }
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let out = Command::new(cargo)
-            .args(["build", "--release", "--quiet", "-p", "ramet-cli"])
+            .args(["build", "--release", "--quiet"])
+            .args(["-p", "rametfs", "-p", "ramet-bench"])
             .args(["--message-format", "json"])
             .current_dir(env!("CARGO_MANIFEST_DIR"))
             .stderr(Stdio::inherit())
@@ -35,7 +36,7 @@ pub fn ramet_bin() -> &'static Path {
             .lines()
             .filter_map(|line| serde_json::from_str::<Value>(line).ok())
             .filter_map(|message| message["executable"].as_str().map(PathBuf::from))
-            .next_back()
+            .find(|program| program.ends_with("ramet"))
             .expect("cargo names the executable it built")
     })
 }

@@ -85,6 +85,26 @@ fn what_was_found_before_a_failure_is_kept() {
 }
 
 #[test]
+fn bench_runs_the_program_beside_it_and_names_it_when_it_is_missing() {
+    let help = run_ok(ramet_bin(), &["bench", "--help"]);
+    assert!(
+        help.contains("ramet-bench") && help.contains("compare"),
+        "{help}"
+    );
+    let alone = tempfile::tempdir().expect("a folder can be made");
+    let copy = alone.path().join("ramet");
+    std::fs::copy(ramet_bin(), &copy).expect("there is room");
+    let out = std::process::Command::new(&copy)
+        .args(["bench", "fs"])
+        .env("PATH", alone.path())
+        .output()
+        .expect("the command runs");
+    let said = String::from_utf8_lossy(&out.stderr).into_owned();
+    assert_eq!(out.status.code(), Some(1), "{said}");
+    assert!(said.contains("cargo install ramet-bench"), "{said}");
+}
+
+#[test]
 fn what_cannot_be_measured_is_refused_with_a_reason() {
     let refused = run(ramet_bin(), &["bench", "fs", "--experiments", "E99"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();

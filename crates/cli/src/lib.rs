@@ -1,0 +1,86 @@
+//! The `ramet` command: volumes are made, mounted, cloned within, checked and looked at with it.
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod control;
+mod daemon;
+mod diff;
+mod du;
+mod failure;
+mod fsck;
+mod grow;
+mod mkfs;
+mod mount;
+mod mounts;
+mod overlay;
+mod progress;
+mod scrub;
+mod size;
+mod stat;
+mod umount;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use args::{Ramet, Verb};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use failure::{Outcome, status};
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    let ramet = match Ramet::try_parse_from(&line) {
+        Ok(ramet) => ramet,
+        Err(error) => return usage(&line, &error),
+    };
+    match run(ramet.verb) {
+        Ok(status) => ExitCode::from(status),
+        Err(failure) => {
+            eprintln!("ramet: {failure}");
+            ExitCode::from(failure.status)
+        }
+    }
+}
+
+/// The command line of `ramet`, for its manual and for shells.
+#[must_use]
+pub fn command() -> clap::Command {
+    Ramet::command()
+}
+
+fn run(verb: Verb) -> Outcome<u8> {
+    match verb {
+        Verb::Mkfs(args) => mkfs::run(&args)?,
+        Verb::Mount(args) => mount::run(&args)?,
+        Verb::Umount(args) => umount::run(&args)?,
+        Verb::Clone(args) => control::clone(&args)?,
+        Verb::Rm(args) => control::remove(&args)?,
+        Verb::Sync(args) => control::sync(&args)?,
+        Verb::Fsck(args) => return fsck::run(&args),
+        Verb::Scrub(args) => return scrub::run(&args),
+        Verb::Grow(args) => grow::run(&args)?,
+        Verb::Stat(args) => stat::run(&args)?,
+        Verb::Diff(args) => return diff::run(&args),
+        Verb::Du(args) => du::run(&args)?,
+        Verb::Bench(args) => return Err(bench::run(&args)),
+    }
+    Ok(0)
+}
+
+/// Shows help, or what is wrong with the command line, with the exit status of the verb.
+fn usage(line: &[OsString], error: &clap::Error) -> ExitCode {
+    // Nowhere left to tell when this fails.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ if line
+            .get(1)
+            .is_some_and(|verb| verb == "fsck" || verb == "scrub") =>
+        {
+            ExitCode::from(status::FSCK_USAGE)
+        }
+        _ => ExitCode::from(2),
+    }
+}
