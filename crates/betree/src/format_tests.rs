@@ -6,14 +6,14 @@ use bytes::Bytes;
 use ramet_block::{Codec, Device, Extent, MemDevice, checksum};
 use ramet_nodetable::{NodeId, NodeTable};
 
-use crate::bounds::{KeyRange, Xf};
-use crate::filter::{self, Filter};
-use crate::memrun::MemRun;
-use crate::message::{Point, RangeMsg, Target};
-use crate::node::{Handle, Kind, Store, TreeShape};
-use crate::run::{PackedBuilder, RunImage, RunIndex, index_len, segment_image};
-use crate::skeleton::{Child, Edge, SegRef, Skeleton};
-use crate::verify::check_skeleton;
+use crate::check::verify::check_skeleton;
+use crate::key::range::{KeyRange, Xf};
+use crate::node::buffer::MemRun;
+use crate::node::filter::{self, Filter};
+use crate::node::message::{Point, RangeMsg, Target};
+use crate::node::run_index::{PackedBuilder, RunImage, RunIndex, index_len, segment_image};
+use crate::node::skeleton::{Child, Edge, SegRef, Skeleton};
+use crate::store::store::{Handle, Kind, Store, TreeShape};
 
 fn store() -> Arc<Store> {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));

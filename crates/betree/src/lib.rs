@@ -25,61 +25,32 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod batch;
-mod block;
-mod bounds;
-mod checkpoint;
+mod check;
 mod clone;
-mod convert;
-mod cursor;
-mod diff;
 mod error;
-mod filter;
-mod flatten;
-mod flush;
 #[cfg(test)]
 mod format_tests;
-mod graft;
-mod heads;
-mod heal;
 mod journal;
-mod memrun;
-mod message;
+mod key;
 mod node;
-mod open;
-mod passing;
-mod peek;
-mod pieces;
-mod readahead;
-mod record;
-mod rewrite;
-mod run;
-mod scan;
-mod scrub;
-mod segments;
+mod read;
+mod reshape;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod shuttled;
-mod skeleton;
-mod split;
 mod stats;
+mod store;
 mod sync;
-mod touched;
 mod tree;
-mod trim;
-mod usage;
-mod verify;
-mod view;
-mod weigh;
 
-pub use batch::{Batch, Op, successor_of_prefix};
-pub use diff::{Diff, Difference, Span};
+pub use check::scrub::{Damage, Scrub};
+pub use check::usage::Usage;
 pub use error::{Error, Result};
-pub use graft::Graft;
-pub use node::TreeShape;
-pub use open::{FormatOptions, VOLUME_BYTES_MIN};
-pub use peek::Peek;
-pub use scrub::{Damage, Scrub};
+pub use read::deferred::Peek;
+pub use read::diff::{Diff, Difference, Span};
 pub use stats::{PathCounts, Stats, WrittenBytes};
-pub use tree::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};
-pub use usage::Usage;
+pub use store::store::TreeShape;
+pub use tree::batch::{Batch, Op, successor_of_prefix};
+pub use tree::ingest::Graft;
+pub use tree::inner::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};
+pub use tree::open::{FormatOptions, VOLUME_BYTES_MIN};

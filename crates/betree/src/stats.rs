@@ -3,8 +3,8 @@
 use std::ops::AddAssign;
 use std::sync::atomic::Ordering;
 
-use crate::bounds::KeyRange;
-use crate::tree::Inner;
+use crate::key::range::KeyRange;
+use crate::tree::inner::Inner;
 
 /// Counters of an open tree. Sizes in bytes, times in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -220,7 +220,7 @@ impl Inner {
             journal_bytes: self
                 .journal
                 .as_ref()
-                .map_or(0, crate::journal::Journal::used_bytes),
+                .map_or(0, crate::journal::journal::Journal::used_bytes),
             seq,
             cache_hits: get(&c.cache_hits),
             cache_misses: get(&c.cache_misses),

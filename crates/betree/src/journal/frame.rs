@@ -26,7 +26,7 @@ use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, Writer};
 use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
-use super::JournalPos;
+use ramet_block::JournalPos;
 
 /// First bytes after the checksum of every frame.
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"RmJf");

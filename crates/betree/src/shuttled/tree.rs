@@ -9,7 +9,7 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{Disk, explore};
-use crate::node::{Handle, Kind};
+use crate::store::store::{Handle, Kind};
 use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, VOLUME_BYTES_MIN};
 
 /// Nodes so small that a few batches freeze the buffer, fill nodes and rewrite leaves.

@@ -3,9 +3,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::Inner;
 use crate::error::{Error, Result};
-use crate::journal::Journal;
+use crate::journal::journal::Journal;
+use crate::tree::inner::Inner;
 
 /// Batches that remove something and take no more than this together may use up the slack when there is no other way, before
 /// it is looked for again, in bytes.
@@ -32,7 +32,7 @@ impl Inner {
         let Some(journal) = &self.journal else {
             return Err(Error::ReadOnly);
         };
-        if bytes > crate::journal::record_bytes_max(journal.capacity_bytes()) {
+        if bytes > crate::journal::journal::record_bytes_max(journal.capacity_bytes()) {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
         let mut rounds = 0;

@@ -4,8 +4,8 @@
 //! said is durable and which space it was given back. The log of a journal at work has none; each test changes it in one place
 //! and expects the number of the invariant that is broken then.
 
-use super::super::frame::{HEADER_BYTES, Header, payload, records};
 use super::*;
+use crate::journal::frame::{HEADER_BYTES, Header, payload, records};
 
 #[derive(Clone, Debug)]
 enum Event {

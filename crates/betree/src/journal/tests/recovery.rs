@@ -2,8 +2,8 @@
 
 use ramet_block::checksum;
 
-use super::super::frame::{MAGIC, is_intact};
 use super::*;
+use crate::journal::frame::{MAGIC, is_intact};
 
 #[test]
 fn bytes_of_a_frame_are_pinned() {

@@ -1,0 +1,404 @@
+//! Scrubbing: every byte that the volume needs is read again from the device, while it is in use.
+//!
+//! Superblocks, the pages of the newest checkpoint and the journal behind it come first, all at once, with checkpoints
+//! held up. Then the nodes below the root of that moment, one by one, as far as they are written: a handle pins what
+//! is below it, so flushes and checkpoints go on, and what they write later is not looked at. Nothing is taken from
+//! the caches and nothing enters them.
+//!
+//! What has a copy is repaired: superblocks from the other copy or from memory, a journal by a checkpoint, which makes
+//! it needless. A block of a node has no copy; it is told with the keys that it holds, as they are seen from
+//! the first path that led there.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_block::superblock::scrub_copies;
+use ramet_nodetable::{NodeId, TableRoots};
+
+use crate::error::{Error, Result};
+use crate::journal::journal::Journal;
+use crate::key::range::{KeyRange, Xf};
+use crate::node::message::RangeMsg;
+use crate::node::run_index::index_len;
+use crate::node::skeleton::Skeleton;
+use crate::store::store::{Handle, Kind};
+use crate::tree::inner::{Inner, Tree};
+
+/// Bytes of the device that are not what they should be.
+#[derive(Clone, Debug)]
+pub struct Damage {
+    /// Which structure.
+    pub what: &'static str,
+    /// Where it lies, in bytes from the start of the device.
+    pub addr: u64,
+    /// What is wrong with it.
+    pub detail: String,
+    /// First key, and end, of what can no longer be read.
+    pub keys: Option<(Bytes, Option<Bytes>)>,
+    /// It was written again.
+    pub is_repaired: bool,
+}
+
+/// A scrub under way. Dropped at any time, it ends.
+pub struct Scrub {
+    inner: Arc<Inner>,
+    begun: bool,
+    todo: Vec<Visit>,
+    seen: HashSet<NodeId>,
+    done_bytes: u64,
+}
+
+/// A node to be read, and how it is seen.
+struct Visit {
+    node: Arc<Handle>,
+    /// Keys of the volume that lead there; none are known for what no path shows.
+    range: Option<KeyRange>,
+    /// From those to the node's key space.
+    xf: Xf,
+}
+
+impl Tree {
+    /// Begins to read everything again. Nothing is read before the first [`Scrub::step`].
+    #[must_use]
+    pub fn scrub(&self) -> Scrub {
+        Scrub {
+            inner: self.inner.clone(),
+            begun: false,
+            todo: Vec::new(),
+            seen: HashSet::new(),
+            done_bytes: 0,
+        }
+    }
+}
+
+impl Scrub {
+    /// Bytes read so far.
+    #[must_use]
+    pub fn done_bytes(&self) -> u64 {
+        self.done_bytes
+    }
+
+    /// Bytes to be read in all, about.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        let stats = self.inner.store.table.stats();
+        stats.allocated.max(self.done_bytes)
+    }
+
+    /// Whether everything was read.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        self.begun && self.todo.is_empty()
+    }
+
+    /// Reads on, about `bytes`, and tells what is damaged there.
+    ///
+    /// # Errors
+    /// When a repair fails; reading on is possible. What cannot be read is damage, not an error.
+    pub fn step(&mut self, bytes: u64) -> Result<Vec<Damage>> {
+        let mut found = Vec::new();
+        if !self.begun {
+            self.begun = true;
+            self.scrub_checkpoint(&mut found)?;
+            self.todo.push(Visit {
+                node: self.inner.state.lock().root.clone(),
+                range: Some(KeyRange::all()),
+                xf: Xf::identity(),
+            });
+        }
+        let end = self.done_bytes.saturating_add(bytes);
+        while self.done_bytes < end
+            && let Some(visit) = self.todo.pop()
+        {
+            if self.seen.insert(visit.node.id())
+                && let Err(error) = self.scrub_node(&visit, &mut found)
+            {
+                found.push(damage(error, visit.range.as_ref()));
+            }
+        }
+        Ok(found)
+    }
+
+    /// Superblocks, journal and pages.
+    fn scrub_checkpoint(&mut self, found: &mut Vec<Damage>) -> Result<()> {
+        let inner = self.inner.clone();
+        let store = &inner.store;
+        let sb = inner.checkpointing.lock();
+        let is_fixed = inner.journal.is_none() || inner.failure().is_some();
+        let copies = scrub_copies(&*store.dev, &sb, is_fixed).map_err(|e| Error::Io {
+            what: "repairing a superblock",
+            source: Arc::new(e),
+        })?;
+        found.extend(copies.into_iter().map(|copy| Damage {
+            what: "superblock",
+            addr: copy.addr,
+            detail: copy.detail,
+            keys: None,
+            is_repaired: copy.is_repaired,
+        }));
+        let roots = TableRoots {
+            node_table: sb.node_table,
+            space_map: sb.space_map,
+            refcounts: sb.refcounts,
+        };
+        let (read_bytes, bad) = store.table.scrub(roots);
+        self.done_bytes += read_bytes;
+        found.extend(bad.into_iter().map(|error| damage(error.into(), None)));
+        let Some(journal) = &inner.journal else {
+            return Ok(());
+        };
+        let durable = journal.durable_frame();
+        let end = Journal::replay(
+            &*store.dev,
+            sb.journal,
+            crate::tree::open::uuid_low(&sb.uuid),
+            sb.epoch,
+            sb.journal_start,
+            &mut |_, _| Ok(()),
+        );
+        drop(sb);
+        let lost = match end {
+            Ok(end) if end.frame >= durable => return Ok(()),
+            Ok(end) => Damage {
+                what: "journal frame",
+                addr: inner.checkpointing.lock().journal.addr,
+                detail: format!("frame {} is unreadable, of {durable}", end.frame),
+                keys: None,
+                is_repaired: false,
+            },
+            Err(error) => damage(error, None),
+        };
+        // Everything that the journal holds is in memory as well.
+        let is_repaired = inner.checkpoint().is_ok();
+        found.push(Damage {
+            is_repaired,
+            ..lost
+        });
+        Ok(())
+    }
+
+    fn scrub_node(&mut self, visit: &Visit, found: &mut Vec<Damage>) -> Result<()> {
+        let store = self.inner.store.clone();
+        let node = &visit.node;
+        if let Some(skeleton) = node.fresh_skeleton() {
+            self.visit_children(visit, &skeleton);
+            return Ok(());
+        }
+        if let Some(run) = node.fresh_run() {
+            for (lo, entry) in run.ranges() {
+                let range = KeyRange::new(lo.clone(), entry.hi.clone());
+                self.visit_target(visit, &range, &entry.msg);
+            }
+            return Ok(());
+        }
+        if node.is_fresh() {
+            // Packed points lead to nothing.
+            return Ok(());
+        }
+        let place = store.place(node)?;
+        self.done_bytes += place.extent.len;
+        let bytes = store.read(place.extent.addr, place.used_bytes as usize)?;
+        if node.kind() == Kind::Skeleton {
+            let skeleton = store.decode_skeleton(node, &place, &bytes)?;
+            self.visit_children(visit, &skeleton);
+            return Ok(());
+        }
+        // Without a length that makes sense, nothing has the checksum of the front part.
+        let front = index_len(&bytes, place.used_bytes).unwrap_or(bytes.len());
+        let index = store.decode_index(node, &place, &bytes[..front])?;
+        for (range, msg) in &index.ranges {
+            self.visit_target(visit, range, msg);
+        }
+        let bytes = Bytes::from(bytes);
+        for (at, meta) in index.blocks.iter().enumerate() {
+            let next = index.blocks.get(at + 1).map(|next| &next.first_key);
+            let stored = bytes.slice(meta.offset as usize..meta.end() as usize);
+            let addr = place.extent.addr + u64::from(meta.offset);
+            if let Err(error) = meta.decode(node.kind(), stored, next, addr) {
+                let keys = KeyRange::new(meta.first_key.clone(), next.cloned());
+                let (range, _) = visit.below(&keys, &Xf::identity());
+                found.push(damage(error, range.as_ref()));
+            }
+        }
+        Ok(())
+    }
+
+    fn visit_children(&mut self, visit: &Visit, node: &Skeleton) {
+        for (at, edge) in node.edges.iter().enumerate() {
+            if let Some(child) = &edge.child {
+                self.visit_below(visit, &node.edge_range(at), &child.xf, &child.node);
+            }
+        }
+        for segment in &node.segs {
+            self.visit_below(visit, &segment.clip, &segment.xf, &segment.run);
+        }
+    }
+
+    fn visit_target(&mut self, visit: &Visit, range: &KeyRange, msg: &RangeMsg) {
+        if let RangeMsg::Goto(target) = msg {
+            self.visit_below(visit, range, &target.xf, &target.node);
+        }
+    }
+
+    fn visit_below(&mut self, visit: &Visit, range: &KeyRange, xf: &Xf, node: &Arc<Handle>) {
+        if !self.seen.contains(&node.id()) {
+            let (range, xf) = visit.below(range, xf);
+            self.todo.push(Visit {
+                node: node.clone(),
+                range,
+                xf,
+            });
+        }
+    }
+}
+
+impl Visit {
+    /// What of `range`, in this node's key space, is seen, as keys of the volume; and the way from those through `xf`.
+    fn below(&self, range: &KeyRange, xf: &Xf) -> (Option<KeyRange>, Xf) {
+        let seen = self.range.as_ref().and_then(|seen| {
+            let part = self.xf.range(seen).intersect(range);
+            (!part.is_empty()).then(|| self.xf.inverse(&seen.lo).range(&part))
+        });
+        match seen {
+            Some(seen) => (Some(seen), self.xf.then(xf)),
+            None => (None, Xf::identity()),
+        }
+    }
+}
+
+fn damage(error: Error, range: Option<&KeyRange>) -> Damage {
+    let keys = range.map(|range| (range.lo.clone(), range.hi.clone()));
+    let (what, addr, detail) = match error {
+        Error::Corrupt { what, addr, detail } => (what, addr, detail),
+        Error::Io { what, source } => (what, 0, source.to_string()),
+        other => ("node", 0, other.to_string()),
+    };
+    Damage {
+        what,
+        addr,
+        detail,
+        keys,
+        is_repaired: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ramet_block::{BLOCK_BYTES, Device, MemDevice};
+
+    use super::*;
+    use crate::{Batch, FormatOptions, OpenOptions, TreeShape};
+
+    fn tree(dev: &Arc<dyn Device>) -> Tree {
+        let shape = TreeShape {
+            leaf_bytes: 4096,
+            block_bytes: 1024,
+            fanout: 4,
+            buffer_bytes: 8 << 10,
+            memory_bytes: 8 << 10,
+            ..TreeShape::default()
+        };
+        let format = FormatOptions {
+            shape: Some(shape.clone()),
+            ..FormatOptions::default()
+        };
+        Tree::format(dev, &format).unwrap();
+        let open = OpenOptions {
+            shape: Some(shape),
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(dev.clone(), open).unwrap();
+        for part in 0..40 {
+            let mut batch = Batch::new();
+            for n in 0..50 {
+                batch.put(format!("src/{:05}", part * 50 + n), vec![7; 40]);
+            }
+            tree.apply(batch).unwrap();
+        }
+        let mut batch = Batch::new();
+        batch.clone_prefix("src/", "copy/");
+        tree.apply(batch).unwrap();
+        tree.checkpoint().unwrap();
+        tree
+    }
+
+    fn scrub(tree: &Tree) -> Vec<Damage> {
+        let mut scrub = tree.scrub();
+        let mut found = Vec::new();
+        while !scrub.is_done() {
+            found.extend(scrub.step(20_000).unwrap());
+        }
+        assert!(scrub.done_bytes() > 0 && scrub.total_bytes() >= scrub.done_bytes());
+        found
+    }
+
+    fn flip(dev: &Arc<dyn Device>, addr: u64) {
+        let mut byte = [0];
+        dev.read_at(addr, &mut byte).unwrap();
+        dev.write_at(addr, &[byte[0] ^ 4]).unwrap();
+    }
+
+    #[test]
+    fn a_flipped_bit_in_any_node_is_found_with_its_keys_though_all_is_cached() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let tree = tree(&dev);
+        assert_eq!(tree.scan(b"", None).count(), 4000);
+        assert!(scrub(&tree).is_empty());
+        let mut extents = Vec::new();
+        let table = &tree.inner.store.table;
+        table
+            .for_each(&mut |_, record| extents.push((record.extent, record.used_bytes)))
+            .unwrap();
+        assert!(extents.len() > 20);
+        for (extent, used) in extents {
+            for addr in [extent.addr + 5, extent.addr + u64::from(used) - 1] {
+                flip(&dev, addr);
+                let found = scrub(&tree);
+                flip(&dev, addr);
+                let [one] = &found[..] else {
+                    panic!("{addr}: {found:?}")
+                };
+                assert!(!one.is_repaired && extent.addr <= one.addr && one.addr <= addr);
+                let (lo, hi) = one.keys.clone().unwrap();
+                assert!(hi.is_none_or(|hi| lo < hi), "{found:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn superblocks_and_the_journal_are_repaired() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let tree = tree(&dev);
+        let mut batch = Batch::new();
+        batch.put("late", "1");
+        tree.apply(batch).unwrap();
+        tree.sync().unwrap();
+        for addr in [0, 32 << 10, 64 << 10, 96 << 10] {
+            flip(&dev, addr + 20);
+            let found = scrub(&tree);
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert!(found[0].is_repaired && found[0].addr == addr, "{found:?}");
+            assert!(scrub(&tree).is_empty());
+        }
+        // Both copies of the older one.
+        let newest = tree.inner.checkpointing.lock().clone();
+        let older = [[64 << 10, 32 << 10], [0, 96 << 10]][newest.slot()];
+        older.iter().for_each(|addr| flip(&dev, addr + 20));
+        let found = scrub(&tree);
+        assert!(found.len() == 2 && found.iter().all(|damage| damage.is_repaired));
+        assert!(scrub(&tree).is_empty());
+
+        let start = newest.journal.addr + newest.journal_start.offset % newest.journal.len;
+        flip(&dev, start + 80);
+        let found = scrub(&tree);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].is_repaired && found[0].what == "journal frame");
+        assert!(scrub(&tree).is_empty());
+        drop(tree);
+        let tree = Tree::open(dev.clone(), OpenOptions::default()).unwrap();
+        assert_eq!(tree.get(b"late").unwrap().as_deref(), Some(&b"1"[..]));
+        assert!(dev.len_bytes().is_multiple_of(BLOCK_BYTES));
+    }
+}

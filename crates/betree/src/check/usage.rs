@@ -1,0 +1,375 @@
+//! What space a range takes, and what of it nobody else uses: from the node table, skeletons and the front parts of
+//! segments and of the few leaves at the borders, without reading leaves.
+//!
+//! A node belongs to the ranges alone when all its references come from nodes that belong to them alone, or from
+//! the nodes on the way to them. So the walk goes down to the references that lie within the ranges, counts them, and
+//! follows the child lists of the node table below every node whose references are all counted. What
+//! is reached and not counted in full is shared. Runs that straddle a border belong to what leads to them;
+//! their part is estimated by blocks.
+//!
+//! All of that is of one checkpoint, since only a checkpoint knows the counts.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use ramet_nodetable::{NodeId, NodeRecord};
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, Xf};
+use crate::node::message::RangeMsg;
+use crate::node::run_view::RunView;
+use crate::node::skeleton::Skeleton;
+use crate::read::diff::Span;
+use crate::read::scan::{Base, check_falls, cut};
+use crate::store::store::{Handle, Kind, Store};
+use crate::tree::inner::Inner;
+
+/// Space of some ranges, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Keys and values that can be read, an estimate: what other ranges share counts in full.
+    pub logical_bytes: u64,
+    /// Space of what these ranges share with others.
+    pub shared_bytes: u64,
+    /// Space that only these ranges use, which comes back when they are deleted. More may come back: messages that
+    /// others share and have flushed already stay until the last of them lets go.
+    pub exclusive_bytes: u64,
+}
+
+/// Walks that a checkpoint may spoil before checkpoints have to wait.
+const ROUNDS_MAX: u32 = 2;
+
+impl Inner {
+    pub(crate) fn usage(&self, spans: &[Span]) -> Result<Usage> {
+        if self.journal.is_some() {
+            match self.checkpoint() {
+                // The last one that was written is as good, if older.
+                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let state = || {
+            let sb = self.checkpointing.lock();
+            (sb.root_node, sb.generation)
+        };
+        for _ in 0..ROUNDS_MAX {
+            let (root, generation) = state();
+            let found = Walk::run(&self.store, root, spans);
+            if state().1 == generation {
+                return found;
+            }
+        }
+        let sb = self.checkpointing.lock();
+        Walk::run(&self.store, sb.root_node, spans)
+    }
+}
+
+struct Walk<'a> {
+    store: &'a Store,
+    /// References found so far that go when the ranges go.
+    counted: HashMap<NodeId, u64>,
+    /// Logical bytes of parts of nodes: a chain of doubling clones leads to each of its nodes very often.
+    known: HashMap<(NodeId, KeyRange), u64>,
+    usage: Usage,
+}
+
+impl<'a> Walk<'a> {
+    fn run(store: &'a Store, root: u64, spans: &[Span]) -> Result<Usage> {
+        let mut walk = Walk {
+            store,
+            counted: HashMap::new(),
+            known: HashMap::new(),
+            usage: Usage::default(),
+        };
+        if root == 0 {
+            return Ok(walk.usage);
+        }
+        let root = NodeId(root);
+        let record = walk.record(root)?;
+        let root = store
+            .recorded(root, Kind::Skeleton, record.height)
+            .ok_or_else(|| missing(root))?;
+        for span in spans.iter().filter(|span| !span.keys().is_empty()) {
+            walk.border(&root, span.keys(), record.refs == 1)?;
+            let logical = walk.logical(&root, span.keys())?;
+            walk.usage.logical_bytes = walk.usage.logical_bytes.saturating_add(logical);
+        }
+        walk.settle()?;
+        Ok(walk.usage)
+    }
+
+    fn record(&self, id: NodeId) -> Result<NodeRecord> {
+        self.store.table.get(id)?.ok_or_else(|| missing(id))
+    }
+
+    /// A reference that lies within the ranges, held by a node that is private or not.
+    fn reach(&mut self, id: NodeId, private: bool) {
+        *self.counted.entry(id).or_default() += u64::from(private);
+    }
+
+    /// A node that may lie in `range` in part only; `private`: by a single path, which leads here.
+    fn border(&mut self, node: &Arc<Handle>, range: &KeyRange, private: bool) -> Result<()> {
+        if node.kind() != Kind::Skeleton {
+            let (_, stored) = part_of_run(&self.store.run(node)?, range);
+            self.take(stored, private);
+            return Ok(());
+        }
+        let skeleton = self.store.skeleton(node)?;
+        for at in 0..skeleton.edges.len() {
+            let edge = skeleton.edge_range(at);
+            if let Some(child) = &skeleton.edges[at].child {
+                self.descend(&child.node, &child.xf, &edge, range, private)?;
+            }
+        }
+        for seg in &skeleton.segs {
+            let clip = seg.clip.intersect(range);
+            if clip.is_empty() {
+                continue;
+            }
+            if range.covers(&seg.clip) {
+                self.reach(seg.run.id(), private);
+                continue;
+            }
+            let run = self.store.run(&seg.run)?;
+            let private = private && self.record(seg.run.id())?.refs == 1;
+            let inside = seg.xf.range(&clip);
+            self.take(part_of_run(&run, &inside).1, private);
+            // The clip of a GOTO to what the ranges see of it tells whether it goes with them.
+            for (whole, msg) in gotos_in(&run, &inside) {
+                if let RangeMsg::Goto(target) = msg {
+                    check_falls(
+                        node.height(),
+                        &Base::Node(target.node.clone(), Xf::identity()),
+                    )?;
+                    self.descend(&target.node, &target.xf, &whole, &inside, private)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A reference that shows the node in `whole` of the referring node's keys.
+    fn descend(
+        &mut self,
+        node: &Arc<Handle>,
+        xf: &Xf,
+        whole: &KeyRange,
+        range: &KeyRange,
+        private: bool,
+    ) -> Result<()> {
+        let part = whole.intersect(range);
+        if part.is_empty() {
+            return Ok(());
+        }
+        if range.covers(whole) {
+            self.reach(node.id(), private);
+            return Ok(());
+        }
+        let private = private && self.record(node.id())?.refs == 1;
+        self.border(node, &xf.range(&part), private)
+    }
+
+    fn take(&mut self, bytes: u64, private: bool) {
+        if private {
+            self.usage.exclusive_bytes += bytes;
+        } else {
+            self.usage.shared_bytes += bytes;
+        }
+    }
+
+    /// Follows the child lists: first below what only the ranges refer to, then below the rest.
+    fn settle(&mut self) -> Result<()> {
+        let mut todo: Vec<NodeId> = self.counted.keys().copied().collect();
+        let mut exclusive: HashSet<NodeId> = HashSet::new();
+        let mut shared: Vec<NodeId> = Vec::new();
+        while let Some(id) = todo.pop() {
+            let record = self.record(id)?;
+            if exclusive.contains(&id) {
+                continue;
+            }
+            if self.counted[&id] < record.refs {
+                shared.push(id);
+                continue;
+            }
+            exclusive.insert(id);
+            self.usage.exclusive_bytes += record.extent.len;
+            for child in record.children {
+                self.reach(child, true);
+                todo.push(child);
+            }
+        }
+        let mut seen: HashSet<NodeId> = HashSet::new();
+        while let Some(id) = shared.pop() {
+            if exclusive.contains(&id) || !seen.insert(id) {
+                continue;
+            }
+            let record = self.record(id)?;
+            self.usage.shared_bytes += record.extent.len;
+            shared.extend(record.children);
+        }
+        Ok(())
+    }
+
+    /// Bytes of keys and values in `range` of a node.
+    fn logical(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
+        if node.kind() != Kind::Skeleton {
+            return Ok(part_of_run(&self.store.run(node)?, range).0);
+        }
+        let part = (node.id(), range.clone());
+        if let Some(&known) = self.known.get(&part) {
+            return Ok(known);
+        }
+        let sum = self.logical_of_skeleton(node, range)?;
+        self.known.insert(part, sum);
+        Ok(sum)
+    }
+
+    fn logical_of_skeleton(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
+        let skeleton = self.store.skeleton(node)?;
+        let mut sum = 0u64;
+        let mut lo = range.lo.clone();
+        loop {
+            let piece = cut(self.store, &skeleton, &lo, range.hi.clone(), false)?;
+            let here = KeyRange::new(lo, piece.hi.clone());
+            for (run, xf) in &piece.overlays {
+                sum = sum.saturating_add(part_of_run(run, &xf.range(&here)).0);
+            }
+            if let Base::Node(child, xf) = &piece.base {
+                check_falls(node.height(), &piece.base)?;
+                let below = match whole_leaf(&skeleton, &here, child) {
+                    Some(live_bytes) => live_bytes,
+                    None => self.logical(child, &xf.range(&here))?,
+                };
+                sum = sum.saturating_add(below);
+            }
+            match piece.hi {
+                Some(hi) if Some(&hi) != range.hi.as_ref() => lo = hi,
+                _ => return Ok(sum),
+            }
+        }
+    }
+}
+
+/// Bytes below the edge that `piece` is all of, if it leads to the leaf `child`. Interior children are looked into: what
+/// waits in one is no part of its live bytes.
+fn whole_leaf(skeleton: &Skeleton, piece: &KeyRange, child: &Arc<Handle>) -> Option<u64> {
+    let at = skeleton.edge_of(&piece.lo);
+    let edge = skeleton.edges[at].child.as_ref()?;
+    let is_whole = skeleton.edge_range(at) == *piece && edge.node.id() == child.id();
+    (is_whole && child.kind() == Kind::Leaf).then_some(edge.live_bytes)
+}
+
+/// Range messages that meet `range`, whole.
+fn gotos_in(run: &RunView, range: &KeyRange) -> Vec<(KeyRange, RangeMsg)> {
+    match run {
+        RunView::Disk(run) => run.index.ranges_in(range).cloned().collect(),
+        RunView::Mem(run) => run
+            .ranges_in(range)
+            .map(|(lo, e)| (KeyRange::new(lo.clone(), e.hi.clone()), e.msg.clone()))
+            .collect(),
+    }
+}
+
+/// Bytes of the points of a run in `range`, before and after compression. A block that straddles a border
+/// counts for a half.
+fn part_of_run(run: &RunView, range: &KeyRange) -> (u64, u64) {
+    let run = match run {
+        RunView::Mem(run) => {
+            let bytes = run.weigh(range, true).bytes as u64;
+            return (bytes, bytes);
+        }
+        RunView::Disk(run) => run,
+    };
+    let blocks = &run.index.blocks;
+    let mut sum = (0, 0);
+    for at in run.index.block_of(&range.lo).unwrap_or(0)..blocks.len() {
+        let end = blocks.get(at + 1).map(|next| next.first_key.clone());
+        let block = KeyRange::new(blocks[at].first_key.clone(), end);
+        if block.intersect(range).is_empty() {
+            break;
+        }
+        // The last block ends somewhere: taken as whole when the range begins before it.
+        let last = block.hi.is_none() && range.contains(&block.lo);
+        let part = 2 - u64::from(!(last || range.covers(&block)));
+        sum.0 += u64::from(blocks[at].raw_bytes) * part / 2;
+        sum.1 += u64::from(blocks[at].stored_bytes) * part / 2;
+    }
+    sum
+}
+
+fn missing(id: NodeId) -> Error {
+    Error::Corrupt {
+        what: "node table",
+        addr: 0,
+        detail: format!("node {} is referred to and has no record", id.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::buffer::MemRun;
+    use crate::node::message::Target;
+    use crate::store::store::TreeShape;
+    use ramet_block::{Device, Extent, MemDevice};
+    use ramet_nodetable::NodeTable;
+
+    /// Followed, forged messages like this one could lead round in a circle for ever.
+    #[test]
+    fn a_goto_that_does_not_lead_down_is_corrupt() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let usable = Extent::new(1 << 20, 7 << 20);
+        let roots = NodeTable::format(&dev, usable).expect("a new table");
+        let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+        let store = Store::new(dev, table, TreeShape::default(), 1 << 20, 10);
+        let level = store.new_skeleton(Skeleton::empty(1, KeyRange::all()));
+        let mut run = MemRun::default();
+        let target = Target {
+            xf: Xf::identity(),
+            node: level,
+        };
+        let range = |lo: &'static str, hi: &'static str| KeyRange::new(lo.into(), Some(hi.into()));
+        run.add_range(range("a", "c"), RangeMsg::Goto(target));
+        let mut forged = Skeleton::empty(1, KeyRange::all());
+        store.push_run(&mut forged, run);
+        let forged = store.new_skeleton(forged);
+        let mut walk = Walk {
+            store: &store,
+            counted: HashMap::new(),
+            known: HashMap::new(),
+            usage: Usage::default(),
+        };
+        let found = walk.border(&forged, &range("b", "d"), false);
+        assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
+    }
+
+    /// Every round has the keys of the one before twice: 2^70 of them in the end.
+    #[test]
+    fn more_than_can_be_counted_is_the_most_that_can() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+        crate::Tree::format(&dev, &crate::FormatOptions::default()).expect("formats");
+        let options = crate::OpenOptions {
+            manual: true,
+            ..crate::OpenOptions::default()
+        };
+        let tree = crate::Tree::open(dev, options).expect("opens");
+        let mut batch = crate::Batch::new();
+        for n in 0..2000 {
+            batch.put(format!("0/{n}"), vec![7; 100]);
+        }
+        tree.apply(batch).expect("there is room");
+        for round in 1..=70 {
+            let source = format!("{}/", round - 1);
+            for half in ["a", "b"] {
+                let mut batch = crate::Batch::new();
+                batch.clone_prefix(source.clone(), format!("{round}/{half}/"));
+                tree.apply(batch).expect("there is room");
+            }
+            tree.checkpoint().expect("there is room");
+        }
+        let usage = tree
+            .usage(&[Span::prefix("70/"), Span::prefix("69/")])
+            .expect("reads");
+        assert_eq!(usage.logical_bytes, u64::MAX);
+    }
+}

@@ -1,0 +1,659 @@
+//! Clones: one GOTO in the memory buffer.
+//!
+//! A clone of a source range needs a node that holds all of the range's state, so that a GOTO can point at
+//! it. The descent follows the range down while a single edge covers it, and takes along what
+//! waits above ([`capture`]): few messages are copied, segments of which much is wanted are referred to, clipped. It
+//! ends at the lowest common ancestor (BetrFS 0.5, section 3.3), and the target is
+//!
+//! - that node itself, seen through the range, when nothing waited above it,
+//! - else a copy of its skeleton with what waited as its newest segments: the segments and
+//!   children below are shared, nothing is flushed or copied.
+//!
+//! ```text
+//!   before            after
+//!   buffer  m m m     buffer   GOTO src -> T    GOTO dst -> T
+//!     |                                  \       /
+//!     N  s1 s2                            T  s1 s2 [m m m]        (children of N)
+//! ```
+//!
+//! The source gets a GOTO to the copy as well when the node was its own, or when much waited above it or in it: what waited
+//! moves down into the node that both share, and the next clone finds nothing above. So a message is written once, however many
+//! clones are made of its place, and no clone waits for a flush.
+//!
+//! Each clone of such a chain adds a segment to the node of the one before. When a node has many, the background puts a
+//! copy of it in order ([`Store::mend`]), and the next clone goes on from that copy instead, with the segments that were
+//! added meanwhile on top ([`Mended`]).
+//!
+//! A range that lies in one leaf and is small is copied instead: into the buffer, as puts over a null.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, Xf};
+use crate::node::buffer::MemRun;
+use crate::node::message::{Point, RangeMsg, Target};
+use crate::node::run_view::RunView;
+use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
+use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::reshape::compact::Tiers;
+use crate::store::store::{Handle, Kind, Store, bump};
+
+/// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer
+/// becomes segments of the root first, which are referred to.
+const BUFFER_PART: usize = 16;
+/// A segment is referred to when at least one part in so many is wanted; else a clone would keep much alive
+/// for little.
+const WANTED_PART: usize = 8;
+/// However large a segment is, no more is copied out of it than so many times what a clone copies in any case: somebody waits.
+const COPIED_MAX: usize = 8;
+/// Messages are gathered to see what newer ones leave of them when they are up to so many times that.
+const GATHERED_MAX: usize = 16;
+/// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
+/// takes space for ever: the fewer there are, the better.
+const CROWDED: usize = 2;
+/// A clone does some of that itself when it finds so many times that.
+const CROWDED_MAX: usize = 4;
+/// Most nodes in order that are kept for the clones to come.
+const MENDED_MAX: usize = 4;
+
+/// Outcome of looking for the state of a range.
+pub(crate) enum Captured {
+    /// The range message that a copy of the range is; its translation leads from the source's keys. With `moves` the source
+    /// becomes such a copy too.
+    Message { msg: RangeMsg, moves: bool },
+    /// The state itself, over nothing, in the source's key space: cheaper than a share of a node when it is small.
+    Copy(MemRun),
+    /// Something has to be done first, without locks.
+    First(Chore),
+}
+
+/// What makes a clone possible, or cheap again.
+pub(crate) enum Chore {
+    /// So much of the memory buffer is about the range that it is better referred to.
+    Freeze,
+    /// The node has too many segments.
+    Mend(Skeleton),
+    /// The node is too high: what waits above this range goes down, and the node is flattened.
+    Sink(KeyRange),
+}
+
+/// A node whose segments were merged and whose leaves were rewritten on the side, for clones that go on from it.
+#[derive(Debug)]
+pub(crate) struct Mended {
+    from: Skeleton,
+    to: Skeleton,
+}
+
+/// What waits above the lowest node that covers a range.
+enum Layer {
+    /// A copy, in the source's key space.
+    Messages(MemRun),
+    /// Few points of a run, not copied yet: those of a part of the source, and the translation from its key space.
+    Points {
+        run: RunView,
+        part: KeyRange,
+        xf: Xf,
+    },
+    /// A clip, in the source's key space.
+    Segment(SegRef),
+}
+
+/// A part of what waits, for the node that is made.
+enum Joined {
+    /// Copied, in the node's key space.
+    Messages(MemRun),
+    /// A clip, in the source's key space.
+    Segment(SegRef),
+}
+
+impl Layer {
+    /// What a layer of messages has of `range`, the source, in the key space that `xf` leads to.
+    fn messages(&self, store: &Store, range: &KeyRange, xf: &Xf) -> Result<MemRun> {
+        let mut all = MemRun::default();
+        match self {
+            Layer::Messages(run) => return Ok(run.extract(range, xf)),
+            Layer::Points {
+                run: RunView::Mem(run),
+                part,
+                xf: inside,
+            } => {
+                let there = inside.inverse(&part.lo).then(xf);
+                for (key, point) in run.points_in(&inside.range(part)) {
+                    all.push_point(there.key(key), point.clone());
+                }
+            }
+            Layer::Points {
+                run,
+                part,
+                xf: inside,
+            } => {
+                let mut cursor = MappedCursor::new(run, part, inside, AHEAD_MAX);
+                while let Some((key, point)) = cursor.take(store)? {
+                    all.push_point(xf.key(&key), point.detached());
+                }
+            }
+            Layer::Segment(_) => unreachable!("segments are referred to"),
+        }
+        Ok(all)
+    }
+
+    fn has_ranges(&self) -> bool {
+        matches!(self, Layer::Messages(run) if run.range_count() > 0)
+    }
+
+    /// A cursor over the points in `range`, the source.
+    fn cursor(&self, range: &KeyRange) -> Option<MappedCursor> {
+        match self {
+            Layer::Messages(run) => {
+                let run = RunView::Mem(Arc::new(run.clone()));
+                Some(MappedCursor::new(&run, range, &Xf::identity(), 0))
+            }
+            Layer::Points { run, part, xf } => Some(MappedCursor::new(run, part, xf, AHEAD_MAX)),
+            Layer::Segment(_) => None,
+        }
+    }
+}
+
+/// What a clone puts up with.
+#[derive(Clone, Copy)]
+pub(crate) struct CloneTerms {
+    /// With anything that a [`Chore`] would mend.
+    pub(crate) patient: bool,
+    /// Targets of a greater height are refused.
+    pub(crate) height_max: u8,
+}
+
+impl CloneTerms {
+    /// Whether a target over nodes of height `below` is too high as it is: what waits above it sinks first, and it is
+    /// flattened.
+    ///
+    /// # Errors
+    /// `Invalid` when no clone may be so high.
+    fn has_to_sink(self, below: u8) -> Result<bool> {
+        if !self.patient && below >= HEIGHT_PATIENT {
+            return Ok(true);
+        }
+        if below >= self.height_max {
+            return Err(Error::Invalid("clones of clones nest too deep"));
+        }
+        Ok(false)
+    }
+}
+
+/// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
+pub(crate) fn capture(
+    store: &Store,
+    buffer: &MemRun,
+    root: &Arc<Handle>,
+    range: &KeyRange,
+    terms: CloneTerms,
+) -> Result<Captured> {
+    let patient = terms.patient;
+    if !patient && weighs_more(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
+        return Ok(Captured::First(Chore::Freeze));
+    }
+    let mut node = Some((root.clone(), Xf::identity()));
+    // What waits, newest first.
+    let mut above: Vec<Layer> = Vec::new();
+    let cover = buffer.range_over(&range.lo).filter(|(lo, entry)| {
+        let covered = KeyRange::new((*lo).clone(), entry.hi.clone());
+        covered.covers(range)
+    });
+    if let Some((_, entry)) = cover {
+        node = target_of(entry.msg.clone());
+    }
+    if cover.is_some() || buffer.ranges_in(range).next().is_none() {
+        above.push(Layer::Points {
+            run: RunView::Mem(Arc::new(buffer.clone())),
+            part: range.clone(),
+            xf: Xf::identity(),
+        });
+    } else {
+        above.push(Layer::Messages(buffer.extract(range, &Xf::identity())));
+    }
+
+    // The skeleton to share, when the range spans several of its edges or much waits in it.
+    let mut lca: Option<Arc<Skeleton>> = None;
+    // Whether nothing but the range is seen of the lowest skeleton.
+    let mut is_own = false;
+    while let Some((handle, xf)) = node.clone() {
+        if handle.kind() == Kind::Leaf {
+            break;
+        }
+        let skeleton = store.skeleton(&handle)?;
+        bump(&store.counters.node_visits);
+        let inside = xf.range(range);
+        is_own = skeleton.range() == inside;
+        let at = skeleton.edge_of(&inside.lo);
+        let edge = &skeleton.edges[at];
+        let is_lowest = edge
+            .child
+            .as_ref()
+            .is_none_or(|c| c.node.kind() == Kind::Leaf);
+        if !skeleton.edge_range(at).covers(&inside)
+            || is_lowest && store.holds_much(&skeleton, edge, &inside)?
+        {
+            lca = Some(skeleton);
+            break;
+        }
+        node = edge
+            .child
+            .as_ref()
+            .map(|c| (c.node.clone(), xf.then(&c.xf)));
+        let out = xf.inverse(&range.lo);
+        for seg in skeleton.visible(edge) {
+            bump(&store.counters.node_visits);
+            let clip = seg.clip.intersect(&inside);
+            if clip.is_empty() {
+                continue;
+            }
+            let run = store.run(&seg.run)?;
+            let with_ranges = seg.ranges_step() >= edge.watermark && run.has_ranges();
+            let part = seg.xf.range(&clip);
+            if !with_ranges && store.is_worth_sharing(&run, &part)? {
+                above.push(Layer::Segment(SegRef {
+                    clip: out.range(&clip),
+                    xf: xf.then(&seg.xf),
+                    bytes: run.estimate_bytes(&part) as u64,
+                    ..seg.clone()
+                }));
+                continue;
+            }
+            if !with_ranges {
+                above.push(Layer::Points {
+                    run,
+                    part: out.range(&clip),
+                    xf: xf.then(&seg.xf),
+                });
+                continue;
+            }
+            let mut part = store
+                .gather_range(&inside, edge.watermark, std::slice::from_ref(seg))?
+                .extract(&inside, &out);
+            let cover = part.take_cover(range);
+            above.push(Layer::Messages(part));
+            if let Some(msg) = cover {
+                is_own = false;
+                // `extract` has put the target's translation behind the way back; here the keys are the source's.
+                node = target_of(msg);
+                break;
+            }
+        }
+    }
+
+    if let Some(state) = small_state(store, node.as_ref(), range, &above)? {
+        return Ok(Captured::Copy(state));
+    }
+    // To the key space of the node that is made.
+    let down = match (&node, &lca) {
+        (Some((_, xf)), Some(_)) => xf.clone(),
+        _ => Xf::identity(),
+    };
+    let above = join(store, above, range, &down)?;
+    let waiting = match &above[..] {
+        [] => Some(0),
+        [Joined::Messages(all)] => Some(all.size_bytes()),
+        _ => None,
+    };
+    let mut copy = match node {
+        Some((handle, xf)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
+            // Nothing waits above it, and what flattening did not help is as low as it gets.
+            let terms = CloneTerms {
+                patient: patient || store.is_unflattenable(handle.id()),
+                ..terms
+            };
+            if terms.has_to_sink(handle.height().saturating_sub(1))? {
+                return Ok(Captured::First(Chore::Sink(range.clone())));
+            }
+            let msg = RangeMsg::Goto(Target { xf, node: handle });
+            return Ok(Captured::Message { msg, moves: false });
+        }
+        Some((handle, xf)) => match lca {
+            Some(skeleton) => {
+                bump(&store.counters.unshares);
+                store.in_order(skeleton.clipped(&xf.range(range)))
+            }
+            None => over_leaf(store, handle, xf, range)?,
+        },
+        None => Skeleton::empty(1, range.clone()),
+    };
+    if !patient && store.is_crowded(&copy, CROWDED_MAX) {
+        return Ok(Captured::First(Chore::Mend(copy)));
+    }
+    let moves = is_own
+        || waiting.is_none_or(|bytes| bytes > store.shape.clone_waiting_bytes)
+        || store.waits_much(&copy)?;
+    let out = down.inverse(&range.lo);
+    for layer in above.into_iter().rev() {
+        match layer {
+            Joined::Messages(run) => store.push_run(&mut copy, run),
+            Joined::Segment(seg) => {
+                copy.segs.push(SegRef {
+                    ord: copy.next_ord,
+                    clip: down.range(&seg.clip),
+                    xf: out.then(&seg.xf),
+                    ..seg
+                });
+                copy.next_ord += 1;
+            }
+        }
+    }
+    if terms.has_to_sink(copy.height_below())? {
+        return Ok(Captured::First(Chore::Sink(range.clone())));
+    }
+    copy.height = copy.label()?;
+    let node = store.new_skeleton(copy);
+    let msg = RangeMsg::Goto(Target { xf: down, node });
+    Ok(Captured::Message { msg, moves })
+}
+
+impl Store {
+    /// Whether a node has several times as many segments or messages as one that was tended.
+    fn is_crowded(&self, node: &Skeleton, times: usize) -> bool {
+        let held: u64 = node.segs.iter().map(|s| s.bytes).sum();
+        node.ages().len() > times * self.shape.segments
+            || held > 2 * (times * self.shape.buffer_bytes) as u64
+    }
+
+    /// Whether it is time to put a node that a clone made in order.
+    pub(crate) fn wants_mending(&self, node: &Handle) -> bool {
+        node.fresh_skeleton()
+            .is_some_and(|node| self.is_crowded(&node, CROWDED))
+    }
+
+    /// Whether a part of a run is better referred to than copied.
+    fn is_worth_sharing(&self, run: &RunView, part: &KeyRange) -> Result<bool> {
+        self.is_more(run, part, self.copied_max(run.all_bytes()))
+    }
+
+    /// Most bytes that a clone copies out of segments of `whole` bytes.
+    fn copied_max(&self, whole: usize) -> usize {
+        let waiting = self.shape.clone_waiting_bytes;
+        (whole / WANTED_PART).clamp(waiting, waiting.saturating_mul(COPIED_MAX))
+    }
+
+    /// Whether more than `limit` bytes of points of `run` lie in `part`.
+    fn is_more(&self, run: &RunView, part: &KeyRange, limit: usize) -> Result<bool> {
+        match run {
+            RunView::Mem(run) => Ok(weighs_more(run, part, limit)),
+            RunView::Disk(_) => {
+                // Of the blocks at the borders most may lie outside.
+                let bytes = run.estimate_bytes(part);
+                Ok(bytes > limit
+                    && (bytes > limit + 2 * self.shape.block_bytes
+                        || run.weigh(self, part, false)?.bytes > limit))
+            }
+        }
+    }
+
+    /// Whether so much waits in a node for `inside`, a part of `edge`, that it is better referred to than copied.
+    fn holds_much(&self, node: &Skeleton, edge: &Edge, inside: &KeyRange) -> Result<bool> {
+        let (mut parts, mut whole) = (Vec::new(), 0);
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(inside);
+            if part.is_empty() {
+                continue;
+            }
+            let part = seg.xf.range(&part);
+            let run = self.run(&seg.run)?;
+            if seg.ranges_step() >= edge.watermark && !run.ranges_in(&part).is_empty() {
+                // It may lead elsewhere.
+                return Ok(false);
+            }
+            whole += run.all_bytes();
+            parts.push((run, part));
+        }
+        let limit = self.copied_max(whole);
+        let most = GATHERED_MAX.saturating_mul(self.shape.clone_waiting_bytes);
+        let mut sum = 0;
+        for (run, part) in parts {
+            if self.is_more(&run, &part, most - sum)? {
+                return Ok(true);
+            }
+            sum += run.weigh(self, &part, false)?.bytes.min(most - sum);
+        }
+        if sum <= limit {
+            return Ok(false);
+        }
+        // Newer messages may stand for most of it.
+        let all = self.gather_range(inside, edge.watermark, &node.segs)?;
+        Ok(all.size_bytes() > limit)
+    }
+
+    /// Whether more waits in a node for some edge than a clone copies: two nodes that show it would both write it once more.
+    fn waits_much(&self, node: &Skeleton) -> Result<bool> {
+        let limit = self.shape.clone_waiting_bytes;
+        for seg in &node.segs {
+            let run = self.run(&seg.run)?;
+            if run.estimate_bytes(&seg.xf.range(&seg.clip)) <= limit {
+                continue;
+            }
+            for (at, edge) in node.edges.iter().enumerate() {
+                let part = seg.clip.intersect(&node.edge_range(at));
+                if seg.points_step() >= edge.watermark
+                    && !part.is_empty()
+                    && self.is_more(&run, &seg.xf.range(&part), limit)?
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// The node itself, or what it would be if it had grown from a mended one.
+    fn in_order(&self, node: Skeleton) -> Skeleton {
+        let mended = self.mended.lock();
+        let grown = mended
+            .iter()
+            .rev()
+            .find_map(|m| node.regrown(&m.from, &m.to));
+        drop(mended);
+        grown.unwrap_or(node)
+    }
+
+    /// Merges the segments of a copy of `node` and rewrites its leaves where that is due, for clones that go on from it.
+    /// The tree itself stays as it is, so nothing else has to wait. A clone that waits for it is `urgent`: of its
+    /// segments only the newest are merged then, if that suffices.
+    ///
+    /// # Errors
+    /// Those of [`Store::tend`].
+    pub(crate) fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
+        let from = self.in_order(node.clone());
+        // A full volume has no use for copies.
+        let is_short = self.room_bytes() < 2 * self.slack_bytes();
+        if is_short || !self.is_crowded(&from, if urgent { CROWDED_MAX } else { CROWDED }) {
+            return Ok(());
+        }
+        bump(&self.counters.mends);
+        let mut to = from.clone();
+        let tiers = Tiers::of_clones(&self.shape);
+        if urgent {
+            let newest = to.newest_within(self.shape.memory_bytes as u64 / BUFFER_PART as u64);
+            let first = newest.max(to.merge_start(tiers));
+            self.merge_from(&mut to, first)?;
+        }
+        if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
+            self.tend_to(&mut to, true, false, (CROWDED, tiers))?;
+        }
+        let to = self.within_fanout(to, Some(&from))?;
+        let mut mended = self.mended.lock();
+        let oldest = if mended.len() < MENDED_MAX {
+            None
+        } else {
+            mended.pop_front()
+        };
+        mended.push_back(Mended { from, to });
+        drop(mended);
+        // Its nodes may be the last ones.
+        drop(oldest);
+        Ok(())
+    }
+
+    /// Lets go of mended nodes, which no checkpoint writes before a clone uses them.
+    pub(crate) fn forget_mended(&self) {
+        let all = std::mem::take(&mut *self.mended.lock());
+        drop(all);
+    }
+}
+
+impl Skeleton {
+    /// Where the newest segments begin that have no more than `bytes` together, whole ages of them.
+    fn newest_within(&self, bytes: u64) -> usize {
+        let mut sum = 0;
+        let ages = self.ages().into_iter().rev();
+        let within = ages.take_while(|(_, of_age)| {
+            sum += of_age;
+            sum <= bytes
+        });
+        within.last().map_or(self.segs.len(), |(at, _)| at)
+    }
+
+    /// What `to` grows to by the segments that make this node out of `from`; `None` when more than that was done.
+    fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
+        let newer = self.segs.get(from.segs.len()..)?;
+        // The newest first: they tell nodes of one chain apart.
+        let older = &self.segs[..from.segs.len()];
+        let same_segs = older.iter().zip(&from.segs).rev().all(|(a, b)| {
+            a.run.id() == b.run.id() && a.ord == b.ord && a.clip == b.clip && a.xf == b.xf
+        });
+        let same_child = |a: &Option<Child>, b: &Option<Child>| match (a, b) {
+            (Some(a), Some(b)) => a.node.id() == b.node.id() && a.xf == b.xf,
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let same = same_segs
+            && self.hi == from.hi
+            && self.edges.len() == from.edges.len()
+            && self.edges.iter().zip(&from.edges).all(|(a, b)| {
+                a.lo == b.lo && a.watermark == b.watermark && same_child(&a.child, &b.child)
+            })
+            && newer.iter().all(|seg| seg.ord >= from.next_ord);
+        same.then(|| to.with_newer(newer, from.next_ord, self.next_ord))
+    }
+
+    /// The node with segments on top that another one got since its next ordinal was `seen`; now that is `next_ord`.
+    pub(crate) fn with_newer(&self, newer: &[SegRef], seen: u64, next_ord: u64) -> Skeleton {
+        let mut all = self.clone();
+        all.segs.extend(newer.iter().map(|seg| SegRef {
+            ord: seg.ord - seen + self.next_ord,
+            ..seg.clone()
+        }));
+        all.next_ord += next_ord - seen;
+        all
+    }
+}
+
+/// An interior node that shows `range` of a leaf.
+fn over_leaf(store: &Store, leaf: Arc<Handle>, xf: Xf, range: &KeyRange) -> Result<Skeleton> {
+    let live_bytes = store.run(&leaf)?.estimate_bytes(&xf.range(range)) as u64;
+    let mut node = Skeleton::empty(1, range.clone());
+    node.edges[0].child = Some(Child {
+        xf,
+        node: leaf,
+        live_bytes,
+    });
+    Ok(node)
+}
+
+/// The state of `range` when it lies in one leaf, or over nothing, and is no larger than what a clone may copy. Moving small
+/// things as messages keeps crumbs of shared leaves out of the tree (the trade-off of zones in BetrFS 0.2,
+/// section 4, here for one leaf).
+fn small_state(
+    store: &Store,
+    base: Option<&(Arc<Handle>, Xf)>,
+    range: &KeyRange,
+    above: &[Layer],
+) -> Result<Option<MemRun>> {
+    if base.is_some_and(|(node, _)| node.kind() != Kind::Leaf) {
+        return Ok(None);
+    }
+    let limit = store.shape.clone_copy_bytes;
+    // Points are merged on the way; what lies on range messages is laid on top after that.
+    let merged_from = above.iter().rposition(Layer::has_ranges);
+    let (on_top, merged) = above.split_at(merged_from.map_or(0, |at| at + 1));
+    let mut merge = Merge::default();
+    for layer in merged {
+        let Some(cursor) = layer.cursor(range) else {
+            return Ok(None);
+        };
+        merge.push_older(cursor);
+    }
+    if let Some((leaf, xf)) = base {
+        let run = store.run(leaf)?;
+        if run.estimate_bytes(&xf.range(range)) > limit + 2 * store.shape.block_bytes {
+            return Ok(None);
+        }
+        merge.push_older(MappedCursor::new(&run, range, xf, 0));
+    }
+    let mut state = MemRun::default();
+    state.add_range(range.clone(), RangeMsg::Null);
+    while merge.advance(store)? {
+        let value = match merge.value() {
+            Some(value) => Some(Bytes::copy_from_slice(value)),
+            None => merge.point().detached().apply(None),
+        };
+        if let Some(value) = value {
+            state.push_point(Bytes::copy_from_slice(merge.key()), Point::Put(value));
+            if state.size_bytes() > limit {
+                return Ok(None);
+            }
+        }
+    }
+    for layer in on_top.iter().rev() {
+        match layer {
+            Layer::Segment(_) => return Ok(None),
+            layer => state.add_all(&layer.messages(store, range, &Xf::identity())?),
+        }
+    }
+    Ok((state.size_bytes() <= limit).then_some(state))
+}
+
+/// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
+fn weighs_more(run: &MemRun, range: &KeyRange, limit: usize) -> bool {
+    // Each range message counts for as much as it adds to `MemRun::size_bytes`.
+    let mut sum = run.ranges_in(range).take(limit / 48 + 1).count() * 48;
+    for (key, point) in run.points_in(range) {
+        sum += key.len() + point.payload_bytes() + 48;
+        if sum > limit {
+            return true;
+        }
+    }
+    false
+}
+
+fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Xf)> {
+    match msg {
+        RangeMsg::Null => None,
+        RangeMsg::Goto(target) => Some((target.node, target.xf)),
+    }
+}
+
+/// The layers for a node in whose key space `xf` leads, the newest first: neighbouring copies as one, without empty ones.
+fn join(store: &Store, layers: Vec<Layer>, range: &KeyRange, xf: &Xf) -> Result<Vec<Joined>> {
+    let mut joined: Vec<Joined> = Vec::new();
+    for layer in layers.into_iter().rev() {
+        if let Layer::Segment(seg) = layer {
+            joined.push(Joined::Segment(seg));
+            continue;
+        }
+        let run = layer.messages(store, range, xf)?;
+        match joined.last_mut() {
+            _ if run.is_empty() => {}
+            Some(Joined::Messages(older)) => older.add_all(&run),
+            _ => joined.push(Joined::Messages(run)),
+        }
+    }
+    joined.reverse();
+    Ok(joined)
+}
+
+/// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.
+pub(crate) fn destination(source: &KeyRange, strip: usize, prefix: &Bytes) -> (KeyRange, Xf) {
+    let there = Xf {
+        strip,
+        prepend: prefix.clone(),
+    };
+    (there.range(source), there.inverse(&source.lo))
+}

@@ -1,0 +1,208 @@
+//! What was found for clones to come.
+//!
+//! A source that is so small that it is copied ([`Captured::Copy`]) is looked for once for each memory buffer: until the buffer is
+//! frozen it is what it was, under what the buffer has. So to clone a place again and again costs the same however deep it lies.
+//!
+//! A larger source of which the memory buffer has nothing is looked for once for each root: copies of an image that stays as it is share
+//! one node, and cost the same however high the tree over it is.
+//!
+//! A clone is announced before the locks that others need are taken ([`crate::tree::inner::Inner::prepare_clone`]), and what its source is
+//! then is most often what it is when the clone comes: nothing was applied and nothing moved. So it is kept until then. All
+//! that is kept is of one state of the tree, and a checkpoint lets go of it, with the nodes that were made for it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use crate::clone::capture::Captured;
+use crate::key::range::KeyRange;
+use crate::node::buffer::MemRun;
+use crate::node::message::{Point, RangeMsg};
+use crate::node::skeleton::{HEIGHT_MAX, Skeleton};
+use crate::sync::Mutex;
+use crate::tree::inner::Seq;
+
+/// Whether the clone itself has to say that it nests too deep.
+fn is_refused(msg: &RangeMsg) -> bool {
+    matches!(msg, RangeMsg::Goto(target) if target.node.height() > HEIGHT_MAX)
+}
+
+/// Most sources that are kept: two of each of a few clones under way.
+const SOURCES_MAX: usize = 8;
+
+struct Source {
+    seq: Seq,
+    top: Arc<Skeleton>,
+    range: KeyRange,
+    found: Captured,
+}
+
+impl Source {
+    fn is_of(&self, seq: Seq, top: &Arc<Skeleton>) -> bool {
+        self.seq == seq && Arc::ptr_eq(&self.top, top)
+    }
+}
+
+/// Most small sources that are kept.
+const SMALL_MAX: usize = 8;
+
+/// All of a range, over nothing.
+struct Small {
+    /// Which memory buffer there was.
+    buffers: u64,
+    range: KeyRange,
+    state: MemRun,
+}
+
+/// Most larger sources that are kept.
+const SHARED_MAX: usize = 8;
+
+/// What shows all of a range that the memory buffer has nothing of.
+struct Shared {
+    /// Kept from being another one, not from going.
+    top: Weak<Skeleton>,
+    range: KeyRange,
+    target: RangeMsg,
+}
+
+impl Shared {
+    fn is_of(&self, top: &Arc<Skeleton>) -> bool {
+        std::ptr::eq(self.top.as_ptr(), Arc::as_ptr(top))
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Prepared {
+    sources: Mutex<Vec<Source>>,
+    small: Mutex<VecDeque<Small>>,
+    shared: Mutex<VecDeque<Shared>>,
+}
+
+impl Prepared {
+    /// Keeps what `range` is after batch `seq` under the root `top`.
+    pub(crate) fn keep(&self, seq: Seq, top: Arc<Skeleton>, range: KeyRange, found: Captured) {
+        let is_refused = match &found {
+            Captured::Message { msg, .. } => is_refused(msg),
+            Captured::Copy(_) => false,
+            Captured::First(_) => true,
+        };
+        if is_refused {
+            return;
+        }
+        let mut sources = self.sources.lock();
+        let has_room = sources.len() < SOURCES_MAX && sources.iter().all(|s| s.is_of(seq, &top));
+        let old = if has_room {
+            Vec::new()
+        } else {
+            std::mem::take(&mut *sources)
+        };
+        sources.push(Source {
+            seq,
+            top,
+            range,
+            found,
+        });
+        drop(sources);
+        // Nodes may go with it: without the lock.
+        drop(old);
+    }
+
+    /// What was found for `range` in that state.
+    pub(crate) fn take(&self, seq: Seq, top: &Arc<Skeleton>, range: &KeyRange) -> Option<Captured> {
+        let mut sources = self.sources.lock();
+        let at = sources
+            .iter()
+            .position(|s| s.is_of(seq, top) && s.range == *range)?;
+        Some(sources.swap_remove(at).found)
+    }
+
+    /// Keeps what shows all of `range` under the root `top`, while the memory buffer has nothing of it.
+    pub(crate) fn keep_shared(&self, top: &Arc<Skeleton>, range: &KeyRange, target: &RangeMsg) {
+        if is_refused(target) {
+            return;
+        }
+        let mut shared = self.shared.lock();
+        let (kept, old): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut *shared)
+            .into_iter()
+            .partition(|s| s.is_of(top) && s.range != *range);
+        *shared = kept;
+        let oldest = if shared.len() == SHARED_MAX {
+            shared.pop_front()
+        } else {
+            None
+        };
+        shared.push_back(Shared {
+            top: Arc::downgrade(top),
+            range: range.clone(),
+            target: target.clone(),
+        });
+        drop(shared);
+        // Nodes may go with them: without the lock.
+        drop((old, oldest));
+    }
+
+    /// What shows all of `range` under the root `top`, while the memory buffer has nothing of it.
+    pub(crate) fn shared(&self, top: &Arc<Skeleton>, range: &KeyRange) -> Option<RangeMsg> {
+        let shared = self.shared.lock();
+        let found = shared.iter().find(|s| s.is_of(top) && s.range == *range)?;
+        Some(found.target.clone())
+    }
+
+    /// Keeps `state`, all of `range` while the memory buffer is number `buffers`.
+    pub(crate) fn keep_small(&self, buffers: u64, range: &KeyRange, state: &MemRun) {
+        // It may lead to nodes.
+        if state
+            .ranges_in(range)
+            .any(|(_, entry)| !matches!(entry.msg, RangeMsg::Null))
+        {
+            return;
+        }
+        let mut small = self.small.lock();
+        small.retain(|s| s.buffers == buffers && s.range != *range);
+        if small.len() == SMALL_MAX {
+            small.pop_front();
+        }
+        small.push_back(Small {
+            buffers,
+            range: range.clone(),
+            state: state.clone(),
+        });
+    }
+
+    /// All of `range` when the memory buffer, number `buffers`, has become `buffer`, if that is known and no more than `limit` bytes.
+    pub(crate) fn small(
+        &self,
+        (buffers, buffer): (u64, &MemRun),
+        range: &KeyRange,
+        limit: usize,
+    ) -> Option<MemRun> {
+        let small = self.small.lock();
+        let known = small
+            .iter()
+            .find(|s| s.buffers == buffers && s.range == *range)?;
+        let mut state = known.state.clone();
+        drop(small);
+        if buffer.ranges_in(range).next().is_some() {
+            return None;
+        }
+        // Of what it has some was known already, and to write that once more changes nothing.
+        for (key, point) in buffer.points_in(range) {
+            match point {
+                Point::Delete => state.forget_point(key),
+                point => state.add_point(key.clone(), point.clone()),
+            }
+            if state.size_bytes() > limit {
+                return None;
+            }
+        }
+        Some(state)
+    }
+
+    /// Lets go of what was found for clones that did not come.
+    pub(crate) fn forget(&self) {
+        let all = std::mem::take(&mut *self.sources.lock());
+        drop(all);
+        let shared = std::mem::take(&mut *self.shared.lock());
+        drop(shared);
+        self.small.lock().clear();
+    }
+}

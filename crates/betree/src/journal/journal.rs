@@ -1,0 +1,539 @@
+//! The redo journal: what was applied since the last checkpoint, in a preallocated circular region.
+//!
+//! Records gather in memory, in the order in which they are appended, in *frames*: whole blocks, so
+//! that no write ever touches a block that holds durable records. A commit writes what has gathered,
+//! one sequential write a frame, and syncs the device once; everybody who waits for one of those
+//! records waits for that one sync, and while it runs the next group gathers.
+//!
+//! ```text
+//!        released                     durable        next
+//!           |                            |             |
+//!  ---------+----------------------------+-------------+----------> offset, grows for ever
+//!   reusable|  replayed after a crash    |  queued     | unused
+//!           +-------- at most the length of the region --------+
+//! ```
+//!
+//! An offset lies at `offset % region.len` of the region. A frame does not wrap: when it does not
+//! fit before the end of the region, it starts at the next multiple of the region's length.
+//!
+//! Invariants:
+//! - J1: sequence numbers strictly rise along the journal, frame numbers count one by one.
+//! - J2: no frame is written over a byte at or after `released` of the lap before.
+//! - J3: `durable_seq` only covers records whose frames were written before a sync that succeeded,
+//!   or that a durable checkpoint made needless.
+//! - J5: a frame with records that name extents is written after a device sync that follows the writes of
+//!   those extents; the extents keep their bytes until the frame is released.
+//! - J4: after a failed write or sync nothing is ever reported durable again: what the device still
+//!   holds of that write is unknown, and a second sync that succeeds proves nothing about it.
+//!
+//! Concurrency: one mutex, never held over I/O. One thread at a time is the *leader* and writes;
+//! `append`, `cut` and `release` never wait for it.
+//!
+//! It does not know what records mean, and it does not wait for checkpoints: with no room left
+//! `commit` fails with `NoSpace` and loses nothing, and a checkpoint serves the caller as well.
+
+#[cfg(test)]
+#[path = "tests/mod.rs"]
+mod tests;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use ramet_block::planted::{self, Fault};
+use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel};
+
+use crate::journal::frame::{FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, padded};
+use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::{Error, Result};
+
+/// Smallest region that can serve as a journal, in bytes.
+pub(crate) const REGION_BYTES_MIN: u64 = 16 * BLOCK_BYTES;
+/// Longest frame in a large region, in bytes. It bounds the memory of a replay, and how much a
+/// commit writes in one request.
+const FRAME_BYTES_MAX: u64 = 8 << 20;
+
+/// Longest frame in a region of `region_bytes`: a quarter of it, so that the space lost at the end
+/// of a lap stays a minor part.
+pub(crate) fn frame_bytes_max(region_bytes: u64) -> u64 {
+    let quarter = region_bytes / 4;
+    (quarter - quarter % BLOCK_BYTES).min(FRAME_BYTES_MAX)
+}
+
+/// Longest record that a journal in a region of `region_bytes` takes, in bytes.
+pub(crate) fn record_bytes_max(region_bytes: u64) -> usize {
+    let frame = usize::try_from(frame_bytes_max(region_bytes)).expect("a frame fits in memory");
+    frame.saturating_sub(HEADER_BYTES + RECORD_HEADER_BYTES)
+}
+
+/// Whether a region can hold a journal: whole blocks, and not too few.
+pub(crate) fn is_valid_region(region: Extent) -> bool {
+    region.len >= REGION_BYTES_MIN
+        && region.len.is_multiple_of(BLOCK_BYTES)
+        && region.addr.is_multiple_of(BLOCK_BYTES)
+        && region.addr.checked_add(region.len).is_some()
+}
+
+/// Where a frame of `len_bytes` starts when `offset` is the end of the one before it.
+fn place(region_bytes: u64, offset: u64, len_bytes: u64) -> u64 {
+    let left = region_bytes - offset % region_bytes;
+    if len_bytes <= left {
+        offset
+    } else {
+        offset + left
+    }
+}
+
+/// A frame that takes no more records and waits to be written.
+struct Sealed {
+    frame: FrameBuilder,
+    at: JournalPos,
+    len_bytes: u64,
+    last_seq: u64,
+}
+
+/// What one leader writes.
+struct Group {
+    frames: Vec<Sealed>,
+    durable_before: u64,
+}
+
+/// Everything the mutex protects.
+struct Queue {
+    open: FrameBuilder,
+    sealed: VecDeque<Sealed>,
+    /// Bytes of the region that `sealed` takes.
+    sealed_bytes: u64,
+    /// Where the next frame to be sealed goes, if it fits there.
+    next: JournalPos,
+    /// Offset below which space may be reused.
+    released: u64,
+    /// Cuts that were not released yet, with the last sequence number before each.
+    cuts: VecDeque<(JournalPos, u64)>,
+    appended_seq: Option<u64>,
+    /// Written, perhaps not synced: everything up to this sequence number, frames below this number.
+    written_seq: u64,
+    written_frame: u64,
+    /// Durable: everything up to this sequence number, frames below this number.
+    durable_seq: u64,
+    durable_frame: u64,
+    /// A thread is writing or syncing.
+    has_leader: bool,
+    /// Why nothing is written any more.
+    failure: Option<Arc<str>>,
+}
+
+/// The journal of a volume opened for writing. All methods may be called from any thread.
+pub(crate) struct Journal {
+    dev: Arc<dyn Device>,
+    region: Extent,
+    timeline: Timeline,
+    /// How frames are packed that are worth it.
+    codec: Codec,
+    queue: Mutex<Queue>,
+    /// Bytes handed to the device since it was opened.
+    written_bytes: AtomicU64,
+    /// Signalled when the leader is done.
+    led: Condvar,
+}
+
+impl Journal {
+    /// Reads the records after `start` in order. See [`replay::replay`].
+    pub(crate) fn replay(
+        dev: &dyn Device,
+        region: Extent,
+        uuid_low: u64,
+        epoch: u64,
+        start: JournalPos,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<JournalPos> {
+        crate::journal::replay::replay(dev, region, Timeline { uuid_low, epoch }, start, visit)
+    }
+
+    /// A journal whose next frame goes to `at`, the answer of [`Journal::replay`] (or the default
+    /// position in a new volume). Frames are packed in a volume with a codec, and with a fast one whichever that is: somebody
+    /// waits for them, and they are soon gone.
+    ///
+    /// Before the first commit a superblock must be durable that names `epoch`, a number never
+    /// used for this volume before, and `at` as the start of a replay: frames before `at` count as
+    /// released. Nothing is read or written here.
+    ///
+    /// # Panics
+    /// When the region cannot hold a journal, which a replay of it reports as an error.
+    pub(crate) fn open(
+        dev: Arc<dyn Device>,
+        region: Extent,
+        uuid_low: u64,
+        epoch: u64,
+        codec: Codec,
+        at: JournalPos,
+    ) -> Journal {
+        assert!(
+            is_valid_region(region),
+            "the journal's region was validated when it was decoded"
+        );
+        assert!(
+            at.offset.is_multiple_of(BLOCK_BYTES),
+            "frames start at whole blocks"
+        );
+        Journal {
+            dev,
+            region,
+            timeline: Timeline { uuid_low, epoch },
+            codec: match codec {
+                Codec::Raw => Codec::Raw,
+                // As fast as LZ4 on records, and an eighth smaller.
+                Codec::Lz4 | Codec::Zstd(_) => Codec::Zstd(ZstdLevel::default()),
+            },
+            queue: Mutex::new(Queue {
+                open: FrameBuilder::default(),
+                sealed: VecDeque::new(),
+                sealed_bytes: 0,
+                next: at,
+                released: at.offset,
+                cuts: VecDeque::new(),
+                appended_seq: None,
+                written_seq: 0,
+                written_frame: at.frame,
+                durable_seq: 0,
+                durable_frame: at.frame,
+                has_leader: false,
+                failure: None,
+            }),
+            written_bytes: AtomicU64::new(0),
+            led: Condvar::new(),
+        }
+    }
+
+    /// Queues a record, given in parts, behind all that were queued before. Memory only: durable
+    /// after a [`Journal::commit`] of `seq`. With `names_extents` what has been written to the device before is made
+    /// durable before the record is (J5).
+    ///
+    /// # Panics
+    /// When `seq` is not above that of the record before (J1), or the record is longer than
+    /// [`record_bytes_max`] of the region: it could never be written.
+    pub(crate) fn append(&self, seq: u64, record: &[&[u8]], names_extents: bool) {
+        let len: usize = record.iter().map(|part| part.len()).sum();
+        assert!(
+            len <= record_bytes_max(self.region.len),
+            "a record fits a frame"
+        );
+        let mut queue = self.queue.lock();
+        assert!(
+            queue.appended_seq.is_none_or(|last| last < seq),
+            "J1: sequence numbers rise"
+        );
+        if padded(queue.open.covered_bytes_with(len)) > frame_bytes_max(self.region.len) {
+            self.seal(&mut queue);
+        }
+        queue.open.push(seq, record);
+        queue.open.names_extents |= names_extents;
+        queue.appended_seq = Some(seq);
+    }
+
+    /// Makes everything appended up to and including `seq` durable. Many threads may call at once:
+    /// whoever finds no leader leads, and one device sync serves all that had appended before it.
+    /// A `seq` beyond the last one appended stands for that one.
+    ///
+    /// # Errors
+    /// `NoSpace` when the region is full up to frames that are not released: nothing is lost, call
+    /// again after a [`Journal::release`] (which may have made `seq` durable by itself).
+    /// `Io` when a write or the sync failed; from then on, for every caller and for ever, `Poisoned`.
+    pub(crate) fn commit(&self, seq: u64) -> Result<()> {
+        let mut queue = self.queue.lock();
+        let seq = seq.min(queue.appended_seq.unwrap_or(0));
+        loop {
+            queue.check()?;
+            if queue.durable_seq >= seq {
+                return Ok(());
+            }
+            if queue.has_leader {
+                self.led.wait(&mut queue);
+                continue;
+            }
+            let group = self.take_group(&mut queue);
+            if group.frames.is_empty() && queue.written_seq <= queue.durable_seq {
+                return Err(Error::NoSpace);
+            }
+            queue = self.lead(queue, group, true)?;
+        }
+    }
+
+    /// Hands everything queued to the device without a sync, to bound the memory it takes. Does
+    /// nothing while another thread writes, and leaves queued what the region has no room for.
+    ///
+    /// # Errors
+    /// As [`Journal::commit`], except `NoSpace`.
+    pub(crate) fn write_queued(&self) -> Result<()> {
+        let queue = self.queue.lock();
+        queue.check()?;
+        if queue.has_leader {
+            return Ok(());
+        }
+        self.write_group_of(queue)
+    }
+
+    /// The same, behind a thread that writes.
+    ///
+    /// # Errors
+    /// Those of [`Journal::write_queued`].
+    pub(crate) fn write_queued_next(&self) -> Result<()> {
+        let mut queue = self.queue.lock();
+        while queue.has_leader {
+            self.led.wait(&mut queue);
+        }
+        queue.check()?;
+        self.write_group_of(queue)
+    }
+
+    fn write_group_of(&self, mut queue: MutexGuard<'_, Queue>) -> Result<()> {
+        let group = self.take_group(&mut queue);
+        if !group.frames.is_empty() {
+            drop(self.lead(queue, group, false)?);
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    /// Everything up to and including this sequence number is durable; 0 as long as nothing that
+    /// was appended here is.
+    pub(crate) fn durable_seq(&self) -> u64 {
+        self.queue.lock().durable_seq
+    }
+
+    /// Frames with a smaller number are on the device, or no longer needed.
+    pub(crate) fn durable_frame(&self) -> u64 {
+        self.queue.lock().durable_frame
+    }
+
+    /// A position with everything appended so far before it, and everything appended later after
+    /// it: where a replay on top of a checkpoint of this moment starts. Memory only.
+    pub(crate) fn cut(&self) -> JournalPos {
+        let mut queue = self.queue.lock();
+        self.seal(&mut queue);
+        let at = queue.next;
+        let seq = queue.appended_seq.unwrap_or(0);
+        queue.cuts.push_back((at, seq));
+        at
+    }
+
+    /// Says that a checkpoint is durable from which a replay starts at `pos`, an answer of
+    /// [`Journal::cut`]. The space before it may be reused, and what is still queued from before it
+    /// counts as durable and is not written any more.
+    pub(crate) fn release(&self, pos: JournalPos) {
+        let mut queue = self.queue.lock();
+        assert!(
+            pos.offset <= queue.next.offset,
+            "a released position was cut before"
+        );
+        queue.released = queue.released.max(pos.offset);
+        while queue
+            .sealed
+            .front()
+            .is_some_and(|sealed| sealed.at.frame < pos.frame)
+        {
+            let sealed = queue.sealed.pop_front().expect("just seen");
+            queue.sealed_bytes -= sealed.len_bytes;
+        }
+        while queue
+            .cuts
+            .front()
+            .is_some_and(|(cut, _)| cut.frame <= pos.frame)
+        {
+            let (cut, seq) = queue.cuts.pop_front().expect("just seen");
+            queue.written_seq = queue.written_seq.max(seq);
+            queue.written_frame = queue.written_frame.max(cut.frame);
+            queue.durable_seq = queue.durable_seq.max(seq);
+            queue.durable_frame = queue.durable_frame.max(cut.frame);
+        }
+        self.led.notify_all();
+    }
+
+    /// Bytes of the region in use or promised to queued records.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        let queue = self.queue.lock();
+        self.end_with(&queue, None) - queue.released
+    }
+
+    /// Bytes handed to the device since it was opened.
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Size of the region in bytes.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.region.len
+    }
+
+    /// Bytes that wait in memory to be written, if a record of `bytes` can be appended and later be committed
+    /// without a release in between, whatever frames it and the queued ones end up in. One frame of reserve is kept
+    /// for callers that ask at the same time.
+    pub(crate) fn room_for(&self, bytes: usize) -> Option<u64> {
+        let queue = self.queue.lock();
+        let end = self.end_with(&queue, Some(bytes));
+        let has_room = end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
+            || planted::is(Fault::JournalOverrun);
+        has_room.then(|| queue.queued_bytes())
+    }
+
+    /// Offset after everything queued and one more record of `record` bytes, in the worst way of
+    /// dividing them into frames.
+    fn end_with(&self, queue: &Queue, record: Option<usize>) -> u64 {
+        let after = |offset: u64, covered: u64| match padded(covered) {
+            0 => offset,
+            len => place(self.region.len, offset, len) + len,
+        };
+        let end = after(queue.next.offset, queue.open.covered_bytes());
+        let Some(len) = record else { return end };
+        let apart = after(end, FrameBuilder::default().covered_bytes_with(len));
+        let together = after(queue.next.offset, queue.open.covered_bytes_with(len));
+        apart.max(together)
+    }
+
+    /// Gives the open frame its place, if it holds anything.
+    fn seal(&self, queue: &mut Queue) {
+        if queue.open.is_empty() {
+            return;
+        }
+        let frame = std::mem::take(&mut queue.open);
+        let len_bytes = padded(frame.covered_bytes());
+        let at = JournalPos {
+            offset: place(self.region.len, queue.next.offset, len_bytes),
+            frame: queue.next.frame,
+        };
+        let last_seq = queue.appended_seq.expect("an open frame holds a record");
+        queue.sealed.push_back(Sealed {
+            frame,
+            at,
+            len_bytes,
+            last_seq,
+        });
+        queue.sealed_bytes += len_bytes;
+        queue.next = JournalPos {
+            offset: at.offset + len_bytes,
+            frame: at.frame + 1,
+        };
+    }
+
+    /// Takes everything queued that fits the region. Keeps J2.
+    fn take_group(&self, queue: &mut Queue) -> Group {
+        self.seal(queue);
+        let limit = queue.released + self.region.len;
+        let fits = |sealed: &Sealed| {
+            sealed.at.offset + sealed.len_bytes <= limit || planted::is(Fault::JournalOverrun)
+        };
+        let count = queue
+            .sealed
+            .iter()
+            .take_while(|sealed| fits(sealed))
+            .count();
+        let frames: Vec<Sealed> = queue.sealed.drain(..count).collect();
+        queue.sealed_bytes -= frames.iter().map(|sealed| sealed.len_bytes).sum::<u64>();
+        Group {
+            frames,
+            durable_before: queue.durable_frame,
+        }
+    }
+
+    /// Writes a group, and syncs if asked to, with the queue unlocked meanwhile.
+    fn lead<'a>(
+        &'a self,
+        mut queue: MutexGuard<'a, Queue>,
+        group: Group,
+        sync: bool,
+    ) -> Result<MutexGuard<'a, Queue>> {
+        let (mut seq, mut frame) = (queue.written_seq, queue.written_frame);
+        if let Some(last) = group.frames.last() {
+            (seq, frame) = (last.last_seq, last.at.frame + 1);
+        }
+        queue.has_leader = true;
+        let outcome = MutexGuard::unlocked(&mut queue, || {
+            // A device that panics must not leave the others waiting for this leader.
+            let panic = PoisonOnPanic(self);
+            let outcome = self.write_group(group, sync);
+            std::mem::forget(panic);
+            outcome
+        });
+        queue.has_leader = false;
+        self.led.notify_all();
+        match outcome {
+            Ok(()) => {
+                queue.written_seq = queue.written_seq.max(seq);
+                queue.written_frame = queue.written_frame.max(frame);
+                if sync {
+                    queue.durable_seq = queue.durable_seq.max(seq);
+                    queue.durable_frame = queue.durable_frame.max(frame);
+                }
+                Ok(queue)
+            }
+            Err(error) => {
+                if !planted::is(Fault::FailureForgotten) {
+                    queue.failure = Some(error.to_string().into());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    fn write_group(&self, group: Group, sync: bool) -> Result<()> {
+        let failed = |what| {
+            move |source: std::io::Error| Error::Io {
+                what,
+                source: Arc::new(source),
+            }
+        };
+        if group.frames.iter().any(|s| s.frame.names_extents)
+            && !planted::is(Fault::ExtentsUnsynced)
+        {
+            self.dev
+                .sync()
+                .map_err(failed("syncing what the journal names"))?;
+        }
+        for sealed in group.frames {
+            let start = sealed.at.offset % self.region.len;
+            let bytes =
+                sealed
+                    .frame
+                    .finish(self.codec, self.timeline, sealed.at, group.durable_before);
+            assert!(
+                start + bytes.len() as u64 <= self.region.len,
+                "a frame does not wrap"
+            );
+            self.dev
+                .write_at(self.region.addr + start, &bytes)
+                .map_err(failed("writing the journal"))?;
+            self.written_bytes
+                .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+        if sync && !planted::is(Fault::JournalUnsynced) {
+            self.dev.sync().map_err(failed("syncing the journal"))?;
+        }
+        Ok(())
+    }
+}
+
+impl Queue {
+    /// Bytes that wait in memory to be written.
+    fn queued_bytes(&self) -> u64 {
+        self.sealed_bytes + self.open.covered_bytes()
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.failure {
+            Some(reason) => Err(Error::Poisoned(reason.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Dropped only while a panic passes through the leader. Keeps J4.
+struct PoisonOnPanic<'a>(&'a Journal);
+
+impl Drop for PoisonOnPanic<'_> {
+    fn drop(&mut self) {
+        let mut queue = self.0.queue.lock();
+        queue.has_leader = false;
+        queue.failure = Some("the thread that wrote the journal panicked".into());
+        self.0.led.notify_all();
+    }
+}

@@ -1,0 +1,4 @@
+//! Keys: ranges, translations and fingerprints.
+
+pub(crate) mod fingerprints;
+pub(crate) mod range;

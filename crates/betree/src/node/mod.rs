@@ -1,0 +1,9 @@
+//! Nodes: messages, runs, skeletons, and their bytes.
+
+pub(crate) mod block;
+pub(crate) mod buffer;
+pub(crate) mod filter;
+pub(crate) mod message;
+pub(crate) mod run_index;
+pub(crate) mod run_view;
+pub(crate) mod skeleton;

@@ -1,0 +1,199 @@
+//! One way to look at a run, in memory or on the device.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::Result;
+use crate::key::range::{KeyRange, below};
+use crate::node::buffer::{MESSAGE_BYTES, MemRun, Weight};
+use crate::node::filter;
+use crate::node::message::{Point, RangeMsg};
+use crate::node::run_index::{PackedRun, RunIndex};
+use crate::store::store::{Handle, Store, bump};
+
+/// A run in blocks, with its index.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskRun {
+    pub(crate) handle: Arc<Handle>,
+    pub(crate) index: Arc<RunIndex>,
+    /// All blocks of a segment that is not written yet.
+    pub(crate) packed: Option<Arc<PackedRun>>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum RunView {
+    Mem(Arc<MemRun>),
+    Disk(DiskRun),
+}
+
+/// What a run's range messages say at one key.
+pub(crate) enum RangeAt {
+    /// One covers the key: its end and message.
+    Covered(KeyRange, RangeMsg),
+    /// None does; the next one starts here.
+    Until(Option<Bytes>),
+}
+
+impl RunView {
+    pub(crate) fn point(&self, store: &Store, key: &[u8]) -> Result<Option<Point>> {
+        match self {
+            RunView::Mem(run) => Ok(run.point(key).cloned()),
+            RunView::Disk(run) => {
+                if !run.index.filter.may_hold(filter::hash(key)) {
+                    bump(&store.counters.filter_denials);
+                    return Ok(None);
+                }
+                let Some(at) = run.index.block_of(key) else {
+                    return Ok(None);
+                };
+                let block = store.block(run, at)?;
+                let (at, found) = block.seek(key);
+                Ok(found.then(|| block.point(at)))
+            }
+        }
+    }
+
+    pub(crate) fn range_at(&self, key: &[u8]) -> RangeAt {
+        match self {
+            RunView::Mem(run) => match run.range_over(key) {
+                Some((lo, entry)) => RangeAt::Covered(
+                    KeyRange::new(lo.clone(), entry.hi.clone()),
+                    entry.msg.clone(),
+                ),
+                None => RangeAt::Until(run.next_range_start(key).cloned()),
+            },
+            RunView::Disk(run) => match run.index.range_over(key) {
+                Some((range, msg)) => RangeAt::Covered(range.clone(), msg.clone()),
+                None => RangeAt::Until(run.index.next_range_start(key).cloned()),
+            },
+        }
+    }
+
+    /// Range messages that overlap `range`, clipped to it, in order.
+    pub(crate) fn ranges_in(&self, range: &KeyRange) -> Vec<(KeyRange, RangeMsg)> {
+        match self {
+            RunView::Mem(run) => run
+                .ranges_in(range)
+                .map(|(lo, e)| {
+                    (
+                        KeyRange::new(lo.clone(), e.hi.clone()).intersect(range),
+                        e.msg.clone(),
+                    )
+                })
+                .collect(),
+            RunView::Disk(run) => run
+                .index
+                .ranges_in(range)
+                .map(|(r, m)| (r.intersect(range), m.clone()))
+                .collect(),
+        }
+    }
+
+    pub(crate) fn has_ranges(&self) -> bool {
+        match self {
+            RunView::Mem(run) => run.range_count() > 0,
+            RunView::Disk(run) => !run.index.ranges.is_empty(),
+        }
+    }
+
+    /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
+    pub(crate) fn weigh(
+        &self,
+        store: &Store,
+        range: &KeyRange,
+        with_ranges: bool,
+    ) -> Result<Weight> {
+        let run = match self {
+            RunView::Mem(run) => return Ok(run.weigh(range, with_ranges)),
+            RunView::Disk(run) => run,
+        };
+        let mut sum = Weight::default();
+        if range.is_empty() {
+            return Ok(sum);
+        }
+        let asked = (range.clone(), with_ranges);
+        if let Some(known) = run.index.weighed.get(&asked) {
+            return Ok(known);
+        }
+        for (covered, _) in run.index.ranges_in(range).filter(|_| with_ranges) {
+            sum.count += 1;
+            sum.bytes +=
+                covered.lo.len() + covered.hi.as_ref().map_or(0, Bytes::len) + MESSAGE_BYTES;
+        }
+        let blocks = &run.index.blocks;
+        let first = run.index.block_of(&range.lo).unwrap_or(0);
+        for (at, meta) in blocks.iter().enumerate().skip(first) {
+            if !below(&meta.first_key, range.hi.as_deref()) {
+                break;
+            }
+            let inside = meta.first_key >= range.lo
+                && blocks.get(at + 1).map_or(range.hi.is_none(), |next| {
+                    range.hi.as_ref().is_none_or(|hi| next.first_key <= *hi)
+                });
+            if inside {
+                sum.bytes += meta.raw_bytes as usize + MESSAGE_BYTES * meta.points as usize;
+                sum.count += meta.points as usize;
+                sum.deletes += meta.deletes as usize;
+                continue;
+            }
+            let block = store.block(run, at)?;
+            let end = range.hi.as_ref().map_or(block.len(), |hi| block.seek(hi).0);
+            for at in block.seek(&range.lo).0..end {
+                let point = block.point(at);
+                let key_len = block.prefix().len() + block.rest(at).len();
+                sum.bytes += key_len + point.payload_bytes() + MESSAGE_BYTES;
+                sum.count += 1;
+                sum.deletes += usize::from(matches!(point, Point::Delete));
+            }
+        }
+        run.index.weighed.insert(asked, sum);
+        Ok(sum)
+    }
+
+    /// Bytes of all points, before compression.
+    pub(crate) fn all_bytes(&self) -> usize {
+        match self {
+            RunView::Mem(run) => run.size_bytes(),
+            RunView::Disk(run) => run.index.blocks.iter().map(|m| m.raw_bytes as usize).sum(),
+        }
+    }
+
+    /// Whether it is in memory only.
+    pub(crate) fn is_fresh(&self) -> bool {
+        match self {
+            RunView::Mem(_) => true,
+            RunView::Disk(run) => run.packed.is_some(),
+        }
+    }
+
+    /// Mean bytes of a point of the whole run, from the index alone.
+    pub(crate) fn point_bytes_mean(&self) -> usize {
+        match self {
+            RunView::Mem(run) => run.size_bytes() / run.weigh(&KeyRange::all(), true).count.max(1),
+            RunView::Disk(run) => {
+                let (bytes, points) =
+                    run.index.blocks.iter().fold((0usize, 0usize), |(b, n), m| {
+                        (b + m.raw_bytes as usize, n + m.points as usize)
+                    });
+                bytes / points.max(1)
+            }
+        }
+    }
+
+    /// Stored bytes of the blocks that `range` meets, from the index alone.
+    pub(crate) fn estimate_bytes(&self, range: &KeyRange) -> usize {
+        let run = match self {
+            RunView::Mem(run) => return run.weigh(range, true).bytes,
+            RunView::Disk(run) => run,
+        };
+        let blocks = &run.index.blocks;
+        let first = run.index.block_of(&range.lo).unwrap_or(0);
+        blocks
+            .iter()
+            .skip(first)
+            .take_while(|m| below(&m.first_key, range.hi.as_deref()))
+            .map(|m| m.raw_bytes as usize)
+            .sum()
+    }
+}

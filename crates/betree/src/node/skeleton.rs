@@ -1,0 +1,470 @@
+//! Interior nodes: a small *skeleton* of edges, and references to immutable segments of messages.
+//!
+//! ```text
+//!   segments, oldest first:   s0 ----------      s1  ------        s2 --------------   (clip, ord)
+//!   edges:                    |   e0  | e1 (no child) |     e2       |     e3     |   (lo, watermark)
+//!                                 v                        v               v
+//! ```
+//!
+//! The edges cut the node's key range into pieces without gaps; a piece has a child, or nothing below it. A
+//! key's messages in this node are those of the segments whose clip holds the key and whose ordinal is
+//! not below the watermark of the key's edge. Flushing an edge moves what is visible there to the child and raises
+//! the watermark; a segment that no edge sees any more is dropped. A copy of a node copies the skeleton
+//! (kilobytes) and shares the segments, so unsharing never copies messages: the quadratic growth of
+//! chained clones in BetrFS 0.5 (its section 5.2) does not arise.
+//!
+//! Watermarks count half steps: the ranges of segment `ord` lie at step `2 * ord`, its points, which are
+//! newer, at `2 * ord + 1`. So an edge can hide a segment's range messages, once they have become
+//! edges, and still show its points.
+//!
+//! Keeps T1 (edges ascend from the node's low end), T2 (an edge's range shares what its
+//! translation strips), T3 (heights fall along edges and targets), T4 (ordinals
+//! ascend and lie below `next_ord`; pieces of one segment share one, with ascending disjoint clips).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_block::planted::{self, Fault};
+use ramet_block::wire::{Reader, WireError, Writer};
+
+use crate::error::{self, Error};
+use crate::key::range::{KeyRange, Xf, min_hi};
+use crate::node::run_index::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
+use crate::store::store::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
+
+const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
+/// More edges or segments than any sound node has; bounds what a decoder allocates.
+const ITEMS_MAX: u32 = 1 << 20;
+
+/// Nodes above this height are flattened when the node above them is tended, as far as that helps.
+pub(crate) const HEIGHT_SOFT: u8 = 24;
+/// Clones of a greater height first have their source flushed and flattened.
+pub(crate) const HEIGHT_PATIENT: u8 = 64;
+/// No clone is made of a greater height. Heights grow by one for each clone of a range that holds the clone
+/// before; those that flattening cannot take back double the logical size each time.
+pub(crate) const HEIGHT_MAX: u8 = 160;
+/// The same for clones from the journal: a replay may meet a tree that is flushed to another degree, and must not refuse
+/// what was accepted.
+pub(crate) const HEIGHT_MAX_REPLAYED: u8 = 240;
+
+/// What an edge leads to.
+#[derive(Clone, Debug)]
+pub(crate) struct Child {
+    /// From this node's key space to the child's.
+    pub(crate) xf: Xf,
+    pub(crate) node: Arc<Handle>,
+    /// Bytes of the child that the edge can see, estimated when the edge was made.
+    pub(crate) live_bytes: u64,
+}
+
+/// One piece of the node's key range, up to the next edge's `lo`.
+#[derive(Clone, Debug)]
+pub(crate) struct Edge {
+    pub(crate) lo: Bytes,
+    /// Half step below which this piece sees no messages of this node.
+    pub(crate) watermark: u64,
+    pub(crate) child: Option<Child>,
+}
+
+impl Edge {
+    /// Whether a leaf, or nothing, lies below.
+    pub(crate) fn is_above_leaf(&self) -> bool {
+        self.child.as_ref().is_none_or(|c| c.node.height() == 0)
+    }
+
+    /// Bytes that it shows, estimated.
+    pub(crate) fn live_bytes(&self) -> usize {
+        let bytes = self.child.as_ref().map_or(0, |c| c.live_bytes);
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+}
+
+/// A segment as this node sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct SegRef {
+    pub(crate) run: Arc<Handle>,
+    /// Age: higher is newer.
+    pub(crate) ord: u64,
+    /// What of the segment belongs here, in this node's key space.
+    pub(crate) clip: KeyRange,
+    /// From this node's key space to the segment's.
+    pub(crate) xf: Xf,
+    /// Greatest height of a GOTO target in the segment, plus one; zero without.
+    pub(crate) goto_height: u8,
+    /// Bytes of messages, estimated when the reference was made.
+    pub(crate) bytes: u64,
+}
+
+impl SegRef {
+    pub(crate) fn ranges_step(&self) -> u64 {
+        2 * self.ord
+    }
+
+    /// Whether a segment with this ordinal and clip may follow: newer, or a further piece of the same one.
+    pub(crate) fn comes_before(&self, ord: u64, clip: &KeyRange) -> bool {
+        self.ord < ord || self.ord == ord && self.clip.hi.as_ref().is_some_and(|hi| *hi <= clip.lo)
+    }
+
+    pub(crate) fn points_step(&self) -> u64 {
+        2 * self.ord + 1
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Skeleton {
+    pub(crate) height: u8,
+    /// End of the node's key range; its start is the first edge's `lo`.
+    pub(crate) hi: Option<Bytes>,
+    pub(crate) edges: Vec<Edge>,
+    /// Oldest first.
+    pub(crate) segs: Vec<SegRef>,
+    pub(crate) next_ord: u64,
+}
+
+impl Skeleton {
+    /// A node without anything below or in it.
+    pub(crate) fn empty(height: u8, range: KeyRange) -> Self {
+        let edge = Edge {
+            lo: range.lo,
+            watermark: 0,
+            child: None,
+        };
+        Self {
+            height,
+            hi: range.hi,
+            edges: vec![edge],
+            segs: Vec::new(),
+            next_ord: 0,
+        }
+    }
+
+    pub(crate) fn range(&self) -> KeyRange {
+        KeyRange::new(self.edges[0].lo.clone(), self.hi.clone())
+    }
+
+    /// The edge that holds `key`, which lies in the node's range.
+    pub(crate) fn edge_of(&self, key: &[u8]) -> usize {
+        self.edges
+            .partition_point(|e| e.lo <= key)
+            .saturating_sub(1)
+    }
+
+    pub(crate) fn edge_hi(&self, at: usize) -> Option<Bytes> {
+        self.edges
+            .get(at + 1)
+            .map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()))
+    }
+
+    pub(crate) fn edge_range(&self, at: usize) -> KeyRange {
+        KeyRange::new(self.edges[at].lo.clone(), self.edge_hi(at))
+    }
+
+    /// The half step from which on new messages count.
+    pub(crate) fn next_step(&self) -> u64 {
+        2 * self.next_ord
+    }
+
+    /// Segments that `edge` may see messages of, newest first.
+    pub(crate) fn visible<'a>(
+        &'a self,
+        edge: &'a Edge,
+    ) -> impl Iterator<Item = &'a SegRef> + Clone {
+        self.segs
+            .iter()
+            .rev()
+            .take_while(|s| s.points_step() >= edge.watermark)
+    }
+
+    /// Where the segments of each age begin, and their bytes together, oldest first.
+    pub(crate) fn ages(&self) -> Vec<(usize, u64)> {
+        let mut ages: Vec<(usize, u64)> = Vec::new();
+        for (at, seg) in self.segs.iter().enumerate() {
+            match ages.last_mut() {
+                Some((_, bytes)) if self.segs[at - 1].ord == seg.ord => *bytes += seg.bytes,
+                _ => ages.push((at, seg.bytes)),
+            }
+        }
+        ages
+    }
+
+    /// A copy of what the node is in `range` (in its own key space, and inside its range), in the same key space. Takes
+    /// memory for that only, however large the node is.
+    pub(crate) fn clipped(&self, range: &KeyRange) -> Skeleton {
+        if range.covers(&self.range()) {
+            return self.clone();
+        }
+        let first = self.edge_of(&range.lo);
+        let end = self
+            .edges
+            .partition_point(|e| crate::key::range::below(&e.lo, range.hi.as_deref()));
+        let mut edges = self.edges[first..end.max(first + 1)].to_vec();
+        if edges[0].lo < range.lo {
+            edges[0].lo = range.lo.clone();
+        }
+        let segs = self.segs.iter().filter_map(|seg| {
+            let mut clip = seg.clip.intersect(range);
+            if planted::is(Fault::ClipTooShort) {
+                let last = edges.last().map(|e| e.lo.clone());
+                clip.hi = min_hi(clip.hi.take(), last);
+            }
+            (!clip.is_empty()).then(|| SegRef {
+                clip,
+                ..seg.clone()
+            })
+        });
+        Skeleton {
+            height: self.height,
+            hi: min_hi(self.hi.clone(), range.hi.clone()),
+            segs: segs.collect(),
+            edges,
+            next_ord: self.next_ord,
+        }
+    }
+
+    /// Moves the node into the key space without the first `strip` bytes, which all its keys share
+    /// (*relifting*; BetrFS 0.5, section 3.4).
+    pub(crate) fn lift(&mut self, strip: usize) {
+        if strip == 0 {
+            return;
+        }
+        let down = Xf::stripping(strip);
+        let prefix = self.edges[0].lo.slice(..strip);
+        let up = Xf::prepending(prefix.clone());
+        self.hi = down.hi(&prefix, self.hi.as_ref());
+        for edge in &mut self.edges {
+            edge.lo = down.key(&edge.lo);
+            if let Some(child) = &mut edge.child {
+                child.xf = up.then(&child.xf);
+            }
+        }
+        for seg in &mut self.segs {
+            seg.clip = down.range(&seg.clip);
+            if !planted::is(Fault::TranslationStale) {
+                seg.xf = up.then(&seg.xf);
+            }
+        }
+    }
+
+    /// Node ids that it refers to, one entry for each reference.
+    pub(crate) fn children(&self) -> impl Iterator<Item = &Arc<Handle>> {
+        let below = self
+            .edges
+            .iter()
+            .filter_map(|e| e.child.as_ref().map(|c| &c.node));
+        below.chain(self.segs.iter().map(|s| &s.run))
+    }
+
+    /// Greatest height below, from edges and GOTO targets.
+    pub(crate) fn height_below(&self) -> u8 {
+        let edges = self
+            .edges
+            .iter()
+            .filter_map(|e| e.child.as_ref().map(|c| c.node.height()));
+        let gotos = self
+            .segs
+            .iter()
+            .filter(|s| s.goto_height > 0)
+            .map(|s| s.goto_height - 1);
+        edges.chain(gotos).max().unwrap_or(0)
+    }
+
+    /// The label that keeps T3. Clones below [`HEIGHT_MAX`] leave room for the few levels that splits add.
+    ///
+    /// # Errors
+    /// `Corrupt` when none is left, as below a node that no volume can hold.
+    pub(crate) fn label(&self) -> error::Result<u8> {
+        let label = self.height_below().checked_add(1);
+        label.ok_or_else(|| Error::Corrupt {
+            what: "skeleton",
+            addr: 0,
+            detail: "T3: no height is left above its children".into(),
+        })
+    }
+
+    /// Bytes that the edges meeting `range` can see below, estimated. Over nothing it is what waits that can be read.
+    pub(crate) fn live_bytes_in(&self, range: &KeyRange) -> u64 {
+        let meets = |at: &usize| !self.edge_range(*at).intersect(range).is_empty();
+        let mut children = (0..self.edges.len())
+            .filter(meets)
+            .filter_map(|at| self.edges[at].child.as_ref())
+            .peekable();
+        if children.peek().is_none() {
+            return self
+                .segs
+                .iter()
+                .map(|seg| seg.bytes)
+                .fold(0, u64::saturating_add);
+        }
+        children.map(|c| c.live_bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Gives back the room for edges and segments to come: from now on it does not change.
+    pub(crate) fn shrink(&mut self) {
+        self.edges.shrink_to_fit();
+        self.segs.shrink_to_fit();
+    }
+
+    /// Memory that it takes, about, in bytes, with the handles of all that it refers to: often they are there for it alone.
+    pub(crate) fn weight(&self) -> usize {
+        // Neighbours often lead to the same node.
+        let mut last = None;
+        let edges = self.edges.iter().map(|e| {
+            let child = e.child.as_ref().map_or(0, |c| {
+                let again = last.replace(c.node.id()) == Some(c.node.id());
+                let handle = if again { 0 } else { HANDLE_BYTES };
+                c.xf.prepend.len() + ALLOCATION_BYTES + handle
+            });
+            size_of::<Edge>() + e.lo.len() + ALLOCATION_BYTES + child
+        });
+        let segs = self.segs.iter().map(|s| {
+            let hi = s.clip.hi.as_ref().map_or(0, Bytes::len);
+            let keys = s.clip.lo.len() + hi + s.xf.prepend.len();
+            size_of::<SegRef>() + keys + 2 * ALLOCATION_BYTES + HANDLE_BYTES
+        });
+        size_of::<Self>() + edges.sum::<usize>() + segs.sum::<usize>()
+    }
+
+    /// No encoding of it is longer, in bytes.
+    pub(crate) fn encoded_bytes_max(&self) -> usize {
+        let edges = self
+            .edges
+            .iter()
+            .map(|e| e.lo.len() + e.child.as_ref().map_or(0, |c| c.xf.prepend.len()) + 64);
+        let segs = self.segs.iter().map(|s| {
+            s.clip.lo.len() + s.clip.hi.as_ref().map_or(0, Bytes::len) + s.xf.prepend.len() + 80
+        });
+        64 + self.hi.as_ref().map_or(0, Bytes::len) + edges.chain(segs).sum::<usize>()
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::new();
+        w.u32(SKELETON_MAGIC);
+        w.u8(self.height);
+        w.u8(0);
+        w.u16(0);
+        w.u32(u32::try_from(self.edges.len()).expect("edges of a node fit 32 bits"));
+        w.u32(u32::try_from(self.segs.len()).expect("segments of a node fit 32 bits"));
+        w.u64(self.next_ord);
+        put_hi(&mut w, self.hi.as_ref());
+        for edge in &self.edges {
+            put_key(&mut w, &edge.lo);
+            w.varint(edge.watermark);
+            match &edge.child {
+                None => w.u8(0),
+                Some(child) => {
+                    w.u8(1);
+                    put_xf(&mut w, &child.xf);
+                    w.u64(child.node.id().0);
+                    w.u8(child.node.height());
+                    w.varint(child.live_bytes);
+                }
+            }
+        }
+        for seg in &self.segs {
+            w.u64(seg.run.id().0);
+            w.varint(seg.ord);
+            put_key(&mut w, &seg.clip.lo);
+            put_hi(&mut w, seg.clip.hi.as_ref());
+            put_xf(&mut w, &seg.xf);
+            w.u8(seg.goto_height);
+            w.varint(seg.bytes);
+        }
+        w.into_vec()
+    }
+
+    /// Decodes and checks T1 to T4. `handle(id, height)` finds a child, `run(id)` a segment.
+    pub(crate) fn decode(
+        bytes: &[u8],
+        handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
+        run: &mut dyn FnMut(u64) -> Option<Arc<Handle>>,
+    ) -> Result<Skeleton, WireError> {
+        let mut r = Reader::new(bytes);
+        let (magic, height, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
+        let (edges, segs, next_ord) = (r.u32()?, r.u32()?, r.u64()?);
+        if magic != SKELETON_MAGIC
+            || zero8 != 0
+            || zero16 != 0
+            || height == 0
+            || edges == 0
+            || edges.max(segs) > ITEMS_MAX
+            || next_ord > 1 << 60
+        {
+            return Err(MALFORMED);
+        }
+        let hi = take_hi(&mut r)?;
+        let mut node = Skeleton {
+            height,
+            hi,
+            edges: Vec::new(),
+            segs: Vec::new(),
+            next_ord,
+        };
+        for _ in 0..edges {
+            let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
+            let watermark = r.varint()?;
+            let child = match r.u8()? {
+                0 => None,
+                1 => {
+                    let xf = take_xf(&mut r)?;
+                    let (id, child_height, live_bytes) = (r.u64()?, r.u8()?, r.varint()?);
+                    if child_height >= height {
+                        return Err(MALFORMED);
+                    }
+                    Some(Child {
+                        xf,
+                        node: handle(id, child_height).ok_or(MALFORMED)?,
+                        live_bytes,
+                    })
+                }
+                _ => return Err(MALFORMED),
+            };
+            if node.edges.last().is_some_and(|last: &Edge| last.lo >= lo) {
+                return Err(MALFORMED);
+            }
+            node.edges.push(Edge {
+                lo,
+                watermark,
+                child,
+            });
+        }
+        for at in 0..node.edges.len() {
+            let range = node.edge_range(at);
+            let strip = node.edges[at].child.as_ref().map_or(0, |c| c.xf.strip);
+            if range.is_empty() || !range.shares_prefix(strip) {
+                return Err(MALFORMED);
+            }
+        }
+        for _ in 0..segs {
+            let (id, ord) = (r.u64()?, r.varint()?);
+            let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
+            let clip = KeyRange::new(lo, take_hi(&mut r)?);
+            let xf = take_xf(&mut r)?;
+            let (goto_height, bytes) = (r.u8()?, r.varint()?);
+            let ordered = node
+                .segs
+                .last()
+                .is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
+            if !ordered
+                || ord >= next_ord
+                || goto_height > height
+                || clip.is_empty()
+                || !clip.shares_prefix(xf.strip)
+            {
+                return Err(MALFORMED);
+            }
+            node.segs.push(SegRef {
+                run: run(id).ok_or(MALFORMED)?,
+                ord,
+                clip,
+                xf,
+                goto_height,
+                bytes,
+            });
+        }
+        if r.remaining() != 0 {
+            return Err(MALFORMED);
+        }
+        node.shrink();
+        Ok(node)
+    }
+}

@@ -1,0 +1,69 @@
+//! One key as of one moment, in two steps: what memory says at once, what lies below when it is asked for.
+//!
+//! A [`Snapshot`](crate::Snapshot) shares the memory buffer, so whoever writes while it lives copies the parts that he
+//! changes. A peek takes the one message about its key out of the buffer instead, and the root below it.
+
+use bytes::Bytes;
+
+use crate::error::Result;
+use crate::key::range::Xf;
+use crate::node::message::{Point, RangeMsg};
+use crate::read::scan::{Base, descend};
+use crate::store::store::Store;
+use crate::tree::inner::State;
+
+/// The value of one key at the moment of [`Tree::peek`](crate::Tree::peek).
+#[derive(Debug)]
+pub struct Peek<'a> {
+    store: &'a Store,
+    found: Found,
+}
+
+#[derive(Debug)]
+enum Found {
+    Value(Option<Bytes>),
+    Below {
+        base: Base,
+        key: Bytes,
+        newer: Option<Point>,
+    },
+}
+
+impl<'a> Peek<'a> {
+    /// `own` makes the key one's own, if what lies below is needed.
+    pub(crate) fn new<K: AsRef<[u8]>>(
+        store: &'a Store,
+        state: &State,
+        key: K,
+        own: impl FnOnce(K) -> Bytes,
+    ) -> Self {
+        let point = state.buffer.point(key.as_ref());
+        let over = || state.buffer.range_over(key.as_ref());
+        let found = match point {
+            Some(point) if point.is_final() => Found::Value(point.apply(None)),
+            newer => Found::Below {
+                base: match over().map(|(_, entry)| &entry.msg) {
+                    Some(RangeMsg::Null) => Base::Nothing,
+                    Some(RangeMsg::Goto(target)) => {
+                        Base::Node(target.node.clone(), target.xf.clone())
+                    }
+                    None => Base::Node(state.root.clone(), Xf::identity()),
+                },
+                newer: newer.cloned(),
+                key: own(key),
+            },
+        };
+        Self { store, found }
+    }
+
+    /// The value; `None` without one.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read.
+    pub fn get(self) -> Result<Option<Bytes>> {
+        match self.found {
+            Found::Value(value) => Ok(value),
+            Found::Below { base, key, newer } => descend(self.store, base, key, newer),
+        }
+    }
+}

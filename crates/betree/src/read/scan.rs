@@ -1,0 +1,690 @@
+//! Reading: point lookups and streaming range scans over the DAG.
+//!
+//! Both go from the root down and never apply a message in place: a shared leaf is seen through
+//! different edges by different clones. A scan cuts its range, lazily and from the left, into pieces on
+//! which the structure is uniform ([`cut`]): one edge, one set of visible segments, no border of a range message. On
+//! such a piece the points of the segments met on the way down lie as overlays over whatever the edge, or
+//! the newest range message, leads to. At a leaf the overlays and the leaf are merged.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_nodetable::NodeId;
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, Xf, below, min_hi};
+use crate::node::block::Block;
+use crate::node::message::{Point, RangeMsg};
+use crate::node::run_view::{RangeAt, RunView};
+use crate::node::skeleton::{SegRef, Skeleton};
+use crate::read::ahead::{Job, Wanted};
+use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::store::store::{Handle, Keeping, Kind, Store, bump};
+use crate::tree::batch::successor_of_prefix;
+
+/// What lies under the overlays of a piece.
+#[derive(Clone, Debug)]
+pub(crate) enum Base {
+    Nothing,
+    Node(Arc<Handle>, Xf),
+    /// An interior node that is being built and has no handle yet.
+    Draft(Arc<Skeleton>),
+}
+
+/// The uniform piece of a node that starts at a given key.
+pub(crate) struct Cut {
+    pub(crate) hi: Option<Bytes>,
+    /// Pieces up to here, and perhaps beyond `hi`, have the same base.
+    reach: Option<Bytes>,
+    /// Runs whose points show, newest first, with the translation from the node's key space.
+    pub(crate) overlays: Vec<(RunView, Xf)>,
+    pub(crate) base: Base,
+}
+
+/// Children whose skeletons a scan that reads on looks at together.
+const NEIGHBOURS_MAX: usize = 32;
+
+/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager` all of that will be read.
+pub(crate) fn cut(
+    store: &Store,
+    node: &Skeleton,
+    lo: &Bytes,
+    hi: Option<Bytes>,
+    eager: bool,
+) -> Result<Cut> {
+    if !node.range().contains(lo) {
+        return Err(outside(node));
+    }
+    let at = node.edge_of(lo);
+    let edge = &node.edges[at];
+    let wanted = KeyRange::new(lo.clone(), hi);
+    let mut reach = node.edge_hi(at);
+    let mut end = min_hi(wanted.hi.clone(), reach.clone());
+    let mut overlays = Vec::new();
+    for seg in node.visible(edge) {
+        if seg.clip.lo > *lo {
+            if below(&seg.clip.lo, end.as_deref()) {
+                end = Some(seg.clip.lo.clone());
+            }
+            continue;
+        }
+        if !below(lo, seg.clip.hi.as_deref()) {
+            continue;
+        }
+        end = min_hi(end, seg.clip.hi.clone());
+        if eager {
+            store.load_eagerly(&seg.run, wanted.covers(&seg.clip))?;
+        }
+        let run = store.run(&seg.run)?;
+        overlays.push((run.clone(), seg.xf.clone()));
+        if seg.ranges_step() < edge.watermark || !run.has_ranges() {
+            continue;
+        }
+        let mut border = seg.clip.hi.clone();
+        let base = under_range(&run, &seg.xf, lo, &mut border);
+        end = min_hi(end, border.clone());
+        if let Some(base) = base {
+            return Ok(Cut {
+                reach: end.clone(),
+                hi: end,
+                overlays,
+                base,
+            });
+        }
+        if border != seg.clip.hi {
+            reach = min_hi(reach, border);
+        }
+    }
+    let base = edge
+        .child
+        .as_ref()
+        .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+    Ok(Cut {
+        hi: end,
+        reach,
+        overlays,
+        base,
+    })
+}
+
+/// Nodes that lead out of a child's range, or not down, are forged: no write makes them.
+fn outside(node: &Skeleton) -> Error {
+    let detail = format!(
+        "a node of height {} is looked for keys that it does not hold",
+        node.height
+    );
+    Error::Corrupt {
+        what: "skeleton",
+        addr: 0,
+        detail,
+    }
+}
+
+pub(crate) fn check_falls(height: u8, base: &Base) -> Result<()> {
+    match base {
+        Base::Node(next, _) if next.height() >= height => {
+            let detail = format!(
+                "T3: height {height} leads to height {} of node {}",
+                next.height(),
+                next.id().0
+            );
+            Err(Error::Corrupt {
+                what: "skeleton",
+                addr: 0,
+                detail,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a range message of `run` puts at `lo`, if one covers it; `end` shrinks to where that changes.
+fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> Option<Base> {
+    let back = xf.inverse(lo);
+    // An end beyond what translates back is no border within the piece.
+    let mut shrink = |bound: Option<Bytes>| {
+        if let Some(bound) = bound
+            && bound.starts_with(&xf.prepend)
+        {
+            *end = min_hi(end.take(), Some(back.key(&bound)));
+        }
+    };
+    match run.range_at(&xf.key(lo)) {
+        RangeAt::Covered(range, msg) => {
+            shrink(range.hi);
+            Some(match msg {
+                RangeMsg::Null => Base::Nothing,
+                RangeMsg::Goto(target) => Base::Node(target.node, xf.then(&target.xf)),
+            })
+        }
+        RangeAt::Until(next) => {
+            shrink(next);
+            None
+        }
+    }
+}
+
+/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen through `xf`.
+pub(crate) fn cut_buffer(
+    run: &RunView,
+    xf: &Xf,
+    lo: &Bytes,
+    hi: Option<Bytes>,
+) -> (Option<Bytes>, Option<Base>) {
+    let mut end = hi;
+    let base = under_range(run, xf, lo, &mut end);
+    (end, base)
+}
+
+/// A frozen state of the whole tree.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) buffer: RunView,
+    pub(crate) root: Arc<Handle>,
+}
+
+/// Follows one key down; `found` is what the newer levels know about it.
+pub(crate) fn descend(
+    store: &Store,
+    mut base: Base,
+    mut key: Bytes,
+    mut found: Option<Point>,
+) -> Result<Option<Bytes>> {
+    loop {
+        let (node, xf) = match base {
+            Base::Node(node, xf) => (node, xf),
+            Base::Nothing | Base::Draft(_) => {
+                return Ok(found.unwrap_or(Point::Delete).apply(None));
+            }
+        };
+        if !xf.is_identity() {
+            key = xf.key(&key);
+        }
+        bump(&store.counters.node_visits);
+        if node.kind() == Kind::Leaf {
+            let value = store.run(&node)?.point(store, &key)?;
+            let point = match (found, value) {
+                (Some(newer), Some(older)) => newer.over(&older),
+                (Some(point), None) | (None, Some(point)) => point,
+                (None, None) => Point::Delete,
+            };
+            return Ok(point.apply(None));
+        }
+        let skeleton = store.skeleton(&node)?;
+        if !skeleton.range().contains(&key) {
+            return Err(outside(&skeleton));
+        }
+        let edge = &skeleton.edges[skeleton.edge_of(&key)];
+        let mut next = edge
+            .child
+            .as_ref()
+            .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+        for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
+            bump(&store.counters.node_visits);
+            let run = store.run(&seg.run)?;
+            let moved = (!seg.xf.is_identity()).then(|| seg.xf.key(&key));
+            let inside = moved.as_ref().unwrap_or(&key);
+            if let Some(older) = run.point(store, inside)? {
+                let point = match found {
+                    Some(newer) => newer.over(&older),
+                    None => older,
+                };
+                if point.is_final() {
+                    return Ok(point.apply(None));
+                }
+                found = Some(point);
+            }
+            if seg.ranges_step() >= edge.watermark {
+                match run.range_at(inside) {
+                    RangeAt::Covered(_, RangeMsg::Null) => next = Base::Nothing,
+                    RangeAt::Covered(_, RangeMsg::Goto(t)) => {
+                        next = Base::Node(t.node, seg.xf.then(&t.xf))
+                    }
+                    RangeAt::Until(_) => continue,
+                }
+                break;
+            }
+        }
+        check_falls(node.height(), &next)?;
+        base = next;
+    }
+}
+
+impl View {
+    pub(crate) fn get(&self, store: &Store, key: &[u8]) -> Result<Option<Bytes>> {
+        let found = self.buffer.point(store, key)?;
+        if found.as_ref().is_some_and(Point::is_final) {
+            return Ok(found.and_then(|p| p.apply(None)));
+        }
+        let key = Bytes::copy_from_slice(key);
+        let base = match self.buffer.range_at(&key) {
+            RangeAt::Covered(_, RangeMsg::Null) => Base::Nothing,
+            RangeAt::Covered(_, RangeMsg::Goto(target)) => Base::Node(target.node, target.xf),
+            RangeAt::Until(_) => Base::Node(self.root.clone(), Xf::identity()),
+        };
+        descend(store, base, key, found)
+    }
+}
+
+/// A piece of the scan still to be done, in the scan's key space.
+#[derive(Clone, Debug)]
+pub(crate) struct Frame {
+    pub(crate) range: KeyRange,
+    /// The base shows through the same translation up to here: what ends before is only what lies over it.
+    pub(crate) reach: Option<Bytes>,
+    pub(crate) base: Base,
+    /// Newest first, with the translation from the scan's key space. Only their points count.
+    pub(crate) overlays: Arc<[(RunView, Xf)]>,
+}
+
+/// A streaming scan: keys with values, in order.
+#[derive(Debug)]
+pub(crate) struct TreeScan {
+    /// What no frame covers yet.
+    rest: Option<(View, KeyRange)>,
+    pub(crate) frames: Vec<Frame>,
+    merge: Merge,
+    /// The value under the scan, unless it is taken from where it lies.
+    value: Option<Bytes>,
+    /// Blocks beyond the wanted one that a cursor reads at a time.
+    ahead: usize,
+    /// Nobody said where it ends: only what it went through so far tells how far it may go.
+    is_open: bool,
+    /// What the cache keeps of the leaves.
+    keeping: Keeping,
+    /// Bytes that are wanted of them if it keeps few.
+    passing_bytes: usize,
+    /// The leaf that was opened last.
+    leaf: Option<NodeId>,
+    /// Nodes asked for, in the order in which they will come.
+    jobs: VecDeque<Arc<Job>>,
+}
+
+/// The pieces of the image of `range` under `xf`, in the key space of `range`, the leftmost one last: one for each
+/// range message of the memory buffer there, and one for each gap.
+pub(crate) fn frames_of_view(view: &View, range: KeyRange, xf: &Xf) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    let mut rest = Some((view.clone(), range));
+    while let Some(frame) = next_of_view(&mut rest, xf) {
+        frames.push(frame);
+    }
+    frames.reverse();
+    frames
+}
+
+/// Cuts the leftmost piece off what is left of a view.
+fn next_of_view(rest: &mut Option<(View, KeyRange)>, xf: &Xf) -> Option<Frame> {
+    let (view, range) = rest.take().filter(|(_, range)| !range.is_empty())?;
+    let (hi, over) = cut_buffer(&view.buffer, xf, &range.lo, range.hi.clone());
+    let frame = Frame {
+        range: KeyRange::new(range.lo, hi.clone()),
+        reach: hi.clone(),
+        base: over.unwrap_or_else(|| Base::Node(view.root.clone(), xf.clone())),
+        overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
+    };
+    *rest = hi.map(|hi| (view, KeyRange::new(hi, range.hi)));
+    Some(frame)
+}
+
+impl Drop for TreeScan {
+    fn drop(&mut self) {
+        self.jobs.iter().for_each(|job| job.cancel());
+    }
+}
+
+impl TreeScan {
+    fn new(rest: Option<(View, KeyRange)>, frames: Vec<Frame>, ahead: usize) -> Self {
+        Self {
+            rest: rest.filter(|(_, range)| !range.is_empty()),
+            frames,
+            merge: Merge::default(),
+            value: None,
+            ahead,
+            is_open: false,
+            keeping: Keeping::All,
+            passing_bytes: 0,
+            leaf: None,
+            jobs: VecDeque::new(),
+        }
+    }
+
+    /// Scans pieces that were cut already, the leftmost one last.
+    pub(crate) fn of_frames(frames: Vec<Frame>) -> Self {
+        Self::new(None, frames, 0)
+    }
+
+    /// Scans `range` of a whole tree.
+    pub(crate) fn of_view(view: &View, range: KeyRange) -> Self {
+        let is_open = range.hi.is_none();
+        let mut scan = Self::new(Some((view.clone(), range)), Vec::new(), 0);
+        scan.is_open = is_open;
+        scan
+    }
+
+    /// Scans `range` of what `base` holds.
+    pub(crate) fn of_base(base: Base, range: KeyRange) -> Self {
+        let overlays = Arc::from([]);
+        let frame = Frame {
+            reach: range.hi.clone(),
+            range,
+            base,
+            overlays,
+        };
+        let frames = Vec::from_iter((!frame.range.is_empty()).then_some(frame));
+        Self::new(None, frames, AHEAD_MAX)
+    }
+
+    /// Reads many blocks at a time from the start.
+    pub(crate) fn read_ahead(&mut self) {
+        self.ahead = AHEAD_MAX;
+    }
+
+    /// Leaves the blocks of leaves out of the cache, but for those at the ends of requests. About `len_bytes` of values are wanted.
+    pub(crate) fn pass(&mut self, len_bytes: usize) {
+        self.keeping = Keeping::Ends;
+        self.passing_bytes = len_bytes;
+    }
+
+    /// Goes to the next key with a value; `false` when there is none.
+    pub(crate) fn advance(&mut self, store: &Store) -> Result<bool> {
+        loop {
+            while self.merge.advance(store)? {
+                self.value = None;
+                if self.merge.value().is_some() {
+                    return Ok(true);
+                }
+                self.value = self.merge.point().apply(None);
+                if self.value.is_some() {
+                    return Ok(true);
+                }
+            }
+            let Some(frame) = self.next_frame() else {
+                return Ok(false);
+            };
+            self.open(store, frame)?;
+        }
+    }
+
+    /// The key. Requires that [`TreeScan::advance`] said `true`, as the next one.
+    pub(crate) fn key(&self) -> &[u8] {
+        self.merge.key()
+    }
+
+    pub(crate) fn value(&self) -> &[u8] {
+        match &self.value {
+            Some(value) => value,
+            None => self.merge.value().expect("the scan stands on a key"),
+        }
+    }
+
+    /// The value without a copy: a slice of its block, which it keeps in memory.
+    pub(crate) fn value_bytes(&self) -> Bytes {
+        let known = self
+            .value
+            .clone()
+            .or_else(|| self.merge.point().apply(None));
+        known.expect("the scan stands on a key")
+    }
+
+    /// The next key with its value.
+    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Bytes)>> {
+        let found = self.advance(store)?;
+        Ok(found.then(|| (Bytes::copy_from_slice(self.key()), self.value_bytes())))
+    }
+
+    fn next_frame(&mut self) -> Option<Frame> {
+        // The memory buffer lies over everything: the tree is cut at its range messages first.
+        self.frames
+            .pop()
+            .or_else(|| next_of_view(&mut self.rest, &Xf::identity()))
+    }
+
+    /// The next uniform piece over nothing or over a node that is not higher than `height`.
+    pub(crate) fn next_piece(&mut self, store: &Store, height: u8) -> Result<Option<Frame>> {
+        loop {
+            let Some(frame) = self.next_frame() else {
+                return Ok(None);
+            };
+            match &frame.base {
+                Base::Node(node, _) if node.height() > height => self.open(store, frame)?,
+                Base::Draft(_) => self.open(store, frame)?,
+                Base::Node(..) | Base::Nothing => return Ok(Some(frame)),
+            }
+        }
+    }
+
+    pub(crate) fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
+        let leaf = match &frame.base {
+            Base::Node(node, xf) if node.kind() == Kind::Skeleton => {
+                let (skeleton, xf) = (store.skeleton(node)?, xf.clone());
+                return self.split(store, frame, &skeleton, &xf);
+            }
+            Base::Draft(skeleton) => {
+                let skeleton = skeleton.clone();
+                return self.split(store, frame, &skeleton, &Xf::identity());
+            }
+            Base::Node(leaf, xf) => Some((leaf.clone(), xf.clone())),
+            Base::Nothing => None,
+        };
+        let Frame {
+            range,
+            reach,
+            overlays,
+            ..
+        } = frame;
+        let merge = std::mem::take(&mut self.merge);
+        if self.is_open {
+            self.ahead = self.ahead.max(merge.ahead());
+        }
+        let mut left = merge.into_left();
+        let end = self.end(&range);
+        // Of what lies over a leaf a block goes further than of the leaf.
+        let above = if self.is_open && self.ahead < AHEAD_MAX {
+            0
+        } else {
+            self.ahead
+        };
+        for (run, xf) in overlays.iter() {
+            let mut cursor = MappedCursor::new(run, &range, xf, above);
+            if self.ahead == AHEAD_MAX {
+                // As far as the translation goes.
+                let alike = successor_of_prefix(&range.lo[..xf.strip]);
+                let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
+                cursor.carry_on(&mut left, &xf.range(&far));
+                cursor.follow(store);
+            }
+            self.merge.push_older(cursor);
+        }
+        if let Some((leaf, xf)) = leaf {
+            let read = self.collect(&leaf);
+            // What the scan will see of it, in this piece and those that come after it.
+            let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
+            let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
+            let (run, read) = if passes && read.is_none() {
+                let wanted_bytes = self.passing_bytes;
+                store.run_whole(&leaf, &xf.range(&far), wanted_bytes, self.keeping)?
+            } else {
+                (store.run(&leaf)?, read)
+            };
+            let mut cursor = MappedCursor::new(&run, &range, &xf, self.ahead);
+            cursor.keep(self.keeping);
+            if self.is_open {
+                cursor.guess_alone();
+            }
+            if self.ahead == AHEAD_MAX {
+                cursor.carry_on(&mut left, &xf.range(&far));
+            }
+            if let Some((first, blocks)) = read {
+                cursor.offer(first, blocks.into_iter());
+            }
+            self.merge.push_older(cursor);
+            if !self.is_open {
+                // The first leaf may be all that is asked for; what comes after it is up to the end.
+                self.ahead = AHEAD_MAX;
+            }
+            let is_next = self
+                .leaf
+                .replace(leaf.id())
+                .is_some_and(|id| id != leaf.id());
+            if is_next && self.ahead == AHEAD_MAX {
+                self.look_ahead(store, leaf.id());
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the scan ends, when `range` is the piece at hand.
+    fn end(&self, range: &KeyRange) -> Option<Bytes> {
+        match (&self.rest, self.frames.first()) {
+            (Some((_, rest)), _) => rest.hi.clone(),
+            (None, Some(last)) => last.range.hi.clone(),
+            (None, None) => range.hi.clone(),
+        }
+    }
+
+    /// The blocks of a leaf that were asked for, if they were.
+    fn collect(&mut self, leaf: &Handle) -> Option<(usize, Vec<Arc<Block>>)> {
+        let at = self.jobs.iter().position(|job| job.is_of(leaf))?;
+        // What was asked for before it is not wanted any more.
+        self.jobs.drain(..at).for_each(|job| job.cancel());
+        self.jobs.pop_front()?.collect()
+    }
+
+    /// Asks for the leaves that come next, as far as that is known without reading.
+    fn look_ahead(&mut self, store: &Store, here: NodeId) {
+        let depth = store.read_ahead.depth(store);
+        if depth == 0 {
+            return;
+        }
+        let (mut next, mut left) = (Vec::new(), depth);
+        for frame in self.frames.iter().rev() {
+            let wanted = (&frame.range, 0);
+            list_ahead(store, &frame.base, wanted, &mut left, &mut next);
+        }
+        for next in next {
+            if next.node.id() == here || self.jobs.iter().any(|job| job.is_of(&next.node)) {
+                continue;
+            }
+            if self.jobs.len() >= depth
+                && let Some(oldest) = self.jobs.pop_front()
+            {
+                oldest.cancel();
+            }
+            self.jobs
+                .extend(store.read_ahead.ask(store, next, self.keeping));
+        }
+    }
+
+    /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
+    fn split(&mut self, store: &Store, frame: Frame, skeleton: &Skeleton, xf: &Xf) -> Result<()> {
+        let Frame {
+            range,
+            reach,
+            base: same,
+            overlays,
+        } = frame;
+        let inside = xf.range(&range);
+        let eager = self.ahead == AHEAD_MAX && matches!(same, Base::Node(..));
+        if eager {
+            let onward = &skeleton.edges[skeleton.edge_of(&inside.lo)..];
+            let meets = |seg: &SegRef| !seg.clip.intersect(&inside).is_empty();
+            let segments = skeleton.visible(&onward[0]);
+            store.load_together(segments.map(|seg| (&seg.run, meets(seg))))?;
+            let neighbours = onward.iter().take(NEIGHBOURS_MAX);
+            let children = neighbours.filter_map(|edge| edge.child.as_ref());
+            store.load_neighbours(children.map(|child| &child.node))?;
+        }
+        let piece = cut(store, skeleton, &inside.lo, inside.hi.clone(), eager)?;
+        if let Base::Node(here, _) = &same {
+            check_falls(here.height(), &piece.base)?;
+        }
+        let back = xf.inverse(&range.lo);
+        let below_reach = xf.hi(&range.lo[..xf.strip], reach.as_ref());
+        let below_reach = match piece.reach {
+            Some(hi) if below(&hi, below_reach.as_deref()) => Some(back.key(&hi)),
+            _ => reach.clone(),
+        };
+        let end = if piece.hi == inside.hi {
+            range.hi.clone()
+        } else {
+            piece.hi.as_ref().map(|hi| back.key(hi))
+        };
+        if end != range.hi
+            && let Some(end) = &end
+        {
+            let rest = KeyRange::new(end.clone(), range.hi.clone());
+            self.frames.push(Frame {
+                range: rest,
+                reach,
+                base: same,
+                overlays: overlays.clone(),
+            });
+        }
+        let below = piece
+            .overlays
+            .into_iter()
+            .map(|(run, f)| (run, xf.then(&f)));
+        let overlays = overlays.iter().cloned().chain(below).collect();
+        let base = match piece.base {
+            Base::Node(node, f) => Base::Node(node, xf.then(&f)),
+            other => other,
+        };
+        self.frames.push(Frame {
+            range: KeyRange::new(range.lo, end),
+            reach: below_reach,
+            base,
+            overlays,
+        });
+        Ok(())
+    }
+}
+
+/// Of the first `left` leaves under a range of `base` those that are not at hand, and interior nodes that have to be read
+/// to tell. `live_bytes` are those of values in the range if it is all that is seen of `base`, else 0. Range messages on the way are not looked at: under them it guesses wrong.
+fn list_ahead(
+    store: &Store,
+    base: &Base,
+    (range, live_bytes): (&KeyRange, u64),
+    left: &mut usize,
+    out: &mut Vec<Wanted>,
+) {
+    let (skeleton, inside) = match base {
+        Base::Nothing => return,
+        Base::Draft(skeleton) => (skeleton.clone(), range.clone()),
+        Base::Node(node, xf) => {
+            let inside = xf.range(range);
+            let skeleton = match node.kind() {
+                Kind::Skeleton => store.skeleton_at_hand(node),
+                Kind::Leaf | Kind::Segment => None,
+            };
+            let Some(skeleton) = skeleton else {
+                *left = left.saturating_sub(1);
+                if node.kind() == Kind::Skeleton || !store.has_at_hand(node, &inside) {
+                    out.push(Wanted {
+                        node: node.clone(),
+                        range: inside,
+                        live_bytes,
+                    });
+                }
+                return;
+            };
+            (skeleton, inside)
+        }
+    };
+    if !skeleton.range().contains(&inside.lo) {
+        return;
+    }
+    for at in skeleton.edge_of(&inside.lo)..skeleton.edges.len() {
+        let whole = skeleton.edge_range(at);
+        let part = whole.intersect(&inside);
+        if part.is_empty() || *left == 0 {
+            return;
+        }
+        if let Some(child) = &skeleton.edges[at].child {
+            let base = Base::Node(child.node.clone(), child.xf.clone());
+            let live_bytes = if part == whole { child.live_bytes } else { 0 };
+            list_ahead(store, &base, (&part, live_bytes), left, out);
+        }
+    }
+}

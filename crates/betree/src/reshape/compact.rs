@@ -1,0 +1,294 @@
+//! Upkeep of a node's segments: dead ones go, mostly dead ones are copied, many small ones are merged.
+
+use std::sync::atomic::Ordering;
+
+use ramet_block::BLOCK_BYTES;
+
+use crate::error::Result;
+use crate::key::range::{KeyRange, Xf};
+use crate::node::skeleton::{SegRef, Skeleton};
+use crate::reshape::maintain::{Gathered, Gatherer, PUSH_BYTES};
+use crate::store::store::{Room, Store, TreeShape, bump};
+
+/// A segment of which less than this part is alive is copied.
+const LIVE_PART: u64 = 4;
+
+/// What a merge leaves of the segments of a node.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tiers {
+    /// So many ages at most.
+    most: usize,
+    /// A segment up to so many times as large as the largest newer one is merged with them.
+    ratio: u64,
+}
+
+impl Tiers {
+    /// In the tree itself.
+    pub(crate) fn of_tree(shape: &TreeShape) -> Self {
+        Self {
+            most: shape.segments,
+            ratio: 3,
+        }
+    }
+
+    /// In nodes that clones go on from. They are merged when they have several times as many, so a message is copied less often, and
+    /// fewer are left to read.
+    pub(crate) fn of_clones(shape: &TreeShape) -> Self {
+        Self {
+            most: shape.segments - shape.segments / 3,
+            ratio: 4,
+        }
+    }
+}
+
+impl Store {
+    /// Drops segments of which no edge sees a message, and narrows edges that see none.
+    pub(crate) fn drop_dead_segments(&self, node: &mut Skeleton) -> Result<()> {
+        let next_step = node.next_step();
+        let mut live = vec![0u64; node.segs.len()];
+        for at in 0..node.edges.len() {
+            let range = node.edge_range(at);
+            let watermark = node.edges[at].watermark;
+            let mut sees = false;
+            for (n, seg) in node
+                .segs
+                .iter()
+                .enumerate()
+                .filter(|(_, s)| s.points_step() >= watermark)
+            {
+                let part = seg.clip.intersect(&range);
+                if part.is_empty() {
+                    continue;
+                }
+                let with_ranges = seg.ranges_step() >= watermark;
+                let weight = self
+                    .run(&seg.run)?
+                    .weigh(self, &seg.xf.range(&part), with_ranges)?;
+                if weight.count > 0 {
+                    sees = true;
+                    live[n] += weight.bytes as u64;
+                }
+            }
+            if !sees {
+                node.edges[at].watermark = next_step;
+            }
+        }
+        let mut n = 0;
+        node.segs.retain_mut(|seg| {
+            seg.bytes = live[n];
+            n += 1;
+            seg.bytes > 0
+        });
+        let mut last_empty = None;
+        node.edges.retain(|edge| {
+            let empty = edge.child.is_none().then_some(edge.watermark);
+            let same = empty.is_some() && empty == last_empty;
+            last_empty = empty;
+            !same
+        });
+        Ok(())
+    }
+
+    /// Copies what is left of segments that are mostly dead. A segment on the device lives as long as one edge sees
+    /// one message of it, and edges that few messages wait for may keep it for ever.
+    pub(crate) fn compact_segments(&self, node: &mut Skeleton) -> Result<()> {
+        let mut at = 0;
+        while at < node.segs.len() {
+            let seg = &node.segs[at];
+            // One that is not written yet costs nothing as it is.
+            let whole = match self.run(&seg.run)? {
+                run if run.is_fresh() => 0,
+                run => run.weigh(self, &KeyRange::all(), false)?.bytes as u64,
+            };
+            let is_worth =
+                whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / LIVE_PART;
+            let room = if is_worth {
+                {
+                    // What others share does not become free.
+                    let bytes = seg.bytes + PUSH_BYTES;
+                    let is_shared = self.refs(&seg.run)? > 1;
+                    self.if_possible(if is_shared {
+                        self.take_spare_room(bytes)
+                    } else {
+                        self.take_room(bytes)
+                    })?
+                }
+            } else {
+                None
+            };
+            let Some(_room) = room else {
+                at += 1;
+                continue;
+            };
+            bump(&self.counters.segment_merges);
+            self.count_copied(&node.segs[at..=at]);
+            let Some(left) = self.if_possible(self.gather_all(node, &node.segs[at..=at]))? else {
+                at += 1;
+                continue;
+            };
+            if left.is_empty() {
+                node.segs.remove(at);
+                continue;
+            }
+            // Those with range messages are small, and a copy of one would be several.
+            if let Some(left) = left.into_points() {
+                node.segs[at] = SegRef {
+                    ord: seg.ord,
+                    clip: seg.clip.clone(),
+                    xf: Xf::identity(),
+                    goto_height: 0,
+                    bytes: left.weight_bytes() as u64,
+                    run: self.new_packed(left),
+                };
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Merges the newest segments while there are too many, and before a checkpoint those that it would write, which
+    /// costs no write.
+    pub(crate) fn merge_segments(
+        &self,
+        node: &mut Skeleton,
+        settle: bool,
+        tiers: Tiers,
+    ) -> Result<()> {
+        if settle {
+            let written = node.segs.iter().rposition(|seg| !seg.run.is_fresh());
+            let from = written.map_or(0, |at| at + 1);
+            let mut runs = [0, 0];
+            for seg in &node.segs[from..] {
+                runs[usize::from(self.run(&seg.run)?.has_ranges())] += 1;
+            }
+            // A GOTO that a newer null covers keeps its target alive for as long as both wait.
+            if runs[0] > 1 || runs[1] > 1 {
+                self.merge_from(node, from)?;
+            }
+        }
+        // A merge leaves up to three ages, one for each kind of message.
+        let mut before = usize::MAX;
+        loop {
+            let ages = node.ages();
+            if ages.len() <= tiers.most || ages.len() >= before {
+                return Ok(());
+            }
+            before = ages.len();
+            let (from, _) = ages[merged_from(&ages, tiers)];
+            if !self.merge_from(node, from)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Merges the segments from `from` on; `false` when there is no room, or one cannot be read.
+    pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
+        let sum: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
+        let Some(_room) = self.if_possible(self.room_to_merge(&node.segs[from..], sum))? else {
+            return Ok(false);
+        };
+        bump(&self.counters.segment_merges);
+        self.count_copied(&node.segs[from..]);
+        let Some(merged) = self.if_possible(self.gather_all(node, &node.segs[from..]))? else {
+            return Ok(false);
+        };
+        // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
+        // watermark hid is not in it.
+        node.segs.truncate(from);
+        self.push_gathered(node, merged);
+        Ok(true)
+    }
+
+    /// Room to write segments of `sum` bytes as one. Where many small ones become few blocks, that may use the slack.
+    fn room_to_merge(&self, segs: &[SegRef], sum: u64) -> Result<Room<'_>> {
+        let bytes = sum.next_multiple_of(BLOCK_BYTES);
+        if 2 * bytes <= segs.len() as u64 * BLOCK_BYTES {
+            self.take_room(bytes)
+        } else {
+            self.take_spare_room(bytes + PUSH_BYTES)
+        }
+    }
+
+    /// Counts what is about to be written again.
+    fn count_copied(&self, segs: &[SegRef]) {
+        let written = segs.iter().filter(|seg| !seg.run.is_fresh());
+        self.counters
+            .copied_bytes
+            .fetch_add(written.map(|seg| seg.bytes).sum(), Ordering::Relaxed);
+    }
+
+    /// All that the edges of a node see of some of its segments.
+    fn gather_all(&self, node: &Skeleton, segs: &[SegRef]) -> Result<Gathered> {
+        let mut all = Gatherer::new(self);
+        for at in 0..node.edges.len() {
+            all.add(&node.edge_range(at), node.edges[at].watermark, segs, 0)?;
+        }
+        Ok(all.finish())
+    }
+}
+
+impl Skeleton {
+    /// Where the newest segments begin that are merged.
+    pub(crate) fn merge_start(&self, tiers: Tiers) -> usize {
+        let ages = self.ages();
+        ages.get(merged_from(&ages, tiers)).map_or(0, |(at, _)| *at)
+    }
+}
+
+/// The first of the ages that become one: no more than it takes for the most that may be left, and whatever older ones are
+/// of their size. Larger ones wait until they are as many. Where *k* segments may be, a message is so copied
+/// hardly more than *w* times in as many rounds as there are ways to choose *w* of *k* + *w*, as long as a merge leaves one age.
+fn merged_from(ages: &[(usize, u64)], tiers: Tiers) -> usize {
+    let mut at = tiers
+        .most
+        .saturating_sub(1)
+        .min(ages.len().saturating_sub(2));
+    let mut largest = ages[at..]
+        .iter()
+        .map(|(_, bytes)| *bytes)
+        .max()
+        .unwrap_or(0);
+    while at > 0 && ages[at - 1].1 <= tiers.ratio.saturating_mul(largest) {
+        at -= 1;
+        largest = largest.max(ages[at].1);
+    }
+    at
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often a message was copied in the mean, and the most ages there were, when each round adds a segment of one size and
+    /// every `late`th merge comes a dozen rounds late.
+    fn copies_each(rounds: u64, crowded: usize, tiers: Tiers, late: usize) -> (f64, usize) {
+        let (mut ages, mut copied, mut merges, mut longest) = (Vec::new(), 0, 0, 0);
+        for _ in 0..rounds {
+            ages.push((ages.len(), 1));
+            longest = longest.max(ages.len());
+            let patience = if (merges + 1) % late == 0 { 12 } else { 0 };
+            if ages.len() > crowded + patience {
+                let from = merged_from(&ages, tiers);
+                let sum = ages[from..].iter().map(|(_, bytes)| bytes).sum();
+                ages.truncate(from);
+                ages.push((from, sum));
+                copied += sum;
+                merges += 1;
+                assert!(ages.len() <= tiers.most);
+            }
+        }
+        (copied as f64 / rounds as f64, longest)
+    }
+
+    #[test]
+    fn a_message_is_copied_five_times_in_ten_thousand_rounds() {
+        let tiers = Tiers::of_clones(&TreeShape::default());
+        for late in [2, 3, 5, usize::MAX] {
+            let (copies, longest) = copies_each(10_000, 24, tiers, late);
+            assert!(copies <= 4.6, "{copies} copies, every {late}th late");
+            assert!(longest <= 37);
+        }
+        let (copies, _) = copies_each(300, 24, tiers, usize::MAX);
+        assert!(copies <= 2.2, "{copies} copies in 300 rounds");
+    }
+}

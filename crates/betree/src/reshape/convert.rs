@@ -1,0 +1,393 @@
+//! Range messages become edges (BetrFS 0.5, section 3.3): whatever they cover is dropped unread.
+
+use bytes::Bytes;
+use ramet_block::planted::{self, Fault};
+
+use crate::error::{Result, if_readable};
+use crate::key::range::{KeyRange, below, min_hi};
+use crate::node::message::RangeMsg;
+use crate::node::run_view::RangeAt;
+use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::store::store::{Kind, Store, bump};
+
+/// What a part of an edge's range becomes.
+enum Piece {
+    /// Stays with the edge's child.
+    Kept,
+    /// Covered by a range message of the segment with this points step.
+    Covered {
+        child: Option<Child>,
+        points_step: u64,
+        goto: bool,
+    },
+}
+
+impl Skeleton {
+    /// Whether this edge and the one before could be one.
+    fn shows_more_of_the_same(&self, at: usize) -> bool {
+        let [before, edge] = &self.edges[at - 1..=at] else {
+            return false;
+        };
+        let (Some(one), Some(other)) = (&before.child, &edge.child) else {
+            return false;
+        };
+        let both = || KeyRange::new(before.lo.clone(), self.edge_hi(at));
+        other.node.kind() == Kind::Skeleton
+            && before.watermark == edge.watermark
+            && one.node.id() == other.node.id()
+            && one.xf == other.xf
+            && both().shares_prefix(other.xf.strip)
+    }
+}
+
+impl Store {
+    pub(crate) fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
+        let mut with_ranges = false;
+        for seg in &node.segs {
+            with_ranges |= self.run(&seg.run)?.has_ranges();
+        }
+        if !with_ranges {
+            return Ok(());
+        }
+        let mut edges = Vec::with_capacity(node.edges.len());
+        for at in 0..node.edges.len() {
+            let pieces = self.pieces(node, at)?;
+            self.convert_edge(node, at, pieces, &mut edges)?;
+        }
+        node.edges = edges;
+        self.join_alike(node)?;
+        let height = node.label()?;
+        assert!(
+            top || height <= node.height,
+            "T3: a GOTO sinks only into nodes above its target"
+        );
+        node.height = height;
+        Ok(())
+    }
+
+    /// Makes neighbours that show the same interior child in the same way one edge. A GOTO over several edges makes such ones, and as long as
+    /// they were several, the next clone of that range would need a copy of this node, one level higher each time.
+    fn join_alike(&self, node: &mut Skeleton) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let mut end = at + 1;
+            while end < node.edges.len() && node.shows_more_of_the_same(end) {
+                end += 1;
+            }
+            if end > at + 1 {
+                node.edges.drain(at + 1..end);
+                let range = node.edge_range(at);
+                if let Some(child) = &mut node.edges[at].child {
+                    let whole = self.skeleton(&child.node)?;
+                    child.live_bytes = whole.live_bytes_in(&child.xf.range(&range));
+                }
+            }
+            at += 1;
+        }
+        Ok(())
+    }
+
+    /// Cuts an edge's range at the borders of its visible range messages.
+    fn pieces(&self, node: &Skeleton, at: usize) -> Result<Vec<(KeyRange, Piece)>> {
+        let edge = &node.edges[at];
+        let range = node.edge_range(at);
+        let mut pieces = Vec::new();
+        let mut lo = range.lo.clone();
+        while below(&lo, range.hi.as_deref()) {
+            let mut hi = range.hi.clone();
+            let mut piece = Piece::Kept;
+            for seg in node
+                .visible(edge)
+                .filter(|s| s.ranges_step() >= edge.watermark)
+            {
+                let run = self.run(&seg.run)?;
+                if !run.has_ranges() {
+                    continue;
+                }
+                if seg.clip.lo > lo {
+                    hi = min_hi(hi, Some(seg.clip.lo.clone()));
+                    continue;
+                }
+                if !below(&lo, seg.clip.hi.as_deref()) {
+                    continue;
+                }
+                hi = min_hi(hi, seg.clip.hi.clone());
+                let back = seg.xf.inverse(&lo);
+                let border = |bound: Option<Bytes>| {
+                    bound
+                        .filter(|b| b.starts_with(&seg.xf.prepend))
+                        .map(|b| back.key(&b))
+                };
+                match run.range_at(&seg.xf.key(&lo)) {
+                    RangeAt::Until(next) => {
+                        if let Some(next) = border(next) {
+                            hi = min_hi(hi, Some(next));
+                        }
+                    }
+                    RangeAt::Covered(covered, msg) => {
+                        if let Some(end) = border(covered.hi) {
+                            hi = min_hi(hi, Some(end));
+                        }
+                        let goto = matches!(msg, RangeMsg::Goto(_));
+                        let child = match msg {
+                            RangeMsg::Null => None,
+                            RangeMsg::Goto(t) => Some(Child {
+                                xf: seg.xf.then(&t.xf),
+                                node: t.node,
+                                live_bytes: 0,
+                            }),
+                        };
+                        piece = Piece::Covered {
+                            child,
+                            points_step: seg.points_step(),
+                            goto,
+                        };
+                        break;
+                    }
+                }
+            }
+            pieces.push((KeyRange::new(lo.clone(), hi.clone()), piece));
+            match hi {
+                Some(hi) => lo = hi,
+                None => break,
+            }
+        }
+        Ok(pieces)
+    }
+
+    fn convert_edge(
+        &self,
+        node: &Skeleton,
+        edge_at: usize,
+        pieces: Vec<(KeyRange, Piece)>,
+        out: &mut Vec<Edge>,
+    ) -> Result<()> {
+        let edge = &node.edges[edge_at];
+        let whole = pieces
+            .iter()
+            .all(|(_, p)| matches!(p, Piece::Covered { .. }));
+        let sinks_into = edge
+            .child
+            .as_ref()
+            .filter(|c| c.node.kind() == Kind::Skeleton)
+            .map(|c| c.node.height());
+        let count = pieces.len();
+        let mut kept_here = false;
+        let mut kept = Vec::new();
+        for (n, (range, piece)) in pieces.into_iter().enumerate() {
+            let mut goto_waits = false;
+            if let Piece::Covered {
+                child,
+                points_step,
+                goto,
+            } = piece
+            {
+                let can_sink = match &child {
+                    None => true,
+                    Some(target) => sinks_into.is_some_and(|h| h > target.node.height()),
+                };
+                if whole || !can_sink {
+                    bump(&self.counters.conversions);
+                    match (count == 1, n == 0, n + 1 == count) {
+                        (true, _, _) => {
+                            if edge.child.is_some() {
+                                bump(&self.counters.prunes);
+                            }
+                        }
+                        (_, true, _) => bump(&self.counters.overlaps_left),
+                        (_, _, true) => bump(&self.counters.overlaps_right),
+                        _ => bump(&self.counters.overlaps_both),
+                    }
+                    let child = match child {
+                        Some(c) => self.narrow(c, &range)?,
+                        None => None,
+                    };
+                    out.push(Edge {
+                        lo: range.lo,
+                        watermark: points_step
+                            + 6 * u64::from(planted::is(Fault::WatermarkTooHigh)),
+                        child,
+                    });
+                    kept_here = false;
+                    continue;
+                }
+                if goto {
+                    bump(&self.counters.goto_waits);
+                }
+                goto_waits = goto;
+            }
+            if !kept_here {
+                kept.push((out.len(), false));
+                out.push(Edge {
+                    lo: range.lo,
+                    watermark: edge.watermark,
+                    child: edge.child.clone(),
+                });
+                kept_here = true;
+            }
+            if let Some((_, waits)) = kept.last_mut() {
+                *waits |= goto_waits;
+            }
+        }
+        if count == 1
+            || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len()
+        {
+            return Ok(());
+        }
+        // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
+        // keeps its child, which is higher than the target.
+        for at in kept
+            .into_iter()
+            .filter_map(|(at, goto_waits)| (!goto_waits).then_some(at))
+        {
+            let hi = out
+                .get(at + 1)
+                .map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
+            let range = KeyRange::new(out[at].lo.clone(), hi);
+            if let Some(child) = out[at].child.take() {
+                out[at].child = self.narrow(child, &range)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether edge `at` sees a message in `range`, a part of its own.
+    fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
+        let edge = &node.edges[at];
+        for seg in node.visible(edge) {
+            let part = seg.clip.intersect(range);
+            let with_ranges = seg.ranges_step() >= edge.watermark;
+            if !part.is_empty()
+                && self
+                    .run(&seg.run)?
+                    .weigh(self, &seg.xf.range(&part), with_ranges)?
+                    .count
+                    > 0
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None` when it sees nothing.
+    /// What an edge was cut off from must neither be kept alive by it nor add to heights.
+    pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
+        while child.node.kind() == Kind::Skeleton {
+            // Of one that cannot be read nobody knows what is seen.
+            let Some(node) = if_readable(self.skeleton(&child.node))? else {
+                return Ok(Some(child));
+            };
+            let inside = child.xf.range(range);
+            let at = node.edge_of(&inside.lo);
+            let sees = || if_readable(self.sees_messages(&node, at, &inside));
+            if !node.edge_range(at).covers(&inside) || sees()?.unwrap_or(true) {
+                child.live_bytes = node.live_bytes_in(&inside);
+                return Ok(Some(child));
+            }
+            let Some(below) = &node.edges[at].child else {
+                return Ok(None);
+            };
+            child = Child {
+                xf: child.xf.then(&below.xf),
+                ..below.clone()
+            };
+        }
+        let Some(run) = if_readable(self.run(&child.node))? else {
+            return Ok(Some(child));
+        };
+        let inside = child.xf.range(range);
+        let mut bytes = run.estimate_bytes(&inside);
+        // Of few blocks most may lie outside: then count what is inside.
+        if bytes <= 4 * self.shape.block_bytes
+            && let Some(exact) = if_readable(run.weigh(self, &inside, false))?
+        {
+            if exact.count == 0 {
+                return Ok(None);
+            }
+            bytes = exact.bytes;
+        }
+        child.live_bytes = bytes as u64;
+        Ok(Some(child))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::key::range::Xf;
+    use crate::{FormatOptions, OpenOptions, Tree};
+
+    #[test]
+    fn neighbours_are_one_edge_only_if_they_show_one_interior_child_in_one_way() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        Tree::format(&dev, &FormatOptions::default()).unwrap();
+        let tree = Tree::open(dev, OpenOptions::default()).unwrap();
+        let entries = (0..100u8).map(|n| (Bytes::from(vec![n]), Bytes::from(vec![n; 1000])));
+        tree.import("", None, entries).unwrap();
+        tree.checkpoint().unwrap();
+        let top = tree.inner.state.lock().top.clone();
+        let leaf = top.edges.iter().find_map(|edge| edge.child.clone());
+        let leaf = leaf.expect("it has one");
+        assert_eq!(leaf.node.kind(), Kind::Leaf);
+
+        let store = &tree.inner.store;
+        let interior = || Child {
+            live_bytes: 7,
+            ..store
+                .child_of(Skeleton::empty(1, KeyRange::all()), 0)
+                .unwrap()
+        };
+        let child = interior();
+        let edge = |lo: &str, watermark: u64, child: &Child| Edge {
+            lo: Bytes::copy_from_slice(lo.as_bytes()),
+            watermark,
+            child: Some(child.clone()),
+        };
+        let seen_as = |strip: usize, prepend: &'static str| Child {
+            xf: Xf {
+                strip,
+                prepend: Bytes::from_static(prepend.as_bytes()),
+            },
+            ..child.clone()
+        };
+        // Edges from "da" to "eb".
+        let left = |edges: &[(u64, &Child)]| {
+            let mut node = Skeleton::empty(2, KeyRange::all());
+            let los = ["da", "db", "e", "ea"].into_iter();
+            let edges = los
+                .zip(edges)
+                .map(|(lo, &(watermark, child))| edge(lo, watermark, child));
+            node.edges = edges.collect();
+            node.hi = Some(Bytes::from_static(b"eb"));
+            store.join_alike(&mut node).unwrap();
+            node.edges
+        };
+        let joined = left(&[(3, &child), (3, &child), (3, &child)]);
+        assert_eq!(joined.len(), 1);
+        assert_eq!(joined[0].lo, "da");
+        let told = joined[0].child.as_ref().map(|child| child.live_bytes);
+        assert_eq!(told, Some(0), "of the child, not of the edges together");
+        let several = left(&[(3, &child), (3, &child), (4, &child), (4, &child)]);
+        assert_eq!(several.len(), 2, "what is newer differs");
+        assert_eq!(left(&[(3, &child), (3, &interior())]).len(), 2);
+        assert_eq!(left(&[(3, &child), (3, &seen_as(0, "x"))]).len(), 2);
+        assert_eq!(left(&[(3, &leaf), (3, &leaf)]).len(), 2);
+        let stripped = seen_as(1, "y");
+        let prefixes = left(&[
+            (3, &stripped),
+            (3, &stripped),
+            (3, &stripped),
+            (3, &stripped),
+        ]);
+        assert_eq!(
+            prefixes.len(),
+            2,
+            "nothing to strip from both \"d\" and \"e\""
+        );
+    }
+}

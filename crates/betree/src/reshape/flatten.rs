@@ -1,0 +1,265 @@
+//! Flattening: a node that clones have made too high becomes a balanced tree over what lies below.
+//!
+//! A clone of a range that holds an earlier clone is one level higher than that one. When such clones are
+//! cut, overwritten and cloned again, heights go on growing while the content does not: nested moves
+//! of a directory leave a path with one edge to anything else at each level. To undo this, the top levels below an
+//! edge are taken apart into the uniform pieces that a scan would meet, down to a height at which there are
+//! few of them, and edges to the same lower nodes are built again, balanced:
+//!
+//! ```text
+//!   e -> n60 -> n59 -> ... -> n15         e1 -> n17 -> n16 -> { n15, leaf, leaf, n9, ... }
+//!         |      |             |      =>  e2 -> n17 -> ...
+//!        leaf   leaf   ...    n9
+//! ```
+//!
+//! Lower nodes stay shared and leaves are not read; messages of the levels taken apart move to the new
+//! nodes. What a doubling chain of clones makes has exponentially many pieces and stays as it is, with a
+//! height that its logical size pays for.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::Result;
+use crate::key::range::{KeyRange, Xf};
+use crate::node::buffer::MemRun;
+use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::read::scan::{Base, Frame, TreeScan};
+use crate::reshape::split::width;
+use crate::store::store::{Store, bump};
+
+/// Messages that one flattening may always move, in bytes, however small the buffers of nodes are.
+const BYTES_MIN: usize = 64 << 10;
+/// Most pieces that one flattening handles.
+const PIECES_MAX: usize = 1024;
+
+/// The bottom nodes of a tree that is being built, in key order.
+struct Builder<'a> {
+    store: &'a Store,
+    /// Edges of the node under construction, with absolute keys, and the messages for them.
+    edges: Vec<Edge>,
+    points: MemRun,
+    done: Vec<Edge>,
+    /// End of the last edge.
+    hi: Option<Bytes>,
+    /// Bytes of messages so far.
+    bytes: usize,
+}
+
+impl Store {
+    /// Flattens the interior children of `node` that are higher than `height_soft`.
+    pub(crate) fn flatten_high(&self, node: &mut Skeleton, height_soft: u8) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let high = node.edges[at].child.as_ref().map(|c| &c.node);
+            let high = high.filter(|n| n.height() > height_soft && !self.is_unflattenable(n.id()));
+            let Some((id, height)) = high.map(|n| (n.id(), n.height())) else {
+                at += 1;
+                continue;
+            };
+            let Some(edges) = self.flatten(node, at, height)? else {
+                // Nodes never change, so there is no point in trying this one again.
+                self.set_unflattenable(id);
+                at += 1;
+                continue;
+            };
+            bump(&self.counters.flattens);
+            let made = edges.len();
+            node.edges.splice(at..=at, edges);
+            at += made;
+        }
+        Ok(())
+    }
+
+    /// The edges that take the place of edge `at`, whose child has the given height; `None` when that would not help.
+    fn flatten(&self, node: &Skeleton, at: usize, height: u8) -> Result<Option<Vec<Edge>>> {
+        let height_max = height - height / 8;
+        // Further down there may be too many pieces; further up flattening gains less.
+        for base_height in [0, height / 4, height / 2, height / 4 * 3] {
+            let Some(mut edges) = self.rebuild_over(node, at, base_height)? else {
+                continue;
+            };
+            let new_height = edges
+                .iter()
+                .filter_map(|e| e.child.as_ref().map(|c| c.node.height()))
+                .max();
+            if new_height.unwrap_or(0) <= height_max {
+                let watermark = node.next_step();
+                edges.iter_mut().for_each(|e| e.watermark = watermark);
+                return Ok(Some(edges));
+            }
+        }
+        Ok(None)
+    }
+
+    fn rebuild_over(
+        &self,
+        node: &Skeleton,
+        at: usize,
+        base_height: u8,
+    ) -> Result<Option<Vec<Edge>>> {
+        let range = node.edge_range(at);
+        let draft = node.clipped(&range);
+        let mut pieces = TreeScan::of_base(Base::Draft(Arc::new(draft)), range);
+        let mut builder = Builder {
+            store: self,
+            edges: Vec::new(),
+            points: MemRun::default(),
+            done: Vec::new(),
+            hi: None,
+            bytes: 0,
+        };
+        for _ in 0..PIECES_MAX {
+            let Some(piece) = pieces.next_piece(self, base_height)? else {
+                return builder.finish().map(Some);
+            };
+            builder.add(&piece)?;
+            if builder.bytes > self.shape.buffer_bytes.max(BYTES_MIN) {
+                return Ok(None);
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Builder<'_> {
+    fn per_node(&self) -> usize {
+        (self.store.shape.fanout * 3 / 4).max(2)
+    }
+
+    fn add(&mut self, piece: &Frame) -> Result<()> {
+        let range = &piece.range;
+        let child = match &piece.base {
+            Base::Nothing => None,
+            Base::Node(node, xf) => Some(Child {
+                xf: xf.clone(),
+                node: node.clone(),
+                live_bytes: 0,
+            }),
+            Base::Draft(_) => unreachable!("a draft has no height to stop at"),
+        };
+        if !self.extends_last(child.as_ref(), range) {
+            if width(&self.edges) >= self.per_node()
+                || self.points.size_bytes() >= self.store.shape.buffer_bytes
+            {
+                self.close_node()?;
+            }
+            self.edges.push(Edge {
+                lo: range.lo.clone(),
+                watermark: 0,
+                child,
+            });
+        }
+        self.hi = range.hi.clone();
+        let before = self.points.size_bytes();
+        let mut merge = Merge::default();
+        for (run, xf) in piece.overlays.iter() {
+            merge.push_older(MappedCursor::new(run, range, xf, AHEAD_MAX));
+        }
+        while let Some((key, point)) = merge.next(self.store)? {
+            self.points.push_point(key, point.detached());
+        }
+        self.bytes += self.points.size_bytes() - before;
+        Ok(())
+    }
+
+    /// Whether the last edge goes on: the piece was cut off only by a border of messages.
+    fn extends_last(&self, child: Option<&Child>, range: &KeyRange) -> bool {
+        let Some(last) = self.edges.last() else {
+            return false;
+        };
+        match (&last.child, child) {
+            (None, None) => true,
+            (Some(a), Some(b)) => {
+                let whole = KeyRange::new(last.lo.clone(), range.hi.clone());
+                a.node.id() == b.node.id() && a.xf == b.xf && whole.shares_prefix(a.xf.strip)
+            }
+            _ => false,
+        }
+    }
+
+    /// The edges collected, each with the lowest node that holds what it sees.
+    fn take_edges(&mut self) -> Result<Vec<Edge>> {
+        let mut edges = std::mem::take(&mut self.edges);
+        for at in 0..edges.len() {
+            let hi = edges
+                .get(at + 1)
+                .map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()));
+            let range = KeyRange::new(edges[at].lo.clone(), hi);
+            if let Some(child) = edges[at].child.take() {
+                edges[at].child = self.store.narrow(child, &range)?;
+            }
+        }
+        Ok(edges)
+    }
+
+    /// Makes a node of the edges collected and puts an edge to it among those done.
+    fn close_node(&mut self) -> Result<()> {
+        if self.edges.is_empty() {
+            return Ok(());
+        }
+        let edges = self.take_edges()?;
+        let points = std::mem::take(&mut self.points);
+        let edge = self.node_over(edges, points, self.hi.clone())?;
+        self.done.push(edge);
+        Ok(())
+    }
+
+    fn node_over(&self, edges: Vec<Edge>, points: MemRun, hi: Option<Bytes>) -> Result<Edge> {
+        let lo = edges[0].lo.clone();
+        let live_bytes = edges
+            .iter()
+            .filter_map(|e| e.child.as_ref().map(|c| c.live_bytes))
+            .fold(0, u64::saturating_add);
+        if points.is_empty() && edges.len() == 1 {
+            return Ok(edges.into_iter().next().expect("there is one"));
+        }
+        let mut node = Skeleton {
+            height: 1,
+            hi,
+            edges,
+            segs: Vec::new(),
+            next_ord: 0,
+        };
+        if !points.is_empty() {
+            self.store.push_run(&mut node, points);
+        }
+        let lift = node.range().common_prefix_len();
+        node.lift(lift);
+        node.height = node.label()?;
+        Ok(Edge {
+            lo,
+            watermark: 0,
+            child: Some(Child {
+                xf: Xf::stripping(lift),
+                node: self.store.new_skeleton(node),
+                live_bytes,
+            }),
+        })
+    }
+
+    /// The edges at the top, few enough to take the place of one.
+    fn finish(mut self) -> Result<Vec<Edge>> {
+        let hi = self.hi.clone();
+        if self.done.is_empty() && self.points.is_empty() {
+            return self.take_edges();
+        }
+        self.close_node()?;
+        let mut edges = std::mem::take(&mut self.done);
+        while width(&edges) > (self.store.shape.fanout / 2).max(2) {
+            let mut above = Vec::new();
+            let mut rest = edges.as_slice();
+            while !rest.is_empty() {
+                let (part, more) = rest.split_at(rest.len().min(self.per_node()));
+                let end = more
+                    .first()
+                    .map_or_else(|| hi.clone(), |e| Some(e.lo.clone()));
+                above.push(self.node_over(part.to_vec(), MemRun::default(), end)?);
+                rest = more;
+            }
+            edges = above;
+        }
+        Ok(edges)
+    }
+}

@@ -1,0 +1,597 @@
+//! Structural work: messages move down, range messages become edges, nodes split, merge and collapse.
+//!
+//! Everything here builds new nodes from old ones and publishes nothing; a failure leaves the tree as it was.
+//! [`Store::tend`] brings one interior node within its limits:
+//!
+//! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
+//!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning. Children that clones
+//!    have made too high are flattened (see [`crate::flatten`]).
+//! 2. *Rewrite* leaves that lose much of what they hold, and shared leaves for which messages of `theta` of their size
+//!    wait (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
+//!    relifting of leaves are this one operation.
+//! 3. *Relieve* the node while it holds more than its buffer, fullest edge first: messages go into an interior child, or a
+//!    leaf is rewritten, once theta waits for it. So a private leaf is written as seldom as the buffer allows. A checkpoint also
+//!    hands down what it would write here and soon after in the child.
+//! 4. *Coalesce* small neighbouring leaves, merge small segments, drop segments that no edge sees.
+//!
+//! Without room for the nodes that a step makes the step is left out and the messages stay where they are, so that
+//! what is in memory can always be written as it is. The checkpoint after frees what other steps replaced, and
+//! makes room for the next ones. When room is short, everything goes down that can, because deletions free
+//! space only at the leaves.
+//!
+//! A step that meets what cannot be read is left out as well: one bad block keeps the messages for its leaf, and nothing else,
+//! from moving. A range message over the whole of it needs no look at it.
+//!
+//! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
+//! its segments and children are shared until they are rewritten themselves.
+
+use ramet_block::planted::{self, Fault};
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, Xf, min_hi};
+use crate::node::buffer::MemRun;
+use crate::node::message::RangeMsg;
+use crate::node::run_index::{PackedBuilder, PackedRun};
+use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
+use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::reshape::compact::Tiers;
+use crate::reshape::pending::Pending;
+use crate::store::store::{Kind, Store, bump};
+
+/// Space that pushing into a child takes beside the messages and the child's skeleton, about, in bytes.
+pub(crate) const PUSH_BYTES: u64 = 32 << 10;
+
+/// A checkpoint hands messages that are in memory only down to a child when they are this part of a leaf, so that the copy
+/// of its skeleton costs little beside them.
+const FRESH_PER_LEAF: usize = 4;
+
+/// One deletion in so many bytes of a leaf is worth being pushed down at a checkpoint.
+const DELETES_PER_LEAF_BYTES: usize = 2048;
+
+/// Messages taken out of the segments of a node.
+pub(crate) struct Gathered {
+    /// Range messages alone, older than the points.
+    ranges: MemRun,
+    points: Option<PackedRun>,
+}
+
+impl Gathered {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.points.is_none()
+    }
+
+    /// No segments that hold it are longer, in bytes.
+    fn stored_bytes_max(&self) -> u64 {
+        let points = self.points.as_ref().map_or(0, PackedRun::stored_bytes_max);
+        (self.ranges.size_bytes() + points) as u64
+    }
+
+    /// The points, when there is nothing else.
+    pub(crate) fn into_points(self) -> Option<PackedRun> {
+        self.points.filter(|_| self.ranges.is_empty())
+    }
+}
+
+/// Merges what is visible in segments, one range after the other. Where only points are it is a merge of cursors into
+/// blocks, and nothing is looked up; range messages are laid on top of each other in a map.
+pub(crate) struct Gatherer<'a> {
+    store: &'a Store,
+    ranges: MemRun,
+    points: PackedBuilder,
+}
+
+impl<'a> Gatherer<'a> {
+    pub(crate) fn new(store: &'a Store) -> Self {
+        Self {
+            store,
+            ranges: MemRun::default(),
+            points: PackedBuilder::new(store.shape.block_bytes),
+        }
+    }
+
+    /// Adds what `watermark` shows of `segs` in `range`, above all that was added before, without the first `lift` bytes
+    /// of the keys.
+    pub(crate) fn add(
+        &mut self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+        lift: usize,
+    ) -> Result<()> {
+        let mut merge = Merge::default();
+        for seg in segs.iter().rev() {
+            let part = seg.clip.intersect(range);
+            if seg.points_step() < watermark || part.is_empty() {
+                continue;
+            }
+            let run = self.store.run(&seg.run)?;
+            if run.has_ranges()
+                && seg.ranges_step() >= watermark
+                && !run.ranges_in(&seg.xf.range(&part)).is_empty()
+            {
+                return self.add_mixed(range, watermark, segs, lift);
+            }
+            merge.push_older(MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX));
+        }
+        while merge.advance(self.store)? {
+            let key = &merge.key()[lift..];
+            match merge.value() {
+                Some(value) => self.points.add_put(key, value),
+                None => self.points.add(key, &merge.point()),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_mixed(
+        &mut self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+        lift: usize,
+    ) -> Result<()> {
+        let mixed = self.store.gather_range(range, watermark, segs)?;
+        let mixed = mixed.extract(range, &Xf::stripping(lift));
+        for (lo, entry) in mixed.ranges() {
+            let covered = KeyRange::new(lo.clone(), entry.hi.clone());
+            self.ranges.add_range(covered, entry.msg.clone());
+        }
+        for (key, point) in mixed.points() {
+            self.points.add(key, point);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Gathered {
+        Gathered {
+            ranges: self.ranges,
+            points: self.points.finish(),
+        }
+    }
+}
+
+impl Store {
+    /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
+    /// a free label. With `settle` range messages are pushed as deep as they go.
+    pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
+        // What waits in the root is in memory for the most part: a checkpoint hands it down.
+        let buffers = if top && !settle { 8 } else { 1 };
+        self.tend_to(node, top, settle, (buffers, Tiers::of_tree(&self.shape)))
+    }
+
+    /// The same for a node that may hold so many times its buffer, and what becomes of its segments.
+    pub(crate) fn tend_to(
+        &self,
+        node: &mut Skeleton,
+        top: bool,
+        settle: bool,
+        (buffers, tiers): (usize, Tiers),
+    ) -> Result<()> {
+        self.convert(node, top)?;
+        // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
+        self.flatten_high(
+            node,
+            if settle {
+                HEIGHT_SOFT
+            } else {
+                HEIGHT_PATIENT - 1
+            },
+        )?;
+        let mut pending = self.weigh_edges(node)?;
+        let is_sweeping = self.healing.is_sweeping();
+        let limit = if is_sweeping { 0 } else { self.buffer_limit() };
+        if limit == 0 {
+            self.hold_back(node, &mut pending);
+        }
+        self.rewrite_due(node, &mut pending, limit == 0, settle && is_sweeping)?;
+        self.relieve(node, &mut pending, buffers * limit, settle)?;
+        if settle && is_sweeping {
+            self.sweep(node, &mut pending)?;
+        }
+        self.coalesce(node, &mut pending)?;
+        self.drop_dead_segments(node)?;
+        self.compact_segments(node)?;
+        self.merge_segments(node, settle, tiers)
+    }
+
+    /// `None` when the step is to be left out: there was no room, or something on its way cannot be read.
+    pub(crate) fn if_possible<T>(&self, done: Result<T>) -> Result<Option<T>> {
+        match done {
+            Ok(done) => Ok(Some(done)),
+            Err(Error::NoSpace) => {
+                self.healing.set_due();
+                Ok(None)
+            }
+            // No sweep is due for it: that would read the same.
+            Err(error) if error.is_of_a_read() => {
+                tracing::warn!(%error, "messages stay above what cannot be read");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Bytes of messages that a node may hold: less from when half of the volume is in use on, and none when room is
+    /// short, since what waits in segments is written once more before any of it is free.
+    fn buffer_limit(&self) -> usize {
+        let half = (self.table.stats().total / 2).max(1);
+        let spare = self.room_bytes().saturating_sub(2 * self.slack_bytes());
+        let part = u128::from(spare.min(half)) * self.shape.buffer_bytes as u128 / u128::from(half);
+        usize::try_from(part).unwrap_or(usize::MAX)
+    }
+
+    /// Rewrites the leaves that do not wait until there is pressure: those that lose much, shared ones with abundant
+    /// messages, and all with abundant messages when room is short.
+    fn rewrite_due(
+        &self,
+        node: &mut Skeleton,
+        pending: &mut Vec<Pending>,
+        is_short: bool,
+        is_sweeping: bool,
+    ) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let (edge, waits) = (&node.edges[at], pending[at]);
+            let is_due = edge.is_above_leaf()
+                && !waits.held
+                && (self.frees_much(edge, waits)
+                    || self.is_abundant(edge, waits) && (is_short || self.is_shared(edge)?)
+                    || is_sweeping && self.gives_back(edge, waits)?);
+            at += if is_due {
+                self.rewrite_edge(node, pending, at)?
+            } else {
+                1
+            };
+        }
+        Ok(())
+    }
+
+    /// Writes what a leaf edge shows anew; returns how many edges there are now in its place.
+    fn rewrite_edge(
+        &self,
+        node: &mut Skeleton,
+        pending: &mut Vec<Pending>,
+        at: usize,
+    ) -> Result<usize> {
+        let room = self.room_to_rewrite(&node.edges[at], pending[at]);
+        let written = room.and_then(|()| self.rewrite(node, at, at));
+        let Some(edges) = self.if_possible(written)? else {
+            pending[at].stays = true;
+            return Ok(1);
+        };
+        bump(&self.counters.flushes);
+        let made = edges.len();
+        let done = Pending {
+            stays: true,
+            ..Pending::default()
+        };
+        pending.splice(at..=at, std::iter::repeat_n(done, made));
+        node.edges.splice(at..=at, edges);
+        Ok(made)
+    }
+
+    /// While more than `limit` bytes wait: moves what waits for the fullest edge down, into a child or into new leaves.
+    /// At a checkpoint also whatever would be written here for the first time and is enough for a segment
+    /// of the child's: messages that are still in memory skip the levels above.
+    fn relieve(
+        &self,
+        node: &mut Skeleton,
+        pending: &mut Vec<Pending>,
+        limit: usize,
+        settle: bool,
+    ) -> Result<()> {
+        let mut total: usize = pending.iter().map(|p| p.bytes).sum();
+        // What they delete is not free before they arrive.
+        let deletes_max = (self.shape.leaf_bytes / DELETES_PER_LEAF_BYTES).max(1);
+        let fresh_max = (self.shape.leaf_bytes / FRESH_PER_LEAF).max(1);
+        loop {
+            let candidates = (0..node.edges.len()).filter(|&at| {
+                let (edge, waits) = (&node.edges[at], pending[at]);
+                let is_worth = !edge.is_above_leaf() || self.is_abundant(edge, waits);
+                waits.count > 0 && !waits.stays && !waits.held && is_worth
+            });
+            let is_forced = |at: &usize| {
+                let waits = pending[*at];
+                let enough = waits.deletes >= deletes_max || waits.fresh >= fresh_max;
+                !node.edges[*at].is_above_leaf() && (waits.ranges > 0 || enough)
+            };
+            let forced = settle.then(|| candidates.clone().find(is_forced)).flatten();
+            let fullest = (total > limit)
+                .then(|| candidates.max_by_key(|&at| pending[at].bytes))
+                .flatten();
+            let Some(at) = forced.or(fullest) else {
+                return Ok(());
+            };
+            let waits = pending[at].bytes;
+            if node.edges[at].is_above_leaf() {
+                self.rewrite_edge(node, pending, at)?;
+                total -= waits - pending[at].bytes;
+                continue;
+            }
+            let pushed = self.push(node, at, pending[at], settle);
+            let had_room = !matches!(pushed, Err(Error::NoSpace));
+            if let Some(edges) = self.if_possible(pushed)? {
+                total -= waits;
+                let done = Pending {
+                    stays: true,
+                    ..Pending::default()
+                };
+                pending.splice(at..=at, std::iter::repeat_n(done, edges.len()));
+                node.edges.splice(at..=at, edges);
+            } else if !had_room && self.cut_out(node, at, pending)? {
+                // A part of the messages may find room where all do not.
+                total = pending.iter().map(|p| p.bytes).sum();
+            } else {
+                pending[at].stays = true;
+            }
+        }
+    }
+
+    /// All messages that an edge sees, without the first `lift` bytes of their keys.
+    fn gather_edge(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Gathered> {
+        let mut all = Gatherer::new(self);
+        let range = node.edge_range(at);
+        all.add(&range, node.edges[at].watermark, &node.segs, lift)?;
+        Ok(all.finish())
+    }
+
+    /// What is visible of `segs` in `range`, with its range messages.
+    pub(crate) fn gather_range(
+        &self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+    ) -> Result<MemRun> {
+        let mut all = MemRun::default();
+        for seg in segs.iter().filter(|s| s.points_step() >= watermark) {
+            let part = seg.clip.intersect(range);
+            if part.is_empty() {
+                continue;
+            }
+            let run = self.run(&seg.run)?;
+            let inside = seg.xf.range(&part);
+            let back = seg.xf.inverse(&part.lo);
+            if seg.ranges_step() >= watermark {
+                for (covered, msg) in run.ranges_in(&inside) {
+                    all.add_range(back.range(&covered), msg.behind(&seg.xf));
+                }
+            }
+            let mut cursor = MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX);
+            while let Some((key, point)) = cursor.take(self)? {
+                all.add_point(key, point.detached());
+            }
+        }
+        Ok(all)
+    }
+
+    /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
+    fn push(&self, node: &Skeleton, at: usize, waits: Pending, settle: bool) -> Result<Vec<Edge>> {
+        let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
+        let (mut child, lift) = self.open_child(node, at)?;
+        let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64 + PUSH_BYTES;
+        let room = if waits.removes() {
+            self.take_room(bytes)
+        } else {
+            self.take_spare_room(bytes)
+        }?;
+        bump(&self.counters.flushes);
+        self.give(&mut child, messages);
+        drop(room);
+        self.tend(&mut child, false, settle)?;
+        self.close_child(node, at, child, lift)
+    }
+
+    /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
+    pub(crate) fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
+        let range = node.edge_range(at);
+        let child = node.edges[at]
+            .child
+            .as_ref()
+            .expect("only edges with an interior child are opened");
+        if self.is_shared(&node.edges[at])? {
+            bump(&self.counters.unshares);
+        }
+        let whole = self.skeleton(&child.node)?;
+        let before = whole.range();
+        let seen = child.xf.range(&range);
+        if !before.covers(&seen) {
+            // What is pushed there would be lost.
+            return Err(Error::Corrupt {
+                what: "skeleton",
+                addr: 0,
+                detail: format!("T8: node {} does not cover its edge", child.node.id().0),
+            });
+        }
+        let mut copy = whole.clipped(&seen);
+        let clipped = copy.range();
+        let last = copy.edges.len() - 1;
+        for (at, cut) in [
+            (0, before.lo != clipped.lo),
+            (last, before.hi != clipped.hi),
+        ] {
+            if cut && let Some(child) = copy.edges[at].child.take() {
+                copy.edges[at].child = self.narrow(child, &copy.edge_range(at))?;
+            }
+        }
+        let lift = range.common_prefix_len();
+        copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
+        Ok((copy, lift))
+    }
+
+    /// What an open child was, in its key space; children at its ends may have been narrowed.
+    fn unchanged_child(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Skeleton> {
+        let child = node.edges[at].child.as_ref();
+        let child = child.expect("it was opened");
+        let whole = self.skeleton(&child.node)?;
+        let mut copy = whole.clipped(&child.xf.range(&node.edge_range(at)));
+        copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
+        Ok(copy)
+    }
+
+    fn give(&self, child: &mut Skeleton, messages: Gathered) {
+        let goto_height = self.goto_height(&messages.ranges);
+        if goto_height > 0 {
+            bump(&self.counters.goto_sinks);
+            assert!(
+                goto_height <= child.height,
+                "T3: a GOTO sinks only into nodes above its target"
+            );
+        }
+        self.push_gathered(child, messages);
+    }
+
+    /// Makes what was gathered the newest segments of `node`. Their clips are as narrow as what is in them, so nothing else
+    /// goes through them, and clones of what lies beside do not keep them.
+    pub(crate) fn push_gathered(&self, node: &mut Skeleton, messages: Gathered) {
+        self.push_run(node, messages.ranges);
+        if let Some(points) = messages.points {
+            let ord = node.next_ord;
+            node.next_ord += 1;
+            node.segs.push(SegRef {
+                ord,
+                clip: node.range().intersect(&points.span()),
+                xf: Xf::identity(),
+                goto_height: 0,
+                bytes: points.weight_bytes() as u64,
+                run: self.new_packed(points),
+            });
+        }
+    }
+
+    /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
+    /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
+    /// pointed at, nor a null that waits. Range messages are read as a whole with the index of their segment, so many of
+    /// them become several segments of one age, side by side.
+    pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
+        for kind in run.into_kinds() {
+            let is_null = kind.ranges().any(|(_, e)| matches!(e.msg, RangeMsg::Null));
+            if is_null && planted::is(Fault::NullLost) {
+                continue;
+            }
+            let ord = node.next_ord;
+            node.next_ord += 1;
+            let mut rest = node.range();
+            for (end, part) in kind.in_parts(self.shape.ranges_per_segment()) {
+                let clip = KeyRange::new(rest.lo.clone(), min_hi(end.clone(), rest.hi.clone()));
+                if let Some(end) = end {
+                    rest.lo = end;
+                }
+                node.segs.push(SegRef {
+                    ord,
+                    clip: clip.intersect(&part.span()),
+                    xf: Xf::identity(),
+                    goto_height: self.goto_height(&part),
+                    bytes: part.size_bytes() as u64,
+                    run: self.new_segment(part),
+                });
+            }
+        }
+    }
+
+    pub(crate) fn goto_height(&self, run: &MemRun) -> u8 {
+        let heights = run.ranges().filter_map(|(_, e)| match &e.msg {
+            RangeMsg::Goto(t) => Some(t.node.height() + 1),
+            RangeMsg::Null => None,
+        });
+        heights.max().unwrap_or(0)
+    }
+
+    /// The edges of the parent for a child that was opened and changed.
+    pub(crate) fn close_child(
+        &self,
+        node: &Skeleton,
+        at: usize,
+        child: Skeleton,
+        lift: usize,
+    ) -> Result<Vec<Edge>> {
+        let prefix = node.edges[at].lo.slice(..lift);
+        let up = Xf::prepending(prefix);
+        let watermark = node.next_step();
+        let mut edges = Vec::new();
+        let before = match child.width() > self.shape.fanout {
+            true => Some(self.unchanged_child(node, at, lift)?),
+            false => None,
+        };
+        for part in self.split(child, before.as_ref())? {
+            let inner = part.range();
+            let lo = up.key(&inner.lo);
+            if part.segs.is_empty() && part.edges.iter().all(|e| e.child.is_none()) {
+                edges.push(Edge {
+                    lo,
+                    watermark,
+                    child: None,
+                });
+                continue;
+            }
+            let children = part.edges.iter().filter(|e| e.child.is_some()).count();
+            if part.segs.is_empty()
+                && children <= (self.shape.fanout / 8).max(1)
+                && part.edges.len() <= (self.shape.fanout / 2).max(1)
+            {
+                // A node with few children and no messages is better off as edges of its parent.
+                bump(&self.counters.collapses);
+                let down = Xf::stripping(lift);
+                edges.extend(part.edges.iter().map(|e| Edge {
+                    lo: up.key(&e.lo),
+                    watermark,
+                    child: e.child.as_ref().map(|c| Child {
+                        xf: down.then(&c.xf),
+                        ..c.clone()
+                    }),
+                }));
+                continue;
+            }
+            let child = self.child_of(part, lift)?;
+            edges.push(Edge {
+                lo,
+                watermark,
+                child: Some(child),
+            });
+        }
+        Ok(edges)
+    }
+
+    /// The child that a node becomes, whose key space already lacks `lift` bytes: relifted by what its keys still
+    /// share, with the label that fits.
+    ///
+    /// # Errors
+    /// `Corrupt` when no label is left.
+    pub(crate) fn child_of(&self, mut node: Skeleton, lift: usize) -> Result<Child> {
+        let more = node.range().common_prefix_len();
+        node.lift(more);
+        node.height = node.label()?;
+        Ok(Child {
+            xf: Xf::stripping(lift + more),
+            live_bytes: node.live_bytes_in(&node.range()),
+            node: self.new_skeleton(node),
+        })
+    }
+
+    /// Pushes everything that waits above the lowest node covering `range` down to it, so that a clone of
+    /// `range` can share that node as it is (BetrFS 0.5, section 3.3).
+    pub(crate) fn sink(&self, node: &mut Skeleton, range: &KeyRange, top: bool) -> Result<()> {
+        self.convert(node, top)?;
+        let at = node.edge_of(&range.lo);
+        let covers = node.edge_range(at).covers(range);
+        let kind = node.edges[at].child.as_ref().map(|c| c.node.kind());
+        if covers {
+            let edges = if kind == Some(Kind::Skeleton) {
+                let bounds = node.edge_range(at);
+                let messages = self.gather_edge(node, at, bounds.common_prefix_len())?;
+                let (mut child, lift) = self.open_child(node, at)?;
+                let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64;
+                let room = self.take_spare_room(bytes + PUSH_BYTES)?;
+                self.give(&mut child, messages);
+                drop(room);
+                self.sink(&mut child, &Xf::stripping(lift).range(range), false)?;
+                self.close_child(node, at, child, lift)?
+            } else if self.weigh_edges(node)?[at].count > 0 {
+                self.rewrite(node, at, at)?
+            } else {
+                return Ok(());
+            };
+            node.edges.splice(at..=at, edges);
+        }
+        self.tend(node, top, false)
+    }
+}

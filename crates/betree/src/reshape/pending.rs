@@ -1,0 +1,141 @@
+//! How much waits for an edge, and whether it is abundant.
+
+use crate::error::{Result, if_readable};
+use crate::key::range::KeyRange;
+use crate::node::skeleton::{Edge, SegRef, Skeleton};
+use crate::store::store::{Kind, Store};
+
+/// How much waits for an edge.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Pending {
+    pub(crate) bytes: usize,
+    pub(crate) count: usize,
+    /// Of the bytes, those in memory only.
+    pub(crate) fresh: usize,
+    /// Bytes that range messages and deletions are going to drop: of the leaf below, of the older messages where none is.
+    pub(crate) dropped: usize,
+    pub(crate) deletes: usize,
+    /// Range messages.
+    pub(crate) ranges: usize,
+    /// Nothing is to be pushed down any more: that was done, or there was no room.
+    pub(crate) stays: bool,
+    /// There is no room to push all that waits in the node, and this part of it removes nothing.
+    pub(crate) held: bool,
+}
+
+impl Pending {
+    /// Whether most of it removes something.
+    pub(crate) fn removes(self) -> bool {
+        self.ranges > 0 || 2 * self.deletes >= self.count
+    }
+}
+
+impl Store {
+    /// Whether what waits is theta of what the edge shows, so that writing the leaf anew is worth it.
+    pub(crate) fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
+        pending.count > 0 && pending.bytes + pending.dropped >= self.theta_bytes(edge)
+    }
+
+    /// Whether writing the leaf anew frees theta of what the edge shows, or the most of it, however little waits.
+    pub(crate) fn frees_much(&self, edge: &Edge, pending: Pending) -> bool {
+        if edge.child.is_none() {
+            // The range messages are nulls, and GOTOs that those cover.
+            let removing = pending.deletes + pending.ranges;
+            return pending.count > 0
+                && (removing * 2 >= pending.count || pending.dropped * 2 >= pending.bytes);
+        }
+        pending.dropped > 0 && pending.dropped >= self.theta_bytes(edge).min(edge.live_bytes() / 2)
+    }
+
+    fn theta_bytes(&self, edge: &Edge) -> usize {
+        let size = edge.live_bytes().max(self.shape.leaf_bytes / 2);
+        (size / 256).saturating_mul(self.shape.theta_256).max(1)
+    }
+
+    /// Whether the last checkpoint knows other ways to the child of an edge.
+    pub(crate) fn is_shared(&self, edge: &Edge) -> Result<bool> {
+        match edge.child.as_ref().filter(|c| c.node.is_recorded()) {
+            Some(child) => Ok(self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)),
+            None => Ok(false),
+        }
+    }
+
+    pub(crate) fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
+        (0..node.edges.len())
+            .map(|at| self.weigh_edge(node, at))
+            .collect()
+    }
+
+    /// What an edge sees in the node's segments.
+    pub(crate) fn weigh_edge(&self, node: &Skeleton, at: usize) -> Result<Pending> {
+        let edge = &node.edges[at];
+        let range = node.edge_range(at);
+        let mut sum = Pending::default();
+        let mut newest_first = node.visible(edge);
+        while let Some(seg) = newest_first.next() {
+            let part = seg.clip.intersect(&range);
+            if part.is_empty() {
+                continue;
+            }
+            let run = self.run(&seg.run)?;
+            let inside = seg.xf.range(&part);
+            // Range messages that have become edges count no more.
+            let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
+            sum.bytes += weight.bytes;
+            sum.fresh += if run.is_fresh() { weight.bytes } else { 0 };
+            sum.count += weight.count;
+            sum.deletes += weight.deletes;
+            if weight.deletes > 0 {
+                sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
+            }
+            if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+                let back = seg.xf.inverse(&part.lo);
+                for (covered, _) in run.ranges_in(&inside) {
+                    let covered = back.range(&covered);
+                    sum.ranges += 1;
+                    sum.dropped += self.bytes_below(edge, &covered)?;
+                    if edge.child.is_none() {
+                        for older in newest_first.clone() {
+                            sum.dropped += self.bytes_of(older, &covered)?;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half. None of one
+    /// that cannot be read.
+    fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {
+        match &edge.child {
+            Some(child) if child.node.kind() == Kind::Leaf => {
+                let leaf = if_readable(self.run(&child.node))?;
+                let bytes = leaf.map_or(0, |leaf| leaf.estimate_bytes(&child.xf.range(range)));
+                Ok(bytes.saturating_sub(self.shape.block_bytes))
+            }
+            _ => Ok(0),
+        }
+    }
+
+    /// Bytes of the points of a segment that `range` (of the node's key space) meets; blocks that it shares count half.
+    fn bytes_of(&self, seg: &SegRef, range: &KeyRange) -> Result<usize> {
+        let part = seg.clip.intersect(range);
+        if part.is_empty() {
+            return Ok(0);
+        }
+        let bytes = self.run(&seg.run)?.estimate_bytes(&seg.xf.range(&part));
+        Ok(bytes.saturating_sub(self.shape.block_bytes))
+    }
+
+    /// Mean size of what a deletion drops from a leaf child, in bytes.
+    fn point_bytes_below(&self, edge: &Edge) -> Result<usize> {
+        match &edge.child {
+            Some(child) if child.node.kind() == Kind::Leaf => {
+                let leaf = if_readable(self.run(&child.node))?;
+                Ok(leaf.map_or(0, |leaf| leaf.point_bytes_mean()))
+            }
+            _ => Ok(0),
+        }
+    }
+}

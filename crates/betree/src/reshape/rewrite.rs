@@ -1,0 +1,205 @@
+//! Leaves are written anew: unsharing, splitting, merging and relifting of leaves are this one operation.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, Xf};
+use crate::node::block::shared_prefix;
+use crate::node::run_index::RunBuilder;
+use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::read::scan::{Base, TreeScan};
+use crate::reshape::maintain::PUSH_BYTES;
+use crate::reshape::pending::Pending;
+use crate::store::store::{Kind, Store, Via, bump};
+
+impl Store {
+    /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.
+    pub(crate) fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
+        for edge in &node.edges[from..=to] {
+            if self.is_shared(edge)? {
+                bump(&self.counters.unshares);
+            }
+        }
+        let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
+        let draft = node.clipped(&range);
+        let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
+        let mut writer = LeafWriter::new(self, range.lo.clone(), node.next_step(), Via::Cache);
+        while let Some((key, value)) = scan.next(self)? {
+            writer.add(key, value)?;
+        }
+        let edges = writer.finish(range.hi)?;
+        bump(&self.counters.rewrites);
+        Ok(edges)
+    }
+
+    /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave crumbs.
+    pub(crate) fn coalesce(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
+        let crowded = node.width() > self.shape.fanout;
+        let size = |edge: &Edge, p: &Pending| match &edge.child {
+            None => Some(p.bytes),
+            Some(c) if c.node.kind() == Kind::Leaf => {
+                let live = usize::try_from(c.live_bytes).unwrap_or(usize::MAX);
+                Some(live.saturating_add(p.bytes))
+            }
+            Some(_) => None,
+        };
+        let least = if crowded { 2 } else { 4 };
+        let mut from = 0;
+        while from < node.edges.len() {
+            let (mut to, mut sum, mut leaves) = (from, 0, 0);
+            while to < node.edges.len() {
+                match size(&node.edges[to], &pending[to]) {
+                    Some(bytes) if bytes <= self.shape.leaf_bytes / 2 - sum => sum += bytes,
+                    _ => break,
+                }
+                leaves += usize::from(node.edges[to].child.is_some());
+                to += 1;
+            }
+            let joined = if leaves >= least {
+                // Others may share them.
+                let room = self.take_spare_room(sum as u64).map(drop);
+                self.if_possible(room.and_then(|()| self.rewrite(node, from, to - 1)))?
+            } else {
+                None
+            };
+            if let Some(edges) = joined {
+                bump(&self.counters.coalesces);
+                let made = edges.len();
+                pending.splice(from..to, std::iter::repeat_n(Pending::default(), made));
+                node.edges.splice(from..to, edges);
+                from += made;
+            } else {
+                from = to.max(from + 1);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Cuts a stream of keys into leaves.
+pub(crate) struct LeafWriter<'a> {
+    store: &'a Store,
+    entries: Vec<(Bytes, Bytes)>,
+    bytes: usize,
+    /// Where the next leaf's range starts.
+    lo: Bytes,
+    watermark: u64,
+    via: Via,
+    edges: Vec<Edge>,
+}
+
+fn entry_bytes(key: &[u8], value: &[u8]) -> usize {
+    key.len() + value.len() + 8
+}
+
+impl<'a> LeafWriter<'a> {
+    /// The edges to the leaves start at `lo` and get `watermark`.
+    pub(crate) fn new(store: &'a Store, lo: Bytes, watermark: u64, via: Via) -> Self {
+        Self {
+            store,
+            entries: Vec::new(),
+            bytes: 0,
+            lo,
+            watermark,
+            via,
+            edges: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, key: Bytes, value: Bytes) -> Result<()> {
+        self.bytes += entry_bytes(&key, &value);
+        self.entries.push((key, value));
+        if self.bytes >= self.store.shape.leaf_bytes * 5 / 4 && self.entries.len() > 1 {
+            self.cut()?;
+        }
+        Ok(())
+    }
+
+    /// Writes a leaf of three to five quarters of the aimed-at size, cut where neighbours differ early.
+    fn cut(&mut self) -> Result<()> {
+        let target = self.store.shape.leaf_bytes;
+        // Values that make up the size stay together with their keys: a file is read in such pieces.
+        let most = target + target / 128;
+        let mut sum = 0;
+        let mut best: Option<(usize, usize)> = None;
+        for at in 1..self.entries.len() {
+            let (key, value) = &self.entries[at - 1];
+            sum += entry_bytes(key, value);
+            let shared = shared_prefix(key, &self.entries[at].0);
+            let late = at + 1 == self.entries.len() && best.is_none();
+            // Of equals the one next to the aimed-at size.
+            let is_better = |(least, _)| shared < least || shared == least && sum <= most;
+            if (sum >= target * 3 / 4 || late) && best.is_none_or(is_better) {
+                best = Some((shared, at));
+            }
+        }
+        let Some((shared, at)) = best else {
+            return Ok(());
+        };
+        // The shortest key above the left part and not above the right one.
+        let pivot = self.entries[at].0.slice(..=shared);
+        let rest = self.entries.split_off(at);
+        let left = std::mem::replace(&mut self.entries, rest);
+        self.bytes = self.entries.iter().map(|(k, v)| entry_bytes(k, v)).sum();
+        let range = KeyRange::new(self.lo.clone(), Some(pivot.clone()));
+        self.write(range, &left)?;
+        self.lo = pivot;
+        Ok(())
+    }
+
+    fn write(&mut self, range: KeyRange, entries: &[(Bytes, Bytes)]) -> Result<()> {
+        if entries.is_empty() {
+            self.edges.push(Edge {
+                lo: range.lo,
+                watermark: self.watermark,
+                child: None,
+            });
+            return Ok(());
+        }
+        let lift = range.common_prefix_len();
+        let mut builder = RunBuilder::new(
+            Kind::Leaf,
+            self.store.shape.codec,
+            self.store.shape.block_bytes,
+        );
+        for (key, value) in entries {
+            builder.add_put(&key[lift..], value);
+        }
+        let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
+        let image = builder.finish(std::iter::empty());
+        let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
+            && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
+        let node = match self.store.write_run(image, self.via) {
+            Err(Error::NoSpace) if fragments && entries.len() > 1 => {
+                // There is room, and no hole that is long enough.
+                let (left, right) = entries.split_at(entries.len() / 2);
+                let pivot = right[0]
+                    .0
+                    .slice(..=shared_prefix(&left[left.len() - 1].0, &right[0].0));
+                self.write(KeyRange::new(range.lo, Some(pivot.clone())), left)?;
+                return self.write(KeyRange::new(pivot, range.hi), right);
+            }
+            done => done?,
+        };
+        let child = Child {
+            xf: Xf::stripping(lift),
+            node,
+            live_bytes,
+        };
+        self.edges.push(Edge {
+            lo: range.lo,
+            watermark: self.watermark,
+            child: Some(child),
+        });
+        Ok(())
+    }
+
+    pub(crate) fn finish(mut self, hi: Option<Bytes>) -> Result<Vec<Edge>> {
+        let left = std::mem::take(&mut self.entries);
+        let range = KeyRange::new(self.lo.clone(), hi);
+        self.write(range, &left)?;
+        Ok(self.edges)
+    }
+}

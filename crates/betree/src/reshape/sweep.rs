@@ -1,0 +1,385 @@
+//! Healing: what was left out for want of room is made up for, and what is dead goes.
+//!
+//! On a full volume structural steps are left out, and the messages stay where they are. A flush comes only to
+//! nodes that get messages, so nobody would come back to them, not even after the volume has room again; deletions among
+//! them would hold the space of what they delete for ever. So a step that is left out makes healing *due*:
+//!
+//! ```text
+//!   step left out ──> due ──> sweep, part of the next checkpoint with more room than the last one found too little
+//!                      ^          │ a step is left out again
+//!                      └──────────┘
+//! ```
+//!
+//! No step was left out for the crumbs that a volume keeps when it is emptied after that: nodes of which little shows. So
+//! from then on space is *scarce*, until half of the volume is free and most of what nodes take is alive, and each
+//! checkpoint makes healing due that finds more than half of it dead.
+//!
+//! Whether healing is due, or space scarce, goes with every checkpoint in its superblock, so a volume that was closed, or
+//! crashed, in the middle of it goes on when it is opened. Admission makes it due as well before it refuses anything.
+//!
+//! A *sweep* tends every interior node, reading skeletons and the segments in them, no leaves. It pushes everything down
+//! that can be, rewrites leaves where that gives back a sixteenth of them, and gives edges that show little
+//! of a node their own copy of that part, as far as all such copies together stay smaller than the node. The space
+//! comes back with the checkpoint that it is part of.
+//!
+//! Room for pushing all that waits for an edge may be missing where the deletions among it would free plenty.
+//! Then the edge is cut, and a window that fits is pushed: where the most is removed.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, below};
+use crate::node::block::shared_prefix;
+use crate::node::buffer::MemRun;
+use crate::node::message::{Point, RangeMsg};
+use crate::node::skeleton::{Edge, Skeleton};
+use crate::reshape::maintain::PUSH_BYTES;
+use crate::reshape::pending::Pending;
+use crate::store::store::{Handle, Kind, Store};
+
+/// A sweep rewrites a leaf when at least one in so many of its bytes comes back.
+const GAIN: u64 = 16;
+
+/// What is known of steps that were left out.
+#[derive(Debug, Default)]
+pub(crate) struct Healing {
+    /// A step was left out since the last sweep began.
+    due: AtomicBool,
+    /// Space ran short, and what it left was not all cleared away.
+    scarce: AtomicBool,
+    /// Dead bytes of nodes when that made healing due.
+    dead_seen: AtomicU64,
+    /// With less room a sweep would leave out the same steps again, in bytes.
+    room_least: AtomicU64,
+    /// The flush under way is a sweep.
+    sweeping: AtomicBool,
+}
+
+impl Healing {
+    /// A step was left out.
+    pub(crate) fn set_due(&self) {
+        self.due.store(true, Ordering::Relaxed);
+        self.scarce.store(true, Ordering::Relaxed);
+    }
+
+    /// Has the next checkpoint sweep, whatever the last sweep found.
+    pub(crate) fn demand(&self) {
+        self.room_least.store(0, Ordering::Relaxed);
+        self.set_due();
+    }
+
+    pub(crate) fn is_due(&self) -> bool {
+        self.due.load(Ordering::Relaxed)
+    }
+
+    /// Whether the volume, opened again, has something to heal or to look for.
+    pub(crate) fn goes_on(&self) -> bool {
+        self.is_due() || self.scarce.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_sweeping(&self) -> bool {
+        self.sweeping.load(Ordering::Relaxed)
+    }
+}
+
+impl Store {
+    /// Whether a sweep would get further than the last one.
+    pub(crate) fn can_heal(&self) -> bool {
+        let least = self.healing.room_least.load(Ordering::Relaxed);
+        self.healing.is_due() && self.room_bytes() >= least.max(self.shape.leaf_bytes as u64)
+    }
+
+    /// While space is scarce, makes healing due when more than half of what nodes take is dead, and more than a leaf.
+    pub(crate) fn look_for_dead(&self, root: &Skeleton) {
+        let healing = &self.healing;
+        if !healing.scarce.load(Ordering::Relaxed) {
+            return;
+        }
+        let space = self.table.stats();
+        let waiting: u64 = root.segs.iter().map(|seg| seg.bytes).sum();
+        let alive = root.live_bytes_in(&root.range()) + waiting;
+        let dead = space.node_bytes.saturating_sub(alive);
+        let leaf = self.shape.leaf_bytes as u64;
+        if dead <= leaf || dead <= space.node_bytes / 2 {
+            let is_over = space.free > space.total / 2 && !healing.is_due();
+            healing.scarce.store(!is_over, Ordering::Relaxed);
+            healing.dead_seen.store(0, Ordering::Relaxed);
+        } else if dead.abs_diff(healing.dead_seen.swap(dead, Ordering::Relaxed)) > leaf {
+            // What a sweep could not clear away, the next one cannot either.
+            healing.set_due();
+        }
+    }
+
+    /// Runs a flush, as a sweep when one is due. Caller holds `structure`.
+    pub(crate) fn healing<T>(&self, flush: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.can_heal() {
+            return flush();
+        }
+        let room = self.room_bytes();
+        let healing = &self.healing;
+        healing.due.store(false, Ordering::Relaxed);
+        healing.sweeping.store(true, Ordering::Relaxed);
+        let done = flush();
+        healing.sweeping.store(false, Ordering::Relaxed);
+        if done.is_err() {
+            healing.set_due();
+        }
+        let least = if healing.is_due() {
+            room + self.shape.leaf_bytes as u64
+        } else {
+            0
+        };
+        healing.room_least.store(least, Ordering::Relaxed);
+        done
+    }
+
+    /// Tends the children to which nothing was pushed.
+    pub(crate) fn sweep(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let child = node.edges[at].child.as_ref();
+            let Some(child) = child.filter(|c| c.node.kind() == Kind::Skeleton) else {
+                at += 1;
+                continue;
+            };
+            if pending[at].stays {
+                at += 1;
+                continue;
+            }
+            let refs = self.refs(&child.node)?;
+            let whole = self.skeleton(&child.node)?.edges.len() as u64;
+            let before = self.structural_work();
+            let (mut child, lift) = self.open_child(node, at)?;
+            let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
+            // What waits for the edge goes on waiting.
+            let watermark = node.edges[at].watermark;
+            self.tend(&mut child, false, true)?;
+            if self.structural_work() == before && !shows_little {
+                at += 1;
+                continue;
+            }
+            let mut edges = self.close_child(node, at, child, lift)?;
+            edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+            let made = edges.len();
+            node.edges.splice(at..=at, edges);
+            pending.remove(at);
+            for new in at..at + made {
+                pending.insert(new, self.weigh_edge(node, new)?);
+            }
+            at += made;
+        }
+        Ok(())
+    }
+
+    /// References to a node as of the last checkpoint; at least one.
+    pub(crate) fn refs(&self, node: &Handle) -> Result<u64> {
+        if !node.is_recorded() {
+            return Ok(1);
+        }
+        let record = self.table.get(node.id())?;
+        Ok(record.map_or(1, |r| r.refs).max(1))
+    }
+
+    /// Whether handing down what waits for an edge frees more than it takes.
+    fn frees(edge: &Edge, pending: Pending) -> bool {
+        let is_kept = edge.child.is_some() && edge.is_above_leaf();
+        pending.removes() && (!is_kept || pending.dropped > pending.bytes)
+    }
+
+    /// Segments are not free before all that waits in them has gone. So where room is short a node hands down all or
+    /// nothing, apart from what frees space.
+    pub(crate) fn hold_back(&self, node: &Skeleton, pending: &mut [Pending]) {
+        let frees = |at: usize, waits: Pending| Self::frees(&node.edges[at], waits);
+        let takes: usize = (0..)
+            .zip(&*pending)
+            .filter(|&(at, &waits)| !frees(at, waits))
+            .map(|(_, waits)| waits.bytes - waits.fresh)
+            .sum();
+        let kept = self.slack_bytes() / 2 + self.shape.leaf_bytes as u64;
+        if takes == 0 || self.room_bytes() >= kept + takes as u64 {
+            return;
+        }
+        self.healing.set_due();
+        for (at, waits) in pending.iter_mut().enumerate() {
+            waits.held = !frees(at, *waits);
+        }
+    }
+
+    /// Whether there is room to write a leaf anew. Only where most of it goes, or of what waits, that may use the slack: the
+    /// lower half for one that is then free, since deletions need it on their way down.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is none, and what reading the table answers.
+    pub(crate) fn room_to_rewrite(&self, edge: &Edge, pending: Pending) -> Result<()> {
+        let live = edge.live_bytes();
+        let takes = live
+            .saturating_add(pending.bytes)
+            .saturating_sub(pending.dropped) as u64;
+        let kept = if !Self::frees(edge, pending) {
+            self.slack_bytes() / 2
+        } else if self.is_shared(edge)? && 4 * takes > live as u64 {
+            self.slack_bytes() / 4
+        } else {
+            0
+        };
+        if self.room_bytes() < takes.saturating_add(kept) {
+            return Err(Error::NoSpace);
+        }
+        Ok(())
+    }
+
+    /// Whether a leaf's space, or a part that is worth it, comes back when what waits for it is applied.
+    pub(crate) fn gives_back(&self, edge: &Edge, pending: Pending) -> Result<bool> {
+        let Some(child) = &edge.child else {
+            return Ok(pending.deletes + pending.ranges > 0);
+        };
+        let refs = self.refs(&child.node)?;
+        let removed = (pending.bytes + pending.dropped) as u64;
+        if pending.count > 0 {
+            // Of the blocks at its ends nobody knows how much a range message drops.
+            let may_go =
+                pending.ranges > 0 && child.live_bytes <= 2 * self.shape.block_bytes as u64;
+            return Ok(refs == 1 && (may_go || removed * GAIN >= child.live_bytes));
+        }
+        let whole = match child.node.written() {
+            Some((place, _)) => place.extent.len,
+            None => self.table.get(child.node.id())?.map_or(0, |r| r.extent.len),
+        };
+        // Less than a block is never a gain.
+        let least = child.live_bytes + self.shape.block_bytes as u64;
+        Ok(2 * refs * least <= whole)
+    }
+
+    /// Cuts an edge for whose messages there is no room, so that a part of them can be pushed. The other parts stay where they
+    /// are. `false` when nothing can be cut.
+    pub(crate) fn cut_out(
+        &self,
+        node: &mut Skeleton,
+        at: usize,
+        pending: &mut Vec<Pending>,
+    ) -> Result<bool> {
+        let room = self.room_bytes();
+        if room < 8 * PUSH_BYTES {
+            return Ok(false);
+        }
+        let range = node.edge_range(at);
+        let Some(child) = node.edges[at].child.clone() else {
+            return Ok(false);
+        };
+        let messages = self.gather_range(&range, node.edges[at].watermark, &node.segs)?;
+        let inside = child.xf.range(&range);
+        let up = child.xf.inverse(&range.lo);
+        let below = self.skeleton(&child.node)?;
+        let pivots: Vec<Bytes> = below
+            .edges
+            .iter()
+            .filter(|e| e.lo > inside.lo && inside.contains(&e.lo))
+            .map(|e| up.key(&e.lo))
+            .collect();
+        // What was pushed is written again when it reaches the leaves.
+        let budget = usize::try_from(room / 3).unwrap_or(usize::MAX);
+        let window = window(&messages, &range, &pivots, budget);
+        if window == range || window.is_empty() {
+            return Ok(false);
+        }
+        let whole = node.edges[at].clone();
+        let starts = [Some(window.lo.clone()), window.hi.clone()];
+        let mut parts = vec![whole.clone()];
+        for lo in starts.into_iter().flatten() {
+            if lo > range.lo && crate::key::range::below(&lo, range.hi.as_deref()) {
+                parts.push(Edge {
+                    lo,
+                    ..whole.clone()
+                });
+            }
+        }
+        let count = parts.len();
+        node.edges.splice(at..=at, parts);
+        pending.splice(at..=at, std::iter::repeat_n(Pending::default(), count));
+        // A GOTO that waits needs a child above its target, so then the parts share the whole child until that is pushed.
+        let may_clip = !messages
+            .ranges()
+            .any(|(_, e)| matches!(e.msg, RangeMsg::Goto(_)));
+        for part in (at..at + count).rev() {
+            let in_window = node.edges[part].lo == window.lo;
+            let made = if may_clip {
+                self.clip_child(node, part)?
+            } else {
+                1
+            };
+            pending.remove(part);
+            for new in part..part + made {
+                let weight = Pending {
+                    stays: !in_window,
+                    ..self.weigh_edge(node, new)?
+                };
+                pending.insert(new, weight);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Gives an edge a copy of its interior child that holds no more than the edge shows; returns how many edges it becomes.
+    fn clip_child(&self, node: &mut Skeleton, at: usize) -> Result<usize> {
+        let watermark = node.edges[at].watermark;
+        let (child, lift) = self.open_child(node, at)?;
+        let mut edges = self.close_child(node, at, child, lift)?;
+        edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+        let made = edges.len();
+        node.edges.splice(at..=at, edges);
+        Ok(made)
+    }
+}
+
+/// The part of `range` whose messages take up to `budget` bytes, from where they remove the most between two of `pivots`.
+fn window(messages: &MemRun, range: &KeyRange, pivots: &[Bytes], budget: usize) -> KeyRange {
+    let points = messages.points().map(|(key, point)| {
+        let bytes = key.len() + point.payload_bytes() + 48;
+        (key, bytes, matches!(point, Point::Delete))
+    });
+    let ranges = messages.ranges().map(|(lo, e)| {
+        (
+            lo,
+            lo.len() + e.hi.as_ref().map_or(0, Bytes::len) + 48,
+            true,
+        )
+    });
+    let mut items: Vec<(&Bytes, usize, bool)> = points.chain(ranges).collect();
+    items.sort_by_key(|(key, ..)| *key);
+    let bucket = |key: &Bytes| pivots.partition_point(|p| p <= key);
+    let mut removed = vec![0usize; pivots.len() + 1];
+    for (key, _, removes) in &items {
+        removed[bucket(key)] += usize::from(*removes);
+    }
+    let most = removed.iter().max().copied().unwrap_or(0);
+    let first = removed.iter().position(|n| *n == most).unwrap_or(0);
+    let lo = match first.checked_sub(1) {
+        Some(pivot) => pivots[pivot].clone(),
+        None => range.lo.clone(),
+    };
+    let from = items.partition_point(|(key, ..)| **key < lo);
+    let mut sum = 0;
+    let fits = items[from..]
+        .iter()
+        .take_while(|(_, bytes, _)| {
+            sum += bytes;
+            sum <= budget
+        })
+        .count()
+        .max(1);
+    let Some((next, ..)) = items.get(from + fits) else {
+        return KeyRange::new(lo, range.hi.clone());
+    };
+    let last = items[from + fits - 1].0;
+    let border = pivots[..bucket(next)].last().filter(|p| *p > last);
+    let hi = match border {
+        Some(pivot) => pivot.clone(),
+        None => next.slice(..=shared_prefix(last, next).min(next.len() - 1)),
+    };
+    let hi = below(&hi, range.hi.as_deref())
+        .then_some(hi)
+        .or(range.hi.clone());
+    KeyRange::new(lo, hi)
+}

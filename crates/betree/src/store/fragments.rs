@@ -1,0 +1,171 @@
+//! Writing into fragmented space: a segment that no hole takes whole becomes several.
+//!
+//! A checkpoint writes the segments of the memory buffer, megabytes each, and must succeed on a
+//! volume whose free space lies in holes the size of a leaf. Such a segment is cut by key until the pieces fit.
+//! Every node that refers to it is still in memory only, and is written with references to the
+//! pieces instead: same ordinal, disjoint clips, so that each key sees what it saw.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_nodetable::NodeId;
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, Xf};
+use crate::node::buffer::MemRun;
+use crate::node::run_index::segment_image;
+use crate::node::skeleton::{SegRef, Skeleton};
+use crate::store::store::{Handle, Store};
+
+/// One of the segments that stand for a larger one.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    /// What it holds, in the key space of the segment.
+    range: KeyRange,
+    pub(crate) run: Arc<Handle>,
+    bytes: u64,
+}
+
+/// Segments that were written in pieces, in key order.
+pub(crate) type Pieces = HashMap<NodeId, Vec<Piece>>;
+
+impl Store {
+    /// Writes `run` as several segments, each as long as there is a hole for it.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is none even for a single message; nothing stays allocated then.
+    pub(crate) fn write_in_pieces(&self, run: &MemRun) -> Result<Vec<Piece>> {
+        let mut done = Vec::new();
+        let mut todo = Vec::from(halves(KeyRange::all(), run)?);
+        while let Some((range, part)) = todo.pop() {
+            match self.write_segment(segment_image(
+                &part,
+                self.shape.codec,
+                self.shape.block_bytes,
+            )) {
+                Ok(run) => done.push(Piece {
+                    range,
+                    run,
+                    bytes: part.size_bytes() as u64,
+                }),
+                Err(Error::NoSpace) => todo.extend(halves(range, &part)?),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Cuts `run`, which lies in `range`, in two; the right one first.
+fn halves(range: KeyRange, run: &MemRun) -> Result<[(KeyRange, MemRun); 2]> {
+    let middle = middle(run).ok_or(Error::NoSpace)?;
+    let left = KeyRange::new(range.lo, Some(middle.clone()));
+    let right = KeyRange::new(middle, range.hi);
+    let cut = |range: KeyRange| {
+        let part = run.extract(&range, &Xf::identity());
+        (range, part)
+    };
+    Ok([cut(right), cut(left)])
+}
+
+/// A key with messages on both sides.
+fn middle(run: &MemRun) -> Option<Bytes> {
+    let mut sum = 0;
+    let later = run.points().skip_while(|(key, point)| {
+        sum += key.len() + point.payload_bytes() + 48;
+        sum < run.size_bytes() / 2
+    });
+    let first = run.points().next().map(|(key, _)| key);
+    let by_points = later
+        .map(|(key, _)| key)
+        .find(|key| Some(*key) != first)
+        .or_else(|| run.points().nth(1).map(|(key, _)| key));
+    let by_ranges = || {
+        run.ranges()
+            .nth((run.range_count() / 2).max(1))
+            .map(|(lo, _)| lo)
+    };
+    by_points.or_else(by_ranges).cloned()
+}
+
+impl Skeleton {
+    /// The same node with pieces in place of the segments that were written so; `None` when it refers to none.
+    pub(crate) fn with_pieces(&self, pieces: &Pieces) -> Option<Skeleton> {
+        if !self
+            .segs
+            .iter()
+            .any(|seg| pieces.contains_key(&seg.run.id()))
+        {
+            return None;
+        }
+        let mut segs = Vec::with_capacity(self.segs.len());
+        for seg in &self.segs {
+            let Some(parts) = pieces.get(&seg.run.id()) else {
+                segs.push(seg.clone());
+                continue;
+            };
+            let image = seg.xf.range(&seg.clip);
+            let back = seg.xf.inverse(&seg.clip.lo);
+            for part in parts {
+                let inside = image.intersect(&part.range);
+                if !inside.is_empty() {
+                    let clip = back.range(&inside).intersect(&seg.clip);
+                    segs.push(SegRef {
+                        run: part.run.clone(),
+                        clip,
+                        bytes: part.bytes,
+                        ..seg.clone()
+                    });
+                }
+            }
+        }
+        Some(Skeleton {
+            segs,
+            ..self.clone()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::message::{Point, RangeMsg};
+
+    #[test]
+    fn halves_hold_everything_once() {
+        for points in 0..6usize {
+            for ranges in 0..4usize {
+                let mut run = MemRun::default();
+                for n in 0..ranges {
+                    let at = |n: usize| Bytes::from(vec![b'a' + 3 * n as u8]);
+                    run.add_range(
+                        KeyRange::new(at(n), Some([&at(n)[..], b"z"].concat().into())),
+                        RangeMsg::Null,
+                    );
+                }
+                for n in 0..points {
+                    run.add_point(
+                        Bytes::from(vec![b'b' + n as u8]),
+                        Point::Put(Bytes::from(vec![0; n])),
+                    );
+                }
+                let cut = halves(KeyRange::all(), &run);
+                assert_eq!(
+                    cut.is_ok(),
+                    points > 1 || ranges > 1,
+                    "{points} points, {ranges} ranges"
+                );
+                let Ok([(right, b), (left, a)]) = cut else {
+                    continue;
+                };
+                assert_eq!(left.hi.as_ref(), Some(&right.lo));
+                assert!(!a.is_empty() && !b.is_empty());
+                assert_eq!(a.points().count() + b.points().count(), points);
+                let mut joined = a;
+                joined.add_all(&b);
+                assert_eq!(joined.size_bytes(), run.size_bytes());
+            }
+        }
+    }
+}

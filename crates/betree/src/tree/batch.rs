@@ -1,0 +1,228 @@
+//! What a caller changes in one atomic step.
+
+use bytes::Bytes;
+
+use crate::clone::capture::destination;
+use crate::key::range::KeyRange;
+use crate::tree::ingest::Graft;
+
+/// One change of the key space. Keys and values are bytes; keys order bytewise.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// The key holds this value from now on.
+    Put {
+        /// Key.
+        key: Bytes,
+        /// Value.
+        value: Bytes,
+    },
+    /// The key is absent from now on.
+    Delete {
+        /// Key.
+        key: Bytes,
+    },
+    /// Bytes are written into the value, blindly: the value is not read. A shorter value, or an
+    /// absent one, is first extended with zeros up to `offset`.
+    Patch {
+        /// Key.
+        key: Bytes,
+        /// Where in the value the bytes go, in bytes.
+        offset: u32,
+        /// What is written there; at least one byte.
+        bytes: Bytes,
+    },
+    /// All keys in `[lo, hi)` are absent from now on; `hi` `None` is the end of the key space.
+    DeleteRange {
+        /// First key.
+        lo: Bytes,
+        /// End, exclusive.
+        hi: Option<Bytes>,
+    },
+    /// The keys `[lo, hi)`, which all start with the same `strip` bytes, appear a second time with
+    /// those bytes replaced by `prefix`, as they are just before this operation; whatever was
+    /// in the destination range is replaced. The two ranges may overlap.
+    CloneRange {
+        /// First key of the source.
+        lo: Bytes,
+        /// End of the source, exclusive.
+        hi: Option<Bytes>,
+        /// How many leading bytes the copies lose.
+        strip: u32,
+        /// What the copies gain in front.
+        prefix: Bytes,
+    },
+    /// The range of the graft, behind the prefix, holds exactly the entries of the graft.
+    Graft {
+        /// What the keys gain in front.
+        prefix: Bytes,
+        /// Range and entries.
+        graft: Graft,
+    },
+}
+
+impl Op {
+    /// The range that a clone copies.
+    pub(crate) fn source(&self) -> Option<KeyRange> {
+        match self {
+            Op::CloneRange { lo, hi, .. } => Some(KeyRange::new(lo.clone(), hi.clone())),
+            _ => None,
+        }
+    }
+
+    /// The ranges in which it may change what is there, or where that lies.
+    pub(crate) fn touched(&self) -> impl Iterator<Item = KeyRange> {
+        let (one, other) = match self {
+            Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => {
+                let next = Bytes::from([key, &[0][..]].concat());
+                (KeyRange::new(key.clone(), Some(next)), None)
+            }
+            Op::DeleteRange { lo, hi } => (KeyRange::new(lo.clone(), hi.clone()), None),
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                let source = KeyRange::new(lo.clone(), hi.clone());
+                let copy =
+                    (!source.is_empty()).then(|| destination(&source, *strip as usize, prefix).0);
+                (source, copy)
+            }
+            Op::Graft { .. } => (KeyRange::all(), None),
+        };
+        let ranges = std::iter::once(one).chain(other);
+        ranges.filter(|range| !range.is_empty())
+    }
+
+    /// Whether it may change what `range` holds, or where that lies.
+    pub(crate) fn touches(&self, range: &KeyRange) -> bool {
+        match self {
+            Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => range.contains(key),
+            _ => self
+                .touched()
+                .any(|touched| !touched.intersect(range).is_empty()),
+        }
+    }
+}
+
+/// Changes that become visible, and durable, together or not at all. They apply in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    pub(crate) ops: Vec<Op>,
+}
+
+impl Batch {
+    /// An empty batch.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Whether nothing is in it.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.ops.is_empty()
+    }
+
+    /// The changes, in order.
+    #[must_use]
+    pub fn ops(&self) -> &[Op] {
+        &self.ops
+    }
+
+    /// Whether it removes something, so that it must not be refused for want of space.
+    pub(crate) fn frees(&self) -> bool {
+        self.ops
+            .iter()
+            .any(|op| matches!(op, Op::Delete { .. } | Op::DeleteRange { .. }))
+    }
+
+    /// Sets `key` to `value`.
+    pub fn put(&mut self, key: impl Into<Bytes>, value: impl Into<Bytes>) {
+        self.ops.push(Op::Put {
+            key: key.into(),
+            value: value.into(),
+        });
+    }
+
+    /// Removes `key`, present or not.
+    pub fn delete(&mut self, key: impl Into<Bytes>) {
+        self.ops.push(Op::Delete { key: key.into() });
+    }
+
+    /// Writes `bytes`, at least one, at `offset` of the value of `key` without reading it.
+    pub fn patch(&mut self, key: impl Into<Bytes>, offset: u32, bytes: impl Into<Bytes>) {
+        self.ops.push(Op::Patch {
+            key: key.into(),
+            offset,
+            bytes: bytes.into(),
+        });
+    }
+
+    /// Removes every key in `[lo, hi)`.
+    pub fn delete_range(&mut self, lo: impl Into<Bytes>, hi: Option<Bytes>) {
+        self.ops.push(Op::DeleteRange { lo: lo.into(), hi });
+    }
+
+    /// Removes every key that starts with `prefix`.
+    pub fn delete_prefix(&mut self, prefix: impl Into<Bytes>) {
+        let lo = prefix.into();
+        let hi = successor_of_prefix(&lo);
+        self.ops.push(Op::DeleteRange { lo, hi });
+    }
+
+    /// Copies `[lo, hi)`: each key loses its first `strip` bytes and gains `prefix`.
+    pub fn clone_range(
+        &mut self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        strip: u32,
+        prefix: impl Into<Bytes>,
+    ) {
+        self.ops.push(Op::CloneRange {
+            lo: lo.into(),
+            hi,
+            strip,
+            prefix: prefix.into(),
+        });
+    }
+
+    /// Copies every key that starts with `src` to the key with `dst` in its place.
+    pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) {
+        let lo = src.into();
+        let hi = successor_of_prefix(&lo);
+        let strip = u32::try_from(lo.len()).unwrap_or(u32::MAX);
+        self.ops.push(Op::CloneRange {
+            lo,
+            hi,
+            strip,
+            prefix: dst.into(),
+        });
+    }
+
+    /// Replaces the range that was prepared, behind `prefix`, by the entries that were
+    /// ([`Tree::prepare`](crate::Tree::prepare)). A graft is applied once.
+    pub fn graft(&mut self, prefix: impl Into<Bytes>, graft: Graft) {
+        self.ops.push(Op::Graft {
+            prefix: prefix.into(),
+            graft,
+        });
+    }
+
+    /// Its grafts.
+    pub(crate) fn grafts(&self) -> impl Iterator<Item = &Graft> {
+        self.ops.iter().filter_map(|op| match op {
+            Op::Graft { graft, .. } => Some(graft),
+            _ => None,
+        })
+    }
+}
+
+/// The least key above every key that starts with `prefix`; `None` when there is none.
+#[must_use]
+pub fn successor_of_prefix(prefix: &[u8]) -> Option<Bytes> {
+    let end = prefix.iter().rposition(|&byte| byte != 0xff)?;
+    let mut next = prefix[..=end].to_vec();
+    next[end] += 1;
+    Some(next.into())
+}

@@ -1,0 +1,399 @@
+//! Checkpoints: the state of one moment becomes durable as a whole.
+//!
+//! ```text
+//!  1 freeze the buffer, cut the journal     state lock, memory only
+//!  2 write fresh nodes, children first      new extents; what is durable is not touched
+//!  3 node table: insert, count, reclaim     Rodeh's clone of the previous checkpoint, section 6
+//!  4 sync, superblock, sync                 the switch is one block with a checksum
+//!  5 recorded; freed space and journal may be reused
+//! ```
+//!
+//! Reference counts change only here. Each new node adds one to each of its children, the new root gets one, and
+//! the old root loses one; a count of zero recurses through the child lists in the table. What both
+//! checkpoints share is thus never visited. A crash before step 4 is durable finds the old state whole.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use ramet_block::planted::{self, Fault};
+use ramet_block::superblock::write_superblock;
+use ramet_block::{BLOCK_BYTES, Superblock};
+use ramet_nodetable::{NewNode, NodeId};
+
+use crate::error::{Error, Result};
+use crate::journal::journal::Journal;
+use crate::node::message::RangeMsg;
+use crate::store::fragments::Pieces;
+use crate::store::store::{Handle, Store, bump, io_error};
+use crate::tree::inner::Inner;
+
+/// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
+const RECLAIM_MAX: usize = 1 << 16;
+
+/// Space for the pages that any commit shadows, and for those that one reclaimed node does, in bytes.
+const COMMIT_BYTES: u64 = 128 << 10;
+const RECLAIM_BYTES: u64 = 16 << 10;
+/// Space for the record of a new node, in bytes.
+const RECORD_BYTES: u64 = 512;
+/// Space for one more hole in the map, in pages that split half full, in bytes.
+const HOLE_BYTES: u64 = 128;
+/// Pages that a commit may add to the table and the maps beside those for records.
+const PAGES_NEW: u64 = 4;
+
+impl Inner {
+    pub(crate) fn checkpoint(&self) -> Result<()> {
+        self.checkpoint_as(false)
+    }
+
+    /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace` ends all
+    /// writing.
+    pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
+        self.write_checkpoint(clean).inspect_err(|error| {
+            if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
+                self.poison(error);
+            }
+        })
+    }
+
+    /// See [`crate::Tree::grow`].
+    pub(crate) fn grow(&self, bytes: u64) -> Result<()> {
+        if self.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
+        {
+            // Until the checkpoint that knows of the new space: one in progress knows the old size.
+            let _sb = self.checkpointing.lock();
+            let before = self.volume_bytes.load(Ordering::Relaxed);
+            if bytes < before {
+                return Err(Error::Invalid("a volume does not shrink"));
+            }
+            if bytes > before {
+                let dev = &self.store.dev;
+                dev.grow(bytes).map_err(io_error("growing the device"))?;
+                self.store.table.grow(bytes)?;
+                self.volume_bytes.store(bytes, Ordering::Relaxed);
+            }
+        }
+        self.checkpoint()
+    }
+
+    fn write_checkpoint(&self, clean: bool) -> Result<()> {
+        let Some(journal) = &self.journal else {
+            return Err(Error::ReadOnly);
+        };
+        let mut sb = self.checkpointing.lock();
+        self.check_alive()?;
+        self.poisoning(|| self.write_after(&mut sb, journal, clean))
+    }
+
+    /// Writes the checkpoint that follows the one that `sb` names, which it becomes.
+    fn write_after(&self, sb: &mut Superblock, journal: &Journal, clean: bool) -> Result<()> {
+        let top = {
+            let mut state = self.state.lock();
+            self.freeze(&mut state);
+            state.top.clone()
+        };
+        self.store.look_for_dead(&top);
+        drop(top);
+        self.flush_if_possible(true)?;
+        // On a full volume nobody may build on segments that are about to be written in pieces: they would be written
+        // twice.
+        let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
+        let structure = is_short.then(|| (self.structure.lock(), self.mending.lock()));
+        // What no clone went on from would take space for nothing.
+        self.store.forget_mended();
+        self.forget_prepared();
+        let (root, seq, cut, dead, heals) = {
+            let mut state = self.state.lock();
+            self.freeze(&mut state);
+            // What is dead now was named by records before the cut.
+            let (dead, _) = self.store.dead_named();
+            let heals = self.store.healing.goes_on();
+            (state.root.clone(), state.seq, journal.cut(), dead, heals)
+        };
+        let mut pieces = Pieces::new();
+        let fresh = write_fresh(&self.store, &root, &mut pieces)?;
+        if !pieces.is_empty() {
+            self.refer_to(&pieces, &root)?;
+        }
+        drop(structure);
+        let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
+        let pinned = |id: NodeId| self.store.is_pinned(id);
+        let reclaim_max = self.reclaim_max(&new)?;
+        let commit = match self
+            .store
+            .table
+            .commit(new, Some(root.id()), reclaim_max, &pinned)
+        {
+            Ok(commit) => commit,
+            Err(error) => {
+                // The table is half changed in memory: nothing more can be written, whatever was missing.
+                let error = Error::from(error);
+                self.poison(&error);
+                return Err(error);
+            }
+        };
+        let mut next = sb.clone();
+        next.generation += 1;
+        if !planted::is(Fault::JournalStartStale) {
+            next.journal_start = cut;
+        }
+        next.node_table = commit.roots.node_table;
+        next.space_map = commit.roots.space_map;
+        next.refcounts = commit.roots.refcounts;
+        next.root_node = root.id().0;
+        if !planted::is(Fault::NodeNumbersStale) {
+            next.next_node = self.store.next_id();
+        }
+        next.next_seq = seq + 1;
+        next.volume_bytes = self.volume_bytes.load(Ordering::Relaxed);
+        next.clean = clean;
+        next.heals = heals;
+        if planted::is(Fault::JournalReleasedEarly) {
+            journal.release(cut);
+        }
+        // Also before the handles of `fresh` go.
+        if let Err(error) = self.poisoning(|| self.switch_to(&next)) {
+            // The device may hold the new superblock all the same. What it names must stay as it is, also when
+            // the handles of `fresh` go.
+            self.poison(&error);
+            return Err(error);
+        }
+        *sb = next;
+
+        for handle in &fresh {
+            self.store.set_recorded(handle);
+        }
+        self.store.evict(&commit.removed);
+        self.store
+            .counters
+            .reclaimed
+            .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
+        self.store.table.committed(commit);
+        let dead = if planted::is(Fault::NamedLeafFreedAtEnd) {
+            self.store.dead_named().0
+        } else {
+            dead
+        };
+        self.store.free_dead_named(dead);
+        journal.release(cut);
+        bump(&self.store.counters.checkpoints);
+        self.checkpointed_seq.store(seq, Ordering::Relaxed);
+        *self.last_checkpoint.lock() = Instant::now();
+        Ok(())
+    }
+
+    /// Lets go of the segments that were written in pieces, with the contents of the root that still refer to them.
+    fn refer_to(&self, pieces: &Pieces, root: &Arc<Handle>) -> Result<()> {
+        let written = self.store.skeleton(root)?;
+        let mut state = self.state.lock();
+        let old = state.top.clone();
+        if Arc::ptr_eq(&state.root, root) {
+            state.top = written;
+        } else if let Some(top) = state.top.with_pieces(pieces) {
+            state.set_root(&self.store, top);
+        }
+        drop(state);
+        drop(old);
+        Ok(())
+    }
+
+    /// How many dead nodes a commit of `new` nodes has the space to reclaim: each may shadow pages of its own. A
+    /// commit that ran out of space would be the last one, so it is not begun then.
+    fn reclaim_max(&self, new: &[NewNode]) -> Result<usize> {
+        let space = self.store.table.stats();
+        let records = new.len() as u64 * RECORD_BYTES;
+        let some = space.free.checked_sub(COMMIT_BYTES + records);
+        let some = some.map(|left| left / RECLAIM_BYTES);
+        // No page is shadowed twice, though full ones split. A small volume has room for all of them, and may have no more
+        // than that; what a node gives back is one more hole in the map.
+        let nodes = space.node_bytes + new.iter().map(|node| node.extent.len).sum::<u64>();
+        let pages = space.allocated.saturating_sub(nodes);
+        let all = (pages + pages / 2)
+            .checked_add(PAGES_NEW * BLOCK_BYTES + records)
+            .and_then(|certain| space.free.checked_sub(certain));
+        let all = all.map(|left| left / HOLE_BYTES);
+        let nodes = some.max(all).ok_or(Error::NoSpace)?;
+        Ok(usize::try_from(nodes)
+            .unwrap_or(usize::MAX)
+            .min(RECLAIM_MAX))
+    }
+
+    /// Makes what was written durable, then the superblock that names it.
+    fn switch_to(&self, next: &Superblock) -> Result<()> {
+        let io = |what| {
+            move |e| Error::Io {
+                what,
+                source: Arc::new(e),
+            }
+        };
+        if !planted::is(Fault::NodesUnsynced) {
+            self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+        }
+        Ok(write_superblock(&*self.store.dev, next)?)
+    }
+}
+
+/// Writes every node below `root` that is in memory only, and returns all that no checkpoint names yet,
+/// children before parents.
+fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result<Vec<Arc<Handle>>> {
+    enum Step {
+        Enter(Arc<Handle>),
+        Leave(Arc<Handle>),
+    }
+    let mut done = Vec::new();
+    let mut seen = HashSet::new();
+    let mut steps = vec![Step::Enter(root.clone())];
+    while let Some(step) = steps.pop() {
+        match step {
+            Step::Leave(handle) => {
+                store.write_back(&handle, pieces)?;
+                done.extend(
+                    pieces
+                        .get(&handle.id())
+                        .into_iter()
+                        .flatten()
+                        .map(|piece| piece.run.clone()),
+                );
+                done.push(handle);
+            }
+            Step::Enter(handle) => {
+                if handle.is_recorded() || !seen.insert(handle.id()) {
+                    continue;
+                }
+                let children: Vec<Arc<Handle>> = if let Some(node) = handle.fresh_skeleton() {
+                    node.children().cloned().collect()
+                } else if let Some(run) = handle.fresh_run() {
+                    let gotos = run.ranges().filter_map(|(_, e)| match &e.msg {
+                        RangeMsg::Goto(target) => Some(target.node.clone()),
+                        RangeMsg::Null => None,
+                    });
+                    gotos.collect()
+                } else {
+                    handle
+                        .written()
+                        .map(|(_, children)| children)
+                        .unwrap_or_default()
+                };
+                steps.push(Step::Leave(handle));
+                // In the order of keys: scans go forwards.
+                steps.extend(children.into_iter().rev().map(Step::Enter));
+            }
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::key::range::KeyRange;
+    use crate::node::buffer::MemRun;
+    use crate::node::message::Point;
+    use crate::node::skeleton::Skeleton;
+    use crate::store::store::Kind;
+    use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+
+    #[test]
+    fn interior_nodes_lie_in_the_order_of_their_keys_and_the_root_behind_them() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
+        let shape = TreeShape {
+            leaf_bytes: 4096,
+            block_bytes: 1024,
+            fanout: 8,
+            buffer_bytes: 8 << 10,
+            memory_bytes: 64 << 10,
+            ..TreeShape::default()
+        };
+        let format = FormatOptions {
+            shape: Some(shape.clone()),
+            ..FormatOptions::default()
+        };
+        Tree::format(&dev, &format).unwrap();
+        let open = OpenOptions {
+            shape: Some(shape),
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(dev, open).unwrap();
+        let mut batch = Batch::new();
+        for n in 0..2000 {
+            batch.put(format!("{n:05}"), vec![7; 40]);
+        }
+        tree.apply(batch).unwrap();
+        tree.checkpoint().unwrap();
+        let store = &tree.inner.store;
+        let root = tree.inner.state.lock().root.clone();
+        let node = store.skeleton(&root).unwrap();
+        let below = node.edges.iter().filter_map(|edge| edge.child.as_ref());
+        let nodes = below.map(|child| &child.node).chain([&root]);
+        let places: Vec<u64> = nodes
+            .filter(|node| node.kind() == Kind::Skeleton)
+            .map(|node| store.place(node).unwrap().extent.addr)
+            .collect();
+        assert!(places.len() > 3, "{places:?}");
+        assert!(places.is_sorted(), "{places:?}");
+    }
+
+    #[test]
+    fn a_segment_in_pieces_owes_its_space_until_nobody_refers_to_it() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(4 << 20));
+        Tree::format(&dev, &FormatOptions::default()).unwrap();
+        let open = OpenOptions {
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(dev, open).unwrap();
+        let store = &tree.inner.store;
+        let before = store.owed_bytes();
+        let mut root = Skeleton::empty(1, KeyRange::all());
+        for name in ["a", "b"] {
+            let mut run = MemRun::default();
+            for number in 0..10 {
+                let key = Bytes::from(format!("{name}{number}"));
+                run.add_point(key, Point::Put(Bytes::from(vec![7; 1000])));
+            }
+            store.push_run(&mut root, run);
+        }
+        let root = store.new_skeleton(root);
+        let owed = store.owed_bytes();
+        assert!(owed >= before + 20_000);
+
+        // Holes of a block, for one segment.
+        let blocks = std::iter::from_fn(|| store.table.alloc_reserved(BLOCK_BYTES).ok());
+        let blocks: Vec<_> = blocks.collect();
+        let holes = || blocks.iter().copied().step_by(2);
+        for hole in holes().take(5) {
+            store.table.free_unpublished(hole);
+        }
+        let mut pieces = Pieces::new();
+        let written = write_fresh(store, &root, &mut pieces);
+        assert!(matches!(written, Err(Error::NoSpace)));
+        assert_eq!(pieces.len(), 1, "the other one found no room");
+        drop(pieces);
+        assert_eq!(store.owed_bytes(), owed, "all is to be written still");
+
+        // For both, and the node.
+        for hole in holes().skip(5).take(10) {
+            store.table.free_unpublished(hole);
+        }
+        let mut pieces = Pieces::new();
+        let written = write_fresh(store, &root, &mut pieces).unwrap();
+        assert_eq!(pieces.len(), 2);
+        assert!(store.owed_bytes() < owed);
+        drop(written);
+        assert_eq!(
+            store.owed_bytes(),
+            before,
+            "the pieces are referred to instead"
+        );
+        drop((root, pieces));
+        assert_eq!(store.owed_bytes(), before);
+    }
+}

@@ -1,0 +1,68 @@
+//! When to give memory that was freed back to the system.
+//!
+//! Messages live briefly and blocks long, and most are freed by another thread than made them. The system's allocator keeps the holes
+//! that this leaves: after the insertion of a gigabyte some hundreds of megabytes, which the page cache of the device could have.
+//! Looking for them takes milliseconds for each hundred megabytes, with parts of the heap locked. So it is done when nothing
+//! was applied for a tick, and much has passed through memory since the last time.
+
+use crate::tree::inner::Seq;
+
+/// Less does not leave enough to look for, in bytes.
+const PASSED_MIN: u64 = 64 << 20;
+
+/// Ticks between two times while there are only reads.
+const TICKS_MIN: u32 = 10;
+
+/// What had passed when memory was given back last.
+#[derive(Debug, Default)]
+pub(crate) struct Trim {
+    seq: Seq,
+    ticks: u32,
+    written: u64,
+    read: u64,
+}
+
+impl Trim {
+    /// Whether it is time. To be asked at each tick, with the number of the last batch, the bytes of nodes `written` and `read` so
+    /// far, and those that the cache holds at most: what is read replaces no more than that.
+    pub(crate) fn is_due(&mut self, seq: Seq, written: u64, read: u64, cache: u64) -> bool {
+        let is_quiet = std::mem::replace(&mut self.seq, seq) == seq;
+        self.ticks = self.ticks.saturating_add(1);
+        let has_written = written - self.written >= PASSED_MIN;
+        let has_read = read - self.read >= cache.max(PASSED_MIN) && self.ticks >= TICKS_MIN;
+        if !is_quiet || !has_written && !has_read {
+            return false;
+        }
+        (self.written, self.read, self.ticks) = (written, read, 0);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn memory_is_given_back_once_after_much_was_written_and_nothing_more_is() {
+        let mut trim = Trim::default();
+        assert!(!trim.is_due(0, 0, 0, 256 * MIB));
+        assert!(!trim.is_due(7, 63 * MIB, 0, 256 * MIB));
+        assert!(!trim.is_due(7, 63 * MIB, 0, 256 * MIB), "too little");
+        assert!(!trim.is_due(9, 64 * MIB, 0, 256 * MIB), "still writing");
+        assert!(trim.is_due(9, 65 * MIB, 0, 256 * MIB));
+        assert!(!trim.is_due(9, 65 * MIB, 0, 256 * MIB), "done already");
+    }
+
+    #[test]
+    fn reads_count_when_they_went_through_the_whole_cache_and_now_and_then() {
+        let mut trim = Trim::default();
+        for _ in 0..20 {
+            assert!(!trim.is_due(0, 0, 255 * MIB, 256 * MIB));
+        }
+        assert!(trim.is_due(0, 0, 256 * MIB, 256 * MIB));
+        let due = (1..=20).filter(|n| trim.is_due(0, 0, (256 + 64 * n) * MIB, 4 * MIB));
+        assert_eq!(due.collect::<Vec<_>>(), [10, 20]);
+    }
+}

@@ -1,0 +1,276 @@
+//! Grafts: large values are written once, straight into leaves, and enter the tree by GOTO.
+//!
+//! ```text
+//!  prepare   entries -> leaves -> extents      no lock, nothing refers to them yet
+//!  apply     GOTO [lo, hi) -> leaf             memory buffer; the journal record only names the extents
+//!  commit    sync, frames, sync                extents first: a durable frame never names torn leaves
+//!  replay    pin all named extents, then the records
+//! ```
+//!
+//! This is late binding (BetrFS 0.2, section 3) with the binding done before the record is queued: a value
+//! that is worth an extent of its own is never in the journal, and one that is not always is, so no record waits
+//! for a later one to say where its value is.
+//!
+//! Keys of a graft are relative: a prefix is put in front of them when it is applied, so that leaves can be written before
+//! the caller takes the locks that decide where they go.
+//!
+//! An extent that a record of the journal names keeps its bytes until a checkpoint is durable that has no need of the
+//! record, also when its leaf is dead by then (keeps J5, see [`crate::journal`]). One that was prepared and never
+//! applied is free at once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use ramet_block::wire::{Reader, WireError, Writer};
+use ramet_block::{BLOCK_BYTES, Extent};
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, Xf};
+use crate::node::message::{RangeMsg, Target};
+use crate::node::run_index::{MALFORMED, RUN_HEADER_BYTES, put_hi, take_bytes, take_hi};
+use crate::reshape::rewrite::LeafWriter;
+use crate::store::store::{Handle, Place, Store, Via};
+use crate::tree::inner::{Inner, KEY_BYTES_MAX, VALUE_BYTES_MAX};
+
+/// Entries in leaves of their own, which no key leads to until [`Batch::graft`](crate::Batch::graft) is applied.
+/// Their space is free again when the last copy is dropped unapplied.
+#[derive(Clone, Debug)]
+pub struct Graft(Arc<Grafted>);
+
+#[derive(Debug)]
+struct Grafted {
+    /// What it replaces, behind the prefix.
+    range: KeyRange,
+    /// Their ranges cut `range` into pieces without gaps; none when it holds nothing.
+    leaves: Vec<GraftLeaf>,
+    is_applied: AtomicBool,
+}
+
+#[derive(Debug)]
+struct GraftLeaf {
+    lo: Bytes,
+    /// Leading bytes of the relative keys that the leaf leaves out.
+    lift: usize,
+    place: Place,
+    node: Arc<Handle>,
+}
+
+impl PartialEq for Graft {
+    fn eq(&self, other: &Self) -> bool {
+        let leaf = |leaf: &GraftLeaf| (leaf.lo.clone(), leaf.lift, leaf.place);
+        let (a, b) = (&self.0, &other.0);
+        a.range == b.range && a.leaves.iter().map(leaf).eq(b.leaves.iter().map(leaf))
+    }
+}
+
+impl Eq for Graft {}
+
+impl Graft {
+    fn new(range: KeyRange, leaves: Vec<GraftLeaf>) -> Self {
+        Self(Arc::new(Grafted {
+            range,
+            leaves,
+            is_applied: AtomicBool::new(false),
+        }))
+    }
+
+    fn leaf_range(&self, at: usize) -> KeyRange {
+        let next = self.0.leaves.get(at + 1);
+        let hi = next.map_or_else(|| self.0.range.hi.clone(), |next| Some(next.lo.clone()));
+        KeyRange::new(self.0.leaves[at].lo.clone(), hi)
+    }
+
+    /// What it is in the memory buffer, behind `prefix`.
+    pub(crate) fn messages(&self, prefix: &Bytes) -> impl Iterator<Item = (KeyRange, RangeMsg)> {
+        let there = Xf::prepending(prefix.clone());
+        let nothing = (self.0.leaves.is_empty() && !self.0.range.is_empty())
+            .then(|| (there.range(&self.0.range), RangeMsg::Null));
+        let leaves = self.0.leaves.iter().enumerate().map(move |(at, leaf)| {
+            let target = Target {
+                xf: Xf::stripping(prefix.len() + leaf.lift),
+                node: leaf.node.clone(),
+            };
+            (there.range(&self.leaf_range(at)), RangeMsg::Goto(target))
+        });
+        nothing.into_iter().chain(leaves)
+    }
+
+    /// Claims it for one batch: its extents are named by one record at most.
+    pub(crate) fn claim(&self) -> Result<()> {
+        if self.0.is_applied.swap(true, Ordering::Relaxed) {
+            return Err(Error::Invalid("a graft is applied once"));
+        }
+        Ok(())
+    }
+
+    /// Says that a record of the journal names the extents.
+    pub(crate) fn set_named(&self) {
+        self.0.leaves.iter().for_each(|leaf| leaf.node.set_named());
+    }
+
+    /// Bytes that it takes in a record or in memory, about.
+    pub(crate) fn record_bytes(&self) -> usize {
+        let keys = self.0.leaves.iter().map(|leaf| leaf.lo.len() + 96);
+        64 + self.0.range.lo.len() + keys.sum::<usize>()
+    }
+
+    /// Whether leaves cover the range in order, with keys that a tree takes, and share what they leave out.
+    pub(crate) fn check(&self, prefix: &Bytes) -> Result<()> {
+        let leaves = &self.0.leaves;
+        if let Some(first) = leaves.first()
+            && first.lo != self.0.range.lo
+        {
+            return Err(Error::Invalid("the leaves of a graft leave a gap"));
+        }
+        for (at, leaf) in leaves.iter().enumerate() {
+            let range = self.leaf_range(at);
+            if range.is_empty() || !range.shares_prefix(leaf.lift) {
+                return Err(Error::Invalid("the leaves of a graft do not follow"));
+            }
+            if prefix.len() + leaf.lo.len() > KEY_BYTES_MAX {
+                return Err(Error::Invalid("a key is too long"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn encode(&self, w: &mut Writer) {
+        w.bytes(&self.0.range.lo);
+        put_hi(w, self.0.range.hi.as_ref());
+        w.varint(self.0.leaves.len() as u64);
+        for leaf in &self.0.leaves {
+            w.bytes(&leaf.lo);
+            w.varint(leaf.lift as u64);
+            w.varint(leaf.place.extent.addr / BLOCK_BYTES);
+            w.varint(leaf.place.extent.len / BLOCK_BYTES);
+            w.varint(u64::from(leaf.place.used_bytes));
+            w.u64(leaf.place.checksum);
+        }
+    }
+
+    /// Decodes what [`Graft::encode`] wrote; `leaf_at` finds the leaf at a place that the record names.
+    pub(crate) fn decode(
+        r: &mut Reader<'_>,
+        leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
+    ) -> std::result::Result<Self, WireError> {
+        let take = |r: &mut Reader<'_>| Ok(Bytes::copy_from_slice(take_bytes(r)?));
+        let range = KeyRange::new(take(r)?, take_hi(r)?);
+        let count = r.varint()?;
+        let mut leaves = Vec::new();
+        for _ in 0..count {
+            let lo = take(r)?;
+            let lift = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
+            let blocks = |n: u64| n.checked_mul(BLOCK_BYTES).ok_or(MALFORMED);
+            let extent = Extent::new(blocks(r.varint()?)?, blocks(r.varint()?)?);
+            let used_bytes = u32::try_from(r.varint()?).map_err(|_| MALFORMED)?;
+            if (used_bytes as usize) < RUN_HEADER_BYTES || u64::from(used_bytes) > extent.len {
+                return Err(MALFORMED);
+            }
+            let place = Place {
+                extent,
+                used_bytes,
+                checksum: r.u64()?,
+            };
+            let node = leaf_at(place).ok_or(WireError::Value {
+                field: "extent of a graft",
+                found: extent.addr,
+            })?;
+            leaves.push(GraftLeaf {
+                lo,
+                lift,
+                place,
+                node,
+            });
+        }
+        Ok(Self::new(range, leaves))
+    }
+}
+
+impl Inner {
+    /// See [`crate::Tree::prepare`].
+    pub(crate) fn prepare(
+        &self,
+        range: KeyRange,
+        entries: impl Iterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Graft> {
+        if self.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        self.check_alive()?;
+        let leaves = self.write_leaves(&range, entries).inspect_err(|error| {
+            if matches!(error, Error::Io { .. }) {
+                self.poison(error);
+            }
+        })?;
+        Ok(Graft::new(range, leaves))
+    }
+
+    fn write_leaves(
+        &self,
+        range: &KeyRange,
+        entries: impl Iterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Vec<GraftLeaf>> {
+        let mut writer = LeafWriter::new(&self.store, range.lo.clone(), 0, Via::Bulk);
+        let mut last: Option<Bytes> = None;
+        // Admitted a leaf at a time: who streams more than fits gets what checkpoints give back on the way.
+        let mut asked = 0;
+        for (key, value) in entries {
+            if !range.contains(&key) || last.as_ref().is_some_and(|last| *last >= key) {
+                return Err(Error::Invalid(
+                    "the keys of a graft do not ascend in its range",
+                ));
+            }
+            if key.len() > KEY_BYTES_MAX || value.len() > VALUE_BYTES_MAX {
+                return Err(Error::Invalid("a key or a value is too long"));
+            }
+            asked += key.len() + value.len();
+            if asked >= self.store.shape.leaf_bytes {
+                self.admit_space(std::mem::take(&mut asked), false)?;
+            }
+            last = Some(key.clone());
+            writer.add(key, value)?;
+        }
+        self.admit_space(asked, false)?;
+        let edges = writer.finish(range.hi.clone())?;
+        let leaves = edges.into_iter().filter_map(|edge| {
+            let child = edge.child?;
+            let (place, _) = child.node.written()?;
+            let counter = &self.store.counters.graft_bytes;
+            counter.fetch_add(place.extent.len, Ordering::Relaxed);
+            Some(GraftLeaf {
+                lo: edge.lo,
+                lift: child.xf.strip,
+                place,
+                node: child.node,
+            })
+        });
+        Ok(leaves.collect())
+    }
+}
+
+/// The leaves that the records of a journal name, by address. Holding it keeps all of them.
+#[derive(Default)]
+pub(crate) struct NamedLeaves(HashMap<u64, (Place, Arc<Handle>)>);
+
+impl NamedLeaves {
+    /// Takes the place out of the free space; `None` when it is not free there.
+    pub(crate) fn pin(&mut self, store: &Store, place: Place) -> Option<Arc<Handle>> {
+        if let Some((known, node)) = self.0.get(&place.extent.addr) {
+            return (*known == place).then(|| node.clone());
+        }
+        if !store.table.pin(place.extent) {
+            return None;
+        }
+        let node = store.named_leaf(place);
+        self.0.insert(place.extent.addr, (place, node.clone()));
+        Some(node)
+    }
+
+    /// The leaf at a place that was pinned.
+    pub(crate) fn find(&self, place: Place) -> Option<Arc<Handle>> {
+        let (known, node) = self.0.get(&place.extent.addr)?;
+        (*known == place).then(|| node.clone())
+    }
+}

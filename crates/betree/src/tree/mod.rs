@@ -1,0 +1,11 @@
+//! The tree as its users see it: batches in, lookups and scans out, and the work in the background.
+
+pub(crate) mod admission;
+pub(crate) mod batch;
+pub(crate) mod checkpoint;
+pub(crate) mod heap_trim;
+pub(crate) mod ingest;
+pub(crate) mod inner;
+pub(crate) mod open;
+pub(crate) mod record;
+pub(crate) mod write_set;

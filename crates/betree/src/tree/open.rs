@@ -1,0 +1,306 @@
+//! Making volumes and opening them: which superblock, the node table, the journal.
+//!
+//! Everything here decides from bytes read. Recovery replays the journal into the memory buffer of the
+//! checkpoint that the superblock names, with the same code that applied the batches, and then writes a
+//! checkpoint under a new epoch, so that no frame of the old timeline is ever accepted again. A crash
+//! during recovery starts it over.
+
+use std::sync::Arc;
+
+use ramet_block::planted::{self, Fault};
+use ramet_block::superblock::{AREA_END, read_superblock, scrub_copies, write_superblock};
+use ramet_block::{
+    BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock,
+};
+use ramet_nodetable::{NodeId, NodeTable, TableRoots};
+
+use crate::error::{Error, Result};
+use crate::journal::journal::{Journal, REGION_BYTES_MIN, is_valid_region};
+use crate::store::store::{Kind, Store, TreeShape};
+use crate::sync::Mutex;
+use crate::tree::ingest::NamedLeaves;
+use crate::tree::inner::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
+use crate::tree::record;
+
+/// Smallest volume, in bytes.
+pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
+/// Smallest volume when somebody chooses the sizes of nodes.
+const VOLUME_BYTES_MIN_OF_SHAPE: u64 = 1 << 20;
+
+/// How to make a new volume.
+#[derive(Clone, Debug, Default)]
+pub struct FormatOptions {
+    /// Identity of the volume.
+    pub uuid: [u8; 16],
+    /// Sizes of nodes; `None` takes the defaults.
+    pub shape: Option<TreeShape>,
+    /// Compression of new blocks; `None` takes the one of the shape.
+    pub codec: Option<Codec>,
+    /// Bytes of the journal, a multiple of 4096 and at least 64 KiB; `None` takes a sixteenth of the volume, between
+    /// 1 MiB and 256 MiB.
+    pub journal_bytes: Option<u64>,
+}
+
+/// Journal of a volume of `bytes`: a sixteenth, between 1 MiB and 256 MiB.
+fn journal_extent(bytes: u64) -> Extent {
+    let len =
+        (bytes / 16).clamp(REGION_BYTES_MIN.max(1 << 20), 256 << 20) / BLOCK_BYTES * BLOCK_BYTES;
+    Extent::new(AREA_END, len)
+}
+
+/// Nodes of a volume of `bytes`: a few leaves must fit what a full volume keeps for structural work.
+fn shape_for(bytes: u64) -> TreeShape {
+    let usual = TreeShape::default();
+    let leaf_bytes = usize::try_from(bytes / 128)
+        .unwrap_or(usize::MAX)
+        .next_power_of_two()
+        .clamp(32 << 10, usual.leaf_bytes);
+    TreeShape {
+        leaf_bytes,
+        ..usual
+    }
+}
+
+fn usable(sb: &Superblock) -> Extent {
+    let start = sb.journal.end();
+    Extent::new(start, (sb.volume_bytes - start) / BLOCK_BYTES * BLOCK_BYTES)
+}
+
+fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |e| Error::Io {
+        what,
+        source: Arc::new(e),
+    }
+}
+
+impl Tree {
+    /// Writes an empty volume over whatever `dev` holds. Durable on return.
+    ///
+    /// # Errors
+    /// `Invalid` when the device is smaller than [`VOLUME_BYTES_MIN`], and what the device answers.
+    pub fn format(dev: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
+        let bytes = dev.len_bytes() / BLOCK_BYTES * BLOCK_BYTES;
+        let bytes_min = match options.shape {
+            None => VOLUME_BYTES_MIN,
+            Some(_) => VOLUME_BYTES_MIN_OF_SHAPE,
+        };
+        if bytes < bytes_min {
+            return Err(Error::Invalid("a volume takes at least 4 MiB"));
+        }
+        let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
+        // Frames of an older volume of the same identity may lie where the new journal does.
+        let epoch = read_superblock(&**dev).map_or(1, |old| old.epoch.saturating_add(1));
+        let journal = match options.journal_bytes {
+            None => journal_extent(bytes),
+            Some(len) if is_valid_region(Extent::new(AREA_END, len)) && len <= bytes / 4 => {
+                Extent::new(AREA_END, len)
+            }
+            Some(_) => return Err(Error::Invalid("the size of the journal is out of range")),
+        };
+        let narrow =
+            |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
+        let mut sb = Superblock {
+            uuid: options.uuid,
+            format_version: FORMAT_VERSION,
+            generation: 1,
+            epoch,
+            volume_bytes: bytes,
+            journal,
+            journal_start: JournalPos::default(),
+            node_table: PageRef::NONE,
+            space_map: PageRef::NONE,
+            refcounts: PageRef::NONE,
+            root_node: 0,
+            next_node: 1,
+            next_seq: 1,
+            leaf_bytes: narrow(shape.leaf_bytes)?,
+            basement_bytes: narrow(shape.block_bytes)?,
+            fanout: u16::try_from(shape.fanout)
+                .map_err(|_| Error::Invalid("the fanout is out of range"))?,
+            codec: options.codec.unwrap_or(shape.codec),
+            clean: true,
+            heals: false,
+        };
+        let roots = NodeTable::format(dev, usable(&sb))?;
+        sb.node_table = roots.node_table;
+        sb.space_map = roots.space_map;
+        sb.refcounts = roots.refcounts;
+        dev.sync().map_err(io("syncing a new volume"))?;
+        // Both slots, so that nothing older is left to choose.
+        for generation in [1, 2] {
+            sb.generation = generation;
+            write_superblock(&**dev, &sb)?;
+        }
+        dev.sync().map_err(io("syncing a new volume"))
+    }
+
+    /// Opens a volume, after a crash with everything that was acknowledged.
+    ///
+    /// # Errors
+    /// `NotAVolume` with the reason, `Corrupt`, `Io`.
+    pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
+        if !options.read_only && !planted::is(Fault::OpenWithoutSync) {
+            // A process that died may have left writes that were never synced, a superblock among them. What is
+            // read here must be durable before the place of anything older is written over.
+            dev.sync()
+                .map_err(io("syncing what an earlier mount wrote"))?;
+        }
+        let mut sb = read_superblock(&*dev)?;
+        if !options.read_only {
+            // A power cut may have torn the second copy of either slot. The first one is written over by the checkpoint after
+            // the next, and nothing of the slot would be left if that were torn as well.
+            for bad in scrub_copies(&*dev, &sb, false).map_err(io("repairing a superblock"))? {
+                tracing::info!(
+                    addr = bad.addr,
+                    detail = bad.detail,
+                    "wrote a copy of the superblock anew"
+                );
+            }
+        }
+        let mut shape = options
+            .shape
+            .clone()
+            .unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
+        shape.codec = options.codec.unwrap_or(shape.codec);
+        let roots = TableRoots {
+            node_table: sb.node_table,
+            space_map: sb.space_map,
+            refcounts: sb.refcounts,
+        };
+        let table = NodeTable::open(&dev, roots, usable(&sb), options.read_only)?;
+        let cache_bytes = options
+            .cache_bytes
+            .unwrap_or_else(machine_cache_bytes)
+            .max(1 << 20);
+        let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
+        if sb.heals {
+            store.healing.set_due();
+        }
+        let root = match sb.root_node {
+            0 => empty_root(&store),
+            id => {
+                let record = store.table.get(NodeId(id))?.ok_or_else(|| Error::Corrupt {
+                    what: "superblock",
+                    addr: 0,
+                    detail: format!("the root is node {id}, which has no record"),
+                })?;
+                store
+                    .recorded(NodeId(id), Kind::Skeleton, record.height)
+                    .expect("nothing is known of any node yet")
+            }
+        };
+        let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
+        let mut inner = Inner::new(store, None, state, sb.clone());
+        inner.sync_each = options.sync_each;
+
+        let uuid_low = uuid_low(&sb.uuid);
+        let corrupt = |detail: String| Error::Corrupt {
+            what: "journal record",
+            addr: sb.journal.addr,
+            detail,
+        };
+        // Replaying takes space: what the journal names is taken out of it first.
+        let mut named = NamedLeaves::default();
+        Journal::replay(
+            &*dev,
+            sb.journal,
+            uuid_low,
+            sb.epoch,
+            sb.journal_start,
+            &mut |_, bytes| {
+                let mut pin = |place| named.pin(&inner.store, place);
+                let decoded = record::decode(bytes, &mut pin);
+                decoded.map(drop).map_err(|e| corrupt(e.to_string()))
+            },
+        )?;
+        let mut replayed = 0u64;
+        let end = Journal::replay(
+            &*dev,
+            sb.journal,
+            uuid_low,
+            sb.epoch,
+            sb.journal_start,
+            &mut |seq, bytes| {
+                if planted::is(Fault::RecordNotReplayed) && seq % 8 == 0 {
+                    return Ok(());
+                }
+                let mut find = |place| named.find(place);
+                let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
+                check(&batch).map_err(|e| corrupt(e.to_string()))?;
+                inner.apply(batch, None, Some(seq))?;
+                if inner
+                    .store
+                    .fresh_bytes
+                    .load(std::sync::atomic::Ordering::Relaxed)
+                    > 2 * inner.store.shape.memory_bytes as u64
+                    && !options.read_only
+                {
+                    inner.flush_if_possible(false)?;
+                }
+                replayed += 1;
+                Ok(())
+            },
+        )?;
+        drop(named);
+        if options.read_only {
+            let tree = Tree::from_inner(Arc::new(inner));
+            if !options.manual {
+                tree.inner.start_readers()?;
+            }
+            return Ok(tree);
+        }
+
+        // A new epoch must be durable before its first frame, together with where its frames start.
+        sb.epoch += u64::from(!planted::is(Fault::EpochNotRaised));
+        sb.clean = false;
+        inner.journal = Some(Journal::open(
+            dev.clone(),
+            sb.journal,
+            uuid_low,
+            sb.epoch,
+            inner.store.shape.codec,
+            end,
+        ));
+        if replayed > 0 {
+            tracing::info!(replayed, "recovered from the journal");
+        } else if !planted::is(Fault::EpochNotDurable) {
+            sb.generation += 1;
+            sb.journal_start = end;
+            write_superblock(&*dev, &sb)?;
+            dev.sync().map_err(io("syncing a superblock"))?;
+        }
+        inner.checkpointing = Mutex::new(sb);
+        let inner = Arc::new(inner);
+        if replayed > 0 {
+            inner.checkpoint()?;
+        }
+        // Stops what runs already when a thread cannot be started: nobody else would.
+        let tree = Tree::from_inner(inner);
+        if !options.manual {
+            tree.inner.start()?;
+            tree.inner.start_readers()?;
+        }
+        Ok(tree)
+    }
+}
+
+pub(crate) fn uuid_low(uuid: &[u8; 16]) -> u64 {
+    u64::from_le_bytes(uuid[..8].try_into().expect("eight bytes of sixteen"))
+}
+
+fn shape_of(sb: &Superblock, cache_bytes: Option<u64>) -> TreeShape {
+    let leaf_bytes = (sb.leaf_bytes as usize).max(256);
+    let fanout = usize::from(sb.fanout).max(4);
+    let cache =
+        usize::try_from(cache_bytes.unwrap_or_else(machine_cache_bytes)).unwrap_or(usize::MAX);
+    let usual = TreeShape::default();
+    TreeShape {
+        leaf_bytes,
+        block_bytes: (sb.basement_bytes as usize).clamp(64, 1 << 20),
+        fanout,
+        buffer_bytes: leaf_bytes / 2 * fanout,
+        memory_bytes: usual.memory_bytes.min(cache / 8).max(1 << 20),
+        codec: sb.codec,
+        ..usual
+    }
+}

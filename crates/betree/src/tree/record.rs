@@ -1,0 +1,199 @@
+//! Journal records: one atomic batch each. Byte layout: `docs/format.md`, "Journal records".
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use ramet_block::wire::{Reader, WireError, Writer};
+
+use crate::node::run_index::{MALFORMED, put_hi, take_hi};
+use crate::store::store::{Handle, Place};
+use crate::tree::batch::{Batch, Op};
+use crate::tree::ingest::Graft;
+
+fn take(r: &mut Reader<'_>) -> Result<Bytes, WireError> {
+    Ok(Bytes::copy_from_slice(r.bytes(usize::MAX)?))
+}
+
+/// Encodes a batch; `bytes` is about what it comes to.
+pub(crate) fn encode(batch: &Batch, bytes: usize) -> Vec<u8> {
+    let mut w = Writer::with_capacity(bytes);
+    w.varint(batch.ops.len() as u64);
+    for op in &batch.ops {
+        match op {
+            Op::Put { key, value } => {
+                w.u8(0);
+                w.bytes(key);
+                w.bytes(value);
+            }
+            Op::Delete { key } => {
+                w.u8(1);
+                w.bytes(key);
+            }
+            Op::Patch { key, offset, bytes } => {
+                w.u8(2);
+                w.bytes(key);
+                w.varint(u64::from(*offset));
+                w.bytes(bytes);
+            }
+            Op::DeleteRange { lo, hi } => {
+                w.u8(3);
+                w.bytes(lo);
+                put_hi(&mut w, hi.as_ref());
+            }
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                w.u8(4);
+                w.bytes(lo);
+                put_hi(&mut w, hi.as_ref());
+                w.varint(u64::from(*strip));
+                w.bytes(prefix);
+            }
+            Op::Graft { prefix, graft } => {
+                w.u8(5);
+                w.bytes(prefix);
+                graft.encode(&mut w);
+            }
+        }
+    }
+    w.into_vec()
+}
+
+/// Decodes a record; `leaf_at` finds the leaf at a place that it names.
+pub(crate) fn decode(
+    bytes: &[u8],
+    leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
+) -> Result<Batch, WireError> {
+    let mut r = Reader::new(bytes);
+    let count = r.varint()?;
+    let mut batch = Batch::new();
+    for _ in 0..count {
+        let narrow = |v: u64| u32::try_from(v).map_err(|_| MALFORMED);
+        let op = match r.u8()? {
+            0 => Op::Put {
+                key: take(&mut r)?,
+                value: take(&mut r)?,
+            },
+            1 => Op::Delete { key: take(&mut r)? },
+            2 => Op::Patch {
+                key: take(&mut r)?,
+                offset: narrow(r.varint()?)?,
+                bytes: take(&mut r)?,
+            },
+            3 => Op::DeleteRange {
+                lo: take(&mut r)?,
+                hi: take_hi(&mut r)?,
+            },
+            4 => Op::CloneRange {
+                lo: take(&mut r)?,
+                hi: take_hi(&mut r)?,
+                strip: narrow(r.varint()?)?,
+                prefix: take(&mut r)?,
+            },
+            5 => Op::Graft {
+                prefix: take(&mut r)?,
+                graft: Graft::decode(&mut r, leaf_at)?,
+            },
+            _ => return Err(MALFORMED),
+        };
+        batch.ops.push(op);
+    }
+    if r.remaining() != 0 {
+        return Err(MALFORMED);
+    }
+    Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::store::{Store, TreeShape};
+    use crate::tree::ingest::NamedLeaves;
+    use ramet_block::{Device, Extent, MemDevice};
+    use ramet_nodetable::NodeTable;
+
+    #[test]
+    fn every_operation_survives_the_journal() {
+        let mut batch = Batch::new();
+        batch.put("a", "1");
+        batch.delete("b");
+        batch.patch("c", 7, "xyz");
+        batch.delete_range("d", None);
+        batch.clone_range("ea", Some("eb".into()), 1, "f");
+        let store = store();
+        let mut place = Place {
+            extent: Extent::new(0x20_0000, 0x1000),
+            used_bytes: 0x0f00,
+            checksum: 0x1122_3344_5566_7788,
+        };
+        let mut named = NamedLeaves::default();
+        let graft = {
+            let bytes = graft_record();
+            let mut pin = |place| named.pin(&store, place);
+            decode(&bytes, &mut pin).expect("as in docs/format.md")
+        };
+        assert_eq!(encode(&graft, 0), graft_record());
+        batch.ops.extend(graft.ops);
+        let bytes = encode(&batch, 0);
+        let mut find = |place| named.find(place);
+        assert_eq!(decode(&bytes, &mut find), Ok(batch));
+        // Golden: a put of "a" to "1" alone.
+        let mut put = Batch::new();
+        put.put("a", "1");
+        assert_eq!(encode(&put, 0), [1, 0, 1, b'a', 1, b'1']);
+        for cut in 0..bytes.len() {
+            assert!(decode(&bytes[..cut], &mut find).is_err(), "cut at {cut}");
+        }
+        place.checksum += 1;
+        assert!(named.pin(&store, place).is_none(), "two nodes in one place");
+    }
+
+    /// One leaf for the keys `p` + `[a1, a2)`, as in `docs/format.md`.
+    fn graft_record() -> Vec<u8> {
+        let mut bytes = vec![1, 5, 1, b'p', 2, b'a', b'1', 1, 2, b'a', b'2', 1];
+        bytes.extend([2, b'a', b'1', 2, 0x80, 0x04, 1, 0x80, 0x1e]);
+        bytes.extend(0x1122_3344_5566_7788u64.to_le_bytes());
+        bytes
+    }
+
+    #[test]
+    fn a_graft_names_only_free_space_and_ranges_that_follow() {
+        let store = store();
+        let good = graft_record();
+        // The varint of the address and of the length in blocks, of the used bytes, of the lifted bytes.
+        let (addr, len, used, lift) = (16, 18, 19, 15);
+        let forged: [(&[(usize, u8)], &str); 7] = [
+            (&[(addr + 1, 0)], "before the usable area"),
+            (&[(addr + 1, 0x7f)], "behind the volume"),
+            (&[(len, 0)], "empty"),
+            (&[(used, 0x81), (used + 1, 0x20)], "used beyond the extent"),
+            (&[(used, 0x9f), (used + 1, 0x00)], "no room for a header"),
+            (&[(lift, 3)], "lifts more than is shared"),
+            (&[(14, b'0')], "a gap"),
+        ];
+        for (changes, what) in forged {
+            let mut bytes = good.clone();
+            for (at, byte) in changes {
+                bytes[*at] = *byte;
+            }
+            let mut named = NamedLeaves::default();
+            let mut pin = |place| named.pin(&store, place);
+            let refused = match decode(&bytes, &mut pin) {
+                Ok(batch) => crate::tree::inner::check(&batch).is_err(),
+                Err(_) => true,
+            };
+            assert!(refused, "{what}");
+        }
+    }
+
+    fn store() -> Arc<Store> {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let usable = Extent::new(1 << 20, 7 << 20);
+        let roots = NodeTable::format(&dev, usable).expect("a new table");
+        let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+        Store::new(dev, table, TreeShape::default(), 1 << 20, 10)
+    }
+}

@@ -1,0 +1,148 @@
+//! What the operations of a batch may change, as far as it was gone through.
+//!
+//! A clone of a source that an operation before it in the batch changes cannot be foreseen. A batch may hold a clone for each of many
+//! thousand hard links, so they are not compared with each other one by one: what all but the last few operations touch
+//! is kept as disjoint ranges.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+
+use crate::key::range::{KeyRange, below, cmp_hi};
+use crate::tree::batch::Op;
+
+/// So many operations are compared one by one: most batches have no more.
+const ONE_BY_ONE_MAX: usize = 32;
+
+/// What the first operations of a batch touch.
+pub(crate) struct Touched<'a> {
+    ops: &'a [Op],
+    /// Operations before this one are in `ranges`.
+    kept: usize,
+    /// First key and end of each, disjoint and no two of them side by side.
+    ranges: BTreeMap<Bytes, Option<Bytes>>,
+}
+
+impl<'a> Touched<'a> {
+    pub(crate) fn new(ops: &'a [Op]) -> Self {
+        Self {
+            ops,
+            kept: 0,
+            ranges: BTreeMap::new(),
+        }
+    }
+
+    /// Whether one of the operations before `at` may change what `range` holds, or where that lies. To be asked with growing `at`.
+    pub(crate) fn meets(&mut self, at: usize, range: &KeyRange) -> bool {
+        if at - self.kept > ONE_BY_ONE_MAX {
+            for op in &self.ops[self.kept..at] {
+                op.touched().for_each(|range| self.keep(range));
+            }
+            self.kept = at;
+        }
+        self.is_kept(range) || self.ops[self.kept..at].iter().any(|op| op.touches(range))
+    }
+
+    fn is_kept(&self, range: &KeyRange) -> bool {
+        // The last one that begins before its end is also the last one that ends.
+        let mut before = self.ranges.iter().rev();
+        let last = match &range.hi {
+            None => before.next(),
+            Some(hi) => self.ranges.range::<Bytes, _>(..hi).next_back(),
+        };
+        !range.is_empty() && last.is_some_and(|(_, hi)| below(&range.lo, hi.as_deref()))
+    }
+
+    fn keep(&mut self, range: KeyRange) {
+        let KeyRange { mut lo, mut hi } = range;
+        // Those that begin up to its end, from the last one on, as far as they reach up to it.
+        loop {
+            let found = match &hi {
+                None => self.ranges.last_key_value(),
+                Some(hi) => self.ranges.range::<Bytes, _>(..=hi).next_back(),
+            };
+            let Some((first, end)) = found else { break };
+            if end.as_ref().is_some_and(|end| *end < lo) {
+                break;
+            }
+            let (first, end) = (first.clone(), end.clone());
+            self.ranges.remove(&first);
+            lo = lo.min(first);
+            if cmp_hi(end.as_deref(), hi.as_deref()).is_gt() {
+                hi = end;
+            }
+        }
+        self.ranges.insert(lo, hi);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::rngs::StdRng;
+    use rand::{Rng, SeedableRng};
+
+    use super::*;
+
+    fn key(rng: &mut StdRng) -> Bytes {
+        let len = rng.random_range(3..7);
+        (0..len).map(|_| rng.random_range(b'a'..b'e')).collect()
+    }
+
+    fn range(rng: &mut StdRng) -> KeyRange {
+        let hi = rng.random_bool(0.9).then(|| key(rng));
+        KeyRange::new(key(rng), hi)
+    }
+
+    fn narrow(rng: &mut StdRng) -> KeyRange {
+        let lo = key(rng);
+        let hi = [&lo[..], b"b"].concat().into();
+        KeyRange::new(lo, Some(hi))
+    }
+
+    #[test]
+    fn many_operations_touch_what_they_touch_one_by_one() {
+        let mut met = [0; 2];
+        for seed in 0..200 {
+            let mut rng = StdRng::seed_from_u64(seed);
+            // Few of them are wide, or everything is touched at once.
+            let wide = rng.random_range(0.0..0.004);
+            let ops: Vec<Op> = (0..300)
+                .map(|_| {
+                    if rng.random_bool(wide) {
+                        let KeyRange { lo, hi } = range(&mut rng);
+                        return Op::DeleteRange { lo, hi };
+                    }
+                    let KeyRange { lo, hi } = narrow(&mut rng);
+                    match rng.random_range(0..3) {
+                        0 => Op::Delete { key: lo },
+                        1 => Op::DeleteRange { lo, hi },
+                        _ => Op::CloneRange {
+                            strip: u32::try_from(lo.len()).expect("short"),
+                            prefix: key(&mut rng),
+                            lo,
+                            hi,
+                        },
+                    }
+                })
+                .collect();
+            let mut touched = Touched::new(&ops);
+            for at in 0..=ops.len() {
+                let range = if rng.random_bool(0.1) {
+                    range(&mut rng)
+                } else {
+                    narrow(&mut rng)
+                };
+                let one_by_one = ops[..at].iter().any(|op| op.touches(&range));
+                let told = touched.meets(at, &range);
+                assert_eq!(told, one_by_one, "seed {seed}, {at}: {range:?}");
+                met[usize::from(told)] += 1;
+            }
+            assert!(touched.kept > 200);
+            let firsts = touched.ranges.iter().skip(1);
+            for ((_, end), (first, _)) in touched.ranges.iter().zip(firsts) {
+                assert!(end.as_ref().is_some_and(|end| end < first), "seed {seed}");
+            }
+        }
+        assert!(met.iter().all(|&times| times > 5000), "{met:?}");
+    }
+}
