@@ -37,7 +37,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
-use crate::syscall::run_anywhere;
+use ramet_sys::run_anywhere;
 
 /// Requests that the device has at a time.
 const THREADS: usize = 4;

@@ -2,6 +2,7 @@
 //!
 //! Nothing here knows about nodes, keys or files. Everything that decodes bytes from a device
 //! returns an error for bytes it does not understand; none of it panics.
+#![forbid(unsafe_code)]
 
 mod behind;
 mod checksum;
@@ -13,11 +14,6 @@ pub mod planted;
 mod streams;
 pub mod superblock;
 mod syncs;
-#[expect(
-    unsafe_code,
-    reason = "calls of the system without safe wrappers; all of it is in this file"
-)]
-mod syscall;
 pub mod wire;
 
 pub use checksum::{checksum, hash};
@@ -26,10 +22,6 @@ pub use device::{Device, MemDevice};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};
-pub use syscall::{
-    Revocable, SchedulingClass, control_ioctl, release_free_memory, set_scheduling_class,
-    write_mapped,
-};
 pub use wire::{Reader, WireError, Writer};
 
 /// Unit of allocation and of aligned device I/O, in bytes.

@@ -5,13 +5,13 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-use ramet_block::control_ioctl;
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
     NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest, USAGE,
     USAGE_BYTES, decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
 };
 use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
+use ramet_sys::control_ioctl;
 use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, lstat, openat, syncfs};
 use rustix::io::Errno;
 use rustix::process::geteuid;

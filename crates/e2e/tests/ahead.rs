@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use ramet_block::write_mapped;
 use ramet_e2e::{Bed, number, seeded};
+use ramet_sys::write_mapped;
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 

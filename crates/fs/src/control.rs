@@ -28,7 +28,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use ramet_betree::Usage;
-use ramet_block::control_ioctl;
+use ramet_sys::control_ioctl;
 
 use crate::diff::{Change, Difference};
 use crate::error::{Error, Result};

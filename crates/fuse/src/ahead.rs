@@ -31,8 +31,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use fuser::Errno;
 use parking_lot::{Condvar, Mutex};
-use ramet_block::Revocable;
 use ramet_fs::Ino;
+use ramet_sys::Revocable;
 use serde_json::{Value, json};
 
 use crate::server::Answer;

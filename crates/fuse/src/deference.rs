@@ -23,7 +23,7 @@ use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use ramet_block::{SchedulingClass, set_scheduling_class};
+use ramet_sys::{SchedulingClass, set_scheduling_class};
 use rustix::thread::{Pid, gettid};
 
 /// The longest pause between an answer and the next request of a run: several times what an idle virtual processor takes to wake up.

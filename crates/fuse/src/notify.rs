@@ -14,8 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, OnceLock};
 
 use fuser::{INodeNo, Notifier};
-use ramet_block::Revocable;
 use ramet_fs::{Ino, Invalidation};
+use ramet_sys::Revocable;
 
 /// The way to the kernel, once the session is there.
 #[derive(Clone, Default)]

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
-use ramet_block::Revocable;
 use ramet_fs::control::NAME_BYTES_MAX;
 use ramet_fs::{
     Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode, ROOT_INO,
     RenameMode, Result, SetAttr, SetXattr, Volume,
 };
+use ramet_sys::Revocable;
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
 use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};

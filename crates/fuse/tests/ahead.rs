@@ -19,9 +19,10 @@ use fuser::{
     MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request, Session,
 };
 use parking_lot::Mutex;
-use ramet_block::{Device, MemDevice, Revocable};
+use ramet_block::{Device, MemDevice};
 use ramet_fs::{FormatOptions, Volume};
 use ramet_fuse::{MountOptions, Mounted, mount};
+use ramet_sys::Revocable;
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 

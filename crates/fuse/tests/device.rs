@@ -7,10 +7,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use ramet_block::{Device, MemDevice, control_ioctl};
+use ramet_block::{Device, MemDevice};
 use ramet_fs::control::{SCRUB, SCRUB_START, ScrubRequest, decode_stat_reply};
 use ramet_fs::{FormatOptions, OpenOptions, ScrubPage, Volume};
 use ramet_fuse::{MountOptions, mount};
+use ramet_sys::control_ioctl;
 use rustix::io::Errno;
 
 const FAIL_WRITES: u8 = 1;

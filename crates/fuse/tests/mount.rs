@@ -13,12 +13,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use ramet_block::{Device, MemDevice, control_ioctl};
+use ramet_block::{Device, MemDevice};
 use ramet_fs::control::{
     CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, decode_source_reply,
 };
 use ramet_fs::{FormatOptions, Kind, NewInode, ROOT_INO, Volume};
 use ramet_fuse::{MountOptions, Mounted, Transport, mount};
+use ramet_sys::control_ioctl;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 

@@ -765,7 +765,7 @@ impl Inner {
                 continue;
             }
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
-                ramet_block::release_free_memory();
+                ramet_sys::release_free_memory();
             }
             if self.failure().is_none() {
                 let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() {

@@ -5,9 +5,9 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use ramet_block::control_ioctl;
 use ramet_fs::control::{STAT, STAT_BYTES, decode_stat_reply};
 use ramet_fuse::Mounted;
+use ramet_sys::control_ioctl;
 
 /// A mount that stays busy for so long is held by something that this process forgot.
 const UNMOUNT_MAX: Duration = Duration::from_secs(10);

@@ -1,7 +1,7 @@
 //! What the heap gives back, in a process of its own: the resident set is that of all threads, so nothing may run beside it.
 #![cfg(target_env = "gnu")]
 
-use ramet_block::release_free_memory;
+use ramet_sys::release_free_memory;
 
 #[test]
 fn memory_between_what_is_held_goes_back() {

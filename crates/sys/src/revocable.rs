@@ -1,0 +1,172 @@
+//! Bytes that the kernel is given, and that can be taken back before it reads them.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::mapping::map_shared;
+
+/// Bytes for `write(2)` that can be taken back while the kernel waits before it reads them.
+///
+/// A kernel that waits for a lock of its own reads what it is to write when it has the lock, and not before. Whoever holds that lock until it hears from
+/// this process can be given an answer that what is under way does not spoil: [`Revocable::revoke`] first, and the write fails with `EFAULT`.
+pub struct Revocable {
+    /// Whole pages of their own: nothing else lies there.
+    pages: NonNull<u8>,
+    room: usize,
+    len: usize,
+    is_revoked: AtomicBool,
+}
+
+// SAFETY: the pages belong to the value, whichever thread has it.
+unsafe impl Send for Revocable {}
+// SAFETY: what takes `&self` neither reads nor writes the pages in this process: it hands their address to the kernel, or protects them.
+// References to them live within `fill` only, which has the value for itself.
+unsafe impl Sync for Revocable {}
+
+impl Revocable {
+    /// With room for so many bytes.
+    ///
+    /// # Errors
+    /// No memory.
+    ///
+    /// # Panics
+    /// If there is to be no room at all.
+    pub fn new(room: usize) -> io::Result<Self> {
+        assert!(room > 0, "no room");
+        // Shared, so that the kernel never joins them to pages beside them, which it would have to take apart again to protect them.
+        Ok(Self {
+            pages: map_shared(room, None)?,
+            room,
+            len: 0,
+            is_revoked: AtomicBool::new(false),
+        })
+    }
+
+    /// Has `fill` put other bytes there, and say how many.
+    ///
+    /// # Errors
+    /// The pages stay protected.
+    ///
+    /// # Panics
+    /// If that is more than there is room for.
+    pub fn fill(&mut self, fill: impl FnOnce(&mut [u8]) -> usize) -> io::Result<()> {
+        if *self.is_revoked.get_mut() {
+            self.protect(libc::PROT_READ | libc::PROT_WRITE)?;
+            *self.is_revoked.get_mut() = false;
+        }
+        // SAFETY: mapped by `new`, so long, zeroed by the kernel and written by callers of this only; they may be read and written, as was just seen to,
+        // and nobody protects them or has a reference while this one has the value for itself. The kernel reads them within `write` only.
+        let room = unsafe { std::slice::from_raw_parts_mut(self.pages.as_ptr(), self.room) };
+        let len = fill(room);
+        assert!(len <= self.room, "more bytes than there is room for");
+        self.len = len;
+        Ok(())
+    }
+
+    /// Bytes that are there.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Writes `header`, and the bytes behind it, to `fd` in one call, and returns how many of both it took.
+    ///
+    /// # Errors
+    /// `EFAULT` when they were revoked before the kernel read one of them; otherwise those of write(2).
+    pub fn write(&self, fd: impl AsFd, header: &[u8]) -> io::Result<usize> {
+        let part = |base: *const u8, len| libc::iovec {
+            iov_base: base.cast_mut().cast(),
+            iov_len: len,
+        };
+        let parts = [
+            part(header.as_ptr(), header.len()),
+            part(self.pages.as_ptr(), self.len),
+        ];
+        // SAFETY: two parts, the first of borrowed bytes, the second of pages that are mapped as long as this value lives; the kernel only reads them,
+        // and checks itself whether it may.
+        let written = unsafe { libc::writev(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
+        usize::try_from(written).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// From now on the kernel reads nothing of it, whoever is writing it.
+    ///
+    /// # Errors
+    /// It may still read.
+    pub fn revoke(&self) -> io::Result<()> {
+        self.is_revoked.store(true, Ordering::SeqCst);
+        self.protect(libc::PROT_NONE)
+    }
+
+    /// Whether it was revoked since it was filled.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.is_revoked.load(Ordering::SeqCst)
+    }
+
+    fn protect(&self, protection: libc::c_int) -> io::Result<()> {
+        // SAFETY: the pages are this value's alone, and nobody has a reference to them: `fill` has the value for itself.
+        match unsafe { libc::mprotect(self.pages.as_ptr().cast(), self.room, protection) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+impl Drop for Revocable {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody uses it any more.
+        unsafe {
+            libc::munmap(self.pages.as_ptr().cast(), self.room);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn what_is_revoked_before_it_is_read_is_not_written() {
+        // Of a pipe the kernel copies a page at a time, as soon as there is one.
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut bytes = Revocable::new(5000).unwrap();
+        assert!(bytes.is_empty());
+        let fill = |bytes: &mut Revocable, with: u8| {
+            let fill = |room: &mut [u8]| {
+                room[..5000].fill(with);
+                4096
+            };
+            bytes.fill(fill).unwrap();
+            assert_eq!(bytes.len(), 4096);
+        };
+        fill(&mut bytes, 1);
+        assert_eq!(bytes.write(&writer, b"head").unwrap(), 4100);
+        bytes.revoke().unwrap();
+        assert!(bytes.is_revoked());
+        let mut read = vec![0; 8200];
+        assert_eq!(rustix::io::read(&reader, &mut read).unwrap(), 4100);
+        assert_eq!(&read[..4], b"head");
+        assert!(read[4..4100].iter().all(|byte| *byte == 1));
+
+        // Nothing but the header is left of it.
+        let written = bytes.write(&writer, b"");
+        let error = Errno::from_io_error(&written.unwrap_err());
+        assert_eq!(error, Some(Errno::FAULT));
+
+        fill(&mut bytes, 2);
+        assert!(!bytes.is_revoked());
+        assert_eq!(bytes.write(&writer, b"").unwrap(), 4096);
+        assert_eq!(rustix::io::read(&reader, &mut read).unwrap(), 4096);
+        assert!(read[..4096].iter().all(|byte| *byte == 2));
+    }
+}
