@@ -20,11 +20,10 @@ struct SizedCall<'a> {
     buffer: &'a mut [u8],
 }
 
-// SAFETY: `as_ptr` gives a pointer to `buffer`, borrowed mutably for as long as `self` lives, and
-// `control_ioctl` is the only place that makes one: there the call goes to FUSE, which for a
-// "restricted" ioctl (the only kind a FUSE file system that is not CUSE can have) transfers exactly
-// the bytes that the number's size field says (fuse_do_ioctl in the kernel's fs/fuse/ioctl.c), and
-// `buffer` is at least that long.
+// SAFETY: `as_ptr` gives a pointer to `buffer`, borrowed mutably for as long as `self` lives. Only
+// `control_ioctl` makes a value, and sends it to FUSE. FUSE transfers for a "restricted" ioctl (the
+// only kind that a FUSE file system other than CUSE can have) exactly the bytes that the size field
+// of the number says (fuse_do_ioctl in the kernel's fs/fuse/ioctl.c), and `buffer` has as many.
 unsafe impl Ioctl for SizedCall<'_> {
     type Output = ();
     const IS_MUTATING: bool = true;
@@ -42,8 +41,8 @@ unsafe impl Ioctl for SizedCall<'_> {
     }
 }
 
-/// Sends one of Ramet's ioctls to a descriptor on a FUSE mount; `buffer` is what goes in, comes out,
-/// or both, as the number says.
+/// Sends one of Ramet's ioctls to a descriptor on a FUSE mount; `buffer` is what goes in, comes
+/// out, or both, as the number says.
 ///
 /// # Errors
 /// `ENOTTY` when `fd` is not on a FUSE mount; otherwise what the daemon answered.

@@ -1,8 +1,8 @@
 //! Calls of Linux that have no safe wrapper.
 //!
 //! This crate holds the only `unsafe` of the project. Each module wraps one thing, has an interface
-//! that no caller can misuse, and argues at each `unsafe` why that holds. A call that `rustix` offers
-//! with a safe signature does not belong here.
+//! that no caller can misuse, and argues at each `unsafe` why that holds. A call that `rustix`
+//! offers with a safe signature does not belong here.
 #![expect(
     unsafe_code,
     reason = "the one crate that may: everything else forbids it"
@@ -10,12 +10,14 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 mod control_ioctl;
+mod fuse_ring;
 mod heap;
 mod mapping;
 mod revocable;
 mod scheduling;
 
 pub use control_ioctl::control_ioctl;
+pub use fuse_ring::{FuseRing, RingRequest};
 pub use heap::release_free_memory;
 pub use mapping::write_mapped;
 pub use revocable::Revocable;

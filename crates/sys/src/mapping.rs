@@ -24,12 +24,13 @@ pub(crate) fn map_shared(
     Ok(NonNull::new(pages.cast()).ok_or(io::ErrorKind::OutOfMemory)?)
 }
 
-/// Writes `bytes` at `offset` of a file as programs do that map it: they are on no device yet, and nobody was asked. For what tests a mount.
+/// Writes `bytes` at `offset` of a file as programs do that map it: the bytes are on no device yet,
+/// and the file system was not asked. For tests of mounts.
 ///
-/// The process is killed (`SIGBUS`) if somebody makes the file shorter meanwhile.
+/// The process is killed (`SIGBUS`) if another one makes the file shorter meanwhile.
 ///
 /// # Errors
-/// `EINVAL` if they lie in more than one page, or behind the end; otherwise those of mmap(2).
+/// `EINVAL` if the bytes lie in more than one page, or behind the end; otherwise those of mmap(2).
 pub fn write_mapped(file: impl AsFd, offset: u64, bytes: &[u8]) -> io::Result<()> {
     const PAGE: usize = 4096;
     let fd = file.as_fd();
@@ -41,7 +42,8 @@ pub fn write_mapped(file: impl AsFd, offset: u64, bytes: &[u8]) -> io::Result<()
         return Err(Errno::INVAL.into());
     };
     let page = map_shared(PAGE, Some((fd, base)))?;
-    // SAFETY: the page was just mapped, is this call's alone and lies nowhere near `bytes`, which fit into it from `start` on, as was checked; nobody uses it behind this.
+    // SAFETY: the page was just mapped, is this call's alone and does not overlap `bytes`, which
+    // fit into it from `start` on, as was checked; nothing uses the page afterwards.
     unsafe {
         let to = page.as_ptr().add(start);
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());

@@ -9,10 +9,11 @@ use crate::mapping::map_shared;
 
 /// Bytes for `write(2)` that can be taken back while the kernel waits before it reads them.
 ///
-/// A kernel that waits for a lock of its own reads what it is to write when it has the lock, and not before. Whoever holds that lock until it hears from
-/// this process can be given an answer that what is under way does not spoil: [`Revocable::revoke`] first, and the write fails with `EFAULT`.
+/// A kernel that waits for a lock of its own reads the bytes to be written when it has the lock,
+/// and not before. The holder of that lock may wait for an answer of this process. This process
+/// revokes the bytes and then answers: the write fails with `EFAULT`, and cannot spoil the answer.
 pub struct Revocable {
-    /// Whole pages of their own: nothing else lies there.
+    /// Whole pages, with nothing else in them.
     pages: NonNull<u8>,
     room: usize,
     len: usize,
@@ -21,8 +22,9 @@ pub struct Revocable {
 
 // SAFETY: the pages belong to the value, whichever thread has it.
 unsafe impl Send for Revocable {}
-// SAFETY: what takes `&self` neither reads nor writes the pages in this process: it hands their address to the kernel, or protects them.
-// References to them live within `fill` only, which has the value for itself.
+// SAFETY: methods with `&self` neither read nor write the pages in this process: they hand the
+// address to the kernel, or protect the pages. References to the pages live only within `fill`,
+// which has the value for itself.
 unsafe impl Sync for Revocable {}
 
 impl Revocable {
@@ -35,7 +37,8 @@ impl Revocable {
     /// If there is to be no room at all.
     pub fn new(room: usize) -> io::Result<Self> {
         assert!(room > 0, "no room");
-        // Shared, so that the kernel never joins them to pages beside them, which it would have to take apart again to protect them.
+        // Shared pages: the kernel never joins them to their neighbours, and so never has to take
+        // them apart again to protect them.
         Ok(Self {
             pages: map_shared(room, None)?,
             room,
@@ -56,8 +59,10 @@ impl Revocable {
             self.protect(libc::PROT_READ | libc::PROT_WRITE)?;
             *self.is_revoked.get_mut() = false;
         }
-        // SAFETY: mapped by `new`, so long, zeroed by the kernel and written by callers of this only; they may be read and written, as was just seen to,
-        // and nobody protects them or has a reference while this one has the value for itself. The kernel reads them within `write` only.
+        // SAFETY: mapped by `new`, so long, zeroed by the kernel and written by callers of this
+        // method only. The pages may be read and written, see above, and this method has the value
+        // for itself, so nobody protects them or has another reference. The kernel reads them only
+        // within `write`.
         let room = unsafe { std::slice::from_raw_parts_mut(self.pages.as_ptr(), self.room) };
         let len = fill(room);
         assert!(len <= self.room, "more bytes than there is room for");
@@ -77,10 +82,12 @@ impl Revocable {
         self.len == 0
     }
 
-    /// Writes `header`, and the bytes behind it, to `fd` in one call, and returns how many of both it took.
+    /// Writes `header`, and the bytes behind it, to `fd` in one call, and returns how many of both
+    /// it took.
     ///
     /// # Errors
-    /// `EFAULT` when they were revoked before the kernel read one of them; otherwise those of write(2).
+    /// `EFAULT` when they were revoked before the kernel read one of them; otherwise those of
+    /// write(2).
     pub fn write(&self, fd: impl AsFd, header: &[u8]) -> io::Result<usize> {
         let part = |base: *const u8, len| libc::iovec {
             iov_base: base.cast_mut().cast(),
@@ -90,29 +97,30 @@ impl Revocable {
             part(header.as_ptr(), header.len()),
             part(self.pages.as_ptr(), self.len),
         ];
-        // SAFETY: two parts, the first of borrowed bytes, the second of pages that are mapped as long as this value lives; the kernel only reads them,
-        // and checks itself whether it may.
+        // SAFETY: two parts, the first of borrowed bytes, the second of pages that are mapped as
+        // long as this value lives. The kernel only reads them, and checks itself whether it may.
         let written = unsafe { libc::writev(fd.as_fd().as_raw_fd(), parts.as_ptr(), 2) };
         usize::try_from(written).map_err(|_| io::Error::last_os_error())
     }
 
-    /// From now on the kernel reads nothing of it, whoever is writing it.
+    /// Keeps the kernel from reading the bytes from now on, in writes under way too.
     ///
     /// # Errors
-    /// It may still read.
+    /// The kernel may still read them.
     pub fn revoke(&self) -> io::Result<()> {
         self.is_revoked.store(true, Ordering::SeqCst);
         self.protect(libc::PROT_NONE)
     }
 
-    /// Whether it was revoked since it was filled.
+    /// Whether the bytes were revoked since they were filled in.
     #[must_use]
     pub fn is_revoked(&self) -> bool {
         self.is_revoked.load(Ordering::SeqCst)
     }
 
     fn protect(&self, protection: libc::c_int) -> io::Result<()> {
-        // SAFETY: the pages are this value's alone, and nobody has a reference to them: `fill` has the value for itself.
+        // SAFETY: the pages are this value's alone, and nobody has a reference to them: `fill` has
+        // the value for itself.
         match unsafe { libc::mprotect(self.pages.as_ptr().cast(), self.room, protection) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
@@ -122,7 +130,7 @@ impl Revocable {
 
 impl Drop for Revocable {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody uses it any more.
+        // SAFETY: mapped by `new`, and nobody uses the pages any more.
         unsafe {
             libc::munmap(self.pages.as_ptr().cast(), self.room);
         }

@@ -16,7 +16,8 @@ pub enum SchedulingClass {
 /// Changes the scheduling class of one thread, of this process or another.
 ///
 /// # Errors
-/// `ESRCH` without such a thread; `EPERM` when it is not ours, or may not leave the idle class (`RLIMIT_NICE`).
+/// `ESRCH` if there is no such thread; `EPERM` if the thread is another user's or may not leave the
+/// idle class (`RLIMIT_NICE`).
 pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<()> {
     let policy = match class {
         SchedulingClass::Normal => libc::SCHED_OTHER,
@@ -25,8 +26,9 @@ pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<(
     // The one priority that these classes have.
     let priority: libc::c_int = 0;
     let thread = thread.as_raw_nonzero().get();
-    // SAFETY: the kernel reads one `struct sched_param`, which is one `int`, from a live variable, and writes nothing. By number,
-    // since some C libraries refuse the call where theirs is that of a whole process.
+    // SAFETY: the kernel reads one `struct sched_param`, which is one `int`, from a live variable,
+    // and writes nothing. The call is made by its number: the function of some C libraries is for
+    // whole processes.
     let done = unsafe {
         libc::syscall(
             libc::SYS_sched_setscheduler,
@@ -41,8 +43,9 @@ pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<(
     }
 }
 
-/// Has the calling thread run in its turn and on all processors that it may, whatever it inherited from the thread that made it:
-/// one that answers requests stays on a processor and may be in the idle class. Best effort.
+/// Has the calling thread run in its turn, on all processors that it may use. A new thread inherits
+/// class and processors of the thread that made it, and a thread that answers requests stays on one
+/// processor and may be in the idle class. Errors are ignored: the thread then runs as it did.
 pub fn run_anywhere() {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));

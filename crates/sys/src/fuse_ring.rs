@@ -1,0 +1,302 @@
+//! One entry of one queue of FUSE over io_uring, with the io_uring that its commands go through.
+//!
+//! The kernel keeps a queue of requests for each processor. A server *registers* entries with a
+//! queue: two buffers, into which the kernel copies one request, and from which it takes the
+//! answer. Each answer is committed together with the wish for the next request, so one system call
+//! answers and asks (`fuse_uring_cmd` in the kernel's `fs/fuse/dev_uring.c`).
+//!
+//! ```text
+//! header    0  struct fuse_in_header on the way in, fuse_out_header on the way out
+//!         128  the structure of the operation
+//!         256  flags, 8 bytes
+//!         264  commit id, 8 bytes
+//!         272  bytes of the payload, 4 bytes, and 12 reserved ones
+//! payload   0  what follows the structure of the operation: names, data; the answer on the way out
+//! ```
+//!
+//! The kernel touches the buffers only while a command is under way, and a [`FuseRing`] hands out
+//! references to them only while none is.
+
+use std::io;
+use std::marker::PhantomData;
+use std::mem::offset_of;
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+
+use io_uring::opcode::UringCmd80;
+use io_uring::types::Fixed;
+use io_uring::{IoUring, cqueue, squeue};
+
+const REGISTER: u32 = 1;
+const COMMIT_AND_FETCH: u32 = 2;
+
+/// Bytes of `struct fuse_uring_req_header`.
+const HEADER_BYTES: usize = 288;
+const OP_AT: usize = 128;
+/// Bytes of the place for the structure of an operation.
+const OP_BYTES: usize = 128;
+const COMMIT_ID_AT: usize = 264;
+const PAYLOAD_BYTES_AT: usize = 272;
+/// Bytes of `struct fuse_out_header`.
+const OUT_BYTES: usize = 16;
+const PAGE_BYTES: usize = 4096;
+
+/// A submission, byte for byte: only the field that `io-uring` has no setter for.
+#[repr(C)]
+struct Submission {
+    before: [u8; 24],
+    len: u32,
+    behind: [u8; 100],
+}
+
+const _: () = assert!(size_of::<Submission>() == size_of::<squeue::Entry128>());
+const _: () = assert!(offset_of!(Submission, len) == 24);
+
+/// Pages of this process's own, which may outlive their owner.
+struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+impl Pages {
+    /// Zeroed pages that are in memory already, at least `bytes`.
+    fn new(bytes: usize) -> io::Result<Self> {
+        let len = bytes.next_multiple_of(PAGE_BYTES);
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        // SAFETY: new pages wherever the kernel wants them, so nothing that exists changes.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, len })
+    }
+
+    fn as_iovec(&self) -> libc::iovec {
+        libc::iovec {
+            iov_base: self.start.as_ptr().cast(),
+            iov_len: self.len,
+        }
+    }
+
+    fn as_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the pages are mapped, so long, zeroed at first and this value's alone. The kernel
+        // reads and writes them only while a command of the ring is under way, and `FuseRing` does
+        // not call this then.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `new`, and nobody uses the pages any more: the kernel has no command
+        // that names them, or `FuseRing` would not have dropped this value.
+        unsafe {
+            libc::munmap(self.start.as_ptr().cast(), self.len);
+        }
+    }
+}
+
+/// A request that lies in the entry of a ring.
+pub struct RingRequest<'a> {
+    /// `struct fuse_in_header` comes first.
+    pub header: &'a [u8],
+    /// The structure of the operation comes first; what follows that is old.
+    pub operation: &'a [u8],
+    /// Room for the answer. What follows the structure of the operation comes first.
+    pub payload: &'a mut [u8],
+    /// Bytes of `payload` that belong to the request.
+    pub payload_bytes: usize,
+}
+
+/// An entry of a queue, and the io_uring for its commands. Both belong to the thread that made
+/// them.
+pub struct FuseRing {
+    ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    /// Taken away only when the kernel may still write to them.
+    header: Option<Pages>,
+    payload: Option<Pages>,
+    queue: u16,
+    /// Whether the kernel has a command that it has not completed.
+    is_under_way: bool,
+    /// The io_uring takes commands from one thread only.
+    of_one_thread: PhantomData<*mut ()>,
+}
+
+impl FuseRing {
+    /// An io_uring of the calling thread and an entry with `payload_bytes` of room, for the queue
+    /// of processor `queue` of the connection `device`. Nothing is registered yet.
+    ///
+    /// # Errors
+    /// The system has no io_uring for this process, or no memory.
+    pub fn new(device: impl AsFd, queue: u16, payload_bytes: usize) -> io::Result<Self> {
+        let ring = Self::ring()?;
+        let device = device.as_fd().as_raw_fd();
+        ring.submitter().register_files(&[device])?;
+        Ok(Self {
+            ring,
+            header: Some(Pages::new(HEADER_BYTES)?),
+            payload: Some(Pages::new(payload_bytes)?),
+            queue,
+            is_under_way: false,
+            of_one_thread: PhantomData,
+        })
+    }
+
+    /// Whether this process can have an io_uring as entries of queues need it.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn probe() -> io::Result<()> {
+        Self::ring().map(drop)
+    }
+
+    /// The thread gets completions where it asks for them (`DEFER_TASKRUN`): a thread that answers
+    /// asks with each answer, and is not interrupted in between.
+    fn ring() -> io::Result<IoUring<squeue::Entry128, cqueue::Entry>> {
+        let mut builder = IoUring::builder();
+        builder.setup_single_issuer().setup_defer_taskrun();
+        builder.build(1)
+    }
+
+    /// Registers the entry with its queue. The kernel puts a request there when it has one.
+    ///
+    /// # Errors
+    /// The kernel refuses the entry.
+    ///
+    /// # Panics
+    /// If the entry is registered already.
+    pub fn register(&mut self) -> io::Result<()> {
+        assert!(!self.is_under_way, "an entry is registered once");
+        let buffers = [&self.header, &self.payload]
+            .map(|pages| pages.as_ref().expect("kept until drop").as_iovec());
+        let command = UringCmd80::new(Fixed(0), REGISTER)
+            .cmd(command(self.queue, 0))
+            .addr(Some(buffers.as_ptr() as u64))
+            .build();
+        // SAFETY: both types have the same size, asserted above, any bytes are valid for either,
+        // and offset 24 of a submission is its field `len` (`struct io_uring_sqe`).
+        let command = unsafe {
+            let mut submission: Submission = std::mem::transmute(command);
+            submission.len = u32::try_from(buffers.len()).expect("two");
+            std::mem::transmute::<Submission, squeue::Entry128>(submission)
+        };
+        self.push(&command);
+        // The kernel reads `buffers` before this returns: a command is issued when it is submitted.
+        self.ring.submit()?;
+        self.completed().unwrap_or(Ok(()))
+    }
+
+    /// Waits until a request lies in the registered entry.
+    ///
+    /// # Errors
+    /// `ENOTCONN` or `ECONNABORTED` at the end of the connection.
+    pub fn wait(&mut self) -> io::Result<()> {
+        loop {
+            if let Some(completed) = self.completed() {
+                return completed;
+            }
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                waited => drop(waited?),
+            }
+        }
+    }
+
+    /// The request that [`Self::wait`] or [`Self::answer`] waited for.
+    ///
+    /// # Panics
+    /// If the kernel has the entry.
+    pub fn request(&mut self) -> RingRequest<'_> {
+        assert!(!self.is_under_way, "the kernel has the entry");
+        let header = self.header.as_mut().expect("kept until drop").as_mut();
+        let payload = self.payload.as_mut().expect("kept until drop").as_mut();
+        let payload_bytes = header[PAYLOAD_BYTES_AT..][..4].try_into();
+        let payload_bytes = u32::from_ne_bytes(payload_bytes.expect("4 bytes"));
+        RingRequest {
+            header: &header[..OP_AT],
+            operation: &header[OP_AT..OP_AT + OP_BYTES],
+            payload_bytes: payload.len().min(payload_bytes as usize),
+            payload,
+        }
+    }
+
+    /// Gives the kernel the answer, `out` and the first `payload_bytes` of the payload, and waits
+    /// for the next request.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    ///
+    /// # Panics
+    /// If the kernel has the entry.
+    pub fn answer(&mut self, out: &[u8; OUT_BYTES], payload_bytes: u32) -> io::Result<()> {
+        assert!(!self.is_under_way, "the kernel has the entry");
+        let header = self.header.as_mut().expect("kept until drop").as_mut();
+        let commit_id = header[COMMIT_ID_AT..][..8].try_into();
+        let commit_id = u64::from_ne_bytes(commit_id.expect("8 bytes"));
+        header[..OUT_BYTES].copy_from_slice(out);
+        header[PAYLOAD_BYTES_AT..][..4].copy_from_slice(&payload_bytes.to_ne_bytes());
+        let command =
+            UringCmd80::new(Fixed(0), COMMIT_AND_FETCH).cmd(command(self.queue, commit_id));
+        self.push(&command.build());
+        self.wait()
+    }
+
+    /// Hands the kernel a command with the next call that submits.
+    fn push(&mut self, command: &squeue::Entry128) {
+        self.is_under_way = true;
+        // SAFETY: the command names the file registered by `new` and, if it registers, buffers that
+        // live until it is completed: `drop` keeps them otherwise.
+        unsafe { self.ring.submission().push(command) }.expect("one command at a time");
+    }
+
+    /// The outcome of the command under way, if it is completed.
+    fn completed(&mut self) -> Option<io::Result<()>> {
+        let completion = self.ring.completion().next()?;
+        self.is_under_way = false;
+        Some(match completion.result() {
+            0.. => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(-errno)),
+        })
+    }
+}
+
+impl Drop for FuseRing {
+    fn drop(&mut self) {
+        if self.is_under_way {
+            // The kernel cancels the command some time after the ring is closed, and may copy a
+            // request until then: the pages stay mapped for as long as the process lives.
+            std::mem::forget(self.header.take());
+            std::mem::forget(self.payload.take());
+        }
+    }
+}
+
+/// `struct fuse_uring_cmd_req`: flags, commit id, number of the queue.
+fn command(queue: u16, commit_id: u64) -> [u8; 80] {
+    let mut bytes = [0; 80];
+    bytes[8..16].copy_from_slice(&commit_id.to_ne_bytes());
+    bytes[16..18].copy_from_slice(&queue.to_ne_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is not FUSE has no commands; the entry is free again.
+    #[test]
+    fn a_file_that_is_not_fuse_refuses_the_entry() {
+        if FuseRing::probe().is_err() {
+            return;
+        }
+        let file = tempfile::tempfile().unwrap();
+        let mut ring = FuseRing::new(&file, 0, 5000).unwrap();
+        let refused = ring.register().unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EOPNOTSUPP));
+        let request = ring.request();
+        assert_eq!((request.payload.len(), request.payload_bytes), (8192, 0));
+        assert!(ring.register().is_err());
+    }
+}
