@@ -1,6 +1,6 @@
 //! Clones a table of a million keys, edits both, and checks every key of both.
 //!
-//! `cargo run --release -p ramet --example clone_table [KEYS]`
+//! `cargo run --release -p ramet-store --example clone_table [KEYS]`
 
 use std::error::Error;
 use std::time::{Duration, Instant};
