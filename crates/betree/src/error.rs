@@ -104,3 +104,10 @@ impl From<ramet_block::SuperblockError> for Error {
         }
     }
 }
+
+pub(crate) fn io_error(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |e| Error::Io {
+        what,
+        source: Arc::new(e),
+    }
+}

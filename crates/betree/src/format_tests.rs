@@ -7,13 +7,20 @@ use ramet_block::{Codec, Device, Extent, MemDevice, checksum};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::check::verify::check_skeleton;
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
 use crate::node::buffer::MemRun;
-use crate::node::filter::{self, Filter};
+use crate::node::filter;
+use crate::node::filter::Filter;
+use crate::node::handle::Kind;
 use crate::node::message::{Point, RangeMsg, Target};
-use crate::node::run_index::{PackedBuilder, RunImage, RunIndex, index_len, segment_image};
+use crate::node::packed::PackedBuilder;
+use crate::node::run_builder::{RunImage, segment_image};
+use crate::node::run_index::{RunIndex, index_len};
 use crate::node::skeleton::{Child, Edge, SegRef, Skeleton};
-use crate::store::store::{Handle, Kind, Store, TreeShape};
+use crate::shape::TreeShape;
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
 
 fn store() -> Arc<Store> {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));

@@ -27,6 +27,7 @@
 
 mod check;
 mod clone;
+mod counters;
 mod error;
 #[cfg(test)]
 mod format_tests;
@@ -35,6 +36,7 @@ mod key;
 mod node;
 mod read;
 mod reshape;
+mod shape;
 #[cfg(test)]
 #[cfg(feature = "shuttle")]
 mod shuttled;
@@ -46,11 +48,13 @@ mod tree;
 pub use check::scrub::{Damage, Scrub};
 pub use check::usage::Usage;
 pub use error::{Error, Result};
+pub use key::range::successor_of_prefix;
 pub use read::deferred::Peek;
 pub use read::diff::{Diff, Difference, Span};
+pub use shape::{KEY_BYTES_MAX, OpenOptions, Seq, TreeShape, VALUE_BYTES_MAX};
 pub use stats::{PathCounts, Stats, WrittenBytes};
-pub use store::store::TreeShape;
-pub use tree::batch::{Batch, Op, successor_of_prefix};
+pub use tree::api::Tree;
+pub use tree::batch::{Batch, Op};
 pub use tree::ingest::Graft;
-pub use tree::inner::{KEY_BYTES_MAX, OpenOptions, Scan, Seq, Snapshot, Tree, VALUE_BYTES_MAX};
 pub use tree::open::{FormatOptions, VOLUME_BYTES_MIN};
+pub use tree::snapshot::{Scan, Snapshot};

@@ -18,12 +18,15 @@ use ramet_nodetable::{NodeId, TableRoots};
 
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
+use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
 use crate::node::run_index::index_len;
 use crate::node::skeleton::Skeleton;
-use crate::store::store::{Handle, Kind};
-use crate::tree::inner::{Inner, Tree};
+use crate::store::dirty::Handle;
+use crate::tree::api::Tree;
+use crate::tree::inner::Inner;
 
 /// Bytes of the device that are not what they should be.
 #[derive(Clone, Debug)]
@@ -288,7 +291,10 @@ mod tests {
     use ramet_block::{BLOCK_BYTES, Device, MemDevice};
 
     use super::*;
-    use crate::{Batch, FormatOptions, OpenOptions, TreeShape};
+    use crate::shape::OpenOptions;
+    use crate::shape::TreeShape;
+    use crate::tree::batch::Batch;
+    use crate::tree::open::FormatOptions;
 
     fn tree(dev: &Arc<dyn Device>) -> Tree {
         let shape = TreeShape {

@@ -15,13 +15,16 @@ use std::sync::Arc;
 use ramet_nodetable::{NodeId, NodeRecord};
 
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
+use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
+use crate::read::cut::{Base, check_falls, cut};
 use crate::read::diff::Span;
-use crate::read::scan::{Base, check_falls, cut};
-use crate::store::store::{Handle, Kind, Store};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
 /// Space of some ranges, in bytes.
@@ -310,7 +313,7 @@ mod tests {
     use super::*;
     use crate::node::buffer::MemRun;
     use crate::node::message::Target;
-    use crate::store::store::TreeShape;
+    use crate::shape::TreeShape;
     use ramet_block::{Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 

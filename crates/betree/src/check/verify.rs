@@ -17,12 +17,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
+use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor};
-use crate::store::store::{Handle, Kind, Store};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
 /// Checks what `inner` holds now; a violation is one line that starts with the invariant's number.
@@ -228,11 +231,15 @@ mod tests {
     use super::*;
     use crate::node::buffer::MemRun;
     use crate::node::message::Point;
-    use crate::node::run_index::RunBuilder;
-    use crate::node::skeleton::{Child, Edge};
+    use crate::node::run_builder::RunBuilder;
+    use crate::node::skeleton::Child;
+    use crate::node::skeleton::Edge;
+    use crate::shape::OpenOptions;
+    use crate::shape::TreeShape;
     use crate::store::fragments::Pieces;
-    use crate::store::store::TreeShape;
-    use crate::{Batch, FormatOptions, OpenOptions, Tree};
+    use crate::tree::api::Tree;
+    use crate::tree::batch::Batch;
+    use crate::tree::open::FormatOptions;
 
     /// A tree of three levels, checkpointed, with a segment in its root.
     fn tree() -> Tree {
@@ -425,7 +432,7 @@ mod tests {
             let node = store
                 .write_run(
                     leaf.finish(std::iter::empty()),
-                    crate::store::store::Via::Cache,
+                    crate::store::write::Via::Cache,
                 )
                 .unwrap();
             let child = interior(root);

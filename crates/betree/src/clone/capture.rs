@@ -30,19 +30,22 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::counters::bump;
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
 use crate::node::buffer::MemRun;
+use crate::node::handle::Kind;
 use crate::node::message::{Point, RangeMsg, Target};
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
-use crate::reshape::compact::Tiers;
-use crate::store::store::{Handle, Kind, Store, bump};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
 
 /// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer
 /// becomes segments of the root first, which are referred to.
-const BUFFER_PART: usize = 16;
+pub(crate) const BUFFER_PART: usize = 16;
 /// A segment is referred to when at least one part in so many is wanted; else a clone would keep much alive
 /// for little.
 const WANTED_PART: usize = 8;
@@ -52,11 +55,9 @@ const COPIED_MAX: usize = 8;
 const GATHERED_MAX: usize = 16;
 /// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
 /// takes space for ever: the fewer there are, the better.
-const CROWDED: usize = 2;
+pub(crate) const CROWDED: usize = 2;
 /// A clone does some of that itself when it finds so many times that.
-const CROWDED_MAX: usize = 4;
-/// Most nodes in order that are kept for the clones to come.
-const MENDED_MAX: usize = 4;
+pub(crate) const CROWDED_MAX: usize = 4;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
@@ -77,13 +78,6 @@ pub(crate) enum Chore {
     Mend(Skeleton),
     /// The node is too high: what waits above this range goes down, and the node is flattened.
     Sink(KeyRange),
-}
-
-/// A node whose segments were merged and whose leaves were rewritten on the side, for clones that go on from it.
-#[derive(Debug)]
-pub(crate) struct Mended {
-    from: Skeleton,
-    to: Skeleton,
 }
 
 /// What waits above the lowest node that covers a range.
@@ -351,16 +345,10 @@ pub(crate) fn capture(
 
 impl Store {
     /// Whether a node has several times as many segments or messages as one that was tended.
-    fn is_crowded(&self, node: &Skeleton, times: usize) -> bool {
+    pub(crate) fn is_crowded(&self, node: &Skeleton, times: usize) -> bool {
         let held: u64 = node.segs.iter().map(|s| s.bytes).sum();
         node.ages().len() > times * self.shape.segments
             || held > 2 * (times * self.shape.buffer_bytes) as u64
-    }
-
-    /// Whether it is time to put a node that a clone made in order.
-    pub(crate) fn wants_mending(&self, node: &Handle) -> bool {
-        node.fresh_skeleton()
-            .is_some_and(|node| self.is_crowded(&node, CROWDED))
     }
 
     /// Whether a part of a run is better referred to than copied.
@@ -442,66 +430,11 @@ impl Store {
         }
         Ok(false)
     }
-
-    /// The node itself, or what it would be if it had grown from a mended one.
-    fn in_order(&self, node: Skeleton) -> Skeleton {
-        let mended = self.mended.lock();
-        let grown = mended
-            .iter()
-            .rev()
-            .find_map(|m| node.regrown(&m.from, &m.to));
-        drop(mended);
-        grown.unwrap_or(node)
-    }
-
-    /// Merges the segments of a copy of `node` and rewrites its leaves where that is due, for clones that go on from it.
-    /// The tree itself stays as it is, so nothing else has to wait. A clone that waits for it is `urgent`: of its
-    /// segments only the newest are merged then, if that suffices.
-    ///
-    /// # Errors
-    /// Those of [`Store::tend`].
-    pub(crate) fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
-        let from = self.in_order(node.clone());
-        // A full volume has no use for copies.
-        let is_short = self.room_bytes() < 2 * self.slack_bytes();
-        if is_short || !self.is_crowded(&from, if urgent { CROWDED_MAX } else { CROWDED }) {
-            return Ok(());
-        }
-        bump(&self.counters.mends);
-        let mut to = from.clone();
-        let tiers = Tiers::of_clones(&self.shape);
-        if urgent {
-            let newest = to.newest_within(self.shape.memory_bytes as u64 / BUFFER_PART as u64);
-            let first = newest.max(to.merge_start(tiers));
-            self.merge_from(&mut to, first)?;
-        }
-        if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
-            self.tend_to(&mut to, true, false, (CROWDED, tiers))?;
-        }
-        let to = self.within_fanout(to, Some(&from))?;
-        let mut mended = self.mended.lock();
-        let oldest = if mended.len() < MENDED_MAX {
-            None
-        } else {
-            mended.pop_front()
-        };
-        mended.push_back(Mended { from, to });
-        drop(mended);
-        // Its nodes may be the last ones.
-        drop(oldest);
-        Ok(())
-    }
-
-    /// Lets go of mended nodes, which no checkpoint writes before a clone uses them.
-    pub(crate) fn forget_mended(&self) {
-        let all = std::mem::take(&mut *self.mended.lock());
-        drop(all);
-    }
 }
 
 impl Skeleton {
     /// Where the newest segments begin that have no more than `bytes` together, whole ages of them.
-    fn newest_within(&self, bytes: u64) -> usize {
+    pub(crate) fn newest_within(&self, bytes: u64) -> usize {
         let mut sum = 0;
         let ages = self.ages().into_iter().rev();
         let within = ages.take_while(|(_, of_age)| {
@@ -512,7 +445,7 @@ impl Skeleton {
     }
 
     /// What `to` grows to by the segments that make this node out of `from`; `None` when more than that was done.
-    fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
+    pub(crate) fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
         let newer = self.segs.get(from.segs.len()..)?;
         // The newest first: they tell nodes of one chain apart.
         let older = &self.segs[..from.segs.len()];
@@ -647,13 +580,4 @@ fn join(store: &Store, layers: Vec<Layer>, range: &KeyRange, xf: &Xf) -> Result<
     }
     joined.reverse();
     Ok(joined)
-}
-
-/// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.
-pub(crate) fn destination(source: &KeyRange, strip: usize, prefix: &Bytes) -> (KeyRange, Xf) {
-    let there = Xf {
-        strip,
-        prepend: prefix.clone(),
-    };
-    (there.range(source), there.inverse(&source.lo))
 }

@@ -18,8 +18,8 @@ use crate::key::range::KeyRange;
 use crate::node::buffer::MemRun;
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{HEIGHT_MAX, Skeleton};
+use crate::shape::Seq;
 use crate::sync::Mutex;
-use crate::tree::inner::Seq;
 
 /// Whether the clone itself has to say that it nests too deep.
 fn is_refused(msg: &RangeMsg) -> bool {

@@ -2,3 +2,4 @@
 
 pub(crate) mod capture;
 pub(crate) mod capture_cache;
+pub(crate) mod compacted;

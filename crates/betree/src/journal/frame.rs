@@ -24,9 +24,7 @@ use std::borrow::Cow;
 use ramet_block::codec::{compress, decompress};
 use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, Writer};
-use ramet_block::{BLOCK_BYTES, Codec, checksum};
-
-use ramet_block::JournalPos;
+use ramet_block::{BLOCK_BYTES, Codec, Extent, JournalPos, checksum};
 
 /// First bytes after the checksum of every frame.
 pub(super) const MAGIC: u32 = u32::from_le_bytes(*b"RmJf");
@@ -322,4 +320,26 @@ fn split_record(bytes: &[u8]) -> Option<(u64, &[u8], &[u8])> {
     let len = usize::try_from(fields.u32().ok()?).ok()?;
     let body = fields.take(len).ok()?;
     Some((seq, body, &bytes[fields.position()..]))
+}
+
+/// Smallest region that can serve as a journal, in bytes.
+pub(crate) const REGION_BYTES_MIN: u64 = 16 * BLOCK_BYTES;
+
+/// Longest frame in a large region, in bytes. It bounds the memory of a replay, and how much a
+/// commit writes in one request.
+const FRAME_BYTES_MAX: u64 = 8 << 20;
+
+/// Longest frame in a region of `region_bytes`: a quarter of it, so that the space lost at the end
+/// of a lap stays a minor part.
+pub(crate) fn frame_bytes_max(region_bytes: u64) -> u64 {
+    let quarter = region_bytes / 4;
+    (quarter - quarter % BLOCK_BYTES).min(FRAME_BYTES_MAX)
+}
+
+/// Whether a region can hold a journal: whole blocks, and not too few.
+pub(crate) fn is_valid_region(region: Extent) -> bool {
+    region.len >= REGION_BYTES_MIN
+        && region.len.is_multiple_of(BLOCK_BYTES)
+        && region.addr.is_multiple_of(BLOCK_BYTES)
+        && region.addr.checked_add(region.len).is_some()
 }

@@ -43,35 +43,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel};
 
-use crate::journal::frame::{FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, padded};
+use crate::error::{Error, Result};
+use crate::journal::frame::{
+    FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, frame_bytes_max, is_valid_region,
+    padded,
+};
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::{Error, Result};
-
-/// Smallest region that can serve as a journal, in bytes.
-pub(crate) const REGION_BYTES_MIN: u64 = 16 * BLOCK_BYTES;
-/// Longest frame in a large region, in bytes. It bounds the memory of a replay, and how much a
-/// commit writes in one request.
-const FRAME_BYTES_MAX: u64 = 8 << 20;
-
-/// Longest frame in a region of `region_bytes`: a quarter of it, so that the space lost at the end
-/// of a lap stays a minor part.
-pub(crate) fn frame_bytes_max(region_bytes: u64) -> u64 {
-    let quarter = region_bytes / 4;
-    (quarter - quarter % BLOCK_BYTES).min(FRAME_BYTES_MAX)
-}
 
 /// Longest record that a journal in a region of `region_bytes` takes, in bytes.
 pub(crate) fn record_bytes_max(region_bytes: u64) -> usize {
     let frame = usize::try_from(frame_bytes_max(region_bytes)).expect("a frame fits in memory");
     frame.saturating_sub(HEADER_BYTES + RECORD_HEADER_BYTES)
-}
-
-/// Whether a region can hold a journal: whole blocks, and not too few.
-pub(crate) fn is_valid_region(region: Extent) -> bool {
-    region.len >= REGION_BYTES_MIN
-        && region.len.is_multiple_of(BLOCK_BYTES)
-        && region.addr.is_multiple_of(BLOCK_BYTES)
-        && region.addr.checked_add(region.len).is_some()
 }
 
 /// Where a frame of `len_bytes` starts when `offset` is the end of the one before it.

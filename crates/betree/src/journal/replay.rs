@@ -17,12 +17,12 @@
 use std::sync::Arc;
 
 use ramet_block::planted::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Device, Extent};
+use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
 
-use crate::journal::frame::{Header, Timeline, is_intact, payload, records};
-use crate::journal::journal::{frame_bytes_max, is_valid_region};
-use crate::{Error, Result};
-use ramet_block::JournalPos;
+use crate::error::{Error, Result};
+use crate::journal::frame::{
+    Header, Timeline, frame_bytes_max, is_intact, is_valid_region, payload, records,
+};
 
 /// Bytes read at a time where only headers are looked for.
 const SEARCH_BYTES: u64 = 256 << 10;

@@ -2,3 +2,4 @@
 
 pub(crate) mod fingerprints;
 pub(crate) mod range;
+pub(crate) mod translation;

@@ -16,8 +16,6 @@ use std::cmp::Ordering;
 
 use bytes::Bytes;
 
-use crate::tree::batch::successor_of_prefix;
-
 /// Keys `[lo, hi)`; `hi` `None` is the end of the key space.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KeyRange {
@@ -123,104 +121,23 @@ impl KeyRange {
     }
 }
 
-/// A translation: the first `strip` bytes of a key are replaced by `prepend`.
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Xf {
-    pub(crate) strip: usize,
-    pub(crate) prepend: Bytes,
+/// The least key above every key that starts with `prefix`; `None` when there is none.
+#[must_use]
+pub fn successor_of_prefix(prefix: &[u8]) -> Option<Bytes> {
+    let end = prefix.iter().rposition(|&byte| byte != 0xff)?;
+    let mut next = prefix[..=end].to_vec();
+    next[end] += 1;
+    Some(next.into())
 }
 
-impl Xf {
-    pub(crate) fn identity() -> Self {
-        Self::default()
-    }
-
-    pub(crate) fn is_identity(&self) -> bool {
-        self.strip == 0 && self.prepend.is_empty()
-    }
-
-    pub(crate) fn stripping(strip: usize) -> Self {
-        Self {
-            strip,
-            prepend: Bytes::new(),
-        }
-    }
-
-    pub(crate) fn prepending(prepend: Bytes) -> Self {
-        Self { strip: 0, prepend }
-    }
-
-    /// The key on the other side. Requires at least `strip` bytes.
-    pub(crate) fn key(&self, key: &Bytes) -> Bytes {
-        if self.prepend.is_empty() {
-            return key.slice(self.strip..);
-        }
-        self.bytes(key)
-    }
-
-    /// [`Xf::key`] for a borrowed key.
-    pub(crate) fn bytes(&self, key: &[u8]) -> Bytes {
-        let mut out = Vec::with_capacity(self.prepend.len() + key.len() - self.strip);
-        out.extend_from_slice(&self.prepend);
-        out.extend_from_slice(&key[self.strip..]);
-        out.into()
-    }
-
-    /// The image of a range that shares the stripped prefix (law L3).
-    pub(crate) fn range(&self, range: &KeyRange) -> KeyRange {
-        let prefix = &range.lo[..self.strip];
-        KeyRange {
-            lo: self.key(&range.lo),
-            hi: self.hi(prefix, range.hi.as_ref()),
-        }
-    }
-
-    /// The image of a range end; `prefix` is what is stripped.
-    pub(crate) fn hi(&self, prefix: &[u8], hi: Option<&Bytes>) -> Option<Bytes> {
-        match hi {
-            Some(hi) if hi.starts_with(prefix) => Some(self.key(hi)),
-            // An end that leaves the prefix is the end of everything with the prefix.
-            _ => successor_of_prefix(&self.prepend),
-        }
-    }
-
-    /// First `self`, then `next` (law L1).
-    pub(crate) fn then(&self, next: &Xf) -> Xf {
-        if next.strip <= self.prepend.len() {
-            if next.prepend.is_empty() {
-                return Xf {
-                    strip: self.strip,
-                    prepend: self.prepend.slice(next.strip..),
-                };
-            }
-            let mut prepend =
-                Vec::with_capacity(next.prepend.len() + self.prepend.len() - next.strip);
-            prepend.extend_from_slice(&next.prepend);
-            prepend.extend_from_slice(&self.prepend[next.strip..]);
-            Xf {
-                strip: self.strip,
-                prepend: prepend.into(),
-            }
-        } else {
-            Xf {
-                strip: self.strip + next.strip - self.prepend.len(),
-                prepend: next.prepend.clone(),
-            }
-        }
-    }
-
-    /// The way back, for keys that start with `key_in`'s first `strip` bytes (law L2).
-    pub(crate) fn inverse(&self, key_in: &Bytes) -> Xf {
-        Xf {
-            strip: self.prepend.len(),
-            prepend: key_in.slice(..self.strip),
-        }
-    }
+pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::translation::Xf;
 
     /// All keys of up to `max` bytes over three symbols, one of them 0xff.
     fn keys(max: usize) -> Vec<Bytes> {

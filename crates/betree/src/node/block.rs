@@ -13,11 +13,12 @@ use std::ops::Range;
 use bytes::Bytes;
 use ramet_block::wire::{Reader, WireError, Writer};
 
-use crate::VALUE_BYTES_MAX;
 use crate::key::fingerprints::Heads;
+use crate::key::range::shared_prefix;
+use crate::node::handle::Kind;
 use crate::node::message::{Patch, Point};
-use crate::node::run_index::MALFORMED;
-use crate::store::store::Kind;
+use crate::node::wire::MALFORMED;
+use crate::shape::VALUE_BYTES_MAX;
 
 const PUT: u64 = 0;
 const DELETE: u64 = 1;
@@ -31,10 +32,6 @@ const SHORT_BYTES_MAX: usize = u16::MAX as usize;
 
 fn offset_bytes(block_bytes: usize) -> usize {
     if block_bytes <= SHORT_BYTES_MAX { 2 } else { 4 }
-}
-
-pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
-    a.iter().zip(b).take_while(|(x, y)| x == y).count()
 }
 
 /// Where a point lies in [`BlockBuilder::bytes`]: its key, then its payload, up to the next one.

@@ -10,9 +10,9 @@ use std::ops::Bound;
 use bytes::Bytes;
 use imbl::OrdMap;
 
-use crate::key::range::{KeyRange, Xf, below, cmp_hi};
+use crate::key::range::{KeyRange, below, cmp_hi, successor_of_prefix};
+use crate::key::translation::Xf;
 use crate::node::message::{Point, RangeMsg};
-use crate::tree::batch::successor_of_prefix;
 
 /// Bytes that one message costs beside key and payload, in the accounting of buffers.
 pub(crate) const MESSAGE_BYTES: usize = 48;

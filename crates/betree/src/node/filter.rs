@@ -12,7 +12,7 @@ use bytes::Bytes;
 use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 
-use crate::node::run_index::MALFORMED;
+use crate::node::wire::MALFORMED;
 
 /// Bytes before the slots.
 const HEADER_BYTES: usize = 16;

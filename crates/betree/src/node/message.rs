@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::key::range::Xf;
-use crate::store::store::Handle;
+use crate::key::translation::Xf;
+use crate::store::dirty::Handle;
 
 /// Bytes blindly written into a value.
 #[derive(Clone, Debug, PartialEq, Eq)]

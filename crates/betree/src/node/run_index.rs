@@ -15,23 +15,24 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::codec::{compress, decompress};
+use ramet_block::codec::decompress;
 use ramet_block::planted::{self, Fault};
-use ramet_block::wire::{Reader, WireError, Writer};
-use ramet_block::{BLOCK_BYTES, Codec, checksum};
+use ramet_block::wire::{Reader, WireError};
+use ramet_block::{Codec, checksum};
 
 use crate::error::{Error, Result};
 use crate::key::fingerprints::Heads;
-use crate::key::range::{KeyRange, Xf, below};
-use crate::node::block::{Block, BlockBuilder, shared_prefix};
-use crate::node::buffer::{MESSAGE_BYTES, MemRun, Weight};
-use crate::node::filter::{self, Filter};
-use crate::node::message::{Point, RangeMsg, Target};
-use crate::store::store::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
+use crate::key::range::{KeyRange, below, shared_prefix};
+use crate::node::block::Block;
+use crate::node::buffer::Weight;
+use crate::node::filter::Filter;
+use crate::node::handle::Kind;
+use crate::node::message::{RangeMsg, Target};
+use crate::node::wire::{MALFORMED, take_bytes, take_hi, take_xf};
+use crate::store::dirty::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::sync::Mutex;
-use crate::tree::batch::successor_of_prefix;
 
-const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
+pub(crate) const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
 /// Bytes before the index entries.
 pub(crate) const RUN_HEADER_BYTES: usize = 32;
 /// No block holds more than this, compressed or not; a decoder allocates no more.
@@ -47,8 +48,8 @@ pub(crate) struct BlockMeta {
     pub(crate) points: u32,
     /// Points that delete their key.
     pub(crate) deletes: u32,
-    codec: Codec,
-    checksum: u64,
+    pub(crate) codec: Codec,
+    pub(crate) checksum: u64,
 }
 
 /// The part of a run that is kept in memory while the run is in use.
@@ -106,436 +107,8 @@ impl Weighed {
     }
 
     /// Of the same run at another place.
-    fn take_over(&self, other: &Weighed) {
+    pub(crate) fn take_over(&self, other: &Weighed) {
         *self.known.lock() = std::mem::take(&mut other.known.lock());
-    }
-}
-
-/// A run ready to be written.
-pub(crate) struct RunImage {
-    pub(crate) kind: Kind,
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) checksum: u64,
-    /// Targets of its GOTOs, one entry for each.
-    pub(crate) children: Vec<Arc<Handle>>,
-    /// Without range messages: what a read of the front part would give.
-    pub(crate) index: Option<RunIndex>,
-}
-
-/// A structure contradicts an invariant of the format.
-pub(crate) const MALFORMED: WireError = WireError::Value {
-    field: "structure",
-    found: 0,
-};
-
-fn put_bytes(w: &mut Writer, bytes: &[u8]) {
-    w.bytes(bytes);
-}
-
-pub(crate) fn take_bytes<'a>(r: &mut Reader<'a>) -> std::result::Result<&'a [u8], WireError> {
-    r.bytes(usize::MAX)
-}
-
-pub(crate) fn put_hi(w: &mut Writer, hi: Option<&Bytes>) {
-    match hi {
-        None => w.u8(0),
-        Some(hi) => {
-            w.u8(1);
-            put_bytes(w, hi);
-        }
-    }
-}
-
-pub(crate) fn take_hi(r: &mut Reader<'_>) -> std::result::Result<Option<Bytes>, WireError> {
-    match r.u8()? {
-        0 => Ok(None),
-        1 => Ok(Some(Bytes::copy_from_slice(take_bytes(r)?))),
-        _ => Err(MALFORMED),
-    }
-}
-
-pub(crate) fn put_xf(w: &mut Writer, xf: &Xf) {
-    w.varint(xf.strip as u64);
-    put_bytes(w, &xf.prepend);
-}
-
-pub(crate) fn take_xf(r: &mut Reader<'_>) -> std::result::Result<Xf, WireError> {
-    let strip = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
-    Ok(Xf {
-        strip,
-        prepend: Bytes::copy_from_slice(take_bytes(r)?),
-    })
-}
-
-pub(crate) fn put_key(w: &mut Writer, key: &[u8]) {
-    put_bytes(w, key);
-}
-
-/// Cuts points in key order into blocks, as they are before compression.
-struct Blocks {
-    block_bytes: usize,
-    block: BlockBuilder,
-    hashes: Vec<u64>,
-}
-
-/// The bytes of a block before compression, and what the index says about it.
-struct RawBlock {
-    first_key: Bytes,
-    raw: Vec<u8>,
-    points: u32,
-    deletes: u32,
-}
-
-impl Blocks {
-    fn new(block_bytes: usize) -> Self {
-        Self {
-            block_bytes,
-            block: BlockBuilder::default(),
-            hashes: Vec::new(),
-        }
-    }
-
-    /// Adds a point above all others; yields the block that it fills.
-    fn add(&mut self, key: &[u8], point: &Point) -> Option<RawBlock> {
-        self.hashes.push(filter::hash(key));
-        self.block.add(key, point);
-        self.full()
-    }
-
-    fn add_put(&mut self, key: &[u8], value: &[u8]) -> Option<RawBlock> {
-        self.hashes.push(filter::hash(key));
-        self.block.add_put(key, value);
-        self.full()
-    }
-
-    fn full(&mut self) -> Option<RawBlock> {
-        (self.block.len_bytes() >= self.block_bytes)
-            .then(|| self.seal())
-            .flatten()
-    }
-
-    /// The block at hand, if there is one.
-    fn seal(&mut self) -> Option<RawBlock> {
-        if self.block.is_empty() {
-            return None;
-        }
-        let (points, deletes) = (self.block.points(), self.block.deletes());
-        let (first_key, raw) = self.block.finish();
-        Some(RawBlock {
-            first_key,
-            raw,
-            points,
-            deletes,
-        })
-    }
-}
-
-/// After so many blocks that do not compress, the next ones hardly do either,
-const MISSES_MAX: u32 = 4;
-/// and only one in so many is tried.
-const TRY_EACH: u32 = 8;
-
-/// The blocks of a run one after the other, as they are stored.
-struct Body {
-    codec: Codec,
-    bytes: Vec<u8>,
-    metas: Vec<BlockMeta>,
-    /// Blocks in a row that did not compress.
-    misses: u32,
-}
-
-impl Body {
-    fn new(codec: Codec) -> Self {
-        Self {
-            codec,
-            bytes: Vec::new(),
-            metas: Vec::new(),
-            misses: 0,
-        }
-    }
-
-    fn push(&mut self, first_key: Bytes, raw: &[u8], points: u32, deletes: u32) {
-        let is_tried = self.misses < MISSES_MAX || self.misses.is_multiple_of(TRY_EACH);
-        let squeezed = is_tried.then(|| compress(self.codec, raw)).flatten();
-        self.misses = if squeezed.is_some() {
-            0
-        } else {
-            self.misses + 1
-        };
-        let (codec, stored) = squeezed
-            .as_ref()
-            .map_or((Codec::Raw, raw), |s| (self.codec, s));
-        self.metas.push(BlockMeta {
-            first_key,
-            offset: u32::try_from(self.bytes.len()).expect("a run is far below 4 GiB"),
-            stored_bytes: u32::try_from(stored.len()).expect("a block is far below 4 GiB"),
-            raw_bytes: u32::try_from(raw.len()).expect("a block is far below 4 GiB"),
-            points,
-            deletes,
-            codec,
-            checksum: checksum(stored),
-        });
-        self.bytes.extend_from_slice(stored);
-    }
-
-    /// The image, with these range messages (disjoint, in order) and this filter.
-    fn finish<'a>(
-        self,
-        kind: Kind,
-        ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
-        filter: &Filter,
-    ) -> RunImage {
-        let mut children = Vec::new();
-        let mut tail = Writer::new();
-        let mut count = 0u32;
-        for (range, msg) in ranges {
-            count += 1;
-            put_bytes(&mut tail, &range.lo);
-            put_hi(&mut tail, range.hi.as_ref());
-            match msg {
-                RangeMsg::Null => tail.u8(0),
-                RangeMsg::Goto(target) => {
-                    tail.u8(1);
-                    put_xf(&mut tail, &target.xf);
-                    tail.u64(target.node.id().0);
-                    tail.u8(target.node.height());
-                    children.push(target.node.clone());
-                }
-            }
-        }
-        let mut index = Writer::new();
-        for meta in &self.metas {
-            put_bytes(&mut index, &meta.first_key);
-            index.u32(meta.offset);
-            index.u32(meta.stored_bytes);
-            index.u32(meta.raw_bytes);
-            index.u32(meta.points);
-            index.u32(meta.deletes);
-            index.u8(meta.codec.tag());
-            index.u64(meta.checksum);
-        }
-        index.raw(&tail.into_vec());
-        let filter_bytes = filter.encode();
-        index.raw(&filter_bytes);
-        let index = index.into_vec();
-        let index_len =
-            u32::try_from(RUN_HEADER_BYTES + index.len()).expect("a run index is far below 4 GiB");
-        let used = index_len as usize + self.bytes.len();
-        // With room for what fills the last block of the extent.
-        let mut w = Writer::with_capacity(
-            used + usize::try_from(BLOCK_BYTES).expect("a block fits memory"),
-        );
-        w.u32(RUN_MAGIC);
-        w.u8(kind as u8);
-        w.u8(0);
-        w.u16(0);
-        w.u32(index_len);
-        w.u32(u32::try_from(used).expect("a run is far below 4 GiB"));
-        w.u32(u32::try_from(self.metas.len()).expect("blocks of a run fit 32 bits"));
-        w.u32(count);
-        w.u32(u32::try_from(filter_bytes.len()).expect("a filter is far below 4 GiB"));
-        w.u32(0);
-        w.raw(&index);
-        let mut bytes = w.into_vec();
-        let sum = checksum(&bytes);
-        bytes.extend_from_slice(&self.bytes);
-        let index = (count == 0).then(|| {
-            let mut blocks = self.metas;
-            blocks.iter_mut().for_each(|meta| meta.offset += index_len);
-            RunIndex::new(kind, blocks, Vec::new(), filter.clone())
-        });
-        RunImage {
-            kind,
-            bytes,
-            checksum: sum,
-            children,
-            index,
-        }
-    }
-}
-
-/// Builds the image of a run from points in key order.
-pub(crate) struct RunBuilder {
-    kind: Kind,
-    blocks: Blocks,
-    body: Body,
-}
-
-impl RunBuilder {
-    pub(crate) fn new(kind: Kind, codec: Codec, block_bytes: usize) -> Self {
-        Self {
-            kind,
-            blocks: Blocks::new(block_bytes),
-            body: Body::new(codec),
-        }
-    }
-
-    pub(crate) fn add(&mut self, key: &[u8], point: &Point) {
-        let full = self.blocks.add(key, point);
-        self.take(full);
-    }
-
-    pub(crate) fn add_put(&mut self, key: &[u8], value: &[u8]) {
-        let full = self.blocks.add_put(key, value);
-        self.take(full);
-    }
-
-    fn take(&mut self, block: Option<RawBlock>) {
-        if let Some(block) = block {
-            self.body
-                .push(block.first_key, &block.raw, block.points, block.deletes);
-        }
-    }
-
-    /// The image, with these range messages (disjoint, in order).
-    pub(crate) fn finish<'a>(
-        mut self,
-        ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
-    ) -> RunImage {
-        let last = self.blocks.seal();
-        self.take(last);
-        let filter = Filter::of(&self.blocks.hashes);
-        self.body.finish(self.kind, ranges, &filter)
-    }
-}
-
-/// The image of a segment that holds `run`.
-pub(crate) fn segment_image(run: &MemRun, codec: Codec, block_bytes: usize) -> RunImage {
-    let mut builder = RunBuilder::new(Kind::Segment, codec, block_bytes);
-    for (key, point) in run.points() {
-        builder.add(key, point);
-    }
-    builder.finish(
-        run.ranges()
-            .map(|(lo, e)| (KeyRange::new(lo.clone(), e.hi.clone()), &e.msg)),
-    )
-}
-
-/// The points of a segment that is in memory only, in the blocks in which it will be written: they take a third of the
-/// memory of a map, and a merge goes through them in order.
-#[derive(Debug)]
-pub(crate) struct PackedRun {
-    /// Without places and checksums.
-    pub(crate) index: Arc<RunIndex>,
-    pub(crate) blocks: Vec<Arc<Block>>,
-    /// Memory that it takes, about, in bytes. Counted once: what is taken off must be what was put on.
-    pub(crate) memory_bytes: usize,
-}
-
-/// Builds a [`PackedRun`] from points in key order.
-pub(crate) struct PackedBuilder {
-    blocks: Blocks,
-    metas: Vec<BlockMeta>,
-    packed: Vec<Arc<Block>>,
-}
-
-impl PackedBuilder {
-    pub(crate) fn new(block_bytes: usize) -> Self {
-        Self {
-            blocks: Blocks::new(block_bytes),
-            metas: Vec::new(),
-            packed: Vec::new(),
-        }
-    }
-
-    pub(crate) fn add(&mut self, key: &[u8], point: &Point) {
-        let full = self.blocks.add(key, point);
-        self.take(full);
-    }
-
-    pub(crate) fn add_put(&mut self, key: &[u8], value: &[u8]) {
-        let full = self.blocks.add_put(key, value);
-        self.take(full);
-    }
-
-    fn take(&mut self, block: Option<RawBlock>) {
-        let Some(block) = block else { return };
-        let bytes = u32::try_from(block.raw.len()).expect("a block is far below 4 GiB");
-        let packed = Block::decode(block.raw.into(), block.points, Kind::Segment);
-        self.packed
-            .push(Arc::new(packed.expect("what was built is sound")));
-        self.metas.push(BlockMeta {
-            first_key: block.first_key,
-            offset: 0,
-            stored_bytes: bytes,
-            raw_bytes: bytes,
-            points: block.points,
-            deletes: block.deletes,
-            codec: Codec::Raw,
-            checksum: 0,
-        });
-    }
-
-    /// `None` without points.
-    pub(crate) fn finish(mut self) -> Option<PackedRun> {
-        let last = self.blocks.seal();
-        self.take(last);
-        let filter = Filter::of(&self.blocks.hashes);
-        let index = Arc::new(RunIndex::new(Kind::Segment, self.metas, Vec::new(), filter));
-        let blocks = self.packed;
-        (!blocks.is_empty()).then(|| PackedRun {
-            memory_bytes: index.weight() + blocks.iter().map(|b| b.weight()).sum::<usize>(),
-            index,
-            blocks,
-        })
-    }
-}
-
-impl PackedRun {
-    /// A range around all its points that takes no longer keys than theirs.
-    pub(crate) fn span(&self) -> KeyRange {
-        let lo = self.index.blocks.first().map(|meta| meta.first_key.clone());
-        let hi = self.blocks.last().and_then(|block| {
-            let last = [block.prefix(), block.rest(block.len() - 1)].concat();
-            successor_of_prefix(&last)
-        });
-        KeyRange::new(lo.unwrap_or_default(), hi)
-    }
-
-    /// Bytes of its points.
-    pub(crate) fn size_bytes(&self) -> usize {
-        self.index.blocks.iter().map(|m| m.raw_bytes as usize).sum()
-    }
-
-    /// What it weighs for those who see all of it, in bytes.
-    pub(crate) fn weight_bytes(&self) -> usize {
-        let points = self.index.blocks.iter().map(|m| m.points as usize);
-        self.size_bytes() + MESSAGE_BYTES * points.sum::<usize>()
-    }
-
-    /// No image of it is longer, in bytes.
-    pub(crate) fn stored_bytes_max(&self) -> usize {
-        let index = self.index.blocks.iter().map(|m| m.first_key.len() + 40);
-        RUN_HEADER_BYTES
-            + self.size_bytes()
-            + index.sum::<usize>()
-            + self.index.filter.weight()
-            + 16
-    }
-
-    pub(crate) fn image(&self, codec: Codec) -> RunImage {
-        let mut body = Body::new(codec);
-        for (meta, block) in self.index.blocks.iter().zip(&self.blocks) {
-            let first = meta.first_key.clone();
-            body.push(first, block.bytes(), meta.points, meta.deletes);
-        }
-        let image = body.finish(Kind::Segment, std::iter::empty(), &self.index.filter);
-        if let Some(index) = &image.index {
-            index.weighed.take_over(&self.index.weighed);
-        }
-        image
-    }
-
-    /// The same points in a map.
-    pub(crate) fn to_mem(&self) -> MemRun {
-        let mut run = MemRun::default();
-        for block in &self.blocks {
-            for at in 0..block.len() {
-                let key = [block.prefix(), block.rest(at)].concat();
-                run.push_point(key.into(), block.point(at));
-            }
-        }
-        run
     }
 }
 
@@ -550,7 +123,7 @@ pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
 }
 
 impl RunIndex {
-    fn new(
+    pub(crate) fn new(
         kind: Kind,
         mut blocks: Vec<BlockMeta>,
         mut ranges: Vec<(KeyRange, RangeMsg)>,
@@ -798,6 +371,8 @@ impl BlockMeta {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::message::Point;
+    use crate::node::run_builder::RunBuilder;
 
     #[test]
     fn after_noise_only_some_blocks_are_tried_until_one_compresses() {

@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::Result;
 use crate::key::range::{KeyRange, below};
-use crate::node::buffer::{MESSAGE_BYTES, MemRun, Weight};
-use crate::node::filter;
-use crate::node::message::{Point, RangeMsg};
-use crate::node::run_index::{PackedRun, RunIndex};
-use crate::store::store::{Handle, Store, bump};
+use crate::node::buffer::MemRun;
+use crate::node::message::RangeMsg;
+use crate::node::packed::PackedRun;
+use crate::node::run_index::RunIndex;
+use crate::store::dirty::Handle;
 
 /// A run in blocks, with its index.
 #[derive(Clone, Debug)]
@@ -36,24 +35,6 @@ pub(crate) enum RangeAt {
 }
 
 impl RunView {
-    pub(crate) fn point(&self, store: &Store, key: &[u8]) -> Result<Option<Point>> {
-        match self {
-            RunView::Mem(run) => Ok(run.point(key).cloned()),
-            RunView::Disk(run) => {
-                if !run.index.filter.may_hold(filter::hash(key)) {
-                    bump(&store.counters.filter_denials);
-                    return Ok(None);
-                }
-                let Some(at) = run.index.block_of(key) else {
-                    return Ok(None);
-                };
-                let block = store.block(run, at)?;
-                let (at, found) = block.seek(key);
-                Ok(found.then(|| block.point(at)))
-            }
-        }
-    }
-
     pub(crate) fn range_at(&self, key: &[u8]) -> RangeAt {
         match self {
             RunView::Mem(run) => match run.range_over(key) {
@@ -95,60 +76,6 @@ impl RunView {
             RunView::Mem(run) => run.range_count() > 0,
             RunView::Disk(run) => !run.index.ranges.is_empty(),
         }
-    }
-
-    /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
-    pub(crate) fn weigh(
-        &self,
-        store: &Store,
-        range: &KeyRange,
-        with_ranges: bool,
-    ) -> Result<Weight> {
-        let run = match self {
-            RunView::Mem(run) => return Ok(run.weigh(range, with_ranges)),
-            RunView::Disk(run) => run,
-        };
-        let mut sum = Weight::default();
-        if range.is_empty() {
-            return Ok(sum);
-        }
-        let asked = (range.clone(), with_ranges);
-        if let Some(known) = run.index.weighed.get(&asked) {
-            return Ok(known);
-        }
-        for (covered, _) in run.index.ranges_in(range).filter(|_| with_ranges) {
-            sum.count += 1;
-            sum.bytes +=
-                covered.lo.len() + covered.hi.as_ref().map_or(0, Bytes::len) + MESSAGE_BYTES;
-        }
-        let blocks = &run.index.blocks;
-        let first = run.index.block_of(&range.lo).unwrap_or(0);
-        for (at, meta) in blocks.iter().enumerate().skip(first) {
-            if !below(&meta.first_key, range.hi.as_deref()) {
-                break;
-            }
-            let inside = meta.first_key >= range.lo
-                && blocks.get(at + 1).map_or(range.hi.is_none(), |next| {
-                    range.hi.as_ref().is_none_or(|hi| next.first_key <= *hi)
-                });
-            if inside {
-                sum.bytes += meta.raw_bytes as usize + MESSAGE_BYTES * meta.points as usize;
-                sum.count += meta.points as usize;
-                sum.deletes += meta.deletes as usize;
-                continue;
-            }
-            let block = store.block(run, at)?;
-            let end = range.hi.as_ref().map_or(block.len(), |hi| block.seek(hi).0);
-            for at in block.seek(&range.lo).0..end {
-                let point = block.point(at);
-                let key_len = block.prefix().len() + block.rest(at).len();
-                sum.bytes += key_len + point.payload_bytes() + MESSAGE_BYTES;
-                sum.count += 1;
-                sum.deletes += usize::from(matches!(point, Point::Delete));
-            }
-        }
-        run.index.weighed.insert(asked, sum);
-        Ok(sum)
     }
 
     /// Bytes of all points, before compression.

@@ -27,10 +27,12 @@ use bytes::Bytes;
 use ramet_block::planted::{self, Fault};
 use ramet_block::wire::{Reader, WireError, Writer};
 
-use crate::error::{self, Error};
-use crate::key::range::{KeyRange, Xf, min_hi};
-use crate::node::run_index::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
-use crate::store::store::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
+use crate::error;
+use crate::error::Error;
+use crate::key::range::{KeyRange, min_hi};
+use crate::key::translation::Xf;
+use crate::node::wire::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
+use crate::store::dirty::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
 /// More edges or segments than any sound node has; bounds what a decoder allocates.

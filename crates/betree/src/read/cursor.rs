@@ -13,12 +13,14 @@ use bytes::Bytes;
 use ramet_nodetable::NodeId;
 
 use crate::error::Result;
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
 use crate::node::block::Block;
 use crate::node::buffer::MemRun;
 use crate::node::message::Point;
 use crate::node::run_view::{DiskRun, RunView};
-use crate::store::store::{Keeping, Store};
+use crate::store::cache::Keeping;
+use crate::store::store::Store;
 
 /// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
 pub(crate) const AHEAD_MAX: usize = 63;
@@ -496,8 +498,9 @@ impl Merge {
 mod tests {
     use super::*;
     use crate::error::Error;
-    use crate::node::run_index::RunBuilder;
-    use crate::store::store::{Kind, TreeShape};
+    use crate::node::handle::Kind;
+    use crate::node::run_builder::RunBuilder;
+    use crate::shape::TreeShape;
     use ramet_block::{Codec, Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 
@@ -521,7 +524,7 @@ mod tests {
         }
         let image = builder.finish(std::iter::empty());
         let leaf = store
-            .write_run(image, crate::store::store::Via::Cache)
+            .write_run(image, crate::store::write::Via::Cache)
             .expect("there is room");
         let run = store.run(&leaf).expect("its front is sound");
         let xf = Xf::prepending("aa".into());

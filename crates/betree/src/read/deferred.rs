@@ -6,9 +6,10 @@
 use bytes::Bytes;
 
 use crate::error::Result;
-use crate::key::range::Xf;
+use crate::key::translation::Xf;
 use crate::node::message::{Point, RangeMsg};
-use crate::read::scan::{Base, descend};
+use crate::read::cut::Base;
+use crate::read::lookup::descend;
 use crate::store::store::Store;
 use crate::tree::inner::State;
 

@@ -19,13 +19,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, Xf, cmp_hi, min_hi};
+use crate::key::range::{KeyRange, cmp_hi, min_hi, successor_of_prefix};
+use crate::key::translation::Xf;
+use crate::node::handle::Kind;
 use crate::node::message::Point;
 use crate::node::run_view::RunView;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
-use crate::read::scan::{Base, Frame, TreeScan, View, descend, frames_of_view};
-use crate::store::store::{Kind, Store};
-use crate::tree::batch::successor_of_prefix;
+use crate::read::cut::Base;
+use crate::read::lookup::{View, descend};
+use crate::read::scan::{Frame, TreeScan, frames_of_view};
+use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
 /// A range of keys that all start with the same bytes, and are told without them.

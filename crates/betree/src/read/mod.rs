@@ -2,6 +2,9 @@
 
 pub(crate) mod ahead;
 pub(crate) mod cursor;
+pub(crate) mod cut;
 pub(crate) mod deferred;
 pub(crate) mod diff;
+pub(crate) mod lookup;
+pub(crate) mod run;
 pub(crate) mod scan;

@@ -4,11 +4,16 @@ use std::sync::atomic::Ordering;
 
 use ramet_block::BLOCK_BYTES;
 
+use crate::counters::bump;
 use crate::error::Result;
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
 use crate::node::skeleton::{SegRef, Skeleton};
-use crate::reshape::maintain::{Gathered, Gatherer, PUSH_BYTES};
-use crate::store::store::{Room, Store, TreeShape, bump};
+use crate::reshape::gather::{Gathered, Gatherer};
+use crate::reshape::maintain::PUSH_BYTES;
+use crate::shape::TreeShape;
+use crate::store::space::Room;
+use crate::store::store::Store;
 
 /// A segment of which less than this part is alive is copied.
 const LIVE_PART: u64 = 4;

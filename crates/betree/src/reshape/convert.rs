@@ -3,12 +3,14 @@
 use bytes::Bytes;
 use ramet_block::planted::{self, Fault};
 
+use crate::counters::bump;
 use crate::error::{Result, if_readable};
 use crate::key::range::{KeyRange, below, min_hi};
+use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RangeAt;
 use crate::node::skeleton::{Child, Edge, Skeleton};
-use crate::store::store::{Kind, Store, bump};
+use crate::store::store::Store;
 
 /// What a part of an edge's range becomes.
 enum Piece {
@@ -319,8 +321,10 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::key::range::Xf;
-    use crate::{FormatOptions, OpenOptions, Tree};
+    use crate::key::translation::Xf;
+    use crate::shape::OpenOptions;
+    use crate::tree::api::Tree;
+    use crate::tree::open::FormatOptions;
 
     #[test]
     fn neighbours_are_one_edge_only_if_they_show_one_interior_child_in_one_way() {

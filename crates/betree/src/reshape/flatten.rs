@@ -20,14 +20,17 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::counters::bump;
 use crate::error::Result;
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
 use crate::node::buffer::MemRun;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
-use crate::read::scan::{Base, Frame, TreeScan};
+use crate::read::cut::Base;
+use crate::read::scan::{Frame, TreeScan};
 use crate::reshape::split::width;
-use crate::store::store::{Store, bump};
+use crate::store::store::Store;
 
 /// Messages that one flattening may always move, in bytes, however small the buffers of nodes are.
 const BYTES_MIN: usize = 64 << 10;

@@ -3,6 +3,7 @@
 pub(crate) mod compact;
 pub(crate) mod convert;
 pub(crate) mod flatten;
+pub(crate) mod gather;
 pub(crate) mod maintain;
 pub(crate) mod pending;
 pub(crate) mod rewrite;

@@ -2,8 +2,9 @@
 
 use crate::error::{Result, if_readable};
 use crate::key::range::KeyRange;
+use crate::node::handle::Kind;
 use crate::node::skeleton::{Edge, SegRef, Skeleton};
-use crate::store::store::{Kind, Store};
+use crate::store::store::Store;
 
 /// How much waits for an edge.
 #[derive(Clone, Copy, Default)]

@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::counters::bump;
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, Xf};
-use crate::node::block::shared_prefix;
-use crate::node::run_index::RunBuilder;
+use crate::key::range::{KeyRange, shared_prefix};
+use crate::key::translation::Xf;
+use crate::node::handle::Kind;
+use crate::node::run_builder::RunBuilder;
 use crate::node::skeleton::{Child, Edge, Skeleton};
-use crate::read::scan::{Base, TreeScan};
+use crate::read::cut::Base;
+use crate::read::scan::TreeScan;
 use crate::reshape::maintain::PUSH_BYTES;
 use crate::reshape::pending::Pending;
-use crate::store::store::{Kind, Store, Via, bump};
+use crate::store::store::Store;
+use crate::store::write::Via;
 
 impl Store {
     /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.

@@ -4,10 +4,11 @@
 
 use std::ops::Range;
 
+use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::node::skeleton::{Edge, Skeleton};
-use crate::store::store::{Store, bump};
+use crate::store::store::Store;
 
 /// So many edges without a child count as one with.
 const EMPTY_PER_CHILD: usize = 4;
@@ -163,8 +164,10 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::store::store::TreeShape;
-    use crate::{FormatOptions, OpenOptions, Tree};
+    use crate::shape::OpenOptions;
+    use crate::shape::TreeShape;
+    use crate::tree::api::Tree;
+    use crate::tree::open::FormatOptions;
 
     const FANOUT: usize = 32;
 

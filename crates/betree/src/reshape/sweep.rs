@@ -25,64 +25,23 @@
 //! Room for pushing all that waits for an edge may be missing where the deletions among it would free plenty.
 //! Then the edge is cut, and a window that fits is pushed: where the most is removed.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, below};
-use crate::node::block::shared_prefix;
+use crate::key::range::{KeyRange, below, shared_prefix};
 use crate::node::buffer::MemRun;
+use crate::node::handle::Kind;
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{Edge, Skeleton};
 use crate::reshape::maintain::PUSH_BYTES;
 use crate::reshape::pending::Pending;
-use crate::store::store::{Handle, Kind, Store};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
 
 /// A sweep rewrites a leaf when at least one in so many of its bytes comes back.
 const GAIN: u64 = 16;
-
-/// What is known of steps that were left out.
-#[derive(Debug, Default)]
-pub(crate) struct Healing {
-    /// A step was left out since the last sweep began.
-    due: AtomicBool,
-    /// Space ran short, and what it left was not all cleared away.
-    scarce: AtomicBool,
-    /// Dead bytes of nodes when that made healing due.
-    dead_seen: AtomicU64,
-    /// With less room a sweep would leave out the same steps again, in bytes.
-    room_least: AtomicU64,
-    /// The flush under way is a sweep.
-    sweeping: AtomicBool,
-}
-
-impl Healing {
-    /// A step was left out.
-    pub(crate) fn set_due(&self) {
-        self.due.store(true, Ordering::Relaxed);
-        self.scarce.store(true, Ordering::Relaxed);
-    }
-
-    /// Has the next checkpoint sweep, whatever the last sweep found.
-    pub(crate) fn demand(&self) {
-        self.room_least.store(0, Ordering::Relaxed);
-        self.set_due();
-    }
-
-    pub(crate) fn is_due(&self) -> bool {
-        self.due.load(Ordering::Relaxed)
-    }
-
-    /// Whether the volume, opened again, has something to heal or to look for.
-    pub(crate) fn goes_on(&self) -> bool {
-        self.is_due() || self.scarce.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn is_sweeping(&self) -> bool {
-        self.sweeping.load(Ordering::Relaxed)
-    }
-}
 
 impl Store {
     /// Whether a sweep would get further than the last one.

@@ -8,7 +8,8 @@ use shuttle::thread;
 
 use super::{Disk, explore};
 use crate::Error;
-use crate::journal::journal::{Journal, REGION_BYTES_MIN};
+use crate::journal::frame::REGION_BYTES_MIN;
+use crate::journal::journal::Journal;
 use crate::sync::Mutex;
 
 const UUID: u64 = 7;

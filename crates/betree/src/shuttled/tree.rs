@@ -9,7 +9,8 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{Disk, explore};
-use crate::store::store::{Handle, Kind};
+use crate::node::handle::Kind;
+use crate::store::dirty::Handle;
 use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, VOLUME_BYTES_MIN};
 
 /// Nodes so small that a few batches freeze the buffer, fill nodes and rewrite leaves.

@@ -12,11 +12,13 @@ use bytes::Bytes;
 use ramet_nodetable::NodeId;
 
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
 use crate::node::buffer::MemRun;
-use crate::node::run_index::segment_image;
+use crate::node::run_builder::segment_image;
 use crate::node::skeleton::{SegRef, Skeleton};
-use crate::store::store::{Handle, Store};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
 
 /// One of the segments that stand for a larger one.
 #[derive(Debug)]
@@ -130,7 +132,8 @@ impl Skeleton {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::message::{Point, RangeMsg};
+    use crate::node::message::Point;
+    use crate::node::message::RangeMsg;
 
     #[test]
     fn halves_hold_everything_once() {

@@ -1,5 +1,17 @@
 //! The store: nodes on the device, in the cache, and those that are not written yet.
 
+pub(crate) mod buffers;
+pub(crate) mod cache;
+pub(crate) mod contents;
+pub(crate) mod deferred;
+pub(crate) mod dirty;
+pub(crate) mod drop_behind;
 pub(crate) mod fragments;
+pub(crate) mod jobs;
+pub(crate) mod prefetch;
+pub(crate) mod read;
 pub(crate) mod read_whole;
+pub(crate) mod shortage;
+pub(crate) mod space;
 pub(crate) mod store;
+pub(crate) mod write;

@@ -146,3 +146,27 @@ impl Inner {
             .is_ok()
     }
 }
+
+/// A checkpoint is due when nodes that are not written take this part of what the cache may, and four memory buffers.
+const FRESH_PART: u64 = 16;
+
+impl Inner {
+    /// Memory of nodes that are not written from which on a checkpoint is due, in bytes.
+    pub(crate) fn fresh_limit(&self) -> u64 {
+        (self.store.shape.memory_bytes as u64 * 4).max(self.store.cache_capacity() / FRESH_PART)
+    }
+
+    pub(crate) fn holds_much(&self) -> bool {
+        self.store.fresh_bytes.load(Ordering::Relaxed) > self.fresh_limit()
+    }
+
+    /// Whether something was applied that no checkpoint holds.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.state.lock().seq > self.checkpointed_seq.load(Ordering::Relaxed)
+    }
+
+    /// Whether a checkpoint would change anything.
+    pub(crate) fn has_to_checkpoint(&self) -> bool {
+        self.is_behind() || self.store.table.stats().zombies > 0
+    }
+}

@@ -2,8 +2,10 @@
 
 use bytes::Bytes;
 
-use crate::clone::capture::destination;
-use crate::key::range::KeyRange;
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, successor_of_prefix};
+use crate::key::translation::destination;
+use crate::shape::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
 use crate::tree::ingest::Graft;
 
 /// One change of the key space. Keys and values are bytes; keys order bytewise.
@@ -218,11 +220,60 @@ impl Batch {
     }
 }
 
-/// The least key above every key that starts with `prefix`; `None` when there is none.
-#[must_use]
-pub fn successor_of_prefix(prefix: &[u8]) -> Option<Bytes> {
-    let end = prefix.iter().rposition(|&byte| byte != 0xff)?;
-    let mut next = prefix[..=end].to_vec();
-    next[end] += 1;
-    Some(next.into())
+pub(crate) fn batch_bytes(batch: &Batch) -> usize {
+    batch
+        .ops
+        .iter()
+        .map(|op| match op {
+            Op::Put { key, value } => key.len() + value.len() + 16,
+            Op::Delete { key } => key.len() + 16,
+            Op::Patch { key, bytes, .. } => key.len() + bytes.len() + 16,
+            Op::DeleteRange { lo, .. } => 2 * lo.len() + 256,
+            // At most a copy of a skeleton and a small segment.
+            Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 4096,
+            // The entries have their space already.
+            Op::Graft { prefix, graft } => 2 * prefix.len() + graft.record_bytes(),
+        })
+        .sum()
+}
+
+pub(crate) fn check(batch: &Batch) -> Result<()> {
+    for op in &batch.ops {
+        let (key, value) = match op {
+            Op::Put { key, value } => (key, value.len()),
+            Op::Patch { bytes, .. } if bytes.is_empty() => {
+                return Err(Error::Invalid("an empty patch"));
+            }
+            Op::Patch { key, offset, bytes } => (key, *offset as usize + bytes.len()),
+            Op::Delete { key } => (key, 0),
+            Op::DeleteRange { lo, .. } => (lo, 0),
+            Op::Graft { prefix, graft } => {
+                graft.check(prefix)?;
+                (prefix, 0)
+            }
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                if prefix.len() + lo.len().saturating_sub(*strip as usize) > KEY_BYTES_MAX {
+                    return Err(Error::Invalid("a key would become too long"));
+                }
+                if !KeyRange::new(lo.clone(), hi.clone()).shares_prefix(*strip as usize) {
+                    return Err(Error::Invalid(
+                        "the keys of a cloned range do not share the stripped prefix",
+                    ));
+                }
+                (lo, 0)
+            }
+        };
+        if key.len() > KEY_BYTES_MAX {
+            return Err(Error::Invalid("a key is too long"));
+        }
+        if value > VALUE_BYTES_MAX {
+            return Err(Error::Invalid("a value is too long"));
+        }
+    }
+    Ok(())
 }

@@ -22,11 +22,13 @@ use ramet_block::superblock::write_superblock;
 use ramet_block::{BLOCK_BYTES, Superblock};
 use ramet_nodetable::{NewNode, NodeId};
 
-use crate::error::{Error, Result};
+use crate::counters::bump;
+use crate::error::{Error, Result, io_error};
 use crate::journal::journal::Journal;
 use crate::node::message::RangeMsg;
+use crate::store::dirty::Handle;
 use crate::store::fragments::Pieces;
-use crate::store::store::{Handle, Store, bump, io_error};
+use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
 /// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
@@ -295,10 +297,14 @@ mod tests {
     use super::*;
     use crate::key::range::KeyRange;
     use crate::node::buffer::MemRun;
+    use crate::node::handle::Kind;
     use crate::node::message::Point;
     use crate::node::skeleton::Skeleton;
-    use crate::store::store::Kind;
-    use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+    use crate::shape::OpenOptions;
+    use crate::shape::TreeShape;
+    use crate::tree::api::Tree;
+    use crate::tree::batch::Batch;
+    use crate::tree::open::FormatOptions;
 
     #[test]
     fn interior_nodes_lie_in_the_order_of_their_keys_and_the_root_behind_them() {

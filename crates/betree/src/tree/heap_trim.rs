@@ -5,7 +5,7 @@
 //! Looking for them takes milliseconds for each hundred megabytes, with parts of the heap locked. So it is done when nothing
 //! was applied for a tick, and much has passed through memory since the last time.
 
-use crate::tree::inner::Seq;
+use crate::shape::Seq;
 
 /// Less does not leave enough to look for, in bytes.
 const PASSED_MIN: u64 = 64 << 20;

@@ -27,12 +27,18 @@ use ramet_block::wire::{Reader, WireError, Writer};
 use ramet_block::{BLOCK_BYTES, Extent};
 
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, Xf};
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
+use crate::node::handle::Place;
 use crate::node::message::{RangeMsg, Target};
-use crate::node::run_index::{MALFORMED, RUN_HEADER_BYTES, put_hi, take_bytes, take_hi};
+use crate::node::run_index::RUN_HEADER_BYTES;
+use crate::node::wire::{MALFORMED, put_hi, take_bytes, take_hi};
 use crate::reshape::rewrite::LeafWriter;
-use crate::store::store::{Handle, Place, Store, Via};
-use crate::tree::inner::{Inner, KEY_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::shape::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
+use crate::store::write::Via;
+use crate::tree::inner::Inner;
 
 /// Entries in leaves of their own, which no key leads to until [`Batch::graft`](crate::Batch::graft) is applied.
 /// Their space is free again when the last copy is dropped unapplied.

@@ -1,6 +1,9 @@
 //! The tree as its users see it: batches in, lookups and scans out, and the work in the background.
 
 pub(crate) mod admission;
+pub(crate) mod api;
+pub(crate) mod apply;
+pub(crate) mod background;
 pub(crate) mod batch;
 pub(crate) mod checkpoint;
 pub(crate) mod heap_trim;
@@ -8,4 +11,7 @@ pub(crate) mod ingest;
 pub(crate) mod inner;
 pub(crate) mod open;
 pub(crate) mod record;
+pub(crate) mod root;
+pub(crate) mod signals;
+pub(crate) mod snapshot;
 pub(crate) mod write_set;

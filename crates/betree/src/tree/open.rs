@@ -15,11 +15,16 @@ use ramet_block::{
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result};
-use crate::journal::journal::{Journal, REGION_BYTES_MIN, is_valid_region};
-use crate::store::store::{Kind, Store, TreeShape};
+use crate::journal::frame::{REGION_BYTES_MIN, is_valid_region};
+use crate::journal::journal::Journal;
+use crate::node::handle::Kind;
+use crate::shape::{OpenOptions, TreeShape};
+use crate::store::store::Store;
 use crate::sync::Mutex;
+use crate::tree::api::Tree;
+use crate::tree::batch::check;
 use crate::tree::ingest::NamedLeaves;
-use crate::tree::inner::{Inner, OpenOptions, State, Tree, check, empty_root, machine_cache_bytes};
+use crate::tree::inner::{Inner, State, empty_root, machine_cache_bytes};
 use crate::tree::record;
 
 /// Smallest volume, in bytes.

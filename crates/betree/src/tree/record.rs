@@ -5,8 +5,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_block::wire::{Reader, WireError, Writer};
 
-use crate::node::run_index::{MALFORMED, put_hi, take_hi};
-use crate::store::store::{Handle, Place};
+use crate::node::handle::Place;
+use crate::node::wire::{MALFORMED, put_hi, take_hi};
+use crate::store::dirty::Handle;
 use crate::tree::batch::{Batch, Op};
 use crate::tree::ingest::Graft;
 
@@ -110,7 +111,8 @@ pub(crate) fn decode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::store::{Store, TreeShape};
+    use crate::shape::TreeShape;
+    use crate::store::store::Store;
     use crate::tree::ingest::NamedLeaves;
     use ramet_block::{Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
@@ -182,7 +184,7 @@ mod tests {
             let mut named = NamedLeaves::default();
             let mut pin = |place| named.pin(&store, place);
             let refused = match decode(&bytes, &mut pin) {
-                Ok(batch) => crate::tree::inner::check(&batch).is_err(),
+                Ok(batch) => crate::tree::batch::check(&batch).is_err(),
                 Err(_) => true,
             };
             assert!(refused, "{what}");

@@ -1,0 +1,55 @@
+//! Encodings that runs, skeletons and blocks have in common.
+
+use bytes::Bytes;
+use ramet_block::wire::{Reader, WireError, Writer};
+
+use crate::key::translation::Xf;
+
+pub(crate) fn put_bytes(w: &mut Writer, bytes: &[u8]) {
+    w.bytes(bytes);
+}
+
+pub(crate) fn take_bytes<'a>(r: &mut Reader<'a>) -> std::result::Result<&'a [u8], WireError> {
+    r.bytes(usize::MAX)
+}
+
+pub(crate) fn put_hi(w: &mut Writer, hi: Option<&Bytes>) {
+    match hi {
+        None => w.u8(0),
+        Some(hi) => {
+            w.u8(1);
+            put_bytes(w, hi);
+        }
+    }
+}
+
+pub(crate) fn take_hi(r: &mut Reader<'_>) -> std::result::Result<Option<Bytes>, WireError> {
+    match r.u8()? {
+        0 => Ok(None),
+        1 => Ok(Some(Bytes::copy_from_slice(take_bytes(r)?))),
+        _ => Err(MALFORMED),
+    }
+}
+
+pub(crate) fn put_xf(w: &mut Writer, xf: &Xf) {
+    w.varint(xf.strip as u64);
+    put_bytes(w, &xf.prepend);
+}
+
+pub(crate) fn take_xf(r: &mut Reader<'_>) -> std::result::Result<Xf, WireError> {
+    let strip = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
+    Ok(Xf {
+        strip,
+        prepend: Bytes::copy_from_slice(take_bytes(r)?),
+    })
+}
+
+pub(crate) fn put_key(w: &mut Writer, key: &[u8]) {
+    put_bytes(w, key);
+}
+
+/// A structure contradicts an invariant of the format.
+pub(crate) const MALFORMED: WireError = WireError::Value {
+    field: "structure",
+    found: 0,
+};

@@ -1,0 +1,168 @@
+//! A range cut into pieces on which the structure is uniform.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::key::range::{KeyRange, below, min_hi};
+use crate::key::translation::Xf;
+use crate::node::message::RangeMsg;
+use crate::node::run_view::{RangeAt, RunView};
+use crate::node::skeleton::Skeleton;
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
+
+/// What lies under the overlays of a piece.
+#[derive(Clone, Debug)]
+pub(crate) enum Base {
+    Nothing,
+    Node(Arc<Handle>, Xf),
+    /// An interior node that is being built and has no handle yet.
+    Draft(Arc<Skeleton>),
+}
+
+/// The uniform piece of a node that starts at a given key.
+pub(crate) struct Cut {
+    pub(crate) hi: Option<Bytes>,
+    /// Pieces up to here, and perhaps beyond `hi`, have the same base.
+    pub(crate) reach: Option<Bytes>,
+    /// Runs whose points show, newest first, with the translation from the node's key space.
+    pub(crate) overlays: Vec<(RunView, Xf)>,
+    pub(crate) base: Base,
+}
+
+/// Children whose skeletons a scan that reads on looks at together.
+pub(crate) const NEIGHBOURS_MAX: usize = 32;
+
+/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager` all of that will be read.
+pub(crate) fn cut(
+    store: &Store,
+    node: &Skeleton,
+    lo: &Bytes,
+    hi: Option<Bytes>,
+    eager: bool,
+) -> Result<Cut> {
+    if !node.range().contains(lo) {
+        return Err(outside(node));
+    }
+    let at = node.edge_of(lo);
+    let edge = &node.edges[at];
+    let wanted = KeyRange::new(lo.clone(), hi);
+    let mut reach = node.edge_hi(at);
+    let mut end = min_hi(wanted.hi.clone(), reach.clone());
+    let mut overlays = Vec::new();
+    for seg in node.visible(edge) {
+        if seg.clip.lo > *lo {
+            if below(&seg.clip.lo, end.as_deref()) {
+                end = Some(seg.clip.lo.clone());
+            }
+            continue;
+        }
+        if !below(lo, seg.clip.hi.as_deref()) {
+            continue;
+        }
+        end = min_hi(end, seg.clip.hi.clone());
+        if eager {
+            store.load_eagerly(&seg.run, wanted.covers(&seg.clip))?;
+        }
+        let run = store.run(&seg.run)?;
+        overlays.push((run.clone(), seg.xf.clone()));
+        if seg.ranges_step() < edge.watermark || !run.has_ranges() {
+            continue;
+        }
+        let mut border = seg.clip.hi.clone();
+        let base = under_range(&run, &seg.xf, lo, &mut border);
+        end = min_hi(end, border.clone());
+        if let Some(base) = base {
+            return Ok(Cut {
+                reach: end.clone(),
+                hi: end,
+                overlays,
+                base,
+            });
+        }
+        if border != seg.clip.hi {
+            reach = min_hi(reach, border);
+        }
+    }
+    let base = edge
+        .child
+        .as_ref()
+        .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+    Ok(Cut {
+        hi: end,
+        reach,
+        overlays,
+        base,
+    })
+}
+
+/// Nodes that lead out of a child's range, or not down, are forged: no write makes them.
+pub(crate) fn outside(node: &Skeleton) -> Error {
+    let detail = format!(
+        "a node of height {} is looked for keys that it does not hold",
+        node.height
+    );
+    Error::Corrupt {
+        what: "skeleton",
+        addr: 0,
+        detail,
+    }
+}
+
+pub(crate) fn check_falls(height: u8, base: &Base) -> Result<()> {
+    match base {
+        Base::Node(next, _) if next.height() >= height => {
+            let detail = format!(
+                "T3: height {height} leads to height {} of node {}",
+                next.height(),
+                next.id().0
+            );
+            Err(Error::Corrupt {
+                what: "skeleton",
+                addr: 0,
+                detail,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a range message of `run` puts at `lo`, if one covers it; `end` shrinks to where that changes.
+fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> Option<Base> {
+    let back = xf.inverse(lo);
+    // An end beyond what translates back is no border within the piece.
+    let mut shrink = |bound: Option<Bytes>| {
+        if let Some(bound) = bound
+            && bound.starts_with(&xf.prepend)
+        {
+            *end = min_hi(end.take(), Some(back.key(&bound)));
+        }
+    };
+    match run.range_at(&xf.key(lo)) {
+        RangeAt::Covered(range, msg) => {
+            shrink(range.hi);
+            Some(match msg {
+                RangeMsg::Null => Base::Nothing,
+                RangeMsg::Goto(target) => Base::Node(target.node, xf.then(&target.xf)),
+            })
+        }
+        RangeAt::Until(next) => {
+            shrink(next);
+            None
+        }
+    }
+}
+
+/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen through `xf`.
+pub(crate) fn cut_buffer(
+    run: &RunView,
+    xf: &Xf,
+    lo: &Bytes,
+    hi: Option<Bytes>,
+) -> (Option<Bytes>, Option<Base>) {
+    let mut end = hi;
+    let base = under_range(run, xf, lo, &mut end);
+    (end, base)
+}

@@ -1,0 +1,105 @@
+//! One key looked up, from the memory buffer down to the leaf.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::counters::bump;
+use crate::error::Result;
+use crate::key::translation::Xf;
+use crate::node::handle::Kind;
+use crate::node::message::{Point, RangeMsg};
+use crate::node::run_view::{RangeAt, RunView};
+use crate::read::cut::{Base, check_falls, outside};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
+
+/// A frozen state of the whole tree.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) buffer: RunView,
+    pub(crate) root: Arc<Handle>,
+}
+
+impl View {
+    pub(crate) fn get(&self, store: &Store, key: &[u8]) -> Result<Option<Bytes>> {
+        let found = self.buffer.point(store, key)?;
+        if found.as_ref().is_some_and(Point::is_final) {
+            return Ok(found.and_then(|p| p.apply(None)));
+        }
+        let key = Bytes::copy_from_slice(key);
+        let base = match self.buffer.range_at(&key) {
+            RangeAt::Covered(_, RangeMsg::Null) => Base::Nothing,
+            RangeAt::Covered(_, RangeMsg::Goto(target)) => Base::Node(target.node, target.xf),
+            RangeAt::Until(_) => Base::Node(self.root.clone(), Xf::identity()),
+        };
+        descend(store, base, key, found)
+    }
+}
+
+/// Follows one key down; `found` is what the newer levels know about it.
+pub(crate) fn descend(
+    store: &Store,
+    mut base: Base,
+    mut key: Bytes,
+    mut found: Option<Point>,
+) -> Result<Option<Bytes>> {
+    loop {
+        let (node, xf) = match base {
+            Base::Node(node, xf) => (node, xf),
+            Base::Nothing | Base::Draft(_) => {
+                return Ok(found.unwrap_or(Point::Delete).apply(None));
+            }
+        };
+        if !xf.is_identity() {
+            key = xf.key(&key);
+        }
+        bump(&store.counters.node_visits);
+        if node.kind() == Kind::Leaf {
+            let value = store.run(&node)?.point(store, &key)?;
+            let point = match (found, value) {
+                (Some(newer), Some(older)) => newer.over(&older),
+                (Some(point), None) | (None, Some(point)) => point,
+                (None, None) => Point::Delete,
+            };
+            return Ok(point.apply(None));
+        }
+        let skeleton = store.skeleton(&node)?;
+        if !skeleton.range().contains(&key) {
+            return Err(outside(&skeleton));
+        }
+        let edge = &skeleton.edges[skeleton.edge_of(&key)];
+        let mut next = edge
+            .child
+            .as_ref()
+            .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+        for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
+            bump(&store.counters.node_visits);
+            let run = store.run(&seg.run)?;
+            let moved = (!seg.xf.is_identity()).then(|| seg.xf.key(&key));
+            let inside = moved.as_ref().unwrap_or(&key);
+            if let Some(older) = run.point(store, inside)? {
+                let point = match found {
+                    Some(newer) => newer.over(&older),
+                    None => older,
+                };
+                if point.is_final() {
+                    return Ok(point.apply(None));
+                }
+                found = Some(point);
+            }
+            if seg.ranges_step() >= edge.watermark {
+                match run.range_at(inside) {
+                    RangeAt::Covered(_, RangeMsg::Null) => next = Base::Nothing,
+                    RangeAt::Covered(_, RangeMsg::Goto(t)) => {
+                        next = Base::Node(t.node, seg.xf.then(&t.xf))
+                    }
+                    RangeAt::Until(_) => continue,
+                }
+                break;
+            }
+        }
+        check_falls(node.height(), &next)?;
+        base = next;
+    }
+}

@@ -1,0 +1,115 @@
+//! Messages gathered on their way down into a new run.
+
+use crate::error::Result;
+use crate::key::range::KeyRange;
+use crate::key::translation::Xf;
+use crate::node::buffer::MemRun;
+use crate::node::packed::{PackedBuilder, PackedRun};
+use crate::node::skeleton::SegRef;
+use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::store::store::Store;
+
+/// One deletion in so many bytes of a leaf is worth being pushed down at a checkpoint.
+pub(crate) const DELETES_PER_LEAF_BYTES: usize = 2048;
+
+/// Messages taken out of the segments of a node.
+pub(crate) struct Gathered {
+    /// Range messages alone, older than the points.
+    pub(crate) ranges: MemRun,
+    pub(crate) points: Option<PackedRun>,
+}
+
+impl Gathered {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.points.is_none()
+    }
+
+    /// No segments that hold it are longer, in bytes.
+    pub(crate) fn stored_bytes_max(&self) -> u64 {
+        let points = self.points.as_ref().map_or(0, PackedRun::stored_bytes_max);
+        (self.ranges.size_bytes() + points) as u64
+    }
+
+    /// The points, when there is nothing else.
+    pub(crate) fn into_points(self) -> Option<PackedRun> {
+        self.points.filter(|_| self.ranges.is_empty())
+    }
+}
+
+/// Merges what is visible in segments, one range after the other. Where only points are it is a merge of cursors into
+/// blocks, and nothing is looked up; range messages are laid on top of each other in a map.
+pub(crate) struct Gatherer<'a> {
+    store: &'a Store,
+    ranges: MemRun,
+    points: PackedBuilder,
+}
+
+impl<'a> Gatherer<'a> {
+    pub(crate) fn new(store: &'a Store) -> Self {
+        Self {
+            store,
+            ranges: MemRun::default(),
+            points: PackedBuilder::new(store.shape.block_bytes),
+        }
+    }
+
+    /// Adds what `watermark` shows of `segs` in `range`, above all that was added before, without the first `lift` bytes
+    /// of the keys.
+    pub(crate) fn add(
+        &mut self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+        lift: usize,
+    ) -> Result<()> {
+        let mut merge = Merge::default();
+        for seg in segs.iter().rev() {
+            let part = seg.clip.intersect(range);
+            if seg.points_step() < watermark || part.is_empty() {
+                continue;
+            }
+            let run = self.store.run(&seg.run)?;
+            if run.has_ranges()
+                && seg.ranges_step() >= watermark
+                && !run.ranges_in(&seg.xf.range(&part)).is_empty()
+            {
+                return self.add_mixed(range, watermark, segs, lift);
+            }
+            merge.push_older(MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX));
+        }
+        while merge.advance(self.store)? {
+            let key = &merge.key()[lift..];
+            match merge.value() {
+                Some(value) => self.points.add_put(key, value),
+                None => self.points.add(key, &merge.point()),
+            }
+        }
+        Ok(())
+    }
+
+    fn add_mixed(
+        &mut self,
+        range: &KeyRange,
+        watermark: u64,
+        segs: &[SegRef],
+        lift: usize,
+    ) -> Result<()> {
+        let mixed = self.store.gather_range(range, watermark, segs)?;
+        let mixed = mixed.extract(range, &Xf::stripping(lift));
+        for (lo, entry) in mixed.ranges() {
+            let covered = KeyRange::new(lo.clone(), entry.hi.clone());
+            self.ranges.add_range(covered, entry.msg.clone());
+        }
+        for (key, point) in mixed.points() {
+            self.points.add(key, point);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn finish(self) -> Gathered {
+        Gathered {
+            ranges: self.ranges,
+            points: self.points.finish(),
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Sizes that shape a tree, and the options with which one is opened.
+
+use ramet_block::Codec;
+
+/// Sizes that shape the tree. Tests make them tiny so that every structural path is taken.
+#[derive(Clone, Debug)]
+pub struct TreeShape {
+    /// Aimed-at bytes of a leaf.
+    pub leaf_bytes: usize,
+    /// Aimed-at bytes of a basement node and of a block of a segment.
+    pub block_bytes: usize,
+    /// Most children of an interior node.
+    pub fanout: usize,
+    /// Bytes of messages above which an interior node pushes them down.
+    pub buffer_bytes: usize,
+    /// Bytes of messages above which the memory buffer becomes a segment of the root.
+    pub memory_bytes: usize,
+    /// No leaf is rewritten before the messages that wait for it reach this part of its size, in 1/256; a shared one is then,
+    /// others when the node above holds more than its buffer.
+    pub theta_256: usize,
+    /// Most segments of a node before small ones are merged.
+    pub segments: usize,
+    /// A range that lies in one leaf and is no larger is cloned as a copy.
+    pub clone_copy_bytes: usize,
+    /// What waits above the source of a clone is copied when it is no more than this. More of it moves to
+    /// a node that source and copy share.
+    pub clone_waiting_bytes: usize,
+    /// Compression of leaves and segments.
+    pub codec: Codec,
+    /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Graft`]). The tree itself takes
+    /// grafts of any size; this is for whoever decides.
+    pub graft_bytes: usize,
+}
+
+impl TreeShape {
+    /// Most range messages of one segment. A reader loads them all when it meets the segment.
+    pub(crate) fn ranges_per_segment(&self) -> usize {
+        (self.block_bytes / 4).max(16)
+    }
+}
+
+impl Default for TreeShape {
+    fn default() -> Self {
+        Self {
+            leaf_bytes: 512 << 10,
+            block_bytes: 16 << 10,
+            fanout: 64,
+            buffer_bytes: 16 << 20,
+            memory_bytes: 16 << 20,
+            theta_256: 64,
+            segments: 12,
+            clone_copy_bytes: 16 << 10,
+            clone_waiting_bytes: 16 << 10,
+            codec: Codec::Raw,
+            graft_bytes: 128 << 10,
+        }
+    }
+}
+
+/// How to open a volume.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// Memory for cached nodes, in bytes; `None` takes a quarter of the machine's.
+    pub cache_bytes: Option<u64>,
+    /// Refuse every change; nothing is written, the journal is replayed in memory.
+    pub read_only: bool,
+    /// Sizes of nodes and buffers; `None` takes the volume's. For tests.
+    pub shape: Option<crate::TreeShape>,
+    /// Compression of blocks written from now on; `None` takes the volume's.
+    pub codec: Option<ramet_block::Codec>,
+    /// Run no background work: the caller drives everything through [`Tree::checkpoint`]. For tests.
+    pub manual: bool,
+    /// Make each batch durable before [`Tree::apply`] returns.
+    pub sync_each: bool,
+}
+
+/// Position in the history of changes: every applied batch gets the next number.
+pub type Seq = u64;
+
+/// Longest key, in bytes. File systems nest paths; nothing else limits them.
+pub const KEY_BYTES_MAX: usize = 1 << 20;
+
+/// Longest value, in bytes.
+pub const VALUE_BYTES_MAX: usize = 1 << 20;

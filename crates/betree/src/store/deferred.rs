@@ -1,0 +1,37 @@
+//! Leaves that a record of the journal names, and their space after their death.
+
+use std::sync::Arc;
+
+use ramet_block::Extent;
+
+use crate::node::handle::{Kind, Place};
+use crate::store::contents::State;
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
+
+impl Store {
+    /// The leaf at a place that a record of the journal names.
+    pub(crate) fn named_leaf(&self, place: Place) -> Arc<Handle> {
+        self.fresh(
+            Kind::Leaf,
+            0,
+            State::Written {
+                place,
+                children: Vec::new(),
+                is_named: true,
+            },
+        )
+    }
+
+    /// Number and bytes of the places of dead leaves that records of the journal name.
+    pub(crate) fn dead_named(&self) -> (usize, u64) {
+        let dead = self.dead_named.lock();
+        (dead.len(), dead.iter().map(|extent| extent.len).sum())
+    }
+
+    /// The checkpoint that has no need of the records that named the oldest `count` of them is durable.
+    pub(crate) fn free_dead_named(&self, count: usize) {
+        let dead: Vec<Extent> = self.dead_named.lock().drain(..count).collect();
+        self.table.free_discarded(dead);
+    }
+}

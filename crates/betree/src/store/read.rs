@@ -1,0 +1,440 @@
+//! Reads of skeletons, indexes and blocks through the cache.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use ramet_block::checksum;
+use ramet_block::planted::{self, Fault};
+use ramet_block::wire::WireError;
+use ramet_nodetable::NodeId;
+
+use crate::counters::bump;
+use crate::error::{Error, READING_A_NODE, Result, io_error};
+use crate::node::block::Block;
+use crate::node::handle::{Kind, Place};
+use crate::node::run_index::{RunIndex, index_len};
+use crate::node::run_view::{DiskRun, RunView};
+use crate::node::skeleton::Skeleton;
+use crate::node::wire::MALFORMED;
+use crate::store::cache::{CacheKey, Cached, Keeping};
+use crate::store::contents::State;
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
+use crate::sync::GuardResult;
+
+/// How errors call the front part of a run.
+const RUN_FRONT: &str = "front of a run";
+
+fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
+    let found = checksum(bytes);
+    if found == place.checksum || planted::is(Fault::NodeChecksumSkipped) {
+        return Ok(());
+    }
+    let detail = format!("checksum {found:016x}, expected {:016x}", place.checksum);
+    Err(Error::Corrupt {
+        what,
+        addr: place.extent.addr,
+        detail,
+    })
+}
+
+/// Two nodes refer to one as different kinds; the table knows only one of them, and it has been read.
+fn two_kinds(handle: &Handle) -> Error {
+    let detail = format!(
+        "node {} is referred to as {:?} and as another kind",
+        handle.id.0, handle.kind
+    );
+    Error::Corrupt {
+        what: "node table",
+        addr: 0,
+        detail,
+    }
+}
+
+/// How much of a run, which `bytes` begin, its index takes.
+fn front_len(place: &Place, bytes: &[u8]) -> Result<usize> {
+    index_len(bytes, place.used_bytes).ok_or_else(|| malformed(RUN_FRONT, place, &MALFORMED))
+}
+
+fn malformed(what: &'static str, place: &Place, why: &WireError) -> Error {
+    Error::Corrupt {
+        what,
+        addr: place.extent.addr,
+        detail: format!("malformed, though its checksum holds: {why}"),
+    }
+}
+
+/// Longest request that reads several blocks of a leaf, in bytes: about a leaf. Others follow it at once, and a disk seeks
+/// between them.
+const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
+
+/// The same for a segment.
+pub(crate) const SEGMENT_READ_BYTES_MAX: u32 = 2 << 20;
+
+impl Store {
+    pub(crate) fn place(&self, handle: &Handle) -> Result<Place> {
+        match &*handle.state.lock() {
+            State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
+            State::Recorded(None) => {}
+            State::Skeleton(_) | State::Run(_) | State::Packed(_) => {
+                unreachable!("the caller has seen that the node is not fresh")
+            }
+        }
+        let record = self.table.get(handle.id)?.ok_or_else(|| Error::Corrupt {
+            what: "node table",
+            addr: 0,
+            detail: format!("node {} is referred to and has no record", handle.id.0),
+        })?;
+        if record.kind != handle.kind.in_table() || record.height != handle.height {
+            return Err(Error::Corrupt {
+                what: "node table",
+                addr: record.extent.addr,
+                detail: format!(
+                    "node {} is {:?} of height {}, expected {:?} of height {}",
+                    handle.id.0, record.kind, record.height, handle.kind, handle.height
+                ),
+            });
+        }
+        let place = Place {
+            extent: record.extent,
+            used_bytes: record.used_bytes,
+            checksum: record.checksum,
+        };
+        if let State::Recorded(slot) = &mut *handle.state.lock() {
+            *slot = Some(place);
+        }
+        Ok(place)
+    }
+
+    pub(crate) fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = vec![0; len];
+        self.read_to(addr, &mut buf)?;
+        Ok(buf)
+    }
+
+    /// The same into memory that is there.
+    pub(crate) fn read_to(&self, addr: u64, buf: &mut [u8]) -> Result<()> {
+        self.count_read(buf.len());
+        self.dev
+            .read_at(addr, buf)
+            .map_err(io_error(READING_A_NODE))
+    }
+
+    /// The same, and nothing beyond that is read for later.
+    fn read_alone(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
+        let mut buf = vec![0; len];
+        self.count_read(len);
+        self.dev
+            .read_alone_at(addr, &mut buf)
+            .map_err(io_error(READING_A_NODE))?;
+        Ok(buf)
+    }
+
+    fn count_read(&self, len: usize) {
+        bump(&self.counters.node_reads);
+        self.counters
+            .bytes_read
+            .fetch_add(len as u64, Ordering::Relaxed);
+    }
+
+    /// The skeleton of an interior node.
+    pub(crate) fn skeleton(&self, handle: &Handle) -> Result<Arc<Skeleton>> {
+        if let Some(node) = handle.fresh_skeleton() {
+            return Ok(node);
+        }
+        let loaded = self.cached((handle.id.0, 0), || {
+            let place = self.place(handle)?;
+            let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
+            let node = self.decode_skeleton(handle, &place, &bytes)?;
+            Ok(Cached::Skeleton(Arc::new(node)))
+        })?;
+        match loaded {
+            Cached::Skeleton(node) => Ok(node),
+            _ => Err(two_kinds(handle)),
+        }
+    }
+
+    /// The interior node that `bytes`, read from its place, hold.
+    pub(crate) fn decode_skeleton(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        bytes: &[u8],
+    ) -> Result<Skeleton> {
+        verify(bytes, place, "skeleton")?;
+        let mut node_of = |id, height| self.recorded_child(id, height);
+        let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
+        let node = Skeleton::decode(bytes, &mut node_of, &mut run_of)
+            .map_err(|e| malformed("skeleton", place, &e))?;
+        if node.height != handle.height {
+            return Err(malformed("skeleton", place, &MALFORMED));
+        }
+        Ok(node)
+    }
+
+    /// A leaf or a segment.
+    pub(crate) fn run(&self, handle: &Arc<Handle>) -> Result<RunView> {
+        // One look: it may be packed or written between two.
+        match &*handle.state.lock() {
+            State::Run(run) => return Ok(RunView::Mem(run.clone())),
+            State::Packed(run) => {
+                return Ok(RunView::Disk(DiskRun {
+                    handle: handle.clone(),
+                    index: run.index.clone(),
+                    packed: Some(run.clone()),
+                }));
+            }
+            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => {}
+        }
+        let loaded = self.cached((handle.id.0, 0), || {
+            self.load_index(handle, self.shape.block_bytes)
+        })?;
+        match loaded {
+            Cached::Index(index) => Ok(RunView::Disk(DiskRun {
+                handle: handle.clone(),
+                index,
+                packed: None,
+            })),
+            _ => Err(two_kinds(handle)),
+        }
+    }
+
+    /// Reads the front of a run, `ahead` bytes if it is so long. Blocks that come along whole stay in the cache.
+    pub(crate) fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
+        let place = self.place(handle)?;
+        let guess = (place.used_bytes as usize).min(ahead.max(4096));
+        let least = guess.min(4096);
+        let mut front = match self.read(place.extent.addr, guess) {
+            // It may be something that nobody asked for.
+            Err(_) if guess > least => self.read(place.extent.addr, least)?,
+            read => read?,
+        };
+        let len = front_len(&place, &front)?;
+        if len > front.len() {
+            let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
+            front.extend_from_slice(&rest);
+        }
+        let index = self.keep_front(handle, &place, &front, len)?;
+        Ok(Cached::Index(Arc::new(index)))
+    }
+
+    /// The index, `len` bytes long, at the start of `front`. Whole blocks behind it go into the cache.
+    pub(crate) fn keep_front(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        front: &[u8],
+        len: usize,
+    ) -> Result<RunIndex> {
+        let index = self.decode_index(handle, place, &front[..len])?;
+        for (at, meta) in index.blocks.iter().enumerate() {
+            let Some(stored) = front.get(meta.offset as usize..meta.end() as usize) else {
+                break;
+            };
+            let next = index.blocks.get(at + 1).map(|next| &next.first_key);
+            let addr = place.extent.addr + u64::from(meta.offset);
+            let stored = Bytes::copy_from_slice(stored);
+            // What came along is judged when it is asked for.
+            if let Ok(block) = meta.decode(handle.kind, stored, next, addr) {
+                self.keep_block(handle, at, &Arc::new(block));
+            }
+        }
+        Ok(index)
+    }
+
+    pub(crate) fn keep_block(&self, handle: &Handle, at: usize, block: &Arc<Block>) {
+        let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
+        let kept = Cached::Block(block.clone());
+        self.cache.insert((handle.id.0, part), kept);
+    }
+
+    /// The index that `front`, the front part of a run, holds.
+    pub(crate) fn decode_index(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        front: &[u8],
+    ) -> Result<RunIndex> {
+        verify(front, place, RUN_FRONT)?;
+        let mut node_of = |id, height| self.recorded_child(id, height);
+        RunIndex::decode(front, handle.kind, place.used_bytes, &mut node_of)
+            .map_err(|e| malformed(RUN_FRONT, place, &e))
+    }
+
+    /// The index of the run that `bytes`, read from its place, begin with.
+    pub(crate) fn decode_front(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        bytes: &[u8],
+    ) -> Result<RunIndex> {
+        let front = bytes.get(..front_len(place, bytes)?);
+        let front = front.ok_or_else(|| malformed(RUN_FRONT, place, &MALFORMED))?;
+        self.decode_index(handle, place, front)
+    }
+
+    /// One block of a run.
+    pub(crate) fn block(&self, run: &DiskRun, at: usize) -> Result<Arc<Block>> {
+        let mut blocks = self.blocks(run, at, 0, Keeping::All, false)?;
+        Ok(blocks.pop().expect("a read yields a block"))
+    }
+
+    /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request. With `alone` the
+    /// device is to read no more than that.
+    pub(crate) fn blocks(
+        &self,
+        run: &DiskRun,
+        at: usize,
+        ahead: usize,
+        keeping: Keeping,
+        alone: bool,
+    ) -> Result<Vec<Arc<Block>>> {
+        if let Some(packed) = &run.packed {
+            return Ok(vec![packed.blocks[at].clone()]);
+        }
+        let key = |n: usize| {
+            let part = u32::try_from(n + 1).expect("blocks of a run fit 32 bits");
+            (run.handle.id.0, part)
+        };
+        // Whoever else wants the block meanwhile waits for it instead of reading it too.
+        let mut guards = match self.cache.get_value_or_guard(&key(at), None) {
+            GuardResult::Value(Cached::Block(block)) => {
+                bump(&self.counters.cache_hits);
+                return Ok(vec![block]);
+            }
+            GuardResult::Value(_) => return Err(two_kinds(&run.handle)),
+            GuardResult::Guard(guard) => vec![guard],
+            GuardResult::Timeout => unreachable!("no time was set"),
+        };
+        bump(&self.counters.cache_misses);
+        let metas = &run.index.blocks;
+        let start = metas[at].offset;
+        let longest = match run.handle.kind {
+            Kind::Segment => SEGMENT_READ_BYTES_MAX,
+            Kind::Leaf | Kind::Skeleton => LEAF_READ_BYTES_MAX,
+        };
+        for (n, meta) in metas.iter().enumerate().skip(at + 1).take(ahead) {
+            if meta.end() - start > longest {
+                break;
+            }
+            // Never waits while it makes others wait.
+            match self.cache.get_value_or_guard(&key(n), Some(Duration::ZERO)) {
+                GuardResult::Guard(guard) => guards.push(guard),
+                GuardResult::Value(_) | GuardResult::Timeout => break,
+            }
+        }
+        let place = self.place(&run.handle)?;
+        let addr = place.extent.addr + u64::from(start);
+        let read = |blocks: usize| {
+            let len = (metas[at + blocks - 1].end() - start) as usize;
+            Ok(match keeping {
+                Keeping::All if alone => Bytes::from(self.read_alone(addr, len)?),
+                Keeping::All => Bytes::from(self.read(addr, len)?),
+                Keeping::Ends => self.read_passing(addr, len)?,
+            })
+        };
+        let bytes: Result<_> = read(guards.len());
+        let bytes = match bytes {
+            // It may be a block that nobody asked for.
+            Err(_) if guards.len() > 1 => {
+                guards.truncate(1);
+                read(1)?
+            }
+            bytes => bytes?,
+        };
+        let firsts = metas.iter().map(|meta| &meta.first_key);
+        let mut nexts = firsts.skip(at + 1);
+        let metas = &metas[at..at + guards.len()];
+        let last = guards.len() - 1;
+        let mut blocks = Vec::with_capacity(guards.len());
+        for (n, (meta, guard)) in metas.iter().zip(guards).enumerate() {
+            let from = (meta.offset - start) as usize;
+            let stored = from..from + meta.stored_bytes as usize;
+            let is_kept = match keeping {
+                Keeping::All => true,
+                Keeping::Ends => n == 0 || n == last,
+            };
+            // A slice of a long read, or of a buffer that is used again, would keep all of it.
+            let is_own = keeping == Keeping::All && stored.len() == bytes.len();
+            let stored = if !is_kept || is_own {
+                bytes.slice(stored)
+            } else {
+                Bytes::copy_from_slice(&bytes[stored])
+            };
+            let addr = place.extent.addr + u64::from(meta.offset);
+            match meta.decode(run.handle.kind, stored, nexts.next(), addr) {
+                Ok(block) => {
+                    let block = Arc::new(block);
+                    if is_kept {
+                        // It stays out when the cache has given the place away meanwhile.
+                        let _ = guard.insert(Cached::Block(block.clone()));
+                    }
+                    blocks.push(block);
+                }
+                // What came along is judged when it is asked for.
+                Err(_) if !blocks.is_empty() => break,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(blocks)
+    }
+
+    /// The index of a run, if it is in the cache. Not counted as a use.
+    pub(crate) fn cached_index(&self, handle: &Handle) -> Option<Arc<RunIndex>> {
+        match self.cache.peek(&(handle.id.0, 0)) {
+            Some(Cached::Index(index)) => Some(index),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_block_cached(&self, handle: &Handle, at: usize) -> bool {
+        u32::try_from(at + 1).is_ok_and(|part| self.cache.contains_key(&(handle.id.0, part)))
+    }
+
+    /// A skeleton that can be had without reading. Not counted as a use.
+    pub(crate) fn skeleton_at_hand(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
+        handle
+            .fresh_skeleton()
+            .or_else(|| match self.cache.peek(&(handle.id.0, 0)) {
+                Some(Cached::Skeleton(node)) => Some(node),
+                _ => None,
+            })
+    }
+
+    pub(crate) fn cached(
+        &self,
+        key: CacheKey,
+        load: impl FnOnce() -> Result<Cached>,
+    ) -> Result<Cached> {
+        let mut missed = false;
+        let found = self.cache.get_or_insert_with(&key, || {
+            missed = true;
+            load()
+        });
+        bump(if missed {
+            &self.counters.cache_misses
+        } else {
+            &self.counters.cache_hits
+        });
+        found
+    }
+
+    /// Nodes that are gone leave the cache.
+    pub(crate) fn evict(&self, ids: &[NodeId]) {
+        for id in ids {
+            self.cache.remove(&(id.0, 0));
+        }
+    }
+
+    /// Most bytes that the cache holds.
+    pub(crate) fn cache_capacity(&self) -> u64 {
+        self.cache.capacity()
+    }
+
+    /// Bytes in the cache.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cache.weight()
+    }
+}

@@ -1,0 +1,107 @@
+//! Space that is kept for what is in memory only.
+
+use std::sync::atomic::Ordering;
+
+use ramet_block::BLOCK_BYTES;
+
+use crate::error::{Error, Result};
+use crate::node::handle::Kind;
+use crate::node::skeleton::{Edge, Skeleton};
+use crate::store::dirty::Handle;
+use crate::store::store::Store;
+
+/// Room set aside until the nodes that take it are counted themselves.
+pub(crate) struct Room<'a> {
+    store: &'a Store,
+    bytes: u64,
+}
+
+impl Drop for Room<'_> {
+    fn drop(&mut self) {
+        self.store
+            .owed_bytes
+            .fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+impl Store {
+    /// Room that is kept for structural work when the volume is as full as it gets, in bytes: several leaves, so that
+    /// deletions can be applied to the leaves that hold what they delete, half of it for those alone.
+    pub(crate) fn slack_bytes(&self) -> u64 {
+        let total = self.table.usable_bytes();
+        let leaves = 12 * self.shape.leaf_bytes as u64;
+        let buffers = (4 * self.shape.buffer_bytes as u64).min(total / 32);
+        leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)
+    }
+
+    /// Space beyond the reserve and beyond what a checkpoint takes to write what is in memory now, in bytes.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        self.table.room_bytes().saturating_sub(self.owed_bytes())
+    }
+
+    /// Room that what was accepted may still take, in bytes: the slack, and half of what waits above interior nodes or
+    /// in memory. All of that is written once more on its way down, and what it leaves is free only after a checkpoint; by
+    /// halves there is always room for that.
+    pub(crate) fn liability_bytes(&self) -> u64 {
+        let waiting = self.waiting_bytes.load(Ordering::Relaxed)
+            + self.buffered_bytes.load(Ordering::Relaxed);
+        self.slack_bytes() + waiting.max(self.owed_bytes()) / 2
+    }
+
+    /// Room for data to come, in bytes.
+    pub(crate) fn available_bytes(&self) -> u64 {
+        self.room_bytes().saturating_sub(self.liability_bytes())
+    }
+
+    /// `root` is about to become the root.
+    pub(crate) fn set_waiting(&self, root: &Skeleton) {
+        let is_interior = |e: &Edge| {
+            let child = e.child.as_ref();
+            child.is_some_and(|c| c.node.kind() == Kind::Skeleton)
+        };
+        let bytes = if root.edges.iter().any(is_interior) {
+            root.segs.iter().map(|seg| seg.bytes).sum()
+        } else {
+            0
+        };
+        self.waiting_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Sets `bytes` of the room aside for nodes about to be made.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn take_room(&self, bytes: u64) -> Result<Room<'_>> {
+        // Counted before it is compared: others who ask meanwhile see it.
+        self.owed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let room = Room { store: self, bytes };
+        if self.table.room_bytes() < self.owed_bytes() {
+            return Err(Error::NoSpace);
+        }
+        Ok(room)
+    }
+
+    /// The same for steps that remove nothing: half of the slack, which deletions need on their way down, is left alone. What
+    /// such steps replace may be shared, and so not become free.
+    ///
+    /// # Errors
+    /// `NoSpace`.
+    pub(crate) fn take_spare_room(&self, bytes: u64) -> Result<Room<'_>> {
+        let room = self.take_room(bytes)?;
+        if self.room_bytes() < self.slack_bytes() / 2 {
+            return Err(Error::NoSpace);
+        }
+        Ok(room)
+    }
+
+    /// Nothing will be written for `handle` any more.
+    pub(crate) fn settle(&self, handle: &Handle) {
+        let owes = handle.owes.swap(0, Ordering::Relaxed);
+        self.owed_bytes.fetch_sub(owes, Ordering::Relaxed);
+    }
+
+    /// Bytes that are in memory only.
+    pub(crate) fn owed_bytes(&self) -> u64 {
+        self.owed_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,200 @@
+//! Nodes on their way to the device.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ramet_block::{BLOCK_BYTES, checksum};
+use ramet_nodetable::NewNode;
+
+use crate::error::{Error, Result, io_error};
+use crate::node::handle::{Kind, Place};
+use crate::node::packed::PackedBuilder;
+use crate::node::run_builder::{RunImage, segment_image};
+use crate::store::cache::Cached;
+use crate::store::contents::State;
+use crate::store::dirty::Handle;
+use crate::store::fragments::Pieces;
+use crate::store::store::Store;
+
+/// How a node gets to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Via {
+    /// Like anything: who reads it soon finds it in the cache of the device.
+    Cache,
+    /// Past that cache: large, and not read by the tree itself soon.
+    Bulk,
+}
+
+impl Store {
+    /// Packs a segment of points that is in memory only; no effect on others.
+    pub(crate) fn pack(&self, handle: &Handle) {
+        let Some(run) = handle.fresh_run().filter(|run| run.range_count() == 0) else {
+            return;
+        };
+        let mut builder = PackedBuilder::new(self.shape.block_bytes);
+        for (key, point) in run.points() {
+            builder.add(key, point);
+        }
+        let Some(packed) = builder.finish() else {
+            return;
+        };
+        let mut state = handle.state.lock();
+        // A checkpoint may have written it meanwhile.
+        if !matches!(&*state, State::Run(_)) {
+            return;
+        }
+        let packed = State::Packed(Arc::new(packed));
+        self.fresh_bytes
+            .fetch_add(packed.memory_bytes(), Ordering::Relaxed);
+        let old = std::mem::replace(&mut *state, packed);
+        self.fresh_bytes
+            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
+        drop(state);
+        drop((old, run));
+    }
+
+    /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
+    pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
+        let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
+        let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
+        let handle = self.fresh(
+            image.kind,
+            0,
+            State::Written {
+                place,
+                children: image.children,
+                is_named: false,
+            },
+        );
+        // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
+        if let Some(index) = image.index {
+            let index = Cached::Index(Arc::new(index));
+            self.cache.insert((handle.id.0, 0), index);
+        }
+        Ok(handle)
+    }
+
+    fn write_node(
+        &self,
+        kind: Kind,
+        mut bytes: Vec<u8>,
+        sum: u64,
+        reserved: bool,
+        via: Via,
+    ) -> Result<Place> {
+        let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
+        let len = u64::from(used_bytes);
+        let extent = if reserved {
+            self.table.alloc_reserved(len)
+        } else {
+            self.table.alloc(len)
+        }?;
+        // Whole blocks: a partial block would make the device read before it writes.
+        bytes.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
+        let counter = match kind {
+            Kind::Leaf => &self.counters.leaf_bytes,
+            Kind::Segment => &self.counters.segment_bytes,
+            Kind::Skeleton => &self.counters.skeleton_bytes,
+        };
+        counter.fetch_add(extent.len, Ordering::Relaxed);
+        let written = match via {
+            Via::Cache => self.dev.write_at(extent.addr, &bytes),
+            Via::Bulk => self.dev.write_bulk(extent.addr, &bytes),
+        };
+        if let Err(e) = written {
+            self.table.free_unpublished(extent);
+            return Err(io_error("writing a node")(e));
+        }
+        Ok(Place {
+            extent,
+            used_bytes,
+            checksum: sum,
+        })
+    }
+
+    /// Writes a new segment for a checkpoint.
+    pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
+        let place = self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache)?;
+        Ok(self.fresh(
+            image.kind,
+            0,
+            State::Written {
+                place,
+                children: image.children,
+                is_named: false,
+            },
+        ))
+    }
+
+    /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
+    /// hole takes goes to `pieces` and stays fresh.
+    pub(crate) fn write_back(&self, handle: &Arc<Handle>, pieces: &mut Pieces) -> Result<()> {
+        let (codec, block_bytes) = (self.shape.codec, self.shape.block_bytes);
+        let (run, packed) = (handle.fresh_run(), handle.packed_run());
+        let image = match (&run, &packed) {
+            (Some(run), _) => Some(segment_image(run, codec, block_bytes)),
+            (None, Some(packed)) => Some(packed.image(codec)),
+            (None, None) => None,
+        };
+        if let Some(image) = image {
+            let len = image.bytes.len() as u64;
+            match self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache) {
+                Ok(place) => {
+                    // The next flush weighs it.
+                    if let Some(index) = image.index {
+                        let index = Cached::Index(Arc::new(index));
+                        self.cache.insert((handle.id.0, 0), index);
+                    }
+                    self.become_written(handle, place, image.children);
+                }
+                Err(Error::NoSpace) if self.table.stats().free >= len => {
+                    let run = run.or_else(|| packed.map(|packed| Arc::new(packed.to_mem())));
+                    let run = run.expect("an image is of one of them");
+                    // It settles when the last node that refers to it has gone: other pieces may find no room, and then
+                    // all of it is written once more.
+                    pieces.insert(handle.id, self.write_in_pieces(&run)?);
+                }
+                Err(error) => return Err(error),
+            }
+        } else if let Some(node) = handle.fresh_skeleton() {
+            let node = node.with_pieces(pieces).map_or(node, Arc::new);
+            let bytes = node.encode();
+            let sum = checksum(&bytes);
+            let place = self.write_node(Kind::Skeleton, bytes, sum, true, Via::Cache)?;
+            let children = node.children().cloned().collect();
+            self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
+            self.become_written(handle, place, children);
+        }
+        Ok(())
+    }
+
+    fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
+        let old = std::mem::replace(
+            &mut *handle.state.lock(),
+            State::Written {
+                place,
+                children,
+                is_named: false,
+            },
+        );
+        self.fresh_bytes
+            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
+        self.settle(handle);
+        // Dropped without the lock: the last hold on a node may go with it.
+        drop(old);
+    }
+
+    /// What the node table is told about a written node.
+    pub(crate) fn record_of(handle: &Handle) -> Option<NewNode> {
+        let (place, children) = handle.written()?;
+        Some(NewNode {
+            id: handle.id,
+            extent: place.extent,
+            used_bytes: place.used_bytes,
+            checksum: place.checksum,
+            kind: handle.kind.in_table(),
+            height: handle.height,
+            children: children.iter().map(|c| c.id).collect(),
+        })
+    }
+}

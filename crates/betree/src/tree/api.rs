@@ -1,0 +1,294 @@
+//! The tree as its users see it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::check::usage::Usage;
+use crate::error::{Error, Result};
+use crate::journal::journal::Journal;
+use crate::key::range::KeyRange;
+use crate::read::deferred::Peek;
+use crate::read::diff::{Diff, Span};
+use crate::shape::Seq;
+use crate::stats::Stats;
+use crate::tree::batch::{Batch, batch_bytes, check};
+use crate::tree::ingest::Graft;
+use crate::tree::inner::Inner;
+use crate::tree::record;
+use crate::tree::snapshot::{Scan, Snapshot};
+
+/// An open volume's key space. Cheap to clone; all methods may be called from any thread.
+#[derive(Clone)]
+pub struct Tree {
+    pub(crate) inner: Arc<Inner>,
+    _guard: Arc<StopGuard>,
+}
+
+impl Tree {
+    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
+        let guard = Arc::new(StopGuard(inner.clone()));
+        Self {
+            inner,
+            _guard: guard,
+        }
+    }
+
+    /// The value of `key`.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        let peek = {
+            let state = self.inner.state.lock();
+            Peek::new(&self.inner.store, &state, key, Bytes::copy_from_slice)
+        };
+        peek.get()
+    }
+
+    /// One key as of this call, to be looked for later: what is done in between, such as letting go of locks, does not
+    /// show. Never reads from the device.
+    #[must_use]
+    pub fn peek(&self, key: Bytes) -> Peek<'_> {
+        let state = self.inner.state.lock();
+        Peek::new(&self.inner.store, &state, key, |key| key)
+    }
+
+    /// Streams `[lo, hi)` in key order, as of this call; see [`Scan`].
+    #[must_use]
+    pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
+        self.snapshot().scan(lo, hi)
+    }
+
+    /// A frozen view of everything applied so far. O(1); never blocks writers, nor waits for them.
+    #[must_use]
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            view: self.inner.view(),
+            inner: self.inner.clone(),
+        }
+    }
+
+    /// Streams the keys whose values differ between two ranges, as of this call; see [`Snapshot::diff_range`].
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use ramet_betree::{Batch, FormatOptions, OpenOptions, Span, Tree};
+    /// # use ramet_block::{Device, MemDevice};
+    /// # let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+    /// # Tree::format(&dev, &FormatOptions::default())?;
+    /// # let tree = Tree::open(dev, OpenOptions::default())?;
+    /// let mut batch = Batch::new();
+    /// batch.put("src/a", "1");
+    /// batch.put("src/b", "1");
+    /// batch.clone_prefix("src/", "dst/");
+    /// batch.put("dst/b", "2");
+    /// tree.apply(batch)?;
+    /// let mut diff = tree.diff_range(&Span::prefix("src/"), &Span::prefix("dst/"));
+    /// let found = diff.next().transpose()?.expect("one key differs");
+    /// assert_eq!((&found.key[..], found.after.as_deref()), (&b"b"[..], Some(&b"2"[..])));
+    /// assert!(diff.next().is_none());
+    /// # Ok::<(), ramet_betree::Error>(())
+    /// ```
+    #[must_use]
+    pub fn diff_range(&self, a: &Span, b: &Span) -> Diff {
+        let view = self.inner.view();
+        Diff::new(self.inner.clone(), [&view, &view], [a, b])
+    }
+
+    /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before
+    /// taking locks that others need: [`Tree::apply`] itself then rarely waits.
+    ///
+    /// # Errors
+    /// `Poisoned`, `ReadOnly`, and what a checkpoint on the way met.
+    pub fn admit(&self, bytes: usize) -> Result<()> {
+        self.inner.admit(bytes)
+    }
+
+    /// Does the slow part of cloning the keys with `prefix`, as far as nobody writes there until then. To be called
+    /// before taking locks that others need: [`Tree::apply`] of the clone then seldom reads or flushes.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read, `Poisoned`, `ReadOnly`.
+    pub fn prepare_clone(&self, prefix: &[u8]) -> Result<()> {
+        if self.inner.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        self.inner.check_alive()?;
+        let source = KeyRange::new(
+            Bytes::copy_from_slice(prefix),
+            crate::key::range::successor_of_prefix(prefix),
+        );
+        self.inner.prepare_clone(&source)
+    }
+
+    /// Applies a batch atomically. It is visible on return, and durable after a later [`Tree::sync`].
+    ///
+    /// # Errors
+    /// `NoSpace` when a batch that puts or patches has no room, `Invalid` for keys, values or ranges out of
+    /// bounds, `Poisoned` and `ReadOnly`. Nothing is changed then. With [`OpenOptions::sync_each`] also those of
+    /// [`Tree::sync`]; the batch is visible then.
+    pub fn apply(&self, batch: Batch) -> Result<Seq> {
+        let inner = &self.inner;
+        if inner.journal.is_none() {
+            return Err(Error::ReadOnly);
+        }
+        inner.check_alive()?;
+        check(&batch)?;
+        let bytes = batch_bytes(&batch);
+        inner.admit_space(bytes, batch.frees())?;
+        let record = record::encode(&batch, bytes);
+        if record.len() > self.batch_bytes_max() {
+            return Err(Error::Invalid("the batch is larger than the journal takes"));
+        }
+        inner.admit(record.len())?;
+        batch.grafts().try_for_each(Graft::claim)?;
+        let seq = inner.apply(batch, Some(&record), None)?;
+        if inner.sync_each {
+            inner.sync_to(seq)?;
+        }
+        Ok(seq)
+    }
+
+    /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible, in place of
+    /// whatever the range holds then, when a batch with [`Batch::graft`] is applied; the journal only names the leaves,
+    /// so every byte is written once. Keys are relative to the prefix given there. To be called without locks that others
+    /// need: it writes.
+    ///
+    /// # Errors
+    /// `NoSpace`, `Invalid` when keys do not ascend in the range or are too long, `Poisoned`, `ReadOnly`, `Io`. Nothing is
+    /// changed then, and nothing stays allocated.
+    pub fn prepare(
+        &self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        entries: impl IntoIterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Graft> {
+        let range = KeyRange::new(lo.into(), hi);
+        self.inner.prepare(range, entries.into_iter())
+    }
+
+    /// Replaces `[lo, hi)` by `entries`, ascending keys of it, at once and however many: leaves are built from the
+    /// stream, a leaf's worth in memory at a time, and grafted by one batch. Returns as [`Tree::apply`].
+    ///
+    /// # Errors
+    /// Those of [`Tree::prepare`] and [`Tree::apply`].
+    pub fn import(
+        &self,
+        lo: impl Into<Bytes>,
+        hi: Option<Bytes>,
+        entries: impl IntoIterator<Item = (Bytes, Bytes)>,
+    ) -> Result<Seq> {
+        let mut batch = Batch::new();
+        batch.graft(Bytes::new(), self.prepare(lo, hi, entries)?);
+        self.apply(batch)
+    }
+
+    /// So many bytes of consecutive values are worth [`Tree::prepare`]; fewer are better put.
+    #[must_use]
+    pub fn graft_bytes(&self) -> usize {
+        self.inner.store.shape.graft_bytes
+    }
+
+    /// Longest batch that can be applied, in bytes of keys and values with some room for overhead.
+    #[must_use]
+    pub fn batch_bytes_max(&self) -> usize {
+        let capacity = self
+            .inner
+            .journal
+            .as_ref()
+            .map_or(0, Journal::capacity_bytes);
+        crate::journal::journal::record_bytes_max(capacity)
+    }
+
+    /// Makes everything applied before this call durable: one sequential write and one device sync,
+    /// shared by all callers at the time.
+    ///
+    /// # Errors
+    /// `Io` when the device fails; from then on `Poisoned`, whatever the device answers later.
+    pub fn sync(&self) -> Result<()> {
+        self.inner.sync()
+    }
+
+    /// Makes everything up to and including `seq` durable.
+    ///
+    /// # Errors
+    /// As [`Tree::sync`].
+    pub fn sync_to(&self, seq: Seq) -> Result<()> {
+        self.inner.sync_to(seq)
+    }
+
+    /// Writes a checkpoint and waits for it. Everything applied before is durable, and space freed by the
+    /// checkpoint before can be used again.
+    ///
+    /// # Errors
+    /// As [`Tree::sync`], and `NoSpace`.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.inner.check_alive()?;
+        self.inner.checkpoint()
+    }
+
+    /// Makes the volume `bytes` long, rounded down to blocks, and the device too if that is shorter and can grow. Waits for the
+    /// checkpoint that makes it durable; the space can be used then.
+    ///
+    /// # Errors
+    /// `Invalid` when the volume is longer already, `Io` when the device cannot grow; as [`Tree::checkpoint`]. After `NoSpace` the
+    /// next checkpoint makes the volume longer.
+    pub fn grow(&self, bytes: u64) -> Result<()> {
+        self.inner.check_alive()?;
+        self.inner.grow(bytes)
+    }
+
+    /// Tells what space disjoint ranges take together, and what of it only they use. Writes a checkpoint first, and is
+    /// exact as of that up to the blocks at the borders; where none can be written, as of the last one. Reads the
+    /// node table, the interior nodes below and no leaves; the memory it takes follows the number of nodes.
+    ///
+    /// # Errors
+    /// As [`Tree::checkpoint`], and `Corrupt`.
+    pub fn usage(&self, ranges: &[Span]) -> Result<Usage> {
+        self.inner.usage(ranges)
+    }
+
+    /// Counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+
+    /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A tree that is
+    /// dropped without it is found like after a crash.
+    ///
+    /// # Errors
+    /// As [`Tree::checkpoint`].
+    pub fn close(&self) -> Result<()> {
+        self.inner.stop();
+        if self.inner.journal.is_none() {
+            return Ok(());
+        }
+        self.inner.check_alive()?;
+        let done = match self.inner.checkpoint_as(true) {
+            // Nothing is lost as long as the journal holds it.
+            Err(Error::NoSpace) => self.inner.sync(),
+            done => done,
+        };
+        let _ = self.inner.failure.set("it was closed".into());
+        done
+    }
+
+    /// Checks every invariant of nodes and node table that can be read; one line for each violation.
+    ///
+    /// # Errors
+    /// `Io` when the device fails; corruption is reported as a violation.
+    pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
+        crate::check::verify::verify(&self.inner, progress)
+    }
+}
+
+/// Stops the background threads when the last user of the tree is gone.
+struct StopGuard(Arc<Inner>);
+
+impl Drop for StopGuard {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}

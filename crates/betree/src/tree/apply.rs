@@ -1,0 +1,344 @@
+//! Batches laid into the memory buffer, with the clones in them.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::clone::capture::{Captured, Chore, CloneTerms, capture};
+use crate::counters::bump;
+use crate::error::{Error, Result};
+use crate::key::range::KeyRange;
+use crate::key::translation::destination;
+use crate::node::buffer::MemRun;
+use crate::node::message::{Point, RangeMsg};
+use crate::node::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
+use crate::shape::Seq;
+use crate::store::dirty::Handle;
+use crate::tree::batch::{Batch, Op};
+use crate::tree::ingest::Graft;
+use crate::tree::inner::{Inner, State};
+use crate::tree::write_set::Touched;
+
+/// What the sources of a batch's clones were in one state of the tree, for each of its operations.
+struct Foreseen {
+    seq: Seq,
+    top: Arc<Skeleton>,
+    captured: Vec<Option<Captured>>,
+}
+
+impl Foreseen {
+    /// Whether `state` is the one that was looked at.
+    fn is_of(&self, state: &State) -> bool {
+        self.seq == state.seq && Arc::ptr_eq(&self.top, &state.top)
+    }
+}
+
+/// The state of the tree at some time, to look for sources of clones in.
+struct Now {
+    buffer: MemRun,
+    frozen: u64,
+    root: Arc<Handle>,
+    top: Arc<Skeleton>,
+    seq: Seq,
+}
+
+impl Now {
+    fn of(state: &State) -> Self {
+        Self {
+            buffer: state.buffer.clone(),
+            frozen: state.frozen,
+            root: state.root.clone(),
+            top: state.top.clone(),
+            seq: state.seq,
+        }
+    }
+}
+
+impl Inner {
+    /// `captured` is what the source of a clone is now, if that is known.
+    fn apply_op(
+        &self,
+        state: &mut State,
+        op: Op,
+        captured: Option<Captured>,
+        terms: CloneTerms,
+        made: &mut Vec<Arc<Handle>>,
+    ) -> Result<std::result::Result<(), Chore>> {
+        match op {
+            Op::Put { key, value } => state.buffer.add_point(key, Point::Put(value)),
+            Op::Delete { key } => state.buffer.add_point(key, Point::Delete),
+            Op::Patch { key, offset, bytes } => {
+                state.buffer.add_point(key, Point::patch(offset, bytes))
+            }
+            Op::DeleteRange { lo, hi } => state
+                .buffer
+                .add_range(KeyRange::new(lo, hi), RangeMsg::Null),
+            Op::Graft { prefix, graft } => {
+                bump(&self.store.counters.grafts);
+                for (range, msg) in graft.messages(&prefix) {
+                    state.buffer.add_range(range, msg);
+                }
+            }
+            Op::CloneRange {
+                lo,
+                hi,
+                strip,
+                prefix,
+            } => {
+                let source = KeyRange::new(lo, hi);
+                if source.is_empty() {
+                    return Ok(Ok(()));
+                }
+                let (range, back) = destination(&source, strip as usize, &prefix);
+                let captured = match captured {
+                    Some(captured) => captured,
+                    None => capture(&self.store, &state.buffer, &state.root, &source, terms)?,
+                };
+                match captured {
+                    Captured::First(chore) => return Ok(Err(chore)),
+                    Captured::Message { msg, moves } => {
+                        if let RangeMsg::Goto(target) = &msg {
+                            made.push(target.node.clone());
+                        }
+                        // The destination may hold the source, or lie in it: it comes last.
+                        if moves {
+                            state.buffer.add_range(source, msg.clone());
+                        }
+                        state.buffer.add_range(range, msg.behind(&back));
+                    }
+                    Captured::Copy(run) => {
+                        let there = back.inverse(&range.lo);
+                        state.buffer.add_mapped(&run, &source, &there);
+                    }
+                }
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    /// Applies a batch whose journal record is `record`, or that is being replayed.
+    pub(crate) fn apply(
+        &self,
+        mut batch: Batch,
+        record: Option<&[u8]>,
+        replayed: Option<Seq>,
+    ) -> Result<Seq> {
+        let clones = batch
+            .ops
+            .iter()
+            .any(|op| matches!(op, Op::CloneRange { .. }));
+        let height_max = if replayed.is_some() {
+            HEIGHT_MAX_REPLAYED
+        } else {
+            HEIGHT_MAX
+        };
+        let mut terms = CloneTerms {
+            patient: false,
+            height_max,
+        };
+        for round in 0.. {
+            let mut foreseen = clones.then(|| self.foresee(&batch, terms)).transpose()?;
+            let mut state = self.state.lock();
+            // What holds no more goes without the lock.
+            let mut captured = foreseen.as_mut().filter(|f| f.is_of(&state));
+            // A clone may find that something has to be done first: the batch is tried on the side.
+            let saved = clones.then(|| state.buffer.clone());
+            let (mut trouble, mut made) = (None, Vec::new());
+            // Only clones make a second round, and only grafts are looked at again. An operation that is not copied
+            // costs half as much.
+            let ops = if clones || batch.grafts().next().is_some() {
+                batch.ops.clone()
+            } else {
+                std::mem::take(&mut batch.ops)
+            };
+            for (at, op) in ops.into_iter().enumerate() {
+                let captured = captured.as_mut().and_then(|f| f.captured[at].take());
+                let apply = || self.apply_op(&mut state, op, captured, terms, &mut made);
+                match self.poisoning(apply) {
+                    Ok(Ok(())) => {}
+                    Ok(Err(chore)) => {
+                        trouble = Some(Ok(chore));
+                        break;
+                    }
+                    Err(error) => {
+                        trouble = Some(Err(error));
+                        break;
+                    }
+                }
+            }
+            if let Some(trouble) = trouble {
+                if let Some(saved) = saved {
+                    state.buffer = saved;
+                }
+                drop(state);
+                terms.patient = match self.do_first(trouble?) {
+                    Ok(()) => round >= 2,
+                    // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
+                    Err(Error::NoSpace | Error::ReadOnly) => true,
+                    // If it is of the source, the clone will tell.
+                    Err(error) if error.is_of_a_read() => true,
+                    Err(error) => return Err(error),
+                };
+                continue;
+            }
+            drop(saved);
+            state.seq = replayed.unwrap_or(state.seq + 1);
+            let seq = state.seq;
+            if let (Some(record), Some(journal)) = (record, &self.journal) {
+                // A record may be written as soon as it is queued.
+                batch.grafts().for_each(Graft::set_named);
+                journal.append(seq, &[record], batch.grafts().next().is_some());
+            }
+            let full = state.buffer.memory_bytes() > self.store.shape.memory_bytes;
+            if full {
+                self.freeze(&mut state);
+            }
+            self.store
+                .buffered_bytes
+                .store(state.buffer.size_bytes() as u64, Ordering::Relaxed);
+            drop(state);
+            if full {
+                // Not when the keeper looks next: until then as much again may come, and a checkpoint holds what it moves
+                // twice.
+                let is_much = self.holds_much();
+                self.want(|w| {
+                    w.flush = true;
+                    w.checkpoint |= is_much;
+                });
+            }
+            self.mend_soon(made);
+            return Ok(seq);
+        }
+        unreachable!("a patient clone asks for nothing")
+    }
+
+    /// Captures the clones of `batch` without the lock, so that no I/O happens under it: it loads the nodes on the way, and what
+    /// it finds holds as long as nothing else is applied or moved, for sources that the batch does not change itself before.
+    fn foresee(&self, batch: &Batch, terms: CloneTerms) -> Result<Foreseen> {
+        let now = Now::of(&self.state.lock());
+        let mut captured = Vec::with_capacity(batch.ops.len());
+        let mut touched = Touched::new(&batch.ops);
+        for (at, op) in batch.ops.iter().enumerate() {
+            let Some(source) = op.source().filter(|source| !source.is_empty()) else {
+                captured.push(None);
+                continue;
+            };
+            let changes = touched.meets(at, &source);
+            let terms = if changes {
+                // Whether it nests too deep is not known yet.
+                let height_max = HEIGHT_MAX_REPLAYED;
+                CloneTerms {
+                    height_max,
+                    ..terms
+                }
+            } else {
+                terms
+            };
+            let known = (!changes)
+                .then(|| self.prepared.take(now.seq, &now.top, &source))
+                .flatten();
+            let found = match known {
+                Some(found) => found,
+                None => self.capture(&now, &source, terms)?,
+            };
+            captured.push((!changes).then_some(found));
+        }
+        let Now { seq, top, .. } = now;
+        Ok(Foreseen { seq, top, captured })
+    }
+
+    /// Captures `source` as it is `now`.
+    fn capture(&self, now: &Now, source: &KeyRange, terms: CloneTerms) -> Result<Captured> {
+        let limit = self.store.shape.clone_copy_bytes;
+        if let Some(state) = self
+            .prepared
+            .small((now.frozen, &now.buffer), source, limit)
+        {
+            return Ok(Captured::Copy(state));
+        }
+        let is_below = now.buffer.ranges_in(source).next().is_none()
+            && now.buffer.points_in(source).next().is_none();
+        if is_below && let Some(msg) = self.prepared.shared(&now.top, source) {
+            return Ok(Captured::Message { msg, moves: false });
+        }
+        let found = capture(&self.store, &now.buffer, &now.root, source, terms)?;
+        match &found {
+            Captured::Copy(state) => self.prepared.keep_small(now.frozen, source, state),
+            // Who is patient takes what the next one would rather have put in order first.
+            Captured::Message { msg, moves: false } if is_below && !terms.patient => {
+                self.prepared.keep_shared(&now.top, source, msg);
+            }
+            _ => {}
+        }
+        Ok(found)
+    }
+
+    /// Loads what capturing `source` visits, and does what it wants done first. What it finds is remembered for the clone.
+    pub(crate) fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
+        let now = Now::of(&self.state.lock());
+        let terms = CloneTerms {
+            patient: false,
+            height_max: HEIGHT_MAX_REPLAYED,
+        };
+        let found = self.capture(&now, source, terms)?;
+        let chore = match found {
+            Captured::First(chore) => chore,
+            found => {
+                self.prepared.keep(now.seq, now.top, source.clone(), found);
+                return Ok(());
+            }
+        };
+        match self.do_first(chore) {
+            // The clone itself will put up with it, or tell.
+            Err(Error::NoSpace) => Ok(()),
+            Err(error) if error.is_of_a_read() => Ok(()),
+            done => done,
+        }
+    }
+
+    /// Lets go of what was found for clones that did not come, with the nodes made for them.
+    pub(crate) fn forget_prepared(&self) {
+        self.prepared.forget();
+    }
+
+    fn do_first(&self, chore: Chore) -> Result<()> {
+        bump(&self.store.counters.clone_waits);
+        match chore {
+            Chore::Freeze => {
+                self.freeze(&mut self.state.lock());
+                // What fills leaves goes into them once, before two ranges share it.
+                self.flush(false)
+            }
+            Chore::Mend(node) => self.mend(&node, true),
+            Chore::Sink(range) => {
+                let _structure = self.structure.lock();
+                self.freeze(&mut self.state.lock());
+                self.rebuild(|store, root| store.sink(root, &range, true))
+            }
+        }
+    }
+
+    /// Has the newest of these nodes that is crowded put in order in the background.
+    fn mend_soon(&self, made: Vec<Arc<Handle>>) {
+        let crowded = made
+            .into_iter()
+            .rev()
+            .find(|node| self.store.wants_mending(node));
+        if crowded.is_some() && !self.threads.lock().is_empty() {
+            self.wanted.lock().mend = crowded;
+            self.work.notify_all();
+        }
+    }
+
+    /// Builds the node that clones go on from, instead of `node`. Alone, since two would do the same work.
+    pub(crate) fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
+        let _mending = self.mending.lock();
+        match self.store.mend(node, urgent) {
+            // Nobody needs the copy, and whoever reads what is damaged is told.
+            Err(error) if error.is_of_a_read() => {
+                tracing::debug!(%error, "a node stays as it is");
+                Ok(())
+            }
+            done => done,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The threads in the background: flusher, keeper and readers ahead.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result, if_readable};
+use crate::tree::heap_trim::Trim;
+use crate::tree::inner::Inner;
+
+const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
+
+const TICK: Duration = Duration::from_millis(1000);
+
+impl Inner {
+    fn checkpoint_due(&self) -> bool {
+        let Some(journal) = &self.journal else {
+            return false;
+        };
+        self.store.can_heal()
+            || self.has_to_checkpoint()
+                && (journal.used_bytes() > journal.capacity_bytes() / 2
+                    || self.holds_much()
+                    || self.store.dead_named().1 > self.volume_bytes.load(Ordering::Relaxed) / 8
+                    || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
+    }
+
+    fn flusher(&self) {
+        loop {
+            let (flush, mend) = {
+                let mut wanted = self.wanted.lock();
+                while !wanted.flush && wanted.mend.is_none() && !wanted.stop {
+                    self.work.wait(&mut wanted);
+                }
+                if wanted.stop {
+                    return;
+                }
+                (std::mem::take(&mut wanted.flush), wanted.mend.take())
+            };
+            let mut done = self.check_alive();
+            if let Some(node) = mend {
+                done = done
+                    .and_then(|()| if_readable(self.store.skeleton(&node)))
+                    .and_then(|node| node.map_or(Ok(()), |node| self.mend(&node, false)));
+            }
+            if flush {
+                done = done.and_then(|()| self.flush_if_possible(false));
+            }
+            match done {
+                // Without space messages stay where they are; admission refuses more of them.
+                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
+                Err(error) => self.poison(&error),
+            }
+            self.progress.notify_all();
+        }
+    }
+
+    fn is_trim_due(&self, trim: &mut Trim) -> bool {
+        let (seq, counters) = (self.state.lock().seq, &self.store.counters);
+        let read = counters.bytes_read.load(Ordering::Relaxed);
+        let cache = self.store.cache_capacity();
+        trim.is_due(seq, counters.bytes_written(), read, cache)
+    }
+
+    /// Writes out what is queued for the journal.
+    fn write_journal(&self) {
+        if self.failure().is_none()
+            && let Some(journal) = &self.journal
+            && let Err(error) = journal.write_queued_next()
+        {
+            self.poison(&error);
+        }
+    }
+
+    fn keeper(&self) {
+        let mut trim = Trim::default();
+        let mut since = Instant::now();
+        loop {
+            let (asked, journal) = {
+                let mut wanted = self.wanted.lock();
+                if !wanted.checkpoint && !wanted.journal && !wanted.stop {
+                    // Since the last look, however often the journal was written meanwhile.
+                    let rest = TICK.saturating_sub(since.elapsed());
+                    self.keep.wait_for(&mut wanted, rest);
+                }
+                if wanted.stop {
+                    return;
+                }
+                let journal = std::mem::take(&mut wanted.journal);
+                (std::mem::take(&mut wanted.checkpoint), journal)
+            };
+            if journal && !asked && since.elapsed() < TICK {
+                self.write_journal();
+                continue;
+            }
+            if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
+                ramet_sys::release_free_memory();
+            }
+            if self.failure().is_none() {
+                let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() {
+                    self.checkpoint()
+                } else {
+                    self.sync()
+                };
+                match done {
+                    Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
+                    Err(error) => self.poison(&error),
+                }
+            }
+            self.progress.notify_all();
+            since = Instant::now();
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, name: &str, work: fn(&Inner)) -> Result<()> {
+        let inner = self.clone();
+        let thread = std::thread::Builder::new()
+            .name(name.into())
+            .spawn(move || inner.poisoning(|| work(&inner)))
+            .map_err(|e| Error::Io {
+                what: "starting a thread",
+                source: Arc::new(e),
+            })?;
+        self.threads.lock().push(thread);
+        Ok(())
+    }
+
+    /// Starts what moves messages down and writes checkpoints.
+    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
+        self.spawn("ramet-flush", Inner::flusher)?;
+        self.spawn("ramet-keep", Inner::keeper)
+    }
+
+    /// Starts what reads ahead for scans.
+    pub(crate) fn start_readers(self: &Arc<Self>) -> Result<()> {
+        self.store.read_ahead.start();
+        (0..crate::store::jobs::THREADS).try_for_each(|_| {
+            self.spawn("ramet-read", |inner| {
+                inner.store.read_ahead.work(&inner.store);
+            })
+        })
+    }
+
+    pub(crate) fn stop(&self) {
+        self.store.read_ahead.stop();
+        self.want(|w| (w.stop, w.mend) = (true, None));
+        let threads: Vec<_> = self.threads.lock().drain(..).collect();
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a background thread panicked");
+            }
+        }
+    }
+}

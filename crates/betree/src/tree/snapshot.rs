@@ -1,0 +1,156 @@
+//! Snapshots, and scans of them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::key::range::KeyRange;
+use crate::read::diff::{Diff, Span};
+use crate::read::lookup::View;
+use crate::read::scan::TreeScan;
+use crate::tree::inner::Inner;
+
+/// A frozen view of the key space. Cheap to clone.
+#[derive(Clone)]
+pub struct Snapshot {
+    pub(crate) view: View,
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl Snapshot {
+    /// The value of `key` in this view.
+    ///
+    /// # Errors
+    /// As [`Tree::get`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
+        self.view.get(&self.inner.store, key)
+    }
+
+    /// Streams `[lo, hi)` of this view in key order. With an end it soon reads ahead up to there; without one, as far again
+    /// as it was followed.
+    #[must_use]
+    pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
+        let range = KeyRange::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
+        Scan {
+            scan: TreeScan::of_view(&self.view, range),
+            inner: self.inner.clone(),
+            failed: false,
+        }
+    }
+
+    /// Streams the keys whose values differ between `a` in this view and `b` in `other`, a view of the same tree at
+    /// another time or this one. Where the two share nodes, as clones do, nothing is read: the cost follows the
+    /// differences and what was rewritten since they were equal.
+    ///
+    /// # Errors
+    /// `Invalid` when `other` is of another tree.
+    pub fn diff_range(&self, a: &Span, other: &Snapshot, b: &Span) -> Result<Diff> {
+        if !Arc::ptr_eq(&self.inner, &other.inner) {
+            return Err(Error::Invalid("the two views are of different trees"));
+        }
+        Ok(Diff::new(
+            self.inner.clone(),
+            [&self.view, &other.view],
+            [a, b],
+        ))
+    }
+}
+
+/// A streaming scan in key order. As an iterator it hands out keys and values of one's own; [`Scan::advance`]
+/// lends them and allocates nothing. After an error it ends.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree};
+/// # use ramet_block::{Device, MemDevice};
+/// # let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+/// # Tree::format(&dev, &FormatOptions::default())?;
+/// # let tree = Tree::open(dev, OpenOptions::default())?;
+/// let mut batch = Batch::new();
+/// batch.put("a", "one");
+/// batch.put("b", "two");
+/// tree.apply(batch)?;
+/// let mut bytes = 0;
+/// let mut scan = tree.scan(b"", None);
+/// while scan.advance()? {
+///     bytes += scan.key().len() + scan.value().len();
+/// }
+/// assert_eq!(bytes, 8);
+/// # Ok::<(), ramet_betree::Error>(())
+/// ```
+pub struct Scan {
+    scan: TreeScan,
+    inner: Arc<Inner>,
+    failed: bool,
+}
+
+impl Scan {
+    /// Says that all of the range will be read: the first request to the device is already a long one.
+    #[must_use]
+    pub fn eager(mut self) -> Self {
+        self.scan.read_ahead();
+        self
+    }
+
+    /// Says that what is read is kept by somebody else, or not wanted again: it goes past the cache of nodes, which keeps
+    /// what others want. About `len_bytes` of values are wanted: a leaf that is hardly longer may be read whole.
+    #[must_use]
+    pub fn passing(mut self, len_bytes: usize) -> Self {
+        self.scan.pass(len_bytes);
+        self
+    }
+
+    /// Goes to the next key; `false` at the end.
+    ///
+    /// # Errors
+    /// `Io` and `Corrupt` when a node on the way cannot be read; the scan is over then.
+    pub fn advance(&mut self) -> Result<bool> {
+        if self.failed {
+            return Ok(false);
+        }
+        let done = self.scan.advance(&self.inner.store);
+        self.failed = !matches!(done, Ok(true));
+        done
+    }
+
+    /// The key. Requires that the last [`Scan::advance`] said `true`.
+    ///
+    /// # Panics
+    /// Otherwise.
+    #[must_use]
+    pub fn key(&self) -> &[u8] {
+        self.scan.key()
+    }
+
+    /// The value, under the same condition.
+    ///
+    /// # Panics
+    /// As [`Scan::key`].
+    #[must_use]
+    pub fn value(&self) -> &[u8] {
+        self.scan.value()
+    }
+
+    /// The value of one's own, without a copy: as long as it lives its block of some 16 KiB stays in memory.
+    ///
+    /// # Panics
+    /// As [`Scan::key`].
+    #[must_use]
+    pub fn value_bytes(&self) -> Bytes {
+        self.scan.value_bytes()
+    }
+}
+
+impl Iterator for Scan {
+    type Item = Result<(Bytes, Bytes)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.failed {
+            return None;
+        }
+        let next = self.scan.next(&self.inner.store).transpose();
+        self.failed = !matches!(next, Some(Ok(_)));
+        next
+    }
+}
