@@ -25,6 +25,7 @@ pub mod mountinfo;
 mod notify;
 mod nowhere;
 mod options;
+pub mod protocol;
 mod ring;
 mod server;
 mod session;

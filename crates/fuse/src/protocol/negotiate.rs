@@ -1,0 +1,264 @@
+//! What is agreed upon with the kernel: for how long it may believe answers, and what it need not
+//! ask.
+//!
+//! The kernel begins with INIT, which offers capabilities and limits; the server takes some of
+//! them. Ramet and the file system in memory that measurements compare it with take the same.
+
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use super::abi::{self, fopen, init};
+use super::request::Form;
+
+/// How long the kernel may believe an answer: for ever, near enough.
+pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Generation of every inode number: no number is used twice.
+pub const GENERATION: u64 = 0;
+/// Bytes of one write request. The room for any answer is as long.
+pub const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// Requests of the kernel's own, such as reading ahead, that wait at the same time.
+const BACKGROUND_MAX: u16 = 64;
+const PAGE_BYTES: u32 = 4096;
+/// The oldest protocol whose INIT has all fields that are answered: Linux 3.15.
+const MINOR_MIN: u32 = 23;
+
+/// Answer to OPEN and to FLUSH. The kernel does not ask again. It keeps the pages of a file that is
+/// opened again, and every write is in the tree before it is answered.
+pub const NEVER_AGAIN: Errno = Errno::NOSYS;
+
+/// What is asked for whenever the kernel has it: what saves requests.
+///
+/// Not ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file is a
+/// running program and refuses. Nor EXPORT_SUPPORT: an NFS server opens a directory again for each
+/// part of it, whose cookies count from where its stream began, and asks for inodes that were
+/// forgotten.
+const WANTED: u64 = init::ASYNC_READ
+    | init::BIG_WRITES
+    | init::MAX_PAGES
+    | init::INIT_EXT
+    | init::NO_EXPORT_SUPPORT
+    | init::DO_READDIRPLUS
+    | init::PARALLEL_DIROPS
+    | init::HANDLE_KILLPRIV_V2
+    | init::CACHE_SYMLINKS
+    | init::EXPLICIT_INVAL_DATA
+    | init::ASYNC_DIO
+    | init::DIRECT_IO_ALLOW_MMAP;
+
+/// An INIT of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    init: abi::InitIn,
+}
+
+/// What INIT tells about the version of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Version {
+    /// The kernel speaks a later protocol. It sends another INIT when it hears the version of ours.
+    Later,
+    /// The kernel is too old.
+    TooOld,
+    /// The protocol of ours, maybe with fewer capabilities.
+    Ours(Offer),
+}
+
+impl Version {
+    /// Judges an INIT.
+    #[must_use]
+    pub fn of(init: abi::InitIn) -> Self {
+        match (init.major, init.minor) {
+            (major, _) if major > abi::VERSION.0 => Self::Later,
+            (major, minor) if major < abi::VERSION.0 || minor < MINOR_MIN => Self::TooOld,
+            _ => Self::Ours(Offer { init }),
+        }
+    }
+}
+
+impl Offer {
+    fn capabilities(&self) -> u64 {
+        let low = u64::from(self.init.flags);
+        if low & init::INIT_EXT == 0 {
+            return low;
+        }
+        low | u64::from(self.init.flags2) << 32
+    }
+
+    /// Whether the kernel offers FUSE over io_uring.
+    #[must_use]
+    pub fn has_ring(&self) -> bool {
+        self.capabilities() & init::OVER_IO_URING != 0
+    }
+
+    /// Takes what is wanted. With `ring`, requests come through io_uring, if that is offered; and
+    /// the server then chooses which entries of a listing come with attributes. Otherwise the
+    /// kernel does: it wants attributes with the first answer, and while a program looks up names
+    /// of the directory.
+    #[must_use]
+    pub fn take(self, ring: bool) -> Agreed {
+        let way = if ring {
+            init::OVER_IO_URING
+        } else {
+            init::READDIRPLUS_AUTO
+        };
+        Agreed {
+            capabilities: self.capabilities() & (WANTED | way),
+            max_readahead: self.init.max_readahead,
+        }
+    }
+}
+
+/// What was taken of an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Agreed {
+    capabilities: u64,
+    max_readahead: u32,
+}
+
+impl Agreed {
+    fn has(self, capability: u64) -> bool {
+        self.capabilities & capability != 0
+    }
+
+    /// Whether requests come through io_uring.
+    #[must_use]
+    pub fn has_ring(self) -> bool {
+        self.has(init::OVER_IO_URING)
+    }
+
+    /// Whether the kernel chooses which listings come with attributes.
+    #[must_use]
+    pub fn kernel_chooses_attributes(self) -> bool {
+        self.has(init::READDIRPLUS_AUTO)
+    }
+
+    /// The form of requests from now on.
+    #[must_use]
+    pub fn form(self) -> Form {
+        Form {
+            has_setxattr_ext: self.has(init::SETXATTR_EXT),
+        }
+    }
+
+    /// Flags of a new file that is opened with `flags` of open(2): closing it needs no request. A
+    /// file that is open for writing only goes past the kernel's pages. Nobody reads through it,
+    /// large requests stay whole, and the kernel does not ask for the capabilities of the file
+    /// before its first write.
+    ///
+    /// Before Linux 6.6 the kernel keeps the pages of a file when somebody writes past them, and
+    /// other readers would go on with what they have read. DIRECT_IO_ALLOW_MMAP came with the same
+    /// changes.
+    #[must_use]
+    pub fn created_flags(self, flags: u32) -> u32 {
+        let access = OFlags::from_bits_retain(flags) & OFlags::RWMODE;
+        let is_direct = self.has(init::DIRECT_IO_ALLOW_MMAP) && access == OFlags::WRONLY;
+        let direct = if is_direct { fopen::DIRECT_IO } else { 0 };
+        fopen::KEEP_CACHE | fopen::NOFLUSH | direct
+    }
+
+    /// The answer to INIT. The kernel's own limits apply where they are lower.
+    #[must_use]
+    pub fn answer(self) -> abi::InitOut {
+        let [low, high] = [self.capabilities, self.capabilities >> 32]
+            .map(|bits| u32::try_from(bits & u64::from(u32::MAX)).expect("32 bits"));
+        let pages = WRITE_BYTES_MAX.max(self.max_readahead).div_ceil(PAGE_BYTES);
+        abi::InitOut {
+            flags: low,
+            flags2: high,
+            max_readahead: self.max_readahead,
+            max_background: BACKGROUND_MAX,
+            congestion_threshold: BACKGROUND_MAX / 4 * 3,
+            max_write: WRITE_BYTES_MAX,
+            time_gran: 1,
+            max_pages: u16::try_from(pages).unwrap_or(u16::MAX),
+            ..version_only()
+        }
+    }
+}
+
+/// The answer to an INIT of a later protocol.
+#[must_use]
+pub fn version_only() -> abi::InitOut {
+    abi::InitOut {
+        major: abi::VERSION.0,
+        minor: abi::VERSION.1,
+        ..abi::InitOut::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(capabilities: u64) -> Offer {
+        let init = abi::InitIn {
+            major: 7,
+            minor: 45,
+            max_readahead: 128 << 10,
+            flags: u32::try_from(capabilities & 0xffff_ffff).unwrap(),
+            flags2: u32::try_from(capabilities >> 32).unwrap(),
+            ..abi::InitIn::default()
+        };
+        match Version::of(init) {
+            Version::Ours(offer) => offer,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_is_not_offered_is_not_taken() {
+        let all = offer(u64::MAX);
+        assert!(all.take(true).has_ring() && !all.take(true).kernel_chooses_attributes());
+        assert!(!all.take(false).has_ring() && all.take(false).kernel_chooses_attributes());
+        assert!(!all.take(true).has(init::WRITEBACK_CACHE));
+        assert!(!all.take(true).form().has_setxattr_ext);
+        let old = offer(init::MAX_PAGES);
+        assert_eq!(old.take(true).answer().flags, 1 << 22);
+        assert_eq!(old.take(true).answer().flags2, 0);
+        let without_ext = offer(init::OVER_IO_URING);
+        assert!(!without_ext.take(true).has_ring(), "the field is not valid");
+    }
+
+    #[test]
+    fn limits_are_answered() {
+        let answer = offer(u64::MAX).take(false).answer();
+        assert_eq!((answer.major, answer.minor), (7, 45));
+        assert_eq!((answer.max_write, answer.max_pages), (1 << 20, 256));
+        assert_eq!(
+            (answer.max_background, answer.congestion_threshold),
+            (64, 48)
+        );
+        assert_eq!((answer.max_readahead, answer.time_gran), (128 << 10, 1));
+    }
+
+    #[test]
+    fn other_versions_are_told_apart() {
+        let of = |major, minor| {
+            Version::of(abi::InitIn {
+                major,
+                minor,
+                ..abi::InitIn::default()
+            })
+        };
+        assert_eq!(of(8, 0), Version::Later);
+        assert_eq!(of(7, 22), Version::TooOld);
+        assert_eq!(of(6, 99), Version::TooOld);
+        assert!(
+            matches!(of(7, 99), Version::Ours(_)),
+            "a later minor one has ours"
+        );
+    }
+
+    #[test]
+    fn only_a_file_that_is_written_alone_goes_past_pages_and_only_if_the_kernel_drops_them() {
+        let is_direct = |flags: OFlags, capabilities| {
+            offer(capabilities).take(false).created_flags(flags.bits()) & fopen::DIRECT_IO != 0
+        };
+        let writes = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
+        assert!(is_direct(writes, u64::MAX));
+        assert!(!is_direct(writes, !init::DIRECT_IO_ALLOW_MMAP));
+        assert!(!is_direct(OFlags::RDWR | OFlags::CREATE, u64::MAX));
+        assert!(!is_direct(OFlags::RDONLY | OFlags::CREATE, u64::MAX));
+    }
+}

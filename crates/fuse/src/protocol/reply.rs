@@ -1,0 +1,290 @@
+//! Answers to the kernel, encoded once for both transports.
+//!
+//! An answer is a header, a short structure, and a body of any length. The structure lies in the
+//! answer itself; the body is in the room that the request brought, or in bytes of its own.
+
+use ramet_fs::{Attr, BLOCK_BYTES};
+use rustix::io::Errno;
+
+use super::abi;
+use super::negotiate::{GENERATION, TTL};
+use super::request::{FileHandle, Unique};
+
+/// The longest structure: an entry and how it is opened.
+const STRUCTURE_BYTES_MAX: usize = abi::EntryOut::BYTES + abi::OpenOut::BYTES;
+
+/// What follows the structure.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Body {
+    /// Nothing.
+    Empty,
+    /// So many bytes at the start of the room that the request brought.
+    Room(usize),
+    /// These.
+    Bytes(Vec<u8>),
+}
+
+/// An answer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// 0 or a negative errno.
+    error: i32,
+    structure: [u8; STRUCTURE_BYTES_MAX],
+    structure_bytes: usize,
+    body: Body,
+}
+
+impl Reply {
+    fn new(structure: &[u8], body: Body) -> Self {
+        let mut reply = Self {
+            error: 0,
+            structure: [0; STRUCTURE_BYTES_MAX],
+            structure_bytes: structure.len(),
+            body,
+        };
+        reply.structure[..structure.len()].copy_from_slice(structure);
+        reply
+    }
+
+    /// Success, and nothing else.
+    #[must_use]
+    pub fn done() -> Self {
+        Self::new(&[], Body::Empty)
+    }
+
+    /// Failure.
+    #[must_use]
+    pub fn error(errno: Errno) -> Self {
+        Self {
+            error: -errno.raw_os_error(),
+            ..Self::done()
+        }
+    }
+
+    /// An entry that was found or made.
+    #[must_use]
+    pub fn entry(attr: &Attr) -> Self {
+        Self::new(&entry_out(attr).encode(), Body::Empty)
+    }
+
+    /// A name that leads nowhere, which the kernel may remember.
+    #[must_use]
+    pub fn no_entry() -> Self {
+        let entry = abi::EntryOut {
+            entry_valid: TTL.as_secs(),
+            entry_valid_nsec: TTL.subsec_nanos(),
+            ..abi::EntryOut::default()
+        };
+        Self::new(&entry.encode(), Body::Empty)
+    }
+
+    /// Attributes.
+    #[must_use]
+    pub fn attr(attr: &Attr) -> Self {
+        let out = abi::AttrOut {
+            attr_valid: TTL.as_secs(),
+            attr_valid_nsec: TTL.subsec_nanos(),
+            padding: 0,
+            attr: attr_out(attr),
+        };
+        Self::new(&out.encode(), Body::Empty)
+    }
+
+    /// An open file or directory; `flags` are of [`abi::fopen`].
+    #[must_use]
+    pub fn opened(fh: FileHandle, flags: u32) -> Self {
+        Self::new(&open_out(fh, flags).encode(), Body::Empty)
+    }
+
+    /// A new file, open.
+    #[must_use]
+    pub fn created(attr: &Attr, fh: FileHandle, flags: u32) -> Self {
+        let mut structure = [0; STRUCTURE_BYTES_MAX];
+        structure[..abi::EntryOut::BYTES].copy_from_slice(&entry_out(attr).encode());
+        structure[abi::EntryOut::BYTES..].copy_from_slice(&open_out(fh, flags).encode());
+        Self::new(&structure, Body::Empty)
+    }
+
+    /// Bytes that were written or copied, below 4 GiB.
+    #[must_use]
+    pub fn written(size: u32) -> Self {
+        let out = abi::WriteOut { size, padding: 0 };
+        Self::new(&out.encode(), Body::Empty)
+    }
+
+    /// Bytes that were copied, where the answer has room for more than 4 GiB.
+    #[must_use]
+    pub fn copied(bytes_copied: u64) -> Self {
+        let out = abi::CopyFileRangeOut { bytes_copied };
+        Self::new(&out.encode(), Body::Empty)
+    }
+
+    /// A place in a file.
+    #[must_use]
+    pub fn offset(offset: u64) -> Self {
+        Self::new(&abi::LseekOut { offset }.encode(), Body::Empty)
+    }
+
+    /// Room of a file system.
+    #[must_use]
+    pub fn statfs(room: &abi::StatfsOut) -> Self {
+        Self::new(&room.encode(), Body::Empty)
+    }
+
+    /// An extended attribute or a list of them, asked for with room for `size` bytes; 0 asks how
+    /// many there are.
+    #[must_use]
+    pub fn xattr(value: Vec<u8>, size: u32) -> Self {
+        match u32::try_from(value.len()) {
+            Ok(len) if size == 0 => {
+                let out = abi::GetxattrOut {
+                    size: len,
+                    padding: 0,
+                };
+                Self::new(&out.encode(), Body::Empty)
+            }
+            Ok(len) if len <= size => Self::bytes(value),
+            _ => Self::error(Errno::RANGE),
+        }
+    }
+
+    /// What came out of an ioctl that has room for `out_bytes`.
+    #[must_use]
+    pub fn ioctl(data: Vec<u8>, out_bytes: usize) -> Self {
+        if data.len() > out_bytes {
+            return Self::error(Errno::IO);
+        }
+        Self::new(&abi::IoctlOut::default().encode(), Body::Bytes(data))
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn bytes(bytes: Vec<u8>) -> Self {
+        Self::new(&[], Body::Bytes(bytes))
+    }
+
+    /// So many bytes at the start of the room that the request brought.
+    #[must_use]
+    pub fn room(bytes: usize) -> Self {
+        Self::new(&[], Body::Room(bytes))
+    }
+
+    /// What follows the header: the structure first.
+    #[must_use]
+    pub fn structure(&self) -> &[u8] {
+        &self.structure[..self.structure_bytes]
+    }
+
+    /// What follows the structure.
+    #[must_use]
+    pub fn body(&self) -> &Body {
+        &self.body
+    }
+
+    /// Bytes behind the header.
+    #[must_use]
+    pub fn payload_bytes(&self) -> usize {
+        let body = match &self.body {
+            Body::Empty => 0,
+            Body::Room(bytes) => *bytes,
+            Body::Bytes(bytes) => bytes.len(),
+        };
+        self.structure_bytes + body
+    }
+
+    /// The header, for the answer to request number `unique`.
+    ///
+    /// # Panics
+    /// If the answer is longer than 4 GiB.
+    #[must_use]
+    pub fn header(&self, unique: Unique) -> [u8; abi::OutHeader::BYTES] {
+        let bytes = abi::OutHeader::BYTES + self.payload_bytes();
+        let header = abi::OutHeader {
+            len: u32::try_from(bytes).expect("an answer is shorter than 4 GiB"),
+            error: self.error,
+            unique: unique.0,
+        };
+        header.encode()
+    }
+}
+
+impl From<Errno> for Reply {
+    fn from(errno: Errno) -> Self {
+        Self::error(errno)
+    }
+}
+
+fn open_out(fh: FileHandle, open_flags: u32) -> abi::OpenOut {
+    abi::OpenOut {
+        fh: fh.0,
+        open_flags,
+        backing_id: 0,
+    }
+}
+
+/// An entry that the kernel may believe for as long as it likes.
+pub(super) fn entry_out(attr: &Attr) -> abi::EntryOut {
+    abi::EntryOut {
+        node: attr.ino.0,
+        generation: GENERATION,
+        entry_valid: TTL.as_secs(),
+        attr_valid: TTL.as_secs(),
+        entry_valid_nsec: TTL.subsec_nanos(),
+        attr_valid_nsec: TTL.subsec_nanos(),
+        attr: attr_out(attr),
+    }
+}
+
+fn attr_out(attr: &Attr) -> abi::Attr {
+    abi::Attr {
+        ino: attr.ino.0,
+        size: attr.size_bytes,
+        blocks: attr.sectors,
+        atime: attr.atime.secs,
+        mtime: attr.mtime.secs,
+        ctime: attr.ctime.secs,
+        atimensec: attr.atime.nanos,
+        mtimensec: attr.mtime.nanos,
+        ctimensec: attr.ctime.nanos,
+        mode: u32::from(attr.perm) | attr.kind.mode_bits(),
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: u32::try_from(BLOCK_BYTES).expect("a few kilobytes"),
+        flags: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_tells_its_length_and_an_error_is_negative() {
+        let reply = Reply::ioctl(vec![1, 2, 3], 3);
+        assert_eq!((reply.structure().len(), reply.payload_bytes()), (16, 19));
+        let header = abi::OutHeader::decode(&reply.header(Unique(9))).unwrap();
+        let expected = abi::OutHeader {
+            len: 35,
+            error: 0,
+            unique: 9,
+        };
+        assert_eq!(header, expected);
+        let header = Reply::error(Errno::NOENT).header(Unique(9));
+        let header = abi::OutHeader::decode(&header).unwrap();
+        assert_eq!((header.len, header.error), (16, -2));
+    }
+
+    #[test]
+    fn an_xattr_is_measured_given_or_too_long() {
+        let value = || b"value".to_vec();
+        assert_eq!(
+            Reply::xattr(value(), 0).structure(),
+            [5, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(Reply::xattr(value(), 5).body(), &Body::Bytes(value()));
+        assert_eq!(Reply::xattr(value(), 4), Reply::error(Errno::RANGE));
+        assert_eq!(Reply::ioctl(value(), 4), Reply::error(Errno::IO));
+    }
+}
