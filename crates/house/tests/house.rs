@@ -1,0 +1,50 @@
+//! The sources keep to the floors of `floors.txt`, and the docs tell them.
+
+use ramet_house::files::{crates, workspace};
+use ramet_house::floors::{Plan, crates_upward, judge, table};
+use ramet_house::words;
+
+/// Crates whose comments are plain already.
+const PLAIN: [&str; 1] = ["house"];
+
+#[test]
+fn no_file_lies_in_a_circle_or_imports_from_above() {
+    let plan = Plan::of_workspace();
+    let mut wrong = String::new();
+    for (name, floors) in &plan.crates {
+        let verdict = judge(name, floors);
+        let found = (verdict.in_circles(), verdict.upward.len());
+        let is_worse = found.0 > floors.open.0 || found.1 > floors.open.1;
+        if is_worse || !verdict.homeless.is_empty() {
+            wrong += &format!("{name}: {found:?}, at most {:?}\n", floors.open);
+            wrong += &verdict.details();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn each_crate_has_its_place_and_depends_on_lower_ones_only() {
+    let plan = Plan::of_workspace();
+    let mut named: Vec<_> = plan.crates.iter().map(|(name, _)| name.clone()).collect();
+    named.sort();
+    assert_eq!(named, crates());
+    assert_eq!(crates_upward(&plan), Vec::<String>::new());
+}
+
+#[test]
+fn architecture_tells_the_floors() {
+    let text = std::fs::read_to_string(workspace().join("docs/architecture.md")).unwrap();
+    let table = table(&Plan::of_workspace());
+    assert!(
+        text.contains(&table),
+        "docs/architecture.md lacks what `cargo run -p ramet-house -- table` prints:\n{table}"
+    );
+}
+
+#[test]
+fn comments_of_plain_crates_have_nouns_for_subjects() {
+    for name in PLAIN {
+        assert_eq!(words::of_crate(name), Vec::<String>::new());
+    }
+}
