@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use ramet_betree::{Error, FormatOptions, OpenOptions, Tree};
 use ramet_block::{Codec, Device, ZstdLevel};
-use ramet_fs::{Caller, Clock, Kind, NewInode, ROOT_INO, SetXattr, Time, Volume};
+use ramet_fs::{Caller, Clock, CloneMode, Kind, NewInode, ROOT_INO, SetXattr, Time, Volume};
 use ramet_sim::{Generator, Mix, Model, Setup, SparseDevice, apply};
 
 use crate::visit::{visit_tree, visit_volume};
@@ -144,7 +144,7 @@ fn files(closed: bool) -> Base {
         .expect("there is room");
     volume.checkpoint().expect("there is room");
     for copy in [&b"copy"[..], b"again"] {
-        let cloned = volume.clone_entry(&Caller::root(), dir, ROOT_INO, copy, false);
+        let cloned = volume.clone_entry(&Caller::root(), dir, ROOT_INO, copy, CloneMode::Replace);
         cloned.expect("a new name");
     }
     volume.write(file, 9, b"changed", false).expect("room");

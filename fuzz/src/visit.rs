@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ramet_betree::{Batch, OpenOptions, Tree};
 use ramet_block::Device;
-use ramet_fs::{Caller, Ino, Kind, NewInode, ROOT_INO, RenameMode, Volume};
+use ramet_fs::{Caller, CloneMode, Ino, Kind, NewInode, ROOT_INO, RenameMode, Volume};
 
 use crate::base::open_files;
 
@@ -118,7 +118,7 @@ fn change(volume: &Volume) -> ramet_fs::Result<()> {
         drop(volume.write(ino, 3, &[7; 9000], false));
         drop(volume.link(ino, ROOT_INO, b"other"));
     }
-    drop(volume.clone_entry(&root, dir, dir, b"inside", false));
+    drop(volume.clone_entry(&root, dir, dir, b"inside", CloneMode::Replace));
     drop(volume.rename(
         (ROOT_INO, b"copy"),
         (dir, b"moved"),

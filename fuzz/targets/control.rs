@@ -82,7 +82,7 @@ fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
         };
         let answer = controls.call(number, &bytes, (*ino, stream.as_ref()), &caller);
         if let (SOURCE, Some(Ok(answer))) = (number, &answer) {
-            ticket = decode_source_reply(answer).expect("an answer decodes");
+            ticket = decode_source_reply(answer).expect("an answer decodes").ticket;
         }
         if let (DIFF, Some(Ok(answer))) = (number, &answer) {
             decode_diff_page(answer).expect("an answer decodes");
@@ -109,7 +109,7 @@ fn request(u: &mut Unstructured<'_>, ticket: u64) -> Result<(u32, Vec<u8>)> {
         }
         2..=4 => {
             let request = CloneRequest {
-                flags: u.int_in_range(0..=2)?,
+                flags: u.int_in_range(0..=4)?,
                 source: ticket,
                 name: name(u)?,
             };

@@ -54,6 +54,16 @@ impl Invalidation {
     }
 }
 
+/// What a clone does when its destination exists.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CloneMode {
+    /// Refuse.
+    #[default]
+    New,
+    /// Replace it whole: a directory by a directory, anything else by anything else.
+    Replace,
+}
+
 /// What is in the way of a destination.
 struct Victim {
     inode: Arc<Inode>,
@@ -61,23 +71,26 @@ struct Victim {
 }
 
 impl Volume {
-    /// Clones the file or directory tree `source` to `name` in `dir`, replacing what is there unless
-    /// `no_replace`. Atomic, durable with the next sync. `source` must be known (looked up).
+    /// Clones the file or directory tree `source` to `name` in `dir`; `mode` says what becomes of an entry that is there.
+    /// Atomic, durable with the next sync. `source` must be known (looked up).
+    ///
+    /// An entry that is another hard link of `source` becomes a file of its own.
     ///
     /// The caller must own the source or be privileged; needs write and search on `dir`; and to replace a directory must
     /// own that or be privileged. That it may reach the source and `dir` is asked where it names them: when it opens
     /// directories, and by [`Volume::may_search`].
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `Access`, `NotPermitted`, `Stale`, `TooManyLinks` when more hard links than a batch takes lie below what
-    /// would be replaced, and those of the tree.
+    /// `NotFound`, `Exists`, `IsDirectory` and `NotDirectory` when only one of `source` and the replaced entry is a directory, `SameFile`
+    /// when that entry is the only name of `source`, `Access`, `NotPermitted`, `Stale`, `TooManyLinks` when more hard links than a batch
+    /// takes lie below the replaced entry, and those of the tree.
     pub fn clone_entry(
         &self,
         caller: &Caller,
         source: Ino,
         dir: Ino,
         name: &[u8],
-        no_replace: bool,
+        mode: CloneMode,
     ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _burial = self.burial();
@@ -92,9 +105,8 @@ impl Volume {
         let _names = dir.change_names();
         let found = self.find(&dir, name)?;
         match &found {
-            Some(_) if no_replace => return Err(Error::Exists),
-            Some(found) if found.ino == source.ino => return Ok(Vec::new()),
-            Some(_) => {}
+            Some(_) if mode == CloneMode::New => return Err(Error::Exists),
+            Some(found) => may_take_the_place_of(&source, found)?,
             None => self.vacate(&dir, name)?,
         }
         let _links = self.links.write();
@@ -105,6 +117,10 @@ impl Volume {
         caller.may_copy(change.get(&source))?;
         caller.may_change(change.get(&dir))?;
         if let Some(victim) = &victim {
+            // The other links may have gone since.
+            if victim.inode.ino == source.ino && change.get(&source).nlink < 2 {
+                return Err(Error::SameFile);
+            }
             caller.may_remove(change.get(&dir), change.get(&victim.inode))?;
         }
         let few = self.few_blocks(&source, change.get(&source))?;
@@ -298,6 +314,17 @@ impl Volume {
             change.move_to(&victim.inode, Loc::Gone);
         }
         Ok(())
+    }
+}
+
+/// Whether a clone of `source` may replace `found`.
+fn may_take_the_place_of(source: &Inode, found: &Inode) -> Result<()> {
+    match (source.is_dir(), found.is_dir()) {
+        // A directory has one name.
+        (true, true) if found.ino == source.ino => Err(Error::SameFile),
+        (true, false) => Err(Error::NotDirectory),
+        (false, true) => Err(Error::IsDirectory),
+        (true, true) | (false, false) => Ok(()),
     }
 }
 

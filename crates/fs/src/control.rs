@@ -11,7 +11,7 @@
 //! | 3 | [`SYNC`] | none | |
 //! | 4 | [`STAT`] | out | [`decode_stat_reply`] |
 //! | 5 | [`CHECKPOINT`] | none | |
-//! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by [`encode_source_reply`] |
+//! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by a [`SourceReply`] |
 //! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
 //! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
 //! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], answered like [`STAT`] by a [`ScrubPage`](crate::ScrubPage) |
@@ -30,6 +30,7 @@ use std::os::fd::AsFd;
 use ramet_betree::Usage;
 use ramet_sys::control_ioctl;
 
+use crate::clone::CloneMode;
 use crate::diff::{Change, Difference};
 use crate::error::{Error, Result};
 
@@ -81,13 +82,16 @@ pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
 /// Makes the volume longer, and its image file. Root and the owner of the daemon may.
 pub const GROW: u32 = number(DIR_IN, 10, 8);
 
-/// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists.
+/// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists. The same as no flag.
 pub const CLONE_NO_REPLACE: u32 = 1;
+/// Flag of [`CloneRequest`]: replace the destination, whole and atomically. A directory replaces only a directory (`ENOTDIR`),
+/// anything else only what is no directory (`EISDIR`).
+pub const CLONE_REPLACE: u32 = 2;
 
 /// What [`CLONE`] asks for. The directory of the call is the destination's parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloneRequest {
-    /// [`CLONE_NO_REPLACE`] or 0.
+    /// [`CLONE_REPLACE`], [`CLONE_NO_REPLACE`] or 0.
     pub flags: u32,
     /// Ticket of the source, the answer to [`SOURCE`]. It serves once, and only its user.
     pub source: u64,
@@ -118,8 +122,8 @@ impl CloneRequest {
             return Err(Error::Invalid("size of a clone request"));
         }
         let flags = u32_at(bytes, 0);
-        if flags & !CLONE_NO_REPLACE != 0 {
-            return Err(Error::Invalid("unknown flag of a clone request"));
+        if ![0, CLONE_NO_REPLACE, CLONE_REPLACE].contains(&flags) {
+            return Err(Error::Invalid("flags of a clone request"));
         }
         let name = take_name(&bytes[16..], u32_at(bytes, 4))?;
         let source = u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes"));
@@ -128,6 +132,16 @@ impl CloneRequest {
             source,
             name,
         })
+    }
+
+    /// What becomes of a destination that exists.
+    #[must_use]
+    pub fn mode(&self) -> CloneMode {
+        if self.flags & CLONE_REPLACE == 0 {
+            CloneMode::New
+        } else {
+            CloneMode::Replace
+        }
     }
 }
 
@@ -353,11 +367,11 @@ impl NameRequest {
     }
 }
 
-/// Clones what is `source` in the open directory `above` to `copy` in the open directory `into`, by the two calls that this takes.
-/// What is there is replaced.
+/// Clones the entry `source` of the open directory `above` to the new entry `copy` of the open directory `into`, by the two calls
+/// that this takes.
 ///
 /// # Errors
-/// `InvalidInput` for a name that no entry can have; otherwise what the daemon answered.
+/// `InvalidInput` for a name that no entry can have; otherwise what the daemon answered: `AlreadyExists` when there is a `copy`.
 pub fn clone_by_ioctl(
     above: impl AsFd,
     source: &[u8],
@@ -372,27 +386,46 @@ pub fn clone_by_ioctl(
     control_ioctl(above, SOURCE, &mut named)?;
     let request = CloneRequest {
         flags: 0,
-        source: decode_source_reply(&named).map_err(io::Error::other)?,
+        source: decode_source_reply(&named)
+            .map_err(io::Error::other)?
+            .ticket,
         name: copy.to_vec(),
     };
     control_ioctl(into, CLONE, &mut request.encode().map_err(invalid)?)
 }
 
+/// The answer to [`SOURCE`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceReply {
+    /// Names the object in one call.
+    pub ticket: u64,
+    /// The inode number of the object, as stat(2) shows it. The caller compares it with the object that it looked at: another one
+    /// may have taken the name since.
+    pub ino: u64,
+}
+
 /// The bytes that answer [`SOURCE`].
 #[must_use]
-pub fn encode_source_reply(ticket: u64) -> [u8; NAME_REQUEST_BYTES] {
+pub fn encode_source_reply(reply: SourceReply) -> [u8; NAME_REQUEST_BYTES] {
     let mut out = [0; NAME_REQUEST_BYTES];
-    out[..8].copy_from_slice(&ticket.to_le_bytes());
+    out[0..8].copy_from_slice(&reply.ticket.to_le_bytes());
+    out[8..16].copy_from_slice(&reply.ino.to_le_bytes());
     out
 }
 
-/// The ticket in an answer to [`SOURCE`].
+/// Reads what [`encode_source_reply`] wrote.
 ///
 /// # Errors
 /// `Invalid` when the bytes are not such an answer.
-pub fn decode_source_reply(bytes: &[u8]) -> Result<u64> {
-    let ticket = bytes.first_chunk().copied().map(u64::from_le_bytes);
-    ticket.ok_or(Error::Invalid("answer to a source request"))
+pub fn decode_source_reply(bytes: &[u8]) -> Result<SourceReply> {
+    let field = |at: usize| {
+        let bytes = bytes.get(at..at + 8)?.first_chunk()?;
+        Some(u64::from_le_bytes(*bytes))
+    };
+    match (field(0), field(8)) {
+        (Some(ticket), Some(ino)) => Ok(SourceReply { ticket, ino }),
+        _ => Err(Error::Invalid("answer to a source request")),
+    }
 }
 
 /// The bytes that answer [`STAT`] and [`SCRUB`]: the length of the JSON text, then the text.
@@ -502,6 +535,17 @@ mod tests {
             ]
         );
         assert_eq!(CloneRequest::decode(&bytes).unwrap(), clone);
+        let source = SourceReply {
+            ticket: 0x0102_0304_0506_0708,
+            ino: 9,
+        };
+        let bytes = encode_source_reply(source);
+        assert_eq!(
+            bytes[..17],
+            [8, 7, 6, 5, 4, 3, 2, 1, 9, 0, 0, 0, 0, 0, 0, 0, 0]
+        );
+        assert_eq!(decode_source_reply(&bytes).unwrap(), source);
+        assert!(decode_source_reply(&bytes[..15]).is_err());
         let remove = NameRequest {
             name: b"x".to_vec(),
         };
@@ -511,6 +555,25 @@ mod tests {
         );
         let stat = encode_stat_reply("{}").unwrap();
         assert_eq!(decode_stat_reply(&stat).unwrap(), "{}");
+    }
+
+    #[test]
+    fn a_clone_replaces_only_when_a_flag_says_so() {
+        let mode = |flags| {
+            let request = CloneRequest {
+                flags,
+                source: 1,
+                name: b"x".to_vec(),
+            };
+            let bytes = request.encode().unwrap();
+            CloneRequest::decode(&bytes).map(|request| request.mode())
+        };
+        assert_eq!(mode(0).unwrap(), CloneMode::New);
+        assert_eq!(mode(CLONE_NO_REPLACE).unwrap(), CloneMode::New);
+        assert_eq!(mode(CLONE_REPLACE).unwrap(), CloneMode::Replace);
+        for flags in [CLONE_NO_REPLACE | CLONE_REPLACE, 4, 1 << 31] {
+            assert!(matches!(mode(flags), Err(Error::Invalid(_))), "{flags}");
+        }
     }
 
     #[test]

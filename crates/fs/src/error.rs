@@ -23,6 +23,9 @@ pub enum Error {
     /// A name has more than 255 bytes, or a symbolic link more than 4095.
     #[error("the name is too long")]
     NameTooLong,
+    /// Source and destination are one name of one object.
+    #[error("source and destination are the same file")]
+    SameFile,
     /// The arguments make no sense together.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),

@@ -57,7 +57,7 @@ pub use ramet_betree::{TreeShape, Usage};
 pub use attr::{SetAttr, SetTime};
 pub use check::Finding;
 pub use clock::{Clock, SystemClock};
-pub use clone::Invalidation;
+pub use clone::{CloneMode, Invalidation};
 pub use copy::Copied;
 pub use create::NewInode;
 pub use data::{BLOCK_BYTES, FILE_BYTES_MAX};

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::control::{DIFF_PAGE_BYTES, decode_diff_page};
 use ramet_fs::{
-    Caller, Change, Difference, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
+    Caller, Change, CloneMode, Difference, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
+    ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -217,7 +217,7 @@ fn step(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> Result<(), Error> {
         _ => {
             let (other, to) = spot(volume, tops, rng);
             let source = here.ok_or(Error::NotFound)?;
-            volume.clone_entry(&Caller::root(), source, other, &to, true)?;
+            volume.clone_entry(&Caller::root(), source, other, &to, CloneMode::New)?;
         }
     }
     Ok(())
@@ -241,7 +241,7 @@ fn differences_are_those_that_a_walk_sees() {
         // One side of a comparison is no clone root, the others are.
         for name in [b"b", b"c"] {
             volume
-                .clone_entry(&Caller::root(), a, ROOT_INO, name, true)
+                .clone_entry(&Caller::root(), a, ROOT_INO, name, CloneMode::New)
                 .unwrap();
             tops.push(volume.lookup(ROOT_INO, name).unwrap().ino);
         }
@@ -359,7 +359,7 @@ fn a_diff_of_a_large_tree_costs_what_differs() {
         }
     }
     volume
-        .clone_entry(&Caller::root(), a, ROOT_INO, b"b", true)
+        .clone_entry(&Caller::root(), a, ROOT_INO, b"b", CloneMode::New)
         .unwrap();
     volume.close().unwrap();
 
@@ -435,7 +435,7 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
     assert!(alone.exclusive_bytes >= 38 << 20);
 
     volume
-        .clone_entry(&Caller::root(), a, ROOT_INO, b"b", true)
+        .clone_entry(&Caller::root(), a, ROOT_INO, b"b", CloneMode::New)
         .unwrap();
     let b = volume.lookup(ROOT_INO, b"b").unwrap().ino;
     for top in [a, b] {

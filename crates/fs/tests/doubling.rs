@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume,
+    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    Volume,
 };
 
 const DOUBLINGS: usize = 20;
@@ -64,7 +65,13 @@ fn a_directory_that_is_cloned_into_itself_costs_its_clones_and_not_its_files() {
     for round in 0..DOUBLINGS {
         let name = format!("c{round}");
         volume
-            .clone_entry(&Caller::root(), top, top, name.as_bytes(), false)
+            .clone_entry(
+                &Caller::root(),
+                top,
+                top,
+                name.as_bytes(),
+                CloneMode::Replace,
+            )
             .unwrap();
         make(&volume, top, &format!("r{round}"), Kind::Regular);
     }

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use ramet_betree::Batch;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode, SetXattr,
-    Volume,
+    Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    RenameMode, SetXattr, Volume,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -150,7 +150,7 @@ fn whatever_takes_the_name_has_nothing_of_what_had_it() {
         ("a clone", |at| {
             let other = at.make(ROOT_INO, "other", Kind::Regular);
             at.volume
-                .clone_entry(&Caller::root(), other, ROOT_INO, b"f", true)
+                .clone_entry(&Caller::root(), other, ROOT_INO, b"f", CloneMode::New)
                 .unwrap();
             at.volume.unlink(ROOT_INO, b"other").unwrap();
         }),
@@ -278,7 +278,7 @@ fn a_clone_has_no_ghosts_for_long() {
     let file = at.file(dir, "f", b"content");
     at.volume.unlink(dir, b"f").unwrap();
     at.volume
-        .clone_entry(&Caller::root(), dir, ROOT_INO, b"copy", true)
+        .clone_entry(&Caller::root(), dir, ROOT_INO, b"copy", CloneMode::New)
         .unwrap();
     let copy = at.volume.lookup(ROOT_INO, b"copy").unwrap().ino;
     let both = at.keys();
@@ -288,7 +288,7 @@ fn a_clone_has_no_ghosts_for_long() {
     assert_eq!(at.volume.diff(dir, copy).unwrap(), []);
     // A file without a name may be cloned to one.
     at.volume
-        .clone_entry(&Caller::root(), file, copy, b"f", true)
+        .clone_entry(&Caller::root(), file, copy, b"f", CloneMode::New)
         .unwrap();
     let f = at.volume.lookup(copy, b"f").unwrap();
     assert_eq!((at.read(f.ino), f.nlink), (b"content".to_vec(), 1));
@@ -347,7 +347,7 @@ fn what_is_replaced_works_on() {
         .rename(from, to, RenameMode::Replace, None)
         .unwrap();
     at.volume
-        .clone_entry(&Caller::root(), old, ROOT_INO, b"f", false)
+        .clone_entry(&Caller::root(), old, ROOT_INO, b"f", CloneMode::Replace)
         .unwrap();
     let copy = at.volume.lookup(ROOT_INO, b"f").unwrap().ino;
     assert_eq!(at.read(old), b"old");
@@ -448,7 +448,13 @@ fn a_tree_that_nobody_knows_goes_at_once() {
     unknown_tree(&at);
     let source = at.make(ROOT_INO, "source", Kind::Directory);
     at.volume
-        .clone_entry(&Caller::root(), source, ROOT_INO, b"top", false)
+        .clone_entry(
+            &Caller::root(),
+            source,
+            ROOT_INO,
+            b"top",
+            CloneMode::Replace,
+        )
         .unwrap();
     assert_eq!(at.orphans(), 0);
     at.check();
@@ -590,15 +596,15 @@ fn whatever_comes_into_a_directory_that_was_read_keeps_it() {
             let file = at.file(ROOT_INO, "source", b"content");
             let cloned = at
                 .volume
-                .clone_entry(&Caller::root(), file, dir, b"new", true);
+                .clone_entry(&Caller::root(), file, dir, b"new", CloneMode::New);
             cloned.unwrap();
         }),
         ("what a clone replaced", |at, dir| {
             let other = at.make(ROOT_INO, "other", Kind::Directory);
             at.make(other, "new", Kind::Regular);
-            let cloned = at
-                .volume
-                .clone_entry(&Caller::root(), other, ROOT_INO, b"d", false);
+            let cloned =
+                at.volume
+                    .clone_entry(&Caller::root(), other, ROOT_INO, b"d", CloneMode::Replace);
             cloned.unwrap();
             assert!(at.names(dir).is_empty(), "that is the one before");
         }),

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use ramet_block::{Device, MemDevice};
-use ramet_fs::{Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume};
+use ramet_fs::{
+    Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -93,7 +95,13 @@ impl Fixture {
     fn clone_to(&self, source: &str, dir: &str, name: &str) {
         let (source, dir) = (self.find(source), self.find(dir));
         self.volume
-            .clone_entry(&Caller::root(), source, dir, name.as_bytes(), false)
+            .clone_entry(
+                &Caller::root(),
+                source,
+                dir,
+                name.as_bytes(),
+                CloneMode::Replace,
+            )
             .unwrap();
     }
 
@@ -177,7 +185,7 @@ fn what_a_clone_without_room_had_put_aside_goes() {
         let root = Caller::root();
         let done = fixture
             .volume
-            .clone_entry(&root, source, dir, b"copy", false);
+            .clone_entry(&root, source, dir, b"copy", CloneMode::Replace);
         match done {
             Ok(_) => {
                 cloned += 1;
@@ -229,7 +237,7 @@ fn a_crash_on_the_way_leaves_all_of_a_clone_or_nothing() {
         let root = Caller::root();
         let done = before
             .volume
-            .clone_entry(&root, source, dir, b"copy", false);
+            .clone_entry(&root, source, dir, b"copy", CloneMode::Replace);
         mortal.left.store(0, Ordering::Relaxed);
         drop(before);
         let volume = Volume::open(Arc::clone(&medium), OpenOptions::default()).unwrap();

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, DirEntry, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    RenameMode, SetAttr, SetXattr, Volume,
+    Attr, Caller, CloneMode, DirEntry, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
+    ROOT_INO, RenameMode, SetAttr, SetXattr, Volume,
 };
 use rand::rngs::StdRng;
 use rand::seq::{IndexedRandom, IteratorRandom};
@@ -193,7 +193,7 @@ fn class(error: &Error) -> &'static str {
         Error::NotDirectory => "ENOTDIR",
         Error::IsDirectory => "EISDIR",
         Error::NotEmpty => "ENOTEMPTY",
-        Error::Invalid(_) => "EINVAL",
+        Error::SameFile | Error::Invalid(_) => "EINVAL",
         Error::CrossRoot => "EXDEV",
         Error::NotPermitted => "EPERM",
         other => panic!("{other}"),
@@ -645,20 +645,30 @@ impl Run {
             }
         };
         let (to_dir, to_name, target) = self.at();
-        let no_replace = self.random.random_bool(0.3);
+        let mode = if self.random.random_bool(0.3) {
+            CloneMode::New
+        } else {
+            CloneMode::Replace
+        };
         let parent = self.walk(&to_dir.0);
         let got = self
             .volume
-            .clone_entry(&Caller::root(), ino, parent, &to_name, no_replace);
-        let want = if no_replace && target.is_some() {
-            Err("EEXIST")
-        } else {
-            Ok(())
+            .clone_entry(&Caller::root(), ino, parent, &to_name, mode);
+        let is_dir = self.model.nodes[&source].is_dir();
+        let want = match target {
+            Some(_) if mode == CloneMode::New => Err("EEXIST"),
+            Some(target) => match (is_dir, self.model.nodes[&target].is_dir()) {
+                (true, false) => Err("ENOTDIR"),
+                (false, true) => Err("EISDIR"),
+                // A copy onto another name of the source is one more file.
+                _ if target == source && self.model.names(source) == 1 => Err("EINVAL"),
+                _ => Ok(()),
+            },
+            None => Ok(()),
         };
-        if !self.compare("clone", want, got.map(|_| ())) || target == Some(source) {
+        if !self.compare("clone", want, got.map(|_| ())) {
             return;
         }
-        let is_dir = self.model.nodes[&source].is_dir();
         let copy = self.model.deep_copy(source, None, &mut HashMap::new());
         if !is_dir {
             self.model.nodes.get_mut(&copy).unwrap().linked_in = None;

@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex};
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode,
-    SetAttr, SetXattr, Time, Volume,
+    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -65,6 +65,7 @@ fn expected(error: &Error) -> bool {
                 | Error::NotDirectory
                 | Error::IsDirectory
                 | Error::NotEmpty
+                | Error::SameFile
                 | Error::NotPermitted
                 | Error::Stale
                 | Error::CrossRoot
@@ -301,10 +302,14 @@ impl Actor<'_> {
                 return;
             }
         }
-        let no_replace = self.rng.random();
+        let mode = if self.rng.random() {
+            CloneMode::New
+        } else {
+            CloneMode::Replace
+        };
         let done = self
             .volume()
-            .clone_entry(&Caller::root(), source.ino, dir, name, no_replace);
+            .clone_entry(&Caller::root(), source.ino, dir, name, mode);
         allow("clone", done);
     }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ramet_betree::VOLUME_BYTES_MIN;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, RenameMode,
-    SetAttr, SetTime, SetXattr, Time, Volume,
+    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
+    RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
 };
 
 fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
@@ -281,7 +281,7 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
         .ino;
     let clone = |source, dir, name: &[u8]| {
         volume
-            .clone_entry(&user, source, dir, name, false)
+            .clone_entry(&user, source, dir, name, CloneMode::Replace)
             .map(|_| ())
     };
 
@@ -320,8 +320,12 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
         .unwrap()
         .ino;
     make(&volume, tree, "inside", Kind::Regular);
+    let my_tree = volume
+        .create(own, b"my tree", &new(Kind::Directory, 0o755, 7))
+        .unwrap()
+        .ino;
     assert!(
-        matches!(clone(mine, own, b"tree"), Err(Error::NotPermitted)),
+        matches!(clone(my_tree, own, b"tree"), Err(Error::NotPermitted)),
         "a tree of somebody else"
     );
     assert!(matches!(
@@ -378,7 +382,7 @@ fn paths_may_be_as_deep_as_clones_make_them() {
     volume.write(file, 0, b"deep", false).unwrap();
     let top = volume.lookup(ROOT_INO, b"d").unwrap().ino;
     volume
-        .clone_entry(&Caller::root(), top, dir, b"again", false)
+        .clone_entry(&Caller::root(), top, dir, b"again", CloneMode::New)
         .unwrap();
     let again = volume.lookup(dir, b"again").unwrap().ino;
     volume
@@ -683,4 +687,86 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
     let found = volume.read(file, 0, u32::MAX).unwrap();
     assert!(found == model);
     finish(&volume);
+}
+
+#[test]
+fn a_clone_onto_another_link_of_its_source_becomes_a_file_of_its_own() {
+    let volume = volume();
+    let a = make(&volume, ROOT_INO, "a", Kind::Regular).ino;
+    volume.write(a, 0, b"one", false).unwrap();
+    volume.link(a, ROOT_INO, b"b").unwrap();
+    let clone = |name: &[u8], mode| {
+        let cloned = volume.clone_entry(&Caller::root(), a, ROOT_INO, name, mode);
+        cloned.map(drop)
+    };
+    let refused = clone(b"b", CloneMode::New);
+    assert!(matches!(refused, Err(Error::Exists)));
+    clone(b"b", CloneMode::Replace).unwrap();
+    let b = volume.lookup(ROOT_INO, b"b").unwrap();
+    assert_ne!(b.ino, a);
+    assert_eq!((b.nlink, volume.getattr(a).unwrap().nlink), (1, 1));
+    volume.write(b.ino, 0, b"two", false).unwrap();
+    assert_eq!(volume.read(a, 0, 9).unwrap(), b"one");
+    assert_eq!(volume.read(b.ino, 0, 9).unwrap(), b"two");
+
+    // The only link is left, and one that is left of two.
+    let refused = clone(b"a", CloneMode::Replace);
+    assert!(matches!(refused, Err(Error::SameFile)));
+    volume.link(a, ROOT_INO, b"c").unwrap();
+    volume.unlink(ROOT_INO, b"c").unwrap();
+    let refused = clone(b"a", CloneMode::Replace);
+    assert!(matches!(refused, Err(Error::SameFile)));
+    assert_eq!(volume.read(a, 0, 9).unwrap(), b"one");
+    assert_eq!(volume.check().unwrap(), []);
+}
+
+#[test]
+fn a_clone_replaces_a_directory_by_a_directory_and_a_file_by_a_file() {
+    let volume = volume();
+    for dir in ["d", "e"] {
+        let dir = make(&volume, ROOT_INO, dir, Kind::Directory).ino;
+        make(&volume, dir, "inside", Kind::Regular);
+    }
+    for file in ["f", "g"] {
+        make(&volume, ROOT_INO, file, Kind::Regular);
+    }
+    let clone = |source: &[u8], name: &[u8], mode| {
+        let source = volume.lookup(ROOT_INO, source).unwrap().ino;
+        let cloned = volume.clone_entry(&Caller::root(), source, ROOT_INO, name, mode);
+        volume.forget(source, 1);
+        cloned.map(drop)
+    };
+    for (source, name) in [(b"d", b"e"), (b"d", b"f"), (b"f", b"d"), (b"f", b"g")] {
+        let refused = clone(source, name, CloneMode::New);
+        assert!(matches!(refused, Err(Error::Exists)), "{source:?} {name:?}");
+    }
+    let replace = |source, name| clone(source, name, CloneMode::Replace);
+    assert!(matches!(replace(b"d", b"f"), Err(Error::NotDirectory)));
+    assert!(matches!(replace(b"f", b"d"), Err(Error::IsDirectory)));
+    assert!(matches!(replace(b"d", b"d"), Err(Error::SameFile)));
+    replace(b"d", b"e").unwrap();
+    replace(b"f", b"g").unwrap();
+    assert_eq!(volume.check().unwrap(), []);
+}
+
+#[test]
+fn a_clone_may_replace_a_directory_above_or_below_its_source() {
+    let volume = volume();
+    let a = make(&volume, ROOT_INO, "a", Kind::Directory).ino;
+    let b = make(&volume, a, "b", Kind::Directory).ino;
+    make(&volume, b, "c", Kind::Directory);
+    let clone = |source, dir, name: &[u8]| {
+        volume.clone_entry(&Caller::root(), source, dir, name, CloneMode::Replace)
+    };
+    // Its own child becomes a copy of what it was.
+    clone(a, a, b"b").unwrap();
+    let copy = volume.lookup(a, b"b").unwrap().ino;
+    let inner = volume.lookup(copy, b"b").unwrap().ino;
+    assert!(volume.lookup(inner, b"c").is_ok());
+    // Its parent becomes a copy of it.
+    clone(inner, ROOT_INO, b"a").unwrap();
+    let a = volume.lookup(ROOT_INO, b"a").unwrap().ino;
+    assert!(volume.lookup(a, b"c").is_ok());
+    assert!(matches!(volume.lookup(a, b"b"), Err(Error::NotFound)));
+    assert_eq!(volume.check().unwrap(), []);
 }

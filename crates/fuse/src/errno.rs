@@ -13,7 +13,7 @@ pub(crate) fn errno(error: &Error) -> Errno {
         Error::IsDirectory => Errno::EISDIR,
         Error::NotEmpty => Errno::ENOTEMPTY,
         Error::NameTooLong => Errno::ENAMETOOLONG,
-        Error::Invalid(_) | Error::Tree(TreeError::Invalid(_)) => Errno::EINVAL,
+        Error::SameFile | Error::Invalid(_) | Error::Tree(TreeError::Invalid(_)) => Errno::EINVAL,
         Error::CrossRoot => Errno::EXDEV,
         Error::NotPermitted => Errno::EPERM,
         Error::Access => Errno::EACCES,

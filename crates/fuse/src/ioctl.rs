@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use fuser::Errno;
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
-    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE,
-    encode_source_reply, encode_stat_reply, encode_usage,
+    CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW, NameRequest, REMOVE,
+    SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE, encode_source_reply,
+    encode_stat_reply, encode_usage,
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
@@ -108,14 +108,14 @@ impl Call {
         let mut data = Vec::new();
         match self {
             Self::Clone(request) => {
-                let no_replace = request.flags & CLONE_NO_REPLACE != 0;
                 let source = tickets.redeem(caller, request.source)?;
-                stale = volume.clone_entry(caller, source.ino, dir, &request.name, no_replace)?;
+                let mode = request.mode();
+                stale = volume.clone_entry(caller, source.ino, dir, &request.name, mode)?;
             }
             Self::Remove(request) => stale = volume.remove_tree(caller, dir, &request.name)?,
             Self::Source(request) => {
-                let ticket = tickets.issue(volume, caller, dir, &request.name)?;
-                data = encode_source_reply(ticket).to_vec();
+                let reply = tickets.issue(volume, caller, dir, &request.name)?;
+                data = encode_source_reply(reply).to_vec();
             }
             Self::Sync => volume.sync_all()?,
             Self::Checkpoint => volume.checkpoint()?,

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use ramet_fs::control::SourceReply;
 use ramet_fs::{Caller, Error, Ino, Result, Volume};
 
 /// Tickets of one user that wait to be used; callers that died in between lose theirs to newer ones of the same user.
@@ -34,7 +35,7 @@ impl Drop for Source {
 pub(crate) struct Tickets(Mutex<VecDeque<Ticket>>);
 
 impl Tickets {
-    /// A ticket for `name` in `dir`, good for one use by the same user.
+    /// A ticket for `name` in `dir`, good for one use by the same user, and the number of the inode that it stands for.
     ///
     /// # Errors
     /// `Access` when the caller may not search `dir`, `NotFound`.
@@ -44,7 +45,7 @@ impl Tickets {
         caller: &Caller,
         dir: Ino,
         name: &[u8],
-    ) -> Result<u64> {
+    ) -> Result<SourceReply> {
         volume.may_search(caller, dir)?;
         let source = Source {
             ino: volume.lookup(dir, name)?.ino,
@@ -55,7 +56,10 @@ impl Tickets {
             uid: caller.uid,
             source,
         };
-        let number = ticket.number;
+        let reply = SourceReply {
+            ticket: ticket.number,
+            ino: ticket.source.ino.0,
+        };
         let mut held = self.0.lock();
         let of_user = || held.iter().enumerate().filter(|(_, t)| t.uid == caller.uid);
         let old = if of_user().count() >= TICKETS_MAX {
@@ -67,7 +71,7 @@ impl Tickets {
         held.push_back(ticket);
         drop(held);
         drop(oldest);
-        Ok(number)
+        Ok(reply)
     }
 
     /// Takes a ticket back.
@@ -105,7 +109,11 @@ mod tests {
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
         let tickets = Tickets::default();
-        let issue = |caller: &Caller| tickets.issue(&volume, caller, ROOT_INO, b".").unwrap();
+        let issue = |caller: &Caller| {
+            let reply = tickets.issue(&volume, caller, ROOT_INO, b".").unwrap();
+            assert_eq!(reply.ino, ROOT_INO.0);
+            reply.ticket
+        };
         let first = issue(&user(7));
         assert!(matches!(tickets.redeem(&user(8), first), Err(Error::Stale)));
         assert_eq!(tickets.redeem(&user(7), first).unwrap().ino, ROOT_INO);

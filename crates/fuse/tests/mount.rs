@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use ramet_block::{Device, MemDevice};
 use ramet_fs::control::{
-    CLONE, CLONE_NO_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, decode_source_reply,
+    CLONE, CLONE_NO_REPLACE, CLONE_REPLACE, CloneRequest, NameRequest, REMOVE, SOURCE, SourceReply,
+    decode_source_reply,
 };
 use ramet_fs::{FormatOptions, Kind, NewInode, ROOT_INO, Volume};
 use ramet_fuse::{MountOptions, Mounted, Transport, mount};
@@ -103,7 +104,7 @@ fn parent_and_name(path: &Path) -> io::Result<(File, Vec<u8>)> {
     Ok((File::open(path.parent().unwrap())?, name))
 }
 
-fn ticket(path: &Path) -> io::Result<u64> {
+fn ticket(path: &Path) -> io::Result<SourceReply> {
     let (dir, name) = parent_and_name(path)?;
     let mut bytes = NameRequest { name }.encode().unwrap();
     control_ioctl(dir, SOURCE, &mut bytes)?;
@@ -111,7 +112,7 @@ fn ticket(path: &Path) -> io::Result<u64> {
 }
 
 fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
-    let source = ticket(from)?;
+    let source = ticket(from)?.ticket;
     let (dir, name) = parent_and_name(to)?;
     let request = CloneRequest {
         flags,
@@ -144,9 +145,10 @@ fn a_source_is_named_in_its_directory_and_once() {
     let stale = Some(rustix::io::Errno::STALE.raw_os_error());
     let number = fs::metadata(&file).unwrap().ino();
     assert_eq!(clone_of(number).unwrap_err().raw_os_error(), stale);
-    let ticket = ticket(&file).unwrap();
-    clone_of(ticket).unwrap();
-    assert_eq!(clone_of(ticket).unwrap_err().raw_os_error(), stale);
+    let reply = ticket(&file).unwrap();
+    assert_eq!(reply.ino, number);
+    clone_of(reply.ticket).unwrap();
+    assert_eq!(clone_of(reply.ticket).unwrap_err().raw_os_error(), stale);
     let missing = self::ticket(&mount.path("missing")).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
 }
@@ -175,7 +177,7 @@ fn a_clone_is_seen_at_once_whatever_the_kernel_cached() {
     // Everything below is cached now, and replaced.
     let mut open = File::open(dst.join("a/b/file")).unwrap();
     let stale_dir = File::open(dst.join("a")).unwrap();
-    clone(&src, &dst, 0).unwrap();
+    clone(&src, &dst, CLONE_REPLACE).unwrap();
     assert_eq!(fs::read_to_string(dst.join("a/b/file")).unwrap(), "one");
     assert_eq!(fs::read_to_string(dst.join("link")).unwrap(), "one");
     let mut text = String::new();
@@ -200,11 +202,37 @@ fn a_clone_over_a_name_of_a_hard_link_updates_the_others() {
     }
     fs::write(mount.path("one/file"), "x").unwrap();
     fs::hard_link(mount.path("one/file"), mount.path("two/file")).unwrap();
-    fs::write(mount.path("other"), "y").unwrap();
+    fs::create_dir(mount.path("other")).unwrap();
+    fs::write(mount.path("other/file"), "y").unwrap();
     assert_eq!(fs::metadata(mount.path("two/file")).unwrap().nlink(), 2);
-    clone(&mount.path("other"), &mount.path("one"), 0).unwrap();
-    assert_eq!(fs::read_to_string(mount.path("one")).unwrap(), "y");
+    clone(&mount.path("other"), &mount.path("one"), CLONE_REPLACE).unwrap();
+    assert_eq!(fs::read_to_string(mount.path("one/file")).unwrap(), "y");
     assert_eq!(fs::metadata(mount.path("two/file")).unwrap().nlink(), 1);
+    mount.finish();
+}
+
+#[test]
+fn a_clone_onto_a_link_of_its_source_is_seen_as_a_file_of_its_own() {
+    let mount = Mount::new();
+    let (a, b) = (mount.path("a"), mount.path("b"));
+    fs::write(&a, "one").unwrap();
+    fs::hard_link(&a, &b).unwrap();
+    let mut open = File::open(&b).unwrap();
+    clone(&a, &b, CLONE_REPLACE).unwrap();
+    fs::write(&b, "two").unwrap();
+    assert_eq!(fs::read_to_string(&a).unwrap(), "one");
+    let mut text = String::new();
+    open.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "one", "an open file is the one that was opened");
+    for path in [&a, &b] {
+        assert_eq!(fs::metadata(path).unwrap().nlink(), 1);
+    }
+    let refused = clone(&a, &a, CLONE_REPLACE).unwrap_err();
+    assert_eq!(
+        refused.raw_os_error(),
+        Some(rustix::io::Errno::INVAL.raw_os_error())
+    );
+    drop(open);
     mount.finish();
 }
 
@@ -558,7 +586,7 @@ fn clones_and_removals_are_seen_at_once_whoever_looked_before() {
             // Nobody else looks for it, until now.
             let new = root.join(format!("n{round}"));
             let source = round / NAMES % 2;
-            clone(&root.join(format!("s{source}")), &copy, 0).unwrap();
+            clone(&root.join(format!("s{source}")), &copy, CLONE_REPLACE).unwrap();
             clone(&copy, &new, CLONE_NO_REPLACE).unwrap();
             for name in [&copy, &new] {
                 let found = fs::read_to_string(name.join("file"));
@@ -596,7 +624,7 @@ fn many_slow_requests_from_one_processor_leave_room_for_quick_ones() {
                 // An invalidation waits for whoever changes this directory, and is part of each clone.
                 for round in 0..20 {
                     let file = File::create(root.join(format!("f{number}"))).unwrap();
-                    clone(&root.join("source"), &root.join("copy"), 0).unwrap();
+                    clone(&root.join("source"), &root.join("copy"), CLONE_REPLACE).unwrap();
                     file.sync_all().unwrap();
                     fs::rename(
                         root.join(format!("f{number}")),
@@ -646,9 +674,9 @@ fn threads_that_do_everything_at_once_neither_hang_nor_break_the_tree() {
                         10 => fs::rename(one.parent().unwrap(), two.parent().unwrap()),
                         // Each clone of a directory may double what a walk through everything meets.
                         11 if trees.fetch_add(1, Ordering::Relaxed) < 10 => {
-                            clone(one.parent().unwrap(), &two, 0)
+                            clone(one.parent().unwrap(), &two, CLONE_REPLACE)
                         }
-                        11 if one.is_file() => clone(&one, &two, 0),
+                        11 if one.is_file() => clone(&one, &two, CLONE_REPLACE),
                         12 => File::open(&one).and_then(|file| file.sync_all()),
                         _ if random.random_bool(0.1) => remove(&one),
                         _ => fs::metadata(&one).map(|_| ()),

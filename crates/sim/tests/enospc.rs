@@ -13,7 +13,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree};
 use ramet_block::Device;
-use ramet_fs::{Caller, Ino, Kind, NewInode, ROOT_INO, RenameMode, SetAttr, Volume};
+use ramet_fs::{Caller, CloneMode, Ino, Kind, NewInode, ROOT_INO, RenameMode, SetAttr, Volume};
 use ramet_sim::{Keep, LoggedDevice, PowerCut, Rng, SparseDevice, env_u64};
 
 const DEVICE_BYTES: u64 = 16 << 20;
@@ -322,7 +322,13 @@ fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
         if env_u64("RAMET_CLONES", 0) > 0 && rng.one_in(50) {
             let name = format!("clone{}", rng.below(3));
             let root = Caller::root();
-            let cloned = volume.clone_entry(&root, dir.ino, ROOT_INO, name.as_bytes(), false);
+            let cloned = volume.clone_entry(
+                &root,
+                dir.ino,
+                ROOT_INO,
+                name.as_bytes(),
+                CloneMode::Replace,
+            );
             unless_full("clone", cloned);
         }
         volume.forget(file.ino, 1);

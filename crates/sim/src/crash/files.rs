@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use bytes::Bytes;
 use ramet_block::{Device, checksum};
 use ramet_fs::{
-    AccessTime, Attr, Caller, Clock, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
-    ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
+    AccessTime, Attr, Caller, Clock, CloneMode, Error, FormatOptions, Ino, Kind, NewInode,
+    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 
 use super::{CrashPlan, Death, Opener, Recorder, told};
@@ -201,6 +201,7 @@ impl History {
                 | Error::IsDirectory
                 | Error::NotEmpty
                 | Error::Invalid(_)
+                | Error::SameFile
                 | Error::CrossRoot
                 | Error::NotPermitted
                 | Error::NoAttribute,
@@ -401,9 +402,13 @@ impl History {
                 };
                 let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
                 self.recorder.report.clones += 1;
-                let no_replace = self.rng.one_in(3);
+                let mode = if self.rng.one_in(3) {
+                    CloneMode::New
+                } else {
+                    CloneMode::Replace
+                };
                 volume
-                    .clone_entry(&Caller::root(), ino, dir, &name, no_replace)
+                    .clone_entry(&Caller::root(), ino, dir, &name, mode)
                     .map(drop)
             }
             _ => {
