@@ -11,7 +11,7 @@ use crate::size::Size;
 
 /// A file system whose clones of files and whole trees are instant, whatever their size.
 #[derive(Debug, Parser)]
-#[command(name = "ramet", version, disable_help_subcommand = true)]
+#[command(name = "ramet", version)]
 pub struct Ramet {
     #[command(subcommand)]
     pub verb: Verb,
@@ -27,7 +27,7 @@ pub enum Verb {
     Umount(Umount),
     /// Clone a file or a directory tree, in constant time
     Clone(Clone),
-    /// Remove a file or a whole directory tree, in constant time
+    /// Remove files and whole directory trees, each in constant time
     Rm(Rm),
     /// Make everything written so far durable
     Sync(Sync),
@@ -95,19 +95,30 @@ pub struct Umount {
 
 #[derive(Debug, Args)]
 pub struct Clone {
-    /// Refuse when DST exists instead of replacing it
+    /// Replace DST, whole and atomically, when it exists: a directory by a directory, anything else by
+    /// anything else
     #[arg(long)]
+    pub replace: bool,
+    /// Refuse when DST exists, as without any option
+    #[arg(long, hide = true, conflicts_with = "replace")]
     pub no_replace: bool,
-    /// File or directory on a Ramet mount
+    /// File or directory on a Ramet mount; a symbolic link is cloned itself, unless a slash follows
     pub src: PathBuf,
-    /// Path of the copy on the same mount; what is there is replaced whole
+    /// Path of the copy on the same mount; with a slash at the end the directory that gets it, under its own name
     pub dst: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct Rm {
-    /// File or directory on a Ramet mount
-    pub path: PathBuf,
+    /// Say nothing of paths that do not exist
+    #[arg(short, long)]
+    pub force: bool,
+    /// Accepted as of rm(1): directories are removed with everything in them anyway
+    #[arg(short, long, visible_short_alias = 'R')]
+    pub recursive: bool,
+    /// Files and directories on a Ramet mount
+    #[arg(value_name = "PATH", required_unless_present = "force")]
+    pub paths: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

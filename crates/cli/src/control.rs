@@ -1,24 +1,28 @@
 //! Verbs on a mounted volume: an ioctl to the daemon that serves it.
 
-use std::ffi::OsStr;
-use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Component, Path, PathBuf};
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
 
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_NO_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
-    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest, USAGE,
-    USAGE_BYTES, decode_diff_page, decode_source_reply, decode_stat_reply, decode_usage,
+    CHECKPOINT, CLONE, CLONE_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
+    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest,
+    SourceReply, USAGE, USAGE_BYTES, decode_diff_page, decode_source_reply, decode_stat_reply,
+    decode_usage,
 };
 use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
 use ramet_sys::control_ioctl;
-use rustix::fs::{CWD, FileType, Mode, OFlags, Stat, fstat, lstat, openat, syncfs};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat, syncfs,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use crate::args;
-use crate::failure::{Failure, Outcome};
-use crate::mounts;
+use crate::failure::{Failure, Outcome, status};
+use crate::resolve::{Entry, Place};
+use crate::{mounts, output, resolve};
 
 /// An open directory on a mount.
 pub struct Root(OwnedFd);
@@ -29,6 +33,12 @@ impl Root {
     pub fn open_dir(dir: &Path) -> Answer<Root> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Root(openat(CWD, dir, flags, Mode::empty())?))
+    }
+
+    /// The directory of a tree that is looked at, by the rules of [`resolve`].
+    pub fn open_tree(dir: &Path) -> Outcome<Root> {
+        let opened = resolve::readable(resolve::directory(dir)?);
+        opened.map(Root).map_err(|e| Failure::system(dir, e))
     }
 
     fn call(&self, number: u32, buffer: &mut [u8]) -> Answer {
@@ -65,7 +75,7 @@ impl Root {
         // Asked before the kernel writes back all of some other file system.
         let mut request = DiffRequest {
             flags: DIFF_START,
-            other: other.ticket()?,
+            other: other.source(OsStr::new("."))?.ticket,
         };
         self.write_back()?;
         let (mut found, mut bytes) = (Vec::new(), Vec::new());
@@ -103,14 +113,26 @@ impl Root {
         serde_json::from_str(text).map_err(|_| Errno::PROTO)
     }
 
-    /// A ticket that names the directory in another call, once.
-    fn ticket(&self) -> Answer<u64> {
+    /// A ticket that names an entry of the directory, or the directory (`.`), in another call, once.
+    fn source(&self, name: &OsStr) -> Answer<SourceReply> {
         let request = NameRequest {
-            name: b".".to_vec(),
+            name: name.as_bytes().to_vec(),
         };
-        let mut bytes = request.encode().map_err(|_| Errno::INVAL)?;
+        let mut bytes = request.encode().map_err(|_| Errno::NAMETOOLONG)?;
         self.call(SOURCE, &mut bytes)?;
         decode_source_reply(&bytes).map_err(|_| Errno::PROTO)
+    }
+
+    /// The entry `name`, a symbolic link itself.
+    fn look_at(&self, name: &OsStr) -> Answer<Stat> {
+        statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW)
+    }
+
+    /// Where the open directory is: absolute and without links.
+    fn path(&self) -> Answer<PathBuf> {
+        let link = format!("/proc/self/fd/{}", self.0.as_raw_fd());
+        let path = readlinkat(CWD, link, Vec::new())?;
+        Ok(PathBuf::from(OsString::from_vec(path.into_bytes())))
     }
 
     /// Space of the tree.
@@ -129,79 +151,305 @@ impl Root {
 }
 
 pub fn clone(args: &args::Clone) -> Outcome {
-    let source = look_at(&args.src)?;
-    let (parent, name) = split(&args.dst)?;
-    let root = open_parent(&parent)?;
-    let device = root.device().map_err(|e| Failure::system(&parent, e))?;
-    if device != source.st_dev {
+    let source = Seen::at(&args.src)?;
+    let target = Target::of(args)?;
+    let device = target
+        .root
+        .device()
+        .map_err(|e| Failure::system(&target.path, e))?;
+    if device != source.stat.st_dev {
         // Whichever of the two is at fault: `--` of another file system, or of another volume.
-        require_ramet(&args.src, &source)?;
-        root.stats_json().map_err(|e| mounted(&args.dst, e))?;
+        source.require_ramet(&args.src)?;
+        target
+            .root
+            .stats_json()
+            .map_err(|e| mounted(&target.path, e))?;
         return Err(Failure::at(
-            &args.dst,
+            &target.path,
             "source and destination must be on the same Ramet mount",
         ));
     }
-    if lstat(&args.dst).is_ok() {
-        refuse_if_mounted_on(&args.dst)?;
+    if args.replace {
+        if source.is_entry(&target) {
+            return Err(Failure::at(&target.path, SAME));
+        }
+        refuse_if_mounted_on(&target.root, &target.name, &target.path)?;
     }
     let request = CloneRequest {
-        flags: if args.no_replace { CLONE_NO_REPLACE } else { 0 },
-        source: name_source(&args.src, &source)?,
-        name: name.as_bytes().to_vec(),
+        flags: if args.replace { CLONE_REPLACE } else { 0 },
+        source: source.ticket(&args.src)?,
+        name: target.name.as_bytes().to_vec(),
     };
-    let mut bytes = request.encode().map_err(|e| Failure::at(&args.dst, e))?;
+    let mut bytes = request.encode().map_err(|e| Failure::at(&target.path, e))?;
+    let root = &target.root;
     root.write_back()
         .and_then(|()| root.call(CLONE, &mut bytes))
-        .map_err(|e| clone_refusal(args, &source, geteuid().as_raw(), e))
+        .map_err(|e| {
+            let existing = root.look_at(&target.name).ok();
+            let refused = Refused {
+                src: &args.src,
+                source: &source.stat,
+                dst: &target.path,
+                existing: existing.as_ref(),
+            };
+            refused.why(geteuid().as_raw(), e)
+        })
 }
 
-/// Why this user's clone was refused. The answer is of source and destination alike.
-fn clone_refusal(args: &args::Clone, source: &Stat, user: u32, e: Errno) -> Failure {
-    let is_device = matches!(
-        FileType::from_raw_mode(source.st_mode),
-        FileType::CharacterDevice | FileType::BlockDevice
-    );
-    match e {
-        Errno::PERM if source.st_uid != user => {
-            Failure::at(&args.src, "only its owner or root may clone it")
-        }
-        Errno::PERM if is_device => Failure::at(&args.src, "only root may clone a device"),
-        Errno::PERM => Failure::at(
-            &args.dst,
-            "only its owner or root may replace what is there",
-        ),
-        Errno::MLINK => Failure::at(
-            &args.dst,
-            "too many files in what is there have names outside of it (hard links) to replace it \
-             at once: 'rm -r' removes it name by name",
-        ),
-        Errno::NOENT | Errno::STALE => Failure::system(&args.src, Errno::STALE),
-        e => mounted(&args.dst, e),
+const SAME: &str = "is the source itself";
+
+/// Where a clone goes.
+struct Target {
+    root: Root,
+    name: OsString,
+    /// For messages.
+    path: PathBuf,
+}
+
+impl Target {
+    fn of(args: &args::Clone) -> Outcome<Target> {
+        let dst = &args.dst;
+        let place = resolve::place(dst).map_err(|failure| {
+            let is_missing = std::fs::metadata(dst).map_or(true, |found| !found.is_dir());
+            if ends_with_slash(dst) && is_missing {
+                let why =
+                    "not an existing directory: leave the slash at its end out to name the copy";
+                Failure::at(dst, why)
+            } else {
+                failure
+            }
+        })?;
+        let (dir, name, path) = match place {
+            Place::Entry(entry) => (entry.dir, entry.name, dst.clone()),
+            Place::Directory(dir) => {
+                let Some(name) = own_name(&args.src) else {
+                    let why = "has no name of its own: name the copy";
+                    return Err(Failure::at(&args.src, why));
+                };
+                (dir, name.to_owned(), dst.join(name))
+            }
+        };
+        let root = resolve::readable(dir).map_err(|e| Failure::system(dst, e))?;
+        let root = Root(root);
+        Ok(Target { root, name, path })
     }
 }
 
-pub fn remove(args: &args::Rm) -> Outcome {
-    let seen = look_at(&args.path)?;
-    refuse_if_mounted_on(&args.path)?;
-    let (parent, name) = split(&args.path)?;
-    let root = open_parent(&parent)?;
-    let request = NameRequest {
-        name: name.as_bytes().to_vec(),
-    };
-    let mut bytes = request.encode().map_err(|e| Failure::at(&args.path, e))?;
-    root.call(REMOVE, &mut bytes)
-        .map_err(|e| removal_refusal(&args.path, &seen, e))
+fn ends_with_slash(path: &Path) -> bool {
+    path.as_os_str().as_bytes().ends_with(b"/")
 }
 
-/// What is mounted on something that a clone replaces or a removal takes goes from there, wherever rmdir(2) would refuse: the
-/// kernel does not tell the daemon of it.
-fn refuse_if_mounted_on(path: &Path) -> Outcome {
-    let (parent, name) = split(path)?;
-    let parent = parent
-        .canonicalize()
-        .map_err(|e| Failure::system(&parent, e))?;
-    match mounts::below(&parent.join(name))? {
+/// The last component of a path, if it is a name.
+fn own_name(path: &Path) -> Option<&OsStr> {
+    let text = path.as_os_str().as_bytes();
+    let last = text
+        .rsplit(|&byte| byte == b'/')
+        .find(|name| !name.is_empty())?;
+    let name = OsStr::from_bytes(last);
+    (name != "." && name != "..").then_some(name)
+}
+
+/// An object that a path led to. It is held open: while it is, no other object gets its inode number.
+struct Seen {
+    object: OwnedFd,
+    stat: Stat,
+    /// `None` for a directory that the path names by itself.
+    entry: Option<Entry>,
+}
+
+impl Seen {
+    /// The object at `path`: a symbolic link itself, unless a slash ends the path.
+    fn at(path: &Path) -> Outcome<Seen> {
+        Seen::of(resolve::place(path)?).map_err(|e| Failure::system(path, e))
+    }
+
+    fn of(place: Place) -> Answer<Seen> {
+        let (object, entry) = match place {
+            Place::Directory(dir) => (dir, None),
+            Place::Entry(entry) => (entry.open()?, Some(entry)),
+        };
+        let stat = fstat(&object)?;
+        Ok(Seen {
+            object,
+            stat,
+            entry,
+        })
+    }
+
+    fn is_dir(&self) -> bool {
+        FileType::from_raw_mode(self.stat.st_mode) == FileType::Directory
+    }
+
+    fn is(&self, other: &Stat) -> bool {
+        (self.stat.st_dev, self.stat.st_ino) == (other.st_dev, other.st_ino)
+    }
+
+    /// Whether it is the entry that `target` names.
+    fn is_entry(&self, target: &Target) -> bool {
+        let Some(entry) = self.entry.as_ref() else {
+            return false;
+        };
+        match (fstat(&entry.dir), fstat(&target.root.0)) {
+            (Ok(ours), Ok(theirs)) => {
+                (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+                    && entry.name == target.name
+            }
+            _ => false,
+        }
+    }
+
+    /// The directory, to be read.
+    fn open_dir(&self) -> Answer<Root> {
+        let Some(entry) = self.entry.as_ref() else {
+            return resolve::readable(&self.object).map(Root);
+        };
+        let dir = match entry.open_dir() {
+            // A link took its place.
+            Err(Errno::LOOP | Errno::NOTDIR) => return Err(Errno::STALE),
+            dir => dir?,
+        };
+        if self.is(&fstat(&dir)?) {
+            Ok(Root(dir))
+        } else {
+            Err(Errno::STALE)
+        }
+    }
+
+    /// The daemon's ticket for the object.
+    fn ticket(&self, path: &Path) -> Outcome<u64> {
+        let (root, name) = self.control(path)?;
+        let reply = root.source(name).map_err(|e| mounted(path, e))?;
+        if reply.ino != self.stat.st_ino {
+            return Err(Failure::system(path, Errno::STALE));
+        }
+        Ok(reply.ticket)
+    }
+
+    /// A directory to call the daemon on, and the name of the object there. A directory is named by itself: its path may be a
+    /// mount point, which is not on the file system above.
+    fn control(&self, path: &Path) -> Outcome<(Root, &OsStr)> {
+        let failed = |e| Failure::system(path, e);
+        if self.is_dir() {
+            match self.open_dir() {
+                Ok(dir) => return Ok((dir, OsStr::new("."))),
+                // The owner may clone a directory that may only be searched.
+                Err(Errno::ACCESS) if self.entry.is_some() => {}
+                Err(e) => return Err(failed(e)),
+            }
+        }
+        let Some(entry) = self.entry.as_ref() else {
+            return Err(failed(Errno::ACCESS));
+        };
+        let above = resolve::readable(&entry.dir).map_err(failed)?;
+        Ok((Root(above), &entry.name))
+    }
+
+    fn require_ramet(&self, path: &Path) -> Outcome {
+        let (root, _) = self.control(path)?;
+        root.stats_json().map(drop).map_err(|e| mounted(path, e))
+    }
+}
+
+/// A clone that was refused. The answer is of source and destination alike.
+struct Refused<'a> {
+    src: &'a Path,
+    source: &'a Stat,
+    dst: &'a Path,
+    /// The entry that is there already.
+    existing: Option<&'a Stat>,
+}
+
+impl Refused<'_> {
+    /// Why the clone of this user was refused.
+    fn why(&self, user: u32, e: Errno) -> Failure {
+        let is_dir = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let is_device = matches!(
+            FileType::from_raw_mode(self.source.st_mode),
+            FileType::CharacterDevice | FileType::BlockDevice
+        );
+        let is_same =
+            |stat: &&Stat| (stat.st_dev, stat.st_ino) == (self.source.st_dev, self.source.st_ino);
+        let replaced_is_dir = self.existing.is_some_and(is_dir);
+        match e {
+            Errno::EXIST if replaced_is_dir => Failure::at(
+                self.dst,
+                format!(
+                    "already exists: '{}/' clones into it, --replace replaces it",
+                    self.dst.display()
+                ),
+            ),
+            Errno::EXIST => Failure::at(self.dst, "already exists: --replace replaces it"),
+            Errno::ISDIR => Failure::at(self.dst, "is a directory: only a directory replaces it"),
+            Errno::NOTDIR if self.existing.is_some() && !replaced_is_dir => Failure::at(
+                self.dst,
+                "is not a directory: a directory does not replace it",
+            ),
+            Errno::INVAL if self.existing.as_ref().is_some_and(is_same) => {
+                Failure::at(self.dst, SAME)
+            }
+            Errno::PERM if self.source.st_uid != user => {
+                Failure::at(self.src, "only its owner or root may clone it")
+            }
+            Errno::PERM if is_device => Failure::at(self.src, "only root may clone a device"),
+            Errno::PERM => {
+                Failure::at(self.dst, "only its owner or root may replace what is there")
+            }
+            Errno::MLINK => Failure::at(
+                self.dst,
+                "too many files in what is there have names outside of it (hard links) to replace \
+                 it at once: 'rm -r' removes it name by name",
+            ),
+            Errno::NOENT | Errno::STALE => Failure::system(self.src, Errno::STALE),
+            e => mounted(self.dst, e),
+        }
+    }
+}
+
+/// Removes each path, and goes on behind one that cannot be removed. The exit status is that of rm(1).
+pub fn remove(args: &args::Rm) -> Outcome<u8> {
+    let mut status = 0;
+    for path in &args.paths {
+        if let Err(failure) = remove_one(path, args.force) {
+            output::complain(&failure);
+            status = status::FAILED;
+        }
+    }
+    Ok(status)
+}
+
+fn remove_one(path: &Path, is_forced: bool) -> Outcome {
+    let is_missing = |e| matches!(e, Errno::NOENT | Errno::NOTDIR);
+    let entry = match resolve::entry(path) {
+        Ok(entry) => entry,
+        Err(_) if is_forced && rustix::fs::lstat(path).is_err_and(is_missing) => return Ok(()),
+        Err(failure) => return Err(failure),
+    };
+    let seen = match Seen::of(Place::Entry(entry)) {
+        Ok(seen) => seen,
+        Err(Errno::NOENT) if is_forced => return Ok(()),
+        Err(e) => return Err(Failure::system(path, e)),
+    };
+    if ends_with_slash(path) && !seen.is_dir() {
+        return Err(Failure::system(path, Errno::NOTDIR));
+    }
+    let entry = seen.entry.as_ref().expect("made of an entry");
+    let root = Root(resolve::readable(&entry.dir).map_err(|e| Failure::system(path, e))?);
+    refuse_if_mounted_on(&root, &entry.name, path)?;
+    let request = NameRequest {
+        name: entry.name.as_bytes().to_vec(),
+    };
+    let mut bytes = request.encode().map_err(|e| Failure::at(path, e))?;
+    match root.call(REMOVE, &mut bytes) {
+        Err(Errno::NOENT) if is_forced => Ok(()),
+        done => done.map_err(|e| removal_refusal(path, &seen.stat, e)),
+    }
+}
+
+/// Refuses to replace or remove an entry that something is mounted on or below, as rmdir(2) does: the kernel does not tell the
+/// daemon of mounts.
+fn refuse_if_mounted_on(root: &Root, name: &OsStr, path: &Path) -> Outcome {
+    let dir = root.path().map_err(|e| Failure::system(path, e))?;
+    match mounts::below(&dir.join(name))? {
         Some(dir) => {
             let why = format!("busy: something is mounted on {}", dir.display());
             Err(Failure::at(path, why))
@@ -239,69 +487,6 @@ pub fn sync(args: &args::Sync) -> Outcome {
     Ok(())
 }
 
-/// The daemon's ticket for what is at `path`, as [`look_at`] saw it.
-fn name_source(path: &Path, seen: &Stat) -> Outcome<u64> {
-    let (dir, name) = name_of(path, seen)?;
-    let request = NameRequest {
-        name: name.as_bytes().to_vec(),
-    };
-    let mut bytes = request.encode().map_err(|e| Failure::at(path, e))?;
-    dir.call(SOURCE, &mut bytes).map_err(|e| mounted(path, e))?;
-    decode_source_reply(&bytes).map_err(|e| Failure::at(path, e))
-}
-
-/// A directory, and the name in it of what is at `path`. A directory is named by itself: its path may be a mount
-/// point, which is not on the file system above, or end in a link that was followed.
-fn name_of<'a>(path: &'a Path, seen: &Stat) -> Outcome<(Root, &'a OsStr)> {
-    if FileType::from_raw_mode(seen.st_mode) == FileType::Directory {
-        match Root::open_dir(path) {
-            Ok(dir) => return Ok((dir, OsStr::new("."))),
-            // The owner may clone what only search leads to.
-            Err(Errno::ACCESS) if !is_followed(path) => {}
-            Err(e) => return Err(Failure::system(path, e)),
-        }
-    }
-    let (parent, name) = split(path)?;
-    Ok((open_parent(&parent)?, name))
-}
-
-/// Whether the last name of a path is that of a link.
-fn is_followed(path: &Path) -> bool {
-    split(path).is_ok_and(|(parent, name)| parent.join(name).is_symlink())
-}
-
-/// What is at `path`, links themselves included; a trailing slash follows them, as everywhere.
-fn look_at(path: &Path) -> Outcome<Stat> {
-    let slash = path.as_os_str().as_bytes().ends_with(b"/");
-    let found = if slash {
-        rustix::fs::stat(path)
-    } else {
-        lstat(path)
-    };
-    found.map_err(|e| Failure::system(path, e))
-}
-
-/// The parent directory and the last name of a path that names an entry.
-fn split(path: &Path) -> Outcome<(PathBuf, &OsStr)> {
-    let Some(Component::Normal(name)) = path.components().next_back() else {
-        return Err(Failure::at(path, "not a name in a directory"));
-    };
-    let parent = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent.to_path_buf(),
-        _ => PathBuf::from("."),
-    };
-    Ok((parent, name))
-}
-
-fn open_parent(parent: &Path) -> Outcome<Root> {
-    Root::open_dir(parent).map_err(|e| Failure::system(parent, e))
-}
-
-fn require_ramet(path: &Path, seen: &Stat) -> Outcome {
-    let asked = name_of(path, seen)?.0.stats_json();
-    asked.map(drop).map_err(|e| mounted(path, e))
-}
-
 /// A refusal of the daemon, or that there is none.
 pub fn mounted(path: &Path, e: Errno) -> Failure {
     match e {
@@ -315,24 +500,65 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_name_what_they_are_about() {
-        let args = args::Clone {
-            no_replace: false,
-            src: "src".into(),
-            dst: "dst".into(),
-        };
-        let (here, null) = (look_at(Path::new(".")), look_at(Path::new("/dev/null")));
-        let (here, null) = (here.expect("there is one"), null.expect("there is one"));
+    fn refusals_name_the_path_they_are_about() {
+        let look = |path: &str| rustix::fs::stat(path).expect("it exists");
+        let (here, null) = (look("."), look("/dev/null"));
         let (owner, other) = (here.st_uid, here.st_uid + 1);
-        let clone = |source, user, e| clone_refusal(&args, source, user, e).to_string();
+        let clone = |source, existing, user, e| {
+            let refused = Refused {
+                src: Path::new("src"),
+                source,
+                dst: Path::new("dst"),
+                existing,
+            };
+            refused.why(user, e).to_string()
+        };
         for (said, about, why) in [
-            (clone(&here, other, Errno::PERM), "src", "owner"),
-            (clone(&null, null.st_uid, Errno::PERM), "src", "device"),
-            (clone(&here, owner, Errno::PERM), "dst", "replace"),
-            (clone(&here, owner, Errno::MLINK), "dst", "hard links"),
-            (clone(&here, owner, Errno::STALE), "src", "meanwhile"),
-            (clone(&here, owner, Errno::NOENT), "src", "meanwhile"),
-            (clone(&here, owner, Errno::ACCESS), "dst", "denied"),
+            (clone(&here, None, other, Errno::PERM), "src", "owner"),
+            (
+                clone(&null, None, null.st_uid, Errno::PERM),
+                "src",
+                "device",
+            ),
+            (
+                clone(&here, Some(&null), owner, Errno::PERM),
+                "dst",
+                "replace",
+            ),
+            (clone(&here, None, owner, Errno::MLINK), "dst", "hard links"),
+            (clone(&here, None, owner, Errno::STALE), "src", "meanwhile"),
+            (clone(&here, None, owner, Errno::NOENT), "src", "meanwhile"),
+            (clone(&here, None, owner, Errno::ACCESS), "dst", "denied"),
+            (
+                clone(&null, Some(&here), owner, Errno::EXIST),
+                "dst",
+                "'dst/'",
+            ),
+            (
+                clone(&null, Some(&here), owner, Errno::EXIST),
+                "dst",
+                "--replace",
+            ),
+            (
+                clone(&here, Some(&null), owner, Errno::EXIST),
+                "dst",
+                "--replace",
+            ),
+            (
+                clone(&null, Some(&here), owner, Errno::ISDIR),
+                "dst",
+                "only a directory",
+            ),
+            (
+                clone(&here, Some(&null), owner, Errno::NOTDIR),
+                "dst",
+                "does not replace",
+            ),
+            (
+                clone(&here, Some(&here), owner, Errno::INVAL),
+                "dst",
+                "source itself",
+            ),
         ] {
             assert!(said.starts_with(about) && said.contains(why), "{said}");
         }
@@ -343,23 +569,17 @@ mod tests {
     }
 
     #[test]
-    fn a_path_splits_into_parent_and_name() {
-        let parts = |path: &str| {
-            split(Path::new(path))
-                .ok()
-                .map(|(parent, name)| (parent, name.to_os_string()))
-        };
-        for (path, parent, name) in [
-            ("a", ".", "a"),
-            ("a/b/", "a", "b"),
-            ("/a", "/", "a"),
-            ("../a", "..", "a"),
-            ("a/./b", "a", "b"),
+    fn a_path_has_the_name_that_ends_it() {
+        for (path, name) in [
+            ("a", Some("a")),
+            ("a/b//", Some("b")),
+            ("/a", Some("a")),
+            ("/", None),
+            (".", None),
+            ("a/..", None),
+            ("a/./", None),
         ] {
-            assert_eq!(parts(path), Some((parent.into(), name.into())), "{path}");
-        }
-        for path in ["/", ".", "..", "a/.."] {
-            assert_eq!(parts(path), None, "{path}");
+            assert_eq!(own_name(Path::new(path)), name.map(OsStr::new), "{path}");
         }
     }
 }

@@ -4,7 +4,6 @@
 //! written as `\\xNN`, and a backslash as `\\\\`.
 
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
 use std::path::Path;
 
 use ramet_fs::{Change, Difference};
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use crate::args::Diff;
 use crate::control::{Root, mounted};
 use crate::failure::{Failure, Outcome, status};
+use crate::output;
 
 const DIFFERENT: u8 = 1;
 
@@ -23,8 +23,7 @@ pub fn run(args: &Diff) -> Outcome<u8> {
 }
 
 fn compare(args: &Diff) -> Outcome<u8> {
-    let open = |dir: &Path| Root::open_dir(dir).map_err(|e| Failure::system(dir, e));
-    let (a, b) = (open(&args.a)?, open(&args.b)?);
+    let (a, b) = (Root::open_tree(&args.a)?, Root::open_tree(&args.b)?);
     let device = |root: &Root, dir: &Path| root.device().map_err(|e| Failure::system(dir, e));
     if device(&a, &args.a)? != device(&b, &args.b)? {
         let why = "both must be on the same Ramet mount";
@@ -44,9 +43,7 @@ fn compare(args: &Diff) -> Outcome<u8> {
     } else {
         found.iter().map(as_line).collect()
     };
-    io::stdout()
-        .write_all(text.as_bytes())
-        .map_err(|e| Failure::system(Path::new("standard output"), e))?;
+    output::result(text)?;
     Ok(if found.is_empty() { 0 } else { DIFFERENT })
 }
 

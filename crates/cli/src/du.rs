@@ -4,11 +4,12 @@ use serde_json::json;
 
 use crate::args::Du;
 use crate::control::{Root, mounted};
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
+use crate::output::say;
 use crate::size::Size;
 
 pub fn run(args: &Du) -> Outcome {
-    let root = Root::open_dir(&args.dir).map_err(|e| Failure::system(&args.dir, e))?;
+    let root = Root::open_tree(&args.dir)?;
     let usage = root.usage().map_err(|e| mounted(&args.dir, e))?;
     let fields = [
         ("logical", usage.logical_bytes),
@@ -21,11 +22,11 @@ pub fn run(args: &Du) -> Outcome {
             "shared_bytes": usage.shared_bytes,
             "exclusive_bytes": usage.exclusive_bytes,
         });
-        println!("{all:#}");
+        say!("{all:#}")?;
         return Ok(());
     }
     for (name, bytes) in fields {
-        println!("{name:<20} {} ({bytes})", Size::new(bytes));
+        say!("{name:<20} {} ({bytes})", Size::new(bytes))?;
     }
     Ok(())
 }

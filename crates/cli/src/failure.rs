@@ -39,6 +39,14 @@ impl Failure {
         Failure { status, ..self }
     }
 
+    /// The same as a failure of a check, whose exit status 1 says that errors were corrected.
+    pub fn of_check(self) -> Failure {
+        match self.status {
+            status::FAILED => self.with_status(status::FSCK_OPERATIONAL),
+            _ => self,
+        }
+    }
+
     /// `path: why`, with a cause in words a user can act on.
     pub fn at(path: &Path, why: impl fmt::Display) -> Failure {
         Failure::new(format!("{}: {why}", path.display()))

@@ -18,6 +18,7 @@ use serde_json::json;
 
 use crate::args::Fsck;
 use crate::failure::{Failure, Outcome, status};
+use crate::output::say;
 use crate::overlay::Overlay;
 use crate::progress::Progress;
 
@@ -38,7 +39,7 @@ pub fn run(args: &Fsck) -> Outcome<u8> {
                 "clean": false,
                 "error": failure.to_string(),
             });
-            println!("{report:#}");
+            say!("{report:#}")?;
             Ok(failure.status)
         }
         done => done,
@@ -67,21 +68,21 @@ fn check_and_repair(args: &Fsck) -> Outcome<u8> {
             "violations": last.violations,
             "lost": last.lost,
         });
-        println!("{report:#}");
+        say!("{report:#}")?;
     } else {
         for violation in last.lost.iter().chain(&last.violations) {
-            println!("{violation}");
+            say!("{violation}")?;
         }
         let verdict = match (last.violations.len(), status) {
             (0, 0) => "clean".to_string(),
             (0, _) => "mended".to_string(),
             (n, _) => format!("{n} violations"),
         };
-        println!(
+        say!(
             "{}: {verdict}, {} nodes checked",
             path.display(),
             last.nodes
-        );
+        )?;
     }
     Ok(status)
 }

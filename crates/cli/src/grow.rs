@@ -14,6 +14,7 @@ use crate::args::Grow;
 use crate::control::{Root, mounted};
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
+use crate::output::say;
 use crate::size::Size;
 
 pub fn run(args: &Grow) -> Outcome {
@@ -44,8 +45,7 @@ fn grow_mounted(dir: &Path, size: Option<Size>) -> Outcome {
         Errno::PERM => Failure::at(dir, "only root and who mounted it may grow it"),
         e => mounted(dir, e),
     })?;
-    tell(dir, before, bytes);
-    Ok(())
+    tell(dir, before, bytes)
 }
 
 fn grow_unmounted(volume: &Path, device: FileDevice, size: Option<Size>) -> Outcome {
@@ -59,8 +59,7 @@ fn grow_unmounted(volume: &Path, device: FileDevice, size: Option<Size>) -> Outc
     let grown = wanted(volume, before, bytes)
         .and_then(|bytes| open.grow(bytes).map(|()| bytes).map_err(failed));
     open.close().map_err(failed)?;
-    tell(volume, before, grown?);
-    Ok(())
+    tell(volume, before, grown?)
 }
 
 /// The volume that is mounted where `root` is, for its size.
@@ -99,11 +98,11 @@ fn wanted(target: &Path, before: u64, bytes: u64) -> Outcome<u64> {
     Ok(bytes)
 }
 
-fn tell(target: &Path, before: u64, after: u64) {
-    println!(
+fn tell(target: &Path, before: u64, after: u64) -> Outcome {
+    say!(
         "{}: a volume of {}, was {}",
         target.display(),
         Size::new(after),
         Size::new(before)
-    );
+    )
 }

@@ -13,8 +13,10 @@ mod grow;
 mod mkfs;
 mod mount;
 mod mounts;
+mod output;
 mod overlay;
 mod progress;
+mod resolve;
 mod scrub;
 mod size;
 mod stat;
@@ -26,7 +28,7 @@ use std::process::ExitCode;
 use args::{Ramet, Verb};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
-use failure::{Outcome, status};
+use failure::{Failure, Outcome, status};
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
@@ -38,7 +40,7 @@ pub fn main() -> ExitCode {
     match run(ramet.verb) {
         Ok(status) => ExitCode::from(status),
         Err(failure) => {
-            eprintln!("ramet: {failure}");
+            output::complain(&failure);
             ExitCode::from(failure.status)
         }
     }
@@ -56,10 +58,10 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Mount(args) => mount::run(&args)?,
         Verb::Umount(args) => umount::run(&args)?,
         Verb::Clone(args) => control::clone(&args)?,
-        Verb::Rm(args) => control::remove(&args)?,
+        Verb::Rm(args) => return control::remove(&args),
         Verb::Sync(args) => control::sync(&args)?,
-        Verb::Fsck(args) => return fsck::run(&args),
-        Verb::Scrub(args) => return scrub::run(&args),
+        Verb::Fsck(args) => return fsck::run(&args).map_err(Failure::of_check),
+        Verb::Scrub(args) => return scrub::run(&args).map_err(Failure::of_check),
         Verb::Grow(args) => grow::run(&args)?,
         Verb::Stat(args) => stat::run(&args)?,
         Verb::Diff(args) => return diff::run(&args),

@@ -12,6 +12,7 @@ use ramet_fs::{FormatOptions, Volume};
 
 use crate::args::Mkfs;
 use crate::failure::{Failure, Outcome};
+use crate::output::say;
 use crate::progress::Progress;
 use crate::size::Size;
 
@@ -89,11 +90,11 @@ fn make(args: &Mkfs, device: FileDevice) -> Outcome {
         ..FormatOptions::default()
     };
     Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
-    println!(
+    say!(
         "{}: a volume of {}",
         path.display(),
         Size::new(device.len_bytes())
-    );
+    )?;
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use serde_json::json;
 use crate::args::Scrub;
 use crate::control::{Root, mounted};
 use crate::failure::{Failure, Outcome, status};
+use crate::output::say;
 use crate::progress::Progress;
 use crate::size::Size;
 
@@ -44,7 +45,7 @@ pub fn run(args: &Scrub) -> Outcome<u8> {
             "damaged": lost,
             "found": serde_json::to_value(&found).unwrap_or_default(),
         });
-        println!("{report:#}");
+        say!("{report:#}")?;
     } else {
         for damaged in &found {
             let outcome = if damaged.is_repaired {
@@ -53,10 +54,12 @@ pub fn run(args: &Scrub) -> Outcome<u8> {
                 "lost"
             };
             let place = damaged.place.as_deref().unwrap_or("no file");
-            println!(
+            say!(
                 "{outcome}: {} at byte {}: {} ({place})",
-                damaged.what, damaged.addr, damaged.detail
-            );
+                damaged.what,
+                damaged.addr,
+                damaged.detail
+            )?;
         }
         let verdict = match (found.len(), lost) {
             (0, _) => "clean".to_string(),
@@ -64,7 +67,7 @@ pub fn run(args: &Scrub) -> Outcome<u8> {
             (n, lost) => format!("{} repaired, {lost} damaged", n - lost),
         };
         let read = Size::new(done_bytes);
-        println!("{}: {verdict}, {read} read", args.dir.display());
+        say!("{}: {verdict}, {read} read", args.dir.display())?;
     }
     Ok(match (found.is_empty(), lost) {
         (true, _) => 0,

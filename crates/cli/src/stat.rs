@@ -12,15 +12,16 @@ use crate::args::Stat;
 use crate::control::Root;
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
+use crate::output::say;
 use crate::overlay::Overlay;
 use crate::size::Size;
 
 pub fn run(args: &Stat) -> Outcome {
     let counters = counters(&args.target)?;
     if args.json {
-        println!("{counters:#}");
+        say!("{counters:#}")?;
     } else if let Value::Object(counters) = &counters {
-        show(counters);
+        show(counters)?;
     }
     Ok(())
 }
@@ -65,7 +66,7 @@ fn ask_daemon(dir: &Path) -> Outcome<Value> {
 }
 
 /// One counter a line, in the order of the JSON; units are told by the names.
-fn show(counters: &Map<String, Value>) {
+fn show(counters: &Map<String, Value>) -> Outcome {
     for (name, value) in counters.iter().filter(|(_, value)| !value.is_null()) {
         let number = value.as_u64();
         let (label, text) = if let (Some(label), Some(n)) = (name.strip_suffix("_bytes"), number) {
@@ -77,6 +78,7 @@ fn show(counters: &Map<String, Value>) {
         } else {
             (name.as_str(), value.to_string())
         };
-        println!("{:<20} {text}", label.replace('_', " "));
+        say!("{:<20} {text}", label.replace('_', " "))?;
     }
+    Ok(())
 }

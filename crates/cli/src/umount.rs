@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags};
 use crate::args::Umount;
 use crate::control::Root;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
-use crate::{daemon, mounts};
+use crate::{daemon, mounts, output};
 
 /// How long a daemon takes to end before somebody who waits for it wants to know why.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -87,7 +87,7 @@ fn waiting<T>(dir: &Path, wait: impl FnOnce() -> T) -> T {
             if has_ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
                 // Which of the two cannot be told from here.
                 let why = "unmounted here; the daemon still writes, or it is still mounted in another mount namespace, waiting";
-                eprintln!("ramet: {}: {why}", dir.display());
+                output::complain(format_args!("{}: {why}", dir.display()));
             }
         });
         let outcome = wait();

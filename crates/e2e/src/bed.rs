@@ -245,6 +245,12 @@ impl Mount {
         );
     }
 
+    /// Clones by the command to a path where something is, which is replaced.
+    pub fn replace_path(&self, src: &Path, dst: &Path) {
+        let args = ["clone".as_ref(), "--replace".as_ref(), src, dst];
+        run_ok(ramet_bin(), &args);
+    }
+
     /// Removes a whole tree by the command.
     pub fn remove(&self, path: &Path) {
         run_ok(ramet_bin(), &[OsStr::new("rm"), path.as_ref()]);

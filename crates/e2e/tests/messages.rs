@@ -182,12 +182,33 @@ fn refusals_on_a_mount_say_why() {
     says(&[path("mount"), &other.volume(), &root], "already");
     says(&[path("fsck"), &bed.volume()], "mounted");
     says(&[path("mkfs"), path("--force"), &bed.volume()], "mounted");
-    says(&[path("clone"), path("--no-replace"), &a, &b], "exists");
+    for option in [&[][..], &[path("--no-replace")]] {
+        let args = [&[path("clone")], option, &[&a, &b]].concat();
+        says(&args, "already exists");
+        says(&args, "/b/' clones into it, --replace replaces it");
+    }
+    let file = root.join("file");
+    fs::write(&file, "x").expect("the mount is writable");
+    let replace = [path("clone"), path("--replace")];
+    says(&[&replace[..], &[&file, &b]].concat(), "is a directory");
+    says(&[&replace[..], &[&a, &file]].concat(), "is not a directory");
+    says(&[&replace[..], &[&a, &a]].concat(), "source itself");
+    says(&[&replace[..], &[&file, &file]].concat(), "source itself");
+    says(
+        &[path("clone"), &file, &root.join("none/")],
+        "not an existing directory",
+    );
+    says(
+        &[path("clone"), path("/"), &root.join("a/")],
+        "no name of its own",
+    );
     says(
         &[path("clone"), &a, &bed.path().join("outside")],
         "not on a Ramet mount",
     );
     says(&[path("clone"), &root.join("none"), &b], "no such file");
+    says(&[path("rm"), &root.join("a/.")], "not a name");
+    says(&[path("rm"), &root.join("file/")], "not a directory");
     says(&[path("rm"), &root.join("none")], "no such file");
     says(&[path("umount"), &a], "not a Ramet mount");
     let held = File::create(root.join("held")).expect("the mount is writable");
@@ -238,10 +259,16 @@ fn refusals_of_what_is_anothers_say_whose_it_must_be() {
         &["/theirs: ", "may clone it"],
     );
     says_to_user(
-        &[path("clone"), &mine, &theirs],
+        &[path("clone"), path("--replace"), &mine, &theirs],
         &["/theirs: ", "may replace"],
     );
-    says_to_user(&[path("clone"), &mine, &file], &["/file: ", "may replace"]);
+    let note = root.join("note");
+    fs::write(&note, "x").expect("root may");
+    std::os::unix::fs::chown(&note, Some(USER), Some(USER)).expect("root may");
+    says_to_user(
+        &[path("clone"), path("--replace"), &note, &file],
+        &["/file: ", "may replace"],
+    );
     says_to_user(
         &[path("rm"), &theirs],
         &["/theirs: ", "only its owner", "rm -r"],
@@ -269,11 +296,11 @@ fn what_something_is_mounted_on_is_neither_removed_nor_replaced() {
     let words = format!("mounted on {}", inner.display());
     for at in [&tree, &inner] {
         says(&[path("rm"), at], &words);
-        says(&[path("clone"), &other, at], &words);
+        says(&[path("clone"), path("--replace"), &other, at], &words);
     }
     assert!(inner.join("file").exists(), "it is no longer mounted");
     run_ok("umount", &[&inner]);
-    mount.clone_path(&other, &tree);
+    mount.replace_path(&other, &tree);
     mount.remove(&tree);
     mount.umount();
     bed.fsck();

@@ -98,6 +98,7 @@ fn on_a_shared_mount_a_user_clones_only_what_is_theirs() {
         Command::new(&bin)
             .args([
                 "clone".as_ref(),
+                "--replace".as_ref(),
                 root.join(src).as_os_str(),
                 root.join(dst).as_os_str(),
             ])

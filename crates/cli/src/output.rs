@@ -1,0 +1,39 @@
+//! Words for the user: results on standard output, complaints on standard error.
+//!
+//! A reader that has gone (`ramet stat VOLUME | head -1`) ends the command as it ends any filter, by SIGPIPE and in silence. Results
+//! that cannot be written otherwise are a failure; complaints that cannot be written are dropped.
+
+use std::fmt;
+use std::io::{self, ErrorKind, Write};
+use std::path::Path;
+
+use signal_hook::consts::SIGPIPE;
+
+use crate::failure::{Failure, Outcome};
+
+/// Writes a line of the result; the arguments are those of `format!`.
+macro_rules! say {
+    ($($words:tt)*) => {
+        $crate::output::result(format_args!("{}\n", format_args!($($words)*)))
+    };
+}
+pub(crate) use say;
+
+/// Writes a part of the result.
+pub fn result(text: impl fmt::Display) -> Outcome {
+    let mut out = io::stdout().lock();
+    let written = write!(out, "{text}").and_then(|()| out.flush());
+    written.map_err(|error| {
+        if error.kind() == ErrorKind::BrokenPipe {
+            // Does not return: this process ignores the signal, as each Rust program does, and others end by it.
+            let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
+        }
+        Failure::system(Path::new("standard output"), error)
+    })
+}
+
+/// Says on standard error why something was not done, or what the user should know.
+pub fn complain(why: impl fmt::Display) {
+    // Nowhere left to tell when this fails.
+    let _ = writeln!(io::stderr(), "ramet: {why}");
+}
