@@ -3,7 +3,8 @@
 //! Positional I/O through the page cache: images on any file system work, and small writes are gathered there. Only what is
 //! written in bulk goes past it, where the file can do that (`behind.rs`), and what a mount keeps is dropped from it. One advisory lock per open (`flock`:
 //! exclusive to write, shared to read) keeps two mounts of one volume apart; a block device is
-//! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system.
+//! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system. To write, all that lies below is
+//! locked too (`stack.rs`).
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -22,6 +23,7 @@ use thiserror::Error;
 use crate::BLOCK_BYTES;
 use crate::behind::{WriteBehind, path_of};
 use crate::device::Device;
+use crate::stack::{self, Refusal};
 use crate::streams::{STEP, Streams};
 use crate::syncs::Syncs;
 
@@ -46,9 +48,14 @@ pub enum OpenError {
     /// The caller may not open it.
     #[error("{}: permission denied", .0.display())]
     Permission(PathBuf),
-    /// Somebody else has it open.
-    #[error("{}: in use: mounted or opened by another process", .0.display())]
-    Busy(PathBuf),
+    /// It is open elsewhere, or something that shares its bytes is.
+    #[error("{}: in use {by}", path.display())]
+    Busy {
+        /// The path that was to be opened.
+        path: PathBuf,
+        /// In words, what uses it: "by process 7 (ramet)", "through /dev/loop0".
+        by: String,
+    },
     /// It is neither a regular file nor a block device.
     #[error("{}: neither a regular file nor a block device", .0.display())]
     NotADevice(PathBuf),
@@ -71,9 +78,17 @@ fn open_error(path: &Path, source: io::Error) -> OpenError {
         io::ErrorKind::NotFound => OpenError::NotFound(path),
         io::ErrorKind::AlreadyExists => OpenError::Exists(path),
         io::ErrorKind::PermissionDenied => OpenError::Permission(path),
-        io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => OpenError::Busy(path),
         io::ErrorKind::IsADirectory => OpenError::NotADevice(path),
         _ => OpenError::Io { path, source },
+    }
+}
+
+/// A block device that another opener has for itself.
+fn claimed(path: &Path) -> OpenError {
+    let holder = File::open(path).map(|node| stack::user_of(&node));
+    OpenError::Busy {
+        path: path.to_owned(),
+        by: holder.unwrap_or_else(|_| "by another process".into()),
     }
 }
 
@@ -82,6 +97,8 @@ fn open_error(path: &Path, source: io::Error) -> OpenError {
 pub struct FileDevice {
     file: File,
     syncs: Syncs,
+    /// What lies below, locked.
+    _below: Vec<File>,
     len_bytes: AtomicU64,
     access: Access,
     /// Made for the first bulk write; `None` when the file takes none.
@@ -117,25 +134,45 @@ impl FileDevice {
             .write(access == Access::ReadWrite)
             .custom_flags(flags.bits() as i32)
             .open(path)
-            .map_err(fail)?;
+            .map_err(|source| match source.kind() {
+                io::ErrorKind::ResourceBusy => claimed(path),
+                _ => fail(source),
+            })?;
         let opened = file.metadata().map_err(fail)?.file_type();
         if !opened.is_file() && !opened.is_block_device() {
             return Err(OpenError::NotADevice(path.to_owned()));
         }
-        Self::lock(file, access).map_err(fail)
+        Self::lock(path, file, access)
     }
 
-    fn lock(mut file: File, access: Access) -> io::Result<Self> {
+    fn lock(path: &Path, mut file: File, access: Access) -> Result<Self, OpenError> {
+        let fail = |source| open_error(path, source);
+        let busy = |by| OpenError::Busy {
+            path: path.to_owned(),
+            by,
+        };
         let operation = match access {
             Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
             Access::ReadOnly => FlockOperation::NonBlockingLockShared,
         };
-        rustix::fs::flock(&file, operation)?;
+        match rustix::fs::flock(&file, operation) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(busy(stack::user_of(&file))),
+            Err(errno) => return Err(fail(errno.into())),
+        }
+        let below = match access {
+            Access::ReadOnly => Vec::new(),
+            Access::ReadWrite => stack::lock(&file).map_err(|refusal| match refusal {
+                Refusal::InUse(by) => busy(by),
+                Refusal::Io(source) => fail(source),
+            })?,
+        };
         // `metadata().len()` is 0 for a block device; the end of the file is right for both.
-        let len_bytes = file.seek(SeekFrom::End(0))?;
+        let len_bytes = file.seek(SeekFrom::End(0)).map_err(fail)?;
         Ok(Self {
-            syncs: Syncs::new(&file)?,
+            syncs: Syncs::new(&file).map_err(fail)?,
             file,
+            _below: below,
             len_bytes: AtomicU64::new(len_bytes),
             access,
             behind: OnceLock::new(),
@@ -240,7 +277,7 @@ pub fn create_image(
         .open(path)
         .map_err(fail)?;
     // The lock comes before the first change: a mounted image must survive a mistaken `--force`.
-    let device = FileDevice::lock(file, Access::ReadWrite).map_err(fail)?;
+    let device = FileDevice::lock(path, file, Access::ReadWrite)?;
     let sized = device
         .file
         .set_len(0)
@@ -468,19 +505,19 @@ mod tests {
         for access in [Access::ReadOnly, Access::ReadWrite] {
             assert!(matches!(
                 FileDevice::open(&path, access),
-                Err(OpenError::Busy(_))
+                Err(OpenError::Busy { .. })
             ));
         }
         assert!(matches!(
             create_image(&path, 1 << 20, true),
-            Err(OpenError::Busy(_))
+            Err(OpenError::Busy { .. })
         ));
         drop(writer);
         let _one = FileDevice::open(&path, Access::ReadOnly).unwrap();
         let _two = FileDevice::open(&path, Access::ReadOnly).unwrap();
         assert!(matches!(
             FileDevice::open(&path, Access::ReadWrite),
-            Err(OpenError::Busy(_))
+            Err(OpenError::Busy { .. })
         ));
     }
 

@@ -11,6 +11,7 @@ mod device;
 mod extent;
 mod file;
 pub mod planted;
+mod stack;
 mod streams;
 pub mod superblock;
 mod syncs;

@@ -61,8 +61,8 @@ impl Failure {
     pub fn device(error: OpenError) -> Failure {
         match error {
             OpenError::NotFound(path) => Failure::at(&path, "no such file or directory"),
-            OpenError::Busy(path) => {
-                Failure::at(&path, "already mounted, or in use by another process")
+            OpenError::Busy { path, by } => {
+                Failure::at(&path, format!("already mounted, or in use {by}"))
             }
             OpenError::Io { path, source } => Failure::system(&path, source),
             other => Failure::new_from(other),

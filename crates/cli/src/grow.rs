@@ -25,7 +25,7 @@ pub fn run(args: &Grow) -> Outcome {
     }
     match FileDevice::open(target, Access::ReadWrite) {
         Ok(device) => grow_unmounted(target, device, args.size),
-        Err(busy @ OpenError::Busy(_)) => match mounts::of_volume(target)? {
+        Err(busy @ OpenError::Busy { .. }) => match mounts::of_volume(target)? {
             Some(mount) => grow_mounted(&mount.dir, args.size),
             None => Err(Failure::device(busy)),
         },

@@ -33,7 +33,7 @@ fn counters(target: &Path) -> Outcome<Value> {
     }
     let device = match FileDevice::open(target, Access::ReadOnly) {
         Ok(device) => device,
-        Err(busy @ OpenError::Busy(_)) => {
+        Err(busy @ OpenError::Busy { .. }) => {
             return match mounts::of_volume(target)? {
                 Some(mount) => ask_daemon(&mount.dir),
                 None => Err(Failure::device(busy)),

@@ -12,13 +12,17 @@
 mod control_ioctl;
 mod fuse_ring;
 mod heap;
+mod loop_device;
 mod mapping;
+mod range_lock;
 mod revocable;
 mod scheduling;
 
 pub use control_ioctl::control_ioctl;
 pub use fuse_ring::{FuseRing, RingRequest};
 pub use heap::release_free_memory;
+pub use loop_device::{LoopStatus, loop_status};
 pub use mapping::write_mapped;
+pub use range_lock::{RangeLock, lock_range, may_lock_range};
 pub use revocable::Revocable;
 pub use scheduling::{SchedulingClass, run_anywhere, set_scheduling_class};
