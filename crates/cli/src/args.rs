@@ -54,8 +54,14 @@ pub struct Mkfs {
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
     /// Overwrite what is there
-    #[arg(long)]
+    #[arg(long, short = 'f', short_alias = 'F')]
     pub force: bool,
+    /// Say what would be made, and change nothing
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// Print nothing but errors
+    #[arg(long, short)]
+    pub quiet: bool,
     /// Compression of new data: none, lz4, zstd or zstd:LEVEL (1 to 19)
     #[arg(long, value_name = "CODEC", default_value = "zstd:1")]
     pub compression: Codec,
@@ -66,7 +72,8 @@ pub struct Mkfs {
 #[derive(Debug, Args)]
 pub struct Mount {
     /// Mount options, comma separated: ro, noatime, nosuid, nodev, noexec, allow_other,
-    /// compression=CODEC, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT
+    /// compression=CODEC, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT,
+    /// cache_size=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Serve in the foreground until unmounted

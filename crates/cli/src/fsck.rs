@@ -104,13 +104,7 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         }
         chosen => chosen,
     };
-    chosen.map_err(|e| {
-        let damaged = matches!(
-            e,
-            SuperblockError::Corrupt { .. } | SuperblockError::NoneLeft(..)
-        );
-        judged(path, e, damaged)
-    })?;
+    chosen.map_err(|e| refused(path, e))?;
     let mut found = examine(args, device).map_err(|e| match &lost {
         Some(lost) => {
             let why = format!("{lost}; it is of no use any more: {e}");
@@ -156,8 +150,17 @@ fn examine(args: &Fsck, device: Arc<dyn Device>) -> ramet_fs::Result<Findings> {
     })
 }
 
+/// Why no superblock could be chosen.
+pub fn refused(path: &Path, error: SuperblockError) -> Failure {
+    let damaged = matches!(
+        error,
+        SuperblockError::Corrupt { .. } | SuperblockError::NoneLeft(..)
+    );
+    judged(path, error, damaged)
+}
+
 /// A failure of the check itself, or damage so deep that it ended the check.
-fn failed(path: &Path, error: ramet_fs::Error) -> Failure {
+pub fn failed(path: &Path, error: ramet_fs::Error) -> Failure {
     let damaged = is_damage(&error);
     judged(path, error, damaged)
 }

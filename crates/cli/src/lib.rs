@@ -13,6 +13,7 @@ mod grow;
 mod mkfs;
 mod mount;
 mod mounts;
+mod names;
 mod output;
 mod overlay;
 mod progress;
@@ -33,6 +34,9 @@ use failure::{Failure, Outcome, status};
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let line: Vec<OsString> = std::env::args_os().collect();
+    if let Some(name) = names::Name::of(&line) {
+        return name.run(&line);
+    }
     let ramet = match Ramet::try_parse_from(&line) {
         Ok(ramet) => ramet,
         Err(error) => return usage(&line, &error),
@@ -50,6 +54,12 @@ pub fn main() -> ExitCode {
 #[must_use]
 pub fn command() -> clap::Command {
     Ramet::command()
+}
+
+/// The command lines of the names that mkfs(8), fsck(8), mount(8) and umount(8) call, for their manual.
+#[must_use]
+pub fn commands_of_names() -> Vec<clap::Command> {
+    names::commands()
 }
 
 fn run(verb: Verb) -> Outcome<u8> {

@@ -39,7 +39,12 @@ pub fn run(args: &Mkfs) -> Outcome {
                 "does not exist: give --size N to create it",
             ));
         }
-        (None, Some(bytes)) => create_image(path, bytes, false).map_err(Failure::device)?,
+        (None, Some(bytes)) => {
+            if args.dry_run {
+                return tell(args, bytes);
+            }
+            create_image(path, bytes, false).map_err(Failure::device)?
+        }
         (Some(kind), Some(_)) if kind.is_block_device() => {
             return Err(Failure::at(
                 path,
@@ -50,6 +55,9 @@ pub fn run(args: &Mkfs) -> Outcome {
             let device = FileDevice::open(path, Access::ReadWrite).map_err(Failure::device)?;
             if !args.force {
                 refuse_data(path, &device, kind.is_block_device())?;
+            }
+            if args.dry_run {
+                return tell(args, size.unwrap_or(device.len_bytes()));
             }
             match size {
                 // The lock must go before the image is made anew; `create_image` takes it again
@@ -90,11 +98,16 @@ fn make(args: &Mkfs, device: FileDevice) -> Outcome {
         ..FormatOptions::default()
     };
     Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
-    say!(
-        "{}: a volume of {}",
-        path.display(),
-        Size::new(device.len_bytes())
-    )?;
+    tell(args, device.len_bytes())
+}
+
+/// Says what was made, or would be.
+fn tell(args: &Mkfs, size_bytes: u64) -> Outcome {
+    if !args.quiet {
+        let would = if args.dry_run { "would be " } else { "" };
+        let size = Size::new(size_bytes);
+        say!("{}: {would}a volume of {size}", args.volume.display())?;
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use ramet_fuse::MountOptions;
@@ -15,35 +15,84 @@ use rustix::io::Errno;
 use crate::args::Mount;
 use crate::control::Root;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
+use crate::size::Size;
 use crate::{daemon, mounts};
 
 pub fn run(args: &Mount) -> Outcome {
     // Everything that can be refused before a daemon runs is refused here, in both roles: paths
     // are made absolute because the daemon leaves the current directory.
+    let (plan, log) = plan(args)?;
+    if args.foreground {
+        return daemon::serve(plan, args.daemon);
+    }
+    let child = spawn(args, &plan, log.as_deref())?;
+    await_ready(child)
+}
+
+/// Whether the options can be understood.
+pub fn check_options(args: &Mount) -> Outcome {
+    Options::parse(args, "").map(drop)
+}
+
+/// Whether the mount can be tried: all that `run` looks at before it starts a daemon.
+pub fn check(args: &Mount) -> Outcome {
+    plan(args).map(drop)
+}
+
+/// Whether an option concerns the process that serves the mount, and no request.
+pub fn is_own(option: &str) -> bool {
+    matches!(option.split_once('='), Some(("cache_size" | "log", _)))
+}
+
+/// What `-o` says, with what has an option of the command line too.
+struct Options {
+    mount: MountOptions,
+    cache: Option<Size>,
+    log: Option<PathBuf>,
+}
+
+impl Options {
+    fn parse(args: &Mount, fsname: &str) -> Outcome<Options> {
+        let mut options = Options {
+            mount: MountOptions::new(fsname),
+            cache: None,
+            log: None,
+        };
+        for option in args.options.iter().flat_map(|list| list.split(',')) {
+            match option.trim().split_once('=') {
+                Some(("cache_size", size)) => {
+                    options.cache = Some(size.parse().map_err(Failure::new_from)?);
+                }
+                Some(("log", file)) => options.log = Some(file.into()),
+                _ => options.mount.add(option).map_err(Failure::new_from)?,
+            }
+        }
+        // The command line is the more specific of the two: a line of fstab(5) has `-o` only.
+        options.cache = args.cache_size.or(options.cache);
+        options.log = args.log.clone().or(options.log);
+        Ok(options)
+    }
+}
+
+/// What to mount where, and the file for the daemon's diagnostics.
+fn plan(args: &Mount) -> Outcome<(daemon::Plan, Option<PathBuf>)> {
     let volume = args
         .volume
         .canonicalize()
         .map_err(|e| Failure::system(&args.volume, e))?;
     let dir = mount_point(&args.dir)?;
-    let mut options = MountOptions::new(&volume.to_string_lossy());
-    for list in &args.options {
-        options.add(list).map_err(Failure::new_from)?;
-    }
+    let options = Options::parse(args, &volume.to_string_lossy())?;
     let plan = daemon::Plan {
-        cache_bytes: args.cache_size.map(|size| size.bytes()),
+        cache_bytes: options.cache.map(|size| size.bytes()),
         volume,
         dir,
-        options,
+        options: options.mount,
     };
-    if args.foreground {
-        return daemon::serve(plan, args.daemon);
-    }
-    let child = spawn(args, &plan)?;
-    await_ready(child)
+    Ok((plan, options.log))
 }
 
 /// The mount point, absolute; a directory on which no Ramet volume is mounted yet.
-fn mount_point(dir: &Path) -> Outcome<std::path::PathBuf> {
+fn mount_point(dir: &Path) -> Outcome<PathBuf> {
     let found = mounts::at(dir)?;
     match std::fs::metadata(dir) {
         Ok(meta) if !meta.is_dir() => return Err(Failure::at(dir, "not a directory")),
@@ -63,7 +112,7 @@ fn mount_point(dir: &Path) -> Outcome<std::path::PathBuf> {
     dir.canonicalize().map_err(|e| Failure::system(dir, e))
 }
 
-fn spawn(args: &Mount, plan: &daemon::Plan) -> Outcome<Child> {
+fn spawn(args: &Mount, plan: &daemon::Plan, log: Option<&Path>) -> Outcome<Child> {
     let program = Path::new("/proc/self/exe");
     let mut command = Command::new(program);
     command.args(["mount", "--foreground", "--daemon"]);
@@ -73,7 +122,7 @@ fn spawn(args: &Mount, plan: &daemon::Plan) -> Outcome<Child> {
     if let Some(size) = args.cache_size {
         command.arg("--cache-size").arg(size.bytes().to_string());
     }
-    let log = match &args.log {
+    let log = match log {
         Some(path) => {
             let file = OpenOptions::new().create(true).append(true).open(path);
             file.map_err(|e| Failure::system(path, e))?.into()

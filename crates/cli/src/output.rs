@@ -34,6 +34,11 @@ pub fn result(text: impl fmt::Display) -> Outcome {
 
 /// Says on standard error why something was not done, or what the user should know.
 pub fn complain(why: impl fmt::Display) {
+    complain_as("ramet", why);
+}
+
+/// The same under another name of this program.
+pub fn complain_as(name: &str, why: impl fmt::Display) {
     // Nowhere left to tell when this fails.
-    let _ = writeln!(io::stderr(), "ramet: {why}");
+    let _ = writeln!(io::stderr(), "{name}: {why}");
 }

@@ -112,7 +112,7 @@ fn wait_for_lock(volume: &Path) -> Outcome {
 }
 
 /// Unmounts: by ourselves when we may, else through fusermount3.
-fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
+pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => return Ok(()),
         Err(Errno::PERM) => {}

@@ -1,0 +1,113 @@
+//! `fsck.ramet`: checks a volume as fsck(8) asks for it.
+//!
+//! With `-a` or `-p`, as at boot, a volume that was unmounted in order is left alone, and one that was not is recovered
+//! from its journal: every mount does the same, and a file system that survives crashes needs no look at each of its
+//! nodes. Without them, or with `-f`, everything is checked.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::Parser;
+use ramet_block::superblock::read_superblock;
+use ramet_block::{Access, FileDevice, SuperblockError};
+use ramet_fs::{OpenOptions, Volume};
+
+use crate::failure::{Failure, Outcome, status};
+use crate::output::say;
+use crate::{args, fsck, mounts};
+
+/// Check a Ramet volume that is not mounted. The exit status is that of fsck(8)
+#[derive(Debug, Parser)]
+#[command(name = "fsck.ramet", version, disable_version_flag = true)]
+pub struct Args {
+    /// Recover a volume that was not unmounted in order, and check no more than that unless -f is given
+    #[arg(short = 'a', visible_short_alias = 'p', conflicts_with_all = ["yes", "no"])]
+    pub automatic: bool,
+    /// Repair everything that can be repaired
+    #[arg(short = 'y', conflicts_with = "no")]
+    pub yes: bool,
+    /// Change nothing: the default without -a, -p and -y
+    #[arg(short = 'n')]
+    pub no: bool,
+    /// With -a or -p: check everything, even of a volume that was unmounted in order
+    #[arg(short = 'f')]
+    pub force: bool,
+    /// Leave a mounted volume alone and exit with 0
+    #[arg(short = 'M')]
+    pub skip_mounted: bool,
+    /// Accepted for fsck(8): progress is shown on a terminal in any case
+    #[arg(short = 'C', value_name = "FD")]
+    pub progress: Option<i32>,
+    /// Accepted for fsck(8)
+    #[arg(short = 't', value_name = "TYPE")]
+    pub kind: Option<String>,
+    /// Accepted for fsck(8): nothing is asked
+    #[arg(short = 'r')]
+    pub interactive: bool,
+    /// Accepted for fsck(8)
+    #[arg(short = 'v')]
+    pub verbose: bool,
+    /// Print version
+    #[arg(short = 'V', long = "version", action = clap::ArgAction::Version)]
+    pub version: Option<bool>,
+    /// Image file or block device
+    pub volume: PathBuf,
+}
+
+pub fn run(args: &Args) -> Outcome<u8> {
+    let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
+    if let Some(mount) = mounts::of_volume(&args.volume).map_err(operational)? {
+        if args.skip_mounted {
+            return Ok(0);
+        }
+        let why = format!("mounted on {}: unmount it first", mount.dir.display());
+        return Err(operational(Failure::at(&args.volume, why)));
+    }
+    if args.automatic {
+        recover(&args.volume)?;
+        if !args.force {
+            return Ok(0);
+        }
+    }
+    fsck::run(&args::Fsck {
+        repair: args.yes,
+        files: false,
+        json: false,
+        volume: args.volume.clone(),
+    })
+}
+
+/// Does what a mount and an unmount would do to a volume that was not unmounted in order.
+fn recover(path: &Path) -> Outcome {
+    let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
+    let device = FileDevice::open(path, Access::ReadWrite);
+    let device = device.map_err(|e| operational(Failure::device(e)))?;
+    match read_superblock(&device) {
+        Ok(superblock) if superblock.clean => {
+            return say!("{}: clean", path.display());
+        }
+        Ok(_) => {}
+        Err(e @ SuperblockError::NewestLost { .. }) => {
+            let why = format!("{e}; 'fsck.ramet -y' goes back to it, if that is possible");
+            return Err(Failure::at(path, why).with_status(status::FSCK_UNCORRECTED));
+        }
+        Err(e) => return Err(fsck::refused(path, e)),
+    }
+    let recovered =
+        Volume::open(Arc::new(device), OpenOptions::default()).and_then(|volume| volume.close());
+    recovered.map_err(|e| fsck::failed(path, e))?;
+    say!("{}: recovered from its journal", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_of_fsck_are_accepted() {
+        let line = "fsck.ramet -p -f -M -C0 -t ramet -r -v /dev/x";
+        let args = Args::try_parse_from(line.split(' ')).unwrap();
+        assert!(args.automatic && args.force && args.skip_mounted && !args.yes);
+        assert!(Args::try_parse_from(["fsck.ramet", "-y", "-n", "v"]).is_err());
+    }
+}
