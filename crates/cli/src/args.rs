@@ -9,7 +9,11 @@ use ramet_block::Codec;
 
 use crate::size::Size;
 
-/// A file system whose clones of files and whole trees are instant, whatever their size.
+/// A file system whose clones of files and whole trees are instant, whatever their size
+///
+/// Ramet keeps files in a volume: an image file or a block device. A process in user space serves a mounted volume
+/// through FUSE. A clone of a file or a directory tree is a copy that can be written, takes space only for what changes on
+/// either side, and costs the same for ten files and for ten million.
 #[derive(Debug, Parser)]
 #[command(name = "ramet", version)]
 pub struct Ramet {
@@ -20,49 +24,90 @@ pub struct Ramet {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     /// Make an empty volume in an image file or on a block device
+    ///
+    /// An image file is created sparse, with the size that --size gives and with mode 0600. A block device is used whole.
+    /// A file or device that holds data is left alone unless --force is given. The user who runs the command owns the root
+    /// directory of the volume.
     Mkfs(Mkfs),
-    /// Mount a volume on a directory; returns once it is usable
+    /// Mount a volume on a directory
+    ///
+    /// The command starts a daemon that serves the volume, and returns once the mount is usable. Only the user who mounts
+    /// may use the mount; everybody may use a mount of root's, as far as the modes of files allow. A volume that was not
+    /// unmounted in order is recovered from its journal first.
     Mount(Mount),
-    /// Unmount; returns once everything is durable and the daemon has ended
+    /// Unmount a volume
+    ///
+    /// The command returns once everything is durable and the daemon has ended. It refuses while the volume is mounted on
+    /// a second directory too (mount --bind). It also removes the mount of a daemon that has died.
     Umount(Umount),
     /// Clone a file or a directory tree, in constant time
+    ///
+    /// DST becomes a copy of SRC, at once and as a whole. Both must be on the same mount. The caller needs the right to
+    /// make DST, and must own SRC. Afterwards the two are independent: either can be written, moved, cloned again or
+    /// removed.
     Clone(Clone),
     /// Remove files and whole directory trees, each in constant time
+    ///
+    /// The caller needs the right to remove each path, and must own it. The space comes back in the background.
     Rm(Rm),
     /// Make everything written so far durable
+    ///
+    /// The effect is that of sync(2), which does not reach a FUSE file system: all data and all names of the volume are
+    /// on the device when the command returns.
     Sync(Sync),
-    /// Check an unmounted volume (exit status as of fsck(8))
+    /// Check an unmounted volume
+    ///
+    /// The volume is judged by what the next mount would find, after recovery from the journal, and nothing on it changes
+    /// unless --repair is given. The exit status is that of fsck(8): 0 without errors, 1 when all were corrected, 4 when
+    /// some are left, 8 when the check failed, 16 for a wrong command line.
     Fsck(Fsck),
-    /// Read everything on a mounted volume again, and repair what has a copy (exit status as of fsck(8))
+    /// Read everything on a mounted volume again, and repair what has a copy
+    ///
+    /// Every checksum is verified, and every file that damage harms is named. The command leaves half of the device's time
+    /// to others, and can be ended at any time. The exit status is that of fsck(8).
     Scrub(Scrub),
     /// Make a volume larger, mounted or not
+    ///
+    /// An image file grows with its volume. A volume never becomes smaller.
     Grow(Grow),
-    /// Show what a volume holds and how it does
+    /// Show what a volume holds and what its daemon did
+    ///
+    /// The counters are those of space, nodes, journal, cache and requests of the kernel. A volume that is not mounted is
+    /// shown as the next mount would find it.
     Stat(Stat),
-    /// Compare two directory trees (exit status 0: the same, 1: different, 2: trouble)
+    /// Compare two directory trees of a mount
+    ///
+    /// The time goes by what differs, not by the size of the trees. Each line names an entry that was added or removed, or
+    /// whose type, content or metadata differs; an added or removed directory stands for everything in it. The exit status
+    /// is that of diff(1): 0 for equal trees, 1 for different ones, 2 for a failure.
     Diff(Diff),
-    /// Show the space of a directory tree: logical, shared with others, exclusive
+    /// Show the space of a directory tree
+    ///
+    /// Logical bytes are those of all files. Shared bytes are also used by other trees, mostly clones. Exclusive bytes come
+    /// back when the tree is removed.
     Du(Du),
-    /// Measure Ramet beside other file systems: runs `ramet-bench`, which has the options
+    /// Measure Ramet beside other file systems
+    ///
+    /// The command runs ramet-bench, a program of its own, with the same arguments.
     #[command(disable_help_flag = true)]
     Bench(Bench),
 }
 
 #[derive(Debug, Args)]
 pub struct Mkfs {
-    /// Size of the volume, like 20G (suffixes K, M, G, T); an image file is created with it, sparse
+    /// Size of the volume in bytes, or with one of the suffixes K, M, G and T: 20G. Required for a new image file
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
-    /// Overwrite what is there
+    /// Make the volume even if the file or device holds data, which is lost
     #[arg(long, short = 'f', short_alias = 'F')]
     pub force: bool,
-    /// Say what would be made, and change nothing
+    /// Say what would be made and change nothing
     #[arg(long, short = 'n')]
     pub dry_run: bool,
     /// Print nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
-    /// Compression of new data: none, lz4, zstd or zstd:LEVEL (1 to 19)
+    /// Compression of the data: none, lz4, zstd, or zstd:LEVEL with a level from 1 to 19
     #[arg(long, value_name = "CODEC", default_value = "zstd:1")]
     pub compression: Codec,
     /// Image file or block device
@@ -76,10 +121,10 @@ pub struct Mount {
     /// cache_size=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
-    /// Serve in the foreground until unmounted
+    /// Stay in the foreground and serve until the volume is unmounted
     #[arg(long)]
     pub foreground: bool,
-    /// Memory for the cache, like 512M; a quarter of the machine's when absent
+    /// Memory for the cache, such as 512M; without it, a quarter of the machine's memory
     #[arg(long, value_name = "N")]
     pub cache_size: Option<Size>,
     /// Append the daemon's diagnostics to this file
@@ -139,11 +184,10 @@ pub struct Sync {
 
 #[derive(Debug, Args)]
 pub struct Fsck {
-    /// Mend what can be mended without losing data
+    /// Repair what can be repaired; changes that only a damaged superblock knew are lost
     #[arg(long)]
     pub repair: bool,
-    /// Check every file of every clone too: takes time and memory by what a walk would see, not by
-    /// the space in use
+    /// Check every file of every clone too, which takes as long as a walk over all of them
     #[arg(long)]
     pub files: bool,
     /// Print the findings as JSON
@@ -155,7 +199,7 @@ pub struct Fsck {
 
 #[derive(Debug, Args)]
 pub struct Scrub {
-    /// Leave no time to others between reads
+    /// Read without pauses, so that others get less of the device
     #[arg(long)]
     pub fast: bool,
     /// Print the findings as JSON
@@ -167,7 +211,7 @@ pub struct Scrub {
 
 #[derive(Debug, Args)]
 pub struct Grow {
-    /// New size of the volume, like 20G; a block device is used whole when absent
+    /// New size of the volume, such as 20G; without it, a block device is used whole
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
     /// A directory on a Ramet mount, or a volume
@@ -205,7 +249,7 @@ pub struct Du {
 
 #[derive(Debug, Args)]
 pub struct Bench {
-    /// What `ramet-bench` is given; `--help` shows it
+    /// Arguments of ramet-bench; --help shows them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub args: Vec<OsString>,
 }

@@ -62,6 +62,12 @@ pub fn commands_of_names() -> Vec<clap::Command> {
     names::commands()
 }
 
+/// Whether `-o` takes an option, which the manual must not name otherwise.
+#[must_use]
+pub fn is_mount_option(option: &str) -> bool {
+    names::mount::is_known(option)
+}
+
 fn run(verb: Verb) -> Outcome<u8> {
     match verb {
         Verb::Mkfs(args) => mkfs::run(&args)?,

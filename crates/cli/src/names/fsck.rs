@@ -16,11 +16,11 @@ use crate::failure::{Failure, Outcome, status};
 use crate::output::say;
 use crate::{args, fsck, mounts};
 
-/// Check a Ramet volume that is not mounted. The exit status is that of fsck(8)
+/// Check a Ramet volume that is not mounted, as fsck(8) asks for it
 #[derive(Debug, Parser)]
 #[command(name = "fsck.ramet", version, disable_version_flag = true)]
 pub struct Args {
-    /// Recover a volume that was not unmounted in order, and check no more than that unless -f is given
+    /// Recover a volume that was not unmounted in order, and check no more than that unless -f is given; -p means the same
     #[arg(short = 'a', visible_short_alias = 'p', conflicts_with_all = ["yes", "no"])]
     pub automatic: bool,
     /// Repair everything that can be repaired

@@ -17,11 +17,13 @@ const USAGE: u8 = 1;
 const SYSTEM: u8 = 2;
 const MOUNT_FAILED: u8 = 32;
 
-/// Mount a Ramet volume, as mount(8) asks for it. Returns once the volume is usable
+/// Mount a Ramet volume, as mount(8) asks for it
+///
+/// The command returns once the volume is usable.
 #[derive(Debug, Parser)]
 #[command(name = "mount.ramet", version)]
 pub struct Args {
-    /// Mount options, comma separated: those of `ramet mount`, and `remount`
+    /// Mount options, comma separated: those of ramet-mount(1), and remount
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Ignore options that are not known
@@ -45,7 +47,7 @@ pub struct Args {
     /// Mount in the mount namespace that this file stands for
     #[arg(short = 'N', value_name = "FILE")]
     pub namespace: Option<PathBuf>,
-    /// Accepted for mount(8): `ramet` and `fuse.ramet` are the same
+    /// Accepted for mount(8): ramet and fuse.ramet are the same
     #[arg(short = 't', value_name = "TYPE")]
     pub kind: Option<String>,
     /// Image file or block device
@@ -144,7 +146,8 @@ fn says_who_may_mount(option: &str) -> bool {
     )
 }
 
-fn is_known(option: &str) -> bool {
+/// Whether `-o` takes an option.
+pub fn is_known(option: &str) -> bool {
     mount::is_own(option) || MountOptions::new("").add(option).is_ok()
 }
 

@@ -12,7 +12,9 @@ use crate::{args, mounts, umount};
 /// The exit status of umount(8) for an unmount that failed.
 const UMOUNT_FAILED: u8 = 32;
 
-/// Unmount a Ramet volume, as umount(8) asks for it. Returns once everything is durable and the daemon has ended
+/// Unmount a Ramet volume, as umount(8) asks for it
+///
+/// The command returns once everything is durable and the daemon has ended.
 #[derive(Debug, Parser)]
 #[command(name = "umount.ramet", version)]
 pub struct Args {
@@ -31,7 +33,7 @@ pub struct Args {
     /// Accepted for umount(8)
     #[arg(short = 'v')]
     pub verbose: bool,
-    /// Accepted for umount(8): `ramet` and `fuse.ramet` are the same
+    /// Accepted for umount(8): ramet and fuse.ramet are the same
     #[arg(short = 't', value_name = "TYPE")]
     pub kind: Option<String>,
     /// Where the volume is mounted, or the volume

@@ -1,0 +1,185 @@
+//! `ramet-package DIR`: writes what a package of Ramet has besides the command, made from the command line's own
+//! description: manual pages to `DIR/man`, completions for shells to `DIR/completions`.
+//!
+//! A page of a command is its description, options and subcommands, and then the sections of `man/`, written by hand:
+//! examples, files, exit statuses. `ramet.5` is written by hand as a whole. The daemon links none of this.
+#![forbid(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Command, Parser};
+use clap_complete::Shell;
+use clap_mangen::Man;
+
+/// Sections that follow the generated ones of a page.
+const SECTIONS: [(&str, &str); 6] = [
+    ("ramet.1", include_str!("../man/ramet.1.roff")),
+    ("ramet-mount.1", include_str!("../man/mount.roff")),
+    ("mount.ramet.8", include_str!("../man/mount.roff")),
+    ("umount.ramet.8", include_str!("../man/umount.ramet.8.roff")),
+    ("mkfs.ramet.8", include_str!("../man/mkfs.ramet.8.roff")),
+    ("fsck.ramet.8", include_str!("../man/fsck.ramet.8.roff")),
+];
+/// The page of the format.
+const FORMAT: (&str, &str) = ("ramet.5", include_str!("../man/ramet.5"));
+/// Names that stand for another page.
+const ALIASES: [(&str, &str); 2] = [
+    ("mount.fuse.ramet.8", "man8/mount.ramet.8"),
+    ("umount.fuse.ramet.8", "man8/umount.ramet.8"),
+];
+
+/// Write the manual pages of Ramet and its completions for shells
+#[derive(Debug, Parser)]
+struct Args {
+    /// Directory to write to
+    dir: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match write_all(&args.dir) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("ramet-package: {}: {error}", args.dir.display());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn write_all(dir: &Path) -> io::Result<()> {
+    let (man, completions) = (dir.join("man"), dir.join("completions"));
+    fs::create_dir_all(&man)?;
+    fs::create_dir_all(&completions)?;
+    for (name, text) in pages()? {
+        fs::write(man.join(name), text)?;
+    }
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        clap_complete::generate_to(shell, &mut rametfs::command(), "ramet", &completions)?;
+    }
+    Ok(())
+}
+
+/// All pages, by the name of their file.
+fn pages() -> io::Result<Vec<(String, Vec<u8>)>> {
+    let mut pages = Vec::new();
+    let mut ramet = rametfs::command().disable_help_subcommand(true);
+    ramet.build();
+    for verb in ramet.get_subcommands() {
+        pages.push(page(verb.clone(), "1")?);
+    }
+    pages.push(page(ramet, "1")?);
+    for name in rametfs::commands_of_names() {
+        pages.push(page(name, "8")?);
+    }
+    pages.push((FORMAT.0.into(), FORMAT.1.into()));
+    for (name, page) in ALIASES {
+        pages.push((name.into(), format!(".so {page}\n").into_bytes()));
+    }
+    Ok(pages)
+}
+
+/// The page of one command.
+fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
+    let name = command.get_display_name().unwrap_or(command.get_name());
+    let (name, has_verbs) = (name.to_owned(), command.has_subcommands());
+    let file = format!("{name}.{section}");
+    let man = Man::new(command)
+        .title(name.to_uppercase())
+        .section(section)
+        .date("")
+        .source(concat!("Ramet ", env!("CARGO_PKG_VERSION")))
+        .manual("Ramet");
+    let mut text = Vec::new();
+    man.render_title(&mut text)?;
+    man.render_name_section(&mut text)?;
+    man.render_synopsis_section(&mut text)?;
+    man.render_description_section(&mut text)?;
+    man.render_options_section(&mut text)?;
+    if has_verbs {
+        man.render_subcommands_section(&mut text)?;
+    }
+    match SECTIONS.iter().find(|(of, _)| *of == file) {
+        Some((_, sections)) => text.extend_from_slice(sections.as_bytes()),
+        None => text.extend_from_slice(b".SH SEE ALSO\n.BR ramet (1)\n"),
+    }
+    Ok((file, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text_of(file: &str) -> String {
+        let (_, text) = pages()
+            .unwrap()
+            .into_iter()
+            .find(|(name, _)| name == file)
+            .unwrap_or_else(|| panic!("no {file}"));
+        String::from_utf8(text).unwrap()
+    }
+
+    #[test]
+    fn every_verb_and_every_name_has_a_page() {
+        let names: Vec<String> = pages().unwrap().into_iter().map(|(name, _)| name).collect();
+        for verb in rametfs::command().get_subcommands() {
+            let page = format!("ramet-{}.1", verb.get_name());
+            assert!(names.contains(&page), "{page}");
+        }
+        for page in ["ramet.1", "ramet.5", "mkfs.ramet.8", "mount.fuse.ramet.8"] {
+            assert!(names.iter().any(|name| name == page), "{page}");
+        }
+        for (of, _) in SECTIONS {
+            assert!(names.iter().any(|name| name == of), "{of} is no page");
+        }
+    }
+
+    #[test]
+    fn pages_name_what_they_describe_once() {
+        for (name, text) in pages().unwrap() {
+            let text = String::from_utf8(text).unwrap();
+            if text.starts_with(".so ") {
+                continue;
+            }
+            let called = name.rsplit_once('.').unwrap().0.replace('-', "\\-");
+            assert_eq!(text.matches("\n.SH NAME\n").count(), 1, "{name}");
+            assert!(text.contains(&format!("\n{called} \\- ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn every_mount_option_that_the_manual_names_is_accepted() {
+        let text = text_of("mount.ramet.8");
+        let options = text.split(".SH MOUNT OPTIONS").nth(1).expect("it is there");
+        let options = options.split(".SH ").next().expect("a first part");
+        let mut count = 0;
+        let mut before = "";
+        for line in options.lines() {
+            let is_tag = matches!(before, ".TP" | ".TQ");
+            before = line;
+            let option = match line.split_once(' ') {
+                Some((".B", option)) if is_tag => option.replace("\\-", "-"),
+                Some((".BI", option)) if is_tag => match option.split_once(' ').expect("a value") {
+                    (name, "CODEC") => format!("{name}lz4"),
+                    (name, _) => format!("{name}1"),
+                },
+                _ => continue,
+            };
+            assert!(rametfs::is_mount_option(&option), "{option}");
+            count += 1;
+        }
+        assert!(count > 15, "{count}");
+    }
+
+    #[test]
+    fn completions_know_the_verbs() {
+        let dir = tempfile::tempdir().unwrap();
+        write_all(dir.path()).unwrap();
+        for file in ["ramet.bash", "_ramet", "ramet.fish"] {
+            let text = fs::read_to_string(dir.path().join("completions").join(file)).unwrap();
+            assert!(text.contains("scrub"), "{file}");
+        }
+    }
+}
