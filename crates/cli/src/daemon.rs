@@ -1,24 +1,27 @@
 //! The process that serves a mounted volume.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 
 use ramet_block::superblock::read_superblock;
-use ramet_block::{Access, FileDevice, SuperblockError};
+use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
-use ramet_fuse::{MountOptions, Unmounter};
-use rustix::process::{Resource, Rlimit};
+use ramet_fuse::{MountOptions, Mounted, Transport, Unmounter};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
 
-use crate::failure::{Failure, Outcome, reason};
+use crate::failure::{Failure, Outcome, reason, status};
+use crate::log::Log;
 use crate::mount::refusal;
+use crate::{inherited, output};
 
 /// What the daemon says on its standard output when the mount is usable.
 pub const READY: &str = "ready";
+/// How a line before that begins which the user should read.
+pub const NOTE: &str = "note: ";
 
 /// What to mount where.
 pub struct Plan {
@@ -30,21 +33,35 @@ pub struct Plan {
 
 /// Serves until the mount is gone, then closes the volume. As a daemon (`report`) it first tells
 /// the waiting `ramet mount` how it went.
-pub fn serve(plan: Plan, report: bool) -> Outcome {
-    log_to_stderr();
+pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
+    inherited::let_go()?;
+    let log = Log::to_stderr();
+    let _log = log.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))?;
     if !report {
-        return start(&plan)?.until_unmounted();
+        let serving = start(&plan)?;
+        serving.notes().iter().for_each(output::complain);
+        return serving.until_unmounted().map(|()| 0);
     }
-    // Both fail only in ways that change nothing: already a leader, no such directory.
-    let _ = rustix::process::setsid();
-    let _ = rustix::process::chdir("/");
+    inherited::become_a_daemon();
     let started = start(&plan);
-    let line = match &started {
-        Ok(_) => READY.to_string(),
-        Err(failure) => failure.to_string(),
+    let lines = match &started {
+        Ok(serving) => {
+            let notes = serving.notes();
+            let notes = notes.iter().map(|note| format!("{NOTE}{note}\n"));
+            notes.chain([format!("{READY}\n")]).collect()
+        }
+        Err(failure) => format!("{failure}\n"),
     };
-    let told = writeln!(std::io::stdout(), "{line}").and_then(|()| std::io::stdout().flush());
-    let serving = started?;
+    let mut out = std::io::stdout();
+    let told = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
+    // The starter has heard why.
+    let serving = match started {
+        Ok(serving) => serving,
+        Err(failure) => {
+            error!("{failure}");
+            return Ok(status::FAILED);
+        }
+    };
     if told.is_err() {
         // Whoever asked for the mount is gone (interrupted): nobody would unmount it.
         serving
@@ -53,25 +70,36 @@ pub fn serve(plan: Plan, report: bool) -> Outcome {
             .map_err(|e| refusal(&plan.dir, e))?;
     }
     silence_stdout()?;
-    serving.until_unmounted()
+    // The starter has gone: only the log is left to tell.
+    Ok(match serving.until_unmounted() {
+        Ok(()) => 0,
+        Err(failure) => {
+            error!("{failure}");
+            status::FAILED
+        }
+    })
 }
 
 /// A mounted volume and what ends it.
 struct Serving {
     volume: Arc<Volume>,
-    mounted: ramet_fuse::Mounted,
+    mounted: Mounted,
     unmounter: Unmounter,
     name: PathBuf,
+    /// What the user should know of the way of requests.
+    rings: Option<String>,
 }
 
 fn start(plan: &Plan) -> Outcome<Serving> {
-    raise_descriptor_limit();
     let access = if plan.options.read_only {
         Access::ReadOnly
     } else {
         Access::ReadWrite
     };
     let device = FileDevice::open(&plan.volume, access).map_err(Failure::device)?;
+    if !plan.options.read_only && plan.volume.is_file() {
+        inherited::may_write(&plan.volume, device.len_bytes())?;
+    }
     let options = OpenOptions {
         cache_bytes: plan.cache_bytes,
         read_only: plan.options.read_only,
@@ -92,7 +120,7 @@ fn start(plan: &Plan) -> Outcome<Serving> {
     // Before the mount: a signal that arrives right after it must find a clean way out.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::new(format!("cannot handle signals: {}", reason(&e))))?;
-    let mounted = match ramet_fuse::mount(volume.clone(), &plan.dir, &plan.options) {
+    let (mounted, rings) = match mount_telling(&volume, plan) {
         Ok(mounted) => mounted,
         Err(e) => {
             let refused = refusal(&plan.dir, e);
@@ -110,10 +138,57 @@ fn start(plan: &Plan) -> Outcome<Serving> {
         mounted,
         unmounter,
         name: plan.volume.clone(),
+        rings,
     })
 }
 
+/// Mounts; also without the rings that the user asked for, if this process gets none. Tells what the user should know of them.
+fn mount_telling(
+    volume: &Arc<Volume>,
+    plan: &Plan,
+) -> Result<(Mounted, Option<String>), ramet_fuse::Error> {
+    /// Whether the kernel offers rings to all FUSE file systems.
+    const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+    let is_on = || std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
+    let was_on = is_on();
+    match ramet_fuse::mount(volume.clone(), &plan.dir, &plan.options) {
+        Err(ramet_fuse::Error::NoRing(error)) => {
+            let why = reason(&error);
+            let note = match error.kind() {
+                ErrorKind::PermissionDenied => format!(
+                    "io_uring: only root may switch {SWITCH} on; requests come through /dev/fuse"
+                ),
+                ErrorKind::NotFound => "io_uring: this kernel has no FUSE over io_uring (Linux \
+                                        6.14); requests come through /dev/fuse"
+                    .to_owned(),
+                _ => format!("io_uring: {why}; requests come through /dev/fuse"),
+            };
+            warn!("{note}");
+            let options = MountOptions {
+                transport: Transport::Device,
+                ..plan.options.clone()
+            };
+            let mounted = ramet_fuse::mount(volume.clone(), &plan.dir, &options)?;
+            Ok((mounted, Some(note)))
+        }
+        mounted => {
+            let switched = !was_on && plan.options.transport == Transport::Ring && is_on();
+            let note = switched.then(|| {
+                format!("io_uring: {SWITCH} was switched on, for all FUSE mounts made from now on")
+            });
+            Ok((mounted?, note))
+        }
+    }
+}
+
 impl Serving {
+    /// What the user should know of the mount.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = inherited::threats();
+        notes.extend(self.rings.clone());
+        notes
+    }
+
     fn until_unmounted(self) -> Outcome {
         let served = self.mounted.wait();
         // Closed whatever happened: what was written must become durable also when the connection
@@ -156,31 +231,6 @@ fn silence_stdout() -> Outcome {
         .open(path)
         .map_err(|e| Failure::system(path, e))?;
     rustix::stdio::dup2_stdout(null).map_err(|e| Failure::system(path, e))
-}
-
-/// Descriptors are few (no file of a volume takes one), but the soft limit may be tiny.
-fn raise_descriptor_limit() {
-    let limit = rustix::process::getrlimit(Resource::Nofile);
-    let raised = Rlimit {
-        current: limit.maximum,
-        maximum: limit.maximum,
-    };
-    // Mounting works with the limit as it is.
-    let _ = rustix::process::setrlimit(Resource::Nofile, raised);
-}
-
-/// Diagnostics go to standard error (`--log` for a daemon), from the level in `RAMET_LOG` on.
-fn log_to_stderr() {
-    let level = std::env::var("RAMET_LOG")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(tracing::Level::INFO);
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_max_level(level);
-    // A second subscriber is refused, and the first is as good.
-    let _ = subscriber.try_init();
 }
 
 /// Whether the volume was closed in order, so that its journal is empty; `None` when it cannot be

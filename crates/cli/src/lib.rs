@@ -10,6 +10,8 @@ mod du;
 mod failure;
 mod fsck;
 mod grow;
+mod inherited;
+mod log;
 mod mkfs;
 mod mount;
 mod mounts;
@@ -33,6 +35,7 @@ use failure::{Failure, Outcome, status};
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    inherited::hear_of_children();
     let line: Vec<OsString> = std::env::args_os().collect();
     if let Some(name) = names::Name::of(&line) {
         return name.run(&line);
@@ -71,7 +74,7 @@ pub fn is_mount_option(option: &str) -> bool {
 fn run(verb: Verb) -> Outcome<u8> {
     match verb {
         Verb::Mkfs(args) => mkfs::run(&args)?,
-        Verb::Mount(args) => mount::run(&args)?,
+        Verb::Mount(args) => return mount::run(&args),
         Verb::Umount(args) => umount::run(&args)?,
         Verb::Clone(args) => control::clone(&args)?,
         Verb::Rm(args) => return control::remove(&args),

@@ -5,28 +5,30 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use ramet_fuse::MountOptions;
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
 use crate::args::Mount;
 use crate::control::Root;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
 use crate::size::Size;
-use crate::{daemon, mounts};
+use crate::{daemon, inherited, mounts, output};
 
-pub fn run(args: &Mount) -> Outcome {
+pub fn run(args: &Mount) -> Outcome<u8> {
     // Everything that can be refused before a daemon runs is refused here, in both roles: paths
     // are made absolute because the daemon leaves the current directory.
     let (plan, log) = plan(args)?;
     if args.foreground {
         return daemon::serve(plan, args.daemon);
     }
+    inherited::hand_on_nothing();
     let child = spawn(args, &plan, log.as_deref())?;
-    await_ready(child)
+    await_ready(child).map(|()| 0)
 }
 
 /// Whether the options can be understood.
@@ -115,6 +117,7 @@ fn mount_point(dir: &Path) -> Outcome<PathBuf> {
 fn spawn(args: &Mount, plan: &daemon::Plan, log: Option<&Path>) -> Outcome<Child> {
     let program = Path::new("/proc/self/exe");
     let mut command = Command::new(program);
+    command.arg0("ramet");
     command.args(["mount", "--foreground", "--daemon"]);
     for list in &args.options {
         command.arg("-o").arg(list);
@@ -143,9 +146,17 @@ fn spawn(args: &Mount, plan: &daemon::Plan, log: Option<&Path>) -> Outcome<Child
 fn await_ready(mut child: Child) -> Outcome {
     let mut line = String::new();
     if let Some(pipe) = child.stdout.take() {
-        // Only the first line: a program that the daemon starts may hold the pipe open longer.
-        let read = BufReader::new(pipe).read_line(&mut line);
-        read.map_err(|e| Failure::new(format!("the daemon cannot be heard: {e}")))?;
+        // Not to the end: a program that the daemon starts may hold the pipe open longer.
+        let mut pipe = BufReader::new(pipe);
+        loop {
+            line.clear();
+            let read = pipe.read_line(&mut line);
+            read.map_err(|e| Failure::new(format!("the daemon cannot be heard: {e}")))?;
+            match line.trim_end().strip_prefix(daemon::NOTE) {
+                Some(note) => output::complain(note),
+                None => break,
+            }
+        }
     }
     match line.trim_end() {
         daemon::READY => Ok(()),
@@ -172,24 +183,54 @@ pub fn refusal(dir: &Path, error: ramet_fuse::Error) -> Failure {
     let ramet_fuse::Error::Mount { source, .. } = &error else {
         return Failure::at(dir, error);
     };
-    match Errno::from_io_error(source) {
-        Some(Errno::NOENT | Errno::NODEV) if !Path::new("/dev/fuse").exists() => Failure::at(
-            dir,
-            "cannot mount: /dev/fuse is missing (load the kernel's 'fuse' module)",
-        ),
-        Some(Errno::NOENT) => Failure::at(
-            dir,
-            "cannot mount: fusermount3 is missing (install the package 'fuse3')",
-        ),
-        Some(Errno::PERM | Errno::ACCESS) => Failure::at(
-            dir,
-            "cannot mount: permission denied (the mount point must be yours, and fusermount3 \
-             from the package 'fuse3' must be installed)",
-        ),
-        Some(Errno::BUSY) => Failure::at(dir, "cannot mount: the mount point is busy"),
-        _ => Failure::at(
-            dir,
-            format!("cannot mount: {}", crate::failure::reason(source)),
-        ),
+    let has_device = Path::new("/dev/fuse").exists();
+    let why = why_refused(source, has_device, geteuid().is_root());
+    Failure::at(dir, format!("cannot mount: {why}"))
+}
+
+/// What a container has to be started with.
+const CONTAINER: &str = "in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
+
+fn why_refused(error: &std::io::Error, has_device: bool, is_root: bool) -> String {
+    // From fusermount3 there are words only.
+    let is_forbidden = error.to_string().contains("not permitted");
+    match Errno::from_io_error(error) {
+        Some(Errno::NOENT | Errno::NODEV) if !has_device => {
+            format!("/dev/fuse is missing (load the kernel's 'fuse' module; {CONTAINER})")
+        }
+        Some(Errno::NOENT) => "fusermount3 is missing (install the package 'fuse3')".to_owned(),
+        Some(Errno::PERM | Errno::ACCESS) if is_root => format!("permission denied ({CONTAINER})"),
+        None if is_root && is_forbidden => format!("permission denied ({CONTAINER})"),
+        Some(Errno::PERM | Errno::ACCESS) => "permission denied (the mount point must be yours, \
+             and fusermount3 from the package 'fuse3' must be installed)"
+            .to_owned(),
+        Some(Errno::BUSY) => "the mount point is busy".to_owned(),
+        _ => crate::failure::reason(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_tell_what_a_container_needs() {
+        let perm = || std::io::Error::from(Errno::PERM);
+        let helper = || std::io::Error::other("fusermount3: mount failed: Operation not permitted");
+        let missing = || std::io::Error::from(Errno::NOENT);
+        let needs = "--device /dev/fuse --cap-add SYS_ADMIN";
+        for (error, has_device, is_root) in [
+            (perm(), true, true),
+            (helper(), true, true),
+            (missing(), false, true),
+            (missing(), false, false),
+        ] {
+            let why = why_refused(&error, has_device, is_root);
+            assert!(why.contains(needs), "{why}");
+        }
+        for (error, word) in [(perm(), "yours"), (missing(), "'fuse3'")] {
+            let why = why_refused(&error, true, false);
+            assert!(why.contains(word) && !why.contains(needs), "{why}");
+        }
     }
 }

@@ -161,6 +161,12 @@ impl Bed {
         all.extend(["--log".as_ref(), log.as_os_str()]);
         all.extend(args.iter().map(OsStr::new));
         run_ok(ramet_bin(), &all);
+        self.mounted()
+    }
+
+    /// The volume that a test has mounted by a command of its own.
+    pub fn mounted(&self) -> Mount {
+        let dir = self.mount_point();
         let stat: Value = serde_json::from_str(&ramet_stat(&dir)).expect("stat --json is JSON");
         let pid = stat["pid"].as_i64().expect("stat tells the daemon's pid");
         let pid = Pid::from_raw(pid.try_into().expect("a pid")).expect("not zero");

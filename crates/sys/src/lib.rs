@@ -10,6 +10,7 @@
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 mod control_ioctl;
+mod descriptors;
 mod fuse_ring;
 mod heap;
 mod loop_device;
@@ -17,8 +18,10 @@ mod mapping;
 mod range_lock;
 mod revocable;
 mod scheduling;
+mod signals;
 
 pub use control_ioctl::control_ioctl;
+pub use descriptors::keep_descriptors_from_programs;
 pub use fuse_ring::{FuseRing, RingRequest};
 pub use heap::release_free_memory;
 pub use loop_device::{LoopStatus, loop_status};
@@ -26,3 +29,4 @@ pub use mapping::write_mapped;
 pub use range_lock::{RangeLock, lock_range, may_lock_range};
 pub use revocable::Revocable;
 pub use scheduling::{SchedulingClass, run_anywhere, set_scheduling_class};
+pub use signals::unblock_signals;

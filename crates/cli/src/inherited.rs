@@ -1,0 +1,128 @@
+//! State that a daemon would have from the process that started it, and does not depend on.
+//!
+//! | state | the daemon |
+//! | --- | --- |
+//! | descriptors | keeps none: a lock or a pipe of the starter ends with the starter |
+//! | resource limits | raises each to what it may; a limit that would harm is told or refused |
+//! | signals | none is blocked; `SIGXCPU` and `SIGXFSZ` end nothing, and `SIGCHLD` is not ignored |
+//! | session, directory | has its own session and stands in `/` |
+//! | score of the OOM killer | is 0 |
+//! | environment | reads `RAMET_LOG`, and `PATH` to find fusermount3 |
+//! | nice value, control group, namespaces | keeps: the user may have wanted them |
+//!
+//! The mask of `umask` does not matter: the kernel applies that of each program that creates a file, and the daemon creates none.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use signal_hook::consts::{SIGCHLD, SIGXCPU, SIGXFSZ};
+
+use crate::failure::{Failure, Outcome};
+
+/// Every limit but those of core files, which protect the user's data from being written to a disk, and of the stack, which counts
+/// when a program begins.
+const RAISED: [Resource; 14] = [
+    Resource::As,
+    Resource::Cpu,
+    Resource::Data,
+    Resource::Fsize,
+    Resource::Locks,
+    Resource::Memlock,
+    Resource::Msgqueue,
+    Resource::Nice,
+    Resource::Nofile,
+    Resource::Nproc,
+    Resource::Rss,
+    Resource::Rtprio,
+    Resource::Rttime,
+    Resource::Sigpending,
+];
+
+/// Before the daemon is started, in the process that starts it.
+pub fn hand_on_nothing() {
+    raise_limits(geteuid().is_root());
+    // Without this call the daemon works too, and keeps what its starter had open.
+    let _ = ramet_sys::keep_descriptors_from_programs();
+}
+
+/// In the process that serves a mount, before it has threads.
+pub fn let_go() -> Outcome {
+    raise_limits(false);
+    let failed = |e: std::io::Error| Failure::new(format!("cannot handle signals: {e}"));
+    ramet_sys::unblock_signals().map_err(failed)?;
+    for signal in [SIGXCPU, SIGXFSZ] {
+        // A handler that does nothing: a write beyond a limit is an error then.
+        let flag = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal, flag).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// In each process that may start fusermount3. A starter that ignored `SIGCHLD` would have left nothing to wait for.
+pub fn hear_of_children() {
+    // Without the handler fusermount3 does its work all the same, and an error tells that its end is not known.
+    let _ = signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)));
+}
+
+/// In the daemon only: a process in the foreground keeps what its supervisor gave it.
+pub fn become_a_daemon() {
+    // All fail only in ways that change nothing: already a leader, no such directory, no right to lower a score.
+    let _ = rustix::process::setsid();
+    let _ = rustix::process::chdir("/");
+    let _ = std::fs::write("/proc/self/oom_score_adj", "0");
+    // It is started as /proc/self/exe, and would be called so.
+    let _ = rustix::thread::set_name(c"ramet");
+}
+
+/// Raises each limit to its hard one, and when `beyond` the hard ones too, as root may.
+fn raise_limits(beyond: bool) {
+    for resource in RAISED {
+        let most = Rlimit {
+            current: None,
+            maximum: None,
+        };
+        if beyond && setrlimit(resource, most).is_ok() {
+            continue;
+        }
+        let maximum = getrlimit(resource).maximum;
+        let raised = Rlimit {
+            current: maximum,
+            maximum,
+        };
+        // The limit stays, and is told if it harms.
+        let _ = setrlimit(resource, raised);
+    }
+}
+
+/// Refuses a volume that grows beyond the files that this process may write.
+pub fn may_write(volume: &Path, bytes: u64) -> Outcome {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < bytes => Err(Failure::at(
+            volume,
+            format!(
+                "the limit on the size of files is {limit} bytes, and the volume has {bytes} \
+                 ('ulimit -H -f' shows the limit)"
+            ),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Limits that stay and that will end the daemon, in words.
+pub fn threats() -> Vec<String> {
+    let limits = [
+        (Resource::Cpu, "seconds of processor time", "-t"),
+        (Resource::As, "bytes of address space", "-v"),
+        (Resource::Data, "bytes of data", "-d"),
+    ];
+    let threat = |(resource, unit, option): (Resource, &str, &str)| {
+        let limit = getrlimit(resource).maximum?;
+        Some(format!(
+            "the daemon may not have more than {limit} {unit} ('ulimit -H {option}'), and ends \
+             when it needs more"
+        ))
+    };
+    limits.into_iter().filter_map(threat).collect()
+}
