@@ -67,8 +67,49 @@ pub trait Device: Send + Sync {
     /// What the medium answered, to every call that is under way then and to every later one: what was lost may be any of theirs.
     fn sync(&self) -> io::Result<()>;
 
-    /// Says that the contents of a range no longer matter. Reads of it then return anything.
+    /// Says that the contents of a range no longer matter. Reads of it then return anything. A sparse device gives the room of
+    /// the range back to its host.
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()>;
+
+    /// Whether the device takes room of a host as it is written, as a sparse image file does. A write to a range that is not
+    /// allocated ([`Device::allocate`]) may then fail for want of space.
+    fn is_sparse(&self) -> bool {
+        false
+    }
+
+    /// Bytes that the host of a sparse device can still give.
+    ///
+    /// # Errors
+    /// What the host answered.
+    fn host_free_bytes(&self) -> io::Result<u64> {
+        Ok(u64::MAX)
+    }
+
+    /// Bytes of the host that a sparse device takes.
+    ///
+    /// # Errors
+    /// What the host answered.
+    fn host_allocated_bytes(&self) -> io::Result<u64> {
+        Ok(self.len_bytes())
+    }
+
+    /// Takes room of the host for all of a range, until it is discarded: no write to it fails for want of space. The contents
+    /// stay. No effect on what is allocated already.
+    ///
+    /// # Errors
+    /// [`is_no_space`] when the host has no room; part of the range may be allocated then. Else what the host answered.
+    fn allocate(&self, _addr: u64, _len_bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether an error says that there is no room: on the medium, on the host below a sparse device, or in the quota there.
+#[must_use]
+pub fn is_no_space(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
 }
 
 /// A device in memory, for tests and doc examples. `sync` does nothing.

@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,6 +26,9 @@ use crate::device::Device;
 use crate::stack::{self, Refusal};
 use crate::streams::{STEP, Streams};
 use crate::syncs::Syncs;
+
+/// Unit of what stat(2) says a file takes, in bytes.
+const STAT_BLOCK_BYTES: u64 = 512;
 
 /// What a [`FileDevice`] is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,6 +104,8 @@ pub struct FileDevice {
     _below: Vec<File>,
     len_bytes: AtomicU64,
     access: Access,
+    /// An image file on a host that gives out room beforehand.
+    is_sparse: bool,
     /// Made for the first bulk write; `None` when the file takes none.
     behind: OnceLock<Option<WriteBehind>>,
     /// Held for reading while the kernel may read ahead.
@@ -169,12 +174,14 @@ impl FileDevice {
         };
         // `metadata().len()` is 0 for a block device; the end of the file is right for both.
         let len_bytes = file.seek(SeekFrom::End(0)).map_err(fail)?;
+        let is_sparse = access == Access::ReadWrite && gives_room(&file).map_err(fail)?;
         Ok(Self {
             syncs: Syncs::new(&file).map_err(fail)?,
             file,
             _below: below,
             len_bytes: AtomicU64::new(len_bytes),
             access,
+            is_sparse,
             behind: OnceLock::new(),
             reading_ahead: Arc::default(),
             streams: Mutex::default(),
@@ -246,6 +253,18 @@ impl FileDevice {
             _ => Err(outside.into()),
         }
     }
+}
+
+/// Whether `file` is a regular file on a file system that gives it room before it is written. Nothing of the file changes: a
+/// hole is punched behind its end.
+fn gives_room(file: &File) -> io::Result<bool> {
+    let found = file.metadata()?;
+    if !found.is_file() {
+        return Ok(false);
+    }
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let behind = found.len().next_multiple_of(BLOCK_BYTES);
+    Ok(rustix::fs::fallocate(file, flags, behind, BLOCK_BYTES).is_ok())
 }
 
 /// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it.
@@ -403,12 +422,41 @@ impl Device for FileDevice {
             other => other.map_err(Into::into),
         }
     }
+
+    fn is_sparse(&self) -> bool {
+        self.is_sparse
+    }
+
+    fn host_free_bytes(&self) -> io::Result<u64> {
+        if !self.is_sparse {
+            return Ok(u64::MAX);
+        }
+        let host = rustix::fs::fstatvfs(&self.file)?;
+        Ok(host.f_bavail.saturating_mul(host.f_frsize))
+    }
+
+    fn host_allocated_bytes(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.blocks() * STAT_BLOCK_BYTES)
+    }
+
+    fn allocate(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+        self.check_range(addr, len_bytes, io::ErrorKind::InvalidInput)?;
+        if !self.is_sparse || len_bytes == 0 {
+            return Ok(());
+        }
+        loop {
+            match rustix::fs::fallocate(&self.file, FallocateFlags::KEEP_SIZE, addr, len_bytes) {
+                Err(Errno::INTR) => {}
+                // Nothing can be promised there; a write is told when it fails.
+                Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+                other => return other.map_err(Into::into),
+            }
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]
@@ -495,6 +543,30 @@ mod tests {
         device.discard(0, 4 << 20).unwrap();
         assert!(std::fs::metadata(&path).unwrap().blocks() < before);
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 8 << 20);
+    }
+
+    #[test]
+    fn allocated_room_is_taken_from_the_host_until_it_is_discarded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let device = create_image(&path, 64 << 20, false).unwrap();
+        assert!(device.is_sparse());
+        assert!(device.host_free_bytes().unwrap() < u64::MAX);
+        device.write_at(1 << 20, &[7; 4096]).unwrap();
+        device.allocate(0, 8 << 20).unwrap();
+        let taken = || std::fs::metadata(&path).unwrap().blocks() * 512;
+        assert!((8 << 20..9 << 20).contains(&taken()), "{}", taken());
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 << 20);
+        let mut got = [0; 4096];
+        device.read_at(1 << 20, &mut got).unwrap();
+        assert_eq!(got, [7; 4096]);
+        device.discard(0, 8 << 20).unwrap();
+        assert!(taken() < 1 << 20);
+        let outside = device.allocate(60 << 20, 8 << 20).unwrap_err();
+        assert_eq!(outside.kind(), io::ErrorKind::InvalidInput);
+        drop(device);
+        let device = FileDevice::open(&path, Access::ReadOnly).unwrap();
+        assert!(!device.is_sparse());
     }
 
     #[test]

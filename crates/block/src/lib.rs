@@ -19,7 +19,7 @@ pub mod wire;
 
 pub use checksum::{checksum, hash};
 pub use codec::{Codec, NoSuchCodec, ZstdLevel};
-pub use device::{Device, MemDevice};
+pub use device::{Device, MemDevice, is_no_space};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};

@@ -82,15 +82,23 @@ impl NodeTable {
     }
 
     /// Says that the superblock naming `commit.roots` is durable: what the commit freed is
-    /// discarded and becomes allocatable.
+    /// discarded and becomes allocatable. On a sparse device it stays backed, until [`NodeTable::trim`].
     pub fn committed(&self, commit: Commit) {
-        let runs = self.discard(commit.freed);
-        self.store.space.lock().release(&runs);
+        let freed = if self.store.space.is_sparse() {
+            commit.freed
+        } else {
+            self.discard(commit.freed)
+        };
+        self.store.space.lock().release(&freed);
     }
 
     /// Discards extents that no commit ever named, and makes them allocatable. See [`NodeTable::free_unpublished`].
     pub fn free_discarded(&self, extents: Vec<Extent>) {
-        let runs = self.discard(extents);
+        let runs = if self.store.space.is_sparse() {
+            extents
+        } else {
+            self.discard(extents)
+        };
         let mut space = self.store.space.lock();
         runs.into_iter().for_each(|run| space.free_now(run));
     }

@@ -38,7 +38,7 @@ impl Forest {
     /// [`Error::Corrupt`] when `usable` is unaligned or outside of the device; [`Error::NoSpace`].
     pub fn format(device: &Arc<dyn Device>, usable: Extent) -> Result<Self> {
         let store = open_store(device, usable)?;
-        store.space.lock().free_now(usable);
+        store.space.lock().free_bare(usable);
         let mut maps = Maps::new(&store);
         maps.settle(vec![(usable, 1)])?;
         Ok(Self { store, maps })
@@ -86,9 +86,11 @@ impl Forest {
         ))
     }
 
-    /// Says that a commit is durable: what it freed is discarded and becomes usable.
+    /// Says that a commit is durable: what it freed is discarded and becomes usable. On a sparse device it stays backed.
     pub fn committed(&self, freed: Freed) {
-        self.store.discard(&freed.0);
+        if !self.store.space.is_sparse() {
+            self.store.discard(&freed.0);
+        }
         self.store.space.lock().release(&freed.0);
     }
 

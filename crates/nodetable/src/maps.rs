@@ -72,7 +72,7 @@ impl Maps {
         let maps = Self::open(store, space, counts);
         let holes = maps.holes()?;
         let mut allocator = store.space.lock();
-        holes.into_iter().for_each(|hole| allocator.free_now(hole));
+        holes.into_iter().for_each(|hole| allocator.free_bare(hole));
         drop(allocator);
         for entry in maps.counts.range(&[]) {
             let (key, value) = entry?;

@@ -9,19 +9,22 @@
 //! The small class is the metadata: pages, skeletons and short segments of checkpoints. A disk takes one
 //! jump to what lies together, so an opened volume goes on behind the newest page ([`SpaceMap::resume`]).
 //!
+//! On a sparse device a free extent is *backed*, when the host has given room for it, or *bare*. Only backed space is handed out, so
+//! no write of a node or a page fails for want of room on the host; `backing.rs` makes bare space backed and the reverse. On other
+//! devices nothing is bare.
+//!
 //! The map on disk (`maps.rs`) describes the free space *of a checkpoint*. What is free here is that,
 //! less what was allocated since and is named by no checkpoint yet, and less what is freed-pending:
 //! freed by a checkpoint that is not durable yet.
 //!
-//! Keeps: A1, holes and windows are disjoint, aligned, inside of the usable area, and no two holes
-//! touch. A2, `free_bytes` is their sum.
-
-use std::collections::{BTreeMap, BTreeSet};
+//! Keeps: A1, holes and windows are disjoint, aligned, inside of the usable area, and no two backed holes
+//! touch, nor do two bare ones. A2, `free_bytes` is their sum.
 
 use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Extent};
 
 use crate::error::{Error, Result};
+use crate::holes::Holes;
 
 /// Largest request of each class but the last, and the window of each class, in bytes.
 const CLASS_MAX: [u64; 2] = [16 << 10, 256 << 10];
@@ -31,6 +34,8 @@ const METADATA_MAX: u64 = 64 << 10;
 
 /// Smallest reserve in bytes; smaller volumes keep an eighth.
 const RESERVE_MIN: u64 = 1 << 20;
+/// Most of the reserve that is backed on a sparse device, in bytes: what a checkpoint writes beside the nodes that are counted apart.
+const BACKED_RESERVE_MAX: u64 = 8 << 20;
 
 /// Who asks for space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +55,8 @@ impl Purpose {
     }
 }
 
-fn reserve_of(usable: Extent) -> u64 {
-    let reserve = (usable.len / 64).max(RESERVE_MIN.min(usable.len / 8));
+fn reserve_of(bytes: u64) -> u64 {
+    let reserve = (bytes / 64).max(RESERVE_MIN.min(bytes / 8));
     reserve.next_multiple_of(BLOCK_BYTES)
 }
 
@@ -59,12 +64,20 @@ fn reserve_of(usable: Extent) -> u64 {
 #[derive(Debug)]
 pub(crate) struct SpaceMap {
     usable: Extent,
-    by_addr: BTreeMap<u64, u64>,
-    by_len: BTreeSet<(u64, u64)>,
+    /// Backed, without the windows.
+    holes: Holes,
     windows: [Extent; 3],
     /// Where the first window of the small class is wanted.
     resume: Option<u64>,
-    free_bytes: u64,
+    /// Of holes and windows.
+    backed_bytes: u64,
+    /// Free, and the host has not given room for it.
+    bare: Holes,
+    /// Free, and about to become backed or bare.
+    moving: Vec<Extent>,
+    is_sparse: bool,
+    /// What a sparse device has grown by, until that is released.
+    grown: Vec<Extent>,
     reserve_bytes: u64,
     freed: Vec<Extent>,
     pending_bytes: u64,
@@ -73,16 +86,19 @@ pub(crate) struct SpaceMap {
 }
 
 impl SpaceMap {
-    /// An allocator over `usable` in which nothing is free.
-    pub fn new(usable: Extent) -> Self {
+    /// An allocator over `usable` in which nothing is free, on a device that is sparse or not.
+    pub fn new(usable: Extent, is_sparse: bool) -> Self {
         Self {
             usable,
-            by_addr: BTreeMap::new(),
-            by_len: BTreeSet::new(),
+            holes: Holes::default(),
             windows: [Extent::default(); 3],
             resume: None,
-            free_bytes: 0,
-            reserve_bytes: reserve_of(usable),
+            backed_bytes: 0,
+            bare: Holes::default(),
+            moving: Vec::new(),
+            is_sparse,
+            grown: Vec::new(),
+            reserve_bytes: reserve_of(usable.len),
             freed: Vec::new(),
             pending_bytes: 0,
             twice: None,
@@ -95,6 +111,9 @@ impl SpaceMap {
         self.usable.len += tail.len;
         self.pending_bytes += tail.len;
         self.freed.push(tail);
+        if self.is_sparse {
+            self.grown.push(tail);
+        }
         tail
     }
 
@@ -104,11 +123,56 @@ impl SpaceMap {
     }
 
     pub fn free_bytes(&self) -> u64 {
-        self.free_bytes
+        let moving: u64 = self.moving.iter().map(|extent| extent.len).sum();
+        self.backed_bytes + self.bare.bytes() + moving
     }
 
     pub fn reserve_bytes(&self) -> u64 {
         self.reserve_bytes
+    }
+
+    /// Free bytes that are backed.
+    pub fn backed_bytes(&self) -> u64 {
+        self.backed_bytes
+    }
+
+    /// Free bytes that are bare.
+    pub fn bare_bytes(&self) -> u64 {
+        self.bare.bytes()
+    }
+
+    /// Part of the backed bytes that only checkpoints may use.
+    pub fn backed_reserve_bytes(&self) -> u64 {
+        if self.is_sparse {
+            let reserve = reserve_of(self.capacity_bytes()).min(BACKED_RESERVE_MAX);
+            reserve.min(self.reserve_bytes)
+        } else {
+            self.reserve_bytes
+        }
+    }
+
+    /// Size of the area without what is bare: as large a volume would be if the host gave no more room.
+    pub fn capacity_bytes(&self) -> u64 {
+        let moving: u64 = self.moving.iter().map(|extent| extent.len).sum();
+        self.usable.len - self.bare.bytes() - moving
+    }
+
+    /// Free bytes beyond the reserve, when the host gives `host_bytes` more.
+    pub fn room_bytes(&self, host_bytes: u64) -> u64 {
+        let free = self.free_bytes();
+        let backed = self.backed_bytes.saturating_add(host_bytes).min(free);
+        let room = free.saturating_sub(self.reserve_bytes);
+        room.min(backed.saturating_sub(self.backed_reserve_bytes()))
+    }
+
+    /// Backed bytes beyond the reserve.
+    pub fn backed_room_bytes(&self) -> u64 {
+        self.room_bytes(0)
+    }
+
+    /// Where the first window of the small class is wanted, if it was not opened yet.
+    pub fn resumes_at(&self) -> Option<u64> {
+        self.resume
     }
 
     pub fn pending_bytes(&self) -> u64 {
@@ -127,14 +191,11 @@ impl SpaceMap {
         let Some(len) = len_bytes.max(1).checked_next_multiple_of(BLOCK_BYTES) else {
             return Err(no_space);
         };
-        let keep = match purpose {
-            Purpose::Contents => self.reserve_bytes,
-            Purpose::Checkpoint => 0,
+        let room = match purpose {
+            Purpose::Contents => self.backed_room_bytes(),
+            Purpose::Checkpoint => self.backed_bytes,
         };
-        if len
-            .checked_add(keep)
-            .is_none_or(|want| want > self.free_bytes)
-        {
+        if len > room {
             return Err(no_space);
         }
         let class = purpose.class_of(len);
@@ -153,14 +214,14 @@ impl SpaceMap {
         let window = &mut self.windows[class];
         let extent = Extent::new(window.addr, len);
         *window = Extent::new(window.addr + len, window.len - len);
-        self.free_bytes -= len;
+        self.backed_bytes -= len;
         Ok(extent)
     }
 
     fn close_window(&mut self, class: usize) {
         let rest = std::mem::take(&mut self.windows[class]);
         if !rest.is_empty() {
-            self.insert_hole(rest);
+            self.holes.insert(rest);
         }
     }
 
@@ -169,11 +230,11 @@ impl SpaceMap {
     fn refill(&mut self, class: usize, len: u64) -> bool {
         self.close_window(class);
         let want = self.window_bytes(class).max(len);
-        let fit = |want: u64| self.by_len.range((want, 0)..).next().copied();
-        let Some((hole_len, addr)) = fit(want).or_else(|| fit(len)) else {
+        let fit = |want: u64| self.holes.smallest(want);
+        let Some(hole) = fit(want).or_else(|| fit(len)) else {
             return false;
         };
-        self.open_window(class, Extent::new(addr, hole_len), want);
+        self.open_window(class, hole, want);
         true
     }
 
@@ -185,56 +246,21 @@ impl SpaceMap {
 
     /// Makes the front of `hole` the window of `class`, which has none.
     fn open_window(&mut self, class: usize, hole: Extent, want: u64) {
-        self.remove_hole(hole.addr, hole.len);
-        let take = want.min(hole.len);
-        if take < hole.len {
-            self.insert_hole(Extent::new(hole.addr + take, hole.len - take));
-        }
-        self.windows[class] = Extent::new(hole.addr, take);
+        self.windows[class] = self.holes.take_front(hole, want);
     }
 
     /// Gives the small class a window in the first hole behind `addr` that is worth it, if it is close.
     fn open_window_behind(&mut self, addr: u64) {
         let want = self.window_bytes(0);
-        let close = self.by_addr.range(addr..addr.saturating_add(want));
-        let worth = |len: u64| len >= want.min(METADATA_MAX);
-        let found = close
-            .map(|(&addr, &len)| Extent::new(addr, len))
-            .find(|hole| worth(hole.len));
+        let worth = |hole: &Extent| hole.len >= want.min(METADATA_MAX);
+        let found = self
+            .holes
+            .within(addr..addr.saturating_add(want))
+            .find(worth);
         if let Some(hole) = found {
             self.close_window(0);
             self.open_window(0, hole, want);
         }
-    }
-
-    fn remove_hole(&mut self, addr: u64, len: u64) {
-        self.by_addr.remove(&addr);
-        self.by_len.remove(&(len, addr));
-    }
-
-    fn insert_hole(&mut self, extent: Extent) {
-        let (mut addr, mut len) = (extent.addr, extent.len);
-        let before = self
-            .by_addr
-            .range(..addr)
-            .next_back()
-            .map(|(&a, &l)| (a, l));
-        let after = self.by_addr.range(addr..).next().map(|(&a, &l)| (a, l));
-        if let Some((a, l)) = before
-            && a + l == addr
-        {
-            self.remove_hole(a, l);
-            addr = a;
-            len += l;
-        }
-        if let Some((a, l)) = after
-            && addr + len == a
-        {
-            self.remove_hole(a, l);
-            len += l;
-        }
-        self.by_addr.insert(addr, len);
-        self.by_len.insert((len, addr));
     }
 
     /// Makes `extent`, which no durable checkpoint names, allocatable at once. One that is free already had two owners
@@ -245,41 +271,96 @@ impl SpaceMap {
             self.twice.get_or_insert(extent);
             return;
         }
-        self.insert_hole(extent);
-        self.free_bytes += extent.len;
+        self.holes.insert(extent);
+        self.backed_bytes += extent.len;
+    }
+
+    /// As [`SpaceMap::free_now`] for what the device may have no room for.
+    pub fn free_bare(&mut self, extent: Extent) {
+        if !self.is_sparse || !self.usable.contains(&extent) || self.is_free_somewhere(extent) {
+            return self.free_now(extent);
+        }
+        self.bare.insert(extent);
     }
 
     /// Whether any byte of `extent` is free.
     pub fn is_free_somewhere(&self, extent: Extent) -> bool {
-        let hole = self.by_addr.range(..extent.end()).next_back();
-        hole.is_some_and(|(&addr, &len)| addr + len > extent.addr)
+        self.holes.overlaps(extent)
+            || self.bare.overlaps(extent)
+            || self.moving.iter().any(|moving| moving.overlaps(&extent))
             || self.windows.iter().any(|window| window.overlaps(&extent))
     }
 
-    /// Takes `extent`, which must be free as a whole, out of the free space. Says whether it was.
+    /// Takes `extent`, which must be free as a whole, out of the free space. Says whether it was. Requires that nothing is about to
+    /// become backed or bare.
     pub fn take(&mut self, extent: Extent) -> bool {
         for class in 0..self.windows.len() {
             self.close_window(class);
         }
-        let hole = self.by_addr.range(..=extent.addr).next_back();
-        let Some((&addr, &len)) = hole else {
-            return false;
-        };
-        let hole = Extent::new(addr, len);
-        if extent.validate(self.usable).is_err() || !hole.contains(&extent) {
+        if extent.validate(self.usable).is_err() {
             return false;
         }
-        self.remove_hole(addr, len);
-        for rest in [
-            Extent::new(addr, extent.addr - addr),
-            Extent::new(extent.end(), hole.end() - extent.end()),
-        ] {
-            if !rest.is_empty() {
-                self.insert_hole(rest);
+        if self.holes.take(extent) {
+            self.backed_bytes -= extent.len;
+            return true;
+        }
+        self.bare.take(extent)
+    }
+
+    // ---- backing ----
+
+    /// Takes bare extents of about `want` bytes together out of the free space, for the host to give them room. They begin with the
+    /// first one at or behind `from`, follow each other, and reach over `span` bytes at most.
+    pub fn begin_backing(&mut self, from: u64, want: u64, span: u64) -> Vec<Extent> {
+        let mut taken = Vec::new();
+        let Some(first) = self.bare.first_behind(from) else {
+            return taken;
+        };
+        let reach = first.addr.saturating_add(span);
+        let (mut left, mut next) = (want, Some(first));
+        while let Some(hole) = next.filter(|hole| left > 0 && hole.addr < reach) {
+            let part = self.bare.take_front(hole, left.min(reach - hole.addr));
+            left -= part.len;
+            taken.push(part);
+            next = self.bare.first_behind(part.end());
+        }
+        self.moving.extend_from_slice(&taken);
+        taken
+    }
+
+    /// As [`SpaceMap::begin_backing`] for one extent of `want` bytes, or of `least` where no bare one is longer.
+    pub fn begin_backing_one(&mut self, want: u64, least: u64) -> Option<Extent> {
+        let fit = |len: u64| self.bare.smallest(len);
+        let hole = fit(want).or_else(|| fit(least))?;
+        let taken = self.bare.take_front(hole, want);
+        self.moving.push(taken);
+        Some(taken)
+    }
+
+    /// Takes backed holes of `want` bytes together, those with the highest addresses, out of the free space, to give their room back.
+    pub fn begin_baring(&mut self, want: u64) -> Vec<Extent> {
+        let (mut taken, mut left) = (Vec::new(), want);
+        while let Some(hole) = self.holes.last().filter(|_| left > 0) {
+            let part = self.holes.take_back(hole, left);
+            left -= part.len;
+            self.backed_bytes -= part.len;
+            taken.push(part);
+        }
+        self.moving.extend_from_slice(&taken);
+        taken
+    }
+
+    /// Ends what [`SpaceMap::begin_backing`] or [`SpaceMap::begin_baring`] began: the extents are backed from now on, or bare.
+    pub fn end_moving(&mut self, extents: &[Extent], backed: bool) {
+        self.moving.retain(|moving| !extents.contains(moving));
+        for extent in extents {
+            if backed {
+                self.holes.insert(*extent);
+                self.backed_bytes += extent.len;
+            } else {
+                self.bare.insert(*extent);
             }
         }
-        self.free_bytes -= extent.len;
-        true
     }
 
     /// Takes note of an extent that the running commit frees. It becomes allocatable when that
@@ -301,18 +382,23 @@ impl SpaceMap {
     pub fn release(&mut self, freed: &[Extent]) {
         for extent in freed {
             self.pending_bytes -= extent.len;
-            self.free_now(*extent);
+            match self.grown.iter().position(|grown| grown == extent) {
+                // The host has not been asked for it yet.
+                Some(at) => {
+                    self.grown.swap_remove(at);
+                    self.free_bare(*extent);
+                }
+                None => self.free_now(*extent),
+            }
         }
         // Of an area that has grown more is kept back, once it is there.
-        self.reserve_bytes = reserve_of(self.usable);
+        self.reserve_bytes = reserve_of(self.usable.len);
     }
 
     /// Every free extent, windows included, by address; neighbours may touch.
     pub fn free_extents(&self) -> Vec<Extent> {
-        let holes = self
-            .by_addr
-            .iter()
-            .map(|(&addr, &len)| Extent::new(addr, len));
+        let holes = self.holes.iter().chain(self.bare.iter());
+        let holes = holes.chain(self.moving.iter().copied());
         let windows = self
             .windows
             .iter()
@@ -332,8 +418,15 @@ mod tests {
 
     fn fresh(len: u64) -> SpaceMap {
         let usable = Extent::new(MIB, len);
-        let mut space = SpaceMap::new(usable);
+        let mut space = SpaceMap::new(usable, false);
         space.free_now(usable);
+        space
+    }
+
+    fn sparse(len: u64) -> SpaceMap {
+        let usable = Extent::new(MIB, len);
+        let mut space = SpaceMap::new(usable, true);
+        space.free_bare(usable);
         space
     }
 
@@ -350,10 +443,9 @@ mod tests {
         );
         assert_eq!(
             all.iter().map(|extent| extent.len).sum::<u64>(),
-            space.free_bytes,
+            space.free_bytes(),
             "A2"
         );
-        assert_eq!(space.by_addr.len(), space.by_len.len());
     }
 
     #[test]
@@ -449,6 +541,58 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_backed_is_handed_out() {
+        let mut space = sparse(64 * MIB);
+        assert_eq!((space.free_bytes(), space.backed_bytes()), (64 * MIB, 0));
+        assert!(space.alloc(4096, Purpose::Checkpoint).is_err());
+
+        let front = space.begin_backing(0, 8 * MIB, 64 * MIB);
+        assert_eq!(front, [Extent::new(MIB, 8 * MIB)]);
+        assert!(space.is_free_somewhere(front[0]), "about to be backed");
+        verify(&space);
+        space.end_moving(&front, true);
+        // The reserve is that of a volume of 8 MiB.
+        assert_eq!(space.backed_room_bytes(), 7 * MIB);
+        assert_eq!(space.room_bytes(4 * MIB), 11 * MIB);
+        assert_eq!(space.room_bytes(u64::MAX), 63 * MIB);
+        let used = space.alloc(7 * MIB, Purpose::Contents).unwrap();
+        assert!(space.alloc(4096, Purpose::Contents).is_err());
+        assert!(space.alloc(MIB, Purpose::Checkpoint).is_ok());
+        assert!(space.alloc(4096, Purpose::Checkpoint).is_err());
+
+        // What is freed is backed; the highest goes first.
+        space.free_now(used);
+        let back = space.begin_baring(2 * MIB);
+        assert_eq!(back, [Extent::new(used.end() - 2 * MIB, 2 * MIB)]);
+        space.end_moving(&back, false);
+        assert_eq!(space.backed_bytes(), 5 * MIB);
+        verify(&space);
+        let pieces = space.begin_backing(0, 4 * MIB, 64 * MIB);
+        assert_eq!(pieces, [back[0], Extent::new(9 * MIB, 2 * MIB)]);
+        space.end_moving(&pieces, false);
+        let one = space.begin_backing_one(3 * MIB, 3 * MIB).unwrap();
+        assert_eq!(
+            one,
+            Extent::new(9 * MIB, 3 * MIB),
+            "the smallest that is long enough"
+        );
+        space.end_moving(&[one], false);
+        assert!(space.take(Extent::new(20 * MIB, MIB)), "also what is bare");
+        verify(&space);
+    }
+
+    #[test]
+    fn what_a_sparse_device_grew_by_is_bare() {
+        let mut space = sparse(16 * MIB);
+        let end = space.usable.end();
+        space.grow(end + 16 * MIB);
+        let freed = space.take_freed();
+        space.release(&freed);
+        assert_eq!((space.free_bytes(), space.backed_bytes()), (32 * MIB, 0));
+        verify(&space);
+    }
+
+    #[test]
     fn what_is_new_is_free_after_the_commit() {
         let mut space = fresh(16 * MIB);
         let most = space.alloc(12 * MIB, Purpose::Contents).unwrap();
@@ -495,7 +639,7 @@ mod tests {
     #[test]
     fn an_opened_volume_goes_on_behind_its_newest_page() {
         for (gap, is_close) in [(0, true), (MIB / 2, true), (2 * MIB, false)] {
-            let mut space = SpaceMap::new(Extent::new(MIB, 4096 * MIB));
+            let mut space = SpaceMap::new(Extent::new(MIB, 4096 * MIB), false);
             let (old, page) = (Extent::new(16 * MIB, MIB), Extent::new(64 * MIB, 8192));
             let hole = Extent::new(page.end() + gap, 32 * MIB);
             // Best fit, and too small.

@@ -16,9 +16,10 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use ramet_block::{Device, Extent, PageRef, checksum};
 
+use crate::backing::BackedSpace;
 use crate::error::{Error, Result};
 use crate::page::{Body, Link, Page, Shape};
-use crate::space::{Purpose, SpaceMap};
+use crate::space::Purpose;
 
 /// Clean pages kept in memory; with its entries apart a page of 8 KiB takes some 25 KiB, so that is 100 MiB.
 const CACHE_PAGES: usize = 4096;
@@ -38,7 +39,7 @@ pub struct PageStore {
     /// Only grows.
     usable_end: AtomicU64,
     cache: Cache<PageRef, Arc<Page>>,
-    pub(crate) space: Mutex<SpaceMap>,
+    pub(crate) space: BackedSpace,
     counts: Mutex<Counts>,
     log: Mutex<Vec<(Extent, i8)>>,
 }
@@ -53,11 +54,11 @@ impl PageStore {
     /// A store over `usable` in which nothing is free and no page is shared yet.
     pub(crate) fn new(device: Arc<dyn Device>, usable: Extent) -> Self {
         Self {
+            space: BackedSpace::new(device.clone(), usable),
             device,
             usable_addr: usable.addr,
             usable_end: AtomicU64::new(usable.end()),
             cache: Cache::new(CACHE_PAGES),
-            space: Mutex::new(SpaceMap::new(usable)),
             counts: Mutex::default(),
             log: Mutex::default(),
         }
@@ -154,7 +155,6 @@ impl PageStore {
     pub(crate) fn alloc_page(&self, shape: &Shape) -> Result<u64> {
         let extent = self
             .space
-            .lock()
             .alloc(shape.page_bytes.into(), Purpose::Checkpoint)?;
         self.log.lock().push((extent, -1));
         Ok(extent.addr)

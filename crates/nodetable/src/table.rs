@@ -49,6 +49,12 @@ pub struct SpaceStats {
     pub pending_free: u64,
     /// Part of `free` that only checkpoints may use.
     pub reserved: u64,
+    /// Part of `free` that can be written without more room of the host: all of it, unless the device is sparse.
+    pub backed: u64,
+    /// Part of `backed` that only checkpoints may use.
+    pub backed_reserved: u64,
+    /// What the host of a sparse device still gives, as far as is known; `None` for other devices.
+    pub host_free: Option<u64>,
     /// In use by nodes, pages, and allocations that no checkpoint names yet.
     pub allocated: u64,
     /// Bytes of the extents of the nodes in the table.
@@ -102,7 +108,7 @@ impl NodeTable {
     /// when `usable` is unaligned or outside of the device.
     pub fn format(device: &Arc<dyn Device>, usable: Extent) -> Result<TableRoots> {
         let store = open_store(device, usable)?;
-        store.space.lock().free_now(usable);
+        store.space.lock().free_bare(usable);
         let mut maps = Maps::new(&store);
         maps.settle(vec![(usable, 1)])?;
         let (space_map, refcounts) = maps.flush()?;
@@ -205,7 +211,7 @@ impl NodeTable {
     /// [`Error::ReadOnly`], [`Error::Poisoned`].
     pub fn alloc(&self, len_bytes: u64) -> Result<Extent> {
         self.writable()?;
-        self.store.space.lock().alloc(len_bytes, Purpose::Contents)
+        self.store.space.alloc(len_bytes, Purpose::Contents)
     }
 
     /// As [`NodeTable::alloc`] for what a checkpoint has to write: may use the reserve.
@@ -214,10 +220,7 @@ impl NodeTable {
     /// [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Poisoned`].
     pub fn alloc_reserved(&self, len_bytes: u64) -> Result<Extent> {
         self.writable()?;
-        self.store
-            .space
-            .lock()
-            .alloc(len_bytes, Purpose::Checkpoint)
+        self.store.space.alloc(len_bytes, Purpose::Checkpoint)
     }
 
     /// Takes back an extent that no commit ever named. It is allocatable at once. When it was free already, two owners
@@ -259,11 +262,42 @@ impl NodeTable {
         self.store.usable().len
     }
 
-    /// Free bytes beyond the reserve of commits. Cheaper than [`NodeTable::stats`], for what asks before each change.
+    /// Free bytes beyond the reserve of commits, as far as the host of a sparse device seems to have room for them. Cheaper than
+    /// [`NodeTable::stats`], for what asks before each change.
     #[must_use]
     pub fn room_bytes(&self) -> u64 {
-        let space = self.store.space.lock();
-        space.free_bytes().saturating_sub(space.reserve_bytes())
+        self.store.space.room_bytes()
+    }
+
+    /// Free bytes of a sparse device that the host was not asked for, and seems to have room for.
+    #[must_use]
+    pub fn host_room_bytes(&self) -> u64 {
+        let host = self.store.space.host_free_bytes();
+        self.store.space.lock().bare_bytes().min(host)
+    }
+
+    /// Says whether so many bytes beyond the reserve of commits are free, with room on the host of a sparse device, of which more is
+    /// taken if need be. Others may take them the next moment.
+    #[must_use]
+    pub fn secure(&self, bytes: u64) -> bool {
+        self.store.space.secure(bytes)
+    }
+
+    /// Gives the host of a sparse device room back, if there is much more than `keep_bytes` beyond the reserve of commits.
+    pub fn trim(&self, keep_bytes: u64) {
+        self.store.space.trim(keep_bytes);
+    }
+
+    /// Asks the host of a sparse device how much room it has: others take it and give it back as well.
+    pub fn look_at_host(&self) {
+        self.store.space.look_at_host();
+    }
+
+    /// Size of the usable area in bytes, without what the host of a sparse device was not asked for: as large as a volume that
+    /// is limited by that.
+    #[must_use]
+    pub fn capacity_bytes(&self) -> u64 {
+        self.store.space.lock().capacity_bytes()
     }
 
     /// Counters, in constant time.
@@ -280,6 +314,13 @@ impl NodeTable {
             free,
             pending_free: pending,
             reserved: space.reserve_bytes().min(free),
+            backed: space.backed_bytes(),
+            backed_reserved: space.backed_reserve_bytes().min(space.backed_bytes()),
+            host_free: self
+                .store
+                .space
+                .is_sparse()
+                .then(|| self.store.space.host_free_bytes()),
             allocated: total.saturating_sub(free).saturating_sub(pending),
             node_bytes: meta.node_bytes,
             nodes: meta.leaves + meta.segments + meta.skeletons,

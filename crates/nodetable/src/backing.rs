@@ -1,0 +1,385 @@
+//! Room of the host below a sparse device: taken before it is promised, given back when much of it is free.
+//!
+//! ```text
+//!            secure, alloc: Device::allocate
+//!   bare  ───────────────────────────────────>  backed ──> allocated
+//!         <───────────────────────────────────         <── freed
+//!            trim: Device::discard
+//! ```
+//!
+//! A host that is full refuses to give room, and then the volume is as full as one that has no more than what is backed: whatever
+//! keeps a full volume in order, the reserve first of all, keeps this one. So the reserve has to be backed itself, from the first
+//! write on. No write of the volume meets the host's limit later.
+//!
+//! Room is taken in steps, from the lowest addresses on, and given back from the highest ones, with some kept for what is written
+//! next. So the image stays short, and a volume that is opened on a full host finds what an earlier mount took: which free extents
+//! are backed stands nowhere, but to allocate those again takes nothing.
+//!
+//! What the host has left is asked for when room is taken, when it runs short, and by the caller now and then; in between the last
+//! answer counts, less what was taken since. It is a guess, for what is told and for what may be hoped for. A promise rests on what
+//! is backed alone.
+//!
+//! Concurrency: one thread at a time takes room or gives it back, and does so without the lock of the allocator.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use ramet_block::{BLOCK_BYTES, Device, Extent};
+
+use crate::error::{Error, Result};
+use crate::space::{Purpose, SpaceMap};
+
+/// Least and most that is taken at once, in bytes, and its part of what the volume takes.
+const STEP_MIN: u64 = 2 << 20;
+const STEP_MAX: u64 = 32 << 20;
+const STEP_PART: u64 = 16;
+/// One call of the host reaches so far, over what is allocated already, to find bare extents.
+const SPAN_MAX: u64 = 64 << 20;
+/// Pieces in which what an earlier mount took is looked for on a full host, in bytes, and how many: a small volume is looked
+/// through block by block.
+const PIECE_MAX: u64 = 256 << 10;
+const PIECES_MAX: u32 = 1 << 14;
+/// A host that refused is asked again when it has so much more, in bytes.
+const MORE: u64 = 256 << 10;
+
+/// The allocator of a device, and what is known of the host below a sparse one.
+pub(crate) struct BackedSpace {
+    device: Arc<dyn Device>,
+    is_sparse: bool,
+    map: Mutex<SpaceMap>,
+    /// The last answer of the host.
+    free_bytes: AtomicU64,
+    /// What the host had when it last refused; [`NEVER`] when it did not. Until it has some more it is not asked again.
+    refused_at: AtomicU64,
+    /// Held by the thread that takes room or gives it back.
+    taking: Mutex<()>,
+}
+
+const NEVER: u64 = u64::MAX;
+
+fn step_of(capacity_bytes: u64) -> u64 {
+    let step = (capacity_bytes / STEP_PART).clamp(STEP_MIN, STEP_MAX);
+    step.next_multiple_of(BLOCK_BYTES)
+}
+
+/// Where to look for bare extents.
+struct Search {
+    from: u64,
+    step: u64,
+    piece: u64,
+    is_second_round: bool,
+    pieces_left: u32,
+}
+
+impl BackedSpace {
+    /// An allocator over `usable` in which nothing is free.
+    pub(crate) fn new(device: Arc<dyn Device>, usable: Extent) -> Self {
+        let is_sparse = device.is_sparse();
+        let space = Self {
+            device,
+            is_sparse,
+            map: Mutex::new(SpaceMap::new(usable, is_sparse)),
+            free_bytes: AtomicU64::new(0),
+            refused_at: AtomicU64::new(NEVER),
+            taking: Mutex::new(()),
+        };
+        space.look_at_host();
+        space
+    }
+
+    /// The allocator. Its lock is for memory operations only.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SpaceMap> {
+        self.map.lock()
+    }
+
+    /// Whether the device takes room of a host.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.is_sparse
+    }
+
+    fn is_host_full(&self) -> bool {
+        let refused_at = self.refused_at.load(Ordering::Relaxed);
+        let free = self.free_bytes.load(Ordering::Relaxed);
+        refused_at != NEVER && free < refused_at.saturating_add(MORE)
+    }
+
+    /// Asks the host what it has left. An answer that fails counts as none.
+    pub(crate) fn look_at_host(&self) {
+        if self.is_sparse {
+            let free = self.device.host_free_bytes().unwrap_or(0);
+            self.free_bytes.store(free, Ordering::Relaxed);
+        }
+    }
+
+    /// What the host still gives, as far as is known.
+    pub(crate) fn host_free_bytes(&self) -> u64 {
+        if !self.is_sparse || self.is_host_full() {
+            return 0;
+        }
+        self.free_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Free bytes beyond the reserve, if the host keeps what it seems to have.
+    pub(crate) fn room_bytes(&self) -> u64 {
+        let host = self.host_free_bytes();
+        self.lock().room_bytes(host)
+    }
+
+    /// Has `want` free bytes beyond the reserve backed, and takes room of the host for that if need be. Says whether they are.
+    pub(crate) fn secure(&self, want: u64) -> bool {
+        let (room, could_be) = {
+            let space = self.lock();
+            (space.backed_room_bytes(), space.room_bytes(u64::MAX))
+        };
+        if room >= want {
+            return true;
+        }
+        // A full volume, or one whose host is known to be full.
+        if !self.is_sparse || could_be < want || self.is_host_full() {
+            return false;
+        }
+        self.take_room(want)
+    }
+
+    fn take_room(&self, want: u64) -> bool {
+        let _taking = self.taking.lock();
+        let mut search = None;
+        loop {
+            let (extents, search) = {
+                let mut space = self.lock();
+                let room = space.backed_room_bytes();
+                if room >= want {
+                    return true;
+                }
+                let search = search.get_or_insert_with(|| Search {
+                    from: space.resumes_at().unwrap_or(0),
+                    step: step_of(space.capacity_bytes())
+                        .max(want - room)
+                        .next_multiple_of(BLOCK_BYTES),
+                    piece: (space.bare_bytes() / u64::from(PIECES_MAX / 2))
+                        .next_multiple_of(BLOCK_BYTES)
+                        .clamp(BLOCK_BYTES, PIECE_MAX),
+                    is_second_round: space.resumes_at().is_none(),
+                    pieces_left: PIECES_MAX,
+                });
+                // One piece of what an earlier mount took says nothing of the next one.
+                let span = if search.step > search.piece {
+                    SPAN_MAX
+                } else {
+                    search.piece
+                };
+                let extents = space.begin_backing(search.from, search.step, span);
+                (extents, search)
+            };
+            if let (Some(first), Some(last)) = (extents.first(), extents.last()) {
+                let span = Extent::new(first.addr, last.end() - first.addr);
+                if self.back(&extents, span) {
+                    continue;
+                }
+                // The host may have some of it, or an earlier mount may have taken it.
+                if search.step > search.piece {
+                    let step = (search.step / 4).next_multiple_of(BLOCK_BYTES);
+                    search.step = step.max(search.piece);
+                    continue;
+                }
+                search.pieces_left -= 1;
+                search.from = span.end();
+            } else if !std::mem::replace(&mut search.is_second_round, true) {
+                search.from = 0;
+            } else {
+                search.pieces_left = 0;
+            }
+            if search.pieces_left == 0 {
+                self.look_at_host();
+                let free = self.free_bytes.load(Ordering::Relaxed);
+                self.refused_at.store(free, Ordering::Relaxed);
+                return false;
+            }
+        }
+    }
+
+    /// Allocates `span`, in which the bare `extents` lie. Says whether they are backed now.
+    fn back(&self, extents: &[Extent], span: Extent) -> bool {
+        let given = self.device.allocate(span.addr, span.len);
+        self.lock().end_moving(extents, given.is_ok());
+        self.look_at_host();
+        given.is_ok()
+    }
+
+    /// An extent of `len_bytes`, rounded up to blocks, for which the host has room.
+    pub(crate) fn alloc(&self, len_bytes: u64, purpose: Purpose) -> Result<Extent> {
+        let refused = match self.lock().alloc(len_bytes, purpose) {
+            Err(error @ Error::NoSpace { .. }) if self.is_sparse && !self.is_host_full() => error,
+            done => return done,
+        };
+        // There may be room in pieces, or more than was secured may be wanted.
+        let taking = self.taking.lock();
+        let len = len_bytes.next_multiple_of(BLOCK_BYTES);
+        for want in [len.max(STEP_MIN), len] {
+            let extent = self.lock().begin_backing_one(want, len);
+            let Some(extent) = extent else {
+                return Err(refused);
+            };
+            if self.back(&[extent], extent) {
+                drop(taking);
+                return self.lock().alloc(len_bytes, purpose);
+            }
+        }
+        Err(refused)
+    }
+
+    /// Gives the host back what is backed beyond `keep` bytes of room and a step, once it is two steps. Best effort.
+    pub(crate) fn trim(&self, keep: u64) {
+        if !self.is_sparse {
+            return;
+        }
+        let _taking = self.taking.lock();
+        let extents = {
+            let mut space = self.lock();
+            let step = step_of(space.capacity_bytes());
+            let spare = space.backed_room_bytes().saturating_sub(keep);
+            match spare.checked_sub(2 * step) {
+                None => return,
+                Some(_) => space.begin_baring((spare - step) / BLOCK_BYTES * BLOCK_BYTES),
+            }
+        };
+        let mut extents = &extents[..];
+        while let [extent, rest @ ..] = extents {
+            let given_back = self.device.discard(extent.addr, extent.len);
+            // Some of it may be gone in any case.
+            self.lock().end_moving(&[*extent], false);
+            extents = rest;
+            if given_back.is_err() {
+                break;
+            }
+        }
+        self.lock().end_moving(extents, true);
+        self.look_at_host();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::io;
+
+    use ramet_block::MemDevice;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A host that gives room in pieces of 256 KiB.
+    struct Hosted {
+        device: MemDevice,
+        room: Mutex<(u64, BTreeSet<u64>)>,
+    }
+
+    impl Hosted {
+        fn new(free: u64) -> Arc<Self> {
+            Arc::new(Self {
+                device: MemDevice::new(64 * MIB),
+                room: Mutex::new((free, BTreeSet::new())),
+            })
+        }
+
+        fn pieces(addr: u64, len: u64) -> impl Iterator<Item = u64> {
+            addr / MORE..(addr + len).div_ceil(MORE)
+        }
+    }
+
+    impl Device for Hosted {
+        fn len_bytes(&self) -> u64 {
+            self.device.len_bytes()
+        }
+
+        fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+            self.device.read_at(addr, buf)
+        }
+
+        fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+            self.allocate(addr, buf.len() as u64)?;
+            self.device.write_at(addr, buf)
+        }
+
+        fn sync(&self) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+            let mut room = self.room.lock();
+            for piece in addr.div_ceil(MORE)..(addr + len_bytes) / MORE {
+                room.0 += u64::from(room.1.remove(&piece)) * MORE;
+            }
+            Ok(())
+        }
+
+        fn is_sparse(&self) -> bool {
+            true
+        }
+
+        fn host_free_bytes(&self) -> io::Result<u64> {
+            Ok(self.room.lock().0)
+        }
+
+        fn allocate(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
+            let mut room = self.room.lock();
+            let new: Vec<_> = Self::pieces(addr, len_bytes)
+                .filter(|piece| !room.1.contains(piece))
+                .collect();
+            let left = room.0.checked_sub(new.len() as u64 * MORE);
+            room.0 = left.ok_or(io::ErrorKind::StorageFull)?;
+            room.1.extend(new);
+            Ok(())
+        }
+    }
+
+    fn space(device: &Arc<Hosted>) -> BackedSpace {
+        let usable = Extent::new(MIB, 63 * MIB);
+        let space = BackedSpace::new(device.clone(), usable);
+        space.lock().free_bare(usable);
+        space
+    }
+
+    #[test]
+    fn room_is_promised_as_far_as_the_host_gives_it() {
+        let device = Hosted::new(20 * MIB);
+        let space = space(&device);
+        assert!(space.secure(10 * MIB));
+        assert!(device.room.lock().0 <= 10 * MIB);
+        assert!(!space.secure(30 * MIB));
+        assert!(space.secure(18 * MIB), "all but the reserve");
+        assert_eq!(space.host_free_bytes(), 0);
+        // It is asked again when it has more.
+        device.room.lock().0 += 20 * MIB;
+        assert!(!space.secure(30 * MIB));
+        space.look_at_host();
+        assert!(space.secure(30 * MIB));
+        // Much more than is needed goes back.
+        space.trim(MIB);
+        assert!(device.room.lock().0 > 30 * MIB);
+        assert!(space.secure(MIB));
+    }
+
+    #[test]
+    fn what_an_earlier_mount_took_is_found_on_a_full_host() {
+        let device = Hosted::new(20 * MIB);
+        assert!(space(&device).secure(10 * MIB));
+        device.room.lock().0 = 0;
+        let space = space(&device);
+        assert!(!space.secure(30 * MIB));
+        assert!(space.secure(10 * MIB));
+    }
+
+    #[test]
+    fn an_extent_is_backed_as_a_whole_or_refused() {
+        let device = Hosted::new(4 * MIB);
+        let space = space(&device);
+        let extent = space.alloc(3 * MIB, Purpose::Checkpoint).unwrap();
+        device.room.lock().0 = 0;
+        device.write_at(extent.addr, &[1; 4096]).unwrap();
+        let refused = space.alloc(3 * MIB, Purpose::Checkpoint);
+        assert!(matches!(refused, Err(Error::NoSpace { .. })));
+    }
+}
