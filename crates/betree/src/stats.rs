@@ -23,6 +23,10 @@ pub struct Stats {
     pub reserved_bytes: u64,
     /// Freed space that the next checkpoint makes usable.
     pub pending_free_bytes: u64,
+    /// What the host of a sparse device still gives, as far as is known; `None` for other devices.
+    pub host_free_bytes: Option<u64>,
+    /// Room of the host that a sparse device takes; `None` for other devices, or if it cannot be told.
+    pub host_allocated_bytes: Option<u64>,
     /// Nodes in the node table.
     pub nodes: u64,
     /// Segments among them.
@@ -208,6 +212,10 @@ impl Inner {
             free_bytes: space.free,
             reserved_bytes: space.free - store.available_bytes().min(space.free),
             pending_free_bytes: space.pending_free,
+            host_free_bytes: space.host_free,
+            host_allocated_bytes: space
+                .host_free
+                .and_then(|_| store.dev.host_allocated_bytes().ok()),
             nodes: space.nodes,
             segments: space.segments,
             leaves: space.leaves,

@@ -179,6 +179,10 @@ pub struct VolumeStats {
     pub node_visits: u64,
     /// Freed space that the next checkpoint makes usable.
     pub pending_free_bytes: u64,
+    /// What the file system below an image file still gives, as far as is known.
+    pub host_free_bytes: Option<u64>,
+    /// What the image file takes there.
+    pub host_allocated_bytes: Option<u64>,
     /// Dead nodes that wait to be reclaimed.
     pub zombies: u64,
     /// Background work since the mount: messages moved from a node to a child.

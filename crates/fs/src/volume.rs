@@ -275,6 +275,8 @@ impl Volume {
             skeletons_written_bytes: tree.written.skeletons,
             node_visits: tree.node_visits,
             pending_free_bytes: tree.pending_free_bytes,
+            host_free_bytes: tree.host_free_bytes,
+            host_allocated_bytes: tree.host_allocated_bytes,
             zombies: tree.zombies,
             flushes: tree.paths.flushes,
             rewrites: tree.paths.rewrites,

@@ -24,13 +24,17 @@
 //! - J5: a frame with records that name extents is written after a device sync that follows the writes of
 //!   those extents; the extents keep their bytes until the frame is released.
 //! - J4: after a failed write or sync nothing is ever reported durable again: what the device still
-//!   holds of that write is unknown, and a second sync that succeeds proves nothing about it.
+//!   holds of that write is unknown, and a second sync that succeeds proves nothing about it. A write for which there
+//!   was no room is no failure: its frame stays queued, in its place, and nobody was told that it is durable.
 //!
 //! Concurrency: one mutex, never held over I/O. One thread at a time is the *leader* and writes;
 //! `append`, `cut` and `release` never wait for it.
 //!
 //! It does not know what records mean, and it does not wait for checkpoints: with no room left
 //! `commit` fails with `NoSpace` and loses nothing, and a checkpoint serves the caller as well.
+//!
+//! On a sparse device only a part of the region may have room on the host (`backing.rs`). Where the host refuses more, a frame starts
+//! the next lap early, which a replay expects of every frame.
 
 #[cfg(test)]
 #[path = "tests/mod.rs"]
@@ -41,9 +45,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ramet_block::planted::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel};
+use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel, is_no_space};
 
 use crate::error::{Error, Result};
+use crate::journal::backing::Backing;
 use crate::journal::frame::{
     FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, frame_bytes_max, is_valid_region,
     padded,
@@ -68,15 +73,23 @@ fn place(region_bytes: u64, offset: u64, len_bytes: u64) -> u64 {
 
 /// A frame that takes no more records and waits to be written.
 struct Sealed {
-    frame: FrameBuilder,
+    frame: Frame,
+    names_extents: bool,
     at: JournalPos,
     len_bytes: u64,
     last_seq: u64,
 }
 
+/// What a sealed frame is made of.
+enum Frame {
+    Gathered(FrameBuilder),
+    /// The bytes for the device, which had no room for them.
+    Encoded(Vec<u8>),
+}
+
 /// What one leader writes.
 struct Group {
-    frames: Vec<Sealed>,
+    frames: VecDeque<Sealed>,
     durable_before: u64,
 }
 
@@ -112,6 +125,7 @@ pub(crate) struct Journal {
     timeline: Timeline,
     /// How frames are packed that are worth it.
     codec: Codec,
+    backing: Backing,
     queue: Mutex<Queue>,
     /// Bytes handed to the device since it was opened.
     written_bytes: AtomicU64,
@@ -138,7 +152,7 @@ impl Journal {
     ///
     /// Before the first commit a superblock must be durable that names `epoch`, a number never
     /// used for this volume before, and `at` as the start of a replay: frames before `at` count as
-    /// released. Nothing is read or written here.
+    /// released. Nothing is read or written here; of a sparse device some of the region is allocated.
     ///
     /// # Panics
     /// When the region cannot hold a journal, which a replay of it reports as an error.
@@ -158,9 +172,12 @@ impl Journal {
             at.offset.is_multiple_of(BLOCK_BYTES),
             "frames start at whole blocks"
         );
+        let backing = Backing::new(dev.clone(), region);
+        backing.keep_first();
         Journal {
             dev,
             region,
+            backing,
             timeline: Timeline { uuid_low, epoch },
             codec: match codec {
                 Codec::Raw => Codec::Raw,
@@ -218,8 +235,8 @@ impl Journal {
     /// A `seq` beyond the last one appended stands for that one.
     ///
     /// # Errors
-    /// `NoSpace` when the region is full up to frames that are not released: nothing is lost, call
-    /// again after a [`Journal::release`] (which may have made `seq` durable by itself).
+    /// `NoSpace` when the region is full up to frames that are not released, or the host has no room for more of it: nothing
+    /// is lost, call again after a [`Journal::release`] (which may have made `seq` durable by itself).
     /// `Io` when a write or the sync failed; from then on, for every caller and for ever, `Poisoned`.
     pub(crate) fn commit(&self, seq: u64) -> Result<()> {
         let mut queue = self.queue.lock();
@@ -270,10 +287,14 @@ impl Journal {
 
     fn write_group_of(&self, mut queue: MutexGuard<'_, Queue>) -> Result<()> {
         let group = self.take_group(&mut queue);
-        if !group.frames.is_empty() {
-            drop(self.lead(queue, group, false)?);
+        if group.frames.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        match self.lead(queue, group, false) {
+            // It stays queued.
+            Err(Error::NoSpace) => Ok(()),
+            done => done.map(drop),
+        }
     }
 
     #[cfg(test)]
@@ -331,6 +352,27 @@ impl Journal {
         self.led.notify_all();
     }
 
+    /// Gives the host of a sparse device back what it is short of and the journal can do without. Does nothing while another thread
+    /// writes.
+    pub(crate) fn give_back(&self) {
+        let mut queue = self.queue.lock();
+        if queue.has_leader || queue.failure.is_some() {
+            return;
+        }
+        let (from, to) = (queue.released, self.end_with(&queue, None) + BLOCK_BYTES);
+        queue.has_leader = true;
+        MutexGuard::unlocked(&mut queue, || {
+            let panic = PoisonOnPanic(self);
+            self.backing.give_back(|start, end| {
+                self.laps(from, to)
+                    .any(|(first, last)| first < end && start < last)
+            });
+            std::mem::forget(panic);
+        });
+        queue.has_leader = false;
+        self.led.notify_all();
+    }
+
     /// Bytes of the region in use or promised to queued records.
     pub(crate) fn used_bytes(&self) -> u64 {
         let queue = self.queue.lock();
@@ -351,11 +393,61 @@ impl Journal {
     /// without a release in between, whatever frames it and the queued ones end up in. One frame of reserve is kept
     /// for callers that ask at the same time.
     pub(crate) fn room_for(&self, bytes: usize) -> Option<u64> {
-        let queue = self.queue.lock();
-        let end = self.end_with(&queue, Some(bytes));
-        let has_room = end - queue.released + frame_bytes_max(self.region.len) <= self.region.len
-            || planted::is(Fault::JournalOverrun);
-        has_room.then(|| queue.queued_bytes())
+        let (queued, next, end, front) = {
+            let queue = self.queue.lock();
+            let end = self.end_with(&queue, Some(bytes));
+            let has_room = end - queue.released + frame_bytes_max(self.region.len)
+                <= self.region.len
+                || planted::is(Fault::JournalOverrun);
+            if !has_room {
+                return None;
+            }
+            let alone = FrameBuilder::default().covered_bytes_with(bytes);
+            let front = padded(queue.open.covered_bytes()) + padded(alone);
+            let front = self.front(&queue, front);
+            (queue.queued_bytes(), queue.next.offset, end, front)
+        };
+        let can_wrap = front.is_some();
+        if self.is_backed(next, end) || can_wrap && self.backing.is_refused() {
+            return Some(queued);
+        }
+        let is_refused = self
+            .secure(next, end)
+            .is_err_and(|error| is_no_space(&error));
+        (can_wrap || !is_refused).then_some(queued)
+    }
+
+    /// Whether the host gave no room for more of the region when it was last asked.
+    pub(crate) fn is_short_of_host(&self) -> bool {
+        self.backing.is_refused()
+    }
+
+    /// The start of the next lap, if `len_bytes` from there on are released and have room on the host.
+    fn front(&self, queue: &Queue, len_bytes: u64) -> Option<u64> {
+        let start = queue.next.offset.next_multiple_of(self.region.len);
+        let end = start + len_bytes;
+        let is_free = end <= queue.released + self.region.len && len_bytes <= self.region.len;
+        (is_free && self.backing.is_backed(0, len_bytes)).then_some(start)
+    }
+
+    /// Whether there is room on the host for what lies between two offsets, less than a lap apart.
+    fn is_backed(&self, from: u64, to: u64) -> bool {
+        self.laps(from, to)
+            .all(|(start, end)| self.backing.is_backed(start, end))
+    }
+
+    /// Takes room of the host for what lies between two offsets, less than a lap apart.
+    fn secure(&self, from: u64, to: u64) -> std::io::Result<()> {
+        self.laps(from, to)
+            .try_for_each(|(start, end)| self.backing.secure(start, end))
+    }
+
+    /// The bytes of the region between two offsets, lap by lap.
+    fn laps(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, u64)> {
+        let (start, len) = (from % self.region.len, to - from);
+        let first = (start, (start + len).min(self.region.len));
+        let rest = (start + len).saturating_sub(self.region.len);
+        [first, (0, rest)].into_iter()
     }
 
     /// Offset after everything queued and one more record of `record` bytes, in the worst way of
@@ -379,13 +471,21 @@ impl Journal {
         }
         let frame = std::mem::take(&mut queue.open);
         let len_bytes = padded(frame.covered_bytes());
+        let mut offset = place(self.region.len, queue.next.offset, len_bytes);
+        if self.backing.is_refused()
+            && !self.is_backed(offset, offset + len_bytes)
+            && let Some(front) = self.front(queue, len_bytes)
+        {
+            offset = front;
+        }
         let at = JournalPos {
-            offset: place(self.region.len, queue.next.offset, len_bytes),
+            offset,
             frame: queue.next.frame,
         };
         let last_seq = queue.appended_seq.expect("an open frame holds a record");
         queue.sealed.push_back(Sealed {
-            frame,
+            names_extents: frame.names_extents,
+            frame: Frame::Gathered(frame),
             at,
             len_bytes,
             last_seq,
@@ -409,7 +509,7 @@ impl Journal {
             .iter()
             .take_while(|sealed| fits(sealed))
             .count();
-        let frames: Vec<Sealed> = queue.sealed.drain(..count).collect();
+        let frames: VecDeque<Sealed> = queue.sealed.drain(..count).collect();
         queue.sealed_bytes -= frames.iter().map(|sealed| sealed.len_bytes).sum::<u64>();
         Group {
             frames,
@@ -421,18 +521,18 @@ impl Journal {
     fn lead<'a>(
         &'a self,
         mut queue: MutexGuard<'a, Queue>,
-        group: Group,
+        mut group: Group,
         sync: bool,
     ) -> Result<MutexGuard<'a, Queue>> {
         let (mut seq, mut frame) = (queue.written_seq, queue.written_frame);
-        if let Some(last) = group.frames.last() {
+        if let Some(last) = group.frames.back() {
             (seq, frame) = (last.last_seq, last.at.frame + 1);
         }
         queue.has_leader = true;
         let outcome = MutexGuard::unlocked(&mut queue, || {
             // A device that panics must not leave the others waiting for this leader.
             let panic = PoisonOnPanic(self);
-            let outcome = self.write_group(group, sync);
+            let outcome = self.write_group(&mut group, sync);
             std::mem::forget(panic);
             outcome
         });
@@ -448,6 +548,10 @@ impl Journal {
                 }
                 Ok(queue)
             }
+            Err(Error::NoSpace) => {
+                queue.take_back(group.frames);
+                Err(Error::NoSpace)
+            }
             Err(error) => {
                 if !planted::is(Fault::FailureForgotten) {
                     queue.failure = Some(error.to_string().into());
@@ -457,44 +561,75 @@ impl Journal {
         }
     }
 
-    fn write_group(&self, group: Group, sync: bool) -> Result<()> {
+    /// Frames that were written are no longer in the group, those for which there was no room still are.
+    fn write_group(&self, group: &mut Group, sync: bool) -> Result<()> {
         let failed = |what| {
-            move |source: std::io::Error| Error::Io {
-                what,
-                source: Arc::new(source),
+            move |source: std::io::Error| {
+                if is_no_space(&source) {
+                    return Error::NoSpace;
+                }
+                Error::Io {
+                    what,
+                    source: Arc::new(source),
+                }
             }
         };
-        if group.frames.iter().any(|s| s.frame.names_extents)
-            && !planted::is(Fault::ExtentsUnsynced)
-        {
-            self.dev
-                .sync()
-                .map_err(failed("syncing what the journal names"))?;
+        if group.frames.iter().any(|s| s.names_extents) && !planted::is(Fault::ExtentsUnsynced) {
+            self.sync_device("syncing what the journal names")?;
         }
-        for sealed in group.frames {
-            let start = sealed.at.offset % self.region.len;
-            let bytes =
-                sealed
-                    .frame
-                    .finish(self.codec, self.timeline, sealed.at, group.durable_before);
+        while let Some(sealed) = group.frames.front_mut() {
+            let (at, start) = (sealed.at, sealed.at.offset % self.region.len);
+            let end = at.offset + sealed.len_bytes;
+            self.secure(at.offset, end)
+                .map_err(failed("taking room for the journal"))?;
+            let bytes = match &mut sealed.frame {
+                Frame::Gathered(frame) => std::mem::take(frame).finish(
+                    self.codec,
+                    self.timeline,
+                    at,
+                    group.durable_before,
+                ),
+                Frame::Encoded(bytes) => std::mem::take(bytes),
+            };
             assert!(
                 start + bytes.len() as u64 <= self.region.len,
                 "a frame does not wrap"
             );
-            self.dev
-                .write_at(self.region.addr + start, &bytes)
-                .map_err(failed("writing the journal"))?;
+            if let Err(error) = self.dev.write_at(self.region.addr + start, &bytes) {
+                sealed.frame = Frame::Encoded(bytes);
+                return Err(failed("writing the journal")(error));
+            }
             self.written_bytes
                 .fetch_add(bytes.len() as u64, Ordering::Relaxed);
+            group.frames.pop_front();
         }
         if sync && !planted::is(Fault::JournalUnsynced) {
-            self.dev.sync().map_err(failed("syncing the journal"))?;
+            self.sync_device("syncing the journal")?;
         }
         Ok(())
+    }
+
+    /// A sync that fails is a failure, for want of room too: what was lost may be durable for somebody else.
+    fn sync_device(&self, what: &'static str) -> Result<()> {
+        self.dev.sync().map_err(|source| Error::Io {
+            what,
+            source: Arc::new(source),
+        })
     }
 }
 
 impl Queue {
+    /// Frames that a leader could not write are the first ones again.
+    fn take_back(&mut self, frames: VecDeque<Sealed>) {
+        for sealed in frames.into_iter().rev() {
+            // A checkpoint may have made it needless meanwhile.
+            if sealed.at.frame >= self.durable_frame {
+                self.sealed_bytes += sealed.len_bytes;
+                self.sealed.push_front(sealed);
+            }
+        }
+    }
+
     /// Bytes that wait in memory to be written.
     fn queued_bytes(&self) -> u64 {
         self.sealed_bytes + self.open.covered_bytes()

@@ -1,4 +1,6 @@
 //! Space that is kept for what is in memory only.
+//!
+//! Room that is set aside is backed on a sparse device: its host cannot refuse it later.
 
 use std::sync::atomic::Ordering;
 
@@ -24,11 +26,17 @@ impl Drop for Room<'_> {
     }
 }
 
+/// Times that the host is given room back at once.
+const TRIM_ROUNDS: u32 = 4;
+
 impl Store {
     /// Room that is kept for structural work when the volume is as full as it gets, in bytes: several leaves, so that
     /// deletions can be applied to the leaves that hold what they delete, half of it for those alone.
     pub(crate) fn slack_bytes(&self) -> u64 {
-        let total = self.table.usable_bytes();
+        self.slack_of(self.table.capacity_bytes())
+    }
+
+    fn slack_of(&self, total: u64) -> u64 {
         let leaves = 12 * self.shape.leaf_bytes as u64;
         let buffers = (4 * self.shape.buffer_bytes as u64).min(total / 32);
         leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)
@@ -37,6 +45,23 @@ impl Store {
     /// Space beyond the reserve and beyond what a checkpoint takes to write what is in memory now, in bytes.
     pub(crate) fn room_bytes(&self) -> u64 {
         self.table.room_bytes().saturating_sub(self.owed_bytes())
+    }
+
+    /// Whether [`Store::room_bytes`] is at least `bytes` and backed. More room is taken of the host of a sparse device if need be.
+    pub(crate) fn secure(&self, bytes: u64) -> bool {
+        self.table.secure(self.owed_bytes() + bytes)
+    }
+
+    /// Gives the host of a sparse device back what is not needed soon.
+    pub(crate) fn trim_host(&self) {
+        for _ in 0..TRIM_ROUNDS {
+            let before = self.table.capacity_bytes();
+            // Less is kept of a smaller capacity.
+            self.table.trim(self.owed_bytes() + self.liability_bytes());
+            if self.table.capacity_bytes() == before {
+                return;
+            }
+        }
     }
 
     /// Room that what was accepted may still take, in bytes: the slack, and half of what waits above interior nodes or
@@ -50,7 +75,12 @@ impl Store {
 
     /// Room for data to come, in bytes.
     pub(crate) fn available_bytes(&self) -> u64 {
-        self.room_bytes().saturating_sub(self.liability_bytes())
+        // More slack is kept when the host of a sparse device has given all that it has.
+        let capacity = self.table.capacity_bytes();
+        let most = capacity + self.table.host_room_bytes();
+        let growth = self.slack_of(most) - self.slack_of(capacity);
+        self.room_bytes()
+            .saturating_sub(self.liability_bytes() + growth)
     }
 
     /// `root` is about to become the root.
@@ -75,10 +105,12 @@ impl Store {
         // Counted before it is compared: others who ask meanwhile see it.
         self.owed_bytes.fetch_add(bytes, Ordering::Relaxed);
         let room = Room { store: self, bytes };
-        if self.table.room_bytes() < self.owed_bytes() {
-            return Err(Error::NoSpace);
+        // The slack stays backed as long as a host gives room.
+        if self.secure(self.slack_bytes()) || self.secure(0) {
+            Ok(room)
+        } else {
+            Err(Error::NoSpace)
         }
-        Ok(room)
     }
 
     /// The same for steps that remove nothing: half of the slack, which deletions need on their way down, is left alone. What
@@ -88,10 +120,11 @@ impl Store {
     /// `NoSpace`.
     pub(crate) fn take_spare_room(&self, bytes: u64) -> Result<Room<'_>> {
         let room = self.take_room(bytes)?;
-        if self.room_bytes() < self.slack_bytes() / 2 {
-            return Err(Error::NoSpace);
+        if self.secure(self.slack_bytes() / 2) {
+            Ok(room)
+        } else {
+            Err(Error::NoSpace)
         }
-        Ok(room)
     }
 
     /// Nothing will be written for `handle` any more.

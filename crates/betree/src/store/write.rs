@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ramet_block::{BLOCK_BYTES, checksum};
+use ramet_block::{BLOCK_BYTES, checksum, is_no_space};
 use ramet_nodetable::NewNode;
 
 use crate::error::{Error, Result, io_error};
@@ -103,6 +103,10 @@ impl Store {
         };
         if let Err(e) = written {
             self.table.free_unpublished(extent);
+            if is_no_space(&e) {
+                // The host could not promise room. Nothing refers to the node yet.
+                return Err(Error::NoSpace);
+            }
             return Err(io_error("writing a node")(e));
         }
         Ok(Place {
@@ -147,7 +151,7 @@ impl Store {
                     }
                     self.become_written(handle, place, image.children);
                 }
-                Err(Error::NoSpace) if self.table.stats().free >= len => {
+                Err(Error::NoSpace) if self.table.stats().backed >= len => {
                     let run = run.or_else(|| packed.map(|packed| Arc::new(packed.to_mem())));
                     let run = run.expect("an image is of one of them");
                     // It settles when the last node that refers to it has gone: other pieces may find no room, and then

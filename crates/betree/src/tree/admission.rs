@@ -46,6 +46,10 @@ impl Inner {
             if let (false, Some(queued)) = (crowded, room) {
                 return self.drain_journal(journal, queued);
             }
+            if room.is_none() && journal.is_short_of_host() && !self.is_behind() {
+                // All of the journal that the host has room for is free, and too short.
+                return Err(Error::NoSpace);
+            }
             // Whoever has waited for long does it, and learns what is in the way.
             rounds += 1;
             if rounds > WAITS_MAX || self.threads.lock().is_empty() {
@@ -88,13 +92,18 @@ impl Inner {
         let store = &self.store;
         let (mut best, mut stalled) = (0, 0);
         loop {
-            let room = store.room_bytes();
             let growth = if frees {
                 store.slack_bytes() / 4
             } else {
                 store.liability_bytes() + bytes as u64 / 2
             };
-            if room >= growth + bytes as u64 || frees && self.is_last_resort(bytes) {
+            let wanted = growth + bytes as u64;
+            if store.room_bytes() < wanted {
+                // Others may have given the host room back.
+                store.table.look_at_host();
+            }
+            let room = store.room_bytes();
+            if room >= wanted && store.secure(wanted) || frees && self.is_last_resort(bytes) {
                 return Ok(());
             }
             let seq = self.state.lock().seq;
@@ -134,12 +143,12 @@ impl Inner {
         let space = self.store.table.stats();
         // The removal of a whole tree takes nothing but its message: a part of the reserve is better spent on
         // it than kept. A small reserve is needed as it is.
-        let lent = (space.reserved / 4).min(RESERVE_LENT_MAX);
-        let kept = match space.reserved {
-            0..RESERVE_LENDING => space.reserved,
+        let lent = (space.backed_reserved / 4).min(RESERVE_LENT_MAX);
+        let kept = match space.backed_reserved {
+            0..RESERVE_LENDING => space.backed_reserved,
             reserved => reserved - lent,
         };
-        let has_room = space.free >= self.store.owed_bytes() + kept + charge;
+        let has_room = space.backed >= self.store.owed_bytes() + kept + charge;
         let take = |left: u64| left.checked_sub(charge).filter(|_| has_room);
         let left = &self.last_resort;
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)

@@ -93,6 +93,7 @@ impl Inner {
                 self.write_journal();
                 continue;
             }
+            self.store.table.look_at_host();
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_sys::release_free_memory();
             }

@@ -37,6 +37,8 @@ const RECLAIM_MAX: usize = 1 << 16;
 /// Space for the pages that any commit shadows, and for those that one reclaimed node does, in bytes.
 const COMMIT_BYTES: u64 = 128 << 10;
 const RECLAIM_BYTES: u64 = 16 << 10;
+/// Most that is backed for a commit on a sparse device, beside what is for records, in bytes.
+const COMMIT_BACKED_MAX: u64 = 128 << 20;
 /// Space for the record of a new node, in bytes.
 const RECORD_BYTES: u64 = 512;
 /// Space for one more hole in the map, in pages that split half full, in bytes.
@@ -88,6 +90,7 @@ impl Inner {
         };
         let mut sb = self.checkpointing.lock();
         self.check_alive()?;
+        self.store.table.look_at_host();
         self.poisoning(|| self.write_after(&mut sb, journal, clean))
     }
 
@@ -182,6 +185,8 @@ impl Inner {
         };
         self.store.free_dead_named(dead);
         journal.release(cut);
+        journal.give_back();
+        self.store.trim_host();
         bump(&self.store.counters.checkpoints);
         self.checkpointed_seq.store(seq, Ordering::Relaxed);
         *self.last_checkpoint.lock() = Instant::now();
@@ -206,17 +211,26 @@ impl Inner {
     /// How many dead nodes a commit of `new` nodes has the space to reclaim: each may shadow pages of its own. A
     /// commit that ran out of space would be the last one, so it is not begun then.
     fn reclaim_max(&self, new: &[NewNode]) -> Result<usize> {
-        let space = self.store.table.stats();
+        let table = &self.store.table;
+        let mut space = table.stats();
         let records = new.len() as u64 * RECORD_BYTES;
-        let some = space.free.checked_sub(COMMIT_BYTES + records);
-        let some = some.map(|left| left / RECLAIM_BYTES);
         // No page is shadowed twice, though full ones split. A small volume has room for all of them, and may have no more
         // than that; what a node gives back is one more hole in the map.
         let nodes = space.node_bytes + new.iter().map(|node| node.extent.len).sum::<u64>();
         let pages = space.allocated.saturating_sub(nodes);
-        let all = (pages + pages / 2)
-            .checked_add(PAGES_NEW * BLOCK_BYTES + records)
-            .and_then(|certain| space.free.checked_sub(certain));
+        let certain = (pages + pages / 2).checked_add(PAGES_NEW * BLOCK_BYTES + records);
+        if space.host_free.is_some() {
+            let dead = space.zombies.saturating_mul(RECLAIM_BYTES);
+            let wanted = certain
+                .unwrap_or(u64::MAX)
+                .max(COMMIT_BYTES + records + dead);
+            // The reserve is there for it as well.
+            let _ = table.secure(wanted.min(COMMIT_BACKED_MAX + records));
+            space = table.stats();
+        }
+        let some = space.backed.checked_sub(COMMIT_BYTES + records);
+        let some = some.map(|left| left / RECLAIM_BYTES);
+        let all = certain.and_then(|certain| space.backed.checked_sub(certain));
         let all = all.map(|left| left / HOLE_BYTES);
         let nodes = some.max(all).ok_or(Error::NoSpace)?;
         Ok(usize::try_from(nodes)

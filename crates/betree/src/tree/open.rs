@@ -194,6 +194,10 @@ impl Tree {
                     .expect("nothing is known of any node yet")
             }
         };
+        if !options.read_only {
+            // Also what an earlier mount took, when the host has no more.
+            let _ = store.secure(store.slack_bytes());
+        }
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());
         inner.sync_each = options.sync_each;

@@ -1,0 +1,138 @@
+//! Which parts of the region have room on the host of a sparse device.
+//!
+//! A frame is written to parts that are *backed*: the host has given room for them, so the write does not fail for want of it. The
+//! first parts are backed from the start on and stay so; others become it when frames come there. Where the host refuses, the
+//! journal goes on at its first parts, when they are released. So it is as long as the host allows, and in any case long enough
+//! to say what is removed. The last of what a host has is for contents: a journal does not grow then, and gives back what it took.
+//!
+//! What an earlier mount took is not known, and taken again without effect.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ramet_block::{Device, Extent, is_no_space};
+
+use crate::sync::Mutex;
+
+/// Room is taken for so many bytes at once.
+const PART_BYTES: u64 = 1 << 20;
+/// First bytes of the region that are always backed.
+const KEPT_BYTES: u64 = 4 << 20;
+/// With less on the host the journal takes no more, unless what is to be written is long, and needs it.
+const LEFT_BYTES: u64 = 16 << 20;
+const LONG_BYTES: u64 = KEPT_BYTES / 2;
+
+/// The parts of a journal's region. On a device that is not sparse all are backed.
+pub(super) struct Backing {
+    dev: Arc<dyn Device>,
+    region: Extent,
+    /// Parts that are backed; none when the device is not sparse.
+    parts: Option<Mutex<Vec<bool>>>,
+    /// Held by the thread that takes room or gives it back.
+    taking: Mutex<()>,
+    /// The host refused when it was last asked.
+    is_refused: AtomicBool,
+}
+
+impl Backing {
+    /// Nothing is known of `region` yet.
+    pub(super) fn new(dev: Arc<dyn Device>, region: Extent) -> Self {
+        let count =
+            usize::try_from(region.len.div_ceil(PART_BYTES)).expect("a region of few parts");
+        let parts = dev.is_sparse().then(|| Mutex::new(vec![false; count]));
+        Self {
+            dev,
+            region,
+            parts,
+            taking: Mutex::default(),
+            is_refused: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes room for the first parts. A host that refuses is asked again when there is something to write.
+    pub(super) fn keep_first(&self) {
+        let _ = self.secure(0, KEPT_BYTES.min(self.region.len));
+    }
+
+    /// Whether all of `[start, end)`, bytes of the region, is backed.
+    pub(super) fn is_backed(&self, start: u64, end: u64) -> bool {
+        let Some(parts) = &self.parts else {
+            return true;
+        };
+        let parts = parts.lock();
+        parts_of(start, end).all(|part| parts.get(part).copied().unwrap_or(true))
+    }
+
+    /// Has all of `[start, end)` backed.
+    ///
+    /// # Errors
+    /// [`is_no_space`] when the host refuses, else what it answered.
+    pub(super) fn secure(&self, start: u64, end: u64) -> io::Result<()> {
+        let Some(parts) = &self.parts else {
+            return Ok(());
+        };
+        if self.is_backed(start, end) {
+            return Ok(());
+        }
+        let _taking = self.taking.lock();
+        let grows = start >= KEPT_BYTES && end - start < LONG_BYTES;
+        for part in parts_of(start, end.min(self.region.len)) {
+            if parts.lock()[part] {
+                continue;
+            }
+            let (at, len) = self.place_of(part);
+            let given = if grows && self.is_host_short() {
+                Err(io::ErrorKind::StorageFull.into())
+            } else {
+                self.dev.allocate(at, len)
+            };
+            let is_refused = given.as_ref().is_err_and(is_no_space);
+            self.is_refused.store(is_refused, Ordering::Relaxed);
+            given?;
+            parts.lock()[part] = true;
+        }
+        Ok(())
+    }
+
+    fn place_of(&self, part: usize) -> (u64, u64) {
+        let at = part as u64 * PART_BYTES;
+        (self.region.addr + at, PART_BYTES.min(self.region.len - at))
+    }
+
+    fn is_host_short(&self) -> bool {
+        self.dev.host_free_bytes().unwrap_or(0) < LEFT_BYTES
+    }
+
+    /// When the host is short of room, gives it back the parts that are neither kept nor in use. Requires that nobody writes to the
+    /// region meanwhile. Best effort.
+    pub(super) fn give_back(&self, is_used: impl Fn(u64, u64) -> bool) {
+        let Some(parts) = self.parts.as_ref().filter(|_| self.is_host_short()) else {
+            return;
+        };
+        let _taking = self.taking.lock();
+        for part in parts_of(KEPT_BYTES.min(self.region.len), self.region.len) {
+            let start = part as u64 * PART_BYTES;
+            let mut parts = parts.lock();
+            if !parts[part] || is_used(start, start + PART_BYTES) {
+                continue;
+            }
+            parts[part] = false;
+            drop(parts);
+            self.is_refused.store(true, Ordering::Relaxed);
+            let (at, len) = self.place_of(part);
+            // What stays allocated is taken again without effect.
+            let _ = self.dev.discard(at, len);
+        }
+    }
+
+    /// Whether the host gave no room when it was last asked.
+    pub(super) fn is_refused(&self) -> bool {
+        self.is_refused.load(Ordering::Relaxed)
+    }
+}
+
+fn parts_of(start: u64, end: u64) -> std::ops::Range<usize> {
+    let part = |addr: u64| usize::try_from(addr).expect("a region of few parts");
+    part(start / PART_BYTES)..part(end.div_ceil(PART_BYTES))
+}
