@@ -132,7 +132,7 @@ fn files(closed: bool) -> Base {
     for name in [&b"one"[..], b"two", b"three"] {
         let file = make(dir, name, Kind::Regular, b"");
         let bytes = name.repeat(3000);
-        volume.write(file, 0, &bytes, false).expect("there is room");
+        volume.write(file, 0, &bytes, None).expect("there is room");
         let attribute = volume.setxattr(file, b"user.name", name, SetXattr::Any);
         attribute.expect("there is room");
     }
@@ -140,14 +140,14 @@ fn files(closed: bool) -> Base {
     let file = volume.lookup(dir, b"two").expect("just made").ino;
     volume.link(file, dir, b"hard").expect("a new name");
     volume
-        .write(file, 5 << 20, b"far", false)
+        .write(file, 5 << 20, b"far", None)
         .expect("there is room");
     volume.checkpoint().expect("there is room");
     for copy in [&b"copy"[..], b"again"] {
         let cloned = volume.clone_entry(&Caller::root(), dir, ROOT_INO, copy, CloneMode::Replace);
         cloned.expect("a new name");
     }
-    volume.write(file, 9, b"changed", false).expect("room");
+    volume.write(file, 9, b"changed", None).expect("room");
     volume.unlink(dir, b"one").expect("it is there");
     if closed {
         volume.close().expect("there is room");

@@ -115,7 +115,7 @@ fn change(volume: &Volume) -> ramet_fs::Result<()> {
     };
     let made = volume.create(dir, b"new", &new).map(|attr| attr.ino);
     if let Ok(ino) = made {
-        drop(volume.write(ino, 3, &[7; 9000], false));
+        drop(volume.write(ino, 3, &[7; 9000], None));
         drop(volume.link(ino, ROOT_INO, b"other"));
     }
     drop(volume.clone_entry(&root, dir, dir, b"inside", CloneMode::Replace));

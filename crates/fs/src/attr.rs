@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
 use crate::lookup::Attr;
+use crate::permit::{Credentials, Writer};
 use crate::record::{FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time};
 use crate::volume::{RECORDS_BYTES, Volume};
 
@@ -34,20 +35,21 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// Last change of the contents.
     pub mtime: Option<SetTime>,
-    /// A caller without privilege changes the size: setuid and setgid go.
-    pub kill_privileges: bool,
 }
 
-/// Clears setuid, and setgid where it means privilege (without group execution it marks mandatory
-/// locking). Whether there was any.
-fn clear_setid(record: &mut Record) -> bool {
+/// Clears setuid. Clears setgid too where the group may execute the file, and where the process
+/// neither is in that group nor has `CAP_FSETID`.
+fn clear_set_ids(record: &mut Record, by: &Credentials) {
     const S_IXGRP: u32 = 0o010;
-    let before = record.mode;
     record.mode &= !S_ISUID;
-    if record.mode & S_IXGRP != 0 {
+    let is_trusted = by.has_fsetid || by.groups.contains(&record.gid);
+    if record.mode & S_IXGRP != 0 || !is_trusted {
         record.mode &= !S_ISGID;
     }
-    record.mode != before
+}
+
+fn has_set_ids(record: &Record) -> bool {
+    record.mode & (S_ISUID | S_ISGID) != 0
 }
 
 impl Change<'_> {
@@ -61,22 +63,51 @@ impl Change<'_> {
         had_any
     }
 
-    /// The contents change: file capabilities go, and with `kill` setuid and setgid. Whether any of them was there, so that
-    /// whoever remembers them has to be told.
-    pub(crate) fn clear_privileges(&mut self, inode: &Arc<Inode>, path: &[u8], kill: bool) -> bool {
+    /// Takes from a file what a change of its contents by `writer` ends: capabilities, setuid and setgid. Tells whether it had any
+    /// of them; the kernel remembers them and has to hear of it.
+    pub(crate) fn clear_privileges(
+        &mut self,
+        inode: &Arc<Inode>,
+        path: &[u8],
+        writer: Writer<'_>,
+    ) -> bool {
         let had_capability = self.clear_capability(inode, path);
-        let had_setid = kill && clear_setid(self.edit(inode));
-        had_capability || had_setid
+        self.clear_set_ids_of_contents(inode, writer) || had_capability
+    }
+
+    fn clear_set_ids_of_contents(&mut self, inode: &Arc<Inode>, writer: Writer<'_>) -> bool {
+        let Some(credentials) = writer.filter(|_| has_set_ids(self.get(inode))) else {
+            return false;
+        };
+        let by = credentials();
+        if by.has_fsetid {
+            return false;
+        }
+        let record = self.edit(inode);
+        let before = record.mode;
+        clear_set_ids(record, &by);
+        record.mode != before
+    }
+
+    /// Clears setuid and setgid of what is no directory because its owner or group is about to change. `CAP_FSETID` keeps
+    /// only setgid of a file that its group may not execute.
+    fn clear_set_ids_of_owner(&mut self, inode: &Arc<Inode>, writer: Writer<'_>) {
+        if inode.kind == Kind::Directory || !has_set_ids(self.get(inode)) {
+            return;
+        }
+        let by = writer.map_or_else(Credentials::privileged, |credentials| credentials());
+        clear_set_ids(self.edit(inode), &by);
     }
 }
 
 impl Volume {
-    /// Changes attributes, all or none, and gives the new ones. The caller checked permissions.
+    /// Changes attributes, all or none, and gives the new ones. The caller checked permissions; setuid, setgid and capabilities
+    /// go with a change of the size as by [`Volume::write`], and with one of the owner or group.
     ///
     /// # Errors
     /// `IsDirectory` or `Invalid` when the size of something else than a file is to change, `Invalid` for a time with a
     /// second or more of nanoseconds, `TooBig`, and those of the tree.
-    pub fn setattr(&self, ino: Ino, set: &SetAttr) -> Result<Attr> {
+    pub fn setattr(&self, ino: Ino, set: &SetAttr, writer: Writer<'_>) -> Result<Attr> {
         for time in [set.atime, set.mtime].into_iter().flatten() {
             // Stored, it would be taken for damage.
             if matches!(time, SetTime::At(time) if time.nanos >= NANOS_PER_SEC) {
@@ -94,11 +125,11 @@ impl Volume {
             record.mode = record.mode & S_IFMT | perm & 0o7777;
         }
         if set.uid.is_some() || set.gid.is_some() {
+            // The old group decides.
+            change.clear_set_ids_of_owner(&inode, writer);
+            let record = change.edit(&inode);
             record.uid = set.uid.unwrap_or(record.uid);
             record.gid = set.gid.unwrap_or(record.gid);
-            if inode.kind != Kind::Directory {
-                clear_setid(record);
-            }
         }
         if let Some(size_bytes) = set.size_bytes {
             match inode.kind {
@@ -106,10 +137,8 @@ impl Volume {
                 Kind::Directory => return Err(Error::IsDirectory),
                 _ => return Err(Error::Invalid("size of something else than a file")),
             }
-            if set.kill_privileges {
-                clear_setid(record);
-            }
-            record.mtime = now;
+            change.clear_set_ids_of_contents(&inode, writer);
+            change.edit(&inode).mtime = now;
             self.truncate(&mut change, &topology, &inode, size_bytes)?;
         }
         let record = change.edit(&inode);

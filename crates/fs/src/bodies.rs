@@ -354,7 +354,7 @@ mod tests {
         let dir = make(Kind::Directory, "dir".into());
         for n in 0..5000 {
             let file = make(Kind::Regular, n.to_string());
-            volume.write(file, 0, b"data", false).expect("writes");
+            volume.write(file, 0, b"data", None).expect("writes");
             volume
                 .link(file, dir, n.to_string().as_bytes())
                 .expect("links");

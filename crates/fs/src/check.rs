@@ -488,7 +488,7 @@ mod tests {
         };
         let dir = make(ROOT_INO, b"d", Kind::Directory);
         let file = make(dir, b"f", Kind::Regular);
-        volume.write(file, 0, &[1; 5000], false).unwrap();
+        volume.write(file, 0, &[1; 5000], None).unwrap();
         let linked = make(dir, b"l", Kind::Regular);
         volume.link(linked, ROOT_INO, b"m").unwrap();
         assert_eq!(volume.check().unwrap(), []);

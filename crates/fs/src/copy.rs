@@ -9,6 +9,7 @@ use crate::data::{BLOCK_BYTES, FEW_BLOCKS};
 use crate::error::{Error, Result};
 use crate::inode::Ino;
 use crate::keys;
+use crate::permit::Writer;
 use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
@@ -59,7 +60,7 @@ impl Volume {
         from: (Ino, u64),
         to: (Ino, u64),
         len: u64,
-        kill_privileges: bool,
+        writer: Writer<'_>,
     ) -> Result<Copied> {
         let (source, target) = (self.inode(from.0)?, self.inode(to.0)?);
         for inode in [&source, &target] {
@@ -91,7 +92,7 @@ impl Volume {
         let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         if from.1 != to.1 || !is_aligned || source.ino == target.ino || last - first <= FEW_BLOCKS {
             drop(change);
-            return self.copy_bytes(from, to, len, kill_privileges);
+            return self.copy_bytes(from, to, len, writer);
         }
         let topology = self.topology.read();
         let target_path = topology.path(&target)?;
@@ -109,7 +110,7 @@ impl Volume {
             );
             change.batch.clone_range(lo, Some(hi), strip, to_blocks);
         }
-        let cleared = change.clear_privileges(&target, &target_path, kill_privileges);
+        let cleared = change.clear_privileges(&target, &target_path, writer);
         let now = self.now();
         let record = change.edit(&target);
         account_clone(record, &source_record, end, first, last);
@@ -126,11 +127,11 @@ impl Volume {
         from: (Ino, u64),
         to: (Ino, u64),
         len: u64,
-        kill_privileges: bool,
+        writer: Writer<'_>,
     ) -> Result<Copied> {
         let len = u32::try_from(len.min(COPY_BYTES_MAX)).expect("at most a mebibyte");
         let data = self.read(from.0, from.1, len)?;
-        let cleared = self.write(to.0, to.1, &data, kill_privileges)?;
+        let cleared = self.write(to.0, to.1, &data, writer)?;
         Ok(Copied {
             bytes: data.len() as u64,
             cleared,

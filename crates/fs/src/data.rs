@@ -20,6 +20,7 @@ use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
+use crate::permit::Writer;
 use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
@@ -202,22 +203,22 @@ impl Volume {
         Ok(Some((contents, Span::new(offset, end - offset)?)))
     }
 
-    /// Writes `data` at `offset`. File capabilities go, and with `kill_privileges` setuid and setgid; whether any of them
-    /// was there is the result. One batch, unless that is more than the journal of a small volume takes; a
+    /// Writes `data` at `offset`. File capabilities go, and setuid and setgid unless `writer` may keep them; the result
+    /// tells whether the file lost any of these. One batch, unless that is more than the journal of a small volume takes; a
     /// long run of whole blocks is one always, and is on the device on return, though only a sync makes it stay.
     ///
     /// # Errors
     /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree; what does not fit into one batch may be
     /// written in part then.
-    pub fn write(&self, ino: Ino, offset: u64, data: &[u8], kill_privileges: bool) -> Result<bool> {
+    pub fn write(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
         let inode = self.regular(ino)?;
         let span = Span::new(offset, data.len() as u64)?;
         self.exorcise(&inode, span.end)?;
         if let Some(run) = self.graft_blocks(&span, data)? {
-            return self.write_batch(&inode, offset, data, Some(run), kill_privileges);
+            return self.write_batch(&inode, offset, data, Some(run), writer);
         }
         if !data.is_empty() && span.last() - span.first() == 1 {
-            return self.write_batch(&inode, offset, data, None, kill_privileges);
+            return self.write_batch(&inode, offset, data, None, writer);
         }
         let path_bytes = self.topology.read().path(&inode)?.len();
         let blocks_max = (self.tree.batch_bytes_max().saturating_sub(RECORDS_BYTES)
@@ -227,7 +228,7 @@ impl Volume {
         while !rest.is_empty() {
             let inside = usize::try_from(at % BLOCK_BYTES).expect("inside of a block");
             let (now, later) = rest.split_at(rest.len().min(blocks_max * BLOCK - inside));
-            cleared |= self.write_batch(&inode, at, now, None, kill_privileges)?;
+            cleared |= self.write_batch(&inode, at, now, None, writer)?;
             at += now.len() as u64;
             rest = later;
         }
@@ -262,7 +263,7 @@ impl Volume {
         offset: u64,
         data: &[u8],
         run: Option<Run>,
-        kill_privileges: bool,
+        writer: Writer<'_>,
     ) -> Result<bool> {
         let span = Span::new(offset, data.len() as u64)?;
         let journaled = if run.is_some() { 2 * BLOCK } else { data.len() };
@@ -271,7 +272,7 @@ impl Volume {
         let topology = self.topology.read();
         let path = topology.path(inode)?;
         self.put_bytes(&mut change, inode, &path, &span, data, run);
-        let cleared = change.clear_privileges(inode, &path, kill_privileges);
+        let cleared = change.clear_privileges(inode, &path, writer);
         let now = self.now();
         let record = change.edit(inode);
         (record.mtime, record.ctime) = (now, now);

@@ -10,6 +10,7 @@ use crate::data::{BLOCK, BLOCK_BYTES, FILE_BYTES_MAX, Span, block_number};
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
+use crate::permit::Writer;
 use crate::place::Topology;
 use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
@@ -106,10 +107,10 @@ impl Volume {
         offset: u64,
         len: u64,
         keep_size: bool,
-        kill_privileges: bool,
+        writer: Writer<'_>,
     ) -> Result<bool> {
         let span = Span::new(offset, len)?;
-        self.reshape(ino, len, kill_privileges, |change, inode, path| {
+        self.reshape(ino, len, writer, |change, inode, path| {
             let size_bytes = change.get(inode).size_bytes;
             let end = span.end.min(size_bytes);
             if span.offset < end {
@@ -135,10 +136,10 @@ impl Volume {
         offset: u64,
         len: u64,
         keep_size: bool,
-        kill_privileges: bool,
+        writer: Writer<'_>,
     ) -> Result<bool> {
         let span = Span::new(offset, len)?;
-        self.reshape(ino, len, kill_privileges, |change, inode, _| {
+        self.reshape(ino, len, writer, |change, inode, _| {
             let record = change.edit(inode);
             if !keep_size && span.end > record.size_bytes {
                 extend(record, span.end);
@@ -151,7 +152,7 @@ impl Volume {
         &self,
         ino: Ino,
         len: u64,
-        kill_privileges: bool,
+        writer: Writer<'_>,
         edit: impl FnOnce(&mut Change<'_>, &Arc<Inode>, &Bytes) -> Result<()>,
     ) -> Result<bool> {
         let inode = self.regular(ino)?;
@@ -163,7 +164,7 @@ impl Volume {
         let topology = self.topology.read();
         let path = topology.path(&inode)?;
         edit(&mut change, &inode, &path)?;
-        let cleared = change.clear_privileges(&inode, &path, kill_privileges);
+        let cleared = change.clear_privileges(&inode, &path, writer);
         let now = self.now();
         let record = change.edit(&inode);
         (record.mtime, record.ctime) = (now, now);

@@ -66,7 +66,7 @@ pub use dir::{DirEntry, DirStream};
 pub use error::{Error, Result};
 pub use inode::{Ino, ROOT_INO};
 pub use lookup::Attr;
-pub use permit::Caller;
+pub use permit::{Caller, Credentials, Writer};
 pub use record::{Kind, Time};
 pub use rename::RenameMode;
 pub use scrub::{Damaged, ScrubPage};

@@ -16,6 +16,28 @@ pub struct Caller {
     pub groups: Vec<u32>,
 }
 
+/// The process that changes a file, as far as setuid and setgid depend on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Credentials {
+    /// It has `CAP_FSETID`: what it changes keeps setuid and setgid.
+    pub has_fsetid: bool,
+    /// Its group and its supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+impl Credentials {
+    pub(crate) fn privileged() -> Self {
+        Self {
+            has_fsetid: true,
+            groups: Vec::new(),
+        }
+    }
+}
+
+/// Tells the credentials of the process that changes a file; they are asked for only when the file has setuid or setgid.
+/// With `None` the process may keep both.
+pub type Writer<'a> = Option<&'a dyn Fn() -> Credentials>;
+
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 

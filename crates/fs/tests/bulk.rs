@@ -92,7 +92,7 @@ fn write_all(volume: &Volume, file: Ino, len: u64, salt: u64) {
                 state.to_be_bytes()
             })
             .collect();
-        volume.write(file, offset, &data, false).unwrap();
+        volume.write(file, offset, &data, None).unwrap();
     }
 }
 

@@ -177,7 +177,7 @@ fn step(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> Result<(), Error> {
             let bytes = [0, 0, 7][rng.random_range(0..3)];
             let len = [3, 5000, 70_000][rng.random_range(0..3)];
             let at = rng.random_range(0..20_000);
-            volume.write(file.ok_or(Error::NotFound)?, at, &vec![bytes; len], false)?;
+            volume.write(file.ok_or(Error::NotFound)?, at, &vec![bytes; len], None)?;
         }
         6 => {
             let set = SetAttr {
@@ -186,7 +186,7 @@ fn step(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> Result<(), Error> {
                 mtime: rng.random_bool(0.3).then_some(SetTime::At(Time::default())),
                 ..SetAttr::default()
             };
-            volume.setattr(file.ok_or(Error::NotFound)?, &set)?;
+            volume.setattr(file.ok_or(Error::NotFound)?, &set, None)?;
         }
         7 => {
             let value = [b"1", b"2"][rng.random_range(0..2)];
@@ -314,14 +314,14 @@ fn equal_trees_stored_differently_are_equal() {
         let file = make(&volume, dir, b"f", Kind::Regular).unwrap();
         // Zeros written, a hole, and a hole in the place of zeros.
         if n == 0 {
-            volume.write(file, 0, &[0; 9000], false).unwrap();
+            volume.write(file, 0, &[0; 9000], None).unwrap();
         }
-        volume.write(file, 100_000, b"end", false).unwrap();
+        volume.write(file, 100_000, b"end", None).unwrap();
         let set = SetAttr {
             mtime: Some(time),
             ..SetAttr::default()
         };
-        volume.setattr(file, &set).unwrap();
+        volume.setattr(file, &set, None).unwrap();
         volume
             .setxattr(file, b"user.x", b"1", SetXattr::Any)
             .unwrap();
@@ -333,11 +333,11 @@ fn equal_trees_stored_differently_are_equal() {
             volume.link(file, dir, b"g").unwrap();
             volume.unlink(ROOT_INO, b"out").unwrap();
         }
-        volume.setattr(file, &set).unwrap();
+        volume.setattr(file, &set, None).unwrap();
     }
     assert_eq!(volume.diff(dirs[0], dirs[1]).unwrap(), []);
     let g = volume.lookup(dirs[1], b"g").unwrap().ino;
-    volume.write(g, 0, b"x", false).unwrap();
+    volume.write(g, 0, b"x", None).unwrap();
     let found = volume.diff(dirs[0], dirs[1]).unwrap();
     let paths: Vec<&[u8]> = found.iter().map(|d| &d.path[..]).collect();
     assert_eq!(paths, [b"f", b"g"]);
@@ -353,7 +353,7 @@ fn a_diff_of_a_large_tree_costs_what_differs() {
         for f in 0..1000 {
             let file = make(&volume, dir, format!("f{f}").as_bytes(), Kind::Regular).unwrap();
             volume
-                .write(file, 0, format!("{d} {f}").as_bytes(), false)
+                .write(file, 0, format!("{d} {f}").as_bytes(), None)
                 .unwrap();
             volume.forget(file, 1);
         }
@@ -378,7 +378,7 @@ fn a_diff_of_a_large_tree_costs_what_differs() {
     let volume = open(&device);
     for n in 0..10 {
         volume
-            .write(find(&volume, b"b", n).0, 0, b"new", false)
+            .write(find(&volume, b"b", n).0, 0, b"new", None)
             .unwrap();
     }
     volume.close().unwrap();
@@ -426,7 +426,7 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
     };
     for n in 0..40u64 {
         let file = make(&volume, a, format!("f{n}").as_bytes(), Kind::Regular).unwrap();
-        volume.write(file, 0, &noise(n, 1 << 20), false).unwrap();
+        volume.write(file, 0, &noise(n, 1 << 20), None).unwrap();
     }
     let near = |bytes: u64, to: u64| bytes.abs_diff(to) <= to / 5 + (2 << 20);
     let alone = volume.usage(a).unwrap();
@@ -448,7 +448,7 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
     for n in 0..16u64 {
         let file = volume.lookup(b, format!("f{n}").as_bytes()).unwrap().ino;
         volume
-            .write(file, 0, &noise(100 + n, 1 << 20), false)
+            .write(file, 0, &noise(100 + n, 1 << 20), None)
             .unwrap();
     }
     // What is told to be exclusive comes back, of the clone and then of what is left.

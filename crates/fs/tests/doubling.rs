@@ -58,7 +58,7 @@ fn a_directory_that_is_cloned_into_itself_costs_its_clones_and_not_its_files() {
     let top = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
     for number in 0..FILES {
         let file = make(&volume, top, &format!("f{number}"), Kind::Regular).ino;
-        volume.write(file, 0, &content(number), false).unwrap();
+        volume.write(file, 0, &content(number), None).unwrap();
     }
     volume.checkpoint().unwrap();
     let before = volume.tree().stats();

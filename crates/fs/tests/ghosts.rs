@@ -45,7 +45,7 @@ impl Fixture {
 
     fn file(&self, dir: Ino, name: &str, content: &[u8]) -> Ino {
         let file = self.make(dir, name, Kind::Regular);
-        self.volume.write(file, 0, content, false).unwrap();
+        self.volume.write(file, 0, content, None).unwrap();
         file
     }
 
@@ -108,7 +108,7 @@ fn a_file_works_on_without_its_name_until_it_is_forgotten() {
     ));
     assert!(at.names(ROOT_INO).is_empty());
     assert_eq!(at.volume.getattr(file).unwrap().nlink, 0);
-    at.volume.write(file, 6, b" and after", false).unwrap();
+    at.volume.write(file, 6, b" and after", None).unwrap();
     assert_eq!(at.read(file), b"before and after");
     assert_eq!(at.volume.getxattr(file, b"user.x").unwrap()[..], *b"y");
     at.check();
@@ -171,7 +171,7 @@ fn whatever_takes_the_name_has_nothing_of_what_had_it() {
             assert_ne!(now.ino, file, "{what}");
             assert_eq!(at.volume.listxattr(now.ino, true).unwrap().len(), 0);
             if now.kind == Kind::Regular {
-                at.volume.write(now.ino, 9000, b"end", false).unwrap();
+                at.volume.write(now.ino, 9000, b"end", None).unwrap();
                 let read = at.read(now.ino);
                 assert!(read[..9000].iter().all(|&byte| byte == 0), "{what}");
             }
@@ -211,7 +211,7 @@ fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
     let again = at.make(ROOT_INO, "outer", Kind::Directory);
     assert!(at.names(again).is_empty());
     assert_eq!(at.read(file), b"content");
-    at.volume.write(file, 0, b"C", false).unwrap();
+    at.volume.write(file, 0, b"C", None).unwrap();
     assert_eq!(at.read(file), b"Content");
     at.check();
     at.volume.rmdir(ROOT_INO, b"outer").unwrap();
@@ -311,7 +311,7 @@ fn files_of_a_removed_tree_work_on_and_nothing_is_found_in_it() {
         .unwrap();
     assert_eq!(at.volume.getattr(file).unwrap().nlink, 0);
     assert_eq!(at.volume.getattr(linked).unwrap().nlink, 1);
-    at.volume.write(file, 7, b" and more", false).unwrap();
+    at.volume.write(file, 7, b" and more", None).unwrap();
     assert_eq!(at.read(file), b"content and more");
     assert_eq!(at.read(unlinked), b"unlinked");
     assert!(at.names(dir).is_empty() && at.names(top).is_empty());
@@ -409,7 +409,7 @@ fn a_ghost_that_grows_becomes_an_orphan() {
     let file = at.file(ROOT_INO, "f", b"content");
     at.volume.unlink(ROOT_INO, b"f").unwrap();
     assert_eq!(at.orphans(), 0);
-    at.volume.write(file, 2 << 20, b"end", false).unwrap();
+    at.volume.write(file, 2 << 20, b"end", None).unwrap();
     assert_eq!(at.orphans(), 2);
     assert_eq!(at.read(file).len(), (2 << 20) + 3);
     at.check();
@@ -423,7 +423,7 @@ fn a_ghost_that_is_copied_into_becomes_an_orphan() {
     let source = at.file(ROOT_INO, "source", &vec![3; 8 << 20]);
     let file = at.file(ROOT_INO, "f", b"content");
     at.volume.unlink(ROOT_INO, b"f").unwrap();
-    let copied = at.volume.copy_range((source, 0), (file, 0), 8 << 20, false);
+    let copied = at.volume.copy_range((source, 0), (file, 0), 8 << 20, None);
     assert_eq!(copied.unwrap().bytes, 8 << 20);
     assert!(at.orphans() > 2000);
     assert!(at.read(file) == at.read(source));
@@ -511,7 +511,7 @@ fn removing_needs_no_room_whoever_knows_what_is_removed() {
             };
             files.push(name);
             let noise: Vec<u8> = (0..bytes).map(|_| rng.random()).collect();
-            if at.volume.write(attr.ino, 0, &noise, false).is_err() {
+            if at.volume.write(attr.ino, 0, &noise, None).is_err() {
                 break;
             }
         }

@@ -72,7 +72,7 @@ impl Fixture {
             let content = n.to_string();
             fixture
                 .volume
-                .write(file, 0, content.as_bytes(), false)
+                .write(file, 0, content.as_bytes(), None)
                 .unwrap();
             let linked = fixture.volume.link(file, tree, content.as_bytes());
             assert_eq!(linked.unwrap().nlink, 2);
@@ -130,7 +130,7 @@ fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
     fixture.expect("top/copy", 1);
     let (ours, theirs) = (fixture.find("top/tree/7"), fixture.find("top/copy/7"));
     assert_ne!(ours, theirs);
-    fixture.volume.write(theirs, 0, b"other", false).unwrap();
+    fixture.volume.write(theirs, 0, b"other", None).unwrap();
     assert_eq!(fixture.volume.read(ours, 0, 9).unwrap(), b"7");
     fixture.reopen();
     fixture.expect("top/store", 2);
@@ -167,7 +167,7 @@ fn what_a_clone_without_room_had_put_aside_goes() {
     fixture.make(ROOT_INO, "filler", Kind::Regular);
     let fill = |fixture: &Fixture, at, block: &[u8]| {
         let filler = fixture.find("filler");
-        fixture.volume.write(filler, at, block, false)
+        fixture.volume.write(filler, at, block, None)
     };
     let mut rng = StdRng::seed_from_u64(7);
     let mut block = vec![0; 256 << 10];

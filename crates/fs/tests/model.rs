@@ -359,7 +359,7 @@ impl Run {
         } else {
             offset
         };
-        self.volume.write(ino, offset as u64, &data, false).unwrap();
+        self.volume.write(ino, offset as u64, &data, None).unwrap();
         let contents = &mut self.model.nodes.get_mut(&id).unwrap().data;
         contents.resize(contents.len().max(offset + data.len()), 0);
         contents[offset..offset + data.len()].copy_from_slice(&data);
@@ -379,19 +379,19 @@ impl Run {
                     size_bytes: Some(from as u64),
                     ..SetAttr::default()
                 };
-                self.volume.setattr(ino, &set).unwrap();
+                self.volume.setattr(ino, &set, None).unwrap();
                 contents.resize(from, 0);
             }
             1 => {
                 self.volume
-                    .zero_range(ino, from as u64, len as u64, true, false)
+                    .zero_range(ino, from as u64, len as u64, true, None)
                     .unwrap();
                 let end = (from + len).min(contents.len());
                 contents[from.min(end)..end].fill(0);
             }
             _ => {
                 self.volume
-                    .zero_range(ino, from as u64, len as u64, false, false)
+                    .zero_range(ino, from as u64, len as u64, false, None)
                     .unwrap();
                 contents.resize(contents.len().max(from + len), 0);
                 contents[from..from + len].fill(0);
@@ -423,12 +423,7 @@ impl Run {
         };
         let copied = self
             .volume
-            .copy_range(
-                (from, offset as u64),
-                (to, offset as u64),
-                len as u64,
-                false,
-            )
+            .copy_range((from, offset as u64), (to, offset as u64), len as u64, None)
             .unwrap();
         let want = source.len().saturating_sub(offset).min(len);
         assert_eq!(copied.bytes, want as u64);
@@ -459,6 +454,7 @@ impl Run {
                         perm: Some(node.perm),
                         ..SetAttr::default()
                     },
+                    None,
                 )
                 .unwrap();
         } else if self.random.random_bool(0.3) {
@@ -707,7 +703,7 @@ impl Run {
             );
             if self.model.names(id) == 0 {
                 assert_eq!(self.volume.getattr(ino).unwrap().nlink, 0);
-                self.volume.write(ino, 3, b"still here", false).unwrap();
+                self.volume.write(ino, 3, b"still here", None).unwrap();
                 assert_eq!(self.volume.read(ino, 3, 10).unwrap(), b"still here");
                 self.model.nodes.get_mut(&id).unwrap().data.clear();
                 let data = self.volume.read(ino, 0, 1 << 20).unwrap();

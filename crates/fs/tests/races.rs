@@ -150,7 +150,7 @@ impl Actor<'_> {
             self.rng.random_range(1..3000),
         );
         let data: Vec<u8> = (0..words).flat_map(|_| stamp.to_le_bytes()).collect();
-        let done = self.volume().write(ino, offset, &data, false);
+        let done = self.volume().write(ino, offset, &data, None);
         Self::on_file("write", is_open, done);
     }
 
@@ -163,14 +163,14 @@ impl Actor<'_> {
             8 * self.rng.random_range(1..4000),
         );
         if self.rng.random() {
-            let done = self.volume().zero_range(ino, offset, len, true, false);
+            let done = self.volume().zero_range(ino, offset, len, true, None);
             Self::on_file("punch", is_open, done);
         } else {
             let set = SetAttr {
                 size_bytes: Some(offset),
                 ..SetAttr::default()
             };
-            let done = self.volume().setattr(ino, &set);
+            let done = self.volume().setattr(ino, &set, None);
             Self::on_file("truncate", is_open, done);
         }
     }
@@ -205,7 +205,7 @@ impl Actor<'_> {
             Some((source, is_open)) => {
                 let copied = self
                     .volume()
-                    .copy_range((source, 0), (ino, 0), 1 << 40, false);
+                    .copy_range((source, 0), (ino, 0), 1 << 40, None);
                 Self::on_file("copy", is_open, copied);
                 let bytes = self.volume().read(ino, 0, 1 << 20).unwrap();
                 self.shared.check_stamp(ino, &bytes);
@@ -214,7 +214,7 @@ impl Actor<'_> {
                 let stamp = self.shared.next_stamp.fetch_add(1, Ordering::Relaxed);
                 self.shared.stamps.lock().unwrap().insert(ino.0, stamp);
                 let data = stamp.to_le_bytes().repeat(self.rng.random_range(1..6000));
-                self.volume().write(ino, 0, &data, false).unwrap();
+                self.volume().write(ino, 0, &data, None).unwrap();
             }
         }
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ramet_betree::VOLUME_BYTES_MIN;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
+    Attr, Caller, CloneMode, Credentials, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
+    ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, Writer,
 };
 
 fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
@@ -44,7 +44,7 @@ fn a_large_write_fits_into_the_smallest_volume() {
     let (_, volume) = volume_of(VOLUME_BYTES_MIN);
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 3) as u8).collect();
-    volume.write(file, 100, &data, false).unwrap();
+    volume.write(file, 100, &data, None).unwrap();
     assert!(volume.read(file, 100, 1 << 20).unwrap() == data);
     finish(&volume);
 }
@@ -62,7 +62,7 @@ fn a_full_volume_says_so_and_takes_deletions() {
                 let data: Vec<u8> = (0..100_000u64)
                     .map(|at| (at.wrapping_mul(at ^ number ^ 0x9e37_79b9) >> 7) as u8)
                     .collect();
-                volume.write(attr.ino, 0, &data, false)
+                volume.write(attr.ino, 0, &data, None)
             });
         match written {
             Ok(_) => {}
@@ -86,7 +86,7 @@ fn a_full_volume_says_so_and_takes_deletions() {
     volume.checkpoint().unwrap();
     volume.checkpoint().unwrap();
     let file = make(&volume, ROOT_INO, "again", Kind::Regular).ino;
-    volume.write(file, 0, &vec![7; 1 << 20], false).unwrap();
+    volume.write(file, 0, &vec![7; 1 << 20], None).unwrap();
     finish(&volume);
 }
 
@@ -95,15 +95,15 @@ fn a_file_may_be_huge_and_not_larger() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let end = 1u64 << 62;
-    volume.write(file, end - 5000, &[1; 5000], false).unwrap();
+    volume.write(file, end - 5000, &[1; 5000], None).unwrap();
     assert_eq!(volume.getattr(file).unwrap().size_bytes, end);
     assert!(volume.getattr(file).unwrap().sectors <= 24);
     assert!(matches!(
-        volume.write(file, end - 1, &[1; 2], false),
+        volume.write(file, end - 1, &[1; 2], None),
         Err(Error::TooBig)
     ));
     assert!(matches!(
-        volume.write(file, u64::MAX, &[1; 2], false),
+        volume.write(file, u64::MAX, &[1; 2], None),
         Err(Error::TooBig)
     ));
     assert_eq!(
@@ -119,7 +119,10 @@ fn a_file_may_be_huge_and_not_larger() {
         size_bytes: Some(end + 1),
         ..SetAttr::default()
     };
-    assert!(matches!(volume.setattr(file, &set), Err(Error::TooBig)));
+    assert!(matches!(
+        volume.setattr(file, &set, None),
+        Err(Error::TooBig)
+    ));
     finish(&volume);
 }
 
@@ -146,6 +149,7 @@ fn chown_and_write_clear_privileges() {
                     perm: Some(perm),
                     ..SetAttr::default()
                 },
+                None,
             )
             .unwrap()
     };
@@ -157,31 +161,29 @@ fn chown_and_write_clear_privileges() {
         uid: Some(5),
         ..SetAttr::default()
     };
-    assert_eq!(volume.setattr(file, &set).unwrap().perm, 0o755);
+    assert_eq!(volume.setattr(file, &set, None).unwrap().perm, 0o755);
     assert!(matches!(
         volume.getxattr(file, b"security.capability"),
         Err(Error::NoAttribute)
     ));
+    let stranger: &dyn Fn() -> Credentials = &Credentials::default;
+    let others = Some(stranger);
     perm(0o6745);
-    assert!(volume.write(file, 0, b"x", true).unwrap());
-    assert_eq!(
-        volume.getattr(file).unwrap().perm,
-        0o2745,
-        "without group execution setgid is something else"
-    );
+    assert!(volume.write(file, 0, b"x", others).unwrap());
+    assert_eq!(volume.getattr(file).unwrap().perm, 0o745);
     perm(0o4755);
-    assert!(!volume.write(file, 0, b"x", false).unwrap());
+    assert!(!volume.write(file, 0, b"x", None).unwrap());
     assert_eq!(volume.getattr(file).unwrap().perm, 0o4755);
     let source = make(&volume, ROOT_INO, "source", Kind::Regular).ino;
-    volume.write(source, 0, &[1; 100_000], false).unwrap();
+    volume.write(source, 0, &[1; 100_000], None).unwrap();
     let copy = |len| {
         volume
-            .copy_range((source, 0), (file, 0), len, true)
+            .copy_range((source, 0), (file, 0), len, others)
             .unwrap()
     };
     let changes: [&dyn Fn() -> bool; 4] = [
-        &|| volume.allocate(file, 0, 10, false, true).unwrap(),
-        &|| volume.zero_range(file, 0, 10, true, true).unwrap(),
+        &|| volume.allocate(file, 0, 10, false, others).unwrap(),
+        &|| volume.zero_range(file, 0, 10, true, others).unwrap(),
         &|| copy(10).cleared,
         &|| copy(100_000).cleared,
     ];
@@ -189,6 +191,78 @@ fn chown_and_write_clear_privileges() {
         perm(0o4755);
         assert_eq!([change(), change()], [true, false]);
         assert_eq!(volume.getattr(file).unwrap().perm, 0o755);
+    }
+    finish(&volume);
+}
+
+#[test]
+fn setgid_without_group_execution_stays_only_for_the_group_and_the_privileged() {
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let set = |set: SetAttr, writer: Writer<'_>| volume.setattr(file, &set, writer).unwrap();
+    let own = SetAttr {
+        gid: Some(43),
+        ..SetAttr::default()
+    };
+    set(own, None);
+    let stranger = || Credentials {
+        has_fsetid: false,
+        groups: vec![7, 8],
+    };
+    let member = || Credentials {
+        has_fsetid: false,
+        groups: vec![7, 43],
+    };
+    let privileged = || Credentials {
+        has_fsetid: true,
+        groups: vec![7],
+    };
+    let size = SetAttr {
+        size_bytes: Some(3),
+        ..SetAttr::default()
+    };
+    // The same owner and group again count as a change, as for chown(2).
+    let owner = SetAttr {
+        uid: Some(9),
+        gid: Some(43),
+        ..SetAttr::default()
+    };
+    // Mode before, by a stranger, by a member of the group, with CAP_FSETID.
+    let contents: [(u16, u16, u16, u16); 4] = [
+        (0o6666, 0o666, 0o2666, 0o6666),
+        (0o6676, 0o676, 0o676, 0o6676),
+        (0o2666, 0o666, 0o2666, 0o2666),
+        (0o4777, 0o777, 0o777, 0o4777),
+    ];
+    let owners: [(u16, u16, u16, u16); 4] = [
+        (0o6666, 0o666, 0o2666, 0o2666),
+        (0o6676, 0o676, 0o676, 0o676),
+        (0o2666, 0o666, 0o2666, 0o2666),
+        (0o4777, 0o777, 0o777, 0o777),
+    ];
+    let write = |writer: Writer<'_>| volume.write(file, 0, b"x", writer).map(drop);
+    let resize = |writer: Writer<'_>| volume.setattr(file, &size, writer).map(drop);
+    let chown = |writer: Writer<'_>| volume.setattr(file, &owner, writer).map(drop);
+    type Change<'a> = &'a dyn Fn(Writer<'_>) -> ramet_fs::Result<()>;
+    let changes: [(Change<'_>, _); 3] = [(&write, contents), (&resize, contents), (&chown, owners)];
+    for (change, modes) in changes {
+        for (before, by_stranger, by_member, by_privileged) in modes {
+            let writers: [(&dyn Fn() -> Credentials, u16); 3] = [
+                (&stranger, by_stranger),
+                (&member, by_member),
+                (&privileged, by_privileged),
+            ];
+            for (writer, after) in writers {
+                let perm = Some(u32::from(before));
+                let mode = SetAttr {
+                    perm,
+                    ..SetAttr::default()
+                };
+                set(mode, None);
+                change(Some(writer)).unwrap();
+                assert_eq!(volume.getattr(file).unwrap().perm, after, "{before:#o}");
+            }
+        }
     }
     finish(&volume);
 }
@@ -206,7 +280,10 @@ fn a_time_with_too_many_nanoseconds_is_refused() {
             mtime,
             ..SetAttr::default()
         };
-        assert!(matches!(volume.setattr(file, &set), Err(Error::Invalid(_))));
+        assert!(matches!(
+            volume.setattr(file, &set, None),
+            Err(Error::Invalid(_))
+        ));
     }
     assert_eq!(volume.getattr(file).unwrap(), before);
     volume.forget_all();
@@ -240,7 +317,7 @@ fn times_before_1970_and_nanoseconds_are_kept() {
         mtime: Some(SetTime::At(late)),
         ..SetAttr::default()
     };
-    volume.setattr(file, &set).unwrap();
+    volume.setattr(file, &set, None).unwrap();
     volume.close().unwrap();
     let volume = Volume::open(device, OpenOptions::default()).unwrap();
     let attr = volume.lookup(ROOT_INO, b"f").unwrap();
@@ -310,6 +387,7 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
                 perm: Some(0o710),
                 ..SetAttr::default()
             },
+            None,
         )
         .unwrap();
     volume.may_search(&user, secret).unwrap();
@@ -341,6 +419,7 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
                 uid: Some(0),
                 ..SetAttr::default()
             },
+            None,
         )
         .unwrap();
     volume
@@ -379,7 +458,7 @@ fn paths_may_be_as_deep_as_clones_make_them() {
         dir = make(&volume, dir, "d", Kind::Directory).ino;
     }
     let file = make(&volume, dir, "f", Kind::Regular).ino;
-    volume.write(file, 0, b"deep", false).unwrap();
+    volume.write(file, 0, b"deep", None).unwrap();
     let top = volume.lookup(ROOT_INO, b"d").unwrap().ino;
     volume
         .clone_entry(&Caller::root(), top, dir, b"again", CloneMode::New)
@@ -543,7 +622,7 @@ fn changes_survive_threads_that_forget_each_others_inodes() {
                     let name: &[u8] = if step % 2 == 0 { b"a" } else { b"b" };
                     let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
                     let end = step * 4 + thread;
-                    volume.write(ino, end, b"x", false).unwrap();
+                    volume.write(ino, end, b"x", None).unwrap();
                     volume.forget(ino, 1);
                     let link = format!("{thread}.{step}");
                     let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
@@ -578,13 +657,13 @@ fn a_sparse_file_that_was_counted_stays_counted_right() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let sectors = || volume.getattr(file).unwrap().sectors / 8;
-    volume.write(file, 40_960, b"x", false).unwrap();
+    volume.write(file, 40_960, b"x", None).unwrap();
     assert_eq!(sectors(), 1);
     for _ in 0..3 {
-        volume.write(file, 4096, b"x", false).unwrap();
+        volume.write(file, 4096, b"x", None).unwrap();
         assert_eq!((sectors(), sectors()), (2, 2));
     }
-    volume.zero_range(file, 40_960, 4096, true, false).unwrap();
+    volume.zero_range(file, 40_960, 4096, true, None).unwrap();
     assert_eq!(sectors(), 1);
     finish(&volume);
 }
@@ -596,20 +675,20 @@ fn blocks_of_a_large_sparse_file_are_never_estimated_too_low() {
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let sectors = || volume.getattr(file).unwrap().sectors;
     volume
-        .write(file, 0, &[1; 2 * HALF as usize], false)
+        .write(file, 0, &[1; 2 * HALF as usize], None)
         .unwrap();
-    volume.zero_range(file, 0, HALF, true, false).unwrap();
+    volume.zero_range(file, 0, HALF, true, None).unwrap();
     assert_eq!(sectors(), HALF / 512, "the first hole is known");
     for hole in [0..HALF, HALF / 2..HALF, 0..HALF, 0..HALF + 5] {
         let len = hole.end - hole.start;
         volume
-            .zero_range(file, hole.start, len, true, false)
+            .zero_range(file, hole.start, len, true, None)
             .unwrap();
         assert_eq!(sectors(), HALF / 512);
     }
     // A part of a block that is zeroed, or cut, is a block afterwards.
-    volume.zero_range(file, 0, 2 * HALF, true, false).unwrap();
-    volume.zero_range(file, 100, 5000, true, false).unwrap();
+    volume.zero_range(file, 0, 2 * HALF, true, None).unwrap();
+    volume.zero_range(file, 100, 5000, true, None).unwrap();
     assert_eq!(sectors(), 16);
     let empty = make(&volume, ROOT_INO, "empty", Kind::Regular).ino;
     let blocks_at = |size_bytes| {
@@ -617,7 +696,7 @@ fn blocks_of_a_large_sparse_file_are_never_estimated_too_low() {
             size_bytes: Some(size_bytes),
             ..SetAttr::default()
         };
-        volume.setattr(empty, &size).unwrap().sectors / 8
+        volume.setattr(empty, &size, None).unwrap().sectors / 8
     };
     let sizes = [1 << 30, 1 << 29, (1 << 28) + 1, 8000, 7000];
     assert_eq!(sizes.map(blocks_at), [0, 0, 1, 1, 1]);
@@ -652,7 +731,7 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
                     size_bytes: Some(offset as u64),
                     ..SetAttr::default()
                 };
-                volume.setattr(file, &size).unwrap();
+                volume.setattr(file, &size, None).unwrap();
                 model.resize(offset, 0);
             }
             1 => {
@@ -667,7 +746,7 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
                     _ => 1 + next(700 << 10),
                 };
                 let data: Vec<u8> = (0..len).map(|at| (at / 7 + step) as u8).collect();
-                volume.write(file, offset as u64, &data, false).unwrap();
+                volume.write(file, offset as u64, &data, None).unwrap();
                 model.resize(model.len().max(offset + len), 0);
                 model[offset..offset + len].copy_from_slice(&data);
             }
@@ -693,7 +772,7 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
 fn a_clone_onto_another_link_of_its_source_becomes_a_file_of_its_own() {
     let volume = volume();
     let a = make(&volume, ROOT_INO, "a", Kind::Regular).ino;
-    volume.write(a, 0, b"one", false).unwrap();
+    volume.write(a, 0, b"one", None).unwrap();
     volume.link(a, ROOT_INO, b"b").unwrap();
     let clone = |name: &[u8], mode| {
         let cloned = volume.clone_entry(&Caller::root(), a, ROOT_INO, name, mode);
@@ -705,7 +784,7 @@ fn a_clone_onto_another_link_of_its_source_becomes_a_file_of_its_own() {
     let b = volume.lookup(ROOT_INO, b"b").unwrap();
     assert_ne!(b.ino, a);
     assert_eq!((b.nlink, volume.getattr(a).unwrap().nlink), (1, 1));
-    volume.write(b.ino, 0, b"two", false).unwrap();
+    volume.write(b.ino, 0, b"two", None).unwrap();
     assert_eq!(volume.read(a, 0, 9).unwrap(), b"one");
     assert_eq!(volume.read(b.ino, 0, 9).unwrap(), b"two");
 

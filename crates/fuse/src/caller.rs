@@ -1,6 +1,6 @@
-//! Who sent a request.
+//! The process that sent a request.
 
-use ramet_fs::Caller;
+use ramet_fs::{Caller, Credentials};
 
 /// The process that sent a request, as the request tells.
 #[derive(Clone, Copy)]
@@ -25,18 +25,48 @@ pub(crate) fn caller(asker: Asker) -> Caller {
     }
 }
 
-fn groups_of(pid: u32) -> Vec<u32> {
-    if pid == 0 {
-        return Vec::new();
+/// What setuid and setgid of a file that the process changes depend on. A process that cannot be seen has `CAP_FSETID` as uid 0
+/// only, and no supplementary groups.
+pub(crate) fn credentials(asker: Asker) -> Credentials {
+    credentials_in(status_of(asker.pid).as_deref(), asker)
+}
+
+fn credentials_in(status: Option<&str>, asker: Asker) -> Credentials {
+    const CAP_FSETID: u64 = 1 << 4;
+    let capabilities =
+        status.and_then(|status| u64::from_str_radix(field(status, "CapEff:").trim(), 16).ok());
+    let mut groups = status.map(groups_in).unwrap_or_default();
+    groups.push(asker.gid);
+    Credentials {
+        has_fsetid: capabilities.map_or(asker.uid == 0, |all| all & CAP_FSETID != 0),
+        groups,
     }
-    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        return Vec::new();
-    };
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
-    line.unwrap_or_default()
+}
+
+/// What the process table tells of a process that it shows.
+fn status_of(pid: u32) -> Option<String> {
+    if pid == 0 {
+        return None;
+    }
+    std::fs::read_to_string(format!("/proc/{pid}/status")).ok()
+}
+
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    let mut lines = status.lines();
+    lines
+        .find_map(|line| line.strip_prefix(name))
+        .unwrap_or_default()
+}
+
+fn groups_in(status: &str) -> Vec<u32> {
+    field(status, "Groups:")
         .split_whitespace()
         .filter_map(|group| group.parse().ok())
         .collect()
+}
+
+fn groups_of(pid: u32) -> Vec<u32> {
+    status_of(pid).as_deref().map(groups_in).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -52,5 +82,27 @@ mod tests {
             .collect();
         assert_eq!(groups_of(std::process::id()), expected);
         assert!(groups_of(0).is_empty());
+        let asker = |uid, pid| Asker { uid, gid: 7, pid };
+        let here = credentials(asker(0, std::process::id()));
+        assert_eq!(here.groups.split_last(), Some((&7, &expected[..])));
+        let unseen = |uid| credentials(asker(uid, 0));
+        assert_eq!(unseen(5).groups, [7]);
+        assert_eq!([0, 5].map(|uid| unseen(uid).has_fsetid), [true, false]);
+    }
+
+    #[test]
+    fn capabilities_decide_and_not_the_user() {
+        let told = |uid, capabilities| {
+            let status = format!("Name:\tx\nGroups:\t4 24 \nCapEff:\t{capabilities}\n");
+            let asker = Asker {
+                uid,
+                gid: 7,
+                pid: 1,
+            };
+            credentials_in(Some(&status), asker)
+        };
+        let root = told(0, "00000000a80425eb");
+        assert_eq!((root.has_fsetid, root.groups), (false, vec![4, 24, 7]));
+        assert!(told(5, "0000000000000010").has_fsetid);
     }
 }

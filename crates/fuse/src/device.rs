@@ -180,9 +180,8 @@ impl Filesystem for DeviceFront {
             size_bytes: size,
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
-            kill_privileges: request.uid() != 0,
         };
-        attributes(reply, self.server.setattr(ino(node), &set));
+        attributes(reply, self.server.setattr(ino(node), &set, asker(request)));
     }
 
     fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
@@ -330,7 +329,7 @@ impl Filesystem for DeviceFront {
 
     fn write(
         &self,
-        _request: &Request,
+        request: &Request,
         node: INodeNo,
         _fh: FileHandle,
         offset: u64,
@@ -342,7 +341,10 @@ impl Filesystem for DeviceFront {
     ) {
         let _turn = self.turn(Operation::Write);
         let len = u32::try_from(data.len()).expect("a request holds less than 4 GiB");
-        match self.server.write(ino(node), offset, data, write_flags) {
+        let written = self
+            .server
+            .write(ino(node), offset, data, write_flags, asker(request));
+        match written {
             Ok(()) => reply.written(len),
             Err(errno) => reply.error(errno),
         }

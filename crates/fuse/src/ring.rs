@@ -672,9 +672,11 @@ impl Filesystem for RingFront {
             size_bytes: set.size,
             atime: set.atime.map(set_time),
             mtime: set.mtime.map(set_time),
-            kill_privileges: request.uid != 0,
         };
-        attributes(self.asked(Operation::Setattr).setattr(ino(node), &set))
+        attributes(
+            self.asked(Operation::Setattr)
+                .setattr(ino(node), &set, asker(request)),
+        )
     }
 
     async fn readlink(&self, _: Request, node: InodeId) -> FsResult<ReplyReadlink> {
@@ -774,7 +776,7 @@ impl Filesystem for RingFront {
 
     async fn write(
         &self,
-        _: Request,
+        request: Request,
         node: InodeId,
         _: FileHandleId,
         offset: u64,
@@ -784,7 +786,7 @@ impl Filesystem for RingFront {
     ) -> FsResult<usize> {
         let flags = WriteFlags::from_bits_retain(flags);
         let server = self.asked(Operation::Write);
-        code(server.write(ino(node), offset, data, flags))?;
+        code(server.write(ino(node), offset, data, flags, asker(request)))?;
         Ok(data.len())
     }
 

@@ -10,15 +10,15 @@ use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
 use ramet_fs::control::NAME_BYTES_MAX;
 use ramet_fs::{
-    Attr, BLOCK_BYTES, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode, ROOT_INO,
-    RenameMode, Result, SetAttr, SetXattr, Volume,
+    Attr, BLOCK_BYTES, Credentials, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode,
+    ROOT_INO, RenameMode, Result, SetAttr, SetXattr, Volume,
 };
 use ramet_sys::Revocable;
 use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
 use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};
 use crate::asked::{Asked, Operation};
-use crate::caller::{Asker, caller};
+use crate::caller::{Asker, caller, credentials};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::missing::Missing;
@@ -197,11 +197,12 @@ impl Server {
         answer(self.core.volume.getattr(node))
     }
 
-    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr) -> Answer<Attr> {
+    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, asker: Asker) -> Answer<Attr> {
         if set.size_bytes.is_some() {
             self.touched(node, Touch::Size)?;
         }
-        answer(self.core.volume.setattr(node, set))
+        let writer = || credentials(asker);
+        answer(self.core.volume.setattr(node, set, Some(&writer)))
     }
 
     pub(crate) fn readlink(&self, node: Ino) -> Answer<Vec<u8>> {
@@ -354,6 +355,7 @@ impl Server {
         offset: u64,
         data: &[u8],
         flags: WriteFlags,
+        asker: Asker,
     ) -> Answer<()> {
         if node == NOWHERE {
             self.nowhere.written();
@@ -366,8 +368,15 @@ impl Server {
             Touch::Filled
         };
         self.touched(node, touch)?;
-        let kill_privileges = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        let written = self.core.volume.write(node, offset, data, kill_privileges);
+        // The kernel sets the flag for a process without CAP_FSETID, whatever the mode of the file is.
+        let writer: &dyn Fn() -> Credentials = &|| Credentials {
+            has_fsetid: false,
+            ..credentials(asker)
+        };
+        let writer = flags
+            .contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
+            .then_some(writer);
+        let written = self.core.volume.write(node, offset, data, writer);
         // One that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));
         answer(written).map(drop)
@@ -514,15 +523,15 @@ impl Server {
         self.touched(node, Touch::Size)?;
         let flags = FallocateFlags::from_bits_retain(mode);
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
-        let kill = asker.uid != 0;
+        let writer = || credentials(asker);
         let rest = flags - FallocateFlags::KEEP_SIZE;
         let volume = &self.core.volume;
         let reshaped = if rest.is_empty() {
-            volume.allocate(node, offset, length, keep_size, kill)
+            volume.allocate(node, offset, length, keep_size, Some(&writer))
         } else if rest == FallocateFlags::ZERO_RANGE
             || (rest == FallocateFlags::PUNCH_HOLE && keep_size)
         {
-            volume.zero_range(node, offset, length, keep_size, kill)
+            volume.zero_range(node, offset, length, keep_size, Some(&writer))
         } else {
             Err(Error::Unsupported)
         };
@@ -552,7 +561,8 @@ impl Server {
         asker: Asker,
     ) -> Answer<u32> {
         self.touched(to.0, Touch::Size)?;
-        let copied = self.core.volume.copy_range(from, to, len, asker.uid != 0);
+        let writer = || credentials(asker);
+        let copied = self.core.volume.copy_range(from, to, len, Some(&writer));
         self.cleared(to.0, copied.as_ref().map_or(true, |copied| copied.cleared));
         Ok(u32::try_from(answer(copied)?.bytes).expect("at most 4 GiB at a time"))
     }

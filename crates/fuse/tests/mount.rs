@@ -36,9 +36,15 @@ fn as_nobody(args: &[&str], dir: &Path) -> std::process::Output {
 
 /// Does something as nobody, on a thread of its own.
 fn as_nobody_here<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    as_nobody_in(&[], work)
+}
+
+/// The same with these supplementary groups.
+fn as_nobody_in<T: Send>(groups: &[u32], work: impl FnOnce() -> T + Send) -> T {
     let become_nobody = || {
         use rustix::process::{Gid, Uid};
-        rustix::thread::set_thread_groups(&[])?;
+        let groups: Vec<_> = groups.iter().map(|group| Gid::from_raw(*group)).collect();
+        rustix::thread::set_thread_groups(&groups)?;
         rustix::thread::set_thread_gid(Gid::from_raw(65534))?;
         rustix::thread::set_thread_uid(Uid::from_raw(65534))
     };
@@ -779,6 +785,57 @@ fn privileges_that_a_change_takes_away_are_gone_in_the_kernel_before_it_is_answe
     }
 }
 
+#[test]
+fn setgid_without_group_execution_survives_a_change_by_a_member_of_the_group_only() {
+    use rustix::fs::{FallocateFlags, copy_file_range, fallocate};
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    type Step<'a> = &'a (dyn Fn(&File, &Path) -> io::Result<()> + Sync);
+    let changes: [(&str, Step<'_>); 5] = [
+        ("write", &|file, _| {
+            Ok(rustix::io::pwrite(file, b"x", 0).map(drop)?)
+        }),
+        ("ftruncate", &|file, _| file.set_len(10)),
+        ("O_TRUNC", &|_, path| File::create(path).map(drop)),
+        ("fallocate", &|file, _| {
+            Ok(fallocate(file, FallocateFlags::empty(), 0, 8192)?)
+        }),
+        ("copy", &|file, path| {
+            let source = File::open(path)?;
+            Ok(copy_file_range(&source, Some(&mut 0), file, Some(&mut 5000), 100).map(drop)?)
+        }),
+    ];
+    const GROUP: u32 = 4321;
+    for transport in [Transport::Device, Transport::Any] {
+        let mount = Mount::through(transport);
+        fs::set_permissions(mount.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let path = mount.path("program");
+        for (what, change) in changes {
+            // Mode before, after a stranger, after a member of the group.
+            for (before, stranger, member) in [
+                (0o6666, 0o666, 0o2666),
+                (0o2666, 0o666, 0o2666),
+                (0o6676, 0o676, 0o676),
+            ] {
+                for (groups, after) in [(&[][..], stranger), (&[GROUP][..], member)] {
+                    fs::write(&path, vec![7; 9000]).unwrap();
+                    std::os::unix::fs::chown(&path, Some(1234), Some(GROUP)).unwrap();
+                    fs::set_permissions(&path, fs::Permissions::from_mode(before)).unwrap();
+                    as_nobody_in(groups, || {
+                        let mut open = OpenOptions::new();
+                        change(&open.read(true).write(true).open(&path)?, &path)
+                    })
+                    .unwrap();
+                    let mode = fs::metadata(&path).unwrap().mode() & 0o7777;
+                    assert_eq!(mode, after, "{what} of {before:o} through {transport:?}");
+                }
+            }
+        }
+        mount.finish();
+    }
+}
+
 /// What a clone is for a moment: a file where the kernel still believes that there is none.
 #[test]
 fn opening_to_create_gives_no_access_to_a_file_the_kernel_did_not_know_of() {
@@ -792,7 +849,7 @@ fn opening_to_create_gives_no_access_to_a_file_the_kernel_did_not_know_of() {
     let new = ramet_fs::NewInode::new(ramet_fs::Kind::Regular, 0o600);
     let made = mount.volume.create(ramet_fs::ROOT_INO, b"secret", &new);
     let ino = made.unwrap().ino;
-    mount.volume.write(ino, 0, b"secret", false).unwrap();
+    mount.volume.write(ino, 0, b"secret", None).unwrap();
     mount.volume.forget(ino, 1);
     for script in ["exec 3<>secret; cat <&3", "printf x > secret"] {
         let output = as_nobody(&["sh", "-c", script], root);

@@ -315,7 +315,7 @@ fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
         };
         let bytes = [100, 5000, 40_000, 200_000][rng.below(4)];
         let data = noise(rng, bytes);
-        if unless_full("write", volume.write(file.ino, 0, &data, false)).is_none() {
+        if unless_full("write", volume.write(file.ino, 0, &data, None)).is_none() {
             return taken;
         }
         taken += bytes as u64;
@@ -352,7 +352,7 @@ fn use_full_volume(volume: &Volume, rng: &mut Rng) {
                         size_bytes: Some(file.size_bytes / 2),
                         ..SetAttr::default()
                     };
-                    volume.setattr(file.ino, &set).expect("truncate");
+                    volume.setattr(file.ino, &set, None).expect("truncate");
                 }
                 1 => {
                     let mode = RenameMode::Replace;

@@ -441,25 +441,25 @@ impl History {
                     size_bytes: Some(offset as u64),
                     ..SetAttr::default()
                 };
-                volume.setattr(ino, &set).map(drop)
+                volume.setattr(ino, &set, None).map(drop)
             }
             1 => {
                 let len = 1 + self.rng.below(FILE_BYTES_MAX / 2) as u64;
                 volume
-                    .zero_range(ino, offset as u64, len, true, false)
+                    .zero_range(ino, offset as u64, len, true, None)
                     .map(drop)
             }
             2..4 => {
                 let max = if self.rng.one_in(2) { 6000 } else { 200 };
                 let data = self.bytes(max);
-                volume.write(ino, offset as u64, &data, false).map(drop)
+                volume.write(ino, offset as u64, &data, None).map(drop)
             }
             _ => {
                 // Whole blocks, which are grafted.
                 let data = self.bytes(FILE_BYTES_MAX / 2);
                 self.recorder.report.grafts += u64::from(data.len() > 8192);
                 let offset = offset / 4096 * 4096;
-                volume.write(ino, offset as u64, &data, false).map(drop)
+                volume.write(ino, offset as u64, &data, None).map(drop)
             }
         }
     }
