@@ -20,7 +20,7 @@ use crate::asked::Operation;
 use crate::caller::Asker;
 use crate::convert::{file_attr, file_type, ino, no_entry, set_time};
 use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, OPEN, TTL, leave_attributes_to_the_kernel, negotiate};
+use crate::terms::{GENERATION, MISSING_TTL, OPEN, TTL, leave_attributes_to_the_kernel, negotiate};
 use crate::turns::{Turn, Turns};
 
 /// A server, to what `fuser` reads.
@@ -129,7 +129,7 @@ impl Filesystem for DeviceFront {
         let _turn = self.turn(Operation::Lookup);
         match self.server.lookup(ino(parent), name.as_bytes()) {
             Ok(Some(attr)) => entry(reply, Ok(attr)),
-            Ok(None) => reply.entry(&TTL, &no_entry(), Generation(GENERATION)),
+            Ok(None) => reply.entry(&MISSING_TTL, &no_entry(), Generation(GENERATION)),
             Err(errno) => reply.error(errno),
         }
     }

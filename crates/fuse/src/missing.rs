@@ -1,44 +1,55 @@
-//! Which names the kernel may remember as leading nowhere.
+//! Names that the kernel may remember as names that do not exist.
 //!
-//! A clone under a new name has nothing to tell the kernel if that never asked for the name: no thread has to wait for the lock of the
-//! directory, which is most of what a clone through a mount costs. So each name that is looked up is noted, in a set that may say yes for
-//! others too: then the kernel is told in vain.
+//! A clone under a new name has nothing to tell the kernel if the kernel never asked for the name. No thread has to wait for the lock of
+//! the directory then, which is most of what a clone through a mount costs. So each name that is looked up is noted, in a set that may
+//! say yes for other names too: then the kernel is told in vain.
 //!
-//! **Nothing is missed.** The kernel remembers that a name leads nowhere only by the answer to a LOOKUP. The lookup notes
-//! the name and then reads the tree; a clone changes the tree and then looks here. So if the lookup read the tree before the change, the clone finds the name.
-//! What a name led to before it was removed is remembered until the kernel has the answer to UNLINK, RMDIR or RENAME, or hears of the removal of a tree. So such a name is noted too, before
-//! it goes, and a clone waits for the lock that the kernel holds until then.
+//! **Nothing is missed.** The kernel remembers that a name does not exist only by the answer to a LOOKUP. The lookup notes
+//! the name and then reads the tree; a clone changes the tree and then looks here. So if the lookup read the tree before the change, the
+//! clone finds the name. What a name led to before it was removed is remembered until the kernel has the answer to UNLINK, RMDIR or
+//! RENAME, or hears of the removal of a tree. So such a name is noted too, before it is removed, and a clone waits for the lock that the
+//! kernel holds until then.
 //!
-//! Names are never forgotten: when most bits are set, clones wait as they would without the set.
+//! **Names age.** The kernel believes an answer for [`MISSING_TTL`] only. The set has two generations: names are noted in the younger
+//! one. When that is older than [`KEPT`], all names of the elder one were noted longer ago than the kernel believes anything. If one of the
+//! two is full by then, the elder one is cleared and becomes the younger one. While names come faster than that, the set grows too full and clones
+//! wait as they would without it.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use ramet_fs::{Ino, Invalidation};
 
-/// Bits of the set: half of them are 1 after some 3 million names.
-const BITS: usize = 1 << 22;
+use crate::terms::MISSING_TTL;
 
-/// Names that were looked up, in their directories, and others.
-pub(crate) struct Missing {
+/// Bits of each generation.
+const BITS: usize = 1 << 22;
+/// A generation is full when one in so many of its bits is set, which 560,000 names do.
+const FULL: usize = 8;
+/// Age of the younger generation at which the elder one is cleared: what the kernel believes, and as long again for an answer that
+/// is on its way.
+const KEPT: Duration = MISSING_TTL.saturating_mul(2);
+
+/// Names of one generation, in their directories, and others.
+struct Generation {
     bits: Box<[AtomicU64]>,
-    hasher: RandomState,
+    /// How many bits are 1.
+    set: AtomicUsize,
 }
 
-impl Default for Missing {
-    fn default() -> Self {
-        let words = BITS / u64::BITS as usize;
+impl Generation {
+    fn new(bits: usize) -> Self {
+        let words = bits / u64::BITS as usize;
         Self {
             bits: (0..words).map(|_| AtomicU64::new(0)).collect(),
-            hasher: RandomState::new(),
+            set: AtomicUsize::new(0),
         }
     }
-}
 
-impl Missing {
     /// Where the bit of a name is.
-    fn find(&self, dir: Ino, name: &[u8]) -> (&AtomicU64, u64) {
-        let hash = self.hasher.hash_one((dir.0, name));
+    fn find(&self, hash: u64) -> (&AtomicU64, u64) {
         let word = usize::try_from(hash >> 6 & (self.bits.len() as u64 - 1));
         (
             &self.bits[word.expect("less than the words there are")],
@@ -46,14 +57,98 @@ impl Missing {
         )
     }
 
+    fn insert(&self, hash: u64) {
+        let (word, bit) = self.find(hash);
+        if word.load(Ordering::Relaxed) & bit == 0
+            && word.fetch_or(bit, Ordering::Relaxed) & bit == 0
+        {
+            self.set.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn may_have(&self, hash: u64) -> bool {
+        let (word, bit) = self.find(hash);
+        word.load(Ordering::Relaxed) & bit != 0
+    }
+
+    fn is_full(&self) -> bool {
+        self.set.load(Ordering::Relaxed) >= self.bits.len() * u64::BITS as usize / FULL
+    }
+
+    fn clear(&self) {
+        self.set.store(0, Ordering::Relaxed);
+        for word in &self.bits {
+            word.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Names that were looked up lately, in their directories, and others.
+pub(crate) struct Missing {
+    generations: [Generation; 2],
+    /// Which one is the younger.
+    younger: AtomicUsize,
+    /// When it became that.
+    since: Mutex<Instant>,
+    hasher: RandomState,
+}
+
+impl Default for Missing {
+    fn default() -> Self {
+        Self::new(BITS, Instant::now())
+    }
+}
+
+impl Missing {
+    fn new(bits: usize, now: Instant) -> Self {
+        Self {
+            generations: [Generation::new(bits), Generation::new(bits)],
+            younger: AtomicUsize::new(0),
+            since: Mutex::new(now),
+            hasher: RandomState::new(),
+        }
+    }
+
     /// Notes a name before the tree is asked whether it is there, or before it is removed.
     pub(crate) fn note(&self, dir: Ino, name: &[u8]) {
-        let (word, bit) = self.find(dir, name);
-        if word.load(Ordering::Relaxed) & bit == 0 {
-            word.fetch_or(bit, Ordering::Relaxed);
+        self.note_at(dir, name, Instant::now);
+    }
+
+    fn note_at(&self, dir: Ino, name: &[u8], now: impl FnOnce() -> Instant) {
+        let hash = self.hasher.hash_one((dir.0, name));
+        let mut younger = self.younger.load(Ordering::SeqCst);
+        loop {
+            self.generations[younger].insert(hash);
+            // A thread that rested here for long may have used a generation that was cleared meanwhile.
+            match self.younger.load(Ordering::SeqCst) {
+                same if same == younger => break,
+                other => younger = other,
+            }
+        }
+        if self.is_full() {
+            self.age(now());
         }
         // The tree is read after the name was noted, and a clone changes it before it looks here.
         fence(Ordering::SeqCst);
+    }
+
+    fn is_full(&self) -> bool {
+        self.generations.iter().any(Generation::is_full)
+    }
+
+    /// Makes the elder generation the younger one, empty, if nothing in it matters any more.
+    fn age(&self, now: Instant) {
+        // Another thread that holds the lock does it.
+        let Some(mut since) = self.since.try_lock() else {
+            return;
+        };
+        if !self.is_full() || now.saturating_duration_since(*since) < KEPT {
+            return;
+        }
+        let elder = 1 - self.younger.load(Ordering::SeqCst);
+        self.generations[elder].clear();
+        self.younger.store(elder, Ordering::SeqCst);
+        *since = now;
     }
 
     /// Whether the kernel has to hear of this, after the tree was changed.
@@ -62,8 +157,8 @@ impl Missing {
             return true;
         };
         fence(Ordering::SeqCst);
-        let (word, bit) = self.find(*dir, name);
-        word.load(Ordering::Relaxed) & bit != 0
+        let hash = self.hasher.hash_one((dir.0, &name[..]));
+        self.generations.iter().any(|one| one.may_have(hash))
     }
 }
 
@@ -97,6 +192,40 @@ mod tests {
             dir: Ino(9),
             name: b"name".to_vec(),
         };
-        assert!(set.may_matter(&entry), "somebody may know what was there");
+        assert!(set.may_matter(&entry), "what was there may be known");
+    }
+
+    #[test]
+    fn names_matter_for_as_long_as_the_kernel_believes_them_and_then_no_more() {
+        const BITS: usize = 1 << 14;
+        const SECOND: Duration = Duration::from_secs(1);
+        let start = Instant::now();
+        let set = Missing::new(BITS, start);
+        let others = || {
+            let strange = (0..1000).filter(|n| set.may_matter(&missing(8, &n.to_string())));
+            strange.count()
+        };
+        // 100 names a second, all of them new: a generation is full after some 22 seconds.
+        let mut now = start;
+        for second in 0..4000u32 {
+            now = start + SECOND * second;
+            for n in 0..100 {
+                let name = format!("{second} {n}");
+                set.note_at(Ino(7), name.as_bytes(), || now);
+                assert!(set.may_matter(&missing(7, &name)));
+            }
+            let oldest = second.saturating_sub(u32::try_from(MISSING_TTL.as_secs()).unwrap());
+            for n in 0..100 {
+                assert!(set.may_matter(&missing(7, &format!("{oldest} {n}"))));
+            }
+        }
+        // Names came faster than they age, yet the set does not say yes to everything.
+        assert!(others() < 1000);
+        // One rare name is enough to have the others go, in two steps.
+        for step in 1..=3 {
+            now += KEPT;
+            set.note_at(Ino(7), format!("rare {step}").as_bytes(), || now);
+        }
+        assert!(others() < 500, "{}", others());
     }
 }

@@ -50,7 +50,7 @@ use crate::glances::{Glances, SHORT};
 use crate::habits::{Choice, Habits};
 use crate::listing::{Listing, ListingIn};
 use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, OPEN, TTL, WRITE_BYTES_MAX};
+use crate::terms::{GENERATION, MISSING_TTL, OPEN, TTL, WRITE_BYTES_MAX};
 
 /// Whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -641,7 +641,7 @@ impl Filesystem for RingFront {
             }
             // Number 0 stands for a name that does not exist.
             None => Ok(ReplyEntry {
-                ttl: TTL,
+                ttl: MISSING_TTL,
                 attr: FileAttr::default(),
                 generation: GENERATION,
             }),

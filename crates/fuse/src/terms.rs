@@ -11,6 +11,9 @@ use rustix::fs::OFlags;
 
 /// How long the kernel may believe what it was told: for ever, near enough.
 pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long the kernel may believe that a name does not exist. Short, so that the names that it may believe that of can be forgotten
+/// (`missing.rs`).
+pub const MISSING_TTL: Duration = Duration::from_secs(60);
 /// Of every inode number: none is used twice.
 pub const GENERATION: u64 = 0;
 /// Bytes of one write request.
