@@ -47,7 +47,8 @@
 //! - [`Tree::sync`], [`Tree::checkpoint`], [`Tree::stats`], [`Tree::verify`], [`Tree::close`].
 //!
 //! Every change is visible when [`Tree::apply`] returns and durable after the next [`Tree::sync`], or within
-//! about a second. After a crash the store is as it was at one moment, no older than the last sync that returned.
+//! about a second. Dropping the last handle syncs as well, but only [`Tree::close`] and [`Tree::sync`] tell whether that succeeded.
+//! After a crash the store is as it was at one moment, no older than the last sync that returned.
 //!
 //! # In memory, or anywhere else
 //!

@@ -39,6 +39,28 @@ fn a_store_survives_being_closed_and_is_one_process_at_a_time() {
 }
 
 #[test]
+fn a_store_that_is_dropped_keeps_every_change_without_sync_or_close() {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    let mut store = Options::default().create_on(Arc::clone(&device)).unwrap();
+    for round in 0..20u32 {
+        let mut batch = Batch::new();
+        batch.put("round", round.to_string());
+        batch.clone_prefix("round", format!("copy {round}"));
+        store.apply(batch).unwrap();
+        let other = store.clone();
+        drop(store);
+        // Another handle keeps the store open.
+        assert!(other.get(b"round").unwrap().is_some());
+        drop(other);
+        store = Options::default().open_on(Arc::clone(&device)).unwrap();
+        let found = store.get(b"round").unwrap();
+        assert_eq!(found.as_deref(), Some(round.to_string().as_bytes()));
+        let copies = store.scan(b"copy", Some(b"d")).count();
+        assert_eq!(copies, usize::try_from(round).unwrap() + 1);
+    }
+}
+
+#[test]
 fn compression_saves_space_and_may_change_from_open_to_open() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
     let line =

@@ -255,8 +255,8 @@ impl Tree {
         self.inner.stats()
     }
 
-    /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A tree that is
-    /// dropped without it is found like after a crash.
+    /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. Dropping the last handle of a
+    /// tree without it makes everything durable too, by a sync: opening the volume takes longer then, and errors go to the log.
     ///
     /// # Errors
     /// As [`Tree::checkpoint`].
@@ -290,5 +290,6 @@ struct StopGuard(Arc<Inner>);
 impl Drop for StopGuard {
     fn drop(&mut self) {
         self.0.stop();
+        self.0.sync_at_drop();
     }
 }

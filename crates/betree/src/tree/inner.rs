@@ -192,6 +192,16 @@ impl Inner {
         self.sync_to(seq)
     }
 
+    /// Makes durable what was applied to a tree that is dropped without `close`. Nobody is there to hear of an error but the log.
+    pub(crate) fn sync_at_drop(&self) {
+        if self.failure().is_some() || !self.is_behind() {
+            return;
+        }
+        if let Err(error) = self.sync() {
+            tracing::error!(%error, "a tree was dropped without being closed, and its last changes may be lost");
+        }
+    }
+
     pub(crate) fn sync_to(&self, seq: Seq) -> Result<()> {
         self.check_alive()?;
         let Some(journal) = &self.journal else {
