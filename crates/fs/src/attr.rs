@@ -69,34 +69,44 @@ impl Change<'_> {
         &mut self,
         inode: &Arc<Inode>,
         path: &[u8],
-        writer: Writer<'_>,
+        writer: Option<&Credentials>,
     ) -> bool {
         let had_capability = self.clear_capability(inode, path);
         self.clear_set_ids_of_contents(inode, writer) || had_capability
     }
 
-    fn clear_set_ids_of_contents(&mut self, inode: &Arc<Inode>, writer: Writer<'_>) -> bool {
-        let Some(credentials) = writer.filter(|_| has_set_ids(self.get(inode))) else {
+    /// The credentials of the process that changes a file, if they matter. Asked for before the topology is held.
+    pub(crate) fn credentials(
+        &self,
+        inode: &Arc<Inode>,
+        writer: Writer<'_>,
+    ) -> Option<Credentials> {
+        let writer = writer.filter(|_| has_set_ids(self.get(inode)));
+        writer.map(|credentials| credentials())
+    }
+
+    fn clear_set_ids_of_contents(
+        &mut self,
+        inode: &Arc<Inode>,
+        writer: Option<&Credentials>,
+    ) -> bool {
+        let Some(by) = writer.filter(|by| !by.has_fsetid) else {
             return false;
         };
-        let by = credentials();
-        if by.has_fsetid {
-            return false;
-        }
         let record = self.edit(inode);
         let before = record.mode;
-        clear_set_ids(record, &by);
+        clear_set_ids(record, by);
         record.mode != before
     }
 
     /// Clears setuid and setgid of what is no directory because its owner or group is about to change. `CAP_FSETID` keeps
     /// only setgid of a file that its group may not execute.
-    fn clear_set_ids_of_owner(&mut self, inode: &Arc<Inode>, writer: Writer<'_>) {
-        if inode.kind == Kind::Directory || !has_set_ids(self.get(inode)) {
+    fn clear_set_ids_of_owner(&mut self, inode: &Arc<Inode>, writer: Option<&Credentials>) {
+        if inode.kind == Kind::Directory {
             return;
         }
-        let by = writer.map_or_else(Credentials::privileged, |credentials| credentials());
-        clear_set_ids(self.edit(inode), &by);
+        let privileged = Credentials::privileged();
+        clear_set_ids(self.edit(inode), writer.unwrap_or(&privileged));
     }
 }
 
@@ -115,8 +125,19 @@ impl Volume {
             }
         }
         let inode = self.inode(ino)?;
-        self.tree.admit(RECORDS_BYTES)?;
+        let map_bytes = match (set.size_bytes, inode.kind) {
+            (None, _) => 0,
+            (Some(_), Kind::Regular) => self.map_bytes(&inode)?,
+            (Some(_), Kind::Directory) => return Err(Error::IsDirectory),
+            (Some(_), _) => return Err(Error::Invalid("size of something else than a file")),
+        };
+        self.tree.admit(RECORDS_BYTES + map_bytes)?;
         let mut change = Change::new(lock_states(&[&inode]));
+        let resize = set
+            .size_bytes
+            .map(|size_bytes| self.plan_size(&inode, change.get(&inode), size_bytes))
+            .transpose()?;
+        let by = change.credentials(&inode, writer);
         let now = self.now();
         let topology = self.topology.read();
         let record = change.edit(&inode);
@@ -126,20 +147,16 @@ impl Volume {
         }
         if set.uid.is_some() || set.gid.is_some() {
             // The old group decides.
-            change.clear_set_ids_of_owner(&inode, writer);
+            change.clear_set_ids_of_owner(&inode, by.as_ref());
             let record = change.edit(&inode);
             record.uid = set.uid.unwrap_or(record.uid);
             record.gid = set.gid.unwrap_or(record.gid);
         }
-        if let Some(size_bytes) = set.size_bytes {
-            match inode.kind {
-                Kind::Regular => {}
-                Kind::Directory => return Err(Error::IsDirectory),
-                _ => return Err(Error::Invalid("size of something else than a file")),
-            }
-            change.clear_set_ids_of_contents(&inode, writer);
+        if let Some(resize) = &resize {
+            change.clear_set_ids_of_contents(&inode, by.as_ref());
             change.edit(&inode).mtime = now;
-            self.truncate(&mut change, &topology, &inode, size_bytes)?;
+            let path = topology.path(&inode)?;
+            self.reshape(&mut change, &inode, &path, resize);
         }
         let record = change.edit(&inode);
         let time = |set: SetTime| match set {

@@ -12,14 +12,16 @@
 //! - F7 A file that is not marked sparse has every block.
 //! - F8 Extended attributes lie only in inodes marked to have some.
 //! - F9 Every body's number is below the volume's counter.
+//! - F10 A sparse file has the blocks that its map tells of, and as many as its record counts; no other file has a map.
 //!
-//! It remembers every inode: some hundred bytes for each.
+//! The check remembers every inode, some hundred bytes for each, and a bit for each block of one sparse file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use ramet_betree::{Snapshot, successor_of_prefix};
 
+use crate::allocation::{CHUNK_BLOCKS, Chunk};
 use crate::data::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::inode::ROOT_INO;
@@ -40,6 +42,7 @@ pub struct Finding {
 enum Tail {
     Entry(Bytes),
     Block(u64),
+    Map(u64),
     Xattr,
     Record,
     Stub { dir: Bytes, name: Bytes },
@@ -74,6 +77,12 @@ fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
                 ));
             }
             4 => return Some((owner, Tail::Xattr)),
+            10 => {
+                return Some((
+                    owner,
+                    Tail::Map(u64::from_be_bytes(rest[..].try_into().ok()?)),
+                ));
+            }
             5 | 7 if rest.len() >= 8 => at += 10,
             6 => {
                 let split = rest.iter().rposition(|&byte| byte == 0)?;
@@ -111,6 +120,8 @@ struct Scan {
     ghosts: BTreeMap<Bytes, (Bytes, Kind)>,
     indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
     with_xattrs: BTreeSet<Bytes>,
+    /// Blocks of each file that has some.
+    counts: HashMap<Bytes, u64>,
     findings: Vec<Finding>,
 }
 
@@ -128,7 +139,7 @@ impl Scan {
             Tail::Xattr => {
                 self.with_xattrs.insert(owner);
             }
-            Tail::Block(_) => self.found("F1", format!("key {key:?}")),
+            Tail::Block(_) | Tail::Map(_) => self.found("F1", format!("key {key:?}")),
             Tail::Stub { dir, name } => match value[..].try_into() {
                 Ok(link) => {
                     self.indexed
@@ -347,12 +358,86 @@ impl Scan {
 struct File {
     path: Bytes,
     blocks: u64,
+    /// The map that a sparse file must have; chunks that were found to be as they must are gone.
+    map: Option<BTreeMap<u64, Vec<u8>>>,
+}
+
+impl File {
+    /// Notes a block.
+    fn add(&mut self, number: u64) {
+        self.blocks += 1;
+        if let Some(map) = &mut self.map {
+            let chunk = map.entry(number / CHUNK_BLOCKS).or_default();
+            let inside = usize::try_from(number % CHUNK_BLOCKS).expect("inside of a chunk");
+            chunk.resize(chunk.len().max(inside / 8 + 1), 0);
+            chunk[inside / 8] |= 1 << (inside % 8);
+        }
+    }
 }
 
 impl Scan {
+    /// The file that a key of the data index belongs to.
+    fn file_at(&mut self, owner: &Bytes, file: &mut Option<File>) {
+        if file.as_ref().is_some_and(|file| file.path == *owner) {
+            return;
+        }
+        self.finish_file(file.take());
+        let object = self.objects.get(owner);
+        let is_sparse = object.is_some_and(|object| object.record.has(FLAG_SPARSE));
+        *file = Some(File {
+            path: owner.clone(),
+            blocks: 0,
+            map: is_sparse.then(BTreeMap::new),
+        });
+    }
+
+    fn finish_file(&mut self, file: Option<File>) {
+        let Some(file) = file else { return };
+        for chunk in file.map.into_iter().flatten().map(|(chunk, _)| chunk) {
+            let path = &file.path;
+            self.found(
+                "F10",
+                format!("blocks of {path:?} are not in chunk {chunk}"),
+            );
+        }
+        self.counts.insert(file.path, file.blocks);
+    }
+
+    /// A chunk of the allocation map, which comes after all blocks of its file.
+    fn chunk(&mut self, owner: &Bytes, number: u64, value: &Bytes, file: &mut Option<File>) {
+        if matches!(self.ghosts.get(owner), Some((_, Kind::Regular))) {
+            return;
+        }
+        if !self.objects.contains_key(owner) {
+            return self.found("F2", format!("map of {owner:?}, which is no file"));
+        }
+        self.file_at(owner, file);
+        let Some(map) = file.as_mut().and_then(|file| file.map.as_mut()) else {
+            return self.found("F10", format!("{owner:?} has a map and is not sparse"));
+        };
+        let expected = map.remove(&number).unwrap_or_default();
+        let is_right = Chunk::decode(value).is_ok_and(|chunk| {
+            let bit = |block: u64| {
+                let byte = usize::try_from(block / 8).expect("inside of a chunk");
+                expected
+                    .get(byte)
+                    .is_some_and(|byte| byte & 1 << (block % 8) != 0)
+            };
+            (0..CHUNK_BLOCKS).all(|block| chunk.has(block) == bit(block))
+        });
+        if !is_right {
+            self.found(
+                "F10",
+                format!("chunk {number} of {owner:?} is not its blocks"),
+            );
+        }
+    }
+
     fn block(&mut self, key: &Bytes, value: &Bytes, file: &mut Option<File>) {
-        let Some((owner, Tail::Block(number))) = parse(key) else {
-            return self.found("F1", format!("key {key:?}"));
+        let (owner, number) = match parse(key) {
+            Some((owner, Tail::Block(number))) => (owner, number),
+            Some((owner, Tail::Map(number))) => return self.chunk(&owner, number, value, file),
+            _ => return self.found("F1", format!("key {key:?}")),
         };
         let size_bytes = match self.objects.get(&owner) {
             Some(object) if Kind::from_mode(object.record.mode) == Some(Kind::Regular) => {
@@ -366,18 +451,9 @@ impl Scan {
                 );
             }
         };
-        if file.as_ref().is_none_or(|file| file.path != owner) {
-            *file = Some(File {
-                path: owner.clone(),
-                blocks: 0,
-            });
-        }
+        self.file_at(&owner, file);
         if let Some(file) = file {
-            file.blocks += 1;
-            if let Some(object) = self.objects.get_mut(&owner) {
-                // The stored count is not needed any more.
-                object.record.blocks = file.blocks;
-            }
+            file.add(number);
         }
         let start = number.saturating_mul(BLOCK_BYTES);
         let kept = usize::try_from(size_bytes.saturating_sub(start)).unwrap_or(usize::MAX);
@@ -398,6 +474,29 @@ impl Scan {
                 format!("block {number} of {owner:?} has bytes beyond the end"),
             );
         }
+    }
+}
+
+impl Scan {
+    /// Compares the blocks of all files with what their records tell.
+    fn count(&mut self) {
+        let mut findings = Vec::new();
+        for (path, object) in &self.objects {
+            if object.record.kind() != Kind::Regular {
+                continue;
+            }
+            let found = self.counts.get(path).copied().unwrap_or(0);
+            let (invariant, told) = if object.record.has(FLAG_SPARSE) {
+                ("F10", object.record.blocks)
+            } else {
+                ("F7", object.record.size_bytes.div_ceil(BLOCK_BYTES))
+            };
+            if found != told {
+                let detail = format!("{path:?} has {found} blocks, not {told}");
+                findings.push(Finding { invariant, detail });
+            }
+        }
+        self.findings.append(&mut findings);
     }
 }
 
@@ -423,34 +522,13 @@ impl Volume {
         let next = snapshot.get(&keys::counter(b"ino"))?.unwrap_or_default();
         let next = next[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
         scan.finish(next);
-        let sparse: BTreeSet<Bytes> = scan
-            .objects
-            .iter()
-            .filter(|(_, object)| object.record.has(FLAG_SPARSE))
-            .map(|(path, _)| path.clone())
-            .collect();
-        for object in scan.objects.values_mut() {
-            object.record.blocks = 0;
-        }
         let mut file = None;
         for item in entries(&snapshot, keys::DATA) {
             let (key, value) = item?;
             scan.block(&key, &value, &mut file);
         }
-        let mut missing = Vec::new();
-        for (path, object) in &scan.objects {
-            let blocks = object.record.size_bytes.div_ceil(BLOCK_BYTES);
-            let is_file = Kind::from_mode(object.record.mode) == Some(Kind::Regular);
-            if is_file && !sparse.contains(path) && object.record.blocks != blocks {
-                missing.push(format!(
-                    "{path:?} has {} blocks of {blocks}",
-                    object.record.blocks
-                ));
-            }
-        }
-        for detail in missing {
-            scan.found("F7", detail);
-        }
+        scan.finish_file(file);
+        scan.count();
         Ok(scan.findings)
     }
 }
@@ -637,6 +715,49 @@ mod tests {
         assert_eq!(
             invariants(|_, batch| batch.delete(keys::block(&blocks(), 0))),
             ["F7"]
+        );
+    }
+
+    #[test]
+    fn f10_a_map_that_does_not_tell_the_blocks_is_found() {
+        let sparse = |forge: &dyn Fn(&mut Batch, Bytes)| {
+            invariants(|volume, batch| {
+                let new = NewInode::new(Kind::Regular, 0o644);
+                let file = volume.create(ROOT_INO, b"s", &new).unwrap().ino;
+                volume.write(file, 3 * BLOCK_BYTES, b"x", None).unwrap();
+                volume.write(file, 5 * BLOCK_BYTES, b"x", None).unwrap();
+                assert_eq!(volume.check().unwrap(), []);
+                forge(batch, keys::child(b"", b"s"));
+            })
+        };
+        let chunk = |path: &[u8], number| keys::chunk(&keys::map(path), number);
+        assert_eq!(
+            sparse(&|batch, path| batch.delete(chunk(&path, 0))),
+            ["F10"]
+        );
+        assert_eq!(
+            sparse(&|batch, path| batch.put(chunk(&path, 0), vec![0b1000])),
+            ["F10"]
+        );
+        assert_eq!(
+            sparse(&|batch, path| batch.put(chunk(&path, 1), Bytes::new())),
+            ["F10"]
+        );
+        assert_eq!(
+            sparse(&|batch, path| batch.put(chunk(&path, 0), vec![0; 2049])),
+            ["F10"]
+        );
+        let block = |path: &[u8]| keys::block(&keys::blocks(path), 3);
+        assert_eq!(sparse(&|batch, path| batch.delete(block(&path))), ["F10"]);
+        let dense = keys::child(&dir(), b"f");
+        assert_eq!(
+            invariants(|_, batch| batch.put(chunk(&dense, 0), Bytes::new())),
+            ["F10"]
+        );
+        let lost = keys::child(b"", b"lost");
+        assert_eq!(
+            invariants(|_, batch| batch.put(chunk(&lost, 0), Bytes::new())),
+            ["F2"]
         );
     }
 

@@ -15,6 +15,7 @@ use bytes::Bytes;
 
 use crate::bodies::Stubs;
 use crate::change::{Change, lock_states};
+use crate::data::Few;
 use crate::error::{Error, Result};
 use crate::ghost::delete_ranges;
 use crate::inode::{Ino, Inode, Loc, ROOT_INO};
@@ -334,7 +335,7 @@ fn copy_contents(
     record: &crate::record::Record,
     from: &Bytes,
     to: &Bytes,
-    few: Option<Vec<(u64, Bytes)>>,
+    few: Option<Few>,
 ) {
     if record.has(FLAG_XATTRS) {
         change
@@ -343,9 +344,10 @@ fn copy_contents(
     }
     match few {
         Some(few) => {
-            let blocks = keys::blocks(to);
-            for (number, value) in few {
-                change.batch.put(keys::block(&blocks, number), value);
+            for (rest, value) in few {
+                change
+                    .batch
+                    .put(keys::in_range(keys::DATA, to, &rest), value);
             }
         }
         None if record.size_bytes > 0 && Kind::from_mode(record.mode) == Some(Kind::Regular) => {

@@ -4,13 +4,17 @@
 //! longer, which is what `cp` asks for. Other ranges are read and written. (Blocks have numbers in
 //! their keys, and a clone replaces a prefix: it cannot shift numbers.)
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::allocation::{Allocation, become_sparse, blocks_of};
 use crate::change::{Change, lock_states};
 use crate::data::{BLOCK_BYTES, FEW_BLOCKS};
 use crate::error::{Error, Result};
-use crate::inode::Ino;
+use crate::inode::{Ino, Inode};
 use crate::keys;
 use crate::permit::Writer;
-use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record};
+use crate::record::{FLAG_SPARSE, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Bytes that one call copies through memory at most.
@@ -25,27 +29,14 @@ pub struct Copied {
     pub cleared: bool,
 }
 
-/// Counts the blocks of a range `[first, last)` cloned from `source`.
-fn account_clone(record: &mut Record, source: &Record, end: u64, first: u64, last: u64) {
-    let old_blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
-    if first == 0 && last >= old_blocks {
-        record.flags &= !(FLAG_SPARSE | FLAG_GUESSED);
-        if source.has(FLAG_SPARSE) {
-            let covers = last == source.size_bytes.div_ceil(BLOCK_BYTES);
-            record.flags |=
-                source.flags & FLAG_GUESSED | FLAG_SPARSE | if covers { 0 } else { FLAG_GUESSED };
-            record.blocks = source.blocks.min(last);
-        }
-    } else if record.has(FLAG_SPARSE) || source.has(FLAG_SPARSE) || first > old_blocks {
-        let had = if record.has(FLAG_SPARSE) {
-            record.blocks
-        } else {
-            old_blocks
-        };
-        record.flags |= FLAG_SPARSE | FLAG_GUESSED;
-        record.blocks = (had + (last - first)).min(old_blocks.max(last));
-    }
-    record.size_bytes = record.size_bytes.max(end);
+/// What becomes of the blocks of a file of which others replace a range.
+enum Replaced {
+    /// It has no holes, before and after.
+    Whole,
+    /// It is as the source is.
+    AsSource,
+    /// The map, with how many blocks went, and came.
+    Mapped(Allocation, u64, u64),
 }
 
 impl Volume {
@@ -94,13 +85,23 @@ impl Volume {
             drop(change);
             return self.copy_bytes(from, to, len, writer);
         }
+        let is_whole = offset == 0 && reaches_both_ends;
+        let target_record = change.get(&target).clone();
+        let replaced = if is_whole {
+            Replaced::AsSource
+        } else {
+            self.plan_replaced(
+                (&source, &source_record),
+                (&target, &target_record),
+                first..last,
+            )?
+        };
+        let by = change.credentials(&target, writer);
         let topology = self.topology.read();
+        let source_path = topology.path(&source)?;
         let target_path = topology.path(&target)?;
-        let (from_blocks, to_blocks) = (
-            keys::blocks(&topology.path(&source)?),
-            keys::blocks(&target_path),
-        );
-        if offset == 0 && reaches_both_ends {
+        let (from_blocks, to_blocks) = (keys::blocks(&source_path), keys::blocks(&target_path));
+        if is_whole {
             change.batch.clone_prefix(from_blocks, to_blocks);
         } else {
             let strip = u32::try_from(from_blocks.len()).map_err(|_| Error::Invalid("path"))?;
@@ -110,16 +111,53 @@ impl Volume {
             );
             change.batch.clone_range(lo, Some(hi), strip, to_blocks);
         }
-        let cleared = change.clear_privileges(&target, &target_path, writer);
+        let cleared = change.clear_privileges(&target, &target_path, by.as_ref());
         let now = self.now();
         let record = change.edit(&target);
-        account_clone(record, &source_record, end, first, last);
+        match replaced {
+            Replaced::Whole => {}
+            Replaced::AsSource => {
+                record.flags &= !FLAG_SPARSE;
+                record.flags |= source_record.flags & FLAG_SPARSE;
+                record.blocks = source_record.blocks;
+                if target_record.has(FLAG_SPARSE) || source_record.has(FLAG_SPARSE) {
+                    let (from, to) = (keys::map(&source_path), keys::map(&target_path));
+                    change.batch.clone_prefix(from, to);
+                }
+            }
+            Replaced::Mapped(map, removed, added) => {
+                become_sparse(record);
+                record.blocks = (record.blocks + added).saturating_sub(removed);
+                map.store(&target_path, &mut change.batch);
+            }
+        }
+        let record = change.edit(&target);
+        record.size_bytes = record.size_bytes.max(end);
         (record.mtime, record.ctime) = (now, now);
         change.apply(&topology, &self.tree)?;
         Ok(Copied {
             bytes: len,
             cleared,
         })
+    }
+
+    /// Plans that blocks of the source replace the same blocks of the target.
+    fn plan_replaced(
+        &self,
+        (source, source_record): (&Arc<Inode>, &Record),
+        (target, target_record): (&Arc<Inode>, &Record),
+        blocks: Range<u64>,
+    ) -> Result<Replaced> {
+        let from = self.allocation(source, source_record, blocks.clone())?;
+        let is_dense = !target_record.has(FLAG_SPARSE)
+            && blocks.start <= blocks_of(target_record.size_bytes)
+            && from.count(blocks.clone()) == blocks.end - blocks.start;
+        if is_dense {
+            return Ok(Replaced::Whole);
+        }
+        let mut map = self.allocation(target, target_record, blocks.clone())?;
+        let (removed, added) = map.copy(&from, blocks);
+        Ok(Replaced::Mapped(map, removed, added))
     }
 
     fn copy_bytes(

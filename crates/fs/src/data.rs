@@ -6,22 +6,20 @@
 //! block is put, a part of one is patched blindly, and a long run of whole blocks is written straight into leaves
 //! that the tree then grafts.
 //!
-//! How many blocks are allocated is known without counting while a file never had a hole. Once it
-//! has (`FLAG_SPARSE`), writes beyond the end are still counted exactly, and writes before it may or may
-//! not fill a hole: they are counted as if they did (`FLAG_GUESSED`). What becomes a hole then may have been one before, and
-//! only bounds the count. So a guess is never too low.
+//! A file that never had a hole has as many blocks as its size takes. Of any other one `allocation.rs` tells which there are.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::{Graft, Snapshot, successor_of_prefix};
 
+use crate::allocation::{Allocation, become_sparse, blocks_of};
 use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
 use crate::permit::Writer;
-use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record};
+use crate::record::{FLAG_SPARSE, Kind, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Size of a block.
@@ -49,12 +47,12 @@ impl Span {
         Ok(Self { offset, end })
     }
 
-    fn first(&self) -> u64 {
+    pub(crate) fn first(&self) -> u64 {
         self.offset / BLOCK_BYTES
     }
 
     /// One after the last block.
-    fn last(&self) -> u64 {
+    pub(crate) fn last(&self) -> u64 {
         self.end.div_ceil(BLOCK_BYTES)
     }
 
@@ -64,6 +62,9 @@ impl Span {
     }
 }
 
+/// The contents of a small file: the end of each key, behind the range of the file, and its value.
+pub(crate) type Few = Vec<(Bytes, Bytes)>;
+
 /// Whole blocks `[first, last)` that are in leaves already.
 struct Run {
     first: u64,
@@ -71,19 +72,11 @@ struct Run {
     graft: Graft,
 }
 
-/// Counts the blocks that a write of `span` allocates, and sets the new size.
-fn account_write(record: &mut Record, span: &Span) {
-    let old_blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
-    let (first, last) = (span.first(), span.last());
-    if !record.has(FLAG_SPARSE) && first > old_blocks {
-        record.flags |= FLAG_SPARSE;
-        record.blocks = old_blocks;
-    }
-    if record.has(FLAG_SPARSE) {
-        if first < old_blocks {
-            record.flags |= FLAG_GUESSED;
-        }
-        record.blocks = (record.blocks + (last - first)).min(old_blocks.max(last));
+/// Counts the blocks that a write of `span` allocates, by the map of a file that is sparse then, and sets the new size.
+fn account_write(record: &mut Record, span: &Span, map: Option<&mut Allocation>) {
+    if let Some(map) = map {
+        become_sparse(record);
+        record.blocks += map.set(span.first()..span.last(), true);
     }
     record.size_bytes = record.size_bytes.max(span.end);
 }
@@ -91,7 +84,6 @@ fn account_write(record: &mut Record, span: &Span) {
 /// A file's size and blocks at one moment.
 pub(crate) struct Contents {
     pub(crate) size_bytes: u64,
-    pub(crate) is_sparse: bool,
     pub(crate) blocks: Bytes,
     pub(crate) snapshot: Snapshot,
 }
@@ -148,7 +140,6 @@ impl Volume {
         let topology = self.topology.read();
         Ok(Contents {
             size_bytes: record.size_bytes,
-            is_sparse: record.has(FLAG_SPARSE),
             blocks: keys::blocks(&topology.path(inode)?),
             snapshot: self.tree.snapshot(),
         })
@@ -269,15 +260,36 @@ impl Volume {
         let journaled = if run.is_some() { 2 * BLOCK } else { data.len() };
         self.tree.admit(journaled + RECORDS_BYTES)?;
         let mut change = Change::new(lock_states(&[inode]));
+        let mut map = self.allocation_for_write(inode, change.get(inode), &span)?;
+        let by = change.credentials(inode, writer);
         let topology = self.topology.read();
         let path = topology.path(inode)?;
         self.put_bytes(&mut change, inode, &path, &span, data, run);
-        let cleared = change.clear_privileges(inode, &path, writer);
+        account_write(change.edit(inode), &span, map.as_mut());
+        if let Some(map) = map {
+            map.store(&path, &mut change.batch);
+        }
+        let cleared = change.clear_privileges(inode, &path, by.as_ref());
         let now = self.now();
         let record = change.edit(inode);
         (record.mtime, record.ctime) = (now, now);
         change.apply(&topology, &self.tree)?;
         Ok(cleared)
+    }
+
+    /// The map for a write of `span`, unless the file has no hole then.
+    fn allocation_for_write(
+        &self,
+        inode: &Arc<Inode>,
+        record: &Record,
+        span: &Span,
+    ) -> Result<Option<Allocation>> {
+        let leaves_none = span.first() <= blocks_of(record.size_bytes);
+        if leaves_none && !record.has(FLAG_SPARSE) {
+            return Ok(None);
+        }
+        self.allocation(inode, record, span.first()..span.last())
+            .map(Some)
     }
 
     fn put_bytes(
@@ -317,7 +329,6 @@ impl Volume {
         if let Some(run) = run {
             change.batch.graft(blocks, run.graft);
         }
-        account_write(change.edit(inode), span);
     }
 
     pub(crate) fn delete_blocks(
@@ -344,34 +355,35 @@ impl Volume {
             change.batch.delete_prefix(keys::xattr(path, b""));
         }
         if Kind::from_mode(record.mode) == Some(Kind::Regular) {
+            if record.has(FLAG_SPARSE) {
+                change.batch.delete_prefix(keys::range(keys::DATA, path));
+                return;
+            }
             let blocks = keys::blocks(path);
-            self.delete_blocks(change, &blocks, 0, record.size_bytes.div_ceil(BLOCK_BYTES));
+            self.delete_blocks(change, &blocks, 0, blocks_of(record.size_bytes));
         }
     }
 
-    /// The blocks of a small file whose state is locked, so that they can be moved as values; `None`
-    /// when moving its range is cheaper.
-    pub(crate) fn few_blocks(
-        &self,
-        inode: &Arc<Inode>,
-        record: &Record,
-    ) -> Result<Option<Vec<(u64, Bytes)>>> {
+    /// The contents of a small file whose state is locked, so that they can be moved as values: what follows the range of the file in each
+    /// key, and the value. `None` when moving its range is cheaper.
+    pub(crate) fn few_blocks(&self, inode: &Arc<Inode>, record: &Record) -> Result<Option<Few>> {
         if inode.kind != Kind::Regular || record.size_bytes > FEW_BLOCKS * BLOCK_BYTES {
             return Ok(None);
         }
         if record.size_bytes == 0 {
             return Ok(Some(Vec::new()));
         }
-        let (blocks, snapshot) = {
+        let (range, snapshot) = {
             let topology = self.topology.read();
-            (keys::blocks(&topology.path(inode)?), self.tree.snapshot())
+            let path = topology.path(inode)?;
+            (keys::range(keys::DATA, &path), self.tree.snapshot())
         };
-        let hi = successor_of_prefix(&blocks);
-        let found = snapshot.scan(&blocks, hi.as_deref()).map(|item| {
+        let hi = successor_of_prefix(&range);
+        let found = snapshot.scan(&range, hi.as_deref()).map(|item| {
             let (key, value) = item?;
-            Ok((block_number(&blocks, &key)?, value))
+            Ok((key.slice(range.len()..), value))
         });
-        found.collect::<Result<Vec<_>>>().map(Some)
+        found.collect::<Result<_>>().map(Some)
     }
 
     /// Moves contents and attributes from one path to another, empty one.
@@ -381,7 +393,7 @@ impl Volume {
         record: &Record,
         from: &Bytes,
         to: &Bytes,
-        few: Option<Vec<(u64, Bytes)>>,
+        few: Option<Few>,
     ) {
         if record.has(crate::record::FLAG_XATTRS) {
             change
@@ -394,10 +406,10 @@ impl Volume {
         }
         match few {
             Some(few) => {
-                let (from, to) = (keys::blocks(from), keys::blocks(to));
-                for (number, value) in few {
-                    change.batch.delete(keys::block(&from, number));
-                    change.batch.put(keys::block(&to, number), value);
+                for (rest, value) in few {
+                    let key = |path| keys::in_range(keys::DATA, path, &rest);
+                    change.batch.delete(key(from));
+                    change.batch.put(key(to), value);
                 }
             }
             None => {

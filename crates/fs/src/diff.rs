@@ -263,7 +263,7 @@ impl Comparison {
                 }
                 // The entries tell what the index repeats.
                 Part::Stub => diff.skip_to(&keys::end_of_stubs_below(&owner)),
-                Part::Block | Part::Volume => {}
+                Part::Block | Part::Map | Part::Volume => {}
             }
         }
         Ok(())
@@ -284,7 +284,8 @@ impl Comparison {
                 Part::Body(link) => {
                     self.bodies.entry(owner).or_default().insert(link);
                 }
-                Part::Entry(_) | Part::Xattr | Part::Stub | Part::Volume => {}
+                // The blocks themselves are compared: a hole is zeros.
+                Part::Entry(_) | Part::Map | Part::Xattr | Part::Stub | Part::Volume => {}
             }
         }
         Ok(())

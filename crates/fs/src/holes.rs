@@ -1,103 +1,187 @@
 //! Changing the shape of a file: its size and its holes.
+//!
+//! A change is planned while the state of the file is locked, which may read the allocation map, and carried out as a
+//! part of a batch.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ramet_betree::successor_of_prefix;
 
+use crate::allocation::{Allocation, CHUNK_BLOCKS, Chunk, become_sparse, blocks_of};
 use crate::change::{Change, lock_states};
-use crate::data::{BLOCK, BLOCK_BYTES, FILE_BYTES_MAX, Span, block_number};
+use crate::data::{BLOCK_BYTES, FILE_BYTES_MAX, Span, block_number};
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode};
 use crate::keys;
 use crate::permit::Writer;
-use crate::place::Topology;
-use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Record};
+use crate::record::{FLAG_SPARSE, Record};
 use crate::volume::{RECORDS_BYTES, Volume};
 
-/// Counts the blocks of a file of this size after `holes` whole blocks of it went, which may have been holes before, and
-/// up to `patched` others were written to, which may have been holes too.
-fn account_hole(record: &mut Record, holes: u64, patched: u64) {
-    let left = record
-        .size_bytes
-        .div_ceil(BLOCK_BYTES)
-        .saturating_sub(holes);
-    if record.has(FLAG_SPARSE) {
-        // None at all is exact, and stays so.
-        if record.blocks > 0 {
-            record.flags |= FLAG_GUESSED;
+/// What a chunk of a map that is new takes in the journal beside the path of the file, in bytes.
+const CHUNK_KEY_BYTES: u64 = 32;
+
+/// Bytes of a file that become zeros.
+#[derive(Debug, PartialEq, Eq)]
+struct Hole {
+    /// Blocks that go.
+    blocks: Range<u64>,
+    /// Bytes that are zeroed, each range in one block.
+    edges: [Range<u64>; 2],
+    /// No block is left behind them.
+    reaches_end: bool,
+}
+
+impl Hole {
+    /// The hole that zeroes these bytes, at least one, of a file of `size_bytes`.
+    fn of(zeroed: &Range<u64>, size_bytes: u64) -> Self {
+        let Range { start, end } = *zeroed;
+        let reaches_end = end >= size_bytes;
+        let first = start.div_ceil(BLOCK_BYTES);
+        let last = if reaches_end {
+            end.div_ceil(BLOCK_BYTES)
+        } else {
+            end / BLOCK_BYTES
+        };
+        let edges = if first > last {
+            [start..end, 0..0]
+        } else if reaches_end {
+            [start..first * BLOCK_BYTES, 0..0]
+        } else {
+            [start..first * BLOCK_BYTES, last * BLOCK_BYTES..end]
+        };
+        Self {
+            blocks: first..last.max(first),
+            edges,
+            reaches_end,
         }
-        record.blocks = (record.blocks + patched).min(left);
-    } else if holes > 0 {
-        record.flags |= FLAG_SPARSE;
-        record.blocks = left;
+    }
+
+    /// The blocks that go or are zeroed in part.
+    fn touched(zeroed: &Range<u64>) -> Range<u64> {
+        zeroed.start / BLOCK_BYTES..zeroed.end.div_ceil(BLOCK_BYTES)
     }
 }
 
-fn extend(record: &mut Record, size_bytes: u64) {
-    let had = record.size_bytes.div_ceil(BLOCK_BYTES);
-    if size_bytes.div_ceil(BLOCK_BYTES) > had && !record.has(FLAG_SPARSE) {
-        record.flags |= FLAG_SPARSE;
-        record.blocks = had;
-    }
-    record.size_bytes = size_bytes;
+/// What becomes of a file.
+pub(crate) struct Reshape {
+    hole: Option<Hole>,
+    /// The map of a file that has holes then, as far as it changes.
+    map: Option<Allocation>,
+    /// Blocks that go.
+    removed: u64,
+    size_bytes: u64,
 }
 
 impl Volume {
-    /// Sets the size of a file: what lies beyond goes, what is added is a hole.
-    pub(crate) fn truncate(
+    /// Plans a new size of a file whose state is locked: what lies beyond goes, what is added is a hole.
+    pub(crate) fn plan_size(
         &self,
-        change: &mut Change<'_>,
-        topology: &Topology,
         inode: &Arc<Inode>,
+        record: &Record,
         size_bytes: u64,
-    ) -> Result<()> {
+    ) -> Result<Reshape> {
         if size_bytes > FILE_BYTES_MAX {
             return Err(Error::TooBig);
         }
-        let path = topology.path(inode)?;
-        let old = change.get(inode).size_bytes;
-        if size_bytes < old {
-            let blocks = keys::blocks(&path);
-            self.cut(change, &blocks, size_bytes, old);
-            let record = change.edit(inode);
-            record.size_bytes = size_bytes;
-            if size_bytes == 0 {
-                record.flags &= !(FLAG_SPARSE | FLAG_GUESSED);
-                record.blocks = 0;
-            } else {
-                let patched = u64::from(!size_bytes.is_multiple_of(BLOCK_BYTES));
-                account_hole(record, 0, patched);
-            }
-        } else if size_bytes > old {
-            let record = change.edit(inode);
-            let had = old.div_ceil(BLOCK_BYTES);
-            if size_bytes.div_ceil(BLOCK_BYTES) > had && !record.has(FLAG_SPARSE) {
-                record.flags |= FLAG_SPARSE;
-                record.blocks = had;
-            }
-            record.size_bytes = size_bytes;
-        }
-        Ok(())
+        let cut = size_bytes..record.size_bytes.max(size_bytes);
+        self.plan(inode, record, &cut, size_bytes)
     }
 
-    /// Removes the bytes `[offset, end)`, `end` being that of the file, and zeroes the rest of the
-    /// block `offset` lies in.
-    fn cut(&self, change: &mut Change<'_>, blocks: &Bytes, offset: u64, end: u64) {
-        let inside = usize::try_from(offset % BLOCK_BYTES).expect("inside of a block");
-        if inside > 0 {
-            let key = keys::block(blocks, offset / BLOCK_BYTES);
-            let at = u32::try_from(inside).expect("inside of a block");
-            change.batch.patch(key, at, vec![0; BLOCK - inside]);
+    /// Plans that these bytes of a file become zeros and that it gets this size.
+    fn plan(
+        &self,
+        inode: &Arc<Inode>,
+        record: &Record,
+        zeroed: &Range<u64>,
+        size_bytes: u64,
+    ) -> Result<Reshape> {
+        let hole = (!zeroed.is_empty()).then(|| Hole::of(zeroed, record.size_bytes));
+        let is_sparse = record.has(FLAG_SPARSE);
+        let leaves_hole = hole.as_ref().is_some_and(|hole| {
+            // Blocks that are cut off leave none.
+            !hole.blocks.is_empty() && size_bytes > hole.blocks.start * BLOCK_BYTES
+        });
+        let grows = blocks_of(size_bytes) > blocks_of(record.size_bytes);
+        let (map, removed) = match &hole {
+            _ if size_bytes == 0 => (None, 0),
+            Some(hole) if is_sparse || leaves_hole || grows => {
+                let touched = Hole::touched(zeroed);
+                let (map, removed) =
+                    self.allocation_without(inode, record, touched, &hole.blocks)?;
+                (Some(map), removed)
+            }
+            None if grows && !is_sparse => {
+                let map = Allocation::without_holes(blocks_of(record.size_bytes));
+                (Some(map), 0)
+            }
+            Some(_) | None => (None, 0),
+        };
+        Ok(Reshape {
+            hole,
+            map,
+            removed,
+            size_bytes,
+        })
+    }
+
+    /// Carries out what was planned for the file at `path`.
+    pub(crate) fn reshape(
+        &self,
+        change: &mut Change<'_>,
+        inode: &Arc<Inode>,
+        path: &[u8],
+        plan: &Reshape,
+    ) {
+        if let Some(hole) = &plan.hole {
+            self.dig(change, path, hole, plan.map.as_ref());
         }
-        // One block too many, which is not there: a batch that deletes nothing could be refused
-        // for want of space, and cutting must not.
-        let (first, last) = (offset.div_ceil(BLOCK_BYTES), end.div_ceil(BLOCK_BYTES));
-        self.delete_blocks(change, blocks, first, last.max(first + 1));
+        let record = change.edit(inode);
+        if plan.size_bytes == 0 {
+            let had_map = record.has(FLAG_SPARSE);
+            record.flags &= !FLAG_SPARSE;
+            (record.size_bytes, record.blocks) = (0, 0);
+            if had_map {
+                change.batch.delete_prefix(keys::map(path));
+            }
+            return;
+        }
+        if let Some(map) = &plan.map {
+            become_sparse(record);
+            record.blocks = record.blocks.saturating_sub(plan.removed);
+            map.store(path, &mut change.batch);
+        }
+        change.edit(inode).size_bytes = plan.size_bytes;
+    }
+
+    /// Removes and zeroes blocks that exist, all of them without a map.
+    fn dig(&self, change: &mut Change<'_>, path: &[u8], hole: &Hole, map: Option<&Allocation>) {
+        let blocks = keys::blocks(path);
+        for edge in &hole.edges {
+            let block = edge.start / BLOCK_BYTES;
+            if edge.is_empty() || map.is_some_and(|map| !map.has(block)) {
+                continue;
+            }
+            let at = u32::try_from(edge.start % BLOCK_BYTES).expect("inside of a block");
+            let len = usize::try_from(edge.end - edge.start).expect("inside of a block");
+            change
+                .batch
+                .patch(keys::block(&blocks, block), at, vec![0; len]);
+        }
+        let Range { start, end } = hole.blocks;
+        // One block too many, which is not there: a batch that deletes nothing could be refused for want of space, and
+        // cutting must not.
+        let end = if hole.reaches_end {
+            end.max(start + 1)
+        } else {
+            end
+        };
+        self.delete_blocks(change, &blocks, start, end);
     }
 
     /// Gives space back, or zeroes: after it `[offset, offset + len)` reads as zeros. With
-    /// `keep_size` the file does not grow. Privileges go as by [`Volume::write`], and the result is the same.
+    /// `keep_size` the file does not grow. Without it, it must fit as by [`Volume::allocate`]. Privileges go as by
+    /// [`Volume::write`], and the result is the same.
     ///
     /// # Errors
     /// `Invalid` for an empty range, `TooBig`, and those of the tree.
@@ -110,26 +194,22 @@ impl Volume {
         writer: Writer<'_>,
     ) -> Result<bool> {
         let span = Span::new(offset, len)?;
-        self.reshape(ino, len, writer, |change, inode, path| {
-            let size_bytes = change.get(inode).size_bytes;
-            let end = span.end.min(size_bytes);
-            if span.offset < end {
-                self.zero(change, inode, &keys::blocks(path), span.offset, end);
+        self.change_shape(ino, &span, writer, |inode, record| {
+            if !keep_size {
+                self.fits(inode, record, &span)?;
             }
-            let record = change.edit(inode);
-            if !keep_size && span.end > size_bytes {
-                extend(record, span.end);
-            }
-            Ok(())
+            let end = span.end.min(record.size_bytes);
+            let size_bytes = record.size_bytes.max(if keep_size { 0 } else { span.end });
+            self.plan(inode, record, &(offset..end.max(offset)), size_bytes)
         })
     }
 
-    /// Makes sure that the file is at least `offset + len` long, unless `keep_size`. No space is set
-    /// aside: every write of a copy-on-write volume needs new space anyway. Privileges go as by [`Volume::write`], and
-    /// the result is the same.
+    /// Makes sure that the file is at least `offset + len` long, unless `keep_size`, and that blocks for what does not exist
+    /// of that range would fit now. No space is set aside: a volume that copies on write needs new space for each write anyway,
+    /// and others may take it. Privileges go as by [`Volume::write`], and the result is the same.
     ///
     /// # Errors
-    /// `Invalid` for an empty range, `TooBig`, and those of the tree.
+    /// `NoSpace` when the range does not fit, `Invalid` for an empty range, `TooBig`, and those of the tree.
     pub fn allocate(
         &self,
         ino: Ino,
@@ -139,32 +219,42 @@ impl Volume {
         writer: Writer<'_>,
     ) -> Result<bool> {
         let span = Span::new(offset, len)?;
-        self.reshape(ino, len, writer, |change, inode, _| {
-            let record = change.edit(inode);
-            if !keep_size && span.end > record.size_bytes {
-                extend(record, span.end);
-            }
-            Ok(())
+        self.change_shape(ino, &span, writer, |inode, record| {
+            self.fits(inode, record, &span)?;
+            let size_bytes = record.size_bytes.max(if keep_size { 0 } else { span.end });
+            self.plan(inode, record, &(0..0), size_bytes)
         })
     }
 
-    fn reshape(
+    /// Refuses a range if the blocks of it that do not exist would not fit.
+    fn fits(&self, inode: &Arc<Inode>, record: &Record, span: &Span) -> Result<()> {
+        let blocks = span.first()..span.last();
+        let missing = blocks.end - blocks.start - self.allocated(inode, record, &blocks)?;
+        if missing > self.available_bytes() / BLOCK_BYTES {
+            return Err(ramet_betree::Error::NoSpace.into());
+        }
+        Ok(())
+    }
+
+    fn change_shape(
         &self,
         ino: Ino,
-        len: u64,
+        span: &Span,
         writer: Writer<'_>,
-        edit: impl FnOnce(&mut Change<'_>, &Arc<Inode>, &Bytes) -> Result<()>,
+        plan: impl FnOnce(&Arc<Inode>, &Record) -> Result<Reshape>,
     ) -> Result<bool> {
         let inode = self.regular(ino)?;
-        if len == 0 {
+        if span.offset == span.end {
             return Err(Error::Invalid("empty range"));
         }
-        self.tree.admit(RECORDS_BYTES)?;
+        self.tree.admit(RECORDS_BYTES + self.map_bytes(&inode)?)?;
         let mut change = Change::new(lock_states(&[&inode]));
+        let plan = plan(&inode, change.get(&inode))?;
+        let by = change.credentials(&inode, writer);
         let topology = self.topology.read();
         let path = topology.path(&inode)?;
-        edit(&mut change, &inode, &path)?;
-        let cleared = change.clear_privileges(&inode, &path, writer);
+        self.reshape(&mut change, &inode, &path, &plan);
+        let cleared = change.clear_privileges(&inode, &path, by.as_ref());
         let now = self.now();
         let record = change.edit(&inode);
         (record.mtime, record.ctime) = (now, now);
@@ -172,42 +262,18 @@ impl Volume {
         Ok(cleared)
     }
 
-    /// Zeroes `[offset, end)` of a file that reaches at least as far: whole blocks become holes.
-    fn zero(
-        &self,
-        change: &mut Change<'_>,
-        inode: &Arc<Inode>,
-        blocks: &Bytes,
-        offset: u64,
-        end: u64,
-    ) {
-        let size_bytes = change.get(inode).size_bytes;
-        let first = offset.div_ceil(BLOCK_BYTES);
-        let (last, patched) = if end >= size_bytes {
-            self.cut(change, blocks, offset, end);
-            let patched = u64::from(offset < first * BLOCK_BYTES);
-            (end.div_ceil(BLOCK_BYTES), patched)
-        } else {
-            let last = end / BLOCK_BYTES;
-            let mut patch = |from: u64, to: u64| {
-                if from < to {
-                    let at = u32::try_from(from % BLOCK_BYTES).expect("inside of a block");
-                    let len = usize::try_from(to - from).expect("inside of a block");
-                    change
-                        .batch
-                        .patch(keys::block(blocks, from / BLOCK_BYTES), at, vec![0; len]);
-                }
-                u64::from(from < to)
-            };
-            if first > last {
-                (last, patch(offset, end))
-            } else {
-                let patched = patch(offset, first * BLOCK_BYTES) + patch(last * BLOCK_BYTES, end);
-                self.delete_blocks(change, blocks, first, last);
-                (last, patched)
+    /// What the map of a file that gets its first hole takes in the journal.
+    pub(crate) fn map_bytes(&self, inode: &Arc<Inode>) -> Result<usize> {
+        let chunks = {
+            let record = inode.state.read();
+            if record.has(FLAG_SPARSE) {
+                return Ok(0);
             }
+            blocks_of(record.size_bytes) / CHUNK_BLOCKS
         };
-        account_hole(change.edit(inode), last.saturating_sub(first), patched);
+        let path_bytes = self.topology.read().path(inode)?.len() as u64;
+        let bytes = chunks.saturating_mul(path_bytes + CHUNK_KEY_BYTES);
+        usize::try_from(bytes).map_err(|_| Error::TooBig)
     }
 
     /// The first offset from `offset` on that holds data, or that does not.
@@ -216,31 +282,43 @@ impl Volume {
     /// `NoMoreData` when the file ends first.
     pub fn seek(&self, ino: Ino, offset: u64, data: bool) -> Result<u64> {
         let inode = self.regular(ino)?;
-        let contents = self.contents(&inode)?;
-        if offset >= contents.size_bytes {
+        let (record, map, snapshot) = {
+            let record = inode.state.read();
+            let topology = self.topology.read();
+            let map = keys::map(&topology.path(&inode)?);
+            (record.clone(), map, self.tree.snapshot())
+        };
+        if offset >= record.size_bytes {
             return Err(Error::NoMoreData);
         }
-        if !contents.is_sparse {
-            return Ok(if data { offset } else { contents.size_bytes });
+        if !record.has(FLAG_SPARSE) {
+            return Ok(if data { offset } else { record.size_bytes });
         }
         let mut next = offset / BLOCK_BYTES;
-        let hi = successor_of_prefix(&contents.blocks);
-        for item in contents
-            .snapshot
-            .scan(&keys::block(&contents.blocks, next), hi.as_deref())
-        {
-            let number = block_number(&contents.blocks, &item?.0)?;
-            if data {
-                return Ok(offset.max(number * BLOCK_BYTES));
-            }
-            if number != next {
+        let (lo, hi) = (
+            keys::chunk(&map, next / CHUNK_BLOCKS),
+            successor_of_prefix(&map),
+        );
+        for item in snapshot.scan(&lo, hi.as_deref()) {
+            let (key, value) = item?;
+            let base = block_number(&map, &key)? * CHUNK_BLOCKS;
+            let chunk = Chunk::decode(&value)?;
+            if !data && base > next {
                 break;
             }
-            next += 1;
+            next = next.max(base);
+            let end = base + CHUNK_BLOCKS;
+            match (next..end).find(|block| chunk.has(*block) == data) {
+                Some(found) if data => return Ok(offset.max(found * BLOCK_BYTES)),
+                found => next = found.unwrap_or(end),
+            }
+            if !data && next < end {
+                break;
+            }
         }
         if data {
             return Err(Error::NoMoreData);
         }
-        Ok(offset.max(next * BLOCK_BYTES).min(contents.size_bytes))
+        Ok(offset.max(next * BLOCK_BYTES).min(record.size_bytes))
     }
 }

@@ -16,6 +16,7 @@
 //! 01 00 00                       record of the root
 //! 01 P(D) 00 01 name             entry of D: an inode record, or a stub naming a body
 //! 02 P(X) 00 03 n                block n of a file
+//! 02 P(X) 00 0A c                chunk c of the allocation map of a sparse file
 //! 01 P(X) 00 04 name             extended attribute
 //! 01 P(C) 00 05 n                record of a body
 //! 01 P(C) 00 06 dir 00 01 name   stub index: every stub below C, dir = P(its directory) - P(C)
@@ -46,6 +47,7 @@ const STUB: u8 = 6;
 const ORPHAN: u8 = 7;
 const COUNTER: u8 = 8;
 const STAGE: u8 = 9;
+const MAP: u8 = 10;
 
 /// Tags of the root's range that belong to the volume and not to the tree of files: a clone of
 /// the root leaves them out.
@@ -92,6 +94,8 @@ pub(crate) enum Part<'a> {
     Entry(&'a [u8]),
     /// A block of the file.
     Block,
+    /// A chunk of the allocation map of the file.
+    Map,
     /// An extended attribute of the object.
     Xattr,
     /// A body of the clone root: its record, blocks or attributes.
@@ -122,6 +126,7 @@ pub(crate) fn parse_below(key: &[u8]) -> (Bytes, Part<'_>) {
     let part = match key.get(at) {
         Some(&ENTRY) => Part::Entry(rest),
         Some(&BLOCK) => Part::Block,
+        Some(&MAP) => Part::Map,
         Some(&XATTR) => Part::Xattr,
         Some(&BODY) => match rest.first_chunk() {
             Some(link) => Part::Body(u64::from_be_bytes(*link)),
@@ -238,6 +243,21 @@ pub(crate) fn block_number(blocks: &[u8], key: &[u8]) -> Option<u64> {
     ))
 }
 
+/// What the chunks of the allocation map of the file at `path` start with; the number follows.
+pub(crate) fn map(path: &[u8]) -> Bytes {
+    join(&[&[DATA], path, &[0, MAP]])
+}
+
+/// Key of a chunk, from what [`map`] gave.
+pub(crate) fn chunk(map: &[u8], number: u64) -> Bytes {
+    block(map, number)
+}
+
+/// The key in the range of the object at `path` that ends with `rest`.
+pub(crate) fn in_range(index: u8, path: &[u8], rest: &[u8]) -> Bytes {
+    join(&[&[index], path, &[0], rest])
+}
+
 /// Key of an extended attribute; with an empty name what all of them start with.
 pub(crate) fn xattr(path: &[u8], name: &[u8]) -> Bytes {
     join(&[&[META], path, &[0, XATTR], name])
@@ -340,9 +360,10 @@ mod tests {
         ];
         for relative in &paths {
             let path = join(&[&top, relative]);
-            let cases: [(Bytes, Part<'_>); 6] = [
+            let cases: [(Bytes, Part<'_>); 7] = [
                 (entry(&path, b"x\x02"), Part::Entry(b"x\x02")),
                 (block(&blocks(&path), 256), Part::Block),
+                (chunk(&map(&path), 256), Part::Map),
                 (xattr(&path, b"user.a"), Part::Xattr),
                 (body_record(&body(&path, 1 << 40)), Part::Body(1 << 40)),
                 (blocks(&body(&path, 7)), Part::Body(7)),
@@ -386,6 +407,10 @@ mod tests {
         assert_eq!(
             block(&blocks(&child(&dir, b"f")), 258)[..],
             *b"\x02\0\x02d\0\x02f\0\x03\0\0\0\0\0\0\x01\x02"
+        );
+        assert_eq!(
+            chunk(&map(&child(&dir, b"f")), 258)[..],
+            *b"\x02\0\x02d\0\x02f\0\x0a\0\0\0\0\0\0\x01\x02"
         );
         assert_eq!(stub(b"", &dir, b"f")[..], *b"\x01\0\x06\0\x02d\0\x01f");
         assert_eq!(

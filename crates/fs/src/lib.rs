@@ -20,6 +20,7 @@
 //! it waits with those of the first four kinds (`bodies.rs`).
 #![forbid(unsafe_code)]
 
+mod allocation;
 mod attr;
 mod bodies;
 mod change;

@@ -7,12 +7,8 @@ use crate::control::NAME_BYTES_MAX;
 use crate::data::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::inode::{Ino, Inode, Loc};
-use crate::keys;
-use crate::record::{FLAG_GUESSED, FLAG_SPARSE, Kind, Record, Time};
+use crate::record::{FLAG_SPARSE, Kind, Record, Time};
 use crate::volume::Volume;
-
-/// A sparse file of at most this many blocks has them counted when asked, if the count is a guess.
-const COUNT_BLOCKS_MAX: u64 = 1024;
 
 /// What `stat` shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,47 +116,12 @@ impl Volume {
     }
 
     pub(crate) fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {
-        let is_countable = |record: &Record| {
-            record.has(FLAG_GUESSED) && record.size_bytes.div_ceil(BLOCK_BYTES) <= COUNT_BLOCKS_MAX
-        };
-        let mut record = inode.state.read();
-        if is_countable(&record) {
-            drop(record);
-            let mut guessed = inode.state.write();
-            if is_countable(&guessed) {
-                match self.count_blocks(inode) {
-                    // Stored with the next change; until then it need not be counted again.
-                    Ok(counted) => {
-                        guessed.blocks = counted;
-                        guessed.flags &= !FLAG_GUESSED;
-                    }
-                    Err(Error::Stale) => {}
-                    Err(other) => return Err(other),
-                }
-            }
-            drop(guessed);
-            record = inode.state.read();
-        }
+        let record = inode.state.read();
         let mut attr = attr_of(inode.ino, &record);
         if inode.is_nameless() {
             attr.nlink = 0;
         }
         Ok(attr)
-    }
-
-    /// Allocated blocks of a file whose state is locked.
-    fn count_blocks(&self, inode: &Arc<Inode>) -> Result<u64> {
-        let (blocks, snapshot) = {
-            let topology = self.topology.read();
-            (keys::blocks(&topology.path(inode)?), self.tree.snapshot())
-        };
-        let end = ramet_betree::successor_of_prefix(&blocks);
-        let mut counted = 0;
-        for item in snapshot.scan(&blocks, end.as_deref()) {
-            item?;
-            counted += 1;
-        }
-        Ok(counted)
     }
 
     /// Target of a symbolic link.
@@ -201,12 +162,7 @@ pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
     let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
     let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
     let blocks = match kind {
-        // Programs take a file without blocks for one without data, and do not look. A volume may hold guesses of 0, of
-        // before they were upper ones.
-        Kind::Regular if record.has(FLAG_SPARSE) => {
-            let least = u64::from(record.has(FLAG_GUESSED));
-            record.blocks.max(least).min(blocks)
-        }
+        Kind::Regular if record.has(FLAG_SPARSE) => record.blocks,
         Kind::Regular => blocks,
         _ => 0,
     };
@@ -228,22 +184,5 @@ pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
         mtime: record.mtime,
         ctime: record.ctime,
         btime: record.btime,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guess_of_no_blocks_is_not_shown_for_a_file_that_may_have_data() {
-        let shown = |flags, size_bytes| {
-            let mut record = Record::new(Kind::Regular.mode_bits(), 0, 0, Time::default());
-            (record.flags, record.size_bytes) = (flags, size_bytes);
-            attr_of(Ino(2), &record).sectors
-        };
-        assert_eq!(shown(FLAG_SPARSE | FLAG_GUESSED, 8 << 20), 8);
-        assert_eq!(shown(FLAG_SPARSE | FLAG_GUESSED, 0), 0);
-        assert_eq!(shown(FLAG_SPARSE, 8 << 20), 0);
     }
 }

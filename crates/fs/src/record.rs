@@ -54,13 +54,11 @@ pub(crate) const S_ISVTX: u32 = 0o1000;
 pub(crate) const FLAG_CLONE_ROOT: u16 = 1;
 /// Extended attributes may exist.
 pub(crate) const FLAG_XATTRS: u16 = 2;
-/// The file may have holes; `blocks` counts what is allocated.
+/// The file may have holes: `blocks` counts what is allocated, and the allocation map tells where.
 pub(crate) const FLAG_SPARSE: u16 = 4;
-/// `blocks` is an estimate.
-pub(crate) const FLAG_GUESSED: u16 = 8;
 /// The extended attribute `security.capability` exists.
 pub(crate) const FLAG_CAPABILITY: u16 = 16;
-const FLAGS_KNOWN: u16 = 31;
+const FLAGS_KNOWN: u16 = 23;
 
 /// What an inode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

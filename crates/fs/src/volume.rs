@@ -19,13 +19,18 @@ use crate::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
 use crate::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
 
 /// Version of the keys and records.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Inode numbers that one durable reservation covers.
 const INO_RESERVE: u64 = 1 << 16;
 /// Bytes that a batch of records, without data, may take: what the tree is asked to have room for.
 pub(crate) const RECORDS_BYTES: usize = 16 * 1024;
 
+/// What an inode takes in the index of metadata, about: its record and its name, of a directory below others.
+const INODE_BYTES: u64 = 192;
+
 struct InoCounter {
+    /// The first one that was given out since the volume was opened.
+    first: u64,
     next: u64,
     /// Numbers below this one are never given out again, even after a crash.
     reserved: u64,
@@ -171,6 +176,7 @@ impl Volume {
             access_time: options.access_time,
             is_read_only: options.read_only,
             inos: Mutex::new(InoCounter {
+                first: next,
                 next,
                 reserved: next,
             }),
@@ -290,6 +296,27 @@ impl Volume {
             inodes_in_memory: self.table.len() as u64,
             poisoned: tree.poisoned,
         }
+    }
+
+    /// Space that new data gets, in bytes.
+    #[must_use]
+    pub fn available_bytes(&self) -> u64 {
+        let stats = self.tree.stats();
+        stats.free_bytes.saturating_sub(stats.reserved_bytes)
+    }
+
+    /// How many inodes the volume has, about: those whose names have reached leaves, by the bytes that these take, and those that
+    /// were made since the volume was opened and may be on their way. Clones share names and are not counted one by one, so no
+    /// exact number exists.
+    #[must_use]
+    pub fn inodes(&self) -> u64 {
+        let settled = self.tree.live_bytes(&Span::prefix(vec![keys::META])) / INODE_BYTES;
+        let made = {
+            let inos = self.inos.lock();
+            inos.next - inos.first
+        };
+        let pending = self.tree.stats().pending_message_bytes / INODE_BYTES;
+        1 + settled + made.min(pending)
     }
 
     /// The space of a directory tree: of all that lies in and below the directory, without its own record and

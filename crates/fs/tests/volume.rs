@@ -652,24 +652,199 @@ fn changes_survive_threads_that_forget_each_others_inodes() {
     finish(&volume);
 }
 
+/// As a virtual machine uses its image: the file is made long, and written, trimmed and copied in parts.
 #[test]
-fn a_sparse_file_that_was_counted_stays_counted_right() {
-    let volume = volume();
-    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
-    let sectors = || volume.getattr(file).unwrap().sectors / 8;
-    volume.write(file, 40_960, b"x", None).unwrap();
-    assert_eq!(sectors(), 1);
-    for _ in 0..3 {
-        volume.write(file, 4096, b"x", None).unwrap();
-        assert_eq!((sectors(), sectors()), (2, 2));
-    }
-    volume.zero_range(file, 40_960, 4096, true, None).unwrap();
-    assert_eq!(sectors(), 1);
+fn blocks_of_a_sparse_file_are_counted_through_every_change() {
+    const BLOCK: u64 = 4096;
+    const LONG: u64 = 3 * (64 << 20) + 12_345;
+    let volume = volume_of(1 << 30).1;
+    let make_file = |name: &str| make(&volume, ROOT_INO, name, Kind::Regular).ino;
+    let (file, dense) = (make_file("image"), make_file("dense"));
+    let blocks = |ino| volume.getattr(ino).unwrap().sectors / 8;
+    // What SEEK_DATA and SEEK_HOLE tell.
+    let seen = |ino| {
+        let (mut at, mut found) = (0, 0);
+        while let Ok(data) = volume.seek(ino, at, true) {
+            at = volume.seek(ino, data, false).unwrap();
+            found += at.div_ceil(BLOCK) - data / BLOCK;
+        }
+        found
+    };
+    let expect = |ino, count: u64| assert_eq!((blocks(ino), seen(ino)), (count, count));
+    let resize = |ino, size_bytes| {
+        let set = SetAttr {
+            size_bytes: Some(size_bytes),
+            ..SetAttr::default()
+        };
+        volume.setattr(ino, &set, None).unwrap();
+    };
+    let write = |ino, at: u64, len: usize| volume.write(ino, at, &vec![7; len], None).unwrap();
+    let punch = |ino, at, len| volume.zero_range(ino, at, len, true, None).unwrap();
+    resize(file, LONG);
+    expect(file, 0);
+    // Across the end of a chunk of the map; again; a part of a block; over data and hole.
+    let edge = (64 << 20) - 10 * BLOCK;
+    write(file, edge, 20 << 12);
+    expect(file, 20);
+    write(file, edge, 20 << 12);
+    write(file, edge + 5, 1);
+    expect(file, 20);
+    write(file, edge - 2 * BLOCK, 4 << 12);
+    expect(file, 22);
+    punch(file, edge + 10, 2 * BLOCK);
+    expect(file, 21);
+    punch(file, edge, 8 << 12);
+    expect(file, 14);
+    punch(file, 0, LONG);
+    expect(file, 0);
+    // Long enough to be written into leaves.
+    write(file, 100 << 20, 8 << 20);
+    expect(file, 2048);
+    punch(file, 101 << 20, 80 << 20);
+    expect(file, 256);
+    resize(file, (100 << 20) + 5 * BLOCK + 1);
+    expect(file, 6);
+    resize(file, LONG);
+    expect(file, 6);
+
+    // A file without holes gets some: by a hole, by growing, by a write behind its end.
+    write(dense, 0, 70 << 20);
+    expect(dense, 70 << 8);
+    punch(dense, 2 << 20, 66 << 20);
+    expect(dense, 4 << 8);
+    resize(dense, 0);
+    expect(dense, 0);
+    write(dense, 0, 10 << 12);
+    volume.allocate(dense, 0, 20 << 12, false, None).unwrap();
+    expect(dense, 10);
+    write(dense, 30 << 12, 100);
+    expect(dense, 11);
+    resize(dense, 0);
+    write(dense, 0, 10 << 12);
+    write(dense, 12 << 12, 1 << 12);
+    expect(dense, 11);
+
+    // Copies: of all, and of a part, to a file with and to one without holes.
+    let copy = |from, to, at, len| volume.copy_range((from, at), (to, at), len, None).unwrap();
+    let whole = make_file("whole");
+    copy(dense, whole, 0, 13 << 12);
+    expect(whole, 11);
+    let full = make_file("full");
+    write(full, 0, 64 << 12);
+    copy(full, whole, 1 << 12, 9 << 12);
+    expect(whole, 11);
+    write(whole, 40 << 12, 1);
+    copy(full, whole, 10 << 12, 20 << 12);
+    expect(whole, 31);
+    copy(whole, full, 30 << 12, 10 << 12);
+    expect(full, 54);
+
+    // Clones, renames, links and removals take the map along.
+    volume
+        .rename(
+            (ROOT_INO, b"full"),
+            (ROOT_INO, b"moved"),
+            RenameMode::Replace,
+            None,
+        )
+        .unwrap();
+    write(full, 31 << 12, 1);
+    expect(full, 55);
+    volume.link(full, ROOT_INO, b"linked").unwrap();
+    write(full, 32 << 12, 1);
+    expect(full, 56);
+    let root = Caller::root();
+    volume
+        .clone_entry(&root, full, ROOT_INO, b"copy", CloneMode::New)
+        .unwrap();
+    let copied = volume.lookup(ROOT_INO, b"copy").unwrap().ino;
+    write(copied, 33 << 12, 1);
+    expect(copied, 57);
+    volume
+        .clone_entry(&root, whole, ROOT_INO, b"copy", CloneMode::Replace)
+        .unwrap();
+    let replaced = volume.lookup(ROOT_INO, b"copy").unwrap().ino;
+    punch(replaced, 0, 20 << 12);
+    expect(replaced, 11);
+    volume
+        .rename(
+            (ROOT_INO, b"dense"),
+            (ROOT_INO, b"small"),
+            RenameMode::Replace,
+            None,
+        )
+        .unwrap();
+    punch(dense, 0, 5 << 12);
+    expect(dense, 6);
+    volume.unlink(ROOT_INO, b"small").unwrap();
+    write(dense, 20 << 12, 1);
+    expect(dense, 7);
+    volume.forget(dense, 1);
     finish(&volume);
 }
 
 #[test]
-fn blocks_of_a_large_sparse_file_are_never_estimated_too_low() {
+fn the_number_of_inodes_is_about_right_and_small_for_an_empty_volume() {
+    let volume = volume_of(1 << 30).1;
+    assert_eq!(volume.inodes(), 1);
+    const FILES: u64 = 20_000;
+    let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
+    for n in 0..FILES {
+        let file = make(&volume, dir, &format!("a file {n}"), Kind::Regular).ino;
+        volume.write(file, 0, &[1; 3000], None).unwrap();
+        volume.forget(file, 1);
+    }
+    let large = make(&volume, ROOT_INO, "large", Kind::Regular).ino;
+    volume.write(large, 0, &vec![7; 64 << 20], None).unwrap();
+    let is_about = || {
+        assert!(
+            (FILES / 2..FILES * 2).contains(&volume.inodes()),
+            "{}",
+            volume.inodes()
+        )
+    };
+    is_about();
+    for _ in 0..3 {
+        volume.checkpoint().unwrap();
+    }
+    is_about();
+    volume
+        .remove_tree(&Caller::root(), ROOT_INO, b"dir")
+        .unwrap();
+    for _ in 0..3 {
+        volume.checkpoint().unwrap();
+    }
+    finish(&volume);
+}
+
+#[test]
+fn fallocate_of_more_than_there_is_says_so() {
+    let volume = volume();
+    let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+    let there = volume.available_bytes();
+    let tree_is_full = |error| matches!(error, Error::Tree(ramet_betree::Error::NoSpace));
+    for keep_size in [false, true] {
+        let refused = volume.allocate(file, 0, 2 * there, keep_size, None);
+        assert!(tree_is_full(refused.unwrap_err()));
+    }
+    let refused = volume.zero_range(file, 0, 2 * there, false, None);
+    assert!(tree_is_full(refused.unwrap_err()));
+    assert_eq!(volume.getattr(file).unwrap().size_bytes, 0);
+    // A hole of any size is free.
+    volume.zero_range(file, 0, 2 * there, true, None).unwrap();
+    // Data that is there needs no space, wherever it lies.
+    let half = usize::try_from(there / 2).unwrap() / 4096 * 4096;
+    volume.write(file, 4096, &vec![7; half], None).unwrap();
+    let left = volume.available_bytes();
+    volume
+        .allocate(file, 0, half as u64 + left / 2, false, None)
+        .unwrap();
+    assert!(volume.getattr(file).unwrap().size_bytes > half as u64);
+    finish(&volume);
+}
+
+#[test]
+fn blocks_of_a_large_sparse_file_are_known() {
     const HALF: u64 = 4 << 20;
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
@@ -686,10 +861,10 @@ fn blocks_of_a_large_sparse_file_are_never_estimated_too_low() {
             .unwrap();
         assert_eq!(sectors(), HALF / 512);
     }
-    // A part of a block that is zeroed, or cut, is a block afterwards.
+    // A part of a hole that is zeroed, or cut, stays a hole.
     volume.zero_range(file, 0, 2 * HALF, true, None).unwrap();
     volume.zero_range(file, 100, 5000, true, None).unwrap();
-    assert_eq!(sectors(), 16);
+    assert_eq!(sectors(), 0);
     let empty = make(&volume, ROOT_INO, "empty", Kind::Regular).ino;
     let blocks_at = |size_bytes| {
         let size = SetAttr {
@@ -699,10 +874,10 @@ fn blocks_of_a_large_sparse_file_are_never_estimated_too_low() {
         volume.setattr(empty, &size, None).unwrap().sectors / 8
     };
     let sizes = [1 << 30, 1 << 29, (1 << 28) + 1, 8000, 7000];
-    assert_eq!(sizes.map(blocks_at), [0, 0, 1, 1, 1]);
+    assert_eq!(sizes.map(blocks_at), [0; 5]);
     assert_eq!(blocks_at(0), 0);
-    assert_eq!(sizes.map(blocks_at), [0, 0, 1, 1, 1]);
-    assert_eq!([8000, 0, 8000, 7000].map(blocks_at), [1, 0, 0, 1]);
+    assert_eq!(sizes.map(blocks_at), [0; 5]);
+    assert_eq!([8000, 0, 8000, 7000].map(blocks_at), [0; 4]);
     finish(&volume);
 }
 
