@@ -4,6 +4,7 @@ use std::ops::AddAssign;
 use std::sync::atomic::Ordering;
 
 use crate::key::range::KeyRange;
+use crate::node::skeleton::Skeleton;
 use crate::tree::inner::Inner;
 
 /// Counters of an open tree. Sizes in bytes, times in nanoseconds.
@@ -190,6 +191,34 @@ impl AddAssign for PathCounts {
 }
 
 impl Inner {
+    /// Bytes of the keys and values in a range that have reached leaves, about: each clone counts in full. Goes down to the two leaves in
+    /// which the range begins and ends, and counts those whole.
+    pub(crate) fn live_bytes(&self, range: &KeyRange) -> u64 {
+        let top = self.state.lock().top.clone();
+        self.live_bytes_below(&top, range)
+    }
+
+    fn live_bytes_below(&self, node: &Skeleton, range: &KeyRange) -> u64 {
+        let mut sum = 0u64;
+        for at in 0..node.edges.len() {
+            let whole = node.edge_range(at);
+            let inside = whole.intersect(range);
+            let Some(child) = node.edges[at].child.as_ref().filter(|_| !inside.is_empty()) else {
+                continue;
+            };
+            let is_cut = inside != whole && child.node.height() > 0;
+            // What cannot be read counts whole.
+            let below = is_cut
+                .then(|| self.store.skeleton(&child.node).ok())
+                .flatten();
+            let bytes = below.map_or(child.live_bytes, |below| {
+                self.live_bytes_below(&below, &child.xf.range(&inside))
+            });
+            sum = sum.saturating_add(bytes);
+        }
+        sum
+    }
+
     pub(crate) fn stats(&self) -> Stats {
         let store = &self.store;
         let space = store.table.stats();

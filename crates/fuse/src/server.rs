@@ -106,7 +106,7 @@ pub(crate) struct Room {
     pub(crate) blocks: u64,
     pub(crate) free: u64,
     pub(crate) available: u64,
-    /// Inodes take space as anything else does: there are as many as blocks.
+    /// Inodes that there are, about, and that fit: each takes space as anything else does, of which a block is more than enough.
     pub(crate) inodes: u64,
     pub(crate) free_inodes: u64,
     /// Longest name.
@@ -468,7 +468,7 @@ impl Server {
             blocks,
             free: in_blocks(stats.free_bytes),
             available,
-            inodes: blocks,
+            inodes: self.core.volume.inodes() + available,
             free_inodes: available,
             name_bytes_max: u32::try_from(NAME_BYTES_MAX).expect("a name is short"),
         }

@@ -34,7 +34,7 @@ use crate::tree::inner::Inner;
 /// A range of keys that all start with the same bytes, and are told without them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
-    range: KeyRange,
+    pub(crate) range: KeyRange,
     strip: usize,
 }
 

@@ -255,6 +255,13 @@ impl Tree {
         self.inner.stats()
     }
 
+    /// Bytes of the keys and values in a range, about, each clone counted in full. What has not reached a leaf yet is not counted. Looks
+    /// at the nodes at the ends of the range only.
+    #[must_use]
+    pub fn live_bytes(&self, span: &Span) -> u64 {
+        self.inner.live_bytes(&span.range)
+    }
+
     /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. Dropping the last handle of a
     /// tree without it makes everything durable too, by a sync: opening the volume takes longer then, and errors go to the log.
     ///
