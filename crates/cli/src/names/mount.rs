@@ -1,7 +1,7 @@
 //! `mount.ramet` and `mount.fuse.ramet`: mounts a volume for mount(8), so from a line of fstab(5) too.
 
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Parser;
@@ -10,7 +10,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
-use crate::{args, mount};
+use crate::{args, mount, mounts};
 
 /// Exit statuses of mount(8).
 const USAGE: u8 = 1;
@@ -96,6 +96,9 @@ pub fn run(args: &Args) -> Outcome<u8> {
         mount::check(&request).map_err(failed)?;
     } else {
         mount::run(&request).map_err(failed)?;
+        if !args.no_table && rustix::process::geteuid().is_root() {
+            have_umount_wait(&args.dir);
+        }
     }
     if args.verbose {
         let (volume, dir) = (args.volume.display(), args.dir.display());
@@ -105,8 +108,21 @@ pub fn run(args: &Args) -> Outcome<u8> {
     Ok(0)
 }
 
+/// Has umount(8) call `umount.ramet`, by an entry in the table of libmount. Without one, umount(8) of root sees no more
+/// of a mount than that it is FUSE, and does not wait for the daemon.
+fn have_umount_wait(dir: &Path) {
+    let Ok(Some(mount)) = mounts::at(dir) else {
+        return;
+    };
+    let mut command = Command::new("mount");
+    command.args(["-i", "-f", "-t", "fuse.ramet", "-o", "uhelper=ramet", "--"]);
+    command.arg(&mount.volume).arg(&mount.dir);
+    // The mount stands without the entry too.
+    let _ = command.stdin(Stdio::null()).stderr(Stdio::null()).status();
+}
+
 /// Moves this process into a mount namespace, before it looks at any path.
-fn enter(namespace: &std::path::Path) -> Outcome {
+fn enter(namespace: &Path) -> Outcome {
     let failed = |e| Failure::system(namespace, e).with_status(SYSTEM);
     let file = std::fs::File::open(namespace).map_err(failed)?;
     move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Mount))
