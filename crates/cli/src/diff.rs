@@ -47,17 +47,17 @@ fn compare(args: &Diff) -> Outcome<u8> {
     Ok(if found.is_empty() { 0 } else { DIFFERENT })
 }
 
-fn word(change: Change) -> &'static str {
+fn words(change: Change) -> &'static [&'static str] {
     match change {
-        Change::Added => "added",
-        Change::Removed => "removed",
-        Change::Kind => "type",
+        Change::Added => &["added"],
+        Change::Removed => &["removed"],
+        Change::Kind => &["type"],
         Change::Both {
             content: true,
             metadata: false,
-        } => "content",
-        Change::Both { content: false, .. } => "metadata",
-        Change::Both { .. } => "content, metadata",
+        } => &["content"],
+        Change::Both { content: false, .. } => &["metadata"],
+        Change::Both { .. } => &["content", "metadata"],
     }
 }
 
@@ -78,7 +78,10 @@ fn escaped(path: &[u8]) -> String {
 
 fn as_line(difference: &Difference) -> String {
     let slash = if difference.is_dir { "/" } else { "" };
-    let (word, path) = (word(difference.change), escaped(&difference.path));
+    let (word, path) = (
+        words(difference.change).join(", "),
+        escaped(&difference.path),
+    );
     format!("{word:<18} {path}{slash}\n")
 }
 
@@ -87,7 +90,7 @@ fn as_json(difference: &Difference) -> Value {
     let path = escaped(&difference.path);
     let is_plain = path.as_bytes() == difference.path || difference.path.is_empty();
     let mut out = json!({
-        "change": word(difference.change),
+        "change": words(difference.change),
         "path": path,
         "directory": difference.is_dir,
     });
@@ -127,7 +130,15 @@ mod tests {
     }
 
     #[test]
-    fn json_tells_the_bytes_of_odd_names() {
+    fn json_lists_the_kinds_of_change_and_tells_the_bytes_of_odd_names() {
+        let mut both = changed(b"a");
+        both.change = Change::Both {
+            content: true,
+            metadata: true,
+        };
+        assert_eq!(as_json(&both)["change"], json!(["content", "metadata"]));
+        assert_eq!(as_line(&both), "content, metadata  a\n");
+        assert_eq!(as_json(&changed(b"a"))["change"], json!(["content"]));
         let odd = as_json(&changed(b"a\xff"));
         assert_eq!(odd["path_hex"], "61ff");
         assert!(as_json(&changed(b"a b")).get("path_hex").is_none());

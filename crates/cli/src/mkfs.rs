@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use ramet_betree::VOLUME_BYTES_MIN;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, BLOCK_BYTES, Device, FileDevice, SuperblockError, create_image};
 use ramet_fs::{FormatOptions, Volume};
@@ -32,6 +33,14 @@ pub fn run(args: &Mkfs) -> Outcome {
     let size = args
         .size
         .map(|size| size.bytes().next_multiple_of(BLOCK_BYTES));
+    if size.is_some_and(|bytes| bytes < VOLUME_BYTES_MIN) {
+        // Before anything is made or overwritten.
+        let least = Size::new(VOLUME_BYTES_MIN);
+        return Err(Failure::at(
+            path,
+            format!("a volume takes at least {least}"),
+        ));
+    }
     let device = match (kind, size) {
         (None, None) => {
             return Err(Failure::at(

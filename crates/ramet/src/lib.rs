@@ -118,12 +118,16 @@ impl Options {
     /// Makes a store of `bytes`, at least [`VOLUME_BYTES_MIN`] and a multiple of 4096, in a new sparse file, and opens it.
     ///
     /// # Errors
-    /// `Device` when the file exists or cannot be made; `Store` when it is too small or the device fails.
+    /// `Device` when the file exists or cannot be made; `Store` when it is too small, which makes no file, or the device fails.
     pub fn create(
         &self,
         path: impl AsRef<Path>,
         bytes: u64,
     ) -> std::result::Result<Tree, OpenError> {
+        if bytes < VOLUME_BYTES_MIN {
+            // Before there is a file.
+            return Err(Error::Invalid("a volume takes at least 4 MiB").into());
+        }
         let device = create_image(path.as_ref(), bytes, false)?;
         Ok(self.create_on(Arc::new(device))?)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ramet::{Batch, Codec, Device, Error, MemDevice, OpenError, Options, Span};
+use ramet::{Batch, Codec, Device, Error, MemDevice, OpenError, Options, Span, VOLUME_BYTES_MIN};
 
 #[test]
 fn a_store_survives_being_closed_and_is_one_process_at_a_time() {
@@ -98,4 +98,17 @@ fn compression_saves_space_and_may_change_from_open_to_open() {
         }
     }
     assert_eq!(store.verify(&mut |_| {}).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_store_that_would_be_too_small_is_refused_with_the_least_size_and_leaves_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    for bytes in [0, 4096, VOLUME_BYTES_MIN - 4096] {
+        let refused = Options::default().create(&path, bytes).err().unwrap();
+        let said = refused.to_string();
+        assert!(said.contains("at least 4 MiB"), "{said}");
+        assert!(!path.exists());
+    }
+    Options::default().create(&path, VOLUME_BYTES_MIN).unwrap();
 }
