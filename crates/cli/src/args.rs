@@ -116,8 +116,8 @@ pub struct Mkfs {
 
 #[derive(Debug, Args)]
 pub struct Mount {
-    /// Mount options, comma separated: ro, noatime, nosuid, nodev, noexec, allow_other,
-    /// compression=CODEC, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT,
+    /// Mount options, comma separated: ro, nosuid, nodev, noexec, relatime, strictatime, noatime,
+    /// nodiratime, sync, dirsync, allow_other, compression=CODEC, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT,
     /// cache_size=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,

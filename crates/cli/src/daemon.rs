@@ -8,7 +8,7 @@ use std::thread;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
-use ramet_fuse::{MountOptions, Mounted, Transport, Unmounter};
+use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
@@ -104,11 +104,14 @@ fn start(plan: &Plan) -> Outcome<Serving> {
         cache_bytes: plan.cache_bytes,
         read_only: plan.options.read_only,
         compression: plan.options.compression,
-        access_time: if plan.options.noatime {
-            AccessTime::Never
+        access_time: plan.options.access_time,
+        dir_access_time: if plan.options.dir_access_time {
+            plan.options.access_time
         } else {
-            AccessTime::Relative
+            AccessTime::Never
         },
+        // What is durable beyond what `dirsync` asks for does no harm.
+        sync_each: plan.options.durability != Durability::OnRequest,
         ..OpenOptions::default()
     };
     if let Err(e @ SuperblockError::NewestLost { .. }) = read_superblock(&device) {

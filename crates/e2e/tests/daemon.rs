@@ -1,6 +1,7 @@
 //! A daemon depends on nothing of the process that started it.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -144,4 +145,116 @@ fn a_daemon_whose_log_cannot_be_written_serves_and_ends() {
         mount.terminate();
         bed.fsck();
     }
+}
+
+#[test]
+fn every_change_of_a_synchronous_mount_is_there_after_a_kill() {
+    for options in ["sync", "dirsync"] {
+        let bed = Bed::new("256M");
+        let mount = bed.mount(&["-o", options]);
+        let at = |name: &str| mount.root().join(name);
+        fs::create_dir(at("dir")).expect("writable");
+        fs::write(at("dir/file"), "content").expect("writable");
+        fs::rename(at("dir/file"), at("moved")).expect("writable");
+        fs::hard_link(at("moved"), at("dir/link")).expect("writable");
+        fs::create_dir(at("gone")).expect("writable");
+        fs::remove_dir(at("gone")).expect("writable");
+        mount.clone_path(&at("dir"), &at("clone"));
+        fs::set_permissions(at("moved"), PermissionsExt::from_mode(0o640)).expect("ours");
+        mount.kill_daemon();
+        mount.detach_dead();
+        let mount = bed.mount(&[]);
+        let at = |name: &str| mount.root().join(name);
+        for name in ["moved", "dir/link", "clone/link"] {
+            let found = fs::read_to_string(at(name)).expect("it is there");
+            assert_eq!(found, "content", "{options}: {name}");
+        }
+        assert!(!at("gone").exists() && !at("dir/file").exists());
+        let mode = fs::metadata(at("moved"))
+            .expect("it is there")
+            .permissions();
+        assert_eq!(mode.mode() & 0o777, 0o640);
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn options_of_fstab_lines_are_taken_or_refused_with_the_reason() {
+    let bed = Bed::new("64M");
+    let taken = "strictatime,nodiratime,lazytime,async,users,user,owner,group,auto,noauto,defaults,\
+                 _netdev,nofail,x-systemd.automount,comment=x";
+    bed.mount(&["-o", taken]).umount();
+    for (option, why) in [
+        ("mand", "locks"),
+        ("nosymfollow", "FUSE"),
+        ("bind", "mount(8)"),
+    ] {
+        let (volume, dir) = (bed.volume(), bed.mount_point());
+        let args = [
+            Path::new("mount"),
+            &volume,
+            &dir,
+            Path::new("-o"),
+            Path::new(option),
+        ];
+        let out = ramet_e2e::run(ramet_bin(), &args);
+        let said = String::from_utf8_lossy(&out.stderr);
+        assert!(
+            !out.status.success() && said.contains(option) && said.contains(why),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_a_command_in_silence() {
+    let bed = Bed::new("64M");
+    let script = r#"for verb in stat "stat --json" fsck "fsck --json" help; do
+        { "$RAMET" $verb $([ "$verb" = help ] || echo "$VOLUME") 2>>said; echo "$?" >>status; } | true
+    done; cat said; grep -v -x -e 0 -e 141 status; "$RAMET" stat "$VOLUME" >/dev/full"#;
+    let out = start(&bed, &["bash"], script);
+    assert!(
+        out.stdout.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&out.stdout)
+    );
+    let said = String::from_utf8_lossy(&out.stderr);
+    assert!(
+        said.starts_with("ramet: standard output: no space left"),
+        "{said}"
+    );
+    assert_eq!(out.status.code(), Some(1));
+}
+
+#[test]
+fn a_mount_tells_that_it_switched_io_uring_on_for_the_machine() {
+    const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+    /// Gives the machine its setting back.
+    struct Undo(String);
+    impl Drop for Undo {
+        fn drop(&mut self) {
+            fs::write(SWITCH, &self.0).expect("it was written before");
+        }
+    }
+    let is_root = rustix::process::geteuid().is_root();
+    let Some(before) = fs::read_to_string(SWITCH).ok().filter(|_| is_root) else {
+        println!("no switch that could be turned");
+        return;
+    };
+    let _undo = Undo(before);
+    fs::write(SWITCH, "N").expect("root may");
+    let bed = Bed::new("64M");
+    let script = r#""$RAMET" mount "$VOLUME" "$DIR" -o io_uring"#;
+    let said = |out: Output| String::from_utf8_lossy(&out.stderr).into_owned();
+    let first = said(start(&bed, &["bash"], script));
+    let words = "enable_uring was switched on";
+    assert!(
+        first.contains(words) && first.lines().count() == 1,
+        "{first}"
+    );
+    bed.mounted().umount();
+    // It is on already.
+    assert_eq!(said(start(&bed, &["bash"], script)), "");
+    bed.mounted().umount();
 }

@@ -74,12 +74,14 @@ pub use scrub::{Damaged, ScrubPage};
 pub use volume::Volume;
 pub use xattr::{SetXattr, XATTR_BYTES_MAX};
 
-/// How reading a file changes its access time.
+/// How reading an object changes its access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessTime {
     /// When it is not later than the last change, or a day old.
     #[default]
     Relative,
+    /// With each read.
+    Strict,
     /// Never.
     Never,
 }
@@ -108,8 +110,10 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Compression of blocks written while the volume is open; `None` takes the volume's.
     pub compression: Option<Codec>,
-    /// How reading changes access times.
+    /// How reading files and symbolic links changes access times.
     pub access_time: AccessTime,
+    /// How reading directories does.
+    pub dir_access_time: AccessTime,
     /// Where times come from; `None` is the clock of the machine.
     pub clock: Option<Arc<dyn Clock>>,
     /// Seed of the random numbers, for runs that can be repeated.

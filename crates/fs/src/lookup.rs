@@ -142,12 +142,18 @@ impl Volume {
     /// change of the record, and is lost when there is none before the inode leaves the memory.
     pub(crate) fn read_now(&self, inode: &Arc<Inode>) {
         const DAY_SECS: i64 = 24 * 60 * 60;
-        if self.access_time == AccessTime::Never {
+        let how = if inode.is_dir() {
+            self.dir_access_time
+        } else {
+            self.access_time
+        };
+        if how == AccessTime::Never {
             return;
         }
         let now = self.now();
         let is_due = |record: &Record| {
-            record.atime <= record.mtime
+            how == AccessTime::Strict
+                || record.atime <= record.mtime
                 || record.atime <= record.ctime
                 || now.secs - record.atime.secs >= DAY_SECS
         };

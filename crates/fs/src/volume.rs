@@ -50,6 +50,7 @@ pub struct Volume {
     pub(crate) topology: RwLock<Topology>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) access_time: AccessTime,
+    pub(crate) dir_access_time: AccessTime,
     pub(crate) is_read_only: bool,
     inos: Mutex<InoCounter>,
     random: Mutex<StdRng>,
@@ -174,6 +175,7 @@ impl Volume {
             topology: RwLock::new(Topology { generation: 0 }),
             clock: options.clock.unwrap_or_else(|| Arc::new(SystemClock)),
             access_time: options.access_time,
+            dir_access_time: options.dir_access_time,
             is_read_only: options.read_only,
             inos: Mutex::new(InoCounter {
                 first: next,

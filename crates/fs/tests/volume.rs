@@ -2,12 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use ramet_betree::VOLUME_BYTES_MIN;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    Attr, Caller, CloneMode, Credentials, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
-    ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, Writer,
+    AccessTime, Attr, Caller, Clock, CloneMode, Credentials, Error, FormatOptions, Ino, Kind,
+    NewInode, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, Writer,
 };
 
 fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
@@ -1023,4 +1024,59 @@ fn a_clone_may_replace_a_directory_above_or_below_its_source() {
     assert!(volume.lookup(a, b"c").is_ok());
     assert!(matches!(volume.lookup(a, b"b"), Err(Error::NotFound)));
     assert_eq!(volume.check().unwrap(), []);
+}
+
+/// A clock that a test moves.
+#[derive(Debug, Default)]
+struct Hand(AtomicI64);
+
+impl Clock for Hand {
+    fn now(&self) -> Time {
+        Time {
+            secs: self.0.load(Ordering::SeqCst),
+            nanos: 0,
+        }
+    }
+}
+
+#[test]
+fn reads_change_access_times_as_the_options_say() {
+    use AccessTime::{Never, Relative, Strict};
+    // Of a file and of a directory: the first read and the second one move the time, or not.
+    for (files, dirs, file_moves, dir_moves) in [
+        (Relative, Relative, [true, false], [true, false]),
+        (Strict, Strict, [true, true], [true, true]),
+        (Strict, Never, [true, true], [false, false]),
+        (Relative, Never, [true, false], [false, false]),
+        (Never, Never, [false, false], [false, false]),
+    ] {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let clock = Arc::new(Hand::default());
+        clock.0.store(1_000_000, Ordering::SeqCst);
+        let options = OpenOptions {
+            access_time: files,
+            dir_access_time: dirs,
+            clock: Some(Arc::clone(&clock) as Arc<dyn Clock>),
+            ..OpenOptions::default()
+        };
+        let volume = Volume::open(device, options).unwrap();
+        let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
+        let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
+        let moves = |ino: Ino, read: &dyn Fn()| {
+            [(); 2].map(|()| {
+                let before = volume.getattr(ino).unwrap().atime;
+                clock.0.fetch_add(10, Ordering::SeqCst);
+                read();
+                volume.getattr(ino).unwrap().atime != before
+            })
+        };
+        let read = || drop(volume.read(file, 0, 1).unwrap());
+        assert_eq!(moves(file, &read), file_moves, "{files:?}");
+        let list = || {
+            let stream = volume.open_dir(dir).unwrap();
+            volume.read_dir(&stream, 0, |_| true).unwrap();
+        };
+        assert_eq!(moves(dir, &list), dir_moves, "{dirs:?}");
+    }
 }

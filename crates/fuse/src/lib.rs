@@ -36,7 +36,7 @@ mod workers;
 
 #[cfg(fuzzing)]
 pub use ioctl::Controls;
-pub use options::{MountOptions, Transport};
+pub use options::{Durability, MountOptions, Transport};
 pub use session::{Mounted, Unmounter, mount};
 use thiserror::Error;
 
@@ -46,6 +46,9 @@ pub enum Error {
     /// A mount option that is not known, or needs a value.
     #[error("mount option `{0}` is not known")]
     UnknownOption(String),
+    /// A mount option that cannot be honoured, and the reason.
+    #[error("mount option `{0}`: {1}")]
+    RefusedOption(String, &'static str),
     /// The value of `compression=` is no codec.
     #[error("mount option `compression={0}`: {1}")]
     UnknownCodec(String, ramet_block::NoSuchCodec),

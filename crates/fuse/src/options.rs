@@ -1,6 +1,7 @@
 //! Mount options, as `mount -o` spells them.
 
 use ramet_block::Codec;
+use ramet_fs::AccessTime;
 
 use crate::{Error, Result};
 
@@ -16,6 +17,18 @@ pub enum Transport {
     Device,
 }
 
+/// Which changes are durable before they are answered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// None: `fsync` makes them durable.
+    #[default]
+    OnRequest,
+    /// Those of directories at least; here all.
+    Directories,
+    /// All.
+    Everything,
+}
+
 /// How to mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
@@ -29,8 +42,12 @@ pub struct MountOptions {
     pub nodev: bool,
     /// Refuse to execute files.
     pub noexec: bool,
-    /// Never change access times when reading.
-    pub noatime: bool,
+    /// How reading a file changes its access time.
+    pub access_time: AccessTime,
+    /// Whether reading a directory changes its access time too, in the same way.
+    pub dir_access_time: bool,
+    /// Which changes are durable before they are answered.
+    pub durability: Durability,
     /// Serve every user, not only the one who mounts. Root's mounts do by default.
     pub allow_other: bool,
     /// Compression of data written while mounted; `None` takes the volume's.
@@ -53,7 +70,9 @@ impl MountOptions {
             nosuid: false,
             nodev: false,
             noexec: false,
-            noatime: false,
+            access_time: AccessTime::Relative,
+            dir_access_time: true,
+            durability: Durability::OnRequest,
             allow_other: rustix::process::geteuid().is_root(),
             compression: None,
             threads: 0,
@@ -62,52 +81,125 @@ impl MountOptions {
         }
     }
 
-    /// Adds a comma-separated list, later ones winning: `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`,
-    /// `exec`, `noexec`, `atime`, `relatime`, `noatime`, `allow_other`, `fsname=TEXT`,
-    /// `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`, `no_io_uring`, and `defaults`, `auto`, `noauto`, `user`, `nofail`, `_netdev` and `x-*`, which
-    /// concern only mount(8) and are ignored.
+    /// Adds a comma-separated list, later ones winning.
+    ///
+    /// - Of mount(8): `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`, `exec`, `noexec`, `sync`, `dirsync`, `async`, `allow_other`.
+    /// - Access times: `relatime` and `atime` (once after each change, and daily; the default), `strictatime`, `noatime`, `diratime`,
+    ///   `nodiratime`, and `norelatime`, `nostrictatime`, which take `strictatime` back.
+    /// - Ramet's own: `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`, `no_io_uring`, `fsname=TEXT`.
+    /// - Accepted because they hold anyway: `lazytime` and `nolazytime` (access times are kept in memory, all other times are stored
+    ///   with each change), `default_permissions`, `nomand`, `noiversion`, `loud`, `silent`.
+    /// - Accepted because mount(8) or the system's manager acts on them: `defaults`, `auto`, `noauto`, `user`, `users`, `owner`, `group`
+    ///   with their opposites, `nofail`, `_netdev`, `comment=`, `x-*` and `X-*`.
     ///
     /// # Errors
-    /// `UnknownOption` for anything else, `UnknownCodec`.
+    /// `RefusedOption` for one that cannot be honoured, with the reason; `UnknownOption` for anything else, `UnknownCodec`.
     pub fn add(&mut self, list: &str) -> Result<()> {
         for option in list
             .split(',')
             .map(str::trim)
             .filter(|option| !option.is_empty())
         {
-            match option.split_once('=').unwrap_or((option, "")) {
-                ("ro", "") => self.read_only = true,
-                ("rw", "") => self.read_only = false,
-                ("nosuid", "") => self.nosuid = true,
-                ("suid", "") => self.nosuid = false,
-                ("nodev", "") => self.nodev = true,
-                ("dev", "") => self.nodev = false,
-                ("noexec", "") => self.noexec = true,
-                ("exec", "") => self.noexec = false,
-                ("noatime", "") => self.noatime = true,
-                ("atime" | "relatime", "") => self.noatime = false,
-                ("allow_other", "") => self.allow_other = true,
-                ("fsname", text) if !text.is_empty() => self.fsname = text.to_owned(),
-                ("compression", codec) => {
-                    let unknown = |why| Error::UnknownCodec(codec.to_owned(), why);
-                    self.compression = Some(codec.parse().map_err(unknown)?);
+            self.add_one(option)?;
+        }
+        Ok(())
+    }
+
+    fn add_one(&mut self, option: &str) -> Result<()> {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("ro", "") => self.read_only = true,
+            ("rw", "") => self.read_only = false,
+            ("nosuid", "") => self.nosuid = true,
+            ("suid", "") => self.nosuid = false,
+            ("nodev", "") => self.nodev = true,
+            ("dev", "") => self.nodev = false,
+            ("noexec", "") => self.noexec = true,
+            ("exec", "") => self.noexec = false,
+            ("noatime", "") => self.access_time = AccessTime::Never,
+            ("strictatime", "") => self.access_time = AccessTime::Strict,
+            ("atime" | "relatime", "") => self.access_time = AccessTime::Relative,
+            ("norelatime" | "nostrictatime", "") => {
+                if self.access_time == AccessTime::Strict {
+                    self.access_time = AccessTime::Relative;
                 }
-                ("ahead", "") => self.ahead = true,
-                ("no_ahead", "") => self.ahead = false,
-                ("io_uring", "") => self.transport = Transport::Ring,
-                ("no_io_uring", "") => self.transport = Transport::Device,
-                ("threads", number) => {
-                    self.threads = number
-                        .parse()
-                        .map_err(|_| Error::UnknownOption(option.to_owned()))?;
+            }
+            ("nodiratime", "") => self.dir_access_time = false,
+            ("diratime", "") => self.dir_access_time = true,
+            ("sync", "") => self.durability = Durability::Everything,
+            ("dirsync", "") => {
+                if self.durability == Durability::OnRequest {
+                    self.durability = Durability::Directories;
                 }
-                ("defaults" | "auto" | "noauto" | "user" | "nofail" | "_netdev", "") => {}
-                (name, _) if name.starts_with("x-") => {}
-                _ => return Err(Error::UnknownOption(option.to_owned())),
+            }
+            ("async", "") => self.durability = Durability::OnRequest,
+            ("allow_other", "") => self.allow_other = true,
+            ("fsname", text) if !text.is_empty() => self.fsname = text.to_owned(),
+            ("compression", codec) => {
+                let unknown = |why| Error::UnknownCodec(codec.to_owned(), why);
+                self.compression = Some(codec.parse().map_err(unknown)?);
+            }
+            ("ahead", "") => self.ahead = true,
+            ("no_ahead", "") => self.ahead = false,
+            ("io_uring", "") => self.transport = Transport::Ring,
+            ("no_io_uring", "") => self.transport = Transport::Device,
+            ("threads", number) => {
+                self.threads = number
+                    .parse()
+                    .map_err(|_| Error::UnknownOption(option.to_owned()))?;
+            }
+            (name, value) if holds_anyway(name, value) || is_for_others(name, value) => {}
+            (name, _) => {
+                return Err(match why_refused(name) {
+                    Some(why) => Error::RefusedOption(option.to_owned(), why),
+                    None => Error::UnknownOption(option.to_owned()),
+                });
             }
         }
         Ok(())
     }
+}
+
+/// Options that ask for nothing else than what each mount does.
+fn holds_anyway(name: &str, value: &str) -> bool {
+    let names = [
+        "default_permissions",
+        "lazytime",
+        "nolazytime",
+        "nomand",
+        "noiversion",
+        "loud",
+        "silent",
+    ];
+    names.contains(&name) && value.is_empty()
+}
+
+/// Options that mount(8), or what reads fstab(5), acts on.
+fn is_for_others(name: &str, value: &str) -> bool {
+    let names = [
+        "defaults", "auto", "noauto", "users", "nousers", "nouser", "owner", "noowner", "group",
+        "nogroup", "nofail", "_netdev",
+    ];
+    let is_comment = name.starts_with("x-") || name.starts_with("X-") || name == "comment";
+    // mount(8) adds a user's name.
+    is_comment || name == "user" || names.contains(&name) && value.is_empty()
+}
+
+/// Why an option that mount(8) knows is refused.
+fn why_refused(name: &str) -> Option<&'static str> {
+    Some(match name {
+        "mand" => "Linux has no mandatory locks any more",
+        "iversion" => "files have no counter of their changes that programs could read",
+        "nosymfollow" => "FUSE mounts cannot be made with it",
+        "remount" => "use mount -o remount,ro DIR, or unmount and mount again",
+        "bind" | "rbind" | "move" | "shared" | "rshared" | "slave" | "rslave" | "private"
+        | "rprivate" | "unbindable" | "runbindable" => {
+            "it is about a mount that stands: use mount(8) when the volume is mounted"
+        }
+        "context" | "fscontext" | "defcontext" | "rootcontext" => {
+            "FUSE mounts take no security labels from options"
+        }
+        _ => return None,
+    })
 }
 
 #[cfg(test)]
@@ -131,10 +223,71 @@ mod tests {
             gzip.contains("`compression=gzip`") && gzip.contains("lz4"),
             "{gzip}"
         );
-        assert!(!options.read_only && options.nosuid && options.noatime);
+        assert!(!options.read_only && options.nosuid);
+        assert_eq!(options.access_time, AccessTime::Never);
         assert_eq!((options.threads, options.fsname.as_str()), (3, "a=b"));
         assert!(
             matches!(options.add("sync=1"), Err(Error::UnknownOption(name)) if name == "sync=1")
         );
+    }
+
+    fn with(list: &str) -> MountOptions {
+        let mut options = MountOptions::new("vol");
+        options.add(list).unwrap();
+        options
+    }
+
+    #[test]
+    fn access_times_are_as_the_last_option_says() {
+        for (list, files, dirs) in [
+            ("defaults", AccessTime::Relative, true),
+            ("strictatime", AccessTime::Strict, true),
+            ("noatime,strictatime,nodiratime", AccessTime::Strict, false),
+            ("strictatime,nostrictatime", AccessTime::Relative, true),
+            ("noatime,norelatime", AccessTime::Never, true),
+            ("strictatime,atime", AccessTime::Relative, true),
+            ("nodiratime,diratime,lazytime", AccessTime::Relative, true),
+        ] {
+            let options = with(list);
+            let found = (options.access_time, options.dir_access_time);
+            assert_eq!(found, (files, dirs), "{list}");
+        }
+    }
+
+    #[test]
+    fn durability_is_as_the_last_option_says() {
+        for (list, durability) in [
+            ("defaults", Durability::OnRequest),
+            ("sync", Durability::Everything),
+            ("dirsync", Durability::Directories),
+            ("sync,dirsync", Durability::Everything),
+            ("dirsync,sync", Durability::Everything),
+            ("sync,dirsync,async", Durability::OnRequest),
+        ] {
+            assert_eq!(with(list).durability, durability, "{list}");
+        }
+    }
+
+    #[test]
+    fn options_of_others_change_nothing_and_what_cannot_be_had_is_refused_with_the_reason() {
+        let others = "defaults,auto,noauto,user,user=ann,users,nouser,owner,group,nofail,_netdev,\
+                      x-systemd.automount,X-mount.mkdir=0755,comment=x,lazytime,nomand,silent";
+        assert_eq!(with(others), MountOptions::new("vol"));
+        for (option, word) in [
+            ("mand", "mandatory"),
+            ("nosymfollow", "FUSE"),
+            ("remount", "again"),
+            ("bind", "mount(8)"),
+            ("context=x", "labels"),
+        ] {
+            let refused = MountOptions::new("vol").add(option).unwrap_err();
+            assert!(matches!(refused, Error::RefusedOption(..)), "{option}");
+            let said = refused.to_string();
+            assert!(said.contains(option) && said.contains(word), "{said}");
+        }
+        for option in ["data=ordered", "sync=yes", "users=7", "lazytime=1"] {
+            let refused = MountOptions::new("vol").add(option);
+            assert!(matches!(refused, Err(Error::UnknownOption(_))), "{option}");
+        }
     }
 }

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use fuser::{Config, MountOption, Session, SessionACL};
-use ramet_fs::Volume;
+use ramet_fs::{AccessTime, Volume};
 
 use crate::device::DeviceFront;
 use crate::mountinfo::{self, Device};
 use crate::notify::Kernel;
-use crate::options::{MountOptions, Transport};
+use crate::options::{Durability, MountOptions, Transport};
 use crate::ring::{self, Rings};
 use crate::server::Server;
 use crate::terms::set_read_ahead;
@@ -95,10 +95,19 @@ impl Unmounter {
     }
 }
 
+/// A value as fusermount3 reads it: a comma ends an option, and a backslash takes the meaning of the byte behind it away.
+fn escape(value: &str) -> String {
+    value.replace('\\', r"\\").replace(',', r"\,")
+}
+
 fn config(options: &MountOptions, threads: usize) -> Config {
     let is_root = rustix::process::geteuid().is_root();
     let mut mount_options = vec![
-        MountOption::FSName(options.fsname.clone()),
+        MountOption::FSName(if is_root {
+            options.fsname.clone()
+        } else {
+            escape(&options.fsname)
+        }),
         // As an option of its own: fuser's is for fusermount3 only.
         MountOption::CUSTOM("subtype=ramet".to_owned()),
         MountOption::DefaultPermissions,
@@ -108,7 +117,18 @@ fn config(options: &MountOptions, threads: usize) -> Config {
         (options.nosuid, MountOption::NoSuid),
         (options.nodev, MountOption::NoDev),
         (options.noexec, MountOption::NoExec),
-        (options.noatime, MountOption::NoAtime),
+        (
+            options.access_time == AccessTime::Never,
+            MountOption::NoAtime,
+        ),
+        (
+            options.durability == Durability::Everything,
+            MountOption::Sync,
+        ),
+        (
+            options.durability == Durability::Directories,
+            MountOption::DirSync,
+        ),
         // fusermount3 gives nobody else these two.
         (is_root && !options.nosuid, MountOption::Suid),
         (is_root && !options.nodev, MountOption::Dev),
@@ -282,5 +302,15 @@ impl Drop for Mounted {
         {
             tracing::error!(%error, "left mounted");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_keep_commas_and_backslashes_on_their_way_through_the_helper() {
+        assert_eq!(escape(r"/a,b\c\"), r"/a\,b\\c\\");
     }
 }

@@ -115,6 +115,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         manual: true,
         sync_each: plan.seed % 3 == 1,
         access_time: AccessTime::Never,
+        dir_access_time: AccessTime::Never,
         clock: Some(Arc::new(Seconds::default())),
         ..OpenOptions::default()
     };
