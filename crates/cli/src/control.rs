@@ -13,9 +13,7 @@ use ramet_fs::control::{
 };
 use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
 use ramet_sys::control_ioctl;
-use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat, syncfs,
-};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -59,9 +57,10 @@ impl Root {
         serde_json::from_str(text).map_err(|_| Errno::PROTO)
     }
 
-    /// Hands the kernel's dirty pages (of shared mappings) to the daemon.
+    /// Hands to the daemon what programs have stored into mapped files.
     fn write_back(&self) -> Answer {
-        syncfs(&self.0)
+        ramet_fs::fence::write_back(&self.0)
+            .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
     /// Makes everything written so far durable.

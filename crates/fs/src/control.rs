@@ -16,6 +16,7 @@
 //! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
 //! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], answered like [`STAT`] by a [`ScrubPage`](crate::ScrubPage) |
 //! | 10 | [`GROW`] | in | new size of the volume in bytes, u64 |
+//! | 11 | [`FENCE`] | in and out | [`Fence`](crate::fence::Fence) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see [`crate::Volume::clone_entry`].
 //!
@@ -81,6 +82,8 @@ pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
 /// Makes the volume longer, and its image file. Root and the owner of the daemon may.
 pub const GROW: u32 = number(DIR_IN, 10, 8);
+/// Raises a fence behind the requests that are queued, and tells whether it has passed: see [`crate::fence`].
+pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, crate::fence::FENCE_BYTES);
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists. The same as no flag.
 pub const CLONE_NO_REPLACE: u32 = 1;

@@ -34,6 +34,7 @@ mod data;
 mod diff;
 mod dir;
 mod error;
+pub mod fence;
 mod ghost;
 mod holes;
 mod inode;

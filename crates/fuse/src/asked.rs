@@ -66,6 +66,16 @@ impl Asked {
         self.0[operation as usize].fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Of the requests so far, those that the kernel may send in the background, for which nobody waits.
+    pub(crate) fn background(&self) -> u64 {
+        use Operation::{Read, Release, Releasedir, Write};
+        let counted = [Read, Write, Release, Releasedir].map(|operation| operation as usize);
+        counted
+            .map(|at| self.0[at].load(Ordering::SeqCst))
+            .iter()
+            .sum()
+    }
+
     /// The counters that are not zero, by name.
     pub(crate) fn json(&self) -> Value {
         let counted = NAMES.iter().zip(&self.0);

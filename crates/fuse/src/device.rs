@@ -1,6 +1,6 @@
 //! Requests read from `/dev/fuse`.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -17,6 +17,7 @@ use fuser::{
 use ramet_fs::{Attr, SetAttr};
 
 use crate::asked::Operation;
+use crate::barrier::{Fences, Lane};
 use crate::caller::Asker;
 use crate::convert::{file_attr, file_type, ino, no_entry, set_time};
 use crate::server::{Answer, Server};
@@ -31,6 +32,29 @@ pub(crate) struct DeviceFront {
     ring: Arc<AtomicBool>,
 }
 
+thread_local! {
+    /// The lane of a thread that reads requests. Each belongs to one session.
+    static LANE: OnceCell<Arc<Lane>> = const { OnceCell::new() };
+}
+
+/// A request that is being served.
+struct Served<'a> {
+    fences: &'a Fences,
+    /// `None` where rings bring what a fence waits for.
+    lane: Option<Arc<Lane>>,
+    turn: Option<Turn<'a>>,
+}
+
+impl Drop for Served<'_> {
+    /// The thread holds nothing now, and reads nothing any more that was queued before the newest fence.
+    fn drop(&mut self) {
+        if let Some(lane) = &self.lane {
+            lane.clears(self.fences.newest());
+            lane.rest(|| drop(self.turn.take()));
+        }
+    }
+}
+
 impl DeviceFront {
     /// Requests come from `threads` threads. Asks the kernel for requests through io_uring if `ring` says so, and
     /// leaves there what it answered.
@@ -43,9 +67,16 @@ impl DeviceFront {
     }
 
     /// Counts a request; the thread is in line for the next one again when the result is dropped.
-    fn turn(&self, operation: Operation) -> Turn<'_> {
+    fn turn(&self, operation: Operation) -> Served<'_> {
+        let fences = self.server.fences();
+        let brings_all = !self.ring.load(Ordering::Relaxed);
+        let own = || LANE.with(|lane| Arc::clone(lane.get_or_init(|| fences.add_lane(None))));
         self.server.count(operation);
-        self.turns.take()
+        Served {
+            fences,
+            lane: brings_all.then(own),
+            turn: Some(self.turns.take()),
+        }
     }
 }
 
@@ -112,8 +143,9 @@ fn xattr(reply: ReplyXattr, size: u32, answer: Answer<Vec<u8>>) {
 }
 
 impl Filesystem for DeviceFront {
-    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
+    fn init(&mut self, request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
         negotiate(config);
+        self.server.fences().begins_with(request.unique().0);
         let ring = self.ring.load(Ordering::SeqCst)
             && config
                 .add_capabilities(InitFlags::FUSE_OVER_IO_URING)
@@ -540,7 +572,10 @@ impl Filesystem for DeviceFront {
             Ok(data) => reply.ioctl(0, &data),
             Err(errno) => reply.error(errno),
         };
-        self.server.ioctl(dir, call, asker(request), reply);
+        match self.server.fence(call, request.unique().0) {
+            Some(answer) => reply(answer),
+            None => self.server.ioctl(dir, call, asker(request), reply),
+        }
     }
 
     fn fallocate(

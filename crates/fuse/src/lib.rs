@@ -11,6 +11,7 @@
 
 mod ahead;
 mod asked;
+mod barrier;
 mod caller;
 mod convert;
 mod deference;

@@ -44,6 +44,7 @@ use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use ramet_fs::{Attr, DirEntry, Ino, Invalidation, Kind, SetAttr, SetTime, Time};
 
 use crate::asked::Operation;
+use crate::barrier::{Fences, Lane};
 use crate::caller::Asker;
 use crate::deference::{Deference, Deferrer};
 use crate::glances::{Glances, SHORT};
@@ -88,26 +89,45 @@ impl OwnRing {
         driver.build().map(Self)
     }
 
-    /// Carries a command out.
+    /// Carries a command out. While it waits, the lane looks at each fence that is raised.
     ///
     /// # Errors
     /// Those of the command.
-    fn submit(&mut self, command: impl OpCode + 'static) -> io::Result<usize> {
+    fn submit(
+        &mut self,
+        command: impl OpCode + 'static,
+        (fences, lane): (&Fences, &Lane),
+    ) -> io::Result<usize> {
         let mut pushed = self.0.push(command);
         loop {
             match pushed {
                 PushEntry::Ready(done) => return done.0,
                 PushEntry::Pending(key) => {
-                    // A signal, or being stopped for a while, ends a wait early; either is said so.
-                    let waited = self.0.poll(None).or_else(|error| match error.kind() {
-                        io::ErrorKind::Interrupted | io::ErrorKind::TimedOut => Ok(()),
-                        _ => Err(error),
-                    });
-                    waited?;
+                    let newest = fences.newest();
+                    let looks = !lane.has_cleared(newest);
+                    match self.0.poll(looks.then_some(Duration::ZERO)) {
+                        Ok(()) => {}
+                        // The kernel has handed over all that it had, and that was nothing.
+                        Err(error) if looks && error.kind() == io::ErrorKind::TimedOut => {
+                            lane.clears(newest);
+                        }
+                        // A signal, or being stopped for a while, ends a wait early; either is said so.
+                        Err(error)
+                            if matches!(
+                                error.kind(),
+                                io::ErrorKind::Interrupted | io::ErrorKind::TimedOut
+                            ) => {}
+                        Err(error) => return Err(error),
+                    }
                     pushed = self.0.pop(key);
                 }
             }
         }
+    }
+
+    /// Ends a wait in [`OwnRing::submit`], so that the thread looks at the newest fence.
+    fn waker(&self) -> Waker {
+        self.0.waker()
     }
 }
 
@@ -209,6 +229,8 @@ impl Rings {
             has_failed: AtomicBool::new(false),
             abort,
         });
+        let lanes = connection.queues.iter().map(|queue| queue.threads).sum();
+        connection.server.fences().expect_lanes(lanes);
         let mut rings = Self {
             threads: Vec::new(),
             connection: Arc::clone(&connection),
@@ -302,18 +324,20 @@ impl RingFront {
                 return Ok(());
             }
         };
+        let lane = self.server().fences().add_lane(Some(ring.waker()));
         let _ = ready.send(Ok(()));
         let deferrer = self.connection.deference.deferrer();
-        self.serve(&mut ring, &mut entry, &deferrer)
+        self.serve(&mut ring, &mut entry, (&deferrer, &lane))
     }
 
     fn serve(
         &self,
         ring: &mut OwnRing,
         entry: &mut RingEntry,
-        deferrer: &Deferrer,
+        (deferrer, lane): (&Deferrer, &Lane),
     ) -> io::Result<()> {
-        let mut asked = ring.submit(FuseRegister::new(entry, self.number));
+        let watch = (self.server().fences(), lane);
+        let mut asked = ring.submit(FuseRegister::new(entry, self.number), watch);
         loop {
             match asked {
                 Ok(_) => {}
@@ -328,12 +352,13 @@ impl RingFront {
                 }
                 Err(error) => return Err(error),
             }
+            lane.begins(entry.header().in_header().unique);
             let lone = lone_asker(entry);
             deferrer.asked(lone);
             self.answer(entry);
             deferrer.answers(lone);
             let commit = FuseCommitAndFetch::new(self.number, entry.commit_id());
-            asked = ring.submit(commit);
+            asked = ring.submit(commit, watch);
         }
     }
 
@@ -528,7 +553,11 @@ impl RingFront {
                     gid: header.gid,
                     pid: header.pid,
                 };
-                let answer = self.ioctl((Ino(header.nodeid), call.fh), call.number, data, asker);
+                let dir = (Ino(header.nodeid), call.fh);
+                let answer = match self.server().fence((call.number, data), header.unique) {
+                    Some(answer) => answer,
+                    None => self.ioctl(dir, call.number, data, asker),
+                };
                 answer.and_then(|data| {
                     let fits = data.len() <= call.out_bytes;
                     fits.then_some(data).ok_or(Errno::EIO)

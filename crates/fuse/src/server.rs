@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
-use ramet_fs::control::NAME_BYTES_MAX;
+use ramet_fs::control::{FENCE, NAME_BYTES_MAX};
+use ramet_fs::fence::Fence;
 use ramet_fs::{
     Attr, BLOCK_BYTES, Credentials, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode,
     ROOT_INO, RenameMode, Result, SetAttr, SetXattr, Volume,
@@ -18,6 +19,7 @@ use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 
 use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};
 use crate::asked::{Asked, Operation};
+use crate::barrier::Fences;
 use crate::caller::{Asker, caller, credentials};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
@@ -45,6 +47,7 @@ pub(crate) struct Server {
     /// One thread for contents that nobody asked for yet.
     ahead: Workers,
     nowhere: Nowhere,
+    fences: Fences,
 }
 
 /// What the jobs of the workers need.
@@ -141,6 +144,7 @@ impl Server {
             structural: Workers::new("clone", 1)?,
             ahead: Workers::new("ahead", 1)?,
             nowhere: Nowhere::new(),
+            fences: Fences::new(),
         })
     }
 
@@ -174,6 +178,25 @@ impl Server {
 
     pub(crate) fn count(&self, operation: Operation) {
         self.core.asked.count(operation);
+    }
+
+    pub(crate) fn fences(&self) -> &Fences {
+        &self.fences
+    }
+
+    /// The answer to the ioctl `number`, which came as the request numbered `request`, if it is about a fence. It never
+    /// waits.
+    pub(crate) fn fence(
+        &self,
+        (number, data): (u32, &[u8]),
+        request: u64,
+    ) -> Option<Answer<Vec<u8>>> {
+        if number != FENCE {
+            return None;
+        }
+        let asked = answer(Fence::decode(data));
+        let begun = self.core.asked.background();
+        Some(asked.map(|asked| self.fences.answer(asked, request, begun).encode().to_vec()))
     }
 
     /// `None` for a name that does not exist, which may be remembered.

@@ -195,6 +195,9 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
         dir: Arc::new(dir.clone()),
         device: mountinfo::device_at(&dir),
     };
+    if !has_ring.load(Ordering::SeqCst) {
+        server.fences().expect_lanes(readers);
+    }
     let start = || {
         let unmounter = unmounter.clone();
         let abort = Box::new(move || unmounter.abort());

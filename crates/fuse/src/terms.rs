@@ -9,6 +9,8 @@ use std::time::Duration;
 use fuser::{Errno, FopenFlags, InitFlags, KernelConfig};
 use rustix::fs::OFlags;
 
+use crate::barrier::BACKGROUND_MAX;
+
 /// How long the kernel may believe what it was told: for ever, near enough.
 pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long the kernel may believe that a name does not exist. Short, so that the names that it may believe that of can be forgotten
@@ -18,8 +20,6 @@ pub const MISSING_TTL: Duration = Duration::from_secs(60);
 pub const GENERATION: u64 = 0;
 /// Bytes of one write request.
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// Requests of the kernel's own, such as reading ahead, that wait at the same time.
-const BACKGROUND_MAX: u16 = 64;
 /// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer ones, each of several to
 /// the device, would make a disk seek to and fro.
 const READ_AHEAD_KIB: u32 = 512;
@@ -32,6 +32,8 @@ pub fn negotiate(config: &mut KernelConfig) {
     // Not FUSE_ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file
     // is a running program and refuses. Nor FUSE_EXPORT_SUPPORT: a server of NFS opens a directory again for
     // each part of it, whose cookies count from where its stream began, and asks for inodes that were forgotten.
+    // Nor FUSE_ASYNC_DIO: with it a write past the pages, by asynchronous I/O, drops them before it has been carried out, and
+    // not after it. A reader in between fills them with what was there before, for good.
     let wanted = [
         InitFlags::FUSE_NO_EXPORT_SUPPORT,
         InitFlags::FUSE_DO_READDIRPLUS,
@@ -39,7 +41,6 @@ pub fn negotiate(config: &mut KernelConfig) {
         InitFlags::FUSE_HANDLE_KILLPRIV_V2,
         InitFlags::FUSE_CACHE_SYMLINKS,
         InitFlags::FUSE_EXPLICIT_INVAL_DATA,
-        InitFlags::FUSE_ASYNC_DIO,
         InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
     ];
     for capability in wanted {

@@ -1,0 +1,278 @@
+//! Fences: whether every request that was queued before a moment has been carried out.
+//!
+//! A *lane* is a thread that takes requests from the kernel, one at a time. A fence is raised by a request of our own,
+//! which comes behind all requests that were queued before it. A lane has *cleared* a fence when it certainly holds
+//! no request from before the fence, and will not get one. A fence has passed when all lanes have cleared it.
+//!
+//! A lane that waits in the kernel is the hard case: a request may have been handed to it that it has not looked at
+//! yet. Nobody can tell that from outside, so the lane itself has to say it.
+//!
+//! - *Requests read from `/dev/fuse`* come from one queue, in its order. What is ahead of the request that raised the
+//!   fence was read before it. So a lane clears the fence when it ends any request after the fence was raised, or takes none at the moment. An idle
+//!   lane gets one because the client asks again and again: the kernel hands each request to the lane that has waited
+//!   longest.
+//! - *Rings* have a queue for each processor, and each gives its requests out in order. A lane clears the fence when it
+//!   finds that nothing has been handed to it: its entry is free then, and the kernel leaves no request in a queue
+//!   that has a free entry. Lanes that wait are woken for that ([`Fences::raise`]). A lane whose queue is never empty
+//!   clears the fence when it begins a request with a higher number than that of the fence: numbers are given before
+//!   requests are queued, so everything older has left the queue.
+//!
+//! The kernel holds *background* requests back, write-back among them, while as many as [`BACKGROUND_MAX`] are under way. What
+//! is held back is not queued, so a fence is not behind it. But then at least that many requests are begun or ended
+//! between the call before the fence and the moment when it has passed. They are counted, and the client raises
+//! another fence if there were so many.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+use ramet_fs::fence::{Fence, FenceCall};
+
+/// Background requests of the kernel that are under way at a time, at most: write-back and reading ahead. Enough for a
+/// fence to be the only one as a rule, and few enough that no program waits long behind them.
+pub(crate) const BACKGROUND_MAX: u16 = 512;
+/// How many of them the kernel allows when the one who mounts is not root.
+const USER_BACKGROUND_MAX: &str = "/sys/module/fuse/parameters/max_user_bgreq";
+/// What the kernel allows at least.
+const LEAST_BACKGROUND_MAX: u64 = 12;
+/// Number of the first request of a connection if one counter numbers all of them.
+const FIRST_REQUEST: u64 = 2;
+
+/// A thread that takes requests from the kernel.
+pub(crate) struct Lane {
+    /// The newest fence that it has cleared by holding nothing.
+    cleared: AtomicU64,
+    /// The kernel's number of the last request that it began; 0 if numbers tell nothing.
+    request: AtomicU64,
+    /// Whether it takes no request at the moment, and holds none.
+    rests: AtomicBool,
+    /// Ends its wait, if it can be ended.
+    waker: Option<Waker>,
+}
+
+/// All lanes of a mount and the fences that were raised.
+pub(crate) struct Fences {
+    /// Number of the newest one.
+    newest: AtomicU64,
+    lanes: Mutex<Vec<Arc<Lane>>>,
+    /// Lanes that there are, whether they have begun a request or not.
+    expected: AtomicUsize,
+    /// Whether a request has a higher number than those that were queued before it.
+    is_numbered: AtomicBool,
+    background_max: u64,
+}
+
+impl Fences {
+    pub(crate) fn new() -> Self {
+        let allowed = if rustix::process::geteuid().is_root() {
+            u64::MAX
+        } else {
+            let text = std::fs::read_to_string(USER_BACKGROUND_MAX).unwrap_or_default();
+            text.trim().parse().unwrap_or(LEAST_BACKGROUND_MAX)
+        };
+        Self {
+            newest: AtomicU64::new(0),
+            lanes: Mutex::default(),
+            expected: AtomicUsize::new(usize::MAX),
+            is_numbered: AtomicBool::new(false),
+            background_max: allowed.min(u64::from(BACKGROUND_MAX)),
+        }
+    }
+
+    /// The connection begins with a request of this number.
+    pub(crate) fn begins_with(&self, request: u64) {
+        let is_numbered = request == FIRST_REQUEST;
+        self.is_numbered.store(is_numbered, Ordering::SeqCst);
+    }
+
+    /// As many lanes take requests. No fence passes before.
+    pub(crate) fn expect_lanes(&self, count: usize) {
+        self.expected.store(count, Ordering::SeqCst);
+    }
+
+    /// A lane, which must be there before it gets its first request; `waker` ends its wait for one.
+    pub(crate) fn add_lane(&self, waker: Option<Waker>) -> Arc<Lane> {
+        let lane = Arc::new(Lane {
+            cleared: AtomicU64::new(0),
+            request: AtomicU64::new(0),
+            rests: AtomicBool::new(false),
+            waker,
+        });
+        self.lanes.lock().push(Arc::clone(&lane));
+        lane
+    }
+
+    /// Number of the newest fence.
+    pub(crate) fn newest(&self) -> u64 {
+        self.newest.load(Ordering::SeqCst)
+    }
+
+    /// The answer to `asked`, which came as the request with this number. `begun` requests that may be background ones
+    /// were begun so far.
+    pub(crate) fn answer(&self, asked: Fence, request: u64, begun: u64) -> Fence {
+        match asked.call {
+            FenceCall::Look => Fence { begun, ..asked },
+            FenceCall::Raise => {
+                let number = self.raise();
+                self.judge(
+                    Fence {
+                        number,
+                        request,
+                        ..asked
+                    },
+                    begun,
+                )
+            }
+            FenceCall::Wait => self.judge(asked, begun),
+        }
+    }
+
+    /// A new fence. Lanes that wait look whether they hold anything.
+    fn raise(&self) -> u64 {
+        let number = self.newest.fetch_add(1, Ordering::SeqCst) + 1;
+        for waker in self
+            .lanes
+            .lock()
+            .iter()
+            .filter_map(|lane| lane.waker.as_ref())
+        {
+            waker.wake_by_ref();
+        }
+        number
+    }
+
+    /// Whether the fence has passed, and is behind all that it should be behind.
+    fn judge(&self, fence: Fence, begun: u64) -> Fence {
+        let lanes = self.lanes.lock();
+        let is_numbered = self.is_numbered.load(Ordering::SeqCst);
+        let has_passed = lanes.len() >= self.expected.load(Ordering::SeqCst)
+            && lanes.iter().all(|lane| {
+                lane.rests.load(Ordering::SeqCst)
+                    || lane.cleared.load(Ordering::SeqCst) >= fence.number
+                    || is_numbered && lane.request.load(Ordering::SeqCst) >= fence.request.max(1)
+            });
+        // Each lane may have been about one more when the counting began.
+        let others = begun.saturating_sub(fence.begun) + lanes.len() as u64;
+        let call = match has_passed {
+            false => FenceCall::Wait,
+            true if others >= self.background_max => FenceCall::Raise,
+            true => FenceCall::Look,
+        };
+        match call {
+            FenceCall::Wait => Fence { call, ..fence },
+            FenceCall::Look | FenceCall::Raise => Fence {
+                call,
+                begun,
+                ..fence
+            },
+        }
+    }
+}
+
+impl Lane {
+    /// The lane of a ring begins the request of this number.
+    pub(crate) fn begins(&self, request: u64) {
+        self.request.store(request, Ordering::SeqCst);
+    }
+
+    /// The lane holds nothing, and has found so after the fence of this number was raised.
+    pub(crate) fn clears(&self, fence: u64) {
+        if self.cleared.load(Ordering::Relaxed) != fence {
+            self.cleared.store(fence, Ordering::SeqCst);
+        }
+    }
+
+    /// The lane of `/dev/fuse` takes no request while `work` goes on.
+    pub(crate) fn rest(&self, work: impl FnOnce()) {
+        self.rests.store(true, Ordering::SeqCst);
+        work();
+        self.rests.store(false, Ordering::SeqCst);
+    }
+
+    /// Whether the lane has cleared the fence of this number.
+    pub(crate) fn has_cleared(&self, fence: u64) -> bool {
+        self.cleared.load(Ordering::Relaxed) >= fence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fence that the request `request` raises, after `begun` others.
+    fn raise(fences: &Fences, request: u64, begun: u64) -> Fence {
+        let asked = Fence {
+            call: FenceCall::Raise,
+            begun,
+            number: 0,
+            request: 0,
+        };
+        fences.answer(asked, request, begun)
+    }
+
+    fn of_lanes(count: usize) -> (Fences, Vec<Arc<Lane>>) {
+        let fences = Fences::new();
+        fences.begins_with(FIRST_REQUEST);
+        fences.expect_lanes(count);
+        let lanes = (0..count).map(|_| fences.add_lane(None)).collect();
+        (fences, lanes)
+    }
+
+    fn after(fences: &Fences, fence: Fence, begun: u64) -> FenceCall {
+        fences.answer(fence, 0, begun).call
+    }
+
+    #[test]
+    fn a_fence_waits_for_every_lane_and_for_those_to_come() {
+        let (fences, lanes) = of_lanes(2);
+        let fence = raise(&fences, 10, 0);
+        assert_eq!(fence.call, FenceCall::Wait);
+        lanes[0].clears(fences.newest());
+        assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
+        fences.expect_lanes(3);
+        lanes[1].clears(fences.newest());
+        assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
+        let late = fences.add_lane(None);
+        assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
+        late.clears(fences.newest());
+        assert_eq!(after(&fences, fence, 0), FenceCall::Look);
+    }
+
+    #[test]
+    fn a_lane_that_cleared_an_older_fence_has_not_cleared_this_one() {
+        let (fences, lanes) = of_lanes(1);
+        raise(&fences, 10, 0);
+        lanes[0].clears(fences.newest());
+        let fence = raise(&fences, 20, 0);
+        assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
+        assert!(!lanes[0].has_cleared(fences.newest()));
+    }
+
+    #[test]
+    fn a_lane_that_is_never_idle_clears_a_fence_by_a_later_request() {
+        let (fences, lanes) = of_lanes(1);
+        lanes[0].begins(8);
+        let fence = raise(&fences, 10, 0);
+        assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
+        lanes[0].begins(12);
+        assert_eq!(after(&fences, fence, 0), FenceCall::Look);
+        // Of a kernel that counts for each processor, numbers tell nothing.
+        fences.begins_with(2 * 8192 + 2);
+        assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
+    }
+
+    #[test]
+    fn a_fence_that_may_stand_before_requests_held_back_is_raised_again() {
+        let (fences, lanes) = of_lanes(1);
+        let most = fences.background_max;
+        let fence = raise(&fences, 10, 100);
+        lanes[0].clears(fences.newest());
+        assert_eq!(after(&fences, fence, 100 + most - 2), FenceCall::Look);
+        let again = fences.answer(fence, 0, 100 + most - 1);
+        assert_eq!(
+            (again.call, again.begun),
+            (FenceCall::Raise, 100 + most - 1)
+        );
+    }
+}
