@@ -58,7 +58,7 @@ impl Root {
     }
 
     /// Hands to the daemon what programs have stored into mapped files.
-    fn write_back(&self) -> Answer {
+    pub fn write_back(&self) -> Answer {
         ramet_fs::fence::write_back(&self.0)
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }

@@ -3,16 +3,20 @@
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::thread;
+use std::time::Duration;
 
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
 use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter};
+use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
 
+use crate::control::Root;
 use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
 use crate::mount::refusal;
@@ -134,7 +138,8 @@ fn start(plan: &Plan) -> Outcome<Serving> {
         }
     };
     let unmounter = mounted.unmounter();
-    spawn_signal_thread(signals, unmounter.clone(), volume.clone())?;
+    let parts = (unmounter.clone(), volume.clone());
+    spawn_signal_thread(signals, parts, plan.dir.clone())?;
     info!(volume = %plan.volume.display(), dir = %plan.dir.display(), "mounted");
     Ok(Serving {
         volume,
@@ -206,13 +211,46 @@ impl Serving {
     }
 }
 
+/// How long a signal waits for what programs have stored into mapped files.
+const WRITE_BACK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Has the kernel hand over what programs have stored into mapped files of the mount at `dir`, if that is still the
+/// mount of this process. The mount may be in no state to answer, so another thread asks.
+fn write_back(dir: PathBuf) {
+    let ask = move || {
+        let root = Root::open_dir(&dir)?;
+        if root.stats()?.pid == std::process::id() {
+            root.write_back()?;
+        }
+        Ok::<_, Errno>(())
+    };
+    let (sender, asked) = channel();
+    let thread = thread::Builder::new().name("write-back".into());
+    let spawned = thread.spawn(move || {
+        // Nobody waits any more for an answer that comes too late.
+        let _ = sender.send(ask());
+    });
+    let outcome = spawned.map(|_| asked.recv_timeout(WRITE_BACK_PATIENCE));
+    match outcome {
+        Ok(Ok(Ok(()))) => {}
+        Ok(Ok(Err(e))) => warn!("what is stored into mapped files may be missing: {e}"),
+        Ok(Err(_)) => warn!("what is stored into mapped files is not there in time"),
+        Err(e) => warn!("cannot start a thread: {e}"),
+    }
+}
+
 /// Unmounts on SIGTERM, SIGINT and SIGHUP. While files are open the mount stays, but everything
 /// written so far is made durable, as a machine that shuts down may not ask twice.
-fn spawn_signal_thread(mut signals: Signals, unmounter: Unmounter, volume: Arc<Volume>) -> Outcome {
+fn spawn_signal_thread(
+    mut signals: Signals,
+    (unmounter, volume): (Unmounter, Arc<Volume>),
+    dir: PathBuf,
+) -> Outcome {
     let thread = thread::Builder::new().name("signals".into());
     let spawned = thread.spawn(move || {
         for signal in signals.forever() {
             info!(signal, "asked to end");
+            write_back(dir.clone());
             if let Err(e) = volume.sync_all() {
                 error!("cannot make everything durable: {e}");
             }

@@ -1,10 +1,10 @@
 //! A barrier behind the write-back of mapped pages.
 //!
 //! A program stores into a page that it mapped, and every reader sees the store at once; the daemon gets it when the
-//! kernel writes the page back. syncfs(2) has the kernel queue the write-back of all dirty pages of the mount before
-//! it returns, but from Linux 6.16 on it does not wait until the daemon has answered. [`write_back`] waits for that:
-//! it raises a *fence* in the daemon behind syncfs(2), and asks until the fence has passed. The daemon tells it passed
-//! when every request that was queued before it has been carried out. `docs/write-back.md` has the argument.
+//! kernel writes the page back. syncfs(2) has the kernel queue the write-back of the dirty pages of the mount before
+//! it returns, but it does not wait until the daemon has answered. [`write_back`] waits for that:
+//! it raises a *fence* in the daemon behind syncfs(2), and asks until the fence has passed: until
+//! every request that was queued before it has been carried out. `docs/write-back.md` has the argument.
 //!
 //! The call never waits in the daemon, so it takes no thread from the requests that it waits for.
 
@@ -25,11 +25,14 @@ pub const FENCE_BYTES: usize = 32;
 pub enum FenceCall {
     /// Asked: the count of requests so far, to be had before a fence is raised. Answered: the fence has passed.
     Look,
-    /// Asked: a new fence behind all requests that are queued. Answered: the kernel may have held requests back, so
-    /// that the fence is not behind all of them; another one has to be raised.
+    /// Asked: a new fence behind all requests that are queued. Answered: the fence has passed, but the kernel may have
+    /// held write-back back, so that the fence does not stand behind all of it; another round is due.
     Raise,
     /// Asked: whether the fence has passed. Answered: not yet.
     Wait,
+    /// Asked: whether the kernel has ended the write-back that programs held up when the fence passed. Answered: not
+    /// yet.
+    Hold,
 }
 
 /// A request and an answer of [`FENCE`].
@@ -39,7 +42,7 @@ pub struct Fence {
     pub call: FenceCall,
     /// Requests that the daemon had begun before the fence was raised.
     pub begun: u64,
-    /// Which fence; they are counted from 1.
+    /// Which fence, or which wait for held write-back; both are counted from 1.
     pub number: u64,
     /// The kernel's number of the request that raised it.
     pub request: u64,
@@ -61,6 +64,7 @@ impl Fence {
             FenceCall::Look => 0,
             FenceCall::Raise => 1,
             FenceCall::Wait => 2,
+            FenceCall::Hold => 3,
         };
         let mut out = [0; FENCE_BYTES];
         let fields = [call, self.begun, self.number, self.request];
@@ -84,6 +88,7 @@ impl Fence {
             0 => FenceCall::Look,
             1 => FenceCall::Raise,
             2 => FenceCall::Wait,
+            3 => FenceCall::Hold,
             _ => return Err(Error::Invalid("unknown call of a fence request")),
         };
         let [begun, number, request] = [begun, number, request].map(u64::from_le_bytes);
@@ -102,9 +107,13 @@ const EAGER_CALLS: u32 = 4;
 /// that have to come before it; in the last ones a request waits for the device.
 const PAUSE_STEP: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-/// Fences that are raised one after the other. Each waits for as many requests as the kernel may have under way at a
-/// time, so all of them for more than there are pages in memory.
-const FENCES_MAX: u32 = 1 << 16;
+/// Rounds that have to go by without the kernel holding anything back. The first one ends the write-back that was under
+/// way before it: the kernel skips a page that is being written back, also when it was stored into again. The second
+/// one has those pages too.
+const CLEAN_ROUNDS: u32 = 2;
+/// Rounds after which the kernel is held not to keep up. Each one that counts for nothing has carried out more
+/// than 1,000 requests.
+const ROUNDS_MAX: u32 = 1 << 16;
 
 /// Hands what any program has stored into mapped files of the mount to the daemon, and returns when the daemon has it.
 /// `dir` is an open directory of the mount.
@@ -120,25 +129,27 @@ pub fn write_back(dir: impl AsFd) -> io::Result<()> {
         Fence::decode(&bytes).map_err(io::Error::other)
     };
     let mut now = ask(Fence::LOOK)?;
-    rustix::fs::syncfs(dir)?;
-    for _ in 0..FENCES_MAX {
+    let mut clean = 0;
+    for _ in 0..ROUNDS_MAX {
+        rustix::fs::syncfs(dir)?;
         now = await_fence(ask, now)?;
-        if now.call == FenceCall::Look {
-            // The kernel tells here what could not be written since the first call.
+        clean += u32::from(now.call == FenceCall::Look);
+        if clean == CLEAN_ROUNDS {
+            // The kernel tells here what could not be written since the call before.
             return Ok(rustix::fs::syncfs(dir)?);
         }
     }
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Raises a fence and asks until the answer is not [`FenceCall::Wait`] any more.
+/// Raises a fence and asks until nothing has to be waited for any more.
 fn await_fence(ask: impl Fn(Fence) -> io::Result<Fence>, before: Fence) -> io::Result<Fence> {
     let mut fence = ask(Fence {
         call: FenceCall::Raise,
         ..before
     })?;
     let mut calls: u32 = 0;
-    while fence.call == FenceCall::Wait {
+    while matches!(fence.call, FenceCall::Wait | FenceCall::Hold) {
         calls = calls.saturating_add(1);
         if let Some(pauses) = calls.checked_sub(EAGER_CALLS) {
             std::thread::sleep(PAUSE_STEP.saturating_mul(pauses).min(PAUSE_MAX));
@@ -164,7 +175,7 @@ mod tests {
         assert_eq!(bytes[..10], [2, 0, 0, 0, 0, 0, 0, 0, 3, 0]);
         assert_eq!(bytes[16..19], [2, 1, 0]);
         assert_eq!(Fence::decode(&bytes).unwrap(), fence);
-        for odd in [&bytes[..31], &[3; 32], &[0; 40], &[0; 33]] {
+        for odd in [&bytes[..31], &[4; 32], &[0; 40], &[0; 33]] {
             assert!(Fence::decode(odd).is_err());
         }
     }

@@ -167,6 +167,9 @@ impl Volume {
 pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
     let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
     let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
+    // What a program stores into a mapped page is in no block before the kernel writes the page back. Programs take a
+    // file without blocks for one without data, and do not look.
+    let least_sectors = u64::from(kind == Kind::Regular && record.size_bytes > 0);
     let blocks = match kind {
         Kind::Regular if record.has(FLAG_SPARSE) => record.blocks,
         Kind::Regular => blocks,
@@ -185,10 +188,25 @@ pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
         } else {
             record.size_bytes
         },
-        sectors: blocks * (BLOCK_BYTES / 512),
+        sectors: (blocks * (BLOCK_BYTES / 512)).max(least_sectors),
         atime: record.atime,
         mtime: record.mtime,
         ctime: record.ctime,
         btime: record.btime,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_of_holes_is_not_shown_without_blocks_unless_it_is_empty() {
+        let shown = |size_bytes| {
+            let mut record = Record::new(Kind::Regular.mode_bits(), 0, 0, Time::default());
+            (record.flags, record.size_bytes) = (FLAG_SPARSE, size_bytes);
+            attr_of(Ino(2), &record).sectors
+        };
+        assert_eq!([0, 1, 8 << 20].map(shown), [0, 1, 1]);
     }
 }

@@ -66,10 +66,11 @@ impl Asked {
         self.0[operation as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Of the requests so far, those that the kernel may send in the background, for which nobody waits.
+    /// Of the requests so far, those that the kernel may send in the background, for which nobody waits. WRITE is
+    /// one of them only if it writes back, which is counted elsewhere.
     pub(crate) fn background(&self) -> u64 {
-        use Operation::{Read, Release, Releasedir, Write};
-        let counted = [Read, Write, Release, Releasedir].map(|operation| operation as usize);
+        use Operation::{Read, Release, Releasedir};
+        let counted = [Read, Release, Releasedir].map(|operation| operation as usize);
         counted
             .map(|at| self.0[at].load(Ordering::SeqCst))
             .iter()

@@ -17,10 +17,10 @@
 //!   clears the fence when it begins a request with a higher number than that of the fence: numbers are given before
 //!   requests are queued, so everything older has left the queue.
 //!
-//! The kernel holds *background* requests back, write-back among them, while as many as [`BACKGROUND_MAX`] are under way. What
-//! is held back is not queued, so a fence is not behind it. But then at least that many requests are begun or ended
-//! between the call before the fence and the moment when it has passed. They are counted, and the client raises
-//! another fence if there were so many.
+//! The kernel holds *background* requests back, write-back among them, while as many as [`BACKGROUND_MAX`] are under
+//! way, and syncfs(2) passes a file over while as many wait. A fence does not stand behind what is held back or passed
+//! over. But then at least that many requests are begun or ended between the call before syncfs(2) and the moment when
+//! the fence has passed. They are counted, and another round is due if there were so many.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -29,13 +29,17 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use ramet_fs::fence::{Fence, FenceCall};
 
-/// Background requests of the kernel that are under way at a time, at most: write-back and reading ahead. Enough for a
-/// fence to be the only one as a rule, and few enough that no program waits long behind them.
-pub(crate) const BACKGROUND_MAX: u16 = 512;
-/// How many of them the kernel allows when the one who mounts is not root.
-const USER_BACKGROUND_MAX: &str = "/sys/module/fuse/parameters/max_user_bgreq";
-/// What the kernel allows at least.
-const LEAST_BACKGROUND_MAX: u64 = 12;
+/// Background requests of the kernel that are under way at a time, at most: write-back and reading ahead. Also how many
+/// have to wait for syncfs(2) to pass files over. More than other programs send during one round as a rule, and few
+/// enough that no program waits long behind them.
+pub(crate) const BACKGROUND_MAX: u16 = 1024;
+/// How many of either the kernel allows when the one who mounts is not root.
+const USER_BACKGROUND_MAX: [&str; 2] = [
+    "/sys/module/fuse/parameters/max_user_bgreq",
+    "/sys/module/fuse/parameters/max_user_congthresh",
+];
+/// What the kernel takes where it tells no other number: three quarters of 12.
+const LEAST_BACKGROUND_MAX: u64 = 9;
 /// Number of the first request of a connection if one counter numbers all of them.
 const FIRST_REQUEST: u64 = 2;
 
@@ -65,11 +69,14 @@ pub(crate) struct Fences {
 
 impl Fences {
     pub(crate) fn new() -> Self {
+        let allowed_to_user = USER_BACKGROUND_MAX.map(|path| {
+            let text = std::fs::read_to_string(path).unwrap_or_default();
+            text.trim().parse().unwrap_or(LEAST_BACKGROUND_MAX)
+        });
         let allowed = if rustix::process::geteuid().is_root() {
             u64::MAX
         } else {
-            let text = std::fs::read_to_string(USER_BACKGROUND_MAX).unwrap_or_default();
-            text.trim().parse().unwrap_or(LEAST_BACKGROUND_MAX)
+            allowed_to_user.into_iter().min().expect("there are two")
         };
         Self {
             newest: AtomicU64::new(0),
@@ -124,7 +131,7 @@ impl Fences {
                     begun,
                 )
             }
-            FenceCall::Wait => self.judge(asked, begun),
+            FenceCall::Wait | FenceCall::Hold => self.judge(asked, begun),
         }
     }
 
@@ -154,18 +161,19 @@ impl Fences {
             });
         // Each lane may have been about one more when the counting began.
         let others = begun.saturating_sub(fence.begun) + lanes.len() as u64;
-        let call = match has_passed {
-            false => FenceCall::Wait,
-            true if others >= self.background_max => FenceCall::Raise,
-            true => FenceCall::Look,
+        if !has_passed {
+            let call = FenceCall::Wait;
+            return Fence { call, ..fence };
+        }
+        let call = if others >= self.background_max {
+            FenceCall::Raise
+        } else {
+            FenceCall::Look
         };
-        match call {
-            FenceCall::Wait => Fence { call, ..fence },
-            FenceCall::Look | FenceCall::Raise => Fence {
-                call,
-                begun,
-                ..fence
-            },
+        Fence {
+            call,
+            begun,
+            ..fence
         }
     }
 }
@@ -263,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fence_that_may_stand_before_requests_held_back_is_raised_again() {
+    fn a_round_in_which_the_kernel_may_have_held_requests_back_is_repeated() {
         let (fences, lanes) = of_lanes(1);
         let most = fences.background_max;
         let fence = raise(&fences, 10, 100);

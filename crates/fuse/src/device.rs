@@ -20,8 +20,10 @@ use crate::asked::Operation;
 use crate::barrier::{Fences, Lane};
 use crate::caller::Asker;
 use crate::convert::{file_attr, file_type, ino, no_entry, set_time};
-use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, MISSING_TTL, OPEN, TTL, leave_attributes_to_the_kernel, negotiate};
+use crate::server::{Answer, Core, Server};
+use crate::terms::{
+    GENERATION, MISSING_TTL, OPEN, TTL, created_handle, leave_attributes_to_the_kernel, negotiate,
+};
 use crate::turns::{Turn, Turns};
 
 /// A server, to what `fuser` reads.
@@ -213,7 +215,13 @@ impl Filesystem for DeviceFront {
             atime: atime.map(set_time),
             mtime: mtime.map(set_time),
         };
-        attributes(reply, self.server.setattr(ino(node), &set, asker(request)));
+        let (node, asker) = (ino(node), asker(request));
+        if self.server.sets_time_of_mapped(node, &set) {
+            let then = move |core: &Core| attributes(reply, core.setattr(node, &set, asker));
+            self.server.after_write_back(node, then);
+        } else {
+            attributes(reply, self.server.setattr(node, &set, asker));
+        }
     }
 
     fn readlink(&self, _request: &Request, node: INodeNo, reply: ReplyData) {
@@ -334,7 +342,7 @@ impl Filesystem for DeviceFront {
                 &TTL,
                 &file_attr(&attr),
                 Generation(GENERATION),
-                FileHandle(0),
+                FileHandle(created_handle(flags)),
                 flags,
             ),
             Err(errno) => reply.error(errno),
@@ -363,7 +371,7 @@ impl Filesystem for DeviceFront {
         &self,
         request: &Request,
         node: INodeNo,
-        _fh: FileHandle,
+        fh: FileHandle,
         offset: u64,
         data: &[u8],
         write_flags: WriteFlags,
@@ -373,9 +381,10 @@ impl Filesystem for DeviceFront {
     ) {
         let _turn = self.turn(Operation::Write);
         let len = u32::try_from(data.len()).expect("a request holds less than 4 GiB");
+        let file = (ino(node), fh.0);
         let written = self
             .server
-            .write(ino(node), offset, data, write_flags, asker(request));
+            .write(file, offset, data, write_flags, asker(request));
         match written {
             Ok(()) => reply.written(len),
             Err(errno) => reply.error(errno),
@@ -412,12 +421,13 @@ impl Filesystem for DeviceFront {
     fn fsync(
         &self,
         _request: &Request,
-        _node: INodeNo,
+        node: INodeNo,
         _fh: FileHandle,
         _datasync: bool,
         reply: ReplyEmpty,
     ) {
         let _turn = self.turn(Operation::Fsync);
+        self.server.syncs(ino(node));
         self.server.sync(|answer| done(reply, answer));
     }
 
@@ -607,9 +617,16 @@ impl Filesystem for DeviceFront {
         reply: ReplyLseek,
     ) {
         let _turn = self.turn(Operation::Lseek);
-        match self.server.seek(ino(node), offset, whence) {
+        let node = ino(node);
+        let reply = |answer: Answer<i64>| match answer {
             Ok(found) => reply.offset(found),
             Err(errno) => reply.error(errno),
+        };
+        if self.server.is_mapped(node) {
+            let then = move |core: &Core| reply(core.seek(node, offset, whence));
+            self.server.after_write_back(node, then);
+        } else {
+            reply(self.server.seek(node, offset, whence));
         }
     }
 

@@ -12,6 +12,7 @@
 mod ahead;
 mod asked;
 mod barrier;
+mod cache;
 mod caller;
 mod convert;
 mod deference;

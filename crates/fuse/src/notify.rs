@@ -51,13 +51,14 @@ fn has_release(release: &str, least: (u32, u32)) -> bool {
     matches!((numbers.next(), numbers.next()), (Some(Ok(major)), Some(Ok(minor))) if (major, minor) >= least)
 }
 
-/// What goes before the first `len` bytes of a file when they are sent without being asked for (FUSE_NOTIFY_STORE).
-fn store_header(ino: Ino, len: usize) -> [u8; STORE_BYTES] {
+/// What goes before `len` bytes of a file, from `offset` on, when they are sent without being asked for
+/// (FUSE_NOTIFY_STORE).
+fn store_header(ino: Ino, offset: u64, len: usize) -> [u8; STORE_BYTES] {
     const STORE: u32 = 4;
     let mut store = [0; STORE_BYTES];
     store[..HEADER_BYTES].copy_from_slice(&header(STORE, STORE_BYTES + len));
     store[16..24].copy_from_slice(&ino.0.to_ne_bytes());
-    // Offset 0.
+    store[24..32].copy_from_slice(&offset.to_ne_bytes());
     let len = u32::try_from(len).expect("a few pages");
     store[32..36].copy_from_slice(&len.to_ne_bytes());
     store
@@ -77,8 +78,32 @@ impl Kernel {
         let Some((_, device)) = self.0.get() else {
             return false;
         };
-        let header = store_header(ino, contents.len());
+        let header = store_header(ino, 0, contents.len());
         contents.write(device, &header).is_ok()
+    }
+
+    /// Has the kernel put zeros into one page of a file, from `offset` on. Waits for the lock of the page, as
+    /// [`Kernel::store`] does.
+    pub(crate) fn store_zeros(&self, ino: Ino, offset: u64, len: usize) {
+        let Some((_, device)) = self.0.get() else {
+            return;
+        };
+        let mut notice = store_header(ino, offset, len).to_vec();
+        notice.resize(STORE_BYTES + len, 0);
+        if let Err(error) = rustix::io::write(device, &notice) {
+            tracing::debug!(%error, ?ino, "the kernel has no page to clear");
+        }
+    }
+
+    /// Has the kernel write back what programs have stored into pages of a file, and give all its pages up. Waits until
+    /// the daemon has carried out the write-back, and for locks of pages.
+    pub(crate) fn write_back(&self, ino: Ino) {
+        let Some((notifier, _)) = self.0.get() else {
+            return;
+        };
+        if let Err(error) = notifier.inval_inode(INodeNo(ino.0), 0, 0) {
+            tracing::debug!(%error, ?ino, "the kernel has nothing to write back");
+        }
     }
 
     /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for nothing. An older kernel hears of
@@ -129,13 +154,13 @@ mod tests {
 
     #[test]
     fn a_store_lies_as_the_kernel_reads_it() {
-        let header = store_header(Ino(0x1122_3344_5566), 200);
+        let header = store_header(Ino(0x1122_3344_5566), 5, 200);
         let words: Vec<_> = header
             .chunks(4)
             .map(|word| u32::from_ne_bytes(word.try_into().unwrap()))
             .collect();
         let number = 0x1122_3344_5566_u64.to_ne_bytes();
         let half = |at: usize| u32::from_ne_bytes(number[at..at + 4].try_into().unwrap());
-        assert_eq!(words, [240, 4, 0, 0, half(0), half(4), 0, 0, 200, 0]);
+        assert_eq!(words, [240, 4, 0, 0, half(0), half(4), 5, 0, 200, 0]);
     }
 }

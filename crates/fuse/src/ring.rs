@@ -51,7 +51,7 @@ use crate::glances::{Glances, SHORT};
 use crate::habits::{Choice, Habits};
 use crate::listing::{Listing, ListingIn};
 use crate::server::{Answer, Server};
-use crate::terms::{GENERATION, MISSING_TTL, OPEN, TTL, WRITE_BYTES_MAX};
+use crate::terms::{GENERATION, MISSING_TTL, OPEN, TTL, WRITE_BYTES_MAX, created_handle};
 
 /// Whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
@@ -643,6 +643,24 @@ impl RingFront {
         }
     }
 
+    /// Has the kernel write back the pages of a file. Whether it has: the write-back may wait for this thread.
+    fn has_written_back(&self, node: Ino) -> bool {
+        let (sender, written) = channel();
+        self.server().after_write_back(node, move |_| {
+            // Nobody waits any more for what comes too late.
+            let _ = sender.send(());
+        });
+        let waited = self.waiting(|| {
+            while let Err(RecvTimeoutError::Timeout) = written.recv_timeout(PATIENCE) {
+                if self.connection.is_stuck() {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        });
+        waited.unwrap_or(false)
+    }
+
     fn sync(&self, operation: Operation) -> FsResult<()> {
         let server = self.asked(operation);
         let (sender, answer) = channel();
@@ -702,10 +720,14 @@ impl Filesystem for RingFront {
             atime: set.atime.map(set_time),
             mtime: set.mtime.map(set_time),
         };
-        attributes(
-            self.asked(Operation::Setattr)
-                .setattr(ino(node), &set, asker(request)),
-        )
+        let (server, node) = (self.asked(Operation::Setattr), ino(node));
+        if server.sets_time_of_mapped(node, &set) && !self.has_written_back(node) {
+            tracing::warn!(
+                ?node,
+                "the time that was set may not stay: the rings are stuck"
+            );
+        }
+        attributes(server.setattr(node, &set, asker(request)))
     }
 
     async fn readlink(&self, _: Request, node: InodeId) -> FsResult<ReplyReadlink> {
@@ -807,7 +829,7 @@ impl Filesystem for RingFront {
         &self,
         request: Request,
         node: InodeId,
-        _: FileHandleId,
+        handle: FileHandleId,
         offset: u64,
         data: &[u8],
         flags: u32,
@@ -815,7 +837,8 @@ impl Filesystem for RingFront {
     ) -> FsResult<usize> {
         let flags = WriteFlags::from_bits_retain(flags);
         let server = self.asked(Operation::Write);
-        code(server.write(ino(node), offset, data, flags, asker(request)))?;
+        let file = (ino(node), handle.get());
+        code(server.write(file, offset, data, flags, asker(request)))?;
         Ok(data.len())
     }
 
@@ -833,7 +856,8 @@ impl Filesystem for RingFront {
         Ok(())
     }
 
-    async fn fsync(&self, _: Request, _: InodeId, _: FileHandleId, _: bool) -> FsResult<()> {
+    async fn fsync(&self, _: Request, node: InodeId, _: FileHandleId, _: bool) -> FsResult<()> {
+        self.server().syncs(ino(node));
         self.sync(Operation::Fsync)
     }
 
@@ -915,7 +939,7 @@ impl Filesystem for RingFront {
             ttl: TTL,
             attr: file_attr(&attr),
             generation: GENERATION,
-            fh: FileHandleId::new(0),
+            fh: FileHandleId::new(created_handle(flags)),
             flags: flags.bits(),
         })
     }
@@ -942,7 +966,13 @@ impl Filesystem for RingFront {
         whence: u32,
     ) -> FsResult<u64> {
         let (offset, whence) = (offset.cast_signed(), whence.cast_signed());
-        let found = code(self.asked(Operation::Lseek).seek(ino(node), offset, whence))?;
+        let (server, node) = (self.asked(Operation::Lseek), ino(node));
+        let found = if server.is_mapped(node) && !self.has_written_back(node) {
+            server.seek_without_holes(node, offset, whence)
+        } else {
+            server.seek(node, offset, whence)
+        };
+        let found = code(found)?;
         Ok(found.cast_unsigned())
     }
 

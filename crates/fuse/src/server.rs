@@ -5,11 +5,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
 
 use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
 use ramet_fs::control::{FENCE, NAME_BYTES_MAX};
-use ramet_fs::fence::Fence;
+use ramet_fs::fence::{Fence, FenceCall};
 use ramet_fs::{
     Attr, BLOCK_BYTES, Credentials, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode,
     ROOT_INO, RenameMode, Result, SetAttr, SetXattr, Volume,
@@ -20,13 +22,15 @@ use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};
 use crate::asked::{Asked, Operation};
 use crate::barrier::Fences;
+use crate::cache::held::Held;
+use crate::cache::mapped::{Mapped, Tail};
 use crate::caller::{Asker, caller, credentials};
 use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::missing::Missing;
 use crate::notify::{Kernel, clears_stored_pages};
 use crate::nowhere::{NOWHERE, Nowhere};
-use crate::terms::created_flags;
+use crate::terms::{DIRECT_HANDLE, created_flags};
 use crate::tickets::Tickets;
 use crate::workers::Workers;
 
@@ -34,6 +38,11 @@ use crate::workers::Workers;
 const CAPABILITY: &[u8] = b"security.capability";
 /// Syncs that wait at the same time; the tree commits those in one go.
 const SYNC_THREADS: usize = 4;
+/// Requests at the same time that wait for pages of the kernel.
+const PAGE_THREADS: usize = 2;
+/// How long a request that makes a file grow waits for the page at its old end. The page may be locked by the program
+/// that waits for the answer, but only while it has no contents that anybody could have mapped.
+const TAIL_PATIENCE: Duration = Duration::from_millis(20);
 
 /// What a request is answered.
 pub(crate) type Answer<T> = std::result::Result<T, Errno>;
@@ -46,12 +55,14 @@ pub(crate) struct Server {
     structural: Workers,
     /// One thread for contents that nobody asked for yet.
     ahead: Workers,
+    /// Threads for what waits for pages of the kernel, which may wait for answers: see `cache/mapped.rs`.
+    pages: Workers,
     nowhere: Nowhere,
     fences: Fences,
 }
 
 /// What the jobs of the workers need.
-struct Core {
+pub(crate) struct Core {
     /// Before the volume, which they hold inodes of.
     streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     volume: Arc<Volume>,
@@ -61,6 +72,10 @@ struct Core {
     tickets: Tickets,
     asked: Asked,
     ahead: Ahead,
+    mapped: Mapped,
+    held: Arc<Held>,
+    /// Requests that wrote pages back, so far.
+    written_back: AtomicU64,
     /// Room for what is sent ahead, of the one thread that does.
     contents: Mutex<Arc<Revocable>>,
 }
@@ -88,11 +103,25 @@ impl Core {
         Ok((stale, data))
     }
 
+    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, asker: Asker) -> Answer<Attr> {
+        let writer = || credentials(asker);
+        answer(self.volume.setattr(node, set, Some(&writer)))
+    }
+
+    pub(crate) fn seek(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
+        let (offset, data) = seek_target(offset, whence)?;
+        let found = answer(self.volume.seek(node, offset, data))?;
+        Ok(i64::try_from(found).expect("a file has at most 2^62 bytes"))
+    }
+
     /// Sends what is due of a listing's files, while there is any.
     fn send_ahead(&self, run: u64) {
         let mut contents = self.contents.lock();
         let read = |ino, room: &mut [u8]| self.volume.read_into(ino, 0, room).ok();
-        let store = |ino, contents: &Revocable| self.kernel.store(ino, contents);
+        let store = |ino, contents: &Revocable| {
+            self.mapped.note(ino);
+            self.kernel.store(ino, contents)
+        };
         if let Err(error) = self.ahead.send(run, &mut contents, read, store) {
             tracing::debug!(%error, "files are not sent ahead");
         }
@@ -120,6 +149,18 @@ fn answer<T>(result: Result<T>) -> Answer<T> {
     result.map_err(|error| errno(&error))
 }
 
+/// From where on LSEEK looks for data, or for a hole if not.
+fn seek_target(offset: i64, whence: i32) -> Answer<(u64, bool)> {
+    const SEEK_DATA: i32 = 3;
+    const SEEK_HOLE: i32 = 4;
+    let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+    match whence {
+        SEEK_DATA => Ok((offset, true)),
+        SEEK_HOLE => Ok((offset, false)),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
 fn bits(flag: OFlags) -> i32 {
     flag.bits().cast_signed()
 }
@@ -136,6 +177,9 @@ impl Server {
             tickets: Tickets::default(),
             asked: Asked::default(),
             ahead: Ahead::default(),
+            mapped: Mapped::default(),
+            held: Arc::new(Held::new(Instant::now())),
+            written_back: AtomicU64::new(0),
             contents: Mutex::new(Arc::new(Revocable::new(room)?)),
         };
         Ok(Self {
@@ -143,6 +187,7 @@ impl Server {
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
             ahead: Workers::new("ahead", 1)?,
+            pages: Workers::new("pages", PAGE_THREADS)?,
             nowhere: Nowhere::new(),
             fences: Fences::new(),
         })
@@ -195,8 +240,56 @@ impl Server {
             return None;
         }
         let asked = answer(Fence::decode(data));
-        let begun = self.core.asked.background();
-        Some(asked.map(|asked| self.fences.answer(asked, request, begun).encode().to_vec()))
+        let written_back = self.core.written_back.load(Ordering::SeqCst);
+        let begun = self.core.asked.background() + written_back;
+        let answer = |asked: Fence| {
+            let told = match asked.call {
+                FenceCall::Hold => asked,
+                FenceCall::Look | FenceCall::Raise | FenceCall::Wait => {
+                    self.fences.answer(asked, request, begun)
+                }
+            };
+            let has_passed = told.call == FenceCall::Look && asked.call != FenceCall::Look;
+            let hold = match asked.call {
+                FenceCall::Hold => Some(asked.number),
+                _ if has_passed => self.wait_for_held(),
+                _ => None,
+            };
+            let call = match hold {
+                Some(number) if self.core.held.is_served(number) => FenceCall::Look,
+                Some(_) => FenceCall::Hold,
+                None => told.call,
+            };
+            let number = hold.unwrap_or(told.number);
+            Fence {
+                call,
+                number,
+                ..told
+            }
+        };
+        Some(asked.map(|asked| answer(asked).encode().to_vec()))
+    }
+
+    /// Has the kernel wait for pages whose write-back a program may hold up, if there may be any. Number of that.
+    fn wait_for_held(&self) -> Option<u64> {
+        let files = self.core.held.lately(Instant::now());
+        if files.is_empty() {
+            return None;
+        }
+        let kernel = self.core.kernel.clone();
+        let wait = move || {
+            for ino in files {
+                kernel.write_back(ino);
+            }
+        };
+        Some(self.core.held.ask(wait, |wait| self.pages.run(wait)))
+    }
+
+    /// A program holds up the write-back of a file, and maps it.
+    fn resized(&self, node: Ino) {
+        if self.core.mapped.may_have(node) {
+            self.core.held.note(node, Instant::now());
+        }
     }
 
     /// `None` for a name that does not exist, which may be remembered.
@@ -212,7 +305,11 @@ impl Server {
     }
 
     pub(crate) fn forget(&self, node: Ino, lookups: u64) {
-        let last = || self.core.ahead.forgotten(node);
+        let last = || {
+            self.core.ahead.forgotten(node);
+            self.core.mapped.forget(node);
+            self.core.held.forget(node);
+        };
         self.core.volume.forget_noting(node, lookups, last);
     }
 
@@ -220,12 +317,66 @@ impl Server {
         answer(self.core.volume.getattr(node))
     }
 
-    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, asker: Asker) -> Answer<Attr> {
-        if set.size_bytes.is_some() {
-            self.touched(node, Touch::Size)?;
+    /// Whether the kernel must write back the pages of a file before its time of modification is set. Never with a new
+    /// size: the kernel holds the write-back then until it has the answer.
+    pub(crate) fn sets_time_of_mapped(&self, node: Ino, set: &SetAttr) -> bool {
+        set.mtime.is_some() && set.size_bytes.is_none() && self.is_mapped(node)
+    }
+
+    /// Whether a program may have stored into pages of the file what the volume does not have yet.
+    pub(crate) fn is_mapped(&self, node: Ino) -> bool {
+        !self.core.volume.is_read_only() && self.core.mapped.may_have(node)
+    }
+
+    /// Has the kernel write back the pages of a file, and goes on with `then` on the thread that has waited for that.
+    pub(crate) fn after_write_back(&self, node: Ino, then: impl FnOnce(&Core) + Send + 'static) {
+        let core = Arc::clone(&self.core);
+        self.pages.run(move || {
+            core.kernel.write_back(node);
+            then(&core);
+        });
+    }
+
+    /// The bytes behind the end of a file that the kernel may have a page of.
+    fn tail(&self, node: Ino) -> Option<Tail> {
+        if !self.core.mapped.may_have(node) {
+            return None;
         }
-        let writer = || credentials(asker);
-        answer(self.core.volume.setattr(node, set, Some(&writer)))
+        let size = self.core.volume.getattr(node).ok()?.size_bytes;
+        Tail::of(size)
+    }
+
+    /// The file has grown over what was its tail, up to `start`, from where on it is written: there are zeros for every
+    /// reader before the answer.
+    fn clear_tail(&self, node: Ino, tail: Option<Tail>, start: u64) {
+        let Some((tail, bytes)) = tail.map(|tail| (tail, tail.exposed(start))) else {
+            return;
+        };
+        if bytes == 0 {
+            return;
+        }
+        let (sender, cleared) = channel();
+        let kernel = self.core.kernel.clone();
+        self.pages.run(move || {
+            kernel.store_zeros(node, tail.offset, bytes);
+            // Nobody waits any more for a page that was locked.
+            let _ = sender.send(());
+        });
+        if cleared.recv_timeout(TAIL_PATIENCE).is_err() {
+            tracing::debug!(?node, "the page at the old end is locked");
+        }
+    }
+
+    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, asker: Asker) -> Answer<Attr> {
+        let Some(size_bytes) = set.size_bytes else {
+            return self.core.setattr(node, set, asker);
+        };
+        self.touched(node, Touch::Size)?;
+        self.resized(node);
+        let tail = self.tail(node);
+        let attr = self.core.setattr(node, set, asker)?;
+        self.clear_tail(node, tail, size_bytes);
+        Ok(attr)
     }
 
     pub(crate) fn readlink(&self, node: Ino) -> Answer<Vec<u8>> {
@@ -332,6 +483,7 @@ impl Server {
 
     /// The thread `asker` reads a file.
     fn reads(&self, node: Ino, asker: u32) -> Answer<()> {
+        self.core.mapped.note(node);
         let due = self.core.ahead.touched(node, Touch::Page, Some(asker))?;
         self.send_ahead(due);
         Ok(())
@@ -374,7 +526,7 @@ impl Server {
 
     pub(crate) fn write(
         &self,
-        node: Ino,
+        (node, handle): (Ino, u64),
         offset: u64,
         data: &[u8],
         flags: WriteFlags,
@@ -391,6 +543,13 @@ impl Server {
             Touch::Filled
         };
         self.touched(node, touch)?;
+        let tail = if is_mapped { None } else { self.tail(node) };
+        if is_mapped {
+            self.core.written_back.fetch_add(1, Ordering::SeqCst);
+            self.core.mapped.note_written_back(node);
+        } else if handle != DIRECT_HANDLE {
+            self.core.mapped.note(node);
+        }
         // The kernel sets the flag for a process without CAP_FSETID, whatever the mode of the file is.
         let writer: &dyn Fn() -> Credentials = &|| Credentials {
             has_fsetid: false,
@@ -402,7 +561,9 @@ impl Server {
         let written = self.core.volume.write(node, offset, data, writer);
         // One that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));
-        answer(written).map(drop)
+        answer(written)?;
+        self.clear_tail(node, tail, offset);
+        Ok(())
     }
 
     /// A change of its contents took privileges of a file away, if `cleared`. The kernel, which believes what it was told, would let it go on with them: it knows
@@ -544,6 +705,8 @@ impl Server {
         asker: Asker,
     ) -> Answer<()> {
         self.touched(node, Touch::Size)?;
+        self.resized(node);
+        let tail = self.tail(node);
         let flags = FallocateFlags::from_bits_retain(mode);
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
         let writer = || credentials(asker);
@@ -559,19 +722,24 @@ impl Server {
             Err(Error::Unsupported)
         };
         self.cleared(node, answer(reshaped)?);
+        if !keep_size {
+            self.clear_tail(node, tail, offset.saturating_add(length));
+        }
         Ok(())
     }
 
     pub(crate) fn seek(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
-        const SEEK_DATA: i32 = 3;
-        const SEEK_HOLE: i32 = 4;
-        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
-        let data = match whence {
-            SEEK_DATA => true,
-            SEEK_HOLE => false,
-            _ => return Err(Errno::EINVAL),
-        };
-        let found = answer(self.core.volume.seek(node, offset, data))?;
+        self.core.seek(node, offset, whence)
+    }
+
+    /// The same as if the file had no hole, where it cannot be told what its pages hold.
+    pub(crate) fn seek_without_holes(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
+        let (from, data) = seek_target(offset, whence)?;
+        let size = answer(self.core.volume.getattr(node))?.size_bytes;
+        if from >= size {
+            return Err(Errno::ENXIO);
+        }
+        let found = if data { from } else { size };
         Ok(i64::try_from(found).expect("a file has at most 2^62 bytes"))
     }
 
@@ -584,10 +752,16 @@ impl Server {
         asker: Asker,
     ) -> Answer<u32> {
         self.touched(to.0, Touch::Size)?;
+        self.resized(to.0);
+        let tail = self.tail(to.0);
         let writer = || credentials(asker);
         let copied = self.core.volume.copy_range(from, to, len, Some(&writer));
         self.cleared(to.0, copied.as_ref().map_or(true, |copied| copied.cleared));
-        Ok(u32::try_from(answer(copied)?.bytes).expect("at most 4 GiB at a time"))
+        let bytes = answer(copied)?.bytes;
+        if bytes > 0 {
+            self.clear_tail(to.0, tail, to.1);
+        }
+        Ok(u32::try_from(bytes).expect("at most 4 GiB at a time"))
     }
 
     /// Serves an ioctl on the directory `dir`, open as its handle says, on this thread if that is quick and on another one if not, and hands the answer to `reply`.
@@ -635,6 +809,13 @@ impl Server {
             kernel.invalidate(&stale);
             told();
         });
+    }
+
+    /// A program syncs a file. Before that it has written its pages back.
+    pub(crate) fn syncs(&self, node: Ino) {
+        if self.core.mapped.is_written_back(node) {
+            self.core.held.note(node, Instant::now());
+        }
     }
 
     /// Makes everything durable on another thread, and hands the answer to `reply`.

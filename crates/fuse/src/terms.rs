@@ -58,6 +58,10 @@ pub fn negotiate(config: &mut KernelConfig) {
     if let Err(nearest) = config.set_max_background(BACKGROUND_MAX) {
         tracing::debug!(nearest, "background requests");
     }
+    // As high: the kernel passes files over in write-back from there on.
+    if let Err(nearest) = config.set_congestion_threshold(BACKGROUND_MAX) {
+        tracing::debug!(nearest, "congestion");
+    }
 }
 
 fn add(config: &mut KernelConfig, capability: InitFlags) {
@@ -76,6 +80,20 @@ pub fn leave_attributes_to_the_kernel(config: &mut KernelConfig) {
 fn writes_only(flags: i32) -> bool {
     let access = OFlags::from_bits_retain(flags.cast_unsigned()) & OFlags::RWMODE;
     access == OFlags::WRONLY
+}
+
+/// The handle of a file that is open past the kernel's pages; other files have 0, and so has what is open without our
+/// knowledge. No directory has this number.
+pub const DIRECT_HANDLE: u64 = u64::MAX;
+
+/// The handle of a file that is opened with these flags.
+#[must_use]
+pub fn created_handle(flags: FopenFlags) -> u64 {
+    if flags.contains(FopenFlags::FOPEN_DIRECT_IO) {
+        DIRECT_HANDLE
+    } else {
+        0
+    }
 }
 
 /// Answer to OPEN. The kernel does not ask again, neither then nor when a file is closed, and keeps pages when one is opened again.

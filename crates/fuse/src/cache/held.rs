@@ -1,0 +1,133 @@
+//! Files whose write-back a program may hold up.
+//!
+//! syncfs(2) queues the write-back of what is dirty. A page that another program is writing back at that moment, by
+//! fsync(2) or msync(2) of its file, is not dirty any more, and may not be queued yet. The kernel also holds the
+//! write-back of a file while its size is being changed. So behind a fence the kernel waits for the pages of
+//! every file that was synced or resized lately, and that has pages to be written back at all
+//! ([`crate::notify::Kernel::write_back`]).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use ramet_fs::Ino;
+
+/// How long a file is remembered, at least; at most twice as long.
+const LATELY: Duration = Duration::from_secs(15);
+
+/// Files that were synced or resized lately, and how far the waiting for their pages is.
+pub(crate) struct Held {
+    files: Mutex<Files>,
+    asked: AtomicU64,
+    /// The newest of those that have been served. What one asked for, each later one has waited for too.
+    served: AtomicU64,
+}
+
+struct Files {
+    new: HashSet<Ino>,
+    old: HashSet<Ino>,
+    since: Instant,
+}
+
+impl Files {
+    fn age(&mut self, now: Instant) {
+        let age = now.saturating_duration_since(self.since);
+        if age >= LATELY {
+            self.old = std::mem::take(&mut self.new);
+            self.since = now;
+        }
+        if age >= 2 * LATELY {
+            self.old.clear();
+        }
+    }
+}
+
+impl Held {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            files: Mutex::new(Files {
+                new: HashSet::new(),
+                old: HashSet::new(),
+                since: now,
+            }),
+            asked: AtomicU64::new(0),
+            served: AtomicU64::new(0),
+        }
+    }
+
+    /// The file has been synced or resized.
+    pub(crate) fn note(&self, ino: Ino, now: Instant) {
+        let mut files = self.files.lock();
+        files.age(now);
+        files.new.insert(ino);
+    }
+
+    /// The kernel has forgotten the file.
+    pub(crate) fn forget(&self, ino: Ino) {
+        let mut files = self.files.lock();
+        files.new.remove(&ino);
+        files.old.remove(&ino);
+    }
+
+    /// The files to wait for.
+    pub(crate) fn lately(&self, now: Instant) -> Vec<Ino> {
+        let mut files = self.files.lock();
+        files.age(now);
+        files.new.union(&files.old).copied().collect()
+    }
+
+    /// Has `run` carry out `wait` on another thread. Number of what was asked for.
+    pub(crate) fn ask(
+        self: &Arc<Self>,
+        wait: impl FnOnce() + Send + 'static,
+        run: impl FnOnce(Box<dyn FnOnce() + Send>),
+    ) -> u64 {
+        let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let held = Arc::clone(self);
+        run(Box::new(move || {
+            wait();
+            held.served.fetch_max(number, Ordering::SeqCst);
+        }));
+        number
+    }
+
+    /// Whether what was asked for under this number has been waited for.
+    pub(crate) fn is_served(&self, number: u64) -> bool {
+        self.served.load(Ordering::SeqCst) >= number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_waited_for_until_it_was_synced_long_ago_or_is_forgotten() {
+        let start = Instant::now();
+        let held = Held::new(start);
+        held.note(Ino(1), start);
+        held.note(Ino(2), start);
+        held.forget(Ino(2));
+        held.note(Ino(3), start + LATELY);
+        let mut both = held.lately(start + LATELY);
+        both.sort();
+        assert_eq!(both, [Ino(1), Ino(3)]);
+        assert_eq!(held.lately(start + 2 * LATELY), [Ino(3)]);
+        assert_eq!(held.lately(start + 9 * LATELY), []);
+    }
+
+    #[test]
+    fn who_asked_earlier_is_served_along_with_who_asked_later() {
+        let held = Arc::new(Held::new(Instant::now()));
+        let mut waits = Vec::new();
+        let first = held.ask(|| (), |wait| waits.push(wait));
+        let second = held.ask(|| (), |wait| waits.push(wait));
+        assert!(!held.is_served(first));
+        waits.pop().unwrap()();
+        assert!(held.is_served(first) && held.is_served(second));
+        waits.pop().unwrap()();
+        assert!(held.is_served(second));
+    }
+}

@@ -1,0 +1,113 @@
+//! Files of which the kernel has pages that a program may have mapped.
+//!
+//! A store into a mapped page reaches the daemon when the kernel writes the page back, and the kernel asks nothing
+//! before that. So the daemon may know less of such a file than its readers do:
+//!
+//! - *Holes.* A page over a hole may have contents. Before the daemon tells where a hole is, the kernel writes the pages
+//!   of the file back and gives them up.
+//! - *Times.* The write-back of a page sets the time of the last change. Before a program sets that time to another
+//!   one, the kernel writes the pages back and gives them up. A store that comes later reads its page again, and its write-back sets
+//!   the time again.
+//! - *The end.* A page goes on behind the end of the file, and a mapping may store there. Those bytes are nobody's, but
+//!   the kernel takes them for contents when the file grows over them. So the daemon puts zeros over them before it
+//!   answers the request that made the file grow.
+//!
+//! The kernel fills a page by READ, by a write(2) that does not go past the pages, or with what is sent ahead. A file
+//! without any of these since the kernel came to know it has no page, and costs nothing of this.
+
+use std::collections::HashMap;
+
+use parking_lot::Mutex;
+use ramet_fs::Ino;
+
+/// Parts of the set, each with a lock of its own.
+const SHARDS: usize = 16;
+/// Bytes of a page of the kernel.
+const PAGE_BYTES: u64 = 4096;
+
+/// The files that the kernel has filled pages of, and whether it has written any back.
+#[derive(Default)]
+pub(crate) struct Mapped([Mutex<HashMap<Ino, bool>>; SHARDS]);
+
+/// Bytes behind the end of a file, up to the end of their page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tail {
+    pub(crate) offset: u64,
+    end: u64,
+}
+
+impl Mapped {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, bool>> {
+        let at = usize::try_from(ino.0 % SHARDS as u64).expect("the rest of a small divisor");
+        &self.0[at]
+    }
+
+    /// The kernel fills a page of the file.
+    pub(crate) fn note(&self, ino: Ino) {
+        self.shard(ino).lock().entry(ino).or_default();
+    }
+
+    /// The kernel writes a page of the file back.
+    pub(crate) fn note_written_back(&self, ino: Ino) {
+        self.shard(ino).lock().insert(ino, true);
+    }
+
+    /// The kernel has forgotten the file, and its pages.
+    pub(crate) fn forget(&self, ino: Ino) {
+        self.shard(ino).lock().remove(&ino);
+    }
+
+    /// Whether the kernel may have pages of the file.
+    pub(crate) fn may_have(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().contains_key(&ino)
+    }
+
+    /// Whether the kernel has written pages of the file back: a program maps it, and stores into it.
+    pub(crate) fn is_written_back(&self, ino: Ino) -> bool {
+        self.shard(ino).lock().get(&ino) == Some(&true)
+    }
+}
+
+impl Tail {
+    /// That of a file of so many bytes; `None` if its last page is full.
+    pub(crate) fn of(size_bytes: u64) -> Option<Self> {
+        let end = size_bytes.checked_next_multiple_of(PAGE_BYTES)?;
+        let offset = size_bytes;
+        (offset < end).then_some(Self { offset, end })
+    }
+
+    /// How many bytes of it become contents when the file grows and what is written begins at `start`.
+    pub(crate) fn exposed(self, start: u64) -> usize {
+        let bytes = start.min(self.end).saturating_sub(self.offset);
+        usize::try_from(bytes).expect("less than a page")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_is_exposed_up_to_what_is_written_and_up_to_its_page() {
+        assert_eq!((Tail::of(0), Tail::of(8192)), (None, None));
+        let tail = Tail::of(100).unwrap();
+        let exposed = [0, 100, 101, 4096, 9000].map(|start| tail.exposed(start));
+        assert_eq!(exposed, [0, 0, 1, 3996, 3996]);
+    }
+
+    #[test]
+    fn a_file_is_known_from_its_first_page_until_it_is_forgotten() {
+        let mapped = Mapped::default();
+        mapped.note(Ino(17));
+        mapped.note(Ino(33));
+        mapped.forget(Ino(33));
+        assert!(!mapped.is_written_back(Ino(17)));
+        mapped.note_written_back(Ino(17));
+        mapped.note(Ino(17));
+        assert!(mapped.is_written_back(Ino(17)));
+        assert_eq!(
+            [1, 17, 33].map(|ino| mapped.may_have(Ino(ino))),
+            [false, true, false]
+        );
+    }
+}

@@ -1,0 +1,4 @@
+//! What the kernel has cached of the volume.
+
+pub(crate) mod held;
+pub(crate) mod mapped;
