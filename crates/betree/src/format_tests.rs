@@ -12,14 +12,13 @@ use crate::key::translation::Xf;
 use crate::node::buffer::MemRun;
 use crate::node::filter;
 use crate::node::filter::Filter;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg, Target};
 use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
 use crate::node::run_index::{RunIndex, index_len};
 use crate::node::skeleton::{Child, Edge, SegRef, Skeleton};
 use crate::shape::TreeShape;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 fn store() -> Arc<Store> {

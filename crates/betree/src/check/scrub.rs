@@ -20,11 +20,10 @@ use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::key::translation::Xf;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_index::index_len;
 use crate::node::skeleton::Skeleton;
-use crate::store::dirty::Handle;
 use crate::tree::api::Tree;
 use crate::tree::inner::Inner;
 
@@ -184,11 +183,11 @@ impl Scrub {
     fn scrub_node(&mut self, visit: &Visit, found: &mut Vec<Damage>) -> Result<()> {
         let store = self.inner.store.clone();
         let node = &visit.node;
-        if let Some(skeleton) = node.fresh_skeleton() {
+        if let Some(skeleton) = store.dirty.skeleton(node) {
             self.visit_children(visit, &skeleton);
             return Ok(());
         }
-        if let Some(run) = node.fresh_run() {
+        if let Some(run) = store.dirty.run(node) {
             for (lo, entry) in run.ranges() {
                 let range = KeyRange::new(lo.clone(), entry.hi.clone());
                 self.visit_target(visit, &range, &entry.msg);

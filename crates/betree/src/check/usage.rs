@@ -17,13 +17,12 @@ use ramet_nodetable::{NodeId, NodeRecord};
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Xf;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
 use crate::read::cut::{Base, check_falls, cut};
 use crate::read::diff::Span;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 use crate::tree::inner::Inner;
 

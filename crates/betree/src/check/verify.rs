@@ -19,12 +19,11 @@ use std::sync::Arc;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Xf;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor};
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
@@ -381,7 +380,7 @@ mod tests {
         let store = &tree.inner.store;
         let root = store.new_skeleton(Skeleton::clone(&tree.inner.state.lock().top));
         store.write_back(&root, &mut Pieces::new()).unwrap();
-        let mut record = Store::record_of(&root).unwrap();
+        let mut record = store.record_of(&root).unwrap();
         record.children.pop();
         let commit = store
             .table

@@ -35,12 +35,11 @@ use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Xf;
 use crate::node::buffer::MemRun;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg, Target};
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer

@@ -3,9 +3,9 @@
 use crate::clone::capture::{BUFFER_PART, CROWDED, CROWDED_MAX};
 use crate::counters::bump;
 use crate::error::Result;
+use crate::node::handle::Handle;
 use crate::node::skeleton::Skeleton;
 use crate::reshape::compact::Tiers;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// A node whose segments were merged and whose leaves were rewritten on the side, for clones that go on from it.
@@ -76,7 +76,8 @@ impl Store {
 
     /// Whether it is time to put a node that a clone made in order.
     pub(crate) fn wants_mending(&self, node: &Handle) -> bool {
-        node.fresh_skeleton()
+        self.dirty
+            .skeleton(node)
             .is_some_and(|node| self.is_crowded(&node, CROWDED))
     }
 }

@@ -1,7 +1,20 @@
-//! Identity of a node: its id, its kind and where its bytes lie.
+//! Identity of a node in memory: its id, what it is, how far it got, and where its bytes lie.
+//!
+//! ```text
+//!  Fresh --written--> Written --checkpoint durable--> Recorded
+//!   in memory only     in no checkpoint:               counted by the node table, which frees it
+//!                      its space goes with the handle
+//! ```
+//!
+//! A handle holds no contents: those of a node that no checkpoint names are in the table of dirty nodes
+//! ([`crate::store::dirty`]), the others in the cache. The owner of that table hears of it when the last reference to a
+//! handle goes.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 
 use ramet_block::Extent;
-use ramet_nodetable::NodeKind;
+use ramet_nodetable::{NodeId, NodeKind};
 
 /// What a node holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,4 +42,118 @@ pub(crate) struct Place {
     pub(crate) used_bytes: u32,
     /// Of the whole node, or of the front part of a run.
     pub(crate) checksum: u64,
+}
+
+/// How far a node got on its way to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Stage {
+    Fresh,
+    Written,
+    Recorded,
+}
+
+/// Keeper of the nodes that no checkpoint names.
+pub(crate) trait Owner: Send + Sync {
+    /// The last reference to `handle` goes.
+    fn dropped(&self, handle: &Handle);
+}
+
+/// A node in memory; see the module header.
+pub(crate) struct Handle {
+    id: NodeId,
+    kind: Kind,
+    height: u8,
+    /// A [`Stage`], which only rises.
+    stage: AtomicU8,
+    place: OnceLock<Place>,
+    owner: Weak<dyn Owner>,
+}
+
+/// Memory that a handle takes with its entry among all handles, about, in bytes.
+pub(crate) const HANDLE_BYTES: usize = size_of::<Handle>() + 48;
+
+/// Memory that an allocation of a few bytes takes beyond these, about, in bytes.
+pub(crate) const ALLOCATION_BYTES: usize = 32;
+
+impl Handle {
+    pub(crate) fn new(
+        (id, kind, height): (NodeId, Kind, u8),
+        stage: Stage,
+        place: Option<Place>,
+        owner: Weak<dyn Owner>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            kind,
+            height,
+            stage: AtomicU8::new(stage as u8),
+            place: place.map_or_else(OnceLock::new, OnceLock::from),
+            owner,
+        })
+    }
+
+    pub(crate) fn id(&self) -> NodeId {
+        self.id
+    }
+
+    pub(crate) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// 0 for leaves and segments; falls along every edge.
+    pub(crate) fn height(&self) -> u8 {
+        self.height
+    }
+
+    fn stage(&self) -> u8 {
+        self.stage.load(Ordering::Acquire)
+    }
+
+    /// The node is at least at `stage` from now on, and its place is known.
+    pub(crate) fn rise(&self, stage: Stage) {
+        self.stage.fetch_max(stage as u8, Ordering::Release);
+    }
+
+    /// Whether it is in memory only.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.stage() == Stage::Fresh as u8
+    }
+
+    /// Whether a durable checkpoint names the node.
+    pub(crate) fn is_recorded(&self) -> bool {
+        self.stage() == Stage::Recorded as u8
+    }
+
+    /// Where the bytes lie, as far as that is known: always once the node is written.
+    pub(crate) fn place(&self) -> Option<Place> {
+        self.place.get().copied()
+    }
+
+    /// Keeps the place. A node has one place for life, so it does not matter which of two callers is first.
+    pub(crate) fn set_place(&self, place: Place) {
+        let _ = self.place.set(place);
+    }
+
+    /// The place of a node that is written but in no checkpoint.
+    pub(crate) fn unrecorded_place(&self) -> Option<Place> {
+        let is_written = self.stage() == Stage::Written as u8;
+        is_written.then(|| self.place()).flatten()
+    }
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut text = f.debug_struct("Handle");
+        text.field("id", &self.id).field("kind", &self.kind);
+        text.finish_non_exhaustive()
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(owner) = self.owner.upgrade() {
+            owner.dropped(self);
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::key::translation::Xf;
-use crate::store::dirty::Handle;
+use crate::node::handle::Handle;
 
 /// Bytes blindly written into a value.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,11 +12,10 @@ use crate::node::block::BlockBuilder;
 use crate::node::buffer::MemRun;
 use crate::node::filter;
 use crate::node::filter::Filter;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::run_index::{BlockMeta, RUN_HEADER_BYTES, RUN_MAGIC, RunIndex};
 use crate::node::wire::{put_bytes, put_hi, put_xf};
-use crate::store::dirty::Handle;
 
 /// Cuts points in key order into blocks, as they are before compression.
 pub(crate) struct Blocks {

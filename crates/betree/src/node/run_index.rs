@@ -26,10 +26,9 @@ use crate::key::range::{KeyRange, below, shared_prefix};
 use crate::node::block::Block;
 use crate::node::buffer::Weight;
 use crate::node::filter::Filter;
-use crate::node::handle::Kind;
+use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
 use crate::node::message::{RangeMsg, Target};
 use crate::node::wire::{MALFORMED, take_bytes, take_hi, take_xf};
-use crate::store::dirty::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::sync::Mutex;
 
 pub(crate) const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");

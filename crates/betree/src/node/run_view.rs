@@ -6,10 +6,10 @@ use bytes::Bytes;
 
 use crate::key::range::{KeyRange, below};
 use crate::node::buffer::MemRun;
+use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
 use crate::node::packed::PackedRun;
 use crate::node::run_index::RunIndex;
-use crate::store::dirty::Handle;
 
 /// A run in blocks, with its index.
 #[derive(Clone, Debug)]

@@ -31,8 +31,8 @@ use crate::error;
 use crate::error::Error;
 use crate::key::range::{KeyRange, min_hi};
 use crate::key::translation::Xf;
+use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 use crate::node::wire::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
-use crate::store::dirty::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
 /// More edges or segments than any sound node has; bounds what a decoder allocates.

@@ -10,10 +10,9 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::key::range::KeyRange;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::run_view::RunView;
 use crate::read::cursor::AHEAD_MAX;
-use crate::store::dirty::Handle;
 use crate::store::jobs::{Found, JOB_BYTES_MAX, Job};
 use crate::store::store::Store;
 

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, below, min_hi};
 use crate::key::translation::Xf;
+use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::{RangeAt, RunView};
 use crate::node::skeleton::Skeleton;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// What lies under the overlays of a piece.

@@ -7,11 +7,10 @@ use bytes::Bytes;
 use crate::counters::bump;
 use crate::error::Result;
 use crate::key::translation::Xf;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::run_view::{RangeAt, RunView};
 use crate::read::cut::{Base, check_falls, outside};
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// A frozen state of the whole tree.

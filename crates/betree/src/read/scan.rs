@@ -16,14 +16,13 @@ use crate::error::Result;
 use crate::key::range::{KeyRange, below, min_hi, successor_of_prefix};
 use crate::key::translation::Xf;
 use crate::node::block::Block;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::read::cut::{Base, NEIGHBOURS_MAX, check_falls, cut, cut_buffer};
 use crate::read::lookup::View;
 use crate::store::cache::Keeping;
-use crate::store::dirty::Handle;
 use crate::store::jobs::{Job, Wanted};
 use crate::store::store::Store;
 

@@ -32,12 +32,11 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, below, shared_prefix};
 use crate::node::buffer::MemRun;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{Edge, Skeleton};
 use crate::reshape::maintain::PUSH_BYTES;
 use crate::reshape::pending::Pending;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// A sweep rewrites a leaf when at least one in so many of its bytes comes back.
@@ -202,8 +201,8 @@ impl Store {
                 pending.ranges > 0 && child.live_bytes <= 2 * self.shape.block_bytes as u64;
             return Ok(refs == 1 && (may_go || removed * GAIN >= child.live_bytes));
         }
-        let whole = match child.node.written() {
-            Some((place, _)) => place.extent.len,
+        let whole = match child.node.unrecorded_place() {
+            Some(place) => place.extent.len,
             None => self.table.get(child.node.id())?.map_or(0, |r| r.extent.len),
         };
         // Less than a block is never a gain.

@@ -9,8 +9,8 @@ use shuttle::rand::{Rng, thread_rng};
 use shuttle::thread;
 
 use super::{Disk, explore};
+use crate::node::handle::Handle;
 use crate::node::handle::Kind;
-use crate::store::dirty::Handle;
 use crate::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, VOLUME_BYTES_MIN};
 
 /// Nodes so small that a few batches freeze the buffer, fill nodes and rewrite leaves.

@@ -4,23 +4,13 @@ use std::sync::Arc;
 
 use ramet_block::Extent;
 
-use crate::node::handle::{Kind, Place};
-use crate::store::contents::State;
-use crate::store::dirty::Handle;
+use crate::node::handle::{Handle, Kind, Place};
 use crate::store::store::Store;
 
 impl Store {
     /// The leaf at a place that a record of the journal names.
     pub(crate) fn named_leaf(&self, place: Place) -> Arc<Handle> {
-        self.fresh(
-            Kind::Leaf,
-            0,
-            State::Written {
-                place,
-                children: Vec::new(),
-                is_named: true,
-            },
-        )
+        self.unrecorded(Kind::Leaf, place, Vec::new(), true)
     }
 
     /// Number and bytes of the places of dead leaves that records of the journal name.

@@ -1,159 +1,209 @@
-//! Handles: the shared ends of nodes in memory, with what is not written yet.
+//! The table of dirty nodes: contents, by node id, of those that no checkpoint names yet.
+//!
+//! A node enters when it is made. Its contents stay until it is written; from then on the table has its children, which
+//! the next checkpoint tells the node table, and lets it go when that checkpoint is durable. A fresh segment of points is at
+//! first the map that the memory buffer was, and is soon packed into blocks.
+//!
+//! Concurrency: sixteen parts, each with a lock that is held for a look-up. An entry that leaves is dropped without the
+//! lock, since handles of other nodes go with it.
 
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-
-use ramet_block::planted::{self, Fault};
-use ramet_nodetable::NodeId;
 
 use crate::node::buffer::MemRun;
-use crate::node::handle::{Kind, Place};
+use crate::node::handle::{Handle, Place, Stage};
 use crate::node::packed::PackedRun;
 use crate::node::skeleton::Skeleton;
-use crate::store::contents::State;
-use crate::store::store::Store;
 use crate::sync::Mutex;
 
-/// Memory that a handle takes with its entry in [`Store::handles`], about, in bytes.
-pub(crate) const HANDLE_BYTES: usize = size_of::<Handle>() + 48;
-
-/// Memory that an allocation of a few bytes takes beyond these, about, in bytes.
-pub(crate) const ALLOCATION_BYTES: usize = 32;
-
-/// A node in memory; see the module header.
+/// Contents of a node that no checkpoint names yet.
 #[derive(Debug)]
-pub(crate) struct Handle {
-    pub(crate) id: NodeId,
-    pub(crate) kind: Kind,
-    pub(crate) height: u8,
-    /// Space that writing it takes, in bytes; counted in [`Store::owed_bytes`] while it is fresh.
-    pub(crate) owes: AtomicU64,
-    pub(crate) state: Mutex<State>,
-    pub(crate) store: Weak<Store>,
+pub(crate) enum Contents {
+    Skeleton(Arc<Skeleton>),
+    Run(Arc<MemRun>),
+    Packed(Arc<PackedRun>),
+    /// They are on the device.
+    Written {
+        children: Vec<Arc<Handle>>,
+        /// A record of the journal names the place.
+        is_named: bool,
+    },
 }
 
-impl Handle {
-    pub(crate) fn id(&self) -> NodeId {
-        self.id
+impl Contents {
+    /// Memory that contents take which are not written yet, in bytes.
+    fn memory_bytes(&self) -> u64 {
+        let bytes = match self {
+            Contents::Skeleton(node) => node.weight(),
+            Contents::Run(run) => run.memory_bytes(),
+            Contents::Packed(run) => run.memory_bytes,
+            Contents::Written { .. } => 0,
+        };
+        bytes as u64
+    }
+}
+
+/// An entry of the table.
+#[derive(Debug)]
+pub(crate) struct DirtyNode {
+    pub(crate) contents: Contents,
+    /// Space that writing it takes, in bytes.
+    pub(crate) owes: u64,
+}
+
+/// Hashes a node id: ids are given away one by one, so all that matters is that their bits spread.
+#[derive(Default)]
+pub(crate) struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
     }
 
-    pub(crate) fn kind(&self) -> Kind {
-        self.kind
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
     }
 
-    /// 0 for leaves and segments; falls along every edge.
-    pub(crate) fn height(&self) -> u8 {
-        self.height
+    fn write_u64(&mut self, id: u64) {
+        let mixed = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ (mixed >> 32);
+    }
+}
+
+/// A map with node ids for keys.
+pub(crate) type ById<V> = HashMap<u64, V, BuildHasherDefault<IdHasher>>;
+
+/// Parts with a lock each.
+const SHARDS: usize = 16;
+
+/// See the module header.
+#[derive(Default)]
+pub(crate) struct DirtyTable {
+    shards: [Mutex<ById<DirtyNode>>; SHARDS],
+    /// Memory of all contents, in bytes.
+    memory_bytes: AtomicU64,
+}
+
+impl DirtyTable {
+    fn shard(&self, id: u64) -> &Mutex<ById<DirtyNode>> {
+        &self.shards[id as usize % SHARDS]
     }
 
-    /// Whether it is in memory only.
-    pub(crate) fn is_fresh(&self) -> bool {
-        !matches!(
-            *self.state.lock(),
-            State::Written { .. } | State::Recorded(_)
-        )
+    fn look<T>(&self, handle: &Handle, pick: impl FnOnce(&Contents) -> Option<T>) -> Option<T> {
+        let shard = self.shard(handle.id().0).lock();
+        pick(&shard.get(&handle.id().0)?.contents)
     }
 
-    /// Whether a durable checkpoint names the node.
-    pub(crate) fn is_recorded(&self) -> bool {
-        matches!(*self.state.lock(), State::Recorded(_))
+    /// Memory of what is not written yet, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.memory_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn insert(&self, id: u64, node: DirtyNode) {
+        let bytes = node.contents.memory_bytes();
+        self.memory_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.shard(id).lock().insert(id, node);
     }
 
     /// The contents of a skeleton that is not written yet.
-    pub(crate) fn fresh_skeleton(&self) -> Option<Arc<Skeleton>> {
-        match &*self.state.lock() {
-            State::Skeleton(node) => Some(node.clone()),
-            _ => None,
+    pub(crate) fn skeleton(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
+        if !handle.is_fresh() {
+            return None;
         }
+        self.look(handle, |contents| match contents {
+            Contents::Skeleton(node) => Some(node.clone()),
+            _ => None,
+        })
     }
 
     /// The contents of a segment that is neither written nor packed yet.
-    pub(crate) fn fresh_run(&self) -> Option<Arc<MemRun>> {
-        match &*self.state.lock() {
-            State::Run(run) => Some(run.clone()),
-            _ => None,
-        }
+    pub(crate) fn run(&self, handle: &Handle) -> Option<Arc<MemRun>> {
+        self.segment(handle)?.err()
     }
 
-    /// The contents of a packed segment that is not written yet.
-    pub(crate) fn packed_run(&self) -> Option<Arc<PackedRun>> {
-        match &*self.state.lock() {
-            State::Packed(run) => Some(run.clone()),
-            _ => None,
+    /// The contents of a segment that is not written yet, packed or not.
+    pub(crate) fn segment(&self, handle: &Handle) -> Option<Result<Arc<PackedRun>, Arc<MemRun>>> {
+        if !handle.is_fresh() {
+            return None;
         }
+        self.look(handle, |contents| match contents {
+            Contents::Packed(run) => Some(Ok(run.clone())),
+            Contents::Run(run) => Some(Err(run.clone())),
+            _ => None,
+        })
     }
 
-    /// Place and children of a node that is written but in no checkpoint.
-    pub(crate) fn written(&self) -> Option<(Place, Vec<Arc<Handle>>)> {
-        match &*self.state.lock() {
-            State::Written {
-                place, children, ..
-            } => Some((*place, children.clone())),
+    /// The children of a node that is written but in no checkpoint.
+    pub(crate) fn written_children(&self, handle: &Handle) -> Option<Vec<Arc<Handle>>> {
+        self.look(handle, |contents| match contents {
+            Contents::Written { children, .. } => Some(children.clone()),
             _ => None,
-        }
+        })
     }
 
-    /// Says that a record of the journal names the place: it is not free before the next checkpoint then, whatever
-    /// becomes of the node.
-    pub(crate) fn set_named(&self) {
-        if let State::Written { is_named, .. } = &mut *self.state.lock() {
+    /// Says that a record of the journal names the place: it is not free before the next checkpoint then, however short the
+    /// node lives.
+    pub(crate) fn set_named(&self, handle: &Handle) {
+        let mut shard = self.shard(handle.id().0).lock();
+        let node = shard.get_mut(&handle.id().0);
+        if let Some(Contents::Written { is_named, .. }) = node.map(|node| &mut node.contents) {
             *is_named = true;
         }
     }
-}
 
-impl Drop for Handle {
-    fn drop(&mut self) {
-        let Some(store) = self.store.upgrade() else {
+    /// The segment is packed now, unless a checkpoint has written it meanwhile.
+    pub(crate) fn set_packed(&self, handle: &Handle, packed: PackedRun) {
+        let packed = Contents::Packed(Arc::new(packed));
+        let mut shard = self.shard(handle.id().0).lock();
+        let node = shard.get_mut(&handle.id().0);
+        let Some(node) = node.filter(|node| matches!(node.contents, Contents::Run(_))) else {
             return;
         };
-        store.forget(self.id);
-        match self.state.get_mut() {
-            State::Written {
-                place,
-                is_named: true,
-                ..
-            } if !planted::is(Fault::NamedLeafFreedAtOnce) => {
-                store.dead_named.lock().push(place.extent)
-            }
-            State::Written { place, .. } => store.table.free_unpublished(place.extent),
-            State::Recorded(_) => {}
-            fresh => {
-                let bytes = fresh.memory_bytes();
-                store.fresh_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                store.settle(self);
-            }
-        }
-    }
-}
-
-impl Store {
-    /// The checkpoint that names the node is durable: the node table owns it from now on.
-    pub(crate) fn set_recorded(&self, handle: &Handle) {
-        let mut state = handle.state.lock();
-        if let State::Written { place, .. } = &*state {
-            let recorded = State::Recorded(Some(*place));
-            let old = std::mem::replace(&mut *state, recorded);
-            drop(state);
-            drop(old);
-        }
+        let bytes = packed.memory_bytes();
+        self.memory_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let old = std::mem::replace(&mut node.contents, packed);
+        self.memory_bytes
+            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
+        drop(shard);
+        drop(old);
     }
 
-    /// Whether somebody in memory still refers to a node.
-    pub(crate) fn is_pinned(&self, id: NodeId) -> bool {
-        // A cached skeleton of a dead node is no user; its handles would pin its children.
-        self.cache.remove(&(id.0, 0));
-        let handle = self.handles.lock().get(&id.0).and_then(Weak::upgrade);
-        handle.is_some()
+    /// The node is written at `place`. Returns the space that this took no more than, in bytes.
+    pub(crate) fn set_written(
+        &self,
+        handle: &Handle,
+        place: Place,
+        children: Vec<Arc<Handle>>,
+    ) -> u64 {
+        handle.set_place(place);
+        let written = DirtyNode {
+            contents: Contents::Written {
+                children,
+                is_named: false,
+            },
+            owes: 0,
+        };
+        let old = self
+            .shard(handle.id().0)
+            .lock()
+            .insert(handle.id().0, written);
+        // A reader that still sees a fresh node finds no contents, and goes on to the place.
+        handle.rise(Stage::Written);
+        let old = old.expect("a node is in the table until a checkpoint names it");
+        self.memory_bytes
+            .fetch_sub(old.contents.memory_bytes(), Ordering::Relaxed);
+        old.owes
     }
 
-    fn forget(&self, id: NodeId) {
-        let mut handles = self.handles.lock();
-        if handles
-            .get(&id.0)
-            .is_some_and(|weak| weak.strong_count() == 0)
-        {
-            handles.remove(&id.0);
-        }
+    /// Lets go of a node. Its last reference is gone, or a durable checkpoint names it.
+    pub(crate) fn remove(&self, id: u64) -> Option<DirtyNode> {
+        let old = self.shard(id).lock().remove(&id)?;
+        self.memory_bytes
+            .fetch_sub(old.contents.memory_bytes(), Ordering::Relaxed);
+        Some(old)
     }
 }

@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Xf;
 use crate::node::buffer::MemRun;
+use crate::node::handle::Handle;
 use crate::node::run_builder::segment_image;
 use crate::node::skeleton::{SegRef, Skeleton};
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// One of the segments that stand for a larger one.

@@ -10,8 +10,8 @@ use ramet_nodetable::NodeId;
 use crate::counters::bump;
 use crate::key::range::KeyRange;
 use crate::node::block::Block;
+use crate::node::handle::Handle;
 use crate::store::cache::Keeping;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// Threads that read ahead: so many requests are in flight, and one of the scan itself.

@@ -2,7 +2,6 @@
 
 pub(crate) mod buffers;
 pub(crate) mod cache;
-pub(crate) mod contents;
 pub(crate) mod deferred;
 pub(crate) mod dirty;
 pub(crate) mod drop_behind;

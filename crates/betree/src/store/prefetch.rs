@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::node::handle::{Kind, Place};
+use crate::node::handle::{Handle, Kind, Place};
 use crate::node::run_index::index_len;
 use crate::node::run_view::DiskRun;
 use crate::store::cache::Cached;
-use crate::store::dirty::Handle;
 use crate::store::read::SEGMENT_READ_BYTES_MAX;
 use crate::store::store::Store;
 use crate::sync::GuardResult;
@@ -36,7 +35,7 @@ impl Store {
         if segment.is_fresh() || self.room_ahead() <= self.shape.block_bytes {
             return Ok(());
         }
-        self.cached((segment.id.0, 0), || {
+        self.cached((segment.id().0, 0), || {
             let ahead = if whole {
                 SEGMENT_READ_BYTES_MAX as usize
             } else {
@@ -95,7 +94,7 @@ impl Store {
         }
         let mut short = Vec::new();
         for (node, is_wanted) in nodes {
-            if node.is_fresh() || self.cache.contains_key(&(node.id.0, 0)) {
+            if node.is_fresh() || self.cache.contains_key(&(node.id().0, 0)) {
                 continue;
             }
             // Whoever asks for it is told what is wrong with it.
@@ -126,7 +125,7 @@ impl Store {
             // What somebody else reads just now is left to them. Never waits for that while it makes others wait.
             let claiming = self.claiming.lock();
             let claimed = group.iter().filter_map(|(place, node, _)| {
-                let key = (node.id.0, 0);
+                let key = (node.id().0, 0);
                 match self.cache.get_value_or_guard(&key, Some(Duration::ZERO)) {
                     GuardResult::Guard(guard) => Some((place, node, guard)),
                     GuardResult::Value(_) | GuardResult::Timeout => None,

@@ -13,14 +13,12 @@ use ramet_nodetable::NodeId;
 use crate::counters::bump;
 use crate::error::{Error, READING_A_NODE, Result, io_error};
 use crate::node::block::Block;
-use crate::node::handle::{Kind, Place};
+use crate::node::handle::{Handle, Kind, Place};
 use crate::node::run_index::{RunIndex, index_len};
 use crate::node::run_view::{DiskRun, RunView};
 use crate::node::skeleton::Skeleton;
 use crate::node::wire::MALFORMED;
 use crate::store::cache::{CacheKey, Cached, Keeping};
-use crate::store::contents::State;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 use crate::sync::GuardResult;
 
@@ -44,7 +42,8 @@ fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
 fn two_kinds(handle: &Handle) -> Error {
     let detail = format!(
         "node {} is referred to as {:?} and as another kind",
-        handle.id.0, handle.kind
+        handle.id().0,
+        handle.kind()
     );
     Error::Corrupt {
         what: "node table",
@@ -75,25 +74,29 @@ pub(crate) const SEGMENT_READ_BYTES_MAX: u32 = 2 << 20;
 
 impl Store {
     pub(crate) fn place(&self, handle: &Handle) -> Result<Place> {
-        match &*handle.state.lock() {
-            State::Written { place, .. } | State::Recorded(Some(place)) => return Ok(*place),
-            State::Recorded(None) => {}
-            State::Skeleton(_) | State::Run(_) | State::Packed(_) => {
-                unreachable!("the caller has seen that the node is not fresh")
-            }
+        if let Some(place) = handle.place() {
+            return Ok(place);
         }
-        let record = self.table.get(handle.id)?.ok_or_else(|| Error::Corrupt {
+        assert!(
+            !handle.is_fresh(),
+            "the caller has seen that the node is not fresh"
+        );
+        let record = self.table.get(handle.id())?.ok_or_else(|| Error::Corrupt {
             what: "node table",
             addr: 0,
-            detail: format!("node {} is referred to and has no record", handle.id.0),
+            detail: format!("node {} is referred to and has no record", handle.id().0),
         })?;
-        if record.kind != handle.kind.in_table() || record.height != handle.height {
+        if record.kind != handle.kind().in_table() || record.height != handle.height() {
             return Err(Error::Corrupt {
                 what: "node table",
                 addr: record.extent.addr,
                 detail: format!(
                     "node {} is {:?} of height {}, expected {:?} of height {}",
-                    handle.id.0, record.kind, record.height, handle.kind, handle.height
+                    handle.id().0,
+                    record.kind,
+                    record.height,
+                    handle.kind(),
+                    handle.height()
                 ),
             });
         }
@@ -102,9 +105,7 @@ impl Store {
             used_bytes: record.used_bytes,
             checksum: record.checksum,
         };
-        if let State::Recorded(slot) = &mut *handle.state.lock() {
-            *slot = Some(place);
-        }
+        handle.set_place(place);
         Ok(place)
     }
 
@@ -141,10 +142,10 @@ impl Store {
 
     /// The skeleton of an interior node.
     pub(crate) fn skeleton(&self, handle: &Handle) -> Result<Arc<Skeleton>> {
-        if let Some(node) = handle.fresh_skeleton() {
+        if let Some(node) = self.dirty.skeleton(handle) {
             return Ok(node);
         }
-        let loaded = self.cached((handle.id.0, 0), || {
+        let loaded = self.cached((handle.id().0, 0), || {
             let place = self.place(handle)?;
             let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
             let node = self.decode_skeleton(handle, &place, &bytes)?;
@@ -168,7 +169,7 @@ impl Store {
         let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
         let node = Skeleton::decode(bytes, &mut node_of, &mut run_of)
             .map_err(|e| malformed("skeleton", place, &e))?;
-        if node.height != handle.height {
+        if node.height != handle.height() {
             return Err(malformed("skeleton", place, &MALFORMED));
         }
         Ok(node)
@@ -177,18 +178,18 @@ impl Store {
     /// A leaf or a segment.
     pub(crate) fn run(&self, handle: &Arc<Handle>) -> Result<RunView> {
         // One look: it may be packed or written between two.
-        match &*handle.state.lock() {
-            State::Run(run) => return Ok(RunView::Mem(run.clone())),
-            State::Packed(run) => {
+        match self.dirty.segment(handle) {
+            Some(Err(run)) => return Ok(RunView::Mem(run)),
+            Some(Ok(run)) => {
                 return Ok(RunView::Disk(DiskRun {
                     handle: handle.clone(),
                     index: run.index.clone(),
-                    packed: Some(run.clone()),
+                    packed: Some(run),
                 }));
             }
-            State::Skeleton(_) | State::Written { .. } | State::Recorded(_) => {}
+            None => {}
         }
-        let loaded = self.cached((handle.id.0, 0), || {
+        let loaded = self.cached((handle.id().0, 0), || {
             self.load_index(handle, self.shape.block_bytes)
         })?;
         match loaded {
@@ -237,7 +238,7 @@ impl Store {
             let addr = place.extent.addr + u64::from(meta.offset);
             let stored = Bytes::copy_from_slice(stored);
             // What came along is judged when it is asked for.
-            if let Ok(block) = meta.decode(handle.kind, stored, next, addr) {
+            if let Ok(block) = meta.decode(handle.kind(), stored, next, addr) {
                 self.keep_block(handle, at, &Arc::new(block));
             }
         }
@@ -247,7 +248,7 @@ impl Store {
     pub(crate) fn keep_block(&self, handle: &Handle, at: usize, block: &Arc<Block>) {
         let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
         let kept = Cached::Block(block.clone());
-        self.cache.insert((handle.id.0, part), kept);
+        self.cache.insert((handle.id().0, part), kept);
     }
 
     /// The index that `front`, the front part of a run, holds.
@@ -259,7 +260,7 @@ impl Store {
     ) -> Result<RunIndex> {
         verify(front, place, RUN_FRONT)?;
         let mut node_of = |id, height| self.recorded_child(id, height);
-        RunIndex::decode(front, handle.kind, place.used_bytes, &mut node_of)
+        RunIndex::decode(front, handle.kind(), place.used_bytes, &mut node_of)
             .map_err(|e| malformed(RUN_FRONT, place, &e))
     }
 
@@ -296,7 +297,7 @@ impl Store {
         }
         let key = |n: usize| {
             let part = u32::try_from(n + 1).expect("blocks of a run fit 32 bits");
-            (run.handle.id.0, part)
+            (run.handle.id().0, part)
         };
         // Whoever else wants the block meanwhile waits for it instead of reading it too.
         let mut guards = match self.cache.get_value_or_guard(&key(at), None) {
@@ -311,7 +312,7 @@ impl Store {
         bump(&self.counters.cache_misses);
         let metas = &run.index.blocks;
         let start = metas[at].offset;
-        let longest = match run.handle.kind {
+        let longest = match run.handle.kind() {
             Kind::Segment => SEGMENT_READ_BYTES_MAX,
             Kind::Leaf | Kind::Skeleton => LEAF_READ_BYTES_MAX,
         };
@@ -364,7 +365,7 @@ impl Store {
                 Bytes::copy_from_slice(&bytes[stored])
             };
             let addr = place.extent.addr + u64::from(meta.offset);
-            match meta.decode(run.handle.kind, stored, nexts.next(), addr) {
+            match meta.decode(run.handle.kind(), stored, nexts.next(), addr) {
                 Ok(block) => {
                     let block = Arc::new(block);
                     if is_kept {
@@ -383,21 +384,21 @@ impl Store {
 
     /// The index of a run, if it is in the cache. Not counted as a use.
     pub(crate) fn cached_index(&self, handle: &Handle) -> Option<Arc<RunIndex>> {
-        match self.cache.peek(&(handle.id.0, 0)) {
+        match self.cache.peek(&(handle.id().0, 0)) {
             Some(Cached::Index(index)) => Some(index),
             _ => None,
         }
     }
 
     pub(crate) fn is_block_cached(&self, handle: &Handle, at: usize) -> bool {
-        u32::try_from(at + 1).is_ok_and(|part| self.cache.contains_key(&(handle.id.0, part)))
+        u32::try_from(at + 1).is_ok_and(|part| self.cache.contains_key(&(handle.id().0, part)))
     }
 
     /// A skeleton that can be had without reading. Not counted as a use.
     pub(crate) fn skeleton_at_hand(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
-        handle
-            .fresh_skeleton()
-            .or_else(|| match self.cache.peek(&(handle.id.0, 0)) {
+        self.dirty
+            .skeleton(handle)
+            .or_else(|| match self.cache.peek(&(handle.id().0, 0)) {
                 Some(Cached::Skeleton(node)) => Some(node),
                 _ => None,
             })

@@ -14,11 +14,11 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
+use crate::node::handle::Handle;
 use crate::node::run_index::RunIndex;
 use crate::node::run_view::RunView;
 use crate::store::buffers::Lent;
 use crate::store::cache::{Cached, Keeping};
-use crate::store::dirty::Handle;
 use crate::store::jobs::Found;
 use crate::store::store::Store;
 

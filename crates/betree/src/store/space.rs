@@ -9,7 +9,6 @@ use ramet_block::BLOCK_BYTES;
 use crate::error::{Error, Result};
 use crate::node::handle::Kind;
 use crate::node::skeleton::{Edge, Skeleton};
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 
 /// Room set aside until the nodes that take it are counted themselves.
@@ -127,9 +126,8 @@ impl Store {
         }
     }
 
-    /// Nothing will be written for `handle` any more.
-    pub(crate) fn settle(&self, handle: &Handle) {
-        let owes = handle.owes.swap(0, Ordering::Relaxed);
+    /// Nothing will be written any more for a node that was to take `owes` bytes.
+    pub(crate) fn settle(&self, owes: u64) {
         self.owed_bytes.fetch_sub(owes, Ordering::Relaxed);
     }
 

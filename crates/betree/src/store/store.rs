@@ -13,25 +13,25 @@
 //! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Store::is_pinned`]),
 //! so readers of older states never meet reused space.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::clone::compacted::Mended;
 use crate::counters::Counters;
 use crate::node::buffer::MemRun;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind, Owner, Place, Stage};
 use crate::node::packed::PackedRun;
 use crate::node::run_index::RUN_HEADER_BYTES;
 use crate::node::skeleton::Skeleton;
 use crate::shape::TreeShape;
 use crate::store::buffers::Spare;
 use crate::store::cache::{ByBytes, CacheKey, Cached};
-use crate::store::contents::State;
-use crate::store::dirty::Handle;
+use crate::store::dirty::{ById, Contents, DirtyNode, DirtyTable};
 use crate::store::drop_behind::Passed;
 use crate::store::jobs::ReadAhead;
 use crate::store::shortage::Healing;
@@ -46,8 +46,8 @@ pub(crate) struct Store {
     pub(crate) table: NodeTable,
     pub(crate) shape: TreeShape,
     pub(crate) counters: Counters,
-    /// Memory of nodes that are not written yet, in bytes.
-    pub(crate) fresh_bytes: AtomicU64,
+    /// Nodes that no checkpoint names.
+    pub(crate) dirty: DirtyTable,
     /// Space that the next checkpoint takes to write what is in memory only, in bytes.
     pub(crate) owed_bytes: AtomicU64,
     /// Bytes of messages in the memory buffer.
@@ -64,7 +64,7 @@ pub(crate) struct Store {
     pub(crate) cache: Cache<CacheKey, Cached, ByBytes>,
     /// Held while nodes are claimed that one request reads, so that two who want the same do not get half of them each.
     pub(crate) claiming: Mutex<()>,
-    pub(crate) handles: Mutex<HashMap<u64, Weak<Handle>>>,
+    handles: Mutex<ById<Weak<Handle>>>,
     next_id: AtomicU64,
     /// Nodes that flattening did not help, forgotten when they are many.
     unflattenable: Mutex<HashSet<u64>>,
@@ -95,7 +95,7 @@ impl Store {
             table,
             shape,
             counters: Counters::default(),
-            fresh_bytes: AtomicU64::new(0),
+            dirty: DirtyTable::default(),
             owed_bytes: AtomicU64::new(0),
             buffered_bytes: AtomicU64::new(0),
             healing: Healing::default(),
@@ -106,7 +106,7 @@ impl Store {
             passed: Mutex::default(),
             cache: cache(items, cache_bytes, ByBytes),
             claiming: Mutex::new(()),
-            handles: Mutex::new(HashMap::new()),
+            handles: Mutex::default(),
             next_id: AtomicU64::new(next_id),
             unflattenable: Mutex::new(HashSet::new()),
             mended: Mutex::new(VecDeque::new()),
@@ -125,16 +125,9 @@ impl Store {
         let known = handles.get(&id.0).and_then(Weak::upgrade);
         if let Some(handle) = known {
             drop(handles);
-            return (handle.kind == kind && handle.height == height).then_some(handle);
+            return (handle.kind() == kind && handle.height() == height).then_some(handle);
         }
-        let handle = Arc::new(Handle {
-            id,
-            kind,
-            height,
-            owes: AtomicU64::new(0),
-            state: Mutex::new(State::Recorded(None)),
-            store: self.me.clone(),
-        });
+        let handle = Handle::new((id, kind, height), Stage::Recorded, None, self.me.clone());
         handles.insert(id.0, Arc::downgrade(&handle));
         Some(handle)
     }
@@ -149,41 +142,58 @@ impl Store {
         self.recorded(NodeId(id), kind, height)
     }
 
-    pub(crate) fn fresh(&self, kind: Kind, height: u8, state: State) -> Arc<Handle> {
-        let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
-        let bytes = match &state {
-            State::Skeleton(node) => node.encoded_bytes_max(),
-            State::Run(run) => run.size_bytes() + RUN_HEADER_BYTES,
-            State::Packed(run) => run.stored_bytes_max(),
-            State::Written { .. } | State::Recorded(_) => 0,
+    /// A new node, in memory only.
+    fn fresh(&self, kind: Kind, height: u8, contents: Contents) -> Arc<Handle> {
+        let bytes = match &contents {
+            Contents::Skeleton(node) => node.encoded_bytes_max(),
+            Contents::Run(run) => run.size_bytes() + RUN_HEADER_BYTES,
+            Contents::Packed(run) => run.stored_bytes_max(),
+            Contents::Written { .. } => 0,
         };
         let owes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
         self.owed_bytes.fetch_add(owes, Ordering::Relaxed);
-        self.fresh_bytes
-            .fetch_add(state.memory_bytes(), Ordering::Relaxed);
-        let handle = Arc::new(Handle {
-            id,
-            kind,
-            height,
-            owes: AtomicU64::new(owes),
-            state: Mutex::new(state),
-            store: self.me.clone(),
-        });
+        self.enter(kind, height, None, DirtyNode { contents, owes })
+    }
+
+    /// The handle of a node that is written and in no checkpoint yet.
+    pub(crate) fn unrecorded(
+        &self,
+        kind: Kind,
+        place: Place,
+        children: Vec<Arc<Handle>>,
+        is_named: bool,
+    ) -> Arc<Handle> {
+        let contents = Contents::Written { children, is_named };
+        self.enter(kind, 0, Some(place), DirtyNode { contents, owes: 0 })
+    }
+
+    fn enter(&self, kind: Kind, height: u8, place: Option<Place>, node: DirtyNode) -> Arc<Handle> {
+        let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let stage = match place {
+            Some(_) => Stage::Written,
+            None => Stage::Fresh,
+        };
+        self.dirty.insert(id.0, node);
+        let handle = Handle::new((id, kind, height), stage, place, self.me.clone());
         self.handles.lock().insert(id.0, Arc::downgrade(&handle));
         handle
     }
 
     pub(crate) fn new_skeleton(&self, mut node: Skeleton) -> Arc<Handle> {
         node.shrink();
-        self.fresh(Kind::Skeleton, node.height, State::Skeleton(Arc::new(node)))
+        self.fresh(
+            Kind::Skeleton,
+            node.height,
+            Contents::Skeleton(Arc::new(node)),
+        )
     }
 
     pub(crate) fn new_segment(&self, run: MemRun) -> Arc<Handle> {
-        self.fresh(Kind::Segment, 0, State::Run(Arc::new(run)))
+        self.fresh(Kind::Segment, 0, Contents::Run(Arc::new(run)))
     }
 
     pub(crate) fn new_packed(&self, run: PackedRun) -> Arc<Handle> {
-        self.fresh(Kind::Segment, 0, State::Packed(Arc::new(run)))
+        self.fresh(Kind::Segment, 0, Contents::Packed(Arc::new(run)))
     }
 
     /// Grows with every step that moves messages down.
@@ -205,5 +215,52 @@ impl Store {
             nodes.clear();
         }
         nodes.insert(id.0);
+    }
+
+    /// The checkpoint that names the node is durable: the node table owns it from now on.
+    pub(crate) fn set_recorded(&self, handle: &Handle) {
+        if handle.unrecorded_place().is_some() {
+            handle.rise(Stage::Recorded);
+            drop(self.dirty.remove(handle.id().0));
+        }
+    }
+
+    /// Whether a reader in memory still refers to a node.
+    pub(crate) fn is_pinned(&self, id: NodeId) -> bool {
+        // A cached skeleton of a dead node is no reader; its handles would pin its children.
+        self.cache.remove(&(id.0, 0));
+        let handle = self.handles.lock().get(&id.0).and_then(Weak::upgrade);
+        handle.is_some()
+    }
+
+    fn forget(&self, id: NodeId) {
+        let mut handles = self.handles.lock();
+        if handles
+            .get(&id.0)
+            .is_some_and(|weak| weak.strong_count() == 0)
+        {
+            handles.remove(&id.0);
+        }
+    }
+}
+
+impl Owner for Store {
+    fn dropped(&self, handle: &Handle) {
+        self.forget(handle.id());
+        if handle.is_recorded() {
+            return;
+        }
+        let Some(node) = self.dirty.remove(handle.id().0) else {
+            return;
+        };
+        match (&node.contents, handle.place()) {
+            (Contents::Written { is_named: true, .. }, Some(place))
+                if !planted::is(Fault::NamedLeafFreedAtOnce) =>
+            {
+                self.dead_named.lock().push(place.extent);
+            }
+            (Contents::Written { .. }, Some(place)) => self.table.free_unpublished(place.extent),
+            _ => self.settle(node.owes),
+        }
     }
 }

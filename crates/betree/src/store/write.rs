@@ -7,12 +7,10 @@ use ramet_block::{BLOCK_BYTES, checksum, is_no_space};
 use ramet_nodetable::NewNode;
 
 use crate::error::{Error, Result, io_error};
-use crate::node::handle::{Kind, Place};
+use crate::node::handle::{Handle, Kind, Place};
 use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
 use crate::store::cache::Cached;
-use crate::store::contents::State;
-use crate::store::dirty::Handle;
 use crate::store::fragments::Pieces;
 use crate::store::store::Store;
 
@@ -28,7 +26,7 @@ pub(crate) enum Via {
 impl Store {
     /// Packs a segment of points that is in memory only; no effect on others.
     pub(crate) fn pack(&self, handle: &Handle) {
-        let Some(run) = handle.fresh_run().filter(|run| run.range_count() == 0) else {
+        let Some(run) = self.dirty.run(handle).filter(|run| run.range_count() == 0) else {
             return;
         };
         let mut builder = PackedBuilder::new(self.shape.block_bytes);
@@ -38,38 +36,18 @@ impl Store {
         let Some(packed) = builder.finish() else {
             return;
         };
-        let mut state = handle.state.lock();
-        // A checkpoint may have written it meanwhile.
-        if !matches!(&*state, State::Run(_)) {
-            return;
-        }
-        let packed = State::Packed(Arc::new(packed));
-        self.fresh_bytes
-            .fetch_add(packed.memory_bytes(), Ordering::Relaxed);
-        let old = std::mem::replace(&mut *state, packed);
-        self.fresh_bytes
-            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
-        drop(state);
-        drop((old, run));
+        self.dirty.set_packed(handle, packed);
     }
 
     /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
         let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
         let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
-        let handle = self.fresh(
-            image.kind,
-            0,
-            State::Written {
-                place,
-                children: image.children,
-                is_named: false,
-            },
-        );
+        let handle = self.unrecorded(image.kind, place, image.children, false);
         // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
         if let Some(index) = image.index {
             let index = Cached::Index(Arc::new(index));
-            self.cache.insert((handle.id.0, 0), index);
+            self.cache.insert((handle.id().0, 0), index);
         }
         Ok(handle)
     }
@@ -119,86 +97,69 @@ impl Store {
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
         let place = self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache)?;
-        Ok(self.fresh(
-            image.kind,
-            0,
-            State::Written {
-                place,
-                children: image.children,
-                is_named: false,
-            },
-        ))
+        Ok(self.unrecorded(image.kind, place, image.children, false))
     }
 
     /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
     /// hole takes goes to `pieces` and stays fresh.
     pub(crate) fn write_back(&self, handle: &Arc<Handle>, pieces: &mut Pieces) -> Result<()> {
         let (codec, block_bytes) = (self.shape.codec, self.shape.block_bytes);
-        let (run, packed) = (handle.fresh_run(), handle.packed_run());
-        let image = match (&run, &packed) {
-            (Some(run), _) => Some(segment_image(run, codec, block_bytes)),
-            (None, Some(packed)) => Some(packed.image(codec)),
-            (None, None) => None,
-        };
-        if let Some(image) = image {
+        if let Some(segment) = self.dirty.segment(handle) {
+            let image = match &segment {
+                Err(run) => segment_image(run, codec, block_bytes),
+                Ok(packed) => packed.image(codec),
+            };
             let len = image.bytes.len() as u64;
             match self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache) {
                 Ok(place) => {
                     // The next flush weighs it.
                     if let Some(index) = image.index {
                         let index = Cached::Index(Arc::new(index));
-                        self.cache.insert((handle.id.0, 0), index);
+                        self.cache.insert((handle.id().0, 0), index);
                     }
                     self.become_written(handle, place, image.children);
                 }
                 Err(Error::NoSpace) if self.table.stats().backed >= len => {
-                    let run = run.or_else(|| packed.map(|packed| Arc::new(packed.to_mem())));
-                    let run = run.expect("an image is of one of them");
+                    let run = match segment {
+                        Ok(packed) => Arc::new(packed.to_mem()),
+                        Err(run) => run,
+                    };
                     // It settles when the last node that refers to it has gone: other pieces may find no room, and then
                     // all of it is written once more.
-                    pieces.insert(handle.id, self.write_in_pieces(&run)?);
+                    pieces.insert(handle.id(), self.write_in_pieces(&run)?);
                 }
                 Err(error) => return Err(error),
             }
-        } else if let Some(node) = handle.fresh_skeleton() {
+        } else if let Some(node) = self.dirty.skeleton(handle) {
             let node = node.with_pieces(pieces).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
             let place = self.write_node(Kind::Skeleton, bytes, sum, true, Via::Cache)?;
             let children = node.children().cloned().collect();
-            self.cache.insert((handle.id.0, 0), Cached::Skeleton(node));
+            self.cache
+                .insert((handle.id().0, 0), Cached::Skeleton(node));
             self.become_written(handle, place, children);
         }
         Ok(())
     }
 
     fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
-        let old = std::mem::replace(
-            &mut *handle.state.lock(),
-            State::Written {
-                place,
-                children,
-                is_named: false,
-            },
-        );
-        self.fresh_bytes
-            .fetch_sub(old.memory_bytes(), Ordering::Relaxed);
-        self.settle(handle);
-        // Dropped without the lock: the last hold on a node may go with it.
-        drop(old);
+        let owes = self.dirty.set_written(handle, place, children);
+        self.settle(owes);
     }
 
     /// What the node table is told about a written node.
-    pub(crate) fn record_of(handle: &Handle) -> Option<NewNode> {
-        let (place, children) = handle.written()?;
+    pub(crate) fn record_of(&self, handle: &Handle) -> Option<NewNode> {
+        let place = handle.unrecorded_place()?;
+        let children = self.dirty.written_children(handle)?;
         Some(NewNode {
-            id: handle.id,
+            id: handle.id(),
             extent: place.extent,
             used_bytes: place.used_bytes,
             checksum: place.checksum,
-            kind: handle.kind.in_table(),
-            height: handle.height,
-            children: children.iter().map(|c| c.id).collect(),
+            kind: handle.kind().in_table(),
+            height: handle.height(),
+            children: children.iter().map(|c| c.id()).collect(),
         })
     }
 }

@@ -9,12 +9,11 @@ use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::destination;
 use crate::node::buffer::MemRun;
+use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::shape::Seq;
-use crate::store::dirty::Handle;
 use crate::tree::batch::{Batch, Op};
-use crate::tree::ingest::Graft;
 use crate::tree::inner::{Inner, State};
 use crate::tree::write_set::Touched;
 
@@ -185,7 +184,8 @@ impl Inner {
             let seq = state.seq;
             if let (Some(record), Some(journal)) = (record, &self.journal) {
                 // A record may be written as soon as it is queued.
-                batch.grafts().for_each(Graft::set_named);
+                let grafts = batch.grafts();
+                grafts.for_each(|graft| graft.set_named(&self.store));
                 journal.append(seq, &[record], batch.grafts().next().is_some());
             }
             let full = state.buffer.memory_bytes() > self.store.shape.memory_bytes;

@@ -25,8 +25,8 @@ use ramet_nodetable::{NewNode, NodeId};
 use crate::counters::bump;
 use crate::error::{Error, Result, io_error};
 use crate::journal::journal::Journal;
+use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
-use crate::store::dirty::Handle;
 use crate::store::fragments::Pieces;
 use crate::store::store::Store;
 use crate::tree::inner::Inner;
@@ -125,7 +125,10 @@ impl Inner {
             self.refer_to(&pieces, &root)?;
         }
         drop(structure);
-        let new: Vec<_> = fresh.iter().filter_map(|h| Store::record_of(h)).collect();
+        let new: Vec<_> = fresh
+            .iter()
+            .filter_map(|h| self.store.record_of(h))
+            .collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
         let reclaim_max = self.reclaim_max(&new)?;
         let commit = match self
@@ -280,19 +283,16 @@ fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result
                 if handle.is_recorded() || !seen.insert(handle.id()) {
                     continue;
                 }
-                let children: Vec<Arc<Handle>> = if let Some(node) = handle.fresh_skeleton() {
+                let children: Vec<Arc<Handle>> = if let Some(node) = store.dirty.skeleton(&handle) {
                     node.children().cloned().collect()
-                } else if let Some(run) = handle.fresh_run() {
+                } else if let Some(run) = store.dirty.run(&handle) {
                     let gotos = run.ranges().filter_map(|(_, e)| match &e.msg {
                         RangeMsg::Goto(target) => Some(target.node.clone()),
                         RangeMsg::Null => None,
                     });
                     gotos.collect()
                 } else {
-                    handle
-                        .written()
-                        .map(|(_, children)| children)
-                        .unwrap_or_default()
+                    store.dirty.written_children(&handle).unwrap_or_default()
                 };
                 steps.push(Step::Leave(handle));
                 // In the order of keys: scans go forwards.

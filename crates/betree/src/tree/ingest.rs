@@ -29,13 +29,12 @@ use ramet_block::{BLOCK_BYTES, Extent};
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Xf;
-use crate::node::handle::Place;
+use crate::node::handle::{Handle, Place};
 use crate::node::message::{RangeMsg, Target};
 use crate::node::run_index::RUN_HEADER_BYTES;
 use crate::node::wire::{MALFORMED, put_hi, take_bytes, take_hi};
 use crate::reshape::rewrite::LeafWriter;
 use crate::shape::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 use crate::store::write::Via;
 use crate::tree::inner::Inner;
@@ -112,8 +111,9 @@ impl Graft {
     }
 
     /// Says that a record of the journal names the extents.
-    pub(crate) fn set_named(&self) {
-        self.0.leaves.iter().for_each(|leaf| leaf.node.set_named());
+    pub(crate) fn set_named(&self, store: &Store) {
+        let nodes = self.0.leaves.iter().map(|leaf| &leaf.node);
+        nodes.for_each(|node| store.dirty.set_named(node));
     }
 
     /// Bytes that it takes in a record or in memory, about.
@@ -242,7 +242,7 @@ impl Inner {
         let edges = writer.finish(range.hi.clone())?;
         let leaves = edges.into_iter().filter_map(|edge| {
             let child = edge.child?;
-            let (place, _) = child.node.written()?;
+            let place = child.node.unrecorded_place()?;
             let counter = &self.store.counters.graft_bytes;
             counter.fetch_add(place.extent.len, Ordering::Relaxed);
             Some(GraftLeaf {

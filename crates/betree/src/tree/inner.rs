@@ -28,11 +28,11 @@ use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::node::buffer::MemRun;
+use crate::node::handle::Handle;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
 use crate::read::lookup::View;
 use crate::shape::Seq;
-use crate::store::dirty::Handle;
 use crate::store::store::Store;
 use crate::sync::{Condvar, Mutex};
 use crate::tree::signals::Wanted;
@@ -71,7 +71,10 @@ impl State {
             .fold(root.height, u8::max);
         store.set_waiting(&root);
         self.root = store.new_skeleton(root);
-        self.top = self.root.fresh_skeleton().expect("a new skeleton is fresh");
+        self.top = store
+            .dirty
+            .skeleton(&self.root)
+            .expect("a new skeleton is fresh");
     }
 }
 

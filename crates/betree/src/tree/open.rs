@@ -237,11 +237,7 @@ impl Tree {
                 let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
                 check(&batch).map_err(|e| corrupt(e.to_string()))?;
                 inner.apply(batch, None, Some(seq))?;
-                if inner
-                    .store
-                    .fresh_bytes
-                    .load(std::sync::atomic::Ordering::Relaxed)
-                    > 2 * inner.store.shape.memory_bytes as u64
+                if inner.store.dirty.memory_bytes() > 2 * inner.store.shape.memory_bytes as u64
                     && !options.read_only
                 {
                     inner.flush_if_possible(false)?;

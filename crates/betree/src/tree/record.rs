@@ -5,9 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_block::wire::{Reader, WireError, Writer};
 
-use crate::node::handle::Place;
+use crate::node::handle::{Handle, Place};
 use crate::node::wire::{MALFORMED, put_hi, take_hi};
-use crate::store::dirty::Handle;
 use crate::tree::batch::{Batch, Op};
 use crate::tree::ingest::Graft;
 

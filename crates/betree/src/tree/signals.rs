@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::store::dirty::Handle;
+use crate::node::handle::Handle;
 use crate::tree::inner::Inner;
 
 #[derive(Default)]
