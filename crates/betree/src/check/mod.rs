@@ -1,5 +1,4 @@
-//! Checks of all nodes: invariants, bad blocks, and the space that a range uses alone.
+//! Checks of all nodes: invariants, and the space that ranges use alone.
 
-pub(crate) mod scrub;
 pub(crate) mod usage;
 pub(crate) mod verify;

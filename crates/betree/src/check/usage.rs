@@ -24,7 +24,6 @@ use crate::node::skeleton::Skeleton;
 use crate::read::cut::{Base, check_falls, cut};
 use crate::read::diff::Span;
 use crate::store::store::Store;
-use crate::tree::inner::Inner;
 
 /// Space of some ranges, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,35 +37,12 @@ pub struct Usage {
     pub exclusive_bytes: u64,
 }
 
-/// Walks that a checkpoint may spoil before checkpoints have to wait.
-const ROUNDS_MAX: u32 = 2;
-
-impl Inner {
-    pub(crate) fn usage(&self, spans: &[Span]) -> Result<Usage> {
-        if self.journal.is_some() {
-            match self.checkpoint() {
-                // The last one that was written is as good, if older.
-                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        let state = || {
-            let sb = self.checkpointing.lock();
-            (sb.root_node, sb.generation)
-        };
-        for _ in 0..ROUNDS_MAX {
-            let (root, generation) = state();
-            let found = Walk::run(&self.store, root, spans);
-            if state().1 == generation {
-                return found;
-            }
-        }
-        let sb = self.checkpointing.lock();
-        Walk::run(&self.store, sb.root_node, spans)
-    }
+/// What only `spans` use under the root of a checkpoint, which stays the newest one meanwhile.
+pub(crate) fn usage_of(store: &Store, root: u64, spans: &[Span]) -> Result<Usage> {
+    Walk::run(store, root, spans)
 }
 
-struct Walk<'a> {
+pub(crate) struct Walk<'a> {
     store: &'a Store,
     /// References found so far that go when the ranges go.
     counted: HashMap<NodeId, u64>,

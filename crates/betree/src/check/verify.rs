@@ -25,11 +25,13 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor};
 use crate::store::store::Store;
-use crate::tree::inner::Inner;
 
-/// Checks what `inner` holds now; a violation is one line that starts with the invariant's number.
-pub(crate) fn verify(inner: &Inner, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
-    let root = inner.state.lock().root.clone();
+/// Checks all nodes below `root`, and the node table; a violation is one line that starts with the invariant's number.
+pub(crate) fn verify(
+    store: &Store,
+    root: Arc<Handle>,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     let mut todo = vec![root];
@@ -38,7 +40,7 @@ pub(crate) fn verify(inner: &Inner, progress: &mut dyn FnMut(u64)) -> Result<Vec
             continue;
         }
         progress(seen.len() as u64);
-        match check_node(&inner.store, &handle, &mut todo) {
+        match check_node(store, &handle, &mut todo) {
             Ok(violations) => found.extend(violations),
             Err(Error::Io { what, source }) => return Err(Error::Io { what, source }),
             Err(error) => found.push(format!(
@@ -48,7 +50,7 @@ pub(crate) fn verify(inner: &Inner, progress: &mut dyn FnMut(u64)) -> Result<Vec
             )),
         }
     }
-    for violation in inner.store.table.check(&mut |_| {})? {
+    for violation in store.table.check(&mut |_| {})? {
         found.push(violation.to_string());
     }
     Ok(found)

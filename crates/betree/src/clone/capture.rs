@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::clone::compacted::{BUFFER_PART, CROWDED_MAX, CompactedCopies};
 use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
@@ -42,9 +43,6 @@ use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::store::store::Store;
 
-/// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer
-/// becomes segments of the root first, which are referred to.
-pub(crate) const BUFFER_PART: usize = 16;
 /// A segment is referred to when at least one part in so many is wanted; else a clone would keep much alive
 /// for little.
 const WANTED_PART: usize = 8;
@@ -52,11 +50,6 @@ const WANTED_PART: usize = 8;
 const COPIED_MAX: usize = 8;
 /// Messages are gathered to see what newer ones leave of them when they are up to so many times that.
 const GATHERED_MAX: usize = 16;
-/// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
-/// takes space for ever: the fewer there are, the better.
-pub(crate) const CROWDED: usize = 2;
-/// A clone does some of that itself when it finds so many times that.
-pub(crate) const CROWDED_MAX: usize = 4;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
@@ -177,7 +170,7 @@ impl CloneTerms {
 
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
 pub(crate) fn capture(
-    store: &Store,
+    (store, compacted): (&Store, &CompactedCopies),
     buffer: &MemRun,
     root: &Arc<Handle>,
     range: &KeyRange,
@@ -306,7 +299,7 @@ pub(crate) fn capture(
         Some((handle, xf)) => match lca {
             Some(skeleton) => {
                 bump(&store.counters.unshares);
-                store.in_order(skeleton.clipped(&xf.range(range)))
+                compacted.in_order(skeleton.clipped(&xf.range(range)))
             }
             None => over_leaf(store, handle, xf, range)?,
         },
@@ -343,13 +336,6 @@ pub(crate) fn capture(
 }
 
 impl Store {
-    /// Whether a node has several times as many segments or messages as one that was tended.
-    pub(crate) fn is_crowded(&self, node: &Skeleton, times: usize) -> bool {
-        let held: u64 = node.segs.iter().map(|s| s.bytes).sum();
-        node.ages().len() > times * self.shape.segments
-            || held > 2 * (times * self.shape.buffer_bytes) as u64
-    }
-
     /// Whether a part of a run is better referred to than copied.
     fn is_worth_sharing(&self, run: &RunView, part: &KeyRange) -> Result<bool> {
         self.is_more(run, part, self.copied_max(run.all_bytes()))
@@ -432,39 +418,6 @@ impl Store {
 }
 
 impl Skeleton {
-    /// Where the newest segments begin that have no more than `bytes` together, whole ages of them.
-    pub(crate) fn newest_within(&self, bytes: u64) -> usize {
-        let mut sum = 0;
-        let ages = self.ages().into_iter().rev();
-        let within = ages.take_while(|(_, of_age)| {
-            sum += of_age;
-            sum <= bytes
-        });
-        within.last().map_or(self.segs.len(), |(at, _)| at)
-    }
-
-    /// What `to` grows to by the segments that make this node out of `from`; `None` when more than that was done.
-    pub(crate) fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
-        let newer = self.segs.get(from.segs.len()..)?;
-        // The newest first: they tell nodes of one chain apart.
-        let older = &self.segs[..from.segs.len()];
-        let same_segs = older.iter().zip(&from.segs).rev().all(|(a, b)| {
-            a.run.id() == b.run.id() && a.ord == b.ord && a.clip == b.clip && a.xf == b.xf
-        });
-        let same_child = |a: &Option<Child>, b: &Option<Child>| match (a, b) {
-            (Some(a), Some(b)) => a.node.id() == b.node.id() && a.xf == b.xf,
-            (a, b) => a.is_none() && b.is_none(),
-        };
-        let same = same_segs
-            && self.hi == from.hi
-            && self.edges.len() == from.edges.len()
-            && self.edges.iter().zip(&from.edges).all(|(a, b)| {
-                a.lo == b.lo && a.watermark == b.watermark && same_child(&a.child, &b.child)
-            })
-            && newer.iter().all(|seg| seg.ord >= from.next_ord);
-        same.then(|| to.with_newer(newer, from.next_ord, self.next_ord))
-    }
-
     /// The node with segments on top that another one got since its next ordinal was `seen`; now that is `next_ord`.
     pub(crate) fn with_newer(&self, newer: &[SegRef], seen: u64, next_ord: u64) -> Skeleton {
         let mut all = self.clone();

@@ -1,12 +1,14 @@
 //! Compacted copies: what the clones to come of a node go on from.
 
-use crate::clone::capture::{BUFFER_PART, CROWDED, CROWDED_MAX};
+use std::collections::VecDeque;
+
 use crate::counters::bump;
 use crate::error::Result;
 use crate::node::handle::Handle;
-use crate::node::skeleton::Skeleton;
+use crate::node::skeleton::{Child, Skeleton};
 use crate::reshape::compact::Tiers;
 use crate::store::store::Store;
+use crate::sync::Mutex;
 
 /// A node whose segments were merged and whose leaves were rewritten on the side, for clones that go on from it.
 #[derive(Debug)]
@@ -15,36 +17,40 @@ pub(crate) struct Mended {
     to: Skeleton,
 }
 
+/// The newest compacted copies, oldest first.
+#[derive(Default)]
+pub(crate) struct CompactedCopies(Mutex<VecDeque<Mended>>);
+
 /// Most nodes in order that are kept for the clones to come.
 const MENDED_MAX: usize = 4;
 
-impl Store {
+impl CompactedCopies {
     /// Merges the segments of a copy of `node` and rewrites its leaves where that is due, for clones that go on from it.
     /// The tree itself stays as it is, so nothing else has to wait. A clone that waits for it is `urgent`: of its
     /// segments only the newest are merged then, if that suffices.
     ///
     /// # Errors
     /// Those of [`Store::tend`].
-    pub(crate) fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
+    pub(crate) fn mend(&self, store: &Store, node: &Skeleton, urgent: bool) -> Result<()> {
         let from = self.in_order(node.clone());
         // A full volume has no use for copies.
-        let is_short = self.room_bytes() < 2 * self.slack_bytes();
-        if is_short || !self.is_crowded(&from, if urgent { CROWDED_MAX } else { CROWDED }) {
+        let is_short = store.room_bytes() < 2 * store.slack_bytes();
+        if is_short || !store.is_crowded(&from, if urgent { CROWDED_MAX } else { CROWDED }) {
             return Ok(());
         }
-        bump(&self.counters.mends);
+        bump(&store.counters.mends);
         let mut to = from.clone();
-        let tiers = Tiers::of_clones(&self.shape);
+        let tiers = Tiers::of_clones(&store.shape);
         if urgent {
-            let newest = to.newest_within(self.shape.memory_bytes as u64 / BUFFER_PART as u64);
+            let newest = to.newest_within(store.shape.memory_bytes as u64 / BUFFER_PART as u64);
             let first = newest.max(to.merge_start(tiers));
-            self.merge_from(&mut to, first)?;
+            store.merge_from(&mut to, first)?;
         }
-        if !urgent || self.is_crowded(&to, CROWDED_MAX - 1) {
-            self.tend_to(&mut to, true, false, (CROWDED, tiers))?;
+        if !urgent || store.is_crowded(&to, CROWDED_MAX - 1) {
+            store.tend_to(&mut to, true, false, (CROWDED, tiers))?;
         }
-        let to = self.within_fanout(to, Some(&from))?;
-        let mut mended = self.mended.lock();
+        let to = store.within_fanout(to, Some(&from))?;
+        let mut mended = self.0.lock();
         let oldest = if mended.len() < MENDED_MAX {
             None
         } else {
@@ -58,14 +64,14 @@ impl Store {
     }
 
     /// Lets go of mended nodes, which no checkpoint writes before a clone uses them.
-    pub(crate) fn forget_mended(&self) {
-        let all = std::mem::take(&mut *self.mended.lock());
+    pub(crate) fn forget(&self) {
+        let all = std::mem::take(&mut *self.0.lock());
         drop(all);
     }
 
     /// The node itself, or what it would be if it had grown from a mended one.
     pub(crate) fn in_order(&self, node: Skeleton) -> Skeleton {
-        let mended = self.mended.lock();
+        let mended = self.0.lock();
         let grown = mended
             .iter()
             .rev()
@@ -73,11 +79,68 @@ impl Store {
         drop(mended);
         grown.unwrap_or(node)
     }
+}
 
+impl Store {
     /// Whether it is time to put a node that a clone made in order.
     pub(crate) fn wants_mending(&self, node: &Handle) -> bool {
         self.dirty
             .skeleton(node)
             .is_some_and(|node| self.is_crowded(&node, CROWDED))
+    }
+}
+
+/// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
+/// takes space for ever: the fewer there are, the better.
+pub(crate) const CROWDED: usize = 2;
+
+/// A clone does some of that itself when it finds so many times that.
+pub(crate) const CROWDED_MAX: usize = 4;
+
+/// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer
+/// becomes segments of the root first, which are referred to.
+pub(crate) const BUFFER_PART: usize = 16;
+
+impl Store {
+    /// Whether a node has several times as many segments or messages as one that was tended.
+    pub(crate) fn is_crowded(&self, node: &Skeleton, times: usize) -> bool {
+        let held: u64 = node.segs.iter().map(|s| s.bytes).sum();
+        node.ages().len() > times * self.shape.segments
+            || held > 2 * (times * self.shape.buffer_bytes) as u64
+    }
+}
+
+impl Skeleton {
+    /// What `to` grows to by the segments that make this node out of `from`; `None` when more than that was done.
+    pub(crate) fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
+        let newer = self.segs.get(from.segs.len()..)?;
+        // The newest first: they tell nodes of one chain apart.
+        let older = &self.segs[..from.segs.len()];
+        let same_segs = older.iter().zip(&from.segs).rev().all(|(a, b)| {
+            a.run.id() == b.run.id() && a.ord == b.ord && a.clip == b.clip && a.xf == b.xf
+        });
+        let same_child = |a: &Option<Child>, b: &Option<Child>| match (a, b) {
+            (Some(a), Some(b)) => a.node.id() == b.node.id() && a.xf == b.xf,
+            (a, b) => a.is_none() && b.is_none(),
+        };
+        let same = same_segs
+            && self.hi == from.hi
+            && self.edges.len() == from.edges.len()
+            && self.edges.iter().zip(&from.edges).all(|(a, b)| {
+                a.lo == b.lo && a.watermark == b.watermark && same_child(&a.child, &b.child)
+            })
+            && newer.iter().all(|seg| seg.ord >= from.next_ord);
+        same.then(|| to.with_newer(newer, from.next_ord, self.next_ord))
+    }
+
+    /// Where the newest segments begin that have no more than `bytes` together, whole ages of them.
+    pub(crate) fn newest_within(&self, bytes: u64) -> usize {
+        let mut sum = 0;
+        let ages = self.ages().into_iter().rev();
+        let within = ages.take_while(|(_, of_age)| {
+            sum += of_age;
+            sum <= bytes
+        });
+        within.last().map_or(self.segs.len(), |(at, _)| at)
     }
 }

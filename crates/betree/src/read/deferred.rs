@@ -3,15 +3,18 @@
 //! A [`Snapshot`](crate::Snapshot) shares the memory buffer, so whoever writes while it lives copies the parts that he
 //! changes. A peek takes the one message about its key out of the buffer instead, and the root below it.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::error::Result;
 use crate::key::translation::Xf;
+use crate::node::buffer::MemRun;
+use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
 use crate::read::cut::Base;
 use crate::read::lookup::descend;
 use crate::store::store::Store;
-use crate::tree::inner::State;
 
 /// The value of one key at the moment of [`Tree::peek`](crate::Tree::peek).
 #[derive(Debug)]
@@ -34,12 +37,12 @@ impl<'a> Peek<'a> {
     /// `own` makes the key one's own, if what lies below is needed.
     pub(crate) fn new<K: AsRef<[u8]>>(
         store: &'a Store,
-        state: &State,
+        (buffer, root): (&MemRun, &Arc<Handle>),
         key: K,
         own: impl FnOnce(K) -> Bytes,
     ) -> Self {
-        let point = state.buffer.point(key.as_ref());
-        let over = || state.buffer.range_over(key.as_ref());
+        let point = buffer.point(key.as_ref());
+        let over = || buffer.range_over(key.as_ref());
         let found = match point {
             Some(point) if point.is_final() => Found::Value(point.apply(None)),
             newer => Found::Below {
@@ -48,7 +51,7 @@ impl<'a> Peek<'a> {
                     Some(RangeMsg::Goto(target)) => {
                         Base::Node(target.node.clone(), target.xf.clone())
                     }
-                    None => Base::Node(state.root.clone(), Xf::identity()),
+                    None => Base::Node(root.clone(), Xf::identity()),
                 },
                 newer: newer.cloned(),
                 key: own(key),

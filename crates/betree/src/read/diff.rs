@@ -29,7 +29,6 @@ use crate::read::cut::Base;
 use crate::read::lookup::{View, descend};
 use crate::read::scan::{Frame, TreeScan, frames_of_view};
 use crate::store::store::Store;
-use crate::tree::inner::Inner;
 
 /// A range of keys that all start with the same bytes, and are told without them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,14 +101,14 @@ struct Pair {
 
 /// The differences of two ranges, in key order, found as they are asked for. After an error it ends.
 pub struct Diff {
-    inner: Arc<Inner>,
+    store: Arc<Store>,
     sides: [TreeScan; 2],
     pair: Option<Pair>,
     failed: bool,
 }
 
 impl Diff {
-    pub(crate) fn new(inner: Arc<Inner>, views: [&View; 2], spans: [&Span; 2]) -> Self {
+    pub(crate) fn new(store: Arc<Store>, views: [&View; 2], spans: [&Span; 2]) -> Self {
         let [a, b] = spans.map(Span::told);
         // Both sides are made to cover the same range; a side has nothing where it ends early.
         let whole = match (a.is_empty(), b.is_empty()) {
@@ -135,7 +134,7 @@ impl Diff {
         };
         let sides = [side(0, &a), side(1, &b)];
         Self {
-            inner,
+            store,
             sides,
             pair: None,
             failed: false,
@@ -160,7 +159,7 @@ impl Diff {
     fn step(&mut self) -> Result<Option<Difference>> {
         loop {
             if let Some(pair) = &mut self.pair {
-                if let Some(difference) = pair.next(&self.inner.store)? {
+                if let Some(difference) = pair.next(&self.store)? {
                     return Ok(Some(difference));
                 }
                 self.pair = None;
@@ -173,7 +172,7 @@ impl Diff {
 
     /// Opens a node, or starts to compare the pieces at the front. False at the end.
     fn advance(&mut self) -> Result<bool> {
-        let store = &self.inner.store;
+        let store = &self.store;
         let [left, right] = &mut self.sides;
         let (Some(a), Some(b)) = (left.front(), right.front()) else {
             return Ok(false);

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_nodetable::NodeId;
 
+use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::{KeyRange, below, min_hi, successor_of_prefix};
 use crate::key::translation::Xf;
@@ -312,7 +313,9 @@ impl TreeScan {
 
     /// Asks for the leaves that come next, as far as that is known without reading.
     fn look_ahead(&mut self, store: &Store, here: NodeId) {
-        let depth = store.read_ahead.depth(store);
+        let depth = store
+            .read_ahead
+            .depth(store.shape.leaf_bytes, store.cache_capacity());
         if depth == 0 {
             return;
         }
@@ -330,8 +333,10 @@ impl TreeScan {
             {
                 oldest.cancel();
             }
-            self.jobs
-                .extend(store.read_ahead.ask(store, next, self.keeping));
+            if let Some(job) = store.read_ahead.ask(next, self.keeping) {
+                bump(&store.counters.leaves_ahead);
+                self.jobs.push_back(job);
+            }
         }
     }
 

@@ -113,3 +113,6 @@ impl<'a> Gatherer<'a> {
         }
     }
 }
+
+/// Space that pushing into a child takes beside the messages and the child's skeleton, about, in bytes.
+pub(crate) const PUSH_BYTES: u64 = 32 << 10;

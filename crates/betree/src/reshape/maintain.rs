@@ -37,12 +37,9 @@ use crate::node::message::RangeMsg;
 use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor};
 use crate::reshape::compact::Tiers;
-use crate::reshape::gather::{DELETES_PER_LEAF_BYTES, Gathered, Gatherer};
+use crate::reshape::gather::{DELETES_PER_LEAF_BYTES, Gathered, Gatherer, PUSH_BYTES};
 use crate::reshape::pending::Pending;
 use crate::store::store::Store;
-
-/// Space that pushing into a child takes beside the messages and the child's skeleton, about, in bytes.
-pub(crate) const PUSH_BYTES: u64 = 32 << 10;
 
 /// A checkpoint hands messages that are in memory only down to a child when they are this part of a leaf, so that the copy
 /// of its skeleton costs little beside them.

@@ -13,7 +13,7 @@ use crate::node::run_builder::RunBuilder;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::read::cut::Base;
 use crate::read::scan::TreeScan;
-use crate::reshape::maintain::PUSH_BYTES;
+use crate::reshape::gather::PUSH_BYTES;
 use crate::reshape::pending::Pending;
 use crate::store::store::Store;
 use crate::store::write::Via;

@@ -35,7 +35,7 @@ use crate::node::buffer::MemRun;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{Edge, Skeleton};
-use crate::reshape::maintain::PUSH_BYTES;
+use crate::reshape::gather::PUSH_BYTES;
 use crate::reshape::pending::Pending;
 use crate::store::store::Store;
 

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::store::read_whole::WHOLE_BYTES_MAX;
-
 /// Buffers that wait to be used again, each of about a leaf.
 const SPARE_MAX: usize = 4;
 
@@ -34,3 +32,6 @@ impl Drop for Lent {
         }
     }
 }
+
+/// Longest leaf that is read whole, in bytes, and largest buffer that waits.
+pub(crate) const WHOLE_BYTES_MAX: usize = 1 << 20;

@@ -7,12 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Condvar, Mutex};
 use ramet_nodetable::NodeId;
 
-use crate::counters::bump;
 use crate::key::range::KeyRange;
 use crate::node::block::Block;
 use crate::node::handle::Handle;
 use crate::store::cache::Keeping;
-use crate::store::store::Store;
 
 /// Threads that read ahead: so many requests are in flight, and one of the scan itself.
 pub(crate) const THREADS: usize = 3;
@@ -136,17 +134,17 @@ impl ReadAhead {
     }
 
     /// Leaves that a scan may ask for at a time; 0 without threads.
-    pub(crate) fn depth(&self, store: &Store) -> usize {
+    pub(crate) fn depth(&self, leaf_bytes: usize, cache_bytes: u64) -> usize {
         if !self.is_running.load(Ordering::Acquire) {
             return 0;
         }
-        let leaf = store.shape.leaf_bytes.clamp(1, JOB_BYTES_MAX);
-        let cache = usize::try_from(store.cache_capacity() / 8).unwrap_or(usize::MAX);
+        let leaf = leaf_bytes.clamp(1, JOB_BYTES_MAX);
+        let cache = usize::try_from(cache_bytes / 8).unwrap_or(usize::MAX);
         (SCAN_BYTES_MAX.min(cache) / leaf).clamp(1, LEAVES_MAX)
     }
 
     /// Asks for a node; `None` when too much waits already.
-    pub(crate) fn ask(&self, store: &Store, wanted: Wanted, keeping: Keeping) -> Option<Arc<Job>> {
+    pub(crate) fn ask(&self, wanted: Wanted, keeping: Keeping) -> Option<Arc<Job>> {
         let Wanted {
             node,
             range,
@@ -166,13 +164,12 @@ impl ReadAhead {
         }
         jobs.push_back(job.clone());
         drop(jobs);
-        bump(&store.counters.leaves_ahead);
         self.wake.notify_one();
         Some(job)
     }
 
-    /// Reads what is asked for until [`ReadAhead::stop`].
-    pub(crate) fn work(&self, store: &Store) {
+    /// Has `read` do each job that is asked for, until [`ReadAhead::stop`].
+    pub(crate) fn work(&self, read: impl Fn(&Arc<Handle>, &Job) -> Option<Found>) {
         loop {
             let job = {
                 let mut jobs = self.jobs.lock();
@@ -191,7 +188,7 @@ impl ReadAhead {
                     job: &job,
                     found: None,
                 };
-                ending.found = store.read_ahead_of(&node, &job).ok();
+                ending.found = read(&node, &job);
                 // Before the scan goes on: what it is done with must not be kept alive from here.
                 drop(node);
             }

@@ -17,13 +17,11 @@ use crate::key::range::KeyRange;
 use crate::node::handle::Handle;
 use crate::node::run_index::RunIndex;
 use crate::node::run_view::RunView;
-use crate::store::buffers::Lent;
+use crate::store::buffers::{Lent, WHOLE_BYTES_MAX};
 use crate::store::cache::{Cached, Keeping};
 use crate::store::jobs::Found;
 use crate::store::store::Store;
 
-/// Longest leaf that is read whole, in bytes, and largest buffer that waits.
-pub(crate) const WHOLE_BYTES_MAX: usize = 1 << 20;
 /// Longest leaf that is decoded whole, in bytes: many times what a leaf is.
 const RAW_BYTES_MAX: u64 = 16 << 20;
 

@@ -13,7 +13,7 @@
 //! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Store::is_pinned`]),
 //! so readers of older states never meet reused space.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -21,7 +21,6 @@ use ramet_block::planted::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent};
 use ramet_nodetable::{NodeId, NodeTable};
 
-use crate::clone::compacted::Mended;
 use crate::counters::Counters;
 use crate::node::buffer::MemRun;
 use crate::node::handle::{Handle, Kind, Owner, Place, Stage};
@@ -68,8 +67,6 @@ pub(crate) struct Store {
     next_id: AtomicU64,
     /// Nodes that flattening did not help, forgotten when they are many.
     unflattenable: Mutex<HashSet<u64>>,
-    /// What clones go on from, oldest first.
-    pub(crate) mended: Mutex<VecDeque<Mended>>,
     me: Weak<Store>,
 }
 
@@ -109,7 +106,6 @@ impl Store {
             handles: Mutex::default(),
             next_id: AtomicU64::new(next_id),
             unflattenable: Mutex::new(HashSet::new()),
-            mended: Mutex::new(VecDeque::new()),
             me: me.clone(),
         })
     }

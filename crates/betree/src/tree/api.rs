@@ -41,7 +41,12 @@ impl Tree {
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
         let peek = {
             let state = self.inner.state.lock();
-            Peek::new(&self.inner.store, &state, key, Bytes::copy_from_slice)
+            Peek::new(
+                &self.inner.store,
+                (&state.buffer, &state.root),
+                key,
+                Bytes::copy_from_slice,
+            )
         };
         peek.get()
     }
@@ -51,7 +56,12 @@ impl Tree {
     #[must_use]
     pub fn peek(&self, key: Bytes) -> Peek<'_> {
         let state = self.inner.state.lock();
-        Peek::new(&self.inner.store, &state, key, |key| key)
+        Peek::new(
+            &self.inner.store,
+            (&state.buffer, &state.root),
+            key,
+            |key| key,
+        )
     }
 
     /// Streams `[lo, hi)` in key order, as of this call; see [`Scan`].
@@ -93,7 +103,7 @@ impl Tree {
     #[must_use]
     pub fn diff_range(&self, a: &Span, b: &Span) -> Diff {
         let view = self.inner.view();
-        Diff::new(self.inner.clone(), [&view, &view], [a, b])
+        Diff::new(self.inner.store.clone(), [&view, &view], [a, b])
     }
 
     /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before
@@ -287,7 +297,8 @@ impl Tree {
     /// # Errors
     /// `Io` when the device fails; corruption is reported as a violation.
     pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
-        crate::check::verify::verify(&self.inner, progress)
+        let root = self.inner.state.lock().root.clone();
+        crate::check::verify::verify(&self.inner.store, root, progress)
     }
 }
 

@@ -90,7 +90,10 @@ impl Inner {
                 let (range, back) = destination(&source, strip as usize, &prefix);
                 let captured = match captured {
                     Some(captured) => captured,
-                    None => capture(&self.store, &state.buffer, &state.root, &source, terms)?,
+                    None => {
+                        let known = (&*self.store, &self.compacted);
+                        capture(known, &state.buffer, &state.root, &source, terms)?
+                    }
                 };
                 match captured {
                     Captured::First(chore) => return Ok(Err(chore)),
@@ -260,7 +263,13 @@ impl Inner {
         if is_below && let Some(msg) = self.prepared.shared(&now.top, source) {
             return Ok(Captured::Message { msg, moves: false });
         }
-        let found = capture(&self.store, &now.buffer, &now.root, source, terms)?;
+        let found = capture(
+            (&self.store, &self.compacted),
+            &now.buffer,
+            &now.root,
+            source,
+            terms,
+        )?;
         match &found {
             Captured::Copy(state) => self.prepared.keep_small(now.frozen, source, state),
             // Who is patient takes what the next one would rather have put in order first.
@@ -332,7 +341,7 @@ impl Inner {
     /// Builds the node that clones go on from, instead of `node`. Alone, since two would do the same work.
     pub(crate) fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
         let _mending = self.mending.lock();
-        match self.store.mend(node, urgent) {
+        match self.compacted.mend(&self.store, node, urgent) {
             // Nobody needs the copy, and whoever reads what is damaged is told.
             Err(error) if error.is_of_a_read() => {
                 tracing::debug!(%error, "a node stays as it is");

@@ -137,7 +137,9 @@ impl Inner {
         self.store.read_ahead.start();
         (0..crate::store::jobs::THREADS).try_for_each(|_| {
             self.spawn("ramet-read", |inner| {
-                inner.store.read_ahead.work(&inner.store);
+                let store = &inner.store;
+                let read = |node: &_, job: &_| store.read_ahead_of(node, job).ok();
+                store.read_ahead.work(read);
             })
         })
     }

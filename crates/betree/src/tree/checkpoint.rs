@@ -109,7 +109,7 @@ impl Inner {
         let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
         let structure = is_short.then(|| (self.structure.lock(), self.mending.lock()));
         // What no clone went on from would take space for nothing.
-        self.store.forget_mended();
+        self.compacted.forget();
         self.forget_prepared();
         let (root, seq, cut, dead, heals) = {
             let mut state = self.state.lock();

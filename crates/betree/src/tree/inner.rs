@@ -24,6 +24,7 @@ use ramet_block::Superblock;
 use ramet_block::planted::{self, Fault};
 
 use crate::clone::capture_cache::Prepared;
+use crate::clone::compacted::CompactedCopies;
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
@@ -85,6 +86,7 @@ pub(crate) struct Inner {
     pub(crate) structure: Mutex<()>,
     pub(crate) mending: Mutex<()>,
     pub(crate) prepared: Prepared,
+    pub(crate) compacted: CompactedCopies,
     pub(crate) checkpointing: Mutex<Superblock>,
     pub(crate) last_checkpoint: Mutex<Instant>,
     /// Batches whose loss a checkpoint would repair, for deciding whether one is due.
@@ -135,6 +137,7 @@ impl Inner {
             structure: Mutex::new(()),
             mending: Mutex::new(()),
             prepared: Prepared::default(),
+            compacted: CompactedCopies::default(),
             checkpointing: Mutex::new(sb),
             last_checkpoint: Mutex::new(Instant::now()),
             failure: OnceLock::new(),
@@ -237,4 +240,12 @@ pub(crate) fn machine_cache_bytes() -> u64 {
             .ok()
     });
     total.map_or(256 << 20, |kib| kib * 1024 / 4)
+}
+
+impl Inner {
+    pub(crate) fn want(&self, set: impl FnOnce(&mut Wanted)) {
+        set(&mut self.wanted.lock());
+        self.work.notify_all();
+        self.keep.notify_all();
+    }
 }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::node::handle::Handle;
-use crate::tree::inner::Inner;
 
 #[derive(Default)]
 pub(crate) struct Wanted {
@@ -14,12 +13,4 @@ pub(crate) struct Wanted {
     /// What is queued for the journal written out.
     pub(crate) journal: bool,
     pub(crate) stop: bool,
-}
-
-impl Inner {
-    pub(crate) fn want(&self, set: impl FnOnce(&mut Wanted)) {
-        set(&mut self.wanted.lock());
-        self.work.notify_all();
-        self.keep.notify_all();
-    }
 }

@@ -50,7 +50,7 @@ impl Snapshot {
             return Err(Error::Invalid("the two views are of different trees"));
         }
         Ok(Diff::new(
-            self.inner.clone(),
+            self.inner.store.clone(),
             [&self.view, &other.view],
             [a, b],
         ))

@@ -1,0 +1,152 @@
+//! Numbers that an open tree tells: counts of its work, its memory, and the space that ranges use.
+
+use std::sync::atomic::Ordering;
+
+use crate::check::usage::{Usage, usage_of};
+use crate::error::{Error, Result};
+use crate::key::range::KeyRange;
+use crate::node::skeleton::Skeleton;
+use crate::read::diff::Span;
+use crate::stats::{PathCounts, Stats, WrittenBytes};
+use crate::tree::inner::Inner;
+
+impl Inner {
+    /// Bytes of the keys and values in a range that have reached leaves, about: each clone counts in full. Goes down to the two leaves in
+    /// which the range begins and ends, and counts those whole.
+    pub(crate) fn live_bytes(&self, range: &KeyRange) -> u64 {
+        let top = self.state.lock().top.clone();
+        self.live_bytes_below(&top, range)
+    }
+
+    fn live_bytes_below(&self, node: &Skeleton, range: &KeyRange) -> u64 {
+        let mut sum = 0u64;
+        for at in 0..node.edges.len() {
+            let whole = node.edge_range(at);
+            let inside = whole.intersect(range);
+            let Some(child) = node.edges[at].child.as_ref().filter(|_| !inside.is_empty()) else {
+                continue;
+            };
+            let is_cut = inside != whole && child.node.height() > 0;
+            // What cannot be read counts whole.
+            let below = is_cut
+                .then(|| self.store.skeleton(&child.node).ok())
+                .flatten();
+            let bytes = below.map_or(child.live_bytes, |below| {
+                self.live_bytes_below(&below, &child.xf.range(&inside))
+            });
+            sum = sum.saturating_add(bytes);
+        }
+        sum
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let store = &self.store;
+        let space = store.table.stats();
+        let (buffered, buffered_ranges, root, top, seq) = {
+            let state = self.state.lock();
+            (
+                state.buffer.memory_bytes() as u64,
+                state.buffer.range_count() as u64,
+                state.root.clone(),
+                state.top.clone(),
+                state.seq,
+            )
+        };
+        let c = &store.counters;
+        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        Stats {
+            device_bytes: self.volume_bytes.load(Ordering::Relaxed),
+            logical_bytes: top.live_bytes_in(&KeyRange::all()),
+            allocated_bytes: space.allocated,
+            free_bytes: space.free,
+            reserved_bytes: space.free - store.available_bytes().min(space.free),
+            pending_free_bytes: space.pending_free,
+            host_free_bytes: space.host_free,
+            host_allocated_bytes: space
+                .host_free
+                .and_then(|_| store.dev.host_allocated_bytes().ok()),
+            nodes: space.nodes,
+            segments: space.segments,
+            leaves: space.leaves,
+            zombies: space.zombies,
+            height: u64::from(root.height()),
+            pending_message_bytes: buffered + store.dirty.memory_bytes(),
+            buffered_ranges,
+            checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos())
+                .unwrap_or(u64::MAX),
+            journal_bytes: self
+                .journal
+                .as_ref()
+                .map_or(0, crate::journal::journal::Journal::used_bytes),
+            seq,
+            cache_hits: get(&c.cache_hits),
+            cache_misses: get(&c.cache_misses),
+            cached_bytes: store.cached_bytes(),
+            node_reads: get(&c.node_reads),
+            node_visits: get(&c.node_visits),
+            bytes_read: get(&c.bytes_read),
+            filter_denials: get(&c.filter_denials),
+            leaves_ahead: get(&c.leaves_ahead),
+            bytes_written: c.bytes_written(),
+            written: WrittenBytes {
+                journal: self.journal.as_ref().map_or(0, |j| j.written_bytes()),
+                leaves: get(&c.leaf_bytes).saturating_sub(get(&c.graft_bytes)),
+                grafts: get(&c.graft_bytes),
+                segments: get(&c.segment_bytes),
+                copied: get(&c.copied_bytes),
+                skeletons: get(&c.skeleton_bytes),
+            },
+            paths: PathCounts {
+                splits: get(&c.splits),
+                flushes: get(&c.flushes),
+                rewrites: get(&c.rewrites),
+                coalesces: get(&c.coalesces),
+                collapses: get(&c.collapses),
+                flattens: get(&c.flattens),
+                segment_merges: get(&c.segment_merges),
+                goto_sinks: get(&c.goto_sinks),
+                goto_waits: get(&c.goto_waits),
+                conversions: get(&c.conversions),
+                overlaps_left: get(&c.overlaps_left),
+                overlaps_right: get(&c.overlaps_right),
+                overlaps_both: get(&c.overlaps_both),
+                unshares: get(&c.unshares),
+                prunes: get(&c.prunes),
+                reclaimed: get(&c.reclaimed),
+                grafts: get(&c.grafts),
+                mends: get(&c.mends),
+                clone_waits: get(&c.clone_waits),
+                checkpoints: get(&c.checkpoints),
+            },
+            poisoned: self.failure().map(|text| text.to_string()),
+        }
+    }
+}
+
+/// Walks that a checkpoint may spoil before checkpoints have to wait.
+const ROUNDS_MAX: u32 = 2;
+
+impl Inner {
+    pub(crate) fn usage(&self, spans: &[Span]) -> Result<Usage> {
+        if self.journal.is_some() {
+            match self.checkpoint() {
+                // The last one that was written is as good, if older.
+                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let state = || {
+            let sb = self.checkpointing.lock();
+            (sb.root_node, sb.generation)
+        };
+        for _ in 0..ROUNDS_MAX {
+            let (root, generation) = state();
+            let found = usage_of(&self.store, root, spans);
+            if state().1 == generation {
+                return found;
+            }
+        }
+        let sb = self.checkpointing.lock();
+        usage_of(&self.store, sb.root_node, spans)
+    }
+}
