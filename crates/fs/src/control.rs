@@ -82,8 +82,10 @@ pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
 /// Makes the volume longer, and its image file. Root and the owner of the daemon may.
 pub const GROW: u32 = number(DIR_IN, 10, 8);
+/// Size of a request and of an answer of [`FENCE`].
+pub const FENCE_BYTES: usize = 32;
 /// Raises a fence behind the requests that are queued, and tells whether it has passed: see [`crate::fence`].
-pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, crate::fence::FENCE_BYTES);
+pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, FENCE_BYTES);
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists. The same as no flag.
 pub const CLONE_NO_REPLACE: u32 = 1;

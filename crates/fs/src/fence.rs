@@ -14,11 +14,8 @@ use std::time::Duration;
 
 use ramet_sys::control_ioctl;
 
-use crate::control::FENCE;
+use crate::control::{FENCE, FENCE_BYTES};
 use crate::error::{Error, Result};
-
-/// Size of a request and of an answer of [`FENCE`].
-pub const FENCE_BYTES: usize = 32;
 
 /// What a call of [`FENCE`] is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
