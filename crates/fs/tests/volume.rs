@@ -865,7 +865,8 @@ fn blocks_of_a_large_sparse_file_are_known() {
     // A part of a hole that is zeroed, or cut, stays a hole.
     volume.zero_range(file, 0, 2 * HALF, true, None).unwrap();
     volume.zero_range(file, 100, 5000, true, None).unwrap();
-    assert_eq!(sectors(), 0);
+    // A file of holes alone shows one sector: a live mapping may hold data of it.
+    assert_eq!(sectors(), 1);
     let empty = make(&volume, ROOT_INO, "empty", Kind::Regular).ino;
     let blocks_at = |size_bytes| {
         let size = SetAttr {
