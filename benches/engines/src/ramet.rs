@@ -19,7 +19,7 @@ impl Ramet {
         let device: Arc<dyn Device> = if path.exists() {
             Arc::new(FileDevice::open(&path, Access::ReadWrite)?)
         } else {
-            let device: Arc<dyn Device> = Arc::new(create_image(&path, IMAGE_BYTES, false)?);
+            let device: Arc<dyn Device> = Arc::new(create_image(&path, IMAGE_BYTES)?);
             Tree::format(&device, &FormatOptions::default())?;
             device
         };

@@ -2,9 +2,15 @@
 
 use std::ops::AddAssign;
 
+use ramet_block::{Label, Uuid};
+
 /// Counters of an open tree. Sizes in bytes, times in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
+    /// Identity of the volume.
+    pub uuid: Uuid,
+    /// Name that people gave to the volume; empty for none.
+    pub label: Label,
     /// Size of the volume.
     pub device_bytes: u64,
     /// Bytes of keys and values that can be read, each clone counted in full; an estimate from the root's

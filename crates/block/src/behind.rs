@@ -37,6 +37,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::BLOCK_BYTES;
+use crate::device::WriteCheck;
 use ramet_sys::run_anywhere;
 
 /// Requests that the device has at a time.
@@ -57,14 +58,14 @@ pub(crate) fn path_of(file: &File) -> String {
 
 /// Bytes that begin at a multiple of [`ALIGN`] in memory.
 #[derive(Debug, Default)]
-struct Aligned {
+pub(crate) struct Aligned {
     bytes: Vec<u8>,
     start: usize,
     len: usize,
 }
 
 impl Aligned {
-    fn fill(&mut self, data: &[u8]) {
+    pub(crate) fn fill(&mut self, data: &[u8]) {
         if self.bytes.len() < data.len() + ALIGN {
             self.bytes = vec![0; (data.len() + ALIGN).next_multiple_of(1 << 16)];
         }
@@ -74,11 +75,11 @@ impl Aligned {
         self.as_mut_slice().copy_from_slice(data);
     }
 
-    fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..self.start + self.len]
     }
 
-    fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         &self.bytes[self.start..self.start + self.len]
     }
 }
@@ -133,11 +134,12 @@ impl State {
     }
 }
 
-#[derive(Debug)]
 struct Shared {
     direct: File,
     /// For what the device does not take directly.
     cached: File,
+    /// Asked before each write that leaves the queue.
+    check: Option<WriteCheck>,
     state: Mutex<State>,
     /// How many direct writes are open. It leaves 0 only while `reading_ahead` is held for writing.
     open: AtomicUsize,
@@ -147,7 +149,6 @@ struct Shared {
 }
 
 /// Writes of one file that are under way. Dropping it waits for them.
-#[derive(Debug)]
 pub(crate) struct WriteBehind {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -159,7 +160,11 @@ impl WriteBehind {
     ///
     /// # Errors
     /// It cannot be opened for direct I/O, or there are no threads.
-    pub(crate) fn new(file: &File, reading_ahead: Arc<RwLock<()>>) -> io::Result<Self> {
+    pub(crate) fn new(
+        file: &File,
+        reading_ahead: Arc<RwLock<()>>,
+        check: Option<WriteCheck>,
+    ) -> io::Result<Self> {
         let direct = OpenOptions::new()
             .write(true)
             .custom_flags((OFlags::DIRECT | OFlags::CLOEXEC).bits().cast_signed())
@@ -167,6 +172,7 @@ impl WriteBehind {
         let shared = Arc::new(Shared {
             direct,
             cached: file.try_clone()?,
+            check,
             state: Mutex::default(),
             open: AtomicUsize::new(0),
             reading_ahead,
@@ -311,6 +317,7 @@ impl Shared {
     }
 
     fn put(&self, addr: u64, data: &[u8]) -> io::Result<()> {
+        self.check.as_ref().map_or(Ok(()), |check| check())?;
         match self.direct.write_all_at(data, addr) {
             Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
                 self.cached.write_all_at(data, addr)
@@ -345,7 +352,7 @@ mod tests {
     fn whoever_reads_or_drains_sees_what_was_written() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 << 20).unwrap();
-        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
         let len = 512 << 10;
         // More than may be under way at a time.
         for at in 0..80u64 {
@@ -369,7 +376,7 @@ mod tests {
     #[test]
     fn what_cannot_be_written_directly_is_written_all_the_same() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
         behind.write(17, &[7; 1000]).unwrap();
         behind.drain().unwrap();
         let mut got = [0; 1000];
@@ -381,7 +388,7 @@ mod tests {
     fn the_page_cache_and_the_device_are_never_written_in_one_folio_at_a_time() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 << 20).unwrap();
-        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
         let bulk_at = |addr: u64| Open {
             addrs: addr..addr + 4096,
             is_direct: true,
@@ -409,7 +416,7 @@ mod tests {
     #[test]
     fn an_error_is_told_by_every_later_call() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
         // No file goes that far.
         behind.write(1 << 63, &[7; 4096]).unwrap();
         for _ in 0..2 {
@@ -421,7 +428,7 @@ mod tests {
     #[test]
     fn dropping_waits_for_every_write() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file, Arc::default()).unwrap();
+        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
         for at in 0..16 {
             behind.write(at << 20, &pattern(at as u8, 1 << 20)).unwrap();
         }

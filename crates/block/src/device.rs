@@ -5,8 +5,12 @@
 //! about the writes before it.
 
 use std::io;
+use std::sync::Arc;
 
 use parking_lot::RwLock;
+
+/// Says whether writes are still allowed.
+pub type WriteCheck = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
 
 /// A flat, randomly accessible array of bytes. All methods may be called from any thread.
 pub trait Device: Send + Sync {
@@ -38,6 +42,15 @@ pub trait Device: Send + Sync {
         self.read_at(addr, buf)
     }
 
+    /// Reads as [`Device::read_at`] from the medium, past every cache of this machine: a write of
+    /// another machine shows. For whole blocks.
+    ///
+    /// # Errors
+    /// As [`Device::read_at`].
+    fn read_fresh(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read_at(addr, buf)
+    }
+
     /// Says that a range will be read in a moment, as others will, so that the device serves them together. Waits for nothing, and may
     /// do nothing: what fails is told to whoever reads.
     fn expect_read(&self, _addr: u64, _len_bytes: u64) {}
@@ -60,6 +73,21 @@ pub trait Device: Send + Sync {
     fn write_bulk(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         self.write_at(addr, buf)
     }
+
+    /// Writes as [`Device::write_at`], past every cache of this machine: another machine reads it
+    /// on return. Not durable before [`Device::sync`]. For whole blocks that nothing else is
+    /// written beside.
+    ///
+    /// # Errors
+    /// As [`Device::write_at`].
+    fn write_through(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_at(addr, buf)
+    }
+
+    /// Has `check` called before each write that is handed to the system later than the call that
+    /// asked for it. An error of `check` is the answer of that write. Called at most once, before
+    /// the first write.
+    fn check_late_writes(&self, _check: WriteCheck) {}
 
     /// Makes every write that returned before this call durable.
     ///
@@ -99,6 +127,15 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`is_no_space`] when the host has no room; part of the range may be allocated then. Else what the host answered.
     fn allocate(&self, _addr: u64, _len_bytes: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Says that its user has synced everything and writes no more. A device that belongs to its
+    /// user then belongs to nobody, and refuses writes.
+    ///
+    /// # Errors
+    /// Those of a write; the device refuses writes all the same.
+    fn release(&self) -> io::Result<()> {
         Ok(())
     }
 }

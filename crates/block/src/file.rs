@@ -6,6 +6,7 @@
 //! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system. To write, all that lies below is
 //! locked too (`stack.rs`).
 
+use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::num::NonZeroU64;
@@ -21,10 +22,11 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::BLOCK_BYTES;
-use crate::behind::{WriteBehind, path_of};
-use crate::device::Device;
+use crate::behind::{Aligned, WriteBehind, path_of};
+use crate::device::{Device, WriteCheck};
 use crate::stack::{self, Refusal};
 use crate::streams::{STEP, Streams};
+use crate::superblock::AREA_END;
 use crate::syncs::Syncs;
 
 /// Unit of what stat(2) says a file takes, in bytes.
@@ -96,7 +98,6 @@ fn claimed(path: &Path) -> OpenError {
 }
 
 /// An image file or a block device, locked while it is open.
-#[derive(Debug)]
 pub struct FileDevice {
     file: File,
     syncs: Syncs,
@@ -115,6 +116,17 @@ pub struct FileDevice {
     exact: OnceLock<File>,
     /// Reads under way.
     reads: AtomicUsize,
+    /// The same file, opened past the page cache for single blocks; `None` where that is not possible.
+    direct: OnceLock<Option<File>>,
+    /// Asked before each write that leaves a queue.
+    check: OnceLock<WriteCheck>,
+}
+
+impl fmt::Debug for FileDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("FileDevice");
+        shown.field("file", &self.file).finish_non_exhaustive()
+    }
 }
 
 impl FileDevice {
@@ -187,6 +199,8 @@ impl FileDevice {
             streams: Mutex::default(),
             exact: OnceLock::new(),
             reads: AtomicUsize::new(0),
+            direct: OnceLock::new(),
+            check: OnceLock::new(),
         })
     }
 
@@ -194,6 +208,22 @@ impl FileDevice {
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
+    }
+
+    /// Makes an image `size_bytes` long, of which only the superblock area keeps its bytes, for a volume that is made over
+    /// another one. Durable on return.
+    ///
+    /// # Errors
+    /// `InvalidInput` for what is no image file, or no multiple of 4096; else what the system answers.
+    pub fn resize_anew(&self, size_bytes: u64) -> io::Result<()> {
+        if !self.file.metadata()?.is_file() || !size_bytes.is_multiple_of(BLOCK_BYTES) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.file.set_len(AREA_END.min(size_bytes))?;
+        self.file.set_len(size_bytes)?;
+        self.file.sync_all()?;
+        self.len_bytes.store(size_bytes, Ordering::Release);
+        Ok(())
     }
 
     /// Waits for bulk writes of the range.
@@ -241,6 +271,19 @@ impl FileDevice {
         self.exact.get()
     }
 
+    /// The file for I/O past the page cache.
+    fn direct(&self) -> Option<&File> {
+        let open = || {
+            OpenOptions::new()
+                .read(true)
+                .write(self.access == Access::ReadWrite)
+                .custom_flags((OFlags::DIRECT | OFlags::CLOEXEC).bits().cast_signed())
+                .open(path_of(&self.file))
+                .ok()
+        };
+        self.direct.get_or_init(open).as_ref()
+    }
+
     /// Reads a range of the device, and nothing beyond it, when bulk writes of it are done.
     fn read_exactly(&self, exact: &File, addr: u64, buf: &mut [u8]) -> io::Result<()> {
         self.settle(addr, buf.len() as u64);
@@ -269,40 +312,22 @@ fn gives_room(file: &File) -> io::Result<bool> {
 
 /// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it.
 ///
-/// With `replace`, an existing image that nobody has open is emptied first.
-///
 /// # Errors
-/// [`OpenError`]; `Exists` without `replace`, `Busy` when the image is open elsewhere, `Unaligned`
-/// when `size_bytes` is not a multiple of 4096.
-pub fn create_image(
-    path: impl AsRef<Path>,
-    size_bytes: u64,
-    replace: bool,
-) -> Result<FileDevice, OpenError> {
+/// [`OpenError`]; `Exists`, and `Unaligned` when `size_bytes` is not a multiple of 4096.
+pub fn create_image(path: impl AsRef<Path>, size_bytes: u64) -> Result<FileDevice, OpenError> {
     let path = path.as_ref();
     if !size_bytes.is_multiple_of(BLOCK_BYTES) {
         return Err(OpenError::Unaligned(size_bytes));
     }
     let fail = |source| open_error(path, source);
-    if replace && std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
-        return Err(OpenError::NotADevice(path.to_owned()));
-    }
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        .create(replace)
-        .create_new(!replace)
-        .truncate(false)
+        .create_new(true)
         .open(path)
         .map_err(fail)?;
-    // The lock comes before the first change: a mounted image must survive a mistaken `--force`.
     let device = FileDevice::lock(path, file, Access::ReadWrite)?;
-    let sized = device
-        .file
-        .set_len(0)
-        .and_then(|()| device.file.set_len(size_bytes))
-        .and_then(|()| device.file.sync_all());
-    sized.map_err(fail)?;
+    device.resize_anew(size_bytes).map_err(fail)?;
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -310,7 +335,6 @@ pub fn create_image(
     File::open(parent)
         .and_then(|directory| directory.sync_all())
         .map_err(fail)?;
-    device.len_bytes.store(size_bytes, Ordering::Release);
     Ok(device)
 }
 
@@ -364,6 +388,27 @@ impl Device for FileDevice {
         self.read_exactly(exact, addr, buf)
     }
 
+    fn read_fresh(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.check_range(addr, buf.len() as u64, io::ErrorKind::UnexpectedEof)?;
+        self.settle(addr, buf.len() as u64);
+        let mut bytes = Aligned::default();
+        bytes.fill(buf);
+        let direct = self.direct();
+        match direct.map(|direct| direct.read_exact_at(bytes.as_mut_slice(), addr)) {
+            Some(Err(error)) if Errno::from_io_error(&error) != Some(Errno::INVAL) => {
+                return Err(error);
+            }
+            Some(Ok(())) => {}
+            // The file system of the image has no such I/O: then no other machine shares it by its blocks.
+            Some(Err(_)) | None => {
+                self.forget_read(addr, buf.len() as u64);
+                self.file.read_exact_at(bytes.as_mut_slice(), addr)?;
+            }
+        }
+        buf.copy_from_slice(bytes.as_slice());
+        Ok(())
+    }
+
     fn expect_read(&self, addr: u64, len_bytes: u64) {
         // Bulk writes go past the pages that this would fill.
         let _reading_ahead = self.reading_ahead.read();
@@ -393,13 +438,37 @@ impl Device for FileDevice {
 
     fn write_bulk(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
-        let start = || WriteBehind::new(&self.file, self.reading_ahead.clone()).ok();
+        let start = || {
+            let check = self.check.get().cloned();
+            WriteBehind::new(&self.file, self.reading_ahead.clone(), check).ok()
+        };
         // While it writes, reads go through that file.
         let behind = self.exact().map(|_| self.behind.get_or_init(start));
         match behind {
             Some(Some(behind)) => behind.write(addr, buf),
             _ => self.file.write_all_at(buf, addr),
         }
+    }
+
+    fn write_through(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
+        self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
+        let mut bytes = Aligned::default();
+        bytes.fill(buf);
+        let direct = self.direct();
+        match direct.map(|direct| direct.write_all_at(bytes.as_slice(), addr)) {
+            Some(Err(error)) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {}
+            Some(done) => return done,
+            None => {}
+        }
+        // By a description of its own, so that no error of writing back is taken from another sync.
+        let file = OpenOptions::new().write(true).open(path_of(&self.file))?;
+        file.write_all_at(buf, addr)?;
+        file.sync_data()
+    }
+
+    fn check_late_writes(&self, check: WriteCheck) {
+        // The first one stays: there is one user of a device.
+        let _ = self.check.set(check);
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -463,7 +532,7 @@ mod tests {
     fn an_image_is_sparse_and_keeps_what_is_written() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        let device = create_image(&path, 64 << 20, false).unwrap();
+        let device = create_image(&path, 64 << 20).unwrap();
         assert_eq!(device.len_bytes(), 64 << 20);
         device.write_at(1 << 20, &[7; 65536]).unwrap();
         device.sync().unwrap();
@@ -480,7 +549,7 @@ mod tests {
         const PART: usize = 8 << 10;
         const PARTS: u64 = 256;
         let dir = tempfile::tempdir().unwrap();
-        let device = create_image(dir.path().join("image"), 16 << 20, false).unwrap();
+        let device = create_image(dir.path().join("image"), 16 << 20).unwrap();
         let addr = |stream: u64, at: u64| (stream * PARTS + at) * PART as u64;
         for round in 1..=4u8 {
             // Odd parts only when the stream has come near, by way of the cache and past it.
@@ -516,7 +585,7 @@ mod tests {
     #[test]
     fn what_is_forgotten_can_be_read_again() {
         let dir = tempfile::tempdir().unwrap();
-        let device = create_image(dir.path().join("image"), 1 << 20, false).unwrap();
+        let device = create_image(dir.path().join("image"), 1 << 20).unwrap();
         let read = || {
             let mut buf = vec![0; 1 << 16];
             device.read_at(1 << 16, &mut buf).unwrap();
@@ -536,7 +605,7 @@ mod tests {
     fn discard_gives_the_space_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        let device = create_image(&path, 8 << 20, false).unwrap();
+        let device = create_image(&path, 8 << 20).unwrap();
         device.write_at(0, &vec![1; 4 << 20]).unwrap();
         device.sync().unwrap();
         let before = std::fs::metadata(&path).unwrap().blocks();
@@ -549,7 +618,7 @@ mod tests {
     fn allocated_room_is_taken_from_the_host_until_it_is_discarded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        let device = create_image(&path, 64 << 20, false).unwrap();
+        let device = create_image(&path, 64 << 20).unwrap();
         assert!(device.is_sparse());
         assert!(device.host_free_bytes().unwrap() < u64::MAX);
         device.write_at(1 << 20, &[7; 4096]).unwrap();
@@ -573,17 +642,13 @@ mod tests {
     fn a_writer_excludes_everybody_and_readers_share() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        let writer = create_image(&path, 1 << 20, false).unwrap();
+        let writer = create_image(&path, 1 << 20).unwrap();
         for access in [Access::ReadOnly, Access::ReadWrite] {
             assert!(matches!(
                 FileDevice::open(&path, access),
                 Err(OpenError::Busy { .. })
             ));
         }
-        assert!(matches!(
-            create_image(&path, 1 << 20, true),
-            Err(OpenError::Busy { .. })
-        ));
         drop(writer);
         let _one = FileDevice::open(&path, Access::ReadOnly).unwrap();
         let _two = FileDevice::open(&path, Access::ReadOnly).unwrap();
@@ -594,21 +659,25 @@ mod tests {
     }
 
     #[test]
-    fn replacing_needs_to_be_asked_for_and_empties_the_image() {
+    fn an_image_is_made_once_and_resized_anew_when_asked_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        create_image(&path, 1 << 20, false)
-            .unwrap()
-            .write_at(0, &[1; 4096])
-            .unwrap();
+        let device = create_image(&path, 1 << 20).unwrap();
+        for addr in [0, AREA_END] {
+            device.write_at(addr, &[1; 4096]).unwrap();
+        }
         assert!(matches!(
-            create_image(&path, 1 << 20, false),
+            create_image(&path, 1 << 20),
             Err(OpenError::Exists(_))
         ));
-        let device = create_image(&path, 2 << 20, true).unwrap();
-        let mut got = [9; 4096];
-        device.read_at(0, &mut got).unwrap();
-        assert_eq!((got, device.len_bytes()), ([0; 4096], 2 << 20));
+        device.resize_anew(2 << 20).unwrap();
+        assert_eq!(device.len_bytes(), 2 << 20);
+        for (addr, byte) in [(0, 1), (AREA_END, 0)] {
+            let mut got = [9; 4096];
+            device.read_at(addr, &mut got).unwrap();
+            assert_eq!(got, [byte; 4096]);
+        }
+        assert!(device.resize_anew(4097).is_err());
     }
 
     #[test]
@@ -628,7 +697,7 @@ mod tests {
             Err(OpenError::NotADevice(_))
         ));
         assert!(matches!(
-            create_image(missing, 4097, false),
+            create_image(missing, 4097),
             Err(OpenError::Unaligned(4097))
         ));
     }
@@ -637,7 +706,7 @@ mod tests {
     fn io_outside_of_the_device_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        let device = create_image(&path, 8192, false).unwrap();
+        let device = create_image(&path, 8192).unwrap();
         let mut buf = [0; 4096];
         for addr in [4097, 8192, u64::MAX] {
             let read = device.read_at(addr, &mut buf).unwrap_err();

@@ -10,6 +10,8 @@ pub mod codec;
 mod device;
 mod extent;
 mod file;
+mod identity;
+pub mod owner;
 pub mod planted;
 mod stack;
 mod streams;
@@ -19,9 +21,11 @@ pub mod wire;
 
 pub use checksum::{checksum, hash};
 pub use codec::{Codec, NoSuchCodec, ZstdLevel};
-pub use device::{Device, MemDevice, is_no_space};
+pub use device::{Device, MemDevice, WriteCheck, is_no_space};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
+pub use identity::{Label, NotALabel, NotAUuid, Uuid};
+pub use owner::{ClaimError, OwnedDevice};
 pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};
 pub use wire::{Reader, WireError, Writer};
 

@@ -1,26 +1,31 @@
-//! Locks on all that lies below a volume: the file behind a loop device, a disk behind a partition, the parts of a mapped device.
+//! Locks on all that lies below a volume: the file behind a loop device, a disk behind a partition,
+//! the parts of a mapped device.
 //!
-//! A lock on an image file does not exclude a loop device over the same file: that one has an inode of its own. So whoever opens
-//! a file or a block device for writing locks the stack below it, and looks at what stands on each of its floors:
+//! A lock on an image file does not exclude a loop device over the same file: the device
+//! has an inode of its own. So an opener that writes locks the whole stack below the volume, and
+//! looks at the loop devices that stand on each floor:
 //!
 //! ```text
-//!  /dev/loop1            opened, O_EXCL                                    the volume
+//!  /dev/loop1    opened, O_EXCL                 the volume
 //!     │ LOOP_GET_STATUS64: device, inode, offset, limit
-//!  /dev/loop0            its bytes locked; must not be claimed by another  ── loop devices over the same bytes must not be
-//!     │                                                                       claimed either
-//!  /srv/image            its bytes locked                                  ── the same
+//!  /dev/loop0    its bytes locked, not claimed  ── other loop devices over these bytes: not claimed
+//!     │
+//!  /srv/image    its bytes locked               ── other loop devices over these bytes: not claimed
 //! ```
 //!
-//! Files are told apart by device and inode, never by path: hard links, bind mounts and other mount namespaces lead to one inode.
-//! The path in `/sys/block/loopN/loop/backing_file` only finds the file; it counts when it leads to the inode that the driver
-//! names. Locks of byte ranges are exclusive where the part of the floor below is known (loop devices, partitions), and shared where
-//! it is not (`slaves/` of a mapped device: two logical volumes lie on one disk); both exclude the image as a whole.
+//! Files are told apart by device and inode, never by path: hard links, bind mounts and other mount
+//! namespaces lead to one inode. The path in `/sys/block/loopN/loop/backing_file` only finds the
+//! file; it counts when it leads to the inode that the driver names. Locks of byte ranges are
+//! exclusive where the part of the floor below is known (loop devices, partitions), and shared
+//! where it is not (`slaves/` of a mapped device: two logical volumes lie on one disk); both
+//! exclude the image as a whole.
 //!
-//! **Races.** Each opener takes its own lock first, and looks at others second. Of two that meet, at least one sees the
-//! other; both may be refused, never are both let in.
+//! **Races.** Each opener takes its own lock first, and looks at others second. Of two that meet,
+//! at least one sees the other. Both may be refused; they are never both let in.
 //!
-//! Not seen from here: a backing file that this process can reach by no path and whose holder it does not see in
-//! `/proc/locks`, one that a file system hides behind another inode (overlayfs), and other machines.
+//! The locks do not reach a backing file that no path of this process leads to and whose holder does
+//! not show in `/proc/locks`, nor a file that a file system shows under another inode (overlayfs),
+//! nor other machines. The owner blocks do (`owner/mod.rs`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -37,7 +42,7 @@ use rustix::io::Errno;
 const DEPTH_MAX: usize = 16;
 const SECTOR_BYTES: u64 = 512;
 
-/// What an inode is told by.
+/// Numbers that tell an inode from others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     /// Device number of the file system, and inode number there.
@@ -73,10 +78,10 @@ impl Identity {
     }
 }
 
-/// What prevents that a volume is opened for writing.
+/// Reason why a volume is not opened for writing.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// By what it is in use, to stand behind "in use ".
+    /// The user of the volume, in words that follow "in use".
     InUse(String),
     /// The system refused something.
     Io(io::Error),
@@ -111,7 +116,7 @@ pub(crate) fn lock(file: &File) -> Checked<Vec<File>> {
     Ok(stack.held)
 }
 
-/// In words, who has the lock of `file`, as far as that can be seen.
+/// In words, the process that has the lock of `file`, as far as this one sees it.
 pub(crate) fn user_of(file: &File) -> String {
     let at = Identity::of(file).ok();
     let holder = at.and_then(|at| lock_holder(&at, false));
@@ -123,7 +128,7 @@ struct Stack {
     held: Vec<File>,
     /// The block devices that lead down from the volume.
     own: BTreeSet<u64>,
-    /// What was met, and which bytes of it the volume may lie on.
+    /// Floors that were met, and the bytes of each that the volume may lie on.
     floors: Vec<(Identity, Range<u64>)>,
 }
 
@@ -196,7 +201,7 @@ impl Stack {
             if let Some(slave) = read_rdev(&slave.path().join("dev"))
                 && self.own.insert(slave)
             {
-                // Whatever maps it has claimed it, and which bytes are mapped is not told.
+                // The mapped device has claimed it; sysfs does not tell which bytes are mapped.
                 self.descend(slave, None, 0..u64::MAX, RangeLock::Shared)?;
             }
         }
@@ -254,8 +259,8 @@ fn shown(status: &LoopStatus, range: &Range<u64>) -> Range<u64> {
     part_of(range, status.offset_bytes, limit)
 }
 
-/// A loop device over these bytes, or one over that, which is claimed: opened with `O_EXCL`, mounted, or mapped. Those
-/// of `own` do not count.
+/// A loop device over these bytes, or one over that, which is claimed: opened with `O_EXCL`,
+/// mounted, or mapped. Those of `own` do not count.
 fn claimed_above(
     at: &Identity,
     range: &Range<u64>,
@@ -298,7 +303,7 @@ fn loop_devices() -> Vec<(u64, LoopStatus)> {
     found
 }
 
-/// What a block device shows, if it is a loop device and tells it.
+/// The status of a loop device; `None` for any other device, or when it is not told.
 fn shows(node: File) -> Option<LoopStatus> {
     loop_status(node).ok().flatten()
 }
@@ -377,7 +382,8 @@ fn read_rdev(path: &Path) -> Option<u64> {
     ))
 }
 
-/// In words, who uses a file: the process with a lock on it, else the loop device that shows it, unless it is of `own`.
+/// In words, the user of a file: the process with a lock on it, else a loop device over it that is
+/// not one of `own`.
 fn holder_of(at: &Identity, own: &BTreeSet<u64>) -> String {
     if let Some(holder) = lock_holder(at, true) {
         return holder;
@@ -386,7 +392,8 @@ fn holder_of(at: &Identity, own: &BTreeSet<u64>) -> String {
     claimed.map_or_else(|| "by another process".into(), through)
 }
 
-/// In words, a block device that is claimed, and the process that has a lock on it, if there is one.
+/// In words, a block device that is claimed, and the process that has a lock on it, if there is
+/// one.
 fn through(rdev: u64) -> String {
     let name = name_of(rdev);
     let node = open_device(rdev, OFlags::empty());
@@ -397,7 +404,8 @@ fn through(rdev: u64) -> String {
     }
 }
 
-/// In words, the process that has a lock on an inode, if this one may see it. With `is_ours` this process has one as well.
+/// In words, the process that has a lock on an inode, if this one may see it. With `is_ours` this
+/// process has one as well.
 fn lock_holder(at: &Identity, is_ours: bool) -> Option<String> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let mut pids = locks.lines().filter_map(|line| lock_on(line, at.inode));

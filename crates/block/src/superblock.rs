@@ -19,23 +19,25 @@ use thiserror::Error;
 
 use crate::codec::{Codec, ZstdLevel};
 use crate::device::Device;
+use crate::identity::Label;
 use crate::planted::{self, Fault};
 use crate::wire::{Reader, WireError, Writer};
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
 
 /// Addresses of the copies of the two slots, in bytes.
 pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
 
-/// First byte behind the superblock area; the rest of the area is reserved.
+/// First byte behind the superblock area. Behind each copy are two owner blocks (`owner/mod.rs`); the rest of the area is reserved.
 pub const AREA_END: u64 = 131_072;
 
 const MAGIC: [u8; 8] = *b"RAMETvol";
 const BYTES: usize = BLOCK_BYTES as usize;
 const CHECKSUM_AT: usize = BYTES - 8;
-const FIELDS_END: usize = 172;
+const LABEL_AT: usize = 176;
+const FIELDS_END: usize = LABEL_AT + Label::BYTES_MAX;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_HEALS: u32 = 2;
 
@@ -92,6 +94,8 @@ pub struct Superblock {
     pub clean: bool,
     /// Whether steps were left out for want of room, and are still to be made up for.
     pub heals: bool,
+    /// Name that people gave to the volume.
+    pub label: Label,
 }
 
 /// Why there is no superblock to go by.
@@ -186,6 +190,9 @@ impl Superblock {
             Codec::Zstd(level) => level.get(),
             Codec::Raw | Codec::Lz4 => 0,
         });
+        w.pad_to(LABEL_AT);
+        w.raw(self.label.as_str().as_bytes());
+        w.pad_to(FIELDS_END);
         debug_assert_eq!(w.len(), FIELDS_END);
         w.pad_to(CHECKSUM_AT);
         let sum = checksum(w.as_slice());
@@ -294,9 +301,38 @@ impl Superblock {
             },
             clean: flags & FLAG_CLEAN != 0,
             heals: flags & FLAG_HEALS != 0,
+            label: {
+                let reserved = r.u32()?;
+                if reserved != 0 {
+                    return Err(WireError::Value {
+                        field: "reserved bytes",
+                        found: reserved.into(),
+                    });
+                }
+                decode_label(r.take(Label::BYTES_MAX)?)?
+            },
         };
         r.finish_reserved()?;
         Ok(sb)
+    }
+}
+
+/// The label in its field, which zeros fill up.
+fn decode_label(field: &[u8]) -> Result<Label, WireError> {
+    let len = field
+        .iter()
+        .position(|byte| *byte == 0)
+        .unwrap_or(field.len());
+    let (text, rest) = field.split_at(len);
+    let label = std::str::from_utf8(text)
+        .ok()
+        .and_then(|text| text.parse().ok());
+    match label {
+        Some(label) if rest.iter().all(|byte| *byte == 0) => Ok(label),
+        _ => Err(WireError::Value {
+            field: "label",
+            found: len as u64,
+        }),
     }
 }
 
@@ -542,6 +578,7 @@ mod tests {
             codec: Codec::Lz4,
             clean: true,
             heals: false,
+            label: "Bücher".parse().expect("a label"),
         }
     }
 
@@ -555,7 +592,7 @@ mod tests {
         let bytes = sample(6).encode();
         assert_eq!(bytes.len(), 4096);
         let mut want = Vec::new();
-        want.extend_from_slice(b"RAMETvol\x04\0\0\0\x01\0\0\x000123456789abcdef");
+        want.extend_from_slice(b"RAMETvol\x05\0\0\0\x01\0\0\x000123456789abcdef");
         for word in [
             6u64,
             3,
@@ -577,7 +614,10 @@ mod tests {
             want.extend_from_slice(&word.to_le_bytes());
         }
         want.extend_from_slice(&[0, 0, 16, 0, 0, 128, 0, 0, 64, 0, 1, 0]);
-        assert_eq!(want.len(), FIELDS_END);
+        want.extend_from_slice(&[0; 4]);
+        want.extend_from_slice("Bücher".as_bytes());
+        want.resize(FIELDS_END, 0);
+        assert_eq!(want.len(), 240);
         assert_eq!(bytes[..FIELDS_END], want);
         assert!(bytes[FIELDS_END..CHECKSUM_AT].iter().all(|&byte| byte == 0));
         assert_eq!(bytes[CHECKSUM_AT..], GOLDEN_SUM.to_le_bytes());
@@ -602,7 +642,7 @@ mod tests {
         }
     }
 
-    const GOLDEN_SUM: u64 = 0x1f43_69f9_d70f_d228;
+    const GOLDEN_SUM: u64 = 0xbde4_e462_270a_d35b;
 
     #[test]
     fn every_flipped_byte_is_noticed() {
@@ -625,8 +665,9 @@ mod tests {
     #[test]
     fn nonsense_under_a_valid_checksum_is_corrupt() {
         // Offset and value: unknown flag, version 0, journal into the superblocks, journal start
-        // unaligned, unaligned page, page outside, unknown codec, reserved byte.
-        let forged: [(usize, u8); 8] = [
+        // unaligned, unaligned page, page outside, unknown codec, level without need, reserved bytes, a control
+        // character in the label, bytes that are no text, and bytes behind its end.
+        let forged: [(usize, u8); 13] = [
             (12, 4),
             (8, 0),
             (58, 0),
@@ -635,6 +676,11 @@ mod tests {
             (92, 1),
             (170, 9),
             (171, 1),
+            (172, 1),
+            (176, 10),
+            (176, 0xff),
+            (190, 1),
+            (240, 1),
         ];
         for (at, value) in forged {
             let mut bytes = sample(6).encode();
@@ -696,8 +742,8 @@ mod tests {
     #[test]
     fn choose_is_right_in_every_disk_situation() {
         use Slot::{Foreign, Good, Newer, Older, Torn, Unread, Zero};
-        let newer = "made by a newer version (format 5; this build knows up to 4)";
-        let older = "made by an older version (format 3; this build reads only 4)";
+        let newer = "made by a newer version (format 6; this build knows up to 5)";
+        let older = "made by an older version (format 4; this build reads only 5)";
         let lost = "the newest superblock may be lost, generation";
         type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);
         let table: [Situation; 23] = [

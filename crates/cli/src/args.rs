@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use ramet_block::Codec;
+use ramet_block::{Codec, Label, Uuid};
 
 use crate::size::Size;
 
@@ -107,6 +107,12 @@ pub struct Mkfs {
     /// Print nothing but errors
     #[arg(long, short)]
     pub quiet: bool,
+    /// Name of the volume, for people: up to 64 bytes of UTF-8, without control characters
+    #[arg(short = 'L', long, value_name = "LABEL")]
+    pub label: Option<Label>,
+    /// UUID of the volume. Default: a random one
+    #[arg(short = 'U', long, value_name = "UUID")]
+    pub uuid: Option<Uuid>,
     /// Compression of the data: none, lz4, zstd, or zstd:LEVEL with a level from 1 to 19
     #[arg(long, value_name = "CODEC", default_value = "zstd:1")]
     pub compression: Codec,

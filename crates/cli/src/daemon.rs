@@ -7,6 +7,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
@@ -20,7 +21,7 @@ use crate::control::Root;
 use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
 use crate::mount::refusal;
-use crate::{inherited, output};
+use crate::{inherited, output, owner};
 
 /// What the daemon says on its standard output when the mount is usable.
 pub const READY: &str = "ready";
@@ -42,12 +43,16 @@ pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
     let log = Log::to_stderr();
     let _log = log.map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))?;
     if !report {
-        let serving = start(&plan)?;
+        let serving = start(&plan, &mut owner::tell)?;
         serving.notes().iter().for_each(output::complain);
         return serving.until_unmounted().map(|()| 0);
     }
     inherited::become_a_daemon();
-    let started = start(&plan);
+    let started = start(&plan, &mut |note| {
+        // The starter may be gone; that shows when the mount is ready.
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "{NOTE}{note}").and_then(|()| out.flush());
+    });
     let lines = match &started {
         Ok(serving) => {
             let notes = serving.notes();
@@ -94,7 +99,7 @@ struct Serving {
     rings: Option<String>,
 }
 
-fn start(plan: &Plan) -> Outcome<Serving> {
+fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     let access = if plan.options.read_only {
         Access::ReadOnly
     } else {
@@ -122,8 +127,12 @@ fn start(plan: &Plan) -> Outcome<Serving> {
         let way = "'ramet fsck --repair' goes back to it, if that is possible";
         return Err(Failure::at(&plan.volume, format!("{e}; {way}")));
     }
-    let volume =
-        Volume::open(Arc::new(device), options).map_err(|e| Failure::at(&plan.volume, e))?;
+    let device: Arc<dyn Device> = if plan.options.read_only {
+        Arc::new(device)
+    } else {
+        owner::take(&plan.volume, Arc::new(device), Contents::Volume, note)?
+    };
+    let volume = Volume::open(device, options).map_err(|e| Failure::at(&plan.volume, e))?;
     // Before the mount: a signal that arrives right after it must find a clean way out.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::new(format!("cannot handle signals: {}", reason(&e))))?;

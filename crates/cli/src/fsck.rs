@@ -11,6 +11,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use ramet_block::owner::{Contents, inspect};
 use ramet_block::superblock::{go_back, read_superblock};
 use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{OpenOptions, Volume};
@@ -20,6 +21,7 @@ use crate::args::Fsck;
 use crate::failure::{Failure, Outcome, status};
 use crate::output::say;
 use crate::overlay::Overlay;
+use crate::owner;
 use crate::progress::Progress;
 
 /// What a check found.
@@ -28,6 +30,8 @@ struct Findings {
     violations: Vec<String>,
     /// What was given up to have a volume again.
     lost: Vec<String>,
+    /// Process that opened the volume for writing and has not closed it.
+    owner: Option<String>,
 }
 
 pub fn run(args: &Fsck) -> Outcome<u8> {
@@ -49,6 +53,7 @@ pub fn run(args: &Fsck) -> Outcome<u8> {
 fn check_and_repair(args: &Fsck) -> Outcome<u8> {
     let path = &args.volume;
     let first = check(args, Access::ReadOnly)?;
+    let owner = first.owner.clone();
     let (last, status) = if first.violations.is_empty() {
         (first, 0)
     } else if !args.repair {
@@ -67,11 +72,15 @@ fn check_and_repair(args: &Fsck) -> Outcome<u8> {
             "nodes": last.nodes,
             "violations": last.violations,
             "lost": last.lost,
+            "owner": owner,
         });
         say!("{report:#}")?;
     } else {
         for violation in last.lost.iter().chain(&last.violations) {
             say!("{violation}")?;
+        }
+        if let Some(owner) = owner {
+            say!("not closed by {owner}")?;
         }
         let verdict = match (last.violations.len(), status) {
             (0, 0) => "clean".to_string(),
@@ -93,8 +102,12 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
     let device = FileDevice::open(path, access).map_err(|e| operational(Failure::device(e)))?;
     let device: Arc<dyn Device> = match access {
         Access::ReadOnly => Arc::new(Overlay::new(device)),
-        Access::ReadWrite => Arc::new(device),
+        Access::ReadWrite => {
+            let device = Arc::new(device);
+            owner::take(path, device, Contents::Volume, &mut owner::tell).map_err(operational)?
+        }
     };
+    let (owner, owner_blocks) = inspect(&*device);
     let mut lost = None;
     let chosen = match read_superblock(&*device) {
         Err(e @ SuperblockError::NewestLost { .. }) => {
@@ -112,6 +125,11 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         }
         None => failed(path, e),
     })?;
+    let damaged = owner_blocks.into_iter();
+    found
+        .violations
+        .extend(damaged.map(|(addr, detail)| format!("O1 owner block at byte {addr}: {detail}")));
+    found.owner = owner.map(|owner| owner.to_string());
     match lost {
         Some(lost) if access == Access::ReadOnly => found.violations.insert(0, lost),
         Some(lost) => found
@@ -147,6 +165,7 @@ fn examine(args: &Fsck, device: Arc<dyn Device>) -> ramet_fs::Result<Findings> {
         nodes,
         violations,
         lost: Vec::new(),
+        owner: None,
     })
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use ramet_block::owner::Contents;
 use ramet_block::{Access, BLOCK_BYTES, FileDevice, OpenError};
 use ramet_fs::{OpenOptions, Volume};
 use rustix::io::Errno;
@@ -15,6 +16,7 @@ use crate::control::{Root, mounted};
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
 use crate::output::say;
+use crate::owner;
 use crate::size::Size;
 
 pub fn run(args: &Grow) -> Outcome {
@@ -54,7 +56,8 @@ fn grow_unmounted(volume: &Path, device: FileDevice, size: Option<Size>) -> Outc
         None => whole(volume)?,
     };
     let failed = |e| Failure::at(volume, e);
-    let open = Volume::open(Arc::new(device), OpenOptions::default()).map_err(failed)?;
+    let device = owner::take(volume, Arc::new(device), Contents::Volume, &mut owner::tell)?;
+    let open = Volume::open(device, OpenOptions::default()).map_err(failed)?;
     let before = open.stats().device_bytes;
     let grown = wanted(volume, before, bytes)
         .and_then(|bytes| open.grow(bytes).map(|()| bytes).map_err(failed));

@@ -18,6 +18,7 @@ mod mounts;
 mod names;
 mod output;
 mod overlay;
+mod owner;
 mod progress;
 mod resolve;
 mod scrub;

@@ -7,13 +7,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ramet_betree::VOLUME_BYTES_MIN;
-use ramet_block::superblock::read_superblock;
-use ramet_block::{Access, BLOCK_BYTES, Device, FileDevice, SuperblockError, create_image};
+use ramet_block::owner::{Contents, is_place};
+use ramet_block::superblock::{AREA_END, SLOTS, read_superblock};
+use ramet_block::{Access, BLOCK_BYTES, Device, FileDevice, SuperblockError, Uuid, create_image};
 use ramet_fs::{FormatOptions, Volume};
 
 use crate::args::Mkfs;
 use crate::failure::{Failure, Outcome};
 use crate::output::say;
+use crate::owner;
 use crate::progress::Progress;
 use crate::size::Size;
 
@@ -34,12 +36,7 @@ pub fn run(args: &Mkfs) -> Outcome {
         .size
         .map(|size| size.bytes().next_multiple_of(BLOCK_BYTES));
     if size.is_some_and(|bytes| bytes < VOLUME_BYTES_MIN) {
-        // Before anything is made or overwritten.
-        let least = Size::new(VOLUME_BYTES_MIN);
-        return Err(Failure::at(
-            path,
-            format!("a volume takes at least {least}"),
-        ));
+        return Err(too_small(path));
     }
     let device = match (kind, size) {
         (None, None) => {
@@ -52,7 +49,7 @@ pub fn run(args: &Mkfs) -> Outcome {
             if args.dry_run {
                 return tell(args, bytes);
             }
-            create_image(path, bytes, false).map_err(Failure::device)?
+            create_image(path, bytes).map_err(Failure::device)?
         }
         (Some(kind), Some(_)) if kind.is_block_device() => {
             return Err(Failure::at(
@@ -68,15 +65,7 @@ pub fn run(args: &Mkfs) -> Outcome {
             if args.dry_run {
                 return tell(args, size.unwrap_or(device.len_bytes()));
             }
-            match size {
-                // The lock must go before the image is made anew; `create_image` takes it again
-                // before it changes anything.
-                Some(bytes) => {
-                    drop(device);
-                    create_image(path, bytes, true).map_err(Failure::device)?
-                }
-                None => device,
-            }
+            device
         }
     };
     let fresh = kind.is_none();
@@ -85,7 +74,7 @@ pub fn run(args: &Mkfs) -> Outcome {
         fs::set_permissions(path, PermissionsExt::from_mode(0o600))
             .map_err(|e| Failure::system(path, e))?;
     }
-    let made = make(args, device);
+    let made = make(args, device, fresh);
     if made.is_err() && fresh {
         // Nothing of anybody's was in it.
         let _ = fs::remove_file(path);
@@ -93,12 +82,41 @@ pub fn run(args: &Mkfs) -> Outcome {
     made
 }
 
-fn make(args: &Mkfs, device: FileDevice) -> Outcome {
+fn too_small(path: &Path) -> Failure {
+    Failure::at(path, "a volume takes at least 4 MiB")
+}
+
+fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
     let path = &args.volume;
-    let device: Arc<dyn Device> = Arc::new(device);
-    discard(device.as_ref()).map_err(|e| Failure::system(path, e))?;
+    let failed = |e| Failure::system(path, e);
+    let image = Arc::new(image);
+    let resize = || match args.size {
+        Some(size) => image.resize_anew(size.bytes().next_multiple_of(BLOCK_BYTES)),
+        None => Ok(()),
+    };
+    // Too short for a volume, so there is none to be careful with.
+    if image.len_bytes() < AREA_END {
+        resize().map_err(failed)?;
+    }
+    if image.len_bytes() < VOLUME_BYTES_MIN {
+        return Err(too_small(path));
+    }
+    // Before the first change: a volume that another machine has mounted must survive a mistaken
+    // `--force`.
+    let device: Arc<dyn Device> =
+        owner::take(path, image.clone(), Contents::Anything, &mut owner::tell)?;
+    if !fresh {
+        wipe(device.as_ref()).map_err(failed)?;
+        resize().map_err(failed)?;
+    }
+    discard(device.as_ref()).map_err(failed)?;
+    let uuid = match args.uuid {
+        Some(uuid) => uuid,
+        None => Uuid::random().map_err(failed)?,
+    };
     let options = FormatOptions {
-        uuid: random_uuid()?,
+        uuid: uuid.0,
+        label: args.label.clone().unwrap_or_default(),
         owner: (
             rustix::process::geteuid().as_raw(),
             rustix::process::getegid().as_raw(),
@@ -120,11 +138,25 @@ fn tell(args: &Mkfs, size_bytes: u64) -> Outcome {
     Ok(())
 }
 
+/// Writes zeros over the superblock area, so that no program finds there what the device held
+/// before. The owner blocks stay, and the superblocks: a new volume goes on with the epochs of an
+/// old one, whose journal may still be there.
+fn wipe(device: &dyn Device) -> io::Result<()> {
+    let zeros = [0; BLOCK_BYTES as usize];
+    let keeps = |addr| is_place(addr) || SLOTS.iter().flatten().any(|copy| *copy == addr);
+    for addr in (0..AREA_END).step_by(zeros.len()) {
+        if !keeps(addr) {
+            device.write_at(addr, &zeros)?;
+        }
+    }
+    device.sync()
+}
+
 /// Gives the device's old contents back; devices that cannot are left as they are.
 fn discard(device: &dyn Device) -> io::Result<()> {
     let total = device.len_bytes();
     let mut progress = Progress::new("discarding");
-    let mut at = 0;
+    let mut at = AREA_END;
     while at < total {
         let len = PIECE_BYTES.min(total - at);
         device.discard(at, len)?;
@@ -132,18 +164,6 @@ fn discard(device: &dyn Device) -> io::Result<()> {
         progress.set(at, total);
     }
     Ok(())
-}
-
-/// A random (version 4) UUID.
-fn random_uuid() -> Outcome<[u8; 16]> {
-    let source = Path::new("/dev/urandom");
-    let mut uuid = [0; 16];
-    File::open(source)
-        .and_then(|mut file| file.read_exact(&mut uuid))
-        .map_err(|e| Failure::system(source, e))?;
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    Ok(uuid)
 }
 
 /// Fails when there is anything on `device` that somebody may want to keep.

@@ -112,7 +112,7 @@ mod tests {
     fn what_is_written_is_read_back_and_the_device_keeps_what_it_had() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
-        let image = create_image(&path, 64 << 10, false).unwrap();
+        let image = create_image(&path, 64 << 10).unwrap();
         let mut model: Vec<u8> = (0..64u32 << 10).map(|n| (n * 7 % 251) as u8).collect();
         image.write_at(0, &model).unwrap();
         let original = model.clone();

@@ -52,7 +52,7 @@ mod xattr;
 
 use std::sync::Arc;
 
-use ramet_block::Codec;
+use ramet_block::{Codec, Label};
 
 pub use ramet_betree::{TreeShape, Usage};
 
@@ -92,6 +92,8 @@ pub enum AccessTime {
 pub struct FormatOptions {
     /// Identity of the volume.
     pub uuid: [u8; 16],
+    /// Name for people.
+    pub label: Label,
     /// Owner and group of the root directory.
     pub owner: (u32, u32),
     /// Compression of new blocks; `None` leaves the choice to the tree.
@@ -132,6 +134,10 @@ pub struct OpenOptions {
 pub struct VolumeStats {
     /// Process that serves the volume.
     pub pid: u32,
+    /// Identity of the volume.
+    pub uuid: String,
+    /// Name that people gave to the volume; empty for none.
+    pub label: String,
     /// Size of the device.
     pub device_bytes: u64,
     /// Bytes that can be read, each clone counted in full; an estimate.

@@ -74,6 +74,7 @@ impl Volume {
             device,
             &ramet_betree::FormatOptions {
                 uuid: options.uuid,
+                label: options.label.clone(),
                 codec: options.compression,
                 shape: options.shape.clone(),
                 journal_bytes: options.journal_bytes,
@@ -257,6 +258,8 @@ impl Volume {
         let tree = self.tree.stats();
         VolumeStats {
             pid: std::process::id(),
+            uuid: tree.uuid.to_string(),
+            label: tree.label.as_str().to_owned(),
             device_bytes: tree.device_bytes,
             logical_bytes: tree.logical_bytes,
             allocated_bytes: tree.allocated_bytes,

@@ -55,7 +55,7 @@ fn ask(path: &Path) {
 #[test]
 fn threads_defer_to_one_program_and_stop_when_it_rests() {
     let folder = tempfile::tempdir().unwrap();
-    let image = create_image(folder.path().join("image"), 1 << 28, false).unwrap();
+    let image = create_image(folder.path().join("image"), 1 << 28).unwrap();
     let device: Arc<dyn Device> = Arc::new(image);
     Volume::format(&device, &FormatOptions::default()).unwrap();
     let volume = Volume::open(device, OpenOptions::default()).unwrap();

@@ -80,7 +80,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ramet_betree::{FormatOptions, OpenOptions};
-use ramet_block::{Access, create_image};
+use ramet_block::owner::{Contents, own};
+use ramet_block::{Access, ClaimError, Uuid, create_image};
 
 pub use ramet_betree::{
     Batch, Diff, Difference, Error, KEY_BYTES_MAX, PathCounts, Result, Scan, Seq, Snapshot, Span,
@@ -97,10 +98,16 @@ pub enum OpenError {
     /// The file or block device: missing, there already, in use, not to be read.
     #[error(transparent)]
     Device(#[from] ramet_block::OpenError),
+    /// Another process or machine writes to it, or its owner cannot be told.
+    #[error(transparent)]
+    Owner(#[from] ClaimError),
     /// What is on it.
     #[error(transparent)]
     Store(#[from] Error),
 }
+
+/// The wait for an owner that may be alive needs no word here: the caller waits for the answer.
+fn quietly(_: &str) {}
 
 /// How to make or open a store.
 #[derive(Clone, Debug, Default)]
@@ -128,8 +135,9 @@ impl Options {
             // Before there is a file.
             return Err(Error::Invalid("a volume takes at least 4 MiB").into());
         }
-        let device = create_image(path.as_ref(), bytes, false)?;
-        Ok(self.create_on(Arc::new(device))?)
+        let device = create_image(path.as_ref(), bytes)?;
+        let owned = own(Arc::new(device), Contents::Anything, &mut quietly)?;
+        Ok(self.create_on(Arc::new(owned))?)
     }
 
     /// Makes a store over whatever `device` holds, and opens it.
@@ -137,7 +145,12 @@ impl Options {
     /// # Errors
     /// `Invalid` when the device is too small, and what the device answers.
     pub fn create_on(&self, device: Arc<dyn Device>) -> Result<Tree> {
+        let uuid = Uuid::random().map_err(|e| Error::Io {
+            what: "a random number",
+            source: Arc::new(e),
+        })?;
         let format = FormatOptions {
+            uuid: uuid.0,
             codec: self.compression,
             ..FormatOptions::default()
         };
@@ -146,18 +159,23 @@ impl Options {
     }
 
     /// Opens the store in a file or on a block device, after a crash with everything that was synced. One process at
-    /// a time, or any number of readers.
+    /// a time, or any number of readers. When the store was not closed, and the process that had it open is not known to have
+    /// ended, as on another machine, this waits ten seconds for a sign of life.
     ///
     /// # Errors
-    /// `Device` when it is missing or in use; `Store` when it is no store, or damaged.
+    /// `Device` when it is missing or in use, `Owner` when it is in use elsewhere; `Store` when it is no store, or damaged.
     pub fn open(&self, path: impl AsRef<Path>) -> std::result::Result<Tree, OpenError> {
         let access = if self.read_only {
             Access::ReadOnly
         } else {
             Access::ReadWrite
         };
-        let device = FileDevice::open(path.as_ref(), access)?;
-        Ok(self.open_on(Arc::new(device))?)
+        let device: Arc<dyn Device> = Arc::new(FileDevice::open(path.as_ref(), access)?);
+        if self.read_only {
+            return Ok(self.open_on(device)?);
+        }
+        let owned = own(device, Contents::Volume, &mut quietly)?;
+        Ok(self.open_on(Arc::new(owned))?)
     }
 
     /// Opens the store on `device`.

@@ -1,4 +1,4 @@
-//! What a loop device shows.
+//! The file behind a loop device.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -40,7 +40,8 @@ const LOOP_GET_STATUS64: u32 = 0x4c05;
 /// Major number of loop devices (`LOOP_MAJOR` of linux/major.h).
 const LOOP_MAJOR: u32 = 7;
 
-/// What a loop device shows; `None` when `fd` is no loop device, or one that shows nothing.
+/// The status of the loop device `fd`; `None` for any other file, and for a loop device that shows
+/// nothing.
 ///
 /// # Errors
 /// Those of fstat(2), and of the ioctl when it is refused.

@@ -35,8 +35,8 @@ impl RangeLock {
     }
 }
 
-/// Locks a byte range of an open file until its last descriptor is closed; an end above `i64::MAX` is
-/// that of any file. `false` when another open file has a lock that excludes it.
+/// Locks a byte range of an open file until its last descriptor is closed; an end above `i64::MAX`
+/// is that of any file. `false` when another open file has a lock that excludes it.
 ///
 /// # Errors
 /// `EBADF` for an exclusive lock when the descriptor may not write, and what a file system
@@ -64,7 +64,7 @@ pub fn lock_range(fd: impl AsFd, range: &Range<u64>, lock: RangeLock) -> io::Res
 /// Whether [`lock_range`] would succeed now, for a descriptor that may write.
 ///
 /// # Errors
-/// What a file system answers that has no such locks.
+/// The file system has no such locks.
 pub fn may_lock_range(fd: impl AsFd, range: &Range<u64>, lock: RangeLock) -> io::Result<bool> {
     let mut request = lock.request(range);
     // SAFETY: the kernel reads one `struct flock64` from a live variable that nothing else borrows,

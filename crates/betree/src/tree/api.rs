@@ -289,6 +289,11 @@ impl Tree {
             done => done,
         };
         let _ = self.inner.failure.set("it was closed".into());
+        if done.is_ok()
+            && let Err(error) = self.inner.store.dev.release()
+        {
+            tracing::warn!(%error, "the volume is closed, and its owner block does not say so");
+        }
         done
     }
 

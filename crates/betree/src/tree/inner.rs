@@ -20,8 +20,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use ramet_block::Superblock;
 use ramet_block::planted::{self, Fault};
+use ramet_block::{Label, Superblock, Uuid};
 
 use crate::clone::capture_cache::Prepared;
 use crate::clone::compacted::CompactedCopies;
@@ -103,6 +103,9 @@ pub(crate) struct Inner {
     /// Signalled after each round of background work.
     pub(crate) progress: Condvar,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
+    /// UUID and label tell the volume from others.
+    pub(crate) uuid: Uuid,
+    pub(crate) label: Label,
     /// Size of the volume, in bytes. Changes under `checkpointing`.
     pub(crate) volume_bytes: AtomicU64,
     pub(crate) sync_each: bool,
@@ -128,6 +131,8 @@ impl Inner {
         Self {
             store,
             journal,
+            uuid: Uuid(sb.uuid),
+            label: sb.label.clone(),
             volume_bytes: AtomicU64::new(sb.volume_bytes),
             sync_each: false,
             checkpointed_seq: AtomicU64::new(state.seq),

@@ -55,6 +55,8 @@ impl Inner {
         let c = &store.counters;
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
+            uuid: self.uuid,
+            label: self.label.clone(),
             device_bytes: self.volume_bytes.load(Ordering::Relaxed),
             logical_bytes: top.live_bytes_in(&KeyRange::all()),
             allocated_bytes: space.allocated,

@@ -8,9 +8,11 @@
 use std::sync::Arc;
 
 use ramet_block::planted::{self, Fault};
-use ramet_block::superblock::{AREA_END, read_superblock, scrub_copies, write_superblock};
+use ramet_block::superblock::{
+    AREA_END, read_copies, read_superblock, scrub_copies, write_superblock,
+};
 use ramet_block::{
-    BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, PageRef, Superblock,
+    BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label, PageRef, Superblock,
 };
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
@@ -37,6 +39,8 @@ const VOLUME_BYTES_MIN_OF_SHAPE: u64 = 1 << 20;
 pub struct FormatOptions {
     /// Identity of the volume.
     pub uuid: [u8; 16],
+    /// Name for people.
+    pub label: Label,
     /// Sizes of nodes; `None` takes the defaults.
     pub shape: Option<TreeShape>,
     /// Compression of new blocks; `None` takes the one of the shape.
@@ -94,7 +98,9 @@ impl Tree {
         }
         let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
         // Frames of an older volume of the same identity may lie where the new journal does.
-        let epoch = read_superblock(&**dev).map_or(1, |old| old.epoch.saturating_add(1));
+        let copies = read_copies(&**dev);
+        let epochs = copies.iter().flatten().flatten().map(|old| old.epoch);
+        let epoch = epochs.max().map_or(1, |epoch| epoch.saturating_add(1));
         let journal = match options.journal_bytes {
             None => journal_extent(bytes),
             Some(len) if is_valid_region(Extent::new(AREA_END, len)) && len <= bytes / 4 => {
@@ -125,6 +131,7 @@ impl Tree {
             codec: options.codec.unwrap_or(shape.codec),
             clean: true,
             heals: false,
+            label: options.label.clone(),
         };
         let roots = NodeTable::format(dev, usable(&sb))?;
         sb.node_table = roots.node_table;
