@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::record::Time;
+use crate::format::record::Time;
 
 /// A source of time, so that tests can replay a run.
 pub trait Clock: Send + Sync + Debug {

@@ -17,38 +17,16 @@
 //! 6. `Inode::loc`, `Inode::place`, `Inode::count`, the shards of the table, the counters: for a moment, one at a time.
 //!
 //! [`ramet_betree::Tree::admit`], which waits for room, comes before all of them, but for a clone that brings many hard links along:
-//! it waits with those of the first four kinds (`bodies.rs`).
+//! it waits with those of the first four kinds (`hard_links.rs`).
 #![forbid(unsafe_code)]
 
-mod allocation;
-mod attr;
-mod bodies;
-mod change;
-mod check;
 mod clock;
-mod clone;
-pub mod control;
-mod copy;
-mod create;
-mod data;
-mod diff;
-mod dir;
 mod error;
-pub mod fence;
-mod ghost;
-mod holes;
-mod inode;
-mod keys;
-mod link;
-mod lookup;
-mod permit;
-mod place;
-mod record;
-mod rename;
-mod scrub;
-mod unlink;
+mod format;
+mod namespace;
+mod ops;
+mod tools;
 mod volume;
-mod xattr;
 
 use std::sync::Arc;
 
@@ -56,24 +34,26 @@ use ramet_block::{Codec, Label};
 
 pub use ramet_betree::{TreeShape, Usage};
 
-pub use attr::{SetAttr, SetTime};
-pub use check::Finding;
+pub use tools::{control, fence};
+
 pub use clock::{Clock, SystemClock};
-pub use clone::{CloneMode, Invalidation};
-pub use copy::Copied;
-pub use create::NewInode;
-pub use data::{BLOCK_BYTES, FILE_BYTES_MAX};
-pub use diff::{Change, Difference};
-pub use dir::{DirEntry, DirStream};
 pub use error::{Error, Result};
-pub use inode::{Ino, ROOT_INO};
-pub use lookup::Attr;
-pub use permit::{Caller, Credentials, Writer};
-pub use record::{Kind, Time};
-pub use rename::RenameMode;
-pub use scrub::{Damaged, ScrubPage};
+pub use format::record::{Kind, Time};
+pub use namespace::inode::{Ino, ROOT_INO};
+pub use ops::access::{Caller, Credentials, Writer};
+pub use ops::attr::{SetAttr, SetTime};
+pub use ops::clone::{CloneMode, Invalidation};
+pub use ops::copy_range::Copied;
+pub use ops::create::NewInode;
+pub use ops::data::{BLOCK_BYTES, FILE_BYTES_MAX};
+pub use ops::lookup::Attr;
+pub use ops::readdir::{DirEntry, DirStream};
+pub use ops::rename::RenameMode;
+pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
+pub use tools::check::Finding;
+pub use tools::diff::{Change, Difference};
+pub use tools::scrub::{Damaged, ScrubPage};
 pub use volume::Volume;
-pub use xattr::{SetXattr, XATTR_BYTES_MAX};
 
 /// How reading an object changes its access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -12,10 +12,10 @@ use rand::{Rng, SeedableRng};
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
-use crate::inode::{Adopted, Ino, Inode, Loc, Place, ROOT_INO, Remains, Table};
-use crate::keys;
-use crate::place::Topology;
-use crate::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
+use crate::format::keys;
+use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
+use crate::namespace::inode::{Adopted, Ino, Inode, Loc, Place, ROOT_INO, Remains, Table};
+use crate::namespace::location::Topology;
 use crate::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
 
 /// Version of the keys and records.

@@ -30,7 +30,7 @@
 
 use bytes::Bytes;
 
-use crate::inode::Ino;
+use crate::namespace::inode::Ino;
 
 /// Index of metadata.
 pub(crate) const META: u8 = 1;

@@ -10,7 +10,7 @@
 //! - A larger file, one that is replaced, and a tree that is removed or replaced move to the orphan area.
 //!   Of a tree, the files go on and nothing else can be found in it.
 //!
-//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::inode::Inode)), or by a later sync if that fails. When there is no time for
+//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::namespace::inode::Inode)), or by a later sync if that fails. When there is no time for
 //! that, orphans are erased when the volume is opened the next time; ghosts, which are small, when somebody reads their
 //! directory, uses the name again, or removes the directory. A clone of a directory copies its ghosts, and
 //! nobody knows those.
@@ -21,13 +21,13 @@ use bytes::Bytes;
 use ramet_betree::Batch;
 use ramet_block::planted::{self, Fault};
 
-use crate::change::{Change, lock_states};
-use crate::dir::DirStream;
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Loc, ROOT_INO, Reach, Remains};
-use crate::keys;
-use crate::place::Topology;
-use crate::record::{Entry, Kind, Record};
+use crate::format::keys;
+use crate::format::record::{Entry, Kind, Record};
+use crate::namespace::inode::{Ino, Inode, Loc, ROOT_INO, Reach, Remains};
+use crate::namespace::location::Topology;
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::readdir::DirStream;
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Largest file, in bytes, that becomes a ghost: nobody looks for ghosts after a crash.

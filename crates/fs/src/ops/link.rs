@@ -10,12 +10,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_block::planted::{self, Fault};
 
-use crate::change::{Change, lock_names, lock_states};
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Loc};
-use crate::keys;
-use crate::lookup::{Attr, check_name};
-use crate::record::Stub;
+use crate::format::keys;
+use crate::format::record::Stub;
+use crate::namespace::inode::{Ino, Inode, Loc};
+use crate::namespace::transaction::{Change, lock_names, lock_states};
+use crate::ops::lookup::{Attr, check_name};
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
 impl Volume {

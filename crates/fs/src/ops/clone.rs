@@ -4,26 +4,26 @@
 //! all that was there, and the destination gets a record: the source's with a number of its own and
 //! a random salt, so that every visible number below is new too. A directory becomes a clone root.
 //! A source that is a clone root carries the bodies of its hard links in its range. Below any other
-//! directory the stubs, if there are some, name bodies above it: `bodies.rs` brings those along, the only cost that is not constant.
+//! directory the stubs, if there are some, name bodies above it: `hard_links.rs` brings those along, the only cost that is not constant.
 //!
 //! What is replaced or removed moves to the orphan area: files in it go on as long as somebody knows them, and for whoever holds
-//! on to a directory of it there is nothing in it any more (`ghost.rs`).
+//! on to a directory of it there is nothing in it any more (`deferred_delete.rs`).
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::bodies::Stubs;
-use crate::change::{Change, lock_states};
-use crate::data::Few;
 use crate::error::{Error, Result};
-use crate::ghost::delete_ranges;
-use crate::inode::{Ino, Inode, Loc, ROOT_INO};
-use crate::keys;
-use crate::lookup::check_name;
-use crate::permit::Caller;
-use crate::place::Topology;
-use crate::record::{FLAG_CLONE_ROOT, FLAG_XATTRS, Kind};
+use crate::format::keys;
+use crate::format::record::{FLAG_CLONE_ROOT, FLAG_XATTRS, Kind};
+use crate::namespace::inode::{Ino, Inode, Loc, ROOT_INO};
+use crate::namespace::location::Topology;
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::access::Caller;
+use crate::ops::data::Few;
+use crate::ops::deferred_delete::delete_ranges;
+use crate::ops::hard_links::Stubs;
+use crate::ops::lookup::check_name;
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
 /// Something that the kernel may have cached and that is out of date.
@@ -332,7 +332,7 @@ fn may_take_the_place_of(source: &Inode, found: &Inode) -> Result<()> {
 /// Copies what a file at `from` has to an empty path.
 fn copy_contents(
     change: &mut Change<'_>,
-    record: &crate::record::Record,
+    record: &crate::format::record::Record,
     from: &Bytes,
     to: &Bytes,
     few: Option<Few>,

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Loc};
-use crate::keys;
-use crate::lookup::{Attr, attr_of, check_name};
-use crate::record::{Entry, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
+use crate::format::keys;
+use crate::format::record::{Entry, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
+use crate::namespace::inode::{Ino, Inode, Loc};
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::lookup::{Attr, attr_of, check_name};
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
 /// What to create.

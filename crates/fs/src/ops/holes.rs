@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use ramet_betree::successor_of_prefix;
 
-use crate::allocation::{Allocation, CHUNK_BLOCKS, Chunk, become_sparse, blocks_of};
-use crate::change::{Change, lock_states};
-use crate::data::{BLOCK_BYTES, FILE_BYTES_MAX, Span, block_number};
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode};
-use crate::keys;
-use crate::permit::Writer;
-use crate::record::{FLAG_SPARSE, Record};
+use crate::format::keys;
+use crate::format::record::{FLAG_SPARSE, Record};
+use crate::namespace::inode::{Ino, Inode};
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::access::Writer;
+use crate::ops::allocation::{Allocation, CHUNK_BLOCKS, Chunk, become_sparse, blocks_of};
+use crate::ops::data::{BLOCK_BYTES, FILE_BYTES_MAX, Span, block_number};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// What a chunk of a map that is new takes in the journal beside the path of the file, in bytes.

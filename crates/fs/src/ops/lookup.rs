@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use crate::AccessTime;
-use crate::control::NAME_BYTES_MAX;
-use crate::data::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Loc};
-use crate::record::{FLAG_SPARSE, Kind, Record, Time};
+use crate::format::record::{FLAG_SPARSE, Kind, Record, Time};
+use crate::namespace::inode::{Ino, Inode, Loc};
+use crate::ops::data::BLOCK_BYTES;
+use crate::tools::control::NAME_BYTES_MAX;
 use crate::volume::Volume;
 
 /// What `stat` shows.

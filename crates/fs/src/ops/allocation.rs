@@ -23,11 +23,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::Batch;
 
-use crate::data::{BLOCK_BYTES, block_number};
 use crate::error::{Error, Result};
-use crate::inode::Inode;
-use crate::keys;
-use crate::record::{FLAG_SPARSE, Record};
+use crate::format::keys;
+use crate::format::record::{FLAG_SPARSE, Record};
+use crate::namespace::inode::Inode;
+use crate::ops::data::{BLOCK_BYTES, block_number};
 use crate::volume::Volume;
 
 /// Blocks that one chunk tells of.

@@ -16,13 +16,13 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use ramet_betree::successor_of_prefix;
 
-use crate::control::DiffPages;
 use crate::error::{Error, Result};
-use crate::inode::{Count, Ino, Inode};
-use crate::keys;
-use crate::lookup::Attr;
-use crate::record::{Entry, Kind};
-use crate::scrub::Scrubbing;
+use crate::format::keys;
+use crate::format::record::{Entry, Kind};
+use crate::namespace::inode::{Count, Ino, Inode};
+use crate::ops::lookup::Attr;
+use crate::tools::control::DiffPages;
+use crate::tools::scrub::Scrubbing;
 use crate::volume::Volume;
 
 /// Cookie after `.`.
@@ -129,7 +129,7 @@ impl DirStream {
 }
 
 impl Volume {
-    /// Answers [`DIFF`](crate::control::DIFF) on an open directory: compares it with `other`, or goes on with the
+    /// Answers [`DIFF`](crate::tools::control::DIFF) on an open directory: compares it with `other`, or goes on with the
     /// comparison.
     ///
     /// # Errors

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use ramet_betree::{Damage, Scrub};
 
-use crate::data::BLOCK_BYTES;
-use crate::dir::DirStream;
 use crate::error::{Error, Result};
-use crate::keys;
+use crate::format::keys;
+use crate::ops::data::BLOCK_BYTES;
+use crate::ops::readdir::DirStream;
 use crate::volume::Volume;
 
 /// Bytes that one call reads, so that it takes no more than a moment.
@@ -23,7 +23,7 @@ pub(crate) struct Scrubbing {
     found: VecDeque<Damage>,
 }
 
-/// Answer to [`SCRUB`](crate::control::SCRUB). Sizes in bytes.
+/// Answer to [`SCRUB`](crate::tools::control::SCRUB). Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ScrubPage {
     /// Read so far.
@@ -52,7 +52,7 @@ pub struct Damaged {
 }
 
 impl Volume {
-    /// Answers [`SCRUB`](crate::control::SCRUB) on an open directory: begins to read everything again when it `starts`,
+    /// Answers [`SCRUB`](crate::tools::control::SCRUB) on an open directory: begins to read everything again when it `starts`,
     /// or goes on.
     ///
     /// # Errors

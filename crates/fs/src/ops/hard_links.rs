@@ -11,12 +11,12 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::{Batch, successor_of_prefix};
 
-use crate::change::Change;
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Place, Remains};
-use crate::keys;
-use crate::place::Topology;
-use crate::record::{FLAG_XATTRS, Kind};
+use crate::format::keys;
+use crate::format::record::{FLAG_XATTRS, Kind};
+use crate::namespace::inode::{Ino, Inode, Place, Remains};
+use crate::namespace::location::Topology;
+use crate::namespace::transaction::Change;
 use crate::volume::{View, Volume, gone_is_not_found};
 
 /// Bodies are put aside in parts of about this size in the journal, in bytes,
@@ -337,8 +337,8 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::change::lock_states;
-    use crate::inode::ROOT_INO;
+    use crate::namespace::inode::ROOT_INO;
+    use crate::namespace::transaction::lock_states;
     use crate::{FormatOptions, NewInode, OpenOptions};
 
     #[test]

@@ -9,14 +9,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::change::{Change, lock_states};
-use crate::dir::Inside;
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode, Loc};
-use crate::keys;
-use crate::lookup::check_name;
-use crate::place::Topology;
-use crate::record::{Kind, Record, Stub};
+use crate::format::keys;
+use crate::format::record::{Kind, Record, Stub};
+use crate::namespace::inode::{Ino, Inode, Loc};
+use crate::namespace::location::Topology;
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::lookup::check_name;
+use crate::ops::readdir::Inside;
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
 /// What a rename does with a destination that exists.

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::{Graft, Snapshot, successor_of_prefix};
 
-use crate::allocation::{Allocation, become_sparse, blocks_of};
-use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode};
-use crate::keys;
-use crate::permit::Writer;
-use crate::record::{FLAG_SPARSE, Kind, Record};
+use crate::format::keys;
+use crate::format::record::{FLAG_SPARSE, Kind, Record};
+use crate::namespace::inode::{Ino, Inode};
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::access::Writer;
+use crate::ops::allocation::{Allocation, become_sparse, blocks_of};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Size of a block.
@@ -351,7 +351,7 @@ impl Volume {
 
     /// Removes all contents and attributes of the object at `path`, whose record this is.
     pub(crate) fn erase(&self, change: &mut Change<'_>, record: &Record, path: &Bytes) {
-        if record.has(crate::record::FLAG_XATTRS) {
+        if record.has(crate::format::record::FLAG_XATTRS) {
             change.batch.delete_prefix(keys::xattr(path, b""));
         }
         if Kind::from_mode(record.mode) == Some(Kind::Regular) {
@@ -395,7 +395,7 @@ impl Volume {
         to: &Bytes,
         few: Option<Few>,
     ) {
-        if record.has(crate::record::FLAG_XATTRS) {
+        if record.has(crate::format::record::FLAG_XATTRS) {
             change
                 .batch
                 .clone_prefix(keys::range(keys::META, from), keys::range(keys::META, to));

@@ -7,14 +7,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::allocation::{Allocation, become_sparse, blocks_of};
-use crate::change::{Change, lock_states};
-use crate::data::{BLOCK_BYTES, FEW_BLOCKS};
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode};
-use crate::keys;
-use crate::permit::Writer;
-use crate::record::{FLAG_SPARSE, Kind, Record};
+use crate::format::keys;
+use crate::format::record::{FLAG_SPARSE, Kind, Record};
+use crate::namespace::inode::{Ino, Inode};
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::access::Writer;
+use crate::ops::allocation::{Allocation, become_sparse, blocks_of};
+use crate::ops::data::{BLOCK_BYTES, FEW_BLOCKS};
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Bytes that one call copies through memory at most.

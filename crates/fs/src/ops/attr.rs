@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::change::{Change, lock_states};
 use crate::error::{Error, Result};
-use crate::inode::{Ino, Inode};
-use crate::keys;
-use crate::lookup::Attr;
-use crate::permit::{Credentials, Writer};
-use crate::record::{FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time};
+use crate::format::keys;
+use crate::format::record::{
+    FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time,
+};
+use crate::namespace::inode::{Ino, Inode};
+use crate::namespace::transaction::{Change, lock_states};
+use crate::ops::access::{Credentials, Writer};
+use crate::ops::lookup::Attr;
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// A time to set.

@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use ramet_betree::{Snapshot, successor_of_prefix};
 
-use crate::change::{Change, lock_states};
-use crate::control::NAME_BYTES_MAX;
 use crate::error::{Error, Result};
-use crate::inode::Ino;
-use crate::keys;
-use crate::record::{FLAG_CAPABILITY, FLAG_XATTRS};
+use crate::format::keys;
+use crate::format::record::{FLAG_CAPABILITY, FLAG_XATTRS};
+use crate::namespace::inode::Ino;
+use crate::namespace::transaction::{Change, lock_states};
+use crate::tools::control::NAME_BYTES_MAX;
 use crate::volume::{RECORDS_BYTES, Volume};
 
 /// Longest value, in bytes.

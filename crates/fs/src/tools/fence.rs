@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use ramet_sys::control_ioctl;
 
-use crate::control::{FENCE, FENCE_BYTES};
 use crate::error::{Error, Result};
+use crate::tools::control::{FENCE, FENCE_BYTES};
 
 /// What a call of [`FENCE`] is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

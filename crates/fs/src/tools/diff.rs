@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use ramet_betree::{Diff, Snapshot, Span, successor_of_prefix};
 
-use crate::control::DIFF_BYTES_MAX;
 use crate::error::{Error, Result};
-use crate::inode::Ino;
-use crate::keys::{self, Part};
-use crate::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
+use crate::format::keys::{self, Part};
+use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
+use crate::namespace::inode::Ino;
+use crate::tools::control::DIFF_BYTES_MAX;
 use crate::volume::{Volume, gone_is_not_found};
 
 /// How a name differs.
@@ -81,7 +81,7 @@ struct Comparison {
 
 impl Volume {
     /// The names that differ between the trees of two directories, in the order of directories before what is
-    /// in them. As of one moment; the cost follows the differences and the rewritten part, see [`crate::diff`].
+    /// in them. As of one moment; the cost follows the differences and the rewritten part, see [`crate::tools::diff`].
     ///
     /// # Errors
     /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than [`DIFF_BYTES_MAX`].

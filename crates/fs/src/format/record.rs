@@ -25,7 +25,7 @@
 //! link number of the body (8).
 //!
 //! A ghost is 16 bytes: tag 3, three reserved zeros, the type bits of the mode (4), stored (8). The name does not
-//! exist any more, and what it led to still lies there: see `ghost.rs`.
+//! exist any more, and what it led to still lies there: see `deferred_delete.rs`.
 
 use bytes::Bytes;
 

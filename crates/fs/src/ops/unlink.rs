@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::change::{Change, lock_names, lock_states};
-use crate::dir::Inside;
 use crate::error::{Error, Result};
-use crate::ghost::delete_ranges;
-use crate::inode::{Ino, Inode, Loc, NamesChange, Place};
-use crate::keys;
-use crate::lookup::check_name;
-use crate::place::Topology;
-use crate::record::{FLAG_XATTRS, Ghost};
+use crate::format::keys;
+use crate::format::record::{FLAG_XATTRS, Ghost};
+use crate::namespace::inode::{Ino, Inode, Loc, NamesChange, Place};
+use crate::namespace::location::Topology;
+use crate::namespace::transaction::{Change, lock_names, lock_states};
+use crate::ops::deferred_delete::delete_ranges;
+use crate::ops::lookup::check_name;
+use crate::ops::readdir::Inside;
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
 impl Volume {

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
-use crate::inode::{Inode, Loc, Place, Reach};
-use crate::keys;
+use crate::format::keys;
+use crate::namespace::inode::{Inode, Loc, Place, Reach};
 
 /// Paths up to this length are kept by every directory.
 const KEPT_BYTES: usize = 4096;

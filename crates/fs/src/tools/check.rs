@@ -21,12 +21,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use bytes::Bytes;
 use ramet_betree::{Snapshot, successor_of_prefix};
 
-use crate::allocation::{CHUNK_BLOCKS, Chunk};
-use crate::data::BLOCK_BYTES;
 use crate::error::{Error, Result};
-use crate::inode::ROOT_INO;
-use crate::keys;
-use crate::record::{Entry, FLAG_CLONE_ROOT, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, Stub};
+use crate::format::keys;
+use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, Stub};
+use crate::namespace::inode::ROOT_INO;
+use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
+use crate::ops::data::BLOCK_BYTES;
 use crate::volume::Volume;
 
 /// A violated invariant.
@@ -552,7 +552,7 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::record::Ghost;
+    use crate::format::record::Ghost;
     use crate::{FormatOptions, NewInode, OpenOptions};
 
     /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l` and `m`.

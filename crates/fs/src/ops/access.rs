@@ -1,8 +1,8 @@
 //! Who may clone and remove trees. Everything else the kernel checks before it asks.
 
 use crate::error::{Error, Result};
-use crate::inode::Ino;
-use crate::record::{Kind, Record, S_ISVTX};
+use crate::format::record::{Kind, Record, S_ISVTX};
+use crate::namespace::inode::Ino;
 use crate::volume::Volume;
 
 /// Who asks.

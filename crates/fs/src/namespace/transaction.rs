@@ -13,9 +13,9 @@ use ramet_betree::{Batch, Tree};
 use ramet_block::planted::{self, Fault};
 
 use crate::error::Result;
-use crate::inode::{Inode, Loc, NamesChange};
-use crate::place::Topology;
-use crate::record::Record;
+use crate::format::record::Record;
+use crate::namespace::inode::{Inode, Loc, NamesChange};
+use crate::namespace::location::Topology;
 
 /// The states of several inodes, locked for writing, in the order of their numbers.
 pub(crate) struct States<'a> {

@@ -21,7 +21,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use crate::record::{FLAG_CLONE_ROOT, Kind, Record};
+use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record};
 
 /// A visible inode number: what `stat` shows and the kernel knows an inode by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,7 +45,7 @@ pub(crate) enum Loc {
         via: Arc<Inode>,
     },
     /// It was the only name of a file, or of a directory with such ghosts inside, and is removed; what
-    /// it led to still lies there. See `ghost.rs`.
+    /// it led to still lies there. See `deferred_delete.rs`.
     Ghost { parent: Arc<Inode>, name: Bytes },
     /// It lost its last name, and its contents, of a directory everything below, lie in the orphan area.
     Orphan,
@@ -532,7 +532,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Time;
+    use crate::format::record::Time;
 
     fn inode(table: &Arc<Table>, ino: u64, kind: Kind, loc: Loc) -> Arc<Inode> {
         let record = Record::new(kind.mode_bits(), 0, 0, Time::default());

@@ -1,0 +1,7 @@
+//! Tools for a whole volume, and the ioctls that ask for them.
+
+pub(crate) mod check;
+pub mod control;
+pub(crate) mod diff;
+pub mod fence;
+pub(crate) mod scrub;
