@@ -16,7 +16,7 @@ use crate::format::keys;
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
 use crate::namespace::inode::{Adopted, Ino, Inode, Loc, Place, ROOT_INO, Remains, Table};
 use crate::namespace::location::Topology;
-use crate::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
+use crate::options::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
 
 /// Version of the keys and records.
 const VERSION: u32 = 3;

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::AccessTime;
 use crate::error::{Error, Result};
 use crate::format::record::{FLAG_SPARSE, Kind, Record, Time};
 use crate::namespace::inode::{Ino, Inode, Loc};
 use crate::ops::data::BLOCK_BYTES;
+use crate::options::AccessTime;
 use crate::tools::control::NAME_BYTES_MAX;
 use crate::volume::Volume;
 

@@ -16,7 +16,7 @@
 //! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
 //! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], answered like [`STAT`] by a [`ScrubPage`](crate::ScrubPage) |
 //! | 10 | [`GROW`] | in | new size of the volume in bytes, u64 |
-//! | 11 | [`FENCE`] | in and out | [`Fence`](crate::tools::fence::Fence) |
+//! | 11 | [`FENCE`] | in and out | a `Fence` (`tools/fence.rs`) |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see [`crate::Volume::clone_entry`].
 //!
@@ -84,7 +84,7 @@ pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
 pub const GROW: u32 = number(DIR_IN, 10, 8);
 /// Size of a request and of an answer of [`FENCE`].
 pub const FENCE_BYTES: usize = 32;
-/// Raises a fence behind the requests that are queued, and tells whether it has passed: see [`crate::tools::fence`].
+/// Raises a fence behind the requests that are queued, and tells whether it has passed: see `tools/fence.rs`.
 pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, FENCE_BYTES);
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists. The same as no flag.
