@@ -20,12 +20,15 @@
 use std::io;
 use std::marker::PhantomData;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
 
-use io_uring::opcode::UringCmd80;
-use io_uring::types::Fixed;
+use io_uring::opcode::{PollAdd, UringCmd80};
+use io_uring::types::{Fd, Fixed};
 use io_uring::{IoUring, cqueue, squeue};
+use rustix::event::EventfdFlags;
 
 const REGISTER: u32 = 1;
 const COMMIT_AND_FETCH: u32 = 2;
@@ -110,23 +113,52 @@ pub struct RingRequest<'a> {
     pub payload_bytes: usize,
 }
 
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waited {
+    /// A request lies in the entry.
+    Request,
+    /// A waker of the ring was used.
+    Woken,
+}
+
+/// Which command a completion is of.
+const COMMAND: u64 = 0;
+const WAKE: u64 = 1;
+
+/// Ends a wait of a ring.
+struct Bell(OwnedFd);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        // A counter that is full has rung already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+}
+
 /// An entry of a queue, and the io_uring for its commands. Both belong to the thread that made
 /// them.
 pub struct FuseRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
+    bell: Arc<Bell>,
+    was_woken: bool,
     /// Taken away only when the kernel may still write to them.
     header: Option<Pages>,
     payload: Option<Pages>,
     queue: u16,
-    /// Whether the kernel has a command that it has not completed.
+    /// Whether there is a command that the kernel has not completed.
     is_under_way: bool,
     /// The io_uring takes commands from one thread only.
     of_one_thread: PhantomData<*mut ()>,
 }
 
 impl FuseRing {
-    /// An io_uring of the calling thread and an entry with `payload_bytes` of room, for the queue
-    /// of processor `queue` of the connection `device`. Nothing is registered yet.
+    /// An io_uring of the calling thread and an entry with `payload_bytes` of room, for the queue of
+    /// processor `queue` of the connection `device`. Nothing is registered yet.
     ///
     /// # Errors
     /// The system has no io_uring for this process, or no memory.
@@ -134,14 +166,19 @@ impl FuseRing {
         let ring = Self::ring()?;
         let device = device.as_fd().as_raw_fd();
         ring.submitter().register_files(&[device])?;
-        Ok(Self {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let mut made = Self {
             ring,
+            bell: Arc::new(Bell(rustix::event::eventfd(0, flags)?)),
+            was_woken: false,
             header: Some(Pages::new(HEADER_BYTES)?),
             payload: Some(Pages::new(payload_bytes)?),
             queue,
             is_under_way: false,
             of_one_thread: PhantomData,
-        })
+        };
+        made.listen_to_bell();
+        Ok(made)
     }
 
     /// Whether this process can have an io_uring as entries of queues need it.
@@ -157,7 +194,14 @@ impl FuseRing {
     fn ring() -> io::Result<IoUring<squeue::Entry128, cqueue::Entry>> {
         let mut builder = IoUring::builder();
         builder.setup_single_issuer().setup_defer_taskrun();
-        builder.build(1)
+        // One command and one wait for the bell.
+        builder.build(2)
+    }
+
+    /// A waker that ends a wait of this ring.
+    #[must_use]
+    pub fn waker(&self) -> Waker {
+        Waker::from(Arc::clone(&self.bell))
     }
 
     /// Registers the entry with its queue. The kernel puts a request there when it has one.
@@ -182,20 +226,23 @@ impl FuseRing {
             submission.len = u32::try_from(buffers.len()).expect("two");
             std::mem::transmute::<Submission, squeue::Entry128>(submission)
         };
-        self.push(&command);
+        self.push(command);
         // The kernel reads `buffers` before this returns: a command is issued when it is submitted.
         self.ring.submit()?;
         self.completed().unwrap_or(Ok(()))
     }
 
-    /// Waits until a request lies in the registered entry.
+    /// Waits until a request lies in the registered entry, or a waker is used.
     ///
     /// # Errors
     /// `ENOTCONN` or `ECONNABORTED` at the end of the connection.
-    pub fn wait(&mut self) -> io::Result<()> {
+    pub fn wait(&mut self) -> io::Result<Waited> {
         loop {
             if let Some(completed) = self.completed() {
-                return completed;
+                return completed.map(|()| Waited::Request);
+            }
+            if std::mem::take(&mut self.was_woken) {
+                return Ok(Waited::Woken);
             }
             match self.ring.submit_and_wait(1) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -204,7 +251,28 @@ impl FuseRing {
         }
     }
 
-    /// The request that [`Self::wait`] or [`Self::answer`] waited for.
+    /// Takes what the kernel has handed over so far, without waiting: whether that is a request.
+    ///
+    /// # Errors
+    /// As [`Self::wait`].
+    pub fn look(&mut self) -> io::Result<bool> {
+        const GETEVENTS: u32 = 1;
+        let pushed = u32::try_from(self.ring.submission().len()).expect("two at most");
+        // SAFETY: no argument points anywhere. What is submitted was checked by `push`.
+        let entered = unsafe {
+            self.ring
+                .submitter()
+                .enter::<()>(pushed, 0, GETEVENTS, None)
+        };
+        match entered {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            entered => drop(entered?),
+        }
+        self.completed()
+            .map_or(Ok(false), |completed| completed.map(|()| true))
+    }
+
+    /// The request that [`Self::wait`] or [`Self::look`] found.
     ///
     /// # Panics
     /// If the kernel has the entry.
@@ -222,43 +290,64 @@ impl FuseRing {
         }
     }
 
-    /// Gives the kernel the answer, `out` and the first `payload_bytes` of the payload, and waits
-    /// for the next request.
-    ///
-    /// # Errors
-    /// As [`Self::wait`].
+    /// Gives the kernel the answer with the next [`Self::wait`] or [`Self::look`]: `out` and the first
+    /// `payload_bytes` of the payload.
     ///
     /// # Panics
     /// If the kernel has the entry.
-    pub fn answer(&mut self, out: &[u8; OUT_BYTES], payload_bytes: u32) -> io::Result<()> {
+    pub fn answer(&mut self, out: &[u8; OUT_BYTES], payload_bytes: u32) {
         assert!(!self.is_under_way, "the kernel has the entry");
         let header = self.header.as_mut().expect("kept until drop").as_mut();
         let commit_id = header[COMMIT_ID_AT..][..8].try_into();
         let commit_id = u64::from_ne_bytes(commit_id.expect("8 bytes"));
         header[..OUT_BYTES].copy_from_slice(out);
         header[PAYLOAD_BYTES_AT..][..4].copy_from_slice(&payload_bytes.to_ne_bytes());
-        let command =
-            UringCmd80::new(Fixed(0), COMMIT_AND_FETCH).cmd(command(self.queue, commit_id));
-        self.push(&command.build());
-        self.wait()
+        let commit = UringCmd80::new(Fixed(0), COMMIT_AND_FETCH);
+        self.push(commit.cmd(command(self.queue, commit_id)).build());
     }
 
     /// Hands the kernel a command with the next call that submits.
-    fn push(&mut self, command: &squeue::Entry128) {
+    fn push(&mut self, command: squeue::Entry128) {
         self.is_under_way = true;
+        let command = command.user_data(COMMAND);
         // SAFETY: the command names the file registered by `new` and, if it registers, buffers that
         // live until it is completed: `drop` keeps them otherwise.
-        unsafe { self.ring.submission().push(command) }.expect("one command at a time");
+        unsafe { self.ring.submission().push(&command) }.expect("one command at a time");
+    }
+
+    /// Has each use of a waker complete something.
+    fn listen_to_bell(&mut self) {
+        const IN: u32 = 1;
+        let bell = Fd(self.bell.0.as_raw_fd());
+        let listen = PollAdd::new(bell, IN).multi(true).build();
+        let listen = squeue::Entry128::from(listen.user_data(WAKE));
+        // SAFETY: the call has no buffers, and the kernel holds the file from then on.
+        unsafe { self.ring.submission().push(&listen) }.expect("one wait for the bell");
     }
 
     /// The outcome of the command under way, if it is completed.
     fn completed(&mut self) -> Option<io::Result<()>> {
-        let completion = self.ring.completion().next()?;
-        self.is_under_way = false;
-        Some(match completion.result() {
-            0.. => Ok(()),
-            errno => Err(io::Error::from_raw_os_error(-errno)),
-        })
+        loop {
+            let completion = self.ring.completion().next()?;
+            if completion.user_data() == WAKE {
+                self.hear_bell(cqueue::more(completion.flags()));
+                continue;
+            }
+            self.is_under_way = false;
+            return Some(match completion.result() {
+                0.. => Ok(()),
+                errno => Err(io::Error::from_raw_os_error(-errno)),
+            });
+        }
+    }
+
+    fn hear_bell(&mut self, goes_on: bool) {
+        self.was_woken = true;
+        // Silent again; it may have rung several times.
+        let _ = rustix::io::read(&self.bell.0, &mut [0; 8]);
+        if !goes_on {
+            self.listen_to_bell();
+        }
     }
 }
 
@@ -298,5 +387,21 @@ mod tests {
         let request = ring.request();
         assert_eq!((request.payload.len(), request.payload_bytes), (8192, 0));
         assert!(ring.register().is_err());
+    }
+
+    #[test]
+    fn a_waker_ends_a_wait_each_time() {
+        if FuseRing::probe().is_err() {
+            return;
+        }
+        let file = tempfile::tempfile().unwrap();
+        let mut ring = FuseRing::new(&file, 0, 1).unwrap();
+        for _ in 0..10 {
+            let waker = ring.waker();
+            let thread = std::thread::spawn(move || waker.wake());
+            assert_eq!(ring.wait().unwrap(), Waited::Woken);
+            thread.join().unwrap();
+            assert!(!ring.look().unwrap());
+        }
     }
 }
