@@ -5,27 +5,22 @@
 //! holds outlives a mount, so *cold* is that of the kernel.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::{OsStr, OsString};
 use std::ops::Bound;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::SystemTime;
 
-use fuser::{
-    BackgroundSession, BsdFileFlags, Config, Errno, FileAttr, FileHandle, FileType, Filesystem,
-    FopenFlags, Generation, INodeNo, KernelConfig, LockOwner, MountOption, OpenFlags, RenameFlags,
-    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
-    ReplyOpen, ReplyStatfs, ReplyWrite, Request, Session, SessionACL, TimeOrNow, WriteFlags,
-};
 use parking_lot::{Mutex, RwLock};
-use ramet_fuse::terms::{
-    self, TTL, created_flags, leave_attributes_to_the_kernel, negotiate, set_read_ahead,
-};
+use ramet_fs::{Attr, DirEntry, Ino, Kind, SetTime, Time};
+use ramet_fuse::protocol::abi::StatfsOut;
+use ramet_fuse::protocol::negotiate::{Agreed, NEVER_AGAIN};
+use ramet_fuse::protocol::{Answer, Dirents, FileHandle, Header, Reply, Request, Setattr};
+use ramet_fuse::{MountOptions, Mounted, serve, set_read_ahead};
+use rustix::io::Errno;
 
 use crate::error::{At, Error, Result};
 
-const GENERATION: Generation = Generation(terms::GENERATION);
 const THREADS: usize = 4;
 const PIECE_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: u64 = 4096;
@@ -36,22 +31,22 @@ const BLOCKS: u64 = 1 << 24;
 /// The entries of a directory.
 #[derive(Default)]
 struct Names {
-    numbers: HashMap<OsString, u64>,
+    numbers: HashMap<Vec<u8>, Ino>,
     /// In the order in which they are listed, so that what is removed meanwhile moves nothing.
-    order: BTreeMap<u64, OsString>,
+    order: BTreeMap<u64, Vec<u8>>,
 }
 
 impl Names {
-    fn insert(&mut self, name: OsString, number: u64) -> Option<u64> {
-        let before = self.remove(&name);
-        self.order.insert(number, name.clone());
-        self.numbers.insert(name, number);
+    fn insert(&mut self, name: &[u8], number: Ino) -> Option<Ino> {
+        let before = self.remove(name);
+        self.order.insert(number.0, name.to_vec());
+        self.numbers.insert(name.to_vec(), number);
         before
     }
 
-    fn remove(&mut self, name: &OsStr) -> Option<u64> {
+    fn remove(&mut self, name: &[u8]) -> Option<Ino> {
         let number = self.numbers.remove(name)?;
-        self.order.remove(&number);
+        self.order.remove(&number.0);
         Some(number)
     }
 }
@@ -60,11 +55,21 @@ enum Body {
     Dir(Names),
     /// Pieces of [`PIECE_BYTES`]; one that is shorter goes on with zeros.
     File(Vec<Vec<u8>>),
-    Link(PathBuf),
+    Link(Vec<u8>),
+}
+
+impl Body {
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Dir(_) => Kind::Directory,
+            Self::File(_) => Kind::Regular,
+            Self::Link(_) => Kind::Symlink,
+        }
+    }
 }
 
 struct Node {
-    attr: FileAttr,
+    attr: Attr,
     body: Body,
 }
 
@@ -72,9 +77,13 @@ type Entry = Arc<Mutex<Node>>;
 
 /// What is in the file system.
 pub(crate) struct Memory {
-    nodes: RwLock<HashMap<u64, Entry>>,
+    nodes: RwLock<HashMap<Ino, Entry>>,
     next: AtomicU64,
     bytes: AtomicU64,
+}
+
+fn now() -> Time {
+    SystemTime::now().into()
 }
 
 impl Memory {
@@ -84,81 +93,68 @@ impl Memory {
             next: AtomicU64::new(ROOT),
             bytes: AtomicU64::new(0),
         };
-        memory.add(
-            FileType::Directory,
-            0o755,
-            (0, 0),
-            Body::Dir(Names::default()),
-        );
+        memory.add(0o755, (0, 0), Body::Dir(Names::default()));
         memory
     }
 
-    fn add(&self, kind: FileType, perm: u16, (uid, gid): (u32, u32), body: Body) -> FileAttr {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let now = SystemTime::now();
-        let attr = FileAttr {
-            ino: INodeNo(number),
-            size: 0,
-            blocks: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            crtime: now,
+    fn add(&self, perm: u16, (uid, gid): (u32, u32), body: Body) -> Attr {
+        let ino = Ino(self.next.fetch_add(1, Ordering::Relaxed));
+        let (now, kind) = (now(), body.kind());
+        let attr = Attr {
+            ino,
             kind,
             perm,
-            nlink: 1 + u32::from(kind == FileType::Directory),
+            nlink: 1 + u32::from(kind == Kind::Directory),
             uid,
             gid,
             rdev: 0,
-            blksize: 4096,
-            flags: 0,
+            size_bytes: 0,
+            sectors: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
         };
         let node = Arc::new(Mutex::new(Node { attr, body }));
-        self.nodes.write().insert(number, node);
+        self.nodes.write().insert(ino, node);
         attr
     }
 
-    fn node(&self, ino: INodeNo) -> std::result::Result<Entry, Errno> {
-        self.nodes.read().get(&ino.0).cloned().ok_or(Errno::ESTALE)
+    fn node(&self, ino: Ino) -> Answer<Entry> {
+        self.nodes.read().get(&ino).cloned().ok_or(Errno::STALE)
     }
 
-    fn names<T>(
-        &self,
-        dir: INodeNo,
-        look: impl FnOnce(&mut Names) -> T,
-    ) -> std::result::Result<T, Errno> {
+    fn attr(&self, ino: Ino) -> Answer<Attr> {
+        Ok(self.node(ino)?.lock().attr)
+    }
+
+    fn names<T>(&self, dir: Ino, look: impl FnOnce(&mut Names) -> T) -> Answer<T> {
         match &mut self.node(dir)?.lock().body {
             Body::Dir(names) => Ok(look(names)),
-            _ => Err(Errno::ENOTDIR),
+            _ => Err(Errno::NOTDIR),
         }
     }
 
-    fn create(
-        &self,
-        request: &Request,
-        dir: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        (kind, body): (FileType, Body),
-    ) -> std::result::Result<FileAttr, Errno> {
+    /// In the directory of the header, for its user.
+    fn create(&self, header: &Header, name: &[u8], mode: u32, body: Body) -> Answer<Attr> {
         let perm = (mode & 0o7777) as u16;
-        let attr = self.add(kind, perm, (request.uid(), request.gid()), body);
-        let before = self.names(dir, |names| names.insert(name.to_owned(), attr.ino.0))?;
+        let attr = self.add(perm, (header.uid, header.gid), body);
+        let before = self.names(header.node, |names| names.insert(name, attr.ino))?;
         self.drop_node(before);
         Ok(attr)
     }
 
-    fn drop_node(&self, number: Option<u64>) {
+    fn drop_node(&self, number: Option<Ino>) {
         if let Some(node) = number.and_then(|number| self.nodes.write().remove(&number)) {
-            let bytes = node.lock().attr.blocks * 512;
+            let bytes = node.lock().attr.sectors * 512;
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
     /// An open file whose name goes is not kept: nobody measures that.
-    fn remove(&self, dir: INodeNo, name: &OsStr) -> std::result::Result<(), Errno> {
+    fn remove(&self, dir: Ino, name: &[u8]) -> Answer<()> {
         let number = self.names(dir, |names| names.remove(name))?;
-        self.drop_node(Some(number.ok_or(Errno::ENOENT)?));
+        self.drop_node(Some(number.ok_or(Errno::NOENT)?));
         Ok(())
     }
 
@@ -168,7 +164,7 @@ impl Memory {
         };
         let whole = usize::try_from(size / PIECE_BYTES as u64).expect("a file fits memory");
         let rest = usize::try_from(size % PIECE_BYTES as u64).expect("less than a piece");
-        if size < node.attr.size {
+        if size < node.attr.size_bytes {
             pieces.truncate(whole + usize::from(rest > 0));
             if let Some(last) = pieces.get_mut(whole) {
                 last.truncate(rest);
@@ -176,25 +172,25 @@ impl Memory {
         }
         let blocks = size.div_ceil(BLOCK_BYTES) * 8;
         let (more, less) = (
-            blocks.saturating_sub(node.attr.blocks),
-            node.attr.blocks.saturating_sub(blocks),
+            blocks.saturating_sub(node.attr.sectors),
+            node.attr.sectors.saturating_sub(blocks),
         );
         self.bytes.fetch_add(more * 512, Ordering::Relaxed);
         self.bytes.fetch_sub(less * 512, Ordering::Relaxed);
-        (node.attr.size, node.attr.blocks) = (size, blocks);
+        (node.attr.size_bytes, node.attr.sectors) = (size, blocks);
     }
 
-    fn write(&self, ino: INodeNo, offset: u64, data: &[u8]) -> std::result::Result<u32, Errno> {
+    fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Answer<u32> {
         let node = self.node(ino)?;
         let node = &mut *node.lock();
         let end = offset + data.len() as u64;
-        if end > node.attr.size {
+        if end > node.attr.size_bytes {
             self.resize(node, end);
         }
         let Body::File(pieces) = &mut node.body else {
-            return Err(Errno::EISDIR);
+            return Err(Errno::ISDIR);
         };
-        let mut at = usize::try_from(offset).map_err(|_| Errno::EFBIG)?;
+        let mut at = usize::try_from(offset).map_err(|_| Errno::FBIG)?;
         let mut rest = data;
         while !rest.is_empty() {
             let (number, from) = (at / PIECE_BYTES, at % PIECE_BYTES);
@@ -212,39 +208,42 @@ impl Memory {
             at += now.len();
             rest = later;
         }
-        node.attr.mtime = SystemTime::now();
+        node.attr.mtime = now();
         Ok(data.len() as u32)
     }
 
-    fn read(&self, ino: INodeNo, offset: u64, len: u32) -> std::result::Result<Vec<u8>, Errno> {
+    /// Bytes that there are, of those that `room` has room for.
+    fn read(&self, ino: Ino, offset: u64, room: &mut [u8]) -> Answer<usize> {
         let node = self.node(ino)?;
         let node = node.lock();
         let Body::File(pieces) = &node.body else {
-            return Err(Errno::EISDIR);
+            return Err(Errno::ISDIR);
         };
-        let end = node.attr.size.min(offset + u64::from(len));
-        let len = usize::try_from(end.saturating_sub(offset)).map_err(|_| Errno::EFBIG)?;
-        let start = usize::try_from(offset).map_err(|_| Errno::EFBIG)?;
-        let mut out = Vec::with_capacity(len);
-        while out.len() < len {
-            let at = start + out.len();
+        let end = node.attr.size_bytes.min(offset + room.len() as u64);
+        let len = usize::try_from(end.saturating_sub(offset)).map_err(|_| Errno::FBIG)?;
+        let start = usize::try_from(offset).map_err(|_| Errno::FBIG)?;
+        let mut done = 0;
+        while done < len {
+            let at = start + done;
             let from = at % PIECE_BYTES;
-            let upto = (from + len - out.len()).min(PIECE_BYTES);
+            let upto = (from + len - done).min(PIECE_BYTES);
             let piece = pieces.get(at / PIECE_BYTES).map_or(&[][..], Vec::as_slice);
             let there = piece.get(from..upto.min(piece.len())).unwrap_or_default();
-            out.extend_from_slice(there);
-            out.resize(out.len() + upto - from - there.len(), 0);
+            let to = &mut room[done..done + upto - from];
+            to[..there.len()].copy_from_slice(there);
+            to[there.len()..].fill(0);
+            done += upto - from;
         }
-        Ok(out)
+        Ok(len)
     }
 
-    /// Calls `take` with the cookie, name and attributes of entries after `cookie` until it says that it is full.
+    /// Calls `take` with entries after `cookie` and their attributes until it says that it is full.
     fn list(
         &self,
-        dir: INodeNo,
+        dir: Ino,
         cookie: u64,
-        mut take: impl FnMut(u64, &OsStr, &FileAttr) -> bool,
-    ) -> std::result::Result<(), Errno> {
+        mut take: impl FnMut(&DirEntry, &Attr) -> bool,
+    ) -> Answer<()> {
         let all = self.names(dir, |names| {
             let rest = names
                 .order
@@ -255,338 +254,170 @@ impl Memory {
         })?;
         for (number, name) in all {
             // Removed since.
-            let Ok(node) = self.node(INodeNo(number)) else {
+            let Ok(attr) = self.attr(Ino(number)) else {
                 continue;
             };
-            if take(number, &name, &node.lock().attr) {
+            let entry = DirEntry {
+                ino: attr.ino,
+                kind: attr.kind,
+                name: name.into(),
+                cookie: number,
+            };
+            if !take(&entry, &attr) {
                 break;
             }
         }
         Ok(())
     }
-}
 
-struct Server(Arc<Memory>);
-
-fn entry(reply: ReplyEntry, made: std::result::Result<FileAttr, Errno>) {
-    match made {
-        Ok(attr) => reply.entry(&TTL, &attr, GENERATION),
-        Err(errno) => reply.error(errno),
+    fn set(&self, ino: Ino, set: &Setattr) -> Answer<Attr> {
+        let node = self.node(ino)?;
+        let node = &mut *node.lock();
+        if let Some(size) = set.size {
+            self.resize(node, size);
+        }
+        let time = |time: SetTime| match time {
+            SetTime::Now => now(),
+            SetTime::At(time) => time,
+        };
+        let attr = &mut node.attr;
+        attr.perm = set.mode.map_or(attr.perm, |mode| (mode & 0o7777) as u16);
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        attr.atime = set.atime.map_or(attr.atime, time);
+        attr.mtime = set.mtime.map_or(attr.mtime, time);
+        Ok(*attr)
     }
-}
 
-fn done(reply: ReplyEmpty, result: std::result::Result<(), Errno>) {
-    match result {
-        Ok(()) => reply.ok(),
-        Err(errno) => reply.error(errno),
+    fn readlink(&self, ino: Ino) -> Answer<Vec<u8>> {
+        match &self.node(ino)?.lock().body {
+            Body::Link(target) => Ok(target.clone()),
+            _ => Err(Errno::INVAL),
+        }
     }
-}
 
-impl Filesystem for Server {
-    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        negotiate(config);
-        leave_attributes_to_the_kernel(config);
+    fn rename(&self, from: (Ino, &[u8]), to: (Ino, &[u8])) -> Answer<()> {
+        let number = self.names(from.0, |names| names.remove(from.1))?;
+        let number = number.ok_or(Errno::NOENT)?;
+        self.drop_node(self.names(to.0, |names| names.insert(to.1, number))?);
         Ok(())
     }
 
-    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let found = self
-            .0
-            .names(parent, |names| names.numbers.get(name).copied());
-        match found {
-            Ok(Some(number)) => {
-                let node = self.0.node(INodeNo(number));
-                entry(reply, node.map(|node| node.lock().attr));
+    fn room(&self) -> StatfsOut {
+        let used = self.bytes.load(Ordering::Relaxed) / BLOCK_BYTES;
+        let free = BLOCKS.saturating_sub(used);
+        StatfsOut {
+            blocks: BLOCKS,
+            bfree: free,
+            bavail: free,
+            files: BLOCKS,
+            ffree: free,
+            bsize: BLOCK_BYTES as u32,
+            namelen: 255,
+            frsize: BLOCK_BYTES as u32,
+            ..StatfsOut::default()
+        }
+    }
+
+    fn answer(&self, agreed: Agreed, header: &Header, request: Request<'_>) -> Answer<Reply> {
+        let node = header.node;
+        let entry = |attr| Reply::entry(&attr);
+        let done = |()| Reply::done();
+        match request {
+            Request::Lookup { name } => {
+                let found = self.names(node, |names| names.numbers.get(name).copied())?;
+                self.attr(found.ok_or(Errno::NOENT)?).map(entry)
             }
-            Ok(None) => reply.error(Errno::ENOENT),
-            Err(errno) => reply.error(errno),
+            Request::Getattr { .. } => self.attr(node).map(|attr| Reply::attr(&attr)),
+            Request::Setattr(set) => self.set(node, &set).map(|attr| Reply::attr(&attr)),
+            Request::Readlink => self.readlink(node).map(Reply::bytes),
+            Request::Mknod { name, mode, .. } => self
+                .create(header, name, mode, Body::File(Vec::new()))
+                .map(entry),
+            Request::Mkdir { name, mode, .. } => self
+                .create(header, name, mode, Body::Dir(Names::default()))
+                .map(entry),
+            Request::Symlink { name, target } => self
+                .create(header, name, 0o777, Body::Link(target.to_vec()))
+                .map(entry),
+            Request::Create {
+                name, mode, flags, ..
+            } => {
+                let attr = self.create(header, name, mode, Body::File(Vec::new()))?;
+                let open = agreed.created_flags(flags);
+                Ok(Reply::created(&attr, FileHandle::default(), open))
+            }
+            Request::Unlink { name } | Request::Rmdir { name } => self.remove(node, name).map(done),
+            Request::Rename {
+                name,
+                new_dir,
+                new_name,
+                ..
+            } => self.rename((node, name), (new_dir, new_name)).map(done),
+            Request::Open { .. } => Err(NEVER_AGAIN),
+            Request::Read { offset, room, .. } => self.read(node, offset, room).map(Reply::room),
+            Request::Write { offset, data, .. } => {
+                self.write(node, offset, data).map(Reply::written)
+            }
+            Request::Release { .. } | Request::Fsync { .. } | Request::Fsyncdir { .. } => {
+                Ok(Reply::done())
+            }
+            Request::Opendir { .. } => Ok(Reply::opened(FileHandle::default(), 0)),
+            Request::Readdir { offset, room, .. } => {
+                let mut entries = Dirents::new(room);
+                self.list(node, offset, |entry, _| entries.push(entry))?;
+                Ok(Reply::room(entries.len()))
+            }
+            Request::Readdirplus { offset, room, .. } => {
+                let mut entries = Dirents::new(room);
+                self.list(node, offset, |entry, attr| {
+                    entries.push_plus(entry, Some(attr))
+                })?;
+                Ok(Reply::room(entries.len()))
+            }
+            Request::Releasedir { .. } => Ok(Reply::done()),
+            Request::Statfs => Ok(Reply::statfs(&self.room())),
+            _ => Err(Errno::NOSYS),
         }
-    }
-
-    fn getattr(&self, _r: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.0.node(ino) {
-            Ok(node) => reply.attr(&TTL, &node.lock().attr),
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn setattr(
-        &self,
-        _request: &Request,
-        ino: INodeNo,
-        mode: Option<u32>,
-        uid: Option<u32>,
-        gid: Option<u32>,
-        size: Option<u64>,
-        atime: Option<TimeOrNow>,
-        mtime: Option<TimeOrNow>,
-        _ctime: Option<SystemTime>,
-        _fh: Option<FileHandle>,
-        _crtime: Option<SystemTime>,
-        _chgtime: Option<SystemTime>,
-        _bkuptime: Option<SystemTime>,
-        _flags: Option<BsdFileFlags>,
-        reply: ReplyAttr,
-    ) {
-        let node = match self.0.node(ino) {
-            Ok(node) => node,
-            Err(errno) => return reply.error(errno),
-        };
-        let node = &mut *node.lock();
-        if let Some(size) = size {
-            self.0.resize(node, size);
-        }
-        let time = |time: TimeOrNow| match time {
-            TimeOrNow::Now => SystemTime::now(),
-            TimeOrNow::SpecificTime(time) => time,
-        };
-        let attr = &mut node.attr;
-        attr.perm = mode.map_or(attr.perm, |mode| (mode & 0o7777) as u16);
-        attr.uid = uid.unwrap_or(attr.uid);
-        attr.gid = gid.unwrap_or(attr.gid);
-        attr.atime = atime.map_or(attr.atime, time);
-        attr.mtime = mtime.map_or(attr.mtime, time);
-        reply.attr(&TTL, attr);
-    }
-
-    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
-        match self.0.node(ino).map(|node| match &node.lock().body {
-            Body::Link(target) => Ok(target.clone()),
-            _ => Err(Errno::EINVAL),
-        }) {
-            Ok(Ok(target)) => reply.data(target.as_os_str().as_encoded_bytes()),
-            Ok(Err(errno)) | Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn mknod(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        _rdev: u32,
-        reply: ReplyEntry,
-    ) {
-        let file = (FileType::RegularFile, Body::File(Vec::new()));
-        entry(reply, self.0.create(request, parent, name, mode, file));
-    }
-
-    fn mkdir(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        reply: ReplyEntry,
-    ) {
-        let dir = (FileType::Directory, Body::Dir(Names::default()));
-        entry(reply, self.0.create(request, parent, name, mode, dir));
-    }
-
-    fn symlink(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        target: &Path,
-        reply: ReplyEntry,
-    ) {
-        let link = (FileType::Symlink, Body::Link(target.to_owned()));
-        entry(reply, self.0.create(request, parent, name, 0o777, link));
-    }
-
-    fn unlink(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, self.0.remove(parent, name));
-    }
-
-    fn rmdir(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        done(reply, self.0.remove(parent, name));
-    }
-
-    fn rename(
-        &self,
-        _request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        newparent: INodeNo,
-        newname: &OsStr,
-        _flags: RenameFlags,
-        reply: ReplyEmpty,
-    ) {
-        let moved = self.0.names(parent, |names| names.remove(name));
-        let moved = moved.and_then(|number| {
-            let number = number.ok_or(Errno::ENOENT)?;
-            let into = |names: &mut Names| names.insert(newname.to_owned(), number);
-            self.0.drop_node(self.0.names(newparent, into)?);
-            Ok(())
-        });
-        done(reply, moved);
-    }
-
-    fn open(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.error(terms::OPEN);
-    }
-
-    fn create(
-        &self,
-        request: &Request,
-        parent: INodeNo,
-        name: &OsStr,
-        mode: u32,
-        _umask: u32,
-        flags: i32,
-        reply: ReplyCreate,
-    ) {
-        let file = (FileType::RegularFile, Body::File(Vec::new()));
-        let flags = created_flags(flags);
-        match self.0.create(request, parent, name, mode, file) {
-            Ok(attr) => reply.created(&TTL, &attr, GENERATION, FileHandle(0), flags),
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn read(
-        &self,
-        _request: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        size: u32,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        match self.0.read(ino, offset, size) {
-            Ok(data) => reply.data(&data),
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn write(
-        &self,
-        _request: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _write_flags: WriteFlags,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
-        match self.0.write(ino, offset, data) {
-            Ok(written) => reply.written(written),
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn release(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _flags: OpenFlags,
-        _lock_owner: Option<LockOwner>,
-        _flush: bool,
-        reply: ReplyEmpty,
-    ) {
-        reply.ok();
-    }
-
-    fn fsync(&self, _r: &Request, _ino: INodeNo, _fh: FileHandle, _data: bool, reply: ReplyEmpty) {
-        reply.ok();
-    }
-
-    fn fsyncdir(
-        &self,
-        _request: &Request,
-        _ino: INodeNo,
-        _fh: FileHandle,
-        _datasync: bool,
-        reply: ReplyEmpty,
-    ) {
-        reply.ok();
-    }
-
-    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::empty());
-    }
-
-    fn readdir(
-        &self,
-        _request: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectory,
-    ) {
-        let listed = self.0.list(ino, offset, |cookie, name, attr| {
-            reply.add(attr.ino, cookie, attr.kind, name)
-        });
-        match listed {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn readdirplus(
-        &self,
-        _request: &Request,
-        ino: INodeNo,
-        _fh: FileHandle,
-        offset: u64,
-        mut reply: ReplyDirectoryPlus,
-    ) {
-        let listed = self.0.list(ino, offset, |cookie, name, attr| {
-            reply.add(attr.ino, cookie, name, &TTL, attr, GENERATION)
-        });
-        match listed {
-            Ok(()) => reply.ok(),
-            Err(errno) => reply.error(errno),
-        }
-    }
-
-    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        let used = self.0.bytes.load(Ordering::Relaxed) / BLOCK_BYTES;
-        let (free, unit) = (BLOCKS.saturating_sub(used), BLOCK_BYTES as u32);
-        reply.statfs(BLOCKS, free, free, BLOCKS, free, unit, 255, unit);
     }
 }
 
 /// The file system, mounted or not. Dropping it unmounts.
 pub(crate) struct Floor {
     memory: Arc<Memory>,
-    session: Option<BackgroundSession>,
+    mounted: Option<Mounted>,
 }
 
 impl Floor {
     pub(crate) fn new() -> Self {
         Self {
             memory: Arc::new(Memory::new()),
-            session: None,
+            mounted: None,
         }
     }
 
     pub(crate) fn mount(&mut self, dir: &Path) -> Result<()> {
-        let mut config = Config::default();
-        config.mount_options = vec![
-            MountOption::FSName("floor".to_owned()),
-            MountOption::DefaultPermissions,
-        ];
-        config.acl = SessionACL::All;
-        config.n_threads = Some(THREADS);
-        let session = Session::new(Server(self.memory.clone()), dir, &config).at(dir)?;
-        self.session = Some(session.spawn().at(dir)?);
+        let mut options = MountOptions::new("floor");
+        options.allow_other = true;
+        options.threads = THREADS;
+        let memory = Arc::clone(&self.memory);
+        let mounted = serve(dir, &options, |agreed| {
+            Box::new(move |header, request, _| match request {
+                Request::Forget { .. } | Request::BatchForget { .. } => None,
+                request => {
+                    let answer = memory.answer(agreed, header, request);
+                    Some(answer.unwrap_or_else(Reply::error))
+                }
+            })
+        });
+        self.mounted = Some(mounted.map_err(|e| Error::Unexpected(e.to_string()))?);
         set_read_ahead(dir).at(dir)
     }
 
     pub(crate) fn unmount(&mut self) -> Result<()> {
-        match self.session.take() {
-            Some(session) => session
-                .umount_and_join()
+        match self.mounted.take() {
+            Some(mounted) => mounted
+                .unmount()
                 .map_err(|e| Error::Unexpected(format!("unmounting the floor: {e}"))),
             None => Ok(()),
         }

@@ -159,7 +159,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     })
 }
 
-/// Mounts; also without the rings that the user asked for, if this process gets none. Tells what the user should know of them.
+/// Mounts. Tells what the user should know of the rings that the mount has, or was to have.
 fn mount_telling(
     volume: &Arc<Volume>,
     plan: &Plan,
@@ -168,34 +168,26 @@ fn mount_telling(
     const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
     let is_on = || std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
     let was_on = is_on();
-    match ramet_fuse::mount(volume.clone(), &plan.dir, &plan.options) {
-        Err(ramet_fuse::Error::NoRing(error)) => {
-            let why = reason(&error);
-            let note = match error.kind() {
-                ErrorKind::PermissionDenied => format!(
-                    "io_uring: only root may switch {SWITCH} on; requests come through /dev/fuse"
-                ),
-                ErrorKind::NotFound => "io_uring: this kernel has no FUSE over io_uring (Linux \
-                                        6.14); requests come through /dev/fuse"
-                    .to_owned(),
-                _ => format!("io_uring: {why}; requests come through /dev/fuse"),
-            };
-            warn!("{note}");
-            let options = MountOptions {
-                transport: Transport::Device,
-                ..plan.options.clone()
-            };
-            let mounted = ramet_fuse::mount(volume.clone(), &plan.dir, &options)?;
-            Ok((mounted, Some(note)))
-        }
-        mounted => {
-            let switched = !was_on && plan.options.transport == Transport::Ring && is_on();
-            let note = switched.then(|| {
-                format!("io_uring: {SWITCH} was switched on, for all FUSE mounts made from now on")
-            });
-            Ok((mounted?, note))
-        }
+    let mounted = ramet_fuse::mount(volume.clone(), &plan.dir, &plan.options)?;
+    if plan.options.transport != Transport::Ring {
+        return Ok((mounted, None));
     }
+    let why = |error: &std::io::Error| match error.kind() {
+        ErrorKind::PermissionDenied => format!("only root may switch {SWITCH} on"),
+        ErrorKind::NotFound => "this kernel has no FUSE over io_uring (Linux 6.14)".to_owned(),
+        _ => reason(error),
+    };
+    let note = match mounted.no_rings() {
+        Some(error) => {
+            let why = why(error);
+            Some(format!("io_uring: {why}; requests come through /dev/fuse"))
+        }
+        None if !was_on && is_on() => Some(format!(
+            "io_uring: {SWITCH} was switched on, for all FUSE mounts made from now on"
+        )),
+        None => None,
+    };
+    Ok((mounted, note))
 }
 
 impl Serving {

@@ -29,13 +29,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use fuser::Errno;
 use parking_lot::{Condvar, Mutex};
 use ramet_fs::Ino;
 use ramet_sys::Revocable;
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use crate::server::Answer;
+use crate::protocol::Answer;
 
 /// Largest file that is sent, in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = 32 << 10;
@@ -406,7 +406,7 @@ impl Ahead {
             (touch, Err(error)) => {
                 tracing::error!(%error, "contents on their way cannot be taken back");
                 if touch != Touch::Fills {
-                    return Err(Errno::EIO);
+                    return Err(Errno::IO);
                 }
                 // The kernel minds no error there.
                 true
@@ -422,7 +422,7 @@ impl Ahead {
             if touch == Touch::Filled && (was_sent || is_under_way) {
                 self.count(&state);
                 tracing::error!(ino = ino.0, "written to without asking: the write fails");
-                return Err(Errno::EIO);
+                return Err(Errno::IO);
             }
         }
         self.count(&state);

@@ -4,87 +4,83 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Map, Value};
 
-macro_rules! operations {
-    ($($operation:ident $name:literal,)*) => {
-        /// A kind of request, named as in the protocol of FUSE.
-        #[derive(Clone, Copy)]
-        pub(crate) enum Operation {
-            $($operation,)*
-        }
+use crate::protocol::abi::opcode;
 
-        const NAMES: &[&str] = &[$($name,)*];
+macro_rules! names {
+    ($($operation:ident)*) => {
+        /// Kinds of requests, by the name of the protocol.
+        const NAMES: &[(u32, &str)] = &[$((opcode::$operation, stringify!($operation)),)*];
     };
 }
 
-operations! {
-    Lookup "LOOKUP",
-    Forget "FORGET",
-    Getattr "GETATTR",
-    Setattr "SETATTR",
-    Readlink "READLINK",
-    Mknod "MKNOD",
-    Mkdir "MKDIR",
-    Unlink "UNLINK",
-    Rmdir "RMDIR",
-    Symlink "SYMLINK",
-    Rename "RENAME",
-    Link "LINK",
-    Open "OPEN",
-    Create "CREATE",
-    Read "READ",
-    Write "WRITE",
-    Flush "FLUSH",
-    Release "RELEASE",
-    Fsync "FSYNC",
-    Opendir "OPENDIR",
-    Readdir "READDIR",
-    Readdirplus "READDIRPLUS",
-    Releasedir "RELEASEDIR",
-    Fsyncdir "FSYNCDIR",
-    Statfs "STATFS",
-    Setxattr "SETXATTR",
-    Getxattr "GETXATTR",
-    Listxattr "LISTXATTR",
-    Removexattr "REMOVEXATTR",
-    Ioctl "IOCTL",
-    Fallocate "FALLOCATE",
-    Lseek "LSEEK",
-    CopyFileRange "COPY_FILE_RANGE",
+names! {
+    LOOKUP FORGET GETATTR SETATTR READLINK SYMLINK MKNOD MKDIR UNLINK RMDIR RENAME LINK OPEN READ
+    WRITE STATFS RELEASE FSYNC SETXATTR GETXATTR LISTXATTR REMOVEXATTR FLUSH OPENDIR READDIR
+    RELEASEDIR FSYNCDIR GETLK SETLK SETLKW ACCESS CREATE INTERRUPT BMAP IOCTL POLL NOTIFY_REPLY
+    FALLOCATE READDIRPLUS LSEEK COPY_FILE_RANGE SYNCFS TMPFILE STATX
 }
 
-/// Counters since the volume was mounted.
-pub(crate) struct Asked(Vec<AtomicU64>);
+/// Numbers of requests that are counted.
+const COUNTED: usize = 64;
+
+/// Counters since the volume was mounted, by the number of the operation.
+pub(crate) struct Asked([AtomicU64; COUNTED]);
 
 impl Default for Asked {
     fn default() -> Asked {
-        Asked(NAMES.iter().map(|_| AtomicU64::new(0)).collect())
+        Asked([const { AtomicU64::new(0) }; COUNTED])
     }
 }
 
 impl Asked {
-    pub(crate) fn count(&self, operation: Operation) {
-        self.0[operation as usize].fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn count(&self, operation: u32) {
+        let operation = match operation {
+            opcode::RENAME2 => opcode::RENAME,
+            opcode::COPY_FILE_RANGE_64 => opcode::COPY_FILE_RANGE,
+            operation => operation,
+        };
+        if let Some(count) = self.0.get(operation as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn get(&self, operation: u32) -> u64 {
+        self.0[operation as usize].load(Ordering::Relaxed)
     }
 
     /// Of the requests so far, those that the kernel may send in the background, for which nobody waits. WRITE is
     /// one of them only if it writes back, which is counted elsewhere.
     pub(crate) fn background(&self) -> u64 {
-        use Operation::{Read, Release, Releasedir};
-        let counted = [Read, Release, Releasedir].map(|operation| operation as usize);
+        let counted = [opcode::READ, opcode::RELEASE, opcode::RELEASEDIR];
         counted
-            .map(|at| self.0[at].load(Ordering::SeqCst))
+            .map(|operation| self.0[operation as usize].load(Ordering::SeqCst))
             .iter()
             .sum()
     }
 
     /// The counters that are not zero, by name.
     pub(crate) fn json(&self) -> Value {
-        let counted = NAMES.iter().zip(&self.0);
-        let counted = counted.map(|(name, count)| (*name, count.load(Ordering::Relaxed)));
+        let counted = NAMES
+            .iter()
+            .map(|(operation, name)| (name, self.get(*operation)));
         let all: Map<String, Value> = counted
             .filter(|(_, count)| *count > 0)
             .map(|(name, count)| (name.to_string(), count.into()))
             .collect();
         Value::Object(all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_a_request_are_counted_as_one_and_unknown_ones_are_not() {
+        let asked = Asked::default();
+        for operation in [opcode::RENAME, opcode::RENAME2, opcode::STATX, 4_000] {
+            asked.count(operation);
+        }
+        assert_eq!(asked.json(), serde_json::json!({"RENAME": 2, "STATX": 1}));
     }
 }

@@ -29,11 +29,9 @@ use std::task::Waker;
 use parking_lot::Mutex;
 use ramet_fs::fence::{Fence, FenceCall};
 
-/// Background requests of the kernel that are under way at a time, at most: write-back and reading ahead. Also how many
-/// have to wait for syncfs(2) to pass files over. More than other programs send during one round as a rule, and few
-/// enough that no program waits long behind them.
-pub(crate) const BACKGROUND_MAX: u16 = 1024;
-/// How many of either the kernel allows when the one who mounts is not root.
+use crate::protocol::negotiate::BACKGROUND_MAX;
+
+/// How many background requests the kernel allows, and how many before it passes files over, when the one who mounts is not root.
 const USER_BACKGROUND_MAX: [&str; 2] = [
     "/sys/module/fuse/parameters/max_user_bgreq",
     "/sys/module/fuse/parameters/max_user_congthresh",
@@ -196,6 +194,11 @@ impl Lane {
         self.rests.store(true, Ordering::SeqCst);
         work();
         self.rests.store(false, Ordering::SeqCst);
+    }
+
+    /// The lane takes no request any more.
+    pub(crate) fn ends(&self) {
+        self.rests.store(true, Ordering::SeqCst);
     }
 
     /// Whether the lane has cleared the fence of this number.

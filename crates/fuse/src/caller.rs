@@ -2,12 +2,24 @@
 
 use ramet_fs::{Caller, Credentials};
 
+use crate::protocol::Header;
+
 /// The process that sent a request, as the request tells.
 #[derive(Clone, Copy)]
 pub(crate) struct Asker {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) pid: u32,
+}
+
+impl From<&Header> for Asker {
+    fn from(header: &Header) -> Self {
+        Self {
+            uid: header.uid,
+            gid: header.gid,
+            pid: header.pid,
+        }
+    }
 }
 
 /// User and groups of a process. Supplementary groups come from the process

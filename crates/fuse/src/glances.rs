@@ -22,7 +22,7 @@ const DOTS: usize = 2;
 pub(crate) const SHORT: usize = DOTS + 1;
 
 /// Of a mount.
-pub(crate) struct Glances(Mutex<State>);
+pub(crate) struct FirstEntryPolicy(Mutex<State>);
 
 struct State {
     askers: [Habit; ASKERS],
@@ -81,7 +81,7 @@ impl State {
     }
 }
 
-impl Default for Glances {
+impl Default for FirstEntryPolicy {
     fn default() -> Self {
         Self(Mutex::new(State {
             askers: [Habit::default(); ASKERS],
@@ -90,7 +90,7 @@ impl Default for Glances {
     }
 }
 
-impl Glances {
+impl FirstEntryPolicy {
     /// Whether the thread `asker`, which begins to read `dir`, likely wants no more than its first name.
     pub(crate) fn wants_first_only(&self, asker: u32, dir: Ino) -> bool {
         let mut state = self.0.lock();
@@ -140,7 +140,12 @@ mod tests {
     const RM: u32 = 7;
 
     /// Opens as `rm -r` does; whether the first answer, and the second, are short.
-    fn looks_and_reads(glances: &Glances, asker: u32, dir: u64, entries: usize) -> [bool; 2] {
+    fn looks_and_reads(
+        glances: &FirstEntryPolicy,
+        asker: u32,
+        dir: u64,
+        entries: usize,
+    ) -> [bool; 2] {
         let dir = Ino(dir);
         let (first, second) = (2 * dir.0, 2 * dir.0 + 1);
         let is_first_short = glances.wants_first_only(asker, dir);
@@ -161,7 +166,7 @@ mod tests {
         [is_first_short, is_second_short]
     }
 
-    fn reads(glances: &Glances, asker: u32, dir: u64) -> bool {
+    fn reads(glances: &FirstEntryPolicy, asker: u32, dir: u64) -> bool {
         let fh = 1000 + dir;
         let is_short = glances.wants_first_only(asker, Ino(dir));
         glances.began(asker, Ino(dir), fh, 10);
@@ -173,7 +178,7 @@ mod tests {
 
     #[test]
     fn who_only_looks_gets_little_and_who_reads_all() {
-        let glances = Glances::default();
+        let glances = FirstEntryPolicy::default();
         for dir in 1..20 {
             let is_known = dir > u64::from(PROOF);
             assert_eq!(looks_and_reads(&glances, RM, dir, 12), [is_known, false]);
@@ -183,7 +188,7 @@ mod tests {
 
     #[test]
     fn empty_directories_do_not_tell() {
-        let glances = Glances::default();
+        let glances = FirstEntryPolicy::default();
         for dir in 1..20 {
             let entries = if dir % 2 == 0 { DOTS } else { 12 };
             let is_known = dir > 2 * u64::from(PROOF) - 1;
@@ -193,7 +198,7 @@ mod tests {
 
     #[test]
     fn who_reads_on_gets_all_from_then_on() {
-        let glances = Glances::default();
+        let glances = FirstEntryPolicy::default();
         for dir in 1..=u64::from(PROOF) {
             looks_and_reads(&glances, RM, dir, 12);
         }
@@ -205,7 +210,7 @@ mod tests {
 
     #[test]
     fn who_comes_back_before_it_is_known_that_it_left_gets_all() {
-        let glances = Glances::default();
+        let glances = FirstEntryPolicy::default();
         for dir in 1..=u64::from(PROOF) {
             looks_and_reads(&glances, RM, dir, 12);
         }
@@ -230,7 +235,7 @@ mod tests {
 
     #[test]
     fn who_comes_later_begins_anew() {
-        let glances = Glances::default();
+        let glances = FirstEntryPolicy::default();
         for dir in 1..=u64::from(PROOF) {
             looks_and_reads(&glances, RM, dir, 12);
         }

@@ -22,7 +22,7 @@ const MISSING: u32 = 2;
 const READ: usize = 64;
 
 /// Of the askers of a mount.
-pub(crate) struct Habits {
+pub(crate) struct ReaddirplusPolicy {
     askers: [AtomicU64; ASKERS],
     /// Who missed attributes in a directory last: half of the number of the directory, and the asker.
     read: [AtomicU64; READ],
@@ -87,7 +87,7 @@ impl Choice {
     }
 }
 
-impl Default for Habits {
+impl Default for ReaddirplusPolicy {
     fn default() -> Self {
         Self {
             askers: [const { AtomicU64::new(0) }; ASKERS],
@@ -96,7 +96,7 @@ impl Default for Habits {
     }
 }
 
-impl Habits {
+impl ReaddirplusPolicy {
     /// Where that of `asker` is, and what is there. Two threads that change it at the same time err about which attributes to give, no more.
     fn find(&self, asker: u32) -> (&AtomicU64, Habit) {
         let at = &self.askers[usize::try_from(asker).expect("32 bits") % ASKERS];
@@ -172,13 +172,13 @@ mod tests {
     const OTHER: Ino = Ino(6);
 
     /// Files without attributes in the next answer, of two files and a directory each time.
-    fn missing(habits: &Habits, asker: u32, files: u32) -> u32 {
+    fn missing(habits: &ReaddirplusPolicy, asker: u32, files: u32) -> u32 {
         let mut choice = habits.lists(asker, DIR);
         assert!(choice.wants(Kind::Directory));
         (0..files).filter(|_| !choice.wants(Kind::Regular)).count() as u32
     }
 
-    fn list(habits: &Habits, asker: u32, answers: u8) {
+    fn list(habits: &ReaddirplusPolicy, asker: u32, answers: u8) {
         for _ in 0..answers {
             missing(habits, asker, 1);
         }
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn who_looks_up_nothing_gets_no_attributes_of_files() {
-        let habits = Habits::default();
+        let habits = ReaddirplusPolicy::default();
         for answer in 0..FULL + PROBES + 10 {
             let expected = match answer {
                 ..FULL => 0,
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn who_misses_one_gets_all() {
-        let habits = Habits::default();
+        let habits = ReaddirplusPolicy::default();
         list(&habits, FIND, FULL);
         // It missed nothing: names of a command line.
         habits.looks_up(FIND, OTHER, Kind::Regular);
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn who_reads_for_others_gets_all_when_they_look() {
-        let habits = Habits::default();
+        let habits = ReaddirplusPolicy::default();
         list(&habits, FIND, FULL + PROBES);
         let same_place = Ino(DIR.0 + READ as u64);
         habits.looks_up(FIND + 1, same_place, Kind::Regular);
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn who_comes_later_begins_anew() {
-        let habits = Habits::default();
+        let habits = ReaddirplusPolicy::default();
         list(&habits, FIND, FULL + PROBES);
         let same_place = FIND + u32::try_from(ASKERS).unwrap();
         assert_eq!(missing(&habits, same_place, 100), 0);

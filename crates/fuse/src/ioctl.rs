@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use fuser::Errno;
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW, NameRequest, REMOVE,
     SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE, encode_source_reply,
     encode_stat_reply, encode_usage,
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
+
+use rustix::io::Errno;
 
 use crate::ahead::Ahead;
 use crate::asked::Asked;
@@ -194,4 +195,4 @@ impl Controls {
 }
 
 /// What any other ioctl gets.
-pub(crate) const UNKNOWN: Errno = Errno::ENOTTY;
+pub(crate) const UNKNOWN: Errno = Errno::NOTTY;

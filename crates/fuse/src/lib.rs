@@ -14,33 +14,32 @@ mod asked;
 mod barrier;
 mod cache;
 mod caller;
-mod convert;
-mod deference;
-mod device;
-mod errno;
+#[cfg(fuzzing)]
+mod fuzzed;
 mod glances;
 mod habits;
 mod ioctl;
-mod listing;
 mod missing;
+mod mount;
 pub mod mountinfo;
 mod notify;
 mod nowhere;
 mod options;
 pub mod protocol;
-mod ring;
 mod server;
 mod session;
-pub mod terms;
 mod tickets;
-mod turns;
+mod transport;
 mod workers;
 
 #[cfg(fuzzing)]
+pub use fuzzed::Requests;
+#[cfg(fuzzing)]
 pub use ioctl::Controls;
 pub use options::{Durability, MountOptions, Transport};
-pub use session::{Mounted, Unmounter, mount};
+pub use session::{Mounted, Unmounter, mount, serve, set_read_ahead};
 use thiserror::Error;
+pub use transport::dev_fuse::{Answering, Later};
 
 /// Why a volume could not be mounted, or its mount ended badly.
 #[derive(Debug, Error)]
@@ -70,12 +69,6 @@ pub enum Error {
         /// What the kernel answered.
         source: std::io::Error,
     },
-    /// The mount option `io_uring` cannot be had.
-    #[error(
-        "the kernel does not offer FUSE over io_uring to this process (Linux 6.14, \
-         /sys/module/fuse/parameters/enable_uring): {0}"
-    )]
-    NoRing(std::io::Error),
     /// The connection to the kernel failed while mounted.
     #[error("the FUSE session failed: {0}")]
     Session(std::io::Error),

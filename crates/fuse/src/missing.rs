@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use ramet_fs::{Ino, Invalidation};
 
-use crate::terms::MISSING_TTL;
+use crate::protocol::negotiate::MISSING_TTL;
 
 /// Bits of each generation.
 const BITS: usize = 1 << 22;

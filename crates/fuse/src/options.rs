@@ -11,7 +11,8 @@ pub enum Transport {
     /// Through io_uring if the kernel offers it.
     #[default]
     Any,
-    /// Through io_uring; has the kernel offer it.
+    /// Through io_uring; has the kernel offer it. Where that cannot be had, requests come through
+    /// `/dev/fuse`, and [`crate::Mounted::no_rings`] tells why.
     Ring,
     /// Through `/dev/fuse`.
     Device,

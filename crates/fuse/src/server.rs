@@ -1,14 +1,16 @@
 //! What requests are answered, whichever way they come.
 
+pub(crate) mod dispatch;
+mod listing;
+
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use fuser::{Errno, FopenFlags, RenameFlags, WriteFlags};
 use parking_lot::Mutex;
 use ramet_fs::control::{FENCE, NAME_BYTES_MAX};
 use ramet_fs::fence::{Fence, FenceCall};
@@ -17,22 +19,26 @@ use ramet_fs::{
     ROOT_INO, RenameMode, Result, SetAttr, SetXattr, Volume,
 };
 use ramet_sys::Revocable;
-use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
+use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
+use rustix::io::Errno;
 
 use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};
-use crate::asked::{Asked, Operation};
+use crate::asked::Asked;
 use crate::barrier::Fences;
 use crate::cache::held::Held;
 use crate::cache::mapped::{Mapped, Tail};
 use crate::caller::{Asker, caller, credentials};
-use crate::errno::errno;
 use crate::ioctl::{Call, Pace, UNKNOWN};
 use crate::missing::Missing;
 use crate::notify::{Kernel, clears_stored_pages};
 use crate::nowhere::{NOWHERE, Nowhere};
-use crate::terms::{DIRECT_HANDLE, created_flags};
+use crate::protocol::abi::{self, opcode};
+use crate::protocol::negotiate::{Agreed, DIRECT_HANDLE};
+use crate::protocol::{Answer, FileHandle, Header, errno};
 use crate::tickets::Tickets;
 use crate::workers::Workers;
+
+use listing::ListingPolicies;
 
 /// What the kernel asks for before a file is written for the first time.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -43,9 +49,6 @@ const PAGE_THREADS: usize = 2;
 /// How long a request that makes a file grow waits for the page at its old end. The page may be locked by the program
 /// that waits for the answer, but only while it has no contents that anybody could have mapped.
 const TAIL_PATIENCE: Duration = Duration::from_millis(20);
-
-/// What a request is answered.
-pub(crate) type Answer<T> = std::result::Result<T, Errno>;
 
 /// A volume, as the kernel asks for it.
 pub(crate) struct Server {
@@ -58,7 +61,10 @@ pub(crate) struct Server {
     /// Threads for what waits for pages of the kernel, which may wait for answers: see `cache/mapped.rs`.
     pages: Workers,
     nowhere: Nowhere,
-    fences: Fences,
+    fences: Arc<Fences>,
+    /// Unknown until the connection begins.
+    agreed: OnceLock<Agreed>,
+    listing_policies: ListingPolicies,
 }
 
 /// What the jobs of the workers need.
@@ -81,15 +87,15 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    fn stream(&self, fh: u64) -> Result<Arc<DirStream>> {
-        self.streams.lock().get(&fh).cloned().ok_or(Error::Stale)
+    fn stream(&self, fh: FileHandle) -> Result<Arc<DirStream>> {
+        self.streams.lock().get(&fh.0).cloned().ok_or(Error::Stale)
     }
 
     /// What the kernel remembers wrongly afterwards, and the answer.
     fn carry_out(
         &self,
         call: &Call,
-        (node, fh): (Ino, u64),
+        (node, fh): (Ino, FileHandle),
         asker: Asker,
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         let stream = self.stream(fh).ok();
@@ -108,10 +114,9 @@ impl Core {
         answer(self.volume.setattr(node, set, Some(&writer)))
     }
 
-    pub(crate) fn seek(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
+    pub(crate) fn seek(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
         let (offset, data) = seek_target(offset, whence)?;
-        let found = answer(self.volume.seek(node, offset, data))?;
-        Ok(i64::try_from(found).expect("a file has at most 2^62 bytes"))
+        answer(self.volume.seek(node, offset, data))
     }
 
     /// Sends what is due of a listing's files, while there is any.
@@ -132,37 +137,23 @@ fn decode(number: u32, data: &[u8]) -> Answer<Call> {
     Call::decode(number, data).map_or(Err(UNKNOWN), answer)
 }
 
-/// Room of a volume, in blocks.
-pub(crate) struct Room {
-    pub(crate) block_bytes: u32,
-    pub(crate) blocks: u64,
-    pub(crate) free: u64,
-    pub(crate) available: u64,
-    /// Inodes that there are, about, and that fit: each takes space as anything else does, of which a block is more than enough.
-    pub(crate) inodes: u64,
-    pub(crate) free_inodes: u64,
-    /// Longest name.
-    pub(crate) name_bytes_max: u32,
-}
-
 fn answer<T>(result: Result<T>) -> Answer<T> {
     result.map_err(|error| errno(&error))
 }
 
 /// From where on LSEEK looks for data, or for a hole if not.
-fn seek_target(offset: i64, whence: i32) -> Answer<(u64, bool)> {
-    const SEEK_DATA: i32 = 3;
-    const SEEK_HOLE: i32 = 4;
-    let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+fn seek_target(offset: u64, whence: u32) -> Answer<(u64, bool)> {
+    const SEEK_DATA: u32 = 3;
+    const SEEK_HOLE: u32 = 4;
+    // A place in the kernel is signed.
+    if i64::try_from(offset).is_err() {
+        return Err(Errno::NXIO);
+    }
     match whence {
         SEEK_DATA => Ok((offset, true)),
         SEEK_HOLE => Ok((offset, false)),
-        _ => Err(Errno::EINVAL),
+        _ => Err(Errno::INVAL),
     }
-}
-
-fn bits(flag: OFlags) -> i32 {
-    flag.bits().cast_signed()
 }
 
 impl Server {
@@ -189,7 +180,9 @@ impl Server {
             ahead: Workers::new("ahead", 1)?,
             pages: Workers::new("pages", PAGE_THREADS)?,
             nowhere: Nowhere::new(),
-            fences: Fences::new(),
+            fences: Arc::new(Fences::new()),
+            agreed: OnceLock::new(),
+            listing_policies: ListingPolicies::default(),
         })
     }
 
@@ -221,24 +214,37 @@ impl Server {
         opened
     }
 
-    pub(crate) fn count(&self, operation: Operation) {
-        self.core.asked.count(operation);
+    /// What was agreed upon with the kernel, before it asks for anything.
+    pub(crate) fn agree(&self, agreed: Agreed) {
+        let first = self.agreed.set(agreed);
+        debug_assert!(first.is_ok(), "a connection begins once");
     }
 
-    pub(crate) fn fences(&self) -> &Fences {
+    /// Where the server chooses what comes with a listing.
+    fn listing_policies(&self) -> Option<&ListingPolicies> {
+        let agreed = self.agreed.get()?;
+        (!agreed.kernel_chooses_attributes()).then_some(&self.listing_policies)
+    }
+
+    pub(crate) fn count(&self, opcode: u32) {
+        self.core.asked.count(opcode);
+    }
+
+    pub(crate) fn fences(&self) -> &Arc<Fences> {
         &self.fences
     }
 
-    /// The answer to the ioctl `number`, which came as the request numbered `request`, if it is about a fence. It never
-    /// waits.
+    /// The answer to the ioctl `number`, if it is about a fence. It never waits.
     pub(crate) fn fence(
         &self,
+        header: &Header,
         (number, data): (u32, &[u8]),
-        request: u64,
     ) -> Option<Answer<Vec<u8>>> {
         if number != FENCE {
             return None;
         }
+        self.count(header.opcode);
+        let request = header.unique.0;
         let asked = answer(Fence::decode(data));
         let written_back = self.core.written_back.load(Ordering::SeqCst);
         let begun = self.core.asked.background() + written_back;
@@ -304,7 +310,8 @@ impl Server {
         }
     }
 
-    pub(crate) fn forget(&self, node: Ino, lookups: u64) {
+    fn forget(&self, node: Ino, lookups: u64) {
+        self.count(opcode::FORGET);
         let last = || {
             self.core.ahead.forgotten(node);
             self.core.mapped.forget(node);
@@ -392,7 +399,7 @@ impl Server {
         rdev: u32,
         asker: Asker,
     ) -> Answer<Attr> {
-        let kind = Kind::from_mode(mode).ok_or(Errno::EINVAL)?;
+        let kind = Kind::from_mode(mode).ok_or(Errno::INVAL)?;
         let new = NewInode {
             rdev,
             ..new_inode(kind, mode, asker)
@@ -433,18 +440,17 @@ impl Server {
         &self,
         from: (Ino, &[u8]),
         to: (Ino, &[u8]),
-        flags: RenameFlags,
+        flags: u32,
         asker: Asker,
     ) -> Answer<()> {
-        let known = RenameFlags::RENAME_NOREPLACE
-            | RenameFlags::RENAME_EXCHANGE
-            | RenameFlags::RENAME_WHITEOUT;
-        let no_replace = flags.contains(RenameFlags::RENAME_NOREPLACE);
-        let exchange = flags.contains(RenameFlags::RENAME_EXCHANGE);
-        let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
+        let flags = RenameFlags::from_bits_retain(flags);
+        let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
+        let no_replace = flags.contains(RenameFlags::NOREPLACE);
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let whiteout = flags.contains(RenameFlags::WHITEOUT);
         let mode = match (no_replace, exchange) {
-            _ if !known.contains(flags) || exchange && whiteout => return Err(Errno::EINVAL),
-            (true, true) => return Err(Errno::EINVAL),
+            _ if !known.contains(flags) || exchange && whiteout => return Err(Errno::INVAL),
+            (true, true) => return Err(Errno::INVAL),
             (true, false) => RenameMode::NoReplace,
             (false, true) => RenameMode::Exchange,
             (false, false) => RenameMode::Replace,
@@ -463,17 +469,18 @@ impl Server {
         dir: Ino,
         name: &[u8],
         mode: u32,
-        flags: i32,
+        flags: u32,
         asker: Asker,
-    ) -> Answer<(Attr, FopenFlags)> {
+    ) -> Answer<(Attr, u32)> {
         let new = new_inode(Kind::Regular, mode, asker);
         let created = match self.core.volume.create(dir, name, &new) {
             // A clone was faster than the kernel's news of it. Opened here, nobody would check what
             // the caller may do with it: the kernel looks again, and does, when it hears this.
-            Err(Error::Exists) if flags & bits(OFlags::EXCL) == 0 => Err(Error::Stale),
+            Err(Error::Exists) if flags & OFlags::EXCL.bits() == 0 => Err(Error::Stale),
             created => created,
         };
-        answer(created).map(|attr| (attr, created_flags(flags)))
+        let agreed = self.agreed.get().ok_or(Errno::IO)?;
+        answer(created).map(|attr| (attr, agreed.created_flags(flags)))
     }
 
     /// A request changes a file, or the size of one.
@@ -507,12 +514,6 @@ impl Server {
         self.core.ahead.waiting()
     }
 
-    pub(crate) fn read(&self, node: Ino, offset: u64, len: u32, asker: u32) -> Answer<Vec<u8>> {
-        self.reads(node, asker)?;
-        answer(self.core.volume.read(node, offset, len))
-    }
-
-    /// The same where the answer has its place.
     pub(crate) fn read_into(
         &self,
         node: Ino,
@@ -526,17 +527,17 @@ impl Server {
 
     pub(crate) fn write(
         &self,
-        (node, handle): (Ino, u64),
+        (node, fh): (Ino, FileHandle),
         offset: u64,
         data: &[u8],
-        flags: WriteFlags,
+        flags: u32,
         asker: Asker,
     ) -> Answer<()> {
         if node == NOWHERE {
             self.nowhere.written();
             return Ok(());
         }
-        let is_mapped = flags.contains(WriteFlags::FUSE_WRITE_CACHE);
+        let is_mapped = flags & abi::write::CACHE != 0;
         let touch = if is_mapped {
             Touch::Page
         } else {
@@ -547,7 +548,7 @@ impl Server {
         if is_mapped {
             self.core.written_back.fetch_add(1, Ordering::SeqCst);
             self.core.mapped.note_written_back(node);
-        } else if handle != DIRECT_HANDLE {
+        } else if fh != DIRECT_HANDLE {
             self.core.mapped.note(node);
         }
         // The kernel sets the flag for a process without CAP_FSETID, whatever the mode of the file is.
@@ -555,9 +556,7 @@ impl Server {
             has_fsetid: false,
             ..credentials(asker)
         };
-        let writer = flags
-            .contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID)
-            .then_some(writer);
+        let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
         let written = self.core.volume.write(node, offset, data, writer);
         // One that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));
@@ -587,17 +586,17 @@ impl Server {
         self.core.kernel.invalidate(&attributes);
     }
 
-    pub(crate) fn open_dir(&self, node: Ino) -> Answer<u64> {
+    pub(crate) fn open_dir(&self, node: Ino) -> Answer<FileHandle> {
         let stream = answer(self.core.volume.open_dir(node))?;
         let fh = self.core.next_stream.fetch_add(1, Ordering::Relaxed);
         self.core.streams.lock().insert(fh, Arc::new(stream));
-        Ok(fh)
+        Ok(FileHandle(fh))
     }
 
     /// Entries behind the cookie `offset`, as long as `take` takes them.
     pub(crate) fn read_dir(
         &self,
-        fh: u64,
+        fh: FileHandle,
         offset: u64,
         take: impl FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
@@ -609,7 +608,7 @@ impl Server {
     /// there is an error later; it asks again.
     pub(crate) fn read_dir_plus(
         &self,
-        (fh, asker): (u64, u32),
+        (fh, asker): (FileHandle, u32),
         offset: u64,
         wants: impl FnMut(&DirEntry) -> bool,
         mut take: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
@@ -621,40 +620,48 @@ impl Server {
             let taken = take(entry, attr);
             any |= taken;
             if taken && entry.kind == Kind::Directory && !matches!(&*entry.name, b"." | b"..") {
-                ahead.lists_directory(Stream(fh), asker);
+                ahead.lists_directory(Stream(fh.0), asker);
             }
             taken
         };
         let first = |attr: &Attr| {
             if attr.kind == Kind::Regular {
-                ahead.lists(Stream(fh), asker, attr.ino, attr.size_bytes);
+                ahead.lists(Stream(fh.0), asker, attr.ino, attr.size_bytes);
             }
         };
-        self.send_ahead(ahead.lists_on(Stream(fh), asker));
+        self.send_ahead(ahead.lists_on(Stream(fh.0), asker));
         let read = volume.read_dir_choosing(&stream, offset, wants, each, first);
         if any { Ok(()) } else { answer(read) }
     }
 
-    pub(crate) fn release_dir(&self, fh: u64) {
-        let stream = self.core.streams.lock().remove(&fh);
+    pub(crate) fn release_dir(&self, fh: FileHandle) {
+        if let Some(policies) = self.listing_policies() {
+            policies.first_entry.closed(fh.0);
+        }
+        let stream = self.core.streams.lock().remove(&fh.0);
         if let Some(stream) = stream {
             self.core.volume.close_dir(stream);
         }
     }
 
-    pub(crate) fn room(&self) -> Room {
+    /// Room of the volume. The inodes are those that there are, about, and those that fit: each takes
+    /// space as anything else does, of which a block is more than enough.
+    pub(crate) fn room(&self) -> abi::StatfsOut {
         let stats = self.core.volume.stats();
         let in_blocks = |bytes: u64| bytes / BLOCK_BYTES;
         let blocks = in_blocks(stats.device_bytes);
         let available = in_blocks(stats.free_bytes.saturating_sub(stats.reserved_bytes));
-        Room {
-            block_bytes: u32::try_from(BLOCK_BYTES).expect("a few kilobytes"),
+        let block_bytes = u32::try_from(BLOCK_BYTES).expect("a few kilobytes");
+        abi::StatfsOut {
             blocks,
-            free: in_blocks(stats.free_bytes),
-            available,
-            inodes: self.core.volume.inodes() + available,
-            free_inodes: available,
-            name_bytes_max: u32::try_from(NAME_BYTES_MAX).expect("a name is short"),
+            bfree: in_blocks(stats.free_bytes),
+            bavail: available,
+            files: self.core.volume.inodes() + available,
+            ffree: available,
+            bsize: block_bytes,
+            namelen: u32::try_from(NAME_BYTES_MAX).expect("a name is short"),
+            frsize: block_bytes,
+            ..abi::StatfsOut::default()
         }
     }
 
@@ -667,7 +674,7 @@ impl Server {
         } else if flags.is_empty() {
             SetXattr::Any
         } else {
-            return Err(Errno::EINVAL);
+            return Err(Errno::INVAL);
         };
         answer(self.core.volume.setxattr(node, name, value, mode))
     }
@@ -676,7 +683,7 @@ impl Server {
         if name == CAPABILITY {
             if node == NOWHERE {
                 self.nowhere.asked_for_capabilities();
-                return Err(Errno::NO_XATTR);
+                return Err(Errno::NODATA);
             }
             self.touched(node, Touch::Fills)?;
         }
@@ -728,19 +735,18 @@ impl Server {
         Ok(())
     }
 
-    pub(crate) fn seek(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
+    pub(crate) fn seek(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
         self.core.seek(node, offset, whence)
     }
 
     /// The same as if the file had no hole, where it cannot be told what its pages hold.
-    pub(crate) fn seek_without_holes(&self, node: Ino, offset: i64, whence: i32) -> Answer<i64> {
+    pub(crate) fn seek_without_holes(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
         let (from, data) = seek_target(offset, whence)?;
         let size = answer(self.core.volume.getattr(node))?.size_bytes;
         if from >= size {
-            return Err(Errno::ENXIO);
+            return Err(Errno::NXIO);
         }
-        let found = if data { from } else { size };
-        Ok(i64::try_from(found).expect("a file has at most 2^62 bytes"))
+        Ok(if data { from } else { size })
     }
 
     /// Bytes that were copied, below 4 GiB.
@@ -767,11 +773,13 @@ impl Server {
     /// Serves an ioctl on the directory `dir`, open as its handle says, on this thread if that is quick and on another one if not, and hands the answer to `reply`.
     pub(crate) fn ioctl(
         &self,
-        dir: (Ino, u64),
+        header: &Header,
+        fh: FileHandle,
         (number, data): (u32, &[u8]),
-        asker: Asker,
         reply: impl FnOnce(Answer<Vec<u8>>) + Send + 'static,
     ) {
+        self.count(header.opcode);
+        let (dir, asker) = ((header.node, fh), header.into());
         let call = match decode(number, data) {
             Ok(call) => call,
             Err(errno) => return reply(Err(errno)),
@@ -795,10 +803,12 @@ impl Server {
     /// Carries an ioctl out as long as that takes, but does not tell the kernel what it remembers wrongly then: that comes with the answer.
     pub(crate) fn ioctl_untold(
         &self,
-        dir: (Ino, u64),
+        header: &Header,
+        fh: FileHandle,
         (number, data): (u32, &[u8]),
-        asker: Asker,
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
+        self.count(header.opcode);
+        let (dir, asker) = ((header.node, fh), header.into());
         self.core.carry_out(&decode(number, data)?, dir, asker)
     }
 
@@ -811,15 +821,13 @@ impl Server {
         });
     }
 
-    /// A program syncs a file. Before that it has written its pages back.
-    pub(crate) fn syncs(&self, node: Ino) {
-        if self.core.mapped.is_written_back(node) {
-            self.core.held.note(node, Instant::now());
+    /// Makes everything durable on another thread, and hands the answer to `reply`. The program has had
+    /// the pages of its file written back before.
+    pub(crate) fn sync(&self, header: &Header, reply: impl FnOnce(Answer<()>) + Send + 'static) {
+        self.count(header.opcode);
+        if self.core.mapped.is_written_back(header.node) {
+            self.core.held.note(header.node, Instant::now());
         }
-    }
-
-    /// Makes everything durable on another thread, and hands the answer to `reply`.
-    pub(crate) fn sync(&self, reply: impl FnOnce(Answer<()>) + Send + 'static) {
         let core = Arc::clone(&self.core);
         self.syncs
             .run(move || reply(answer(core.volume.sync_all())));
@@ -869,9 +877,7 @@ mod tests {
         create("there", Kind::Regular);
         server.unlink(ROOT_INO, b"unlinked").unwrap();
         let (from, to) = ((ROOT_INO, &b"moved"[..]), (ROOT_INO, &b"new"[..]));
-        server
-            .rename(from, to, RenameFlags::empty(), asker)
-            .unwrap();
+        server.rename(from, to, 0, asker).unwrap();
         server.rmdir(ROOT_INO, b"removed").unwrap();
         let may_matter = |name: &str| {
             server.core.missing.may_matter(&Invalidation::Missing {

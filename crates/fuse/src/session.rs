@@ -1,30 +1,47 @@
 //! Mounting and unmounting.
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
-use fuser::{Config, MountOption, Session, SessionACL};
-use ramet_fs::{AccessTime, Volume};
+use ramet_fs::Volume;
 
-use crate::device::DeviceFront;
+use crate::mount::attach::attach;
 use crate::mountinfo::{self, Device};
 use crate::notify::Kernel;
-use crate::options::{Durability, MountOptions, Transport};
-use crate::ring::{self, Rings};
+use crate::options::{MountOptions, Transport};
+use crate::protocol::negotiate::{Agreed, WRITE_BYTES_MAX};
 use crate::server::Server;
-use crate::terms::set_read_ahead;
+use crate::transport::dev_fuse::{Answering, Readers, answer_with};
+use crate::transport::handshake::handshake;
+use crate::transport::uring::{self, Rings, Serving};
 use crate::{Error, Result};
 
-/// A mounted volume. Dropping it unmounts, lazily if files are open.
+/// A mounted file system. Dropping it unmounts, lazily if files are open.
 pub struct Mounted {
-    session: Option<JoinHandle<std::io::Result<()>>>,
-    rings: Option<Rings>,
+    device: Arc<OwnedFd>,
+    /// `None` until they are started, and when they have ended.
+    readers: Option<Readers>,
+    rings: Option<Serving>,
+    no_rings: Option<io::Error>,
+    /// Whether nothing is served any more.
+    is_over: bool,
     unmounter: Unmounter,
 }
+
+/// Whether requests should come through rings.
+enum Wanted {
+    No,
+    /// Yes, with so much room for each request.
+    Of(usize),
+    /// Yes, but the kernel does not offer them.
+    InVain(io::Error),
+}
+
+/// Room of a ring for the data of a request or an answer.
+const RING_BYTES: usize = WRITE_BYTES_MAX as usize;
 
 /// Unmounts from another thread than the one in [`Mounted::wait`]. Cheap to clone.
 #[derive(Clone)]
@@ -57,6 +74,15 @@ impl Unmounter {
         let flags = rustix::mount::UnmountFlags::FORCE | rustix::mount::UnmountFlags::DETACH;
         if let Err(error) = self.unmount_with(flags, &["-z"]) {
             tracing::error!(%error, "a mount that does not work is left");
+        }
+    }
+
+    /// Unmounts lazily, if the mount is still there.
+    fn detach(&self) {
+        if self.is_mounted()
+            && let Err(error) = self.unmount_with(rustix::mount::UnmountFlags::DETACH, &["-z"])
+        {
+            tracing::error!(%error, "left mounted");
         }
     }
 
@@ -95,71 +121,21 @@ impl Unmounter {
     }
 }
 
-/// A value as fusermount3 reads it: a comma ends an option, and a backslash takes the meaning of the byte behind it away.
-fn escape(value: &str) -> String {
-    value.replace('\\', r"\\").replace(',', r"\,")
-}
-
-fn config(options: &MountOptions, threads: usize) -> Config {
-    let is_root = rustix::process::geteuid().is_root();
-    let mut mount_options = vec![
-        MountOption::FSName(if is_root {
-            options.fsname.clone()
-        } else {
-            escape(&options.fsname)
-        }),
-        // As an option of its own: fuser's is for fusermount3 only.
-        MountOption::CUSTOM("subtype=ramet".to_owned()),
-        MountOption::DefaultPermissions,
-    ];
-    let choices = [
-        (options.read_only, MountOption::RO),
-        (options.nosuid, MountOption::NoSuid),
-        (options.nodev, MountOption::NoDev),
-        (options.noexec, MountOption::NoExec),
-        (
-            options.access_time == AccessTime::Never,
-            MountOption::NoAtime,
-        ),
-        (
-            options.durability == Durability::Everything,
-            MountOption::Sync,
-        ),
-        (
-            options.durability == Durability::Directories,
-            MountOption::DirSync,
-        ),
-        // fusermount3 gives nobody else these two.
-        (is_root && !options.nosuid, MountOption::Suid),
-        (is_root && !options.nodev, MountOption::Dev),
-    ];
-    mount_options.extend(
-        choices
-            .into_iter()
-            .filter(|(chosen, _)| *chosen)
-            .map(|(_, option)| option),
-    );
-    let mut config = Config::default();
-    config.mount_options = mount_options;
-    config.acl = if options.allow_other {
-        SessionACL::All
-    } else {
-        SessionACL::Owner
-    };
-    config.n_threads = Some(threads);
-    config
-}
-
 /// Threads that read what still comes through the device when there are rings.
-const THREADS_BESIDE_RINGS: usize = 2;
+const READERS_BESIDE_RINGS: usize = 2;
 
-/// How many threads serve requests: more than there are processors, since some wait for the device.
-fn threads(options: &MountOptions) -> usize {
-    match options.threads {
+/// How many threads read requests where there are no rings: more than there are processors, since some
+/// wait for the device.
+fn readers(wanted: usize) -> usize {
+    match wanted {
         0 => std::thread::available_parallelism().map_or(4, |cpus| (2 * cpus.get()).clamp(4, 16)),
-        threads => threads,
+        wanted => wanted,
     }
 }
+
+/// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer
+/// ones, each of several to the device, would make a disk seek to and fro.
+const READ_AHEAD_KIB: u32 = 512;
 
 /// Mounts `volume` on `dir`; usable on return. Threads of this process serve it.
 ///
@@ -170,89 +146,168 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
         dir: dir.display().to_string(),
         source,
     };
-    let dir = dir.canonicalize().map_err(failed)?;
-    let wants_ring = match options.transport {
-        Transport::Device => false,
-        Transport::Any => ring::is_worthwhile(),
-        Transport::Ring => {
-            ring::switch_on().map_err(Error::NoRing)?;
-            true
-        }
-    };
-    let readers = if wants_ring {
-        THREADS_BESIDE_RINGS
-    } else {
-        threads(options)
+    let rings = match options.transport {
+        Transport::Device => Wanted::No,
+        Transport::Any if !uring::is_worthwhile() => Wanted::No,
+        Transport::Any => Wanted::Of(RING_BYTES),
+        Transport::Ring => match uring::switch_on() {
+            Ok(()) => Wanted::Of(RING_BYTES),
+            Err(error) => Wanted::InVain(error),
+        },
     };
     let kernel = Kernel::default();
-    let server = Arc::new(Server::new(Arc::clone(&volume), kernel.clone()).map_err(failed)?);
-    let has_ring = Arc::new(AtomicBool::new(wants_ring));
-    let front = DeviceFront::new(Arc::clone(&server), readers, Arc::clone(&has_ring));
-    let session = Session::new(front, &dir, &config(options, readers)).map_err(failed)?;
-    let device = session.as_fd().try_clone_to_owned().map_err(failed)?;
-    kernel.connect(session.notifier(), device);
-    let unmounter = Unmounter {
-        dir: Arc::new(dir.clone()),
-        device: mountinfo::device_at(&dir),
-    };
-    if !has_ring.load(Ordering::SeqCst) {
-        server.fences().expect_lanes(readers);
+    let server = Arc::new(Server::new(volume, kernel.clone()).map_err(failed)?);
+    let mut mounted = Mounted::attach(dir, options).map_err(failed)?;
+    kernel.connect(Arc::clone(&mounted.device));
+    mounted
+        .begin(&server, rings, options.threads)
+        .map_err(failed)?;
+    if let Some(error) = mounted.no_rings() {
+        tracing::warn!(%error, "no rings; requests come through the device");
     }
-    let start = || {
-        let unmounter = unmounter.clone();
-        let abort = Box::new(move || unmounter.abort());
-        Rings::start(Arc::clone(&server), session.as_fd(), options.threads, abort)
-    };
-    let rings = match has_ring.load(Ordering::SeqCst).then(start).transpose() {
-        Ok(rings) => rings,
-        Err(error) if options.transport == Transport::Any => {
-            drop(session);
-            return mount_without_rings(volume, &dir, options, &error);
-        }
-        Err(error) => return Err(failed(error)),
-    };
-    let thread = std::thread::Builder::new()
-        .name("session".to_owned())
-        .spawn(move || session.run());
-    let mounted = Mounted {
-        session: Some(thread.map_err(failed)?),
-        rings,
-        unmounter,
-    };
-    if let Err(error) = set_read_ahead(&dir) {
+    let dir = &*mounted.unmounter.dir;
+    if let Err(error) = set_read_ahead(dir) {
         tracing::debug!(%error, "read-ahead stays as it is");
     }
     // A single thread would have to answer a request while it waits for what that one holds.
-    let ahead = options.ahead && (wants_ring || readers > 1);
-    if let Err(error) = server.answer_first_open(&dir, ahead) {
+    let ahead = options.ahead && (mounted.has_rings() || readers(options.threads) > 1);
+    if let Err(error) = server.answer_first_open(dir, ahead) {
         tracing::debug!(%error, "files are closed by request until one is opened, and none is sent ahead");
-    }
-    if mounted.rings.as_ref().is_some_and(Rings::have_failed) {
-        let refused = std::io::Error::other("the kernel took no entry of a ring");
-        if options.transport == Transport::Any {
-            drop(mounted);
-            return mount_without_rings(volume, &dir, options, &refused);
-        }
-        return Err(Error::NoRing(refused));
     }
     Ok(mounted)
 }
 
-fn mount_without_rings(
-    volume: Arc<Volume>,
+/// Mounts what `answering` makes of what is agreed upon with the kernel; usable on return. Requests come
+/// through `/dev/fuse`. For file systems that a test or a measurement has beside Ramet.
+///
+/// # Errors
+/// What the kernel or fusermount3 answered.
+pub fn serve(
     dir: &Path,
     options: &MountOptions,
-    error: &std::io::Error,
+    answering: impl FnOnce(Agreed) -> Box<Answering>,
 ) -> Result<Mounted> {
-    tracing::warn!(%error, "no rings; requests come through the device");
-    let options = MountOptions {
-        transport: Transport::Device,
-        ..options.clone()
+    let serve = || {
+        let mut mounted = Mounted::attach(dir, options)?;
+        let (agreed, _) = handshake(&mounted.device, || false)?;
+        let threads = (readers(options.threads), false);
+        let device = Arc::clone(&mounted.device);
+        mounted.readers = Some(Readers::start(
+            device,
+            agreed.form(),
+            threads,
+            None,
+            answering(agreed),
+        )?);
+        Ok(mounted)
     };
-    mount(volume, dir, &options)
+    serve().map_err(|source| Error::Mount {
+        dir: dir.display().to_string(),
+        source,
+    })
+}
+
+/// Lets the kernel read further ahead than the 128 KiB that it gives a file system. Asks for the
+/// attributes of `dir`, the root of the mount, which has to be served by now.
+///
+/// # Errors
+/// Only root may do that.
+pub fn set_read_ahead(dir: &Path) -> io::Result<()> {
+    let dev = rustix::fs::stat(dir)?.st_dev;
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
+    std::fs::write(path, READ_AHEAD_KIB.to_string())
 }
 
 impl Mounted {
+    /// Mounts, and serves nothing yet.
+    fn attach(dir: &Path, options: &MountOptions) -> io::Result<Self> {
+        let dir = dir.canonicalize()?;
+        let device = Arc::new(attach(&dir, options)?);
+        Ok(Self {
+            device,
+            readers: None,
+            rings: None,
+            no_rings: None,
+            is_over: false,
+            unmounter: Unmounter {
+                device: mountinfo::device_at(&dir),
+                dir: Arc::new(dir),
+            },
+        })
+    }
+
+    /// Agrees with the kernel and starts the threads that serve, through rings if they are wanted and
+    /// can be had.
+    fn begin(&mut self, server: &Arc<Server>, wanted: Wanted, threads: usize) -> io::Result<()> {
+        let mut made = None;
+        let make = |payload_bytes| {
+            let unmounter = self.unmounter.clone();
+            let abort = Box::new(move || unmounter.abort());
+            let device = self.device.try_clone()?;
+            Rings::make(Arc::clone(server), device, (threads, payload_bytes), abort)
+        };
+        let (agreed, first) = handshake(&self.device, || match wanted {
+            Wanted::Of(payload_bytes) => made.insert(make(payload_bytes)).is_ok(),
+            Wanted::No | Wanted::InVain(_) => false,
+        })?;
+        server.agree(agreed);
+        let fences = server.fences();
+        fences.begins_with(first.0);
+        let ring_threads = match &made {
+            Some(Ok(rings)) => rings.threads(),
+            Some(Err(_)) | None => 0,
+        };
+        self.no_rings = match (made, wanted) {
+            (Some(Ok(rings)), _) => {
+                let serving = rings.register(agreed.form());
+                let serving = serving.inspect_err(|_| self.unmounter.abort())?;
+                self.rings = Some(serving);
+                let refused = || io::Error::other("the kernel took no entry of a ring");
+                (!self.has_rings()).then(refused)
+            }
+            (Some(Err(error)), _) | (None, Wanted::InVain(error)) => Some(error),
+            (None, Wanted::Of(_)) => Some(io::Error::other("the kernel offers none")),
+            (None, Wanted::No) => None,
+        };
+        let beside = self.has_rings();
+        let count = if beside {
+            READERS_BESIDE_RINGS
+        } else {
+            readers(threads)
+        };
+        // What comes beside rings is nothing that a fence waits for.
+        let reader_lanes = if beside { 0 } else { count };
+        fences.expect_lanes(ring_threads + reader_lanes);
+        let device = Arc::clone(&self.device);
+        let answering = answer_with(Arc::clone(server));
+        self.readers = Some(Readers::start(
+            device,
+            agreed.form(),
+            (count, beside),
+            (!beside).then(|| Arc::clone(fences)),
+            answering,
+        )?);
+        Ok(())
+    }
+
+    /// Why requests come through `/dev/fuse` although rings were wanted.
+    #[must_use]
+    pub fn no_rings(&self) -> Option<&io::Error> {
+        self.no_rings.as_ref()
+    }
+
+    /// Whether requests come through rings.
+    fn has_rings(&self) -> bool {
+        self.rings.as_ref().is_some_and(|rings| rings.is_complete)
+    }
+
+    /// The descriptor of `/dev/fuse`, for notifications of a test.
+    #[must_use]
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
     /// A handle that can unmount.
     #[must_use]
     pub fn unmounter(&self) -> Unmounter {
@@ -269,19 +324,16 @@ impl Mounted {
     }
 
     fn join(&mut self) -> Result<()> {
-        let Some(session) = self.session.take() else {
-            return Ok(());
-        };
-        let session = session.join();
+        let ended = self.readers.take().map_or(Ok(()), Readers::join);
         if let Some(rings) = self.rings.take() {
             rings.join();
         }
-        match session {
-            // Aborted by hand, or unmounted just when a thread had got a request that nobody waits for: the end, as on rings.
-            Ok(Err(error)) if error.kind() == std::io::ErrorKind::ConnectionAborted => Ok(()),
-            Ok(ended) => ended.map_err(Error::Session),
-            Err(_) => Err(Error::Session(std::io::Error::other("a thread panicked"))),
+        self.is_over = true;
+        // A connection that was aborted leaves a mount that answers nothing.
+        if self.unmounter.device.is_some() {
+            self.unmounter.detach();
         }
+        ended.map_err(Error::Session)
     }
 
     /// Unmounts and waits.
@@ -297,23 +349,63 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        if self.session.is_some()
-            && self.unmounter.is_mounted()
-            && let Err(error) = self
-                .unmounter
-                .unmount_with(rustix::mount::UnmountFlags::DETACH, &["-z"])
-        {
-            tracing::error!(%error, "left mounted");
+        if !self.is_over {
+            self.unmounter.detach();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use ramet_block::{Device as Storage, MemDevice};
+    use ramet_fs::{FormatOptions, OpenOptions};
+
     use super::*;
 
+    /// Mounts with rings of `payload_bytes`, of which the kernel wants a megabyte, while another
+    /// thread looks at the mount point; what `look` finds.
+    fn mount_with_rings<T>(payload_bytes: usize, look: impl FnOnce(&Mounted, &Path) -> T) -> T {
+        let storage: Arc<dyn Storage> = Arc::new(MemDevice::new(1 << 28));
+        Volume::format(&storage, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(storage, OpenOptions::default()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let kernel = Kernel::default();
+        let server = Arc::new(Server::new(Arc::clone(&volume), kernel.clone()).unwrap());
+        let mut mounted = Mounted::attach(dir.path(), &MountOptions::new("test")).unwrap();
+        kernel.connect(Arc::clone(&mounted.device));
+        let looks = AtomicBool::new(true);
+        let found = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while looks.load(Ordering::SeqCst) {
+                    let _ = rustix::fs::lstat(dir.path().join("."));
+                }
+            });
+            let wanted = Wanted::Of(payload_bytes);
+            mounted.begin(&server, wanted, 0).unwrap();
+            let found = look(&mounted, dir.path());
+            looks.store(false, Ordering::SeqCst);
+            found
+        });
+        drop(server);
+        mounted.unmounter.detach();
+        mounted.join().unwrap();
+        volume.close().unwrap();
+        found
+    }
+
     #[test]
-    fn names_keep_commas_and_backslashes_on_their_way_through_the_helper() {
-        assert_eq!(escape(r"/a,b\c\"), r"/a\,b\\c\\");
+    fn entries_that_the_kernel_refuses_leave_all_requests_to_the_device() {
+        if uring::switch_on().is_err() {
+            return;
+        }
+        let answers = |mounted: &Mounted, dir: &Path| {
+            std::fs::write(dir.join("file"), b"contents").unwrap();
+            assert_eq!(std::fs::read(dir.join("file")).unwrap(), b"contents");
+            (mounted.has_rings(), mounted.no_rings().is_some())
+        };
+        assert_eq!(mount_with_rings(8 << 10, answers), (false, true));
+        assert_eq!(mount_with_rings(RING_BYTES, answers), (true, false));
     }
 }

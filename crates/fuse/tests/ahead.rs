@@ -5,26 +5,24 @@
 
 mod common;
 
-use std::ffi::OsStr;
 use std::fs;
-use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
-use fuser::{
-    Config, Errno, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, LockOwner,
-    MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request, Session,
-};
 use parking_lot::Mutex;
 use ramet_block::{Device, MemDevice};
-use ramet_fs::{FormatOptions, Volume};
-use ramet_fuse::{MountOptions, Mounted, mount};
+use ramet_fs::{Attr, FormatOptions, Ino, Kind, Time, Volume};
+use ramet_fuse::protocol::abi::fopen;
+use ramet_fuse::protocol::notification::Notification;
+use ramet_fuse::protocol::{FileHandle, Header, Reply, Request};
+use ramet_fuse::{MountOptions, Mounted, mount, serve};
 use ramet_sys::Revocable;
 use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
+use rustix::io::Errno;
 
 /// What does not happen for so long never does.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -168,66 +166,48 @@ struct Stalling {
     go: Mutex<Receiver<()>>,
 }
 
-const FILE: u64 = 2;
+const FILE: Ino = Ino(2);
 const PAGE: usize = 4096;
-const TTL: Duration = Duration::from_secs(1_000);
 
-fn attr(node: u64) -> fuser::FileAttr {
-    let is_file = node == FILE;
-    fuser::FileAttr {
-        ino: INodeNo(node),
-        size: PAGE as u64,
-        blocks: 8,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: if is_file {
-            FileType::RegularFile
-        } else {
-            FileType::Directory
-        },
+fn attr(node: Ino) -> Attr {
+    let kind = if node == FILE {
+        Kind::Regular
+    } else {
+        Kind::Directory
+    };
+    Attr {
+        ino: node,
+        kind,
         perm: 0o755,
         nlink: 1,
         uid: 0,
         gid: 0,
         rdev: 0,
-        blksize: 4096,
-        flags: 0,
+        size_bytes: PAGE as u64,
+        sectors: 8,
+        atime: Time::default(),
+        mtime: Time::default(),
+        ctime: Time::default(),
+        btime: Time::default(),
     }
 }
 
-impl Filesystem for Stalling {
-    fn lookup(&self, _: &Request, _: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        if name == "file" {
-            reply.entry(&TTL, &attr(FILE), Generation(0));
-        } else {
-            reply.error(Errno::ENOENT);
+impl Stalling {
+    fn answer(&self, header: &Header, request: Request<'_>) -> Reply {
+        match request {
+            Request::Lookup { name: b"file" } => Reply::entry(&attr(FILE)),
+            Request::Lookup { .. } => Reply::error(Errno::NOENT),
+            Request::Getattr { .. } => Reply::attr(&attr(header.node)),
+            Request::Open { .. } => Reply::opened(FileHandle(0), fopen::KEEP_CACHE),
+            Request::Read { room, .. } => {
+                self.asked.lock().send(()).unwrap();
+                self.go.lock().recv_timeout(PATIENCE).unwrap();
+                let len = room.len().min(PAGE);
+                room[..len].fill(b'r');
+                Reply::room(len)
+            }
+            _ => Reply::error(Errno::NOSYS),
         }
-    }
-
-    fn getattr(&self, _: &Request, node: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&TTL, &attr(node.0));
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        _: u64,
-        _: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
-        self.asked.lock().send(()).unwrap();
-        self.go.lock().recv_timeout(PATIENCE).unwrap();
-        reply.data(&[b'r'; PAGE]);
     }
 }
 
@@ -240,12 +220,15 @@ fn store_beside_a_read(revokes: bool) -> (std::io::Result<usize>, u8) {
         asked: Mutex::new(asked),
         go: Mutex::new(may_go),
     };
-    let mut config = Config::default();
-    config.mount_options = vec![MountOption::FSName("stalling".to_owned())];
-    config.n_threads = Some(2);
-    let session = Session::new(stalling, dir.path(), &config).unwrap();
-    let device: OwnedFd = session.as_fd().try_clone_to_owned().unwrap();
-    let session = session.spawn().unwrap();
+    let mut options = MountOptions::new("stalling");
+    options.add("threads=2").unwrap();
+    let mounted = serve(dir.path(), &options, |_| {
+        Box::new(move |header, request, _| match request {
+            Request::Forget { .. } | Request::BatchForget { .. } => None,
+            request => Some(stalling.answer(header, request)),
+        })
+    });
+    let mounted = mounted.unwrap();
     let path = dir.path().join("file");
     let mut bytes = Revocable::new(PAGE).unwrap();
     let fill = |room: &mut [u8]| {
@@ -256,16 +239,11 @@ fn store_beside_a_read(revokes: bool) -> (std::io::Result<usize>, u8) {
     let result = std::thread::scope(|scope| {
         let reader = scope.spawn(|| fs::read(&path).unwrap());
         is_asked.recv_timeout(PATIENCE).unwrap();
-        let (bytes, device) = (&bytes, &device);
+        let (bytes, device) = (&bytes, mounted.device());
         let (thread, tid) = channel();
         let storing = scope.spawn(move || {
             thread.send(rustix::thread::gettid()).unwrap();
-            let mut header = [0; 40];
-            header[..4].copy_from_slice(&(40 + PAGE as u32).to_ne_bytes());
-            header[4] = 4;
-            header[16..24].copy_from_slice(&FILE.to_ne_bytes());
-            header[32..36].copy_from_slice(&(PAGE as u32).to_ne_bytes());
-            bytes.write(device, &header)
+            bytes.write(device, Notification::store(FILE, 0, PAGE).as_bytes())
         });
         let tid = tid.recv().unwrap();
         let stat = format!("/proc/self/task/{}/stat", tid.as_raw_nonzero());
@@ -292,7 +270,7 @@ fn store_beside_a_read(revokes: bool) -> (std::io::Result<usize>, u8) {
         );
         (stored, now[0])
     });
-    drop(session);
+    common::unmount(mounted);
     result
 }
 
@@ -306,8 +284,8 @@ fn the_kernel_reads_what_it_stores_when_it_has_the_page() {
         "what is to be avoided"
     );
     let (stored, has) = store_beside_a_read(true);
-    let error = rustix::io::Errno::from_io_error(&stored.unwrap_err());
-    assert_eq!((error, has), (Some(rustix::io::Errno::FAULT), b'r'));
+    let error = Errno::from_io_error(&stored.unwrap_err());
+    assert_eq!((error, has), (Some(Errno::FAULT), b'r'));
 }
 
 #[test]

@@ -7,12 +7,14 @@
 
 pub mod abi;
 mod dirents;
+mod errno;
 pub mod negotiate;
 pub mod notification;
 mod reply;
 mod request;
 
 pub use dirents::Dirents;
+pub(crate) use errno::errno;
 pub use reply::{Body, Reply};
 pub use request::{
     CopyRange, FileHandle, Form, Header, Malformed, Records, Request, Setattr, Unique,

@@ -9,17 +9,24 @@ use std::time::Duration;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::FileHandle;
 use super::abi::{self, fopen, init};
 use super::request::Form;
 
 /// How long the kernel may believe an answer: for ever, near enough.
 pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// How long the kernel may believe that a name does not exist. Short, so that the names that it may
+/// believe that of can be forgotten (`missing.rs`).
+pub const MISSING_TTL: Duration = Duration::from_secs(60);
 /// Generation of every inode number: no number is used twice.
 pub const GENERATION: u64 = 0;
 /// Bytes of one write request. The room for any answer is as long.
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// Requests of the kernel's own, such as reading ahead, that wait at the same time.
-const BACKGROUND_MAX: u16 = 64;
+/// Background requests of the kernel that are under way at a time, at most: write-back and reading
+/// ahead. Also how many have to wait for syncfs(2) to pass files over. More than other programs send
+/// during one round of the barrier as a rule (`barrier.rs`), and few enough that no program waits long
+/// behind them.
+pub const BACKGROUND_MAX: u16 = 1024;
 const PAGE_BYTES: u32 = 4096;
 /// The oldest protocol whose INIT has all fields that are answered: Linux 3.15.
 const MINOR_MIN: u32 = 23;
@@ -33,7 +40,9 @@ pub const NEVER_AGAIN: Errno = Errno::NOSYS;
 /// Not ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file is a
 /// running program and refuses. Nor EXPORT_SUPPORT: an NFS server opens a directory again for each
 /// part of it, whose cookies count from where its stream began, and asks for inodes that were
-/// forgotten.
+/// forgotten. Nor ASYNC_DIO: with it a write past the pages, by asynchronous I/O, drops the pages
+/// before it has been carried out, and not after it. A reader in between fills them with what was
+/// there before, for good.
 const WANTED: u64 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::MAX_PAGES
@@ -44,8 +53,21 @@ const WANTED: u64 = init::ASYNC_READ
     | init::HANDLE_KILLPRIV_V2
     | init::CACHE_SYMLINKS
     | init::EXPLICIT_INVAL_DATA
-    | init::ASYNC_DIO
     | init::DIRECT_IO_ALLOW_MMAP;
+
+/// The handle of a file that is open past the kernel's pages. Other files have 0, and so has a file
+/// that the kernel opens without asking. No directory has this number.
+pub const DIRECT_HANDLE: FileHandle = FileHandle(u64::MAX);
+
+/// The handle of a new file that is opened with these flags of FUSE.
+#[must_use]
+pub fn created_handle(flags: u32) -> FileHandle {
+    if flags & fopen::DIRECT_IO == 0 {
+        FileHandle::default()
+    } else {
+        DIRECT_HANDLE
+    }
+}
 
 /// An INIT of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +190,8 @@ impl Agreed {
             flags2: high,
             max_readahead: self.max_readahead,
             max_background: BACKGROUND_MAX,
-            congestion_threshold: BACKGROUND_MAX / 4 * 3,
+            // As high: the kernel passes files over in write-back from there on.
+            congestion_threshold: BACKGROUND_MAX,
             max_write: WRITE_BYTES_MAX,
             time_gran: 1,
             max_pages: u16::try_from(pages).unwrap_or(u16::MAX),
@@ -227,7 +250,7 @@ mod tests {
         assert_eq!((answer.max_write, answer.max_pages), (1 << 20, 256));
         assert_eq!(
             (answer.max_background, answer.congestion_threshold),
-            (64, 48)
+            (BACKGROUND_MAX, BACKGROUND_MAX)
         );
         assert_eq!((answer.max_readahead, answer.time_gran), (128 << 10, 1));
     }
@@ -260,5 +283,7 @@ mod tests {
         assert!(!is_direct(writes, !init::DIRECT_IO_ALLOW_MMAP));
         assert!(!is_direct(OFlags::RDWR | OFlags::CREATE, u64::MAX));
         assert!(!is_direct(OFlags::RDONLY | OFlags::CREATE, u64::MAX));
+        assert_eq!(created_handle(fopen::KEEP_CACHE), FileHandle(0));
+        assert_eq!(created_handle(fopen::DIRECT_IO), DIRECT_HANDLE);
     }
 }

@@ -65,12 +65,12 @@ impl Notification {
         Self::new(notify::INVAL_INODE, &out, 0)
     }
 
-    /// Contents of a file from its start on, which follow: `len` bytes.
+    /// Contents of a file from `offset` on, which follow: `len` bytes.
     #[must_use]
-    pub fn store(ino: Ino, len: usize) -> Self {
+    pub fn store(ino: Ino, offset: u64, len: usize) -> Self {
         let out = abi::StoreOut {
             node: ino.0,
-            offset: 0,
+            offset,
             size: length(len),
             padding: 0,
         };
@@ -131,10 +131,10 @@ mod tests {
     #[test]
     fn notifications_lie_as_the_kernel_reads_them() {
         let ino = Ino(0x0011_2233_4455);
-        let store = Notification::store(ino, 200);
+        let store = Notification::store(ino, 5, 200);
         let number = ino.0.to_ne_bytes();
         let half = |at: usize| u32::from_ne_bytes(number[at..at + 4].try_into().unwrap());
-        let expected = [240, 4, 0, 0, half(0), half(4), 0, 0, 200, 0];
+        let expected = [240, 4, 0, 0, half(0), half(4), 5, 0, 200, 0];
         assert_eq!(words(&store), expected);
 
         let entry = Notification::inval_entry(Ino(7), b"name");

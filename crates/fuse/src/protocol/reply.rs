@@ -6,9 +6,9 @@
 use ramet_fs::{Attr, BLOCK_BYTES};
 use rustix::io::Errno;
 
-use super::abi;
-use super::negotiate::{GENERATION, TTL};
+use super::negotiate::{GENERATION, MISSING_TTL, TTL};
 use super::request::{FileHandle, Unique};
+use super::{Answer, abi};
 
 /// The longest structure: an entry and how it is opened.
 const STRUCTURE_BYTES_MAX: usize = abi::EntryOut::BYTES + abi::OpenOut::BYTES;
@@ -71,8 +71,8 @@ impl Reply {
     #[must_use]
     pub fn no_entry() -> Self {
         let entry = abi::EntryOut {
-            entry_valid: TTL.as_secs(),
-            entry_valid_nsec: TTL.subsec_nanos(),
+            entry_valid: MISSING_TTL.as_secs(),
+            entry_valid_nsec: MISSING_TTL.subsec_nanos(),
             ..abi::EntryOut::default()
         };
         Self::new(&entry.encode(), Body::Empty)
@@ -150,11 +150,18 @@ impl Reply {
 
     /// What came out of an ioctl that has room for `out_bytes`.
     #[must_use]
-    pub fn ioctl(data: Vec<u8>, out_bytes: usize) -> Self {
-        if data.len() > out_bytes {
-            return Self::error(Errno::IO);
+    pub fn of_ioctl(answer: Answer<Vec<u8>>, out_bytes: usize) -> Self {
+        match answer {
+            Ok(data) if data.len() > out_bytes => Self::error(Errno::IO),
+            Ok(data) => Self::new(&abi::IoctlOut::default().encode(), Body::Bytes(data)),
+            Err(errno) => Self::error(errno),
         }
-        Self::new(&abi::IoctlOut::default().encode(), Body::Bytes(data))
+    }
+
+    /// What is agreed upon first.
+    #[must_use]
+    pub fn init(out: &abi::InitOut) -> Self {
+        Self::new(&out.encode(), Body::Empty)
     }
 
     /// Bytes.
@@ -208,9 +215,9 @@ impl Reply {
     }
 }
 
-impl From<Errno> for Reply {
-    fn from(errno: Errno) -> Self {
-        Self::error(errno)
+impl From<Answer<()>> for Reply {
+    fn from(answer: Answer<()>) -> Self {
+        answer.map_or_else(Self::error, |()| Self::done())
     }
 }
 
@@ -262,7 +269,7 @@ mod tests {
 
     #[test]
     fn an_answer_tells_its_length_and_an_error_is_negative() {
-        let reply = Reply::ioctl(vec![1, 2, 3], 3);
+        let reply = Reply::of_ioctl(Ok(vec![1, 2, 3]), 3);
         assert_eq!((reply.structure().len(), reply.payload_bytes()), (16, 19));
         let header = abi::OutHeader::decode(&reply.header(Unique(9))).unwrap();
         let expected = abi::OutHeader {
@@ -285,6 +292,6 @@ mod tests {
         );
         assert_eq!(Reply::xattr(value(), 5).body(), &Body::Bytes(value()));
         assert_eq!(Reply::xattr(value(), 4), Reply::error(Errno::RANGE));
-        assert_eq!(Reply::ioctl(value(), 4), Reply::error(Errno::IO));
+        assert_eq!(Reply::of_ioctl(Ok(value()), 4), Reply::error(Errno::IO));
     }
 }

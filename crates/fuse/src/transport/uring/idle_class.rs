@@ -39,7 +39,7 @@ const LENGTH_MAX: u32 = 4096;
 const WORTH: u32 = 200;
 
 /// The threads of a mount that defer at times, and who watches them.
-pub(crate) struct Deference {
+pub(crate) struct IdleClass {
     shared: Arc<Shared>,
     /// `None` where a thread may not leave the idle class again.
     watch: Option<JoinHandle<()>>,
@@ -153,7 +153,7 @@ impl Run {
     }
 }
 
-impl Deference {
+impl IdleClass {
     /// Begins to watch; or lets nobody defer, where that could not be undone.
     ///
     /// # Errors
@@ -202,7 +202,7 @@ impl Deference {
     }
 }
 
-impl Drop for Deference {
+impl Drop for IdleClass {
     fn drop(&mut self) {
         self.shared.has_ended.store(true, Ordering::SeqCst);
         if let Some(watch) = self.watch.take() {
@@ -406,7 +406,7 @@ mod tests {
 
     #[test]
     fn who_rests_is_normal_again() {
-        let deference = Deference::start().unwrap();
+        let deference = IdleClass::start().unwrap();
         assert!(deference.watch.is_some(), "root may change classes");
         let deferrer = deference.deferrer();
         ask_until_idle(&deferrer);
@@ -417,15 +417,15 @@ mod tests {
     }
 
     /// One that nobody watches.
-    fn unwatched() -> Deference {
-        Deference {
+    fn unwatched() -> IdleClass {
+        IdleClass {
             shared: Arc::new(Shared::new()),
             watch: None,
         }
     }
 
     /// A look during a run, which goes on however long this takes.
-    fn look(deference: &Deference, judges: bool) -> bool {
+    fn look(deference: &IdleClass, judges: bool) -> bool {
         let run = &deference.shared.run;
         run.length.store(LENGTH_MAX, Ordering::Relaxed);
         run.is_long(u64::MAX);
@@ -492,7 +492,7 @@ mod tests {
 
     #[test]
     fn another_asker_ends_a_run_for_all_threads() {
-        let deference = Deference::start().unwrap();
+        let deference = IdleClass::start().unwrap();
         let deferrers = [deference.deferrer(), deference.deferrer()];
         deferrers.iter().for_each(ask_until_idle);
         let is_any_idle = || {
@@ -510,7 +510,7 @@ mod tests {
 
     #[test]
     fn requests_of_nobody_do_not_count() {
-        let deference = Deference::start().unwrap();
+        let deference = IdleClass::start().unwrap();
         let deferrer = deference.deferrer();
         for _ in 0..2 * LENGTH_MAX {
             deferrer.asked(None);

@@ -15,14 +15,14 @@ const IN_LINE: usize = 2;
 const ASIDE: Duration = Duration::from_millis(5);
 
 /// The line of threads that wait for requests.
-pub(crate) struct Turns {
+pub(crate) struct ReaderBackoff {
     in_line: AtomicUsize,
 }
 
 /// A request that is being served.
-pub(crate) struct Turn<'a>(&'a Turns);
+pub(crate) struct Turn<'a>(&'a ReaderBackoff);
 
-impl Turns {
+impl ReaderBackoff {
     /// All of `threads` are in line.
     pub(crate) fn new(threads: usize) -> Self {
         Self {
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn a_thread_steps_aside_only_when_others_wait() {
-        let turns = Turns::new(IN_LINE + 1);
+        let turns = ReaderBackoff::new(IN_LINE + 1);
         let first = turns.take();
         assert!(turns.is_long());
         let second = turns.take();

@@ -1,0 +1,3 @@
+//! Mounting and unmounting.
+
+pub(crate) mod attach;

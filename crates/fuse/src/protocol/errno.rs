@@ -1,0 +1,42 @@
+//! The one table from errors to errno.
+
+use ramet_betree::Error as TreeError;
+use ramet_fs::Error;
+use rustix::io::Errno;
+
+/// What a system call answers. Failures of the medium are logged here, where the error stops.
+pub(crate) fn errno(error: &Error) -> Errno {
+    match error {
+        Error::NotFound => Errno::NOENT,
+        Error::Exists => Errno::EXIST,
+        Error::NotDirectory => Errno::NOTDIR,
+        Error::IsDirectory => Errno::ISDIR,
+        Error::NotEmpty => Errno::NOTEMPTY,
+        Error::NameTooLong => Errno::NAMETOOLONG,
+        Error::SameFile | Error::Invalid(_) | Error::Tree(TreeError::Invalid(_)) => Errno::INVAL,
+        Error::CrossRoot => Errno::XDEV,
+        Error::NotPermitted => Errno::PERM,
+        Error::Access => Errno::ACCESS,
+        Error::Stale => Errno::STALE,
+        Error::TooBig => Errno::FBIG,
+        Error::NoAttribute => Errno::NODATA,
+        Error::Range => Errno::RANGE,
+        Error::AttributeTooBig => Errno::TOOBIG,
+        Error::Unsupported => Errno::OPNOTSUPP,
+        Error::NoMoreData => Errno::NXIO,
+        Error::TooManyLinks => Errno::MLINK,
+        Error::Tree(TreeError::NoSpace) => Errno::NOSPC,
+        Error::Tree(TreeError::ReadOnly) => Errno::ROFS,
+        Error::Corrupt { .. }
+        | Error::OtherVersion { .. }
+        | Error::Tree(
+            TreeError::Io { .. }
+            | TreeError::Corrupt { .. }
+            | TreeError::Poisoned(_)
+            | TreeError::NotAVolume(_),
+        ) => {
+            tracing::error!(%error, "input/output error");
+            Errno::IO
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! What each request is answered: the one way from a decoded request to an answer.
+//!
+//! Some requests may wait: FSYNC, FSYNCDIR and IOCTL for the device, SETATTR and LSEEK for the
+//! write-back of pages ([`Server::waits_for_pages`]). A transport knows on which thread they may wait,
+//! and calls [`Server::sync`], [`Server::ioctl`] and [`Server::after_write_back`] itself.
+
+use ramet_fs::{Ino, SetAttr};
+use rustix::io::Errno;
+
+use super::{Core, Server};
+use crate::caller::Asker;
+use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
+use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply, Request, Setattr};
+
+/// A request that goes on once the kernel has written pages back.
+pub(crate) enum AfterWriteBack {
+    /// SETATTR with a time of modification.
+    Setattr {
+        node: Ino,
+        set: SetAttr,
+        asker: Asker,
+    },
+    /// LSEEK to data or to a hole.
+    Seek { node: Ino, offset: u64, whence: u32 },
+}
+
+impl AfterWriteBack {
+    /// The file.
+    pub(crate) fn node(&self) -> Ino {
+        match self {
+            Self::Setattr { node, .. } | Self::Seek { node, .. } => *node,
+        }
+    }
+
+    /// The answer, once the pages are written back.
+    pub(crate) fn answer(&self, core: &Core) -> Reply {
+        let answer = match self {
+            Self::Setattr { node, set, asker } => core
+                .setattr(*node, set, *asker)
+                .map(|attr| Reply::attr(&attr)),
+            Self::Seek {
+                node,
+                offset,
+                whence,
+            } => core.seek(*node, *offset, *whence).map(Reply::offset),
+        };
+        answer.unwrap_or_else(Reply::error)
+    }
+
+    /// The answer where the pages cannot be waited for.
+    pub(crate) fn answer_at_once(&self, server: &Server) -> Reply {
+        match self {
+            Self::Setattr { node, .. } => {
+                tracing::warn!(
+                    ?node,
+                    "the time that was set may not stay: the rings are stuck"
+                );
+                self.answer(&server.core)
+            }
+            Self::Seek {
+                node,
+                offset,
+                whence,
+            } => {
+                let found = server.seek_without_holes(*node, *offset, *whence);
+                found.map_or_else(Reply::error, Reply::offset)
+            }
+        }
+    }
+}
+
+impl Server {
+    /// Answers a request; `None` if it is one that gets no answer.
+    pub(crate) fn answer(&self, header: &Header, request: Request<'_>) -> Option<Reply> {
+        match request {
+            Request::Forget { lookups } => self.forget(header.node, lookups),
+            Request::BatchForget { forgets } => {
+                for (node, lookups) in forgets.forgets() {
+                    self.forget(node, lookups);
+                }
+            }
+            request => {
+                self.count(header.opcode);
+                let answer = self.answer_about_names(header, request);
+                return Some(answer.unwrap_or_else(Reply::error));
+            }
+        }
+        None
+    }
+
+    /// The part of a request that goes on once the kernel has written back the pages of its file; `None`
+    /// for a request that does not wait for that.
+    pub(crate) fn waits_for_pages(
+        &self,
+        header: &Header,
+        request: &Request<'_>,
+    ) -> Option<AfterWriteBack> {
+        let (node, asker) = (header.node, header.into());
+        match request {
+            Request::Setattr(set) => {
+                let set = set_attr(set);
+                let waits = self.sets_time_of_mapped(node, &set);
+                waits.then_some(AfterWriteBack::Setattr { node, set, asker })
+            }
+            &Request::Lseek { offset, whence, .. } => {
+                let seek = AfterWriteBack::Seek {
+                    node,
+                    offset,
+                    whence,
+                };
+                self.is_mapped(node).then_some(seek)
+            }
+            _ => None,
+        }
+    }
+
+    /// Requests about the names in the directory of the header, and of its attributes.
+    fn answer_about_names(&self, header: &Header, request: Request<'_>) -> Answer<Reply> {
+        let (node, asker) = (header.node, header.into());
+        let entry = |attr| Reply::entry(&attr);
+        match request {
+            Request::Lookup { name } => self.answer_lookup(header, name),
+            Request::Mknod {
+                name, mode, rdev, ..
+            } => self.mknod(node, name, mode, rdev, asker).map(entry),
+            Request::Mkdir { name, mode, .. } => self.mkdir(node, name, mode, asker).map(entry),
+            Request::Symlink { name, target } => self.symlink(node, name, target, asker).map(entry),
+            Request::Link { node: linked, name } => self.link(linked, node, name).map(entry),
+            Request::Create {
+                name, mode, flags, ..
+            } => {
+                let (attr, open) = self.create(node, name, mode, flags, asker)?;
+                Ok(Reply::created(&attr, created_handle(open), open))
+            }
+            Request::Unlink { name } => self.unlink(node, name).map(|()| Reply::done()),
+            Request::Rmdir { name } => self.rmdir(node, name).map(|()| Reply::done()),
+            Request::Rename {
+                name,
+                new_dir,
+                new_name,
+                flags,
+            } => {
+                let renamed = self.rename((node, name), (new_dir, new_name), flags, asker);
+                renamed.map(|()| Reply::done())
+            }
+            Request::Getattr { .. } => self.getattr(node).map(|attr| Reply::attr(&attr)),
+            Request::Setattr(set) => {
+                let attr = self.setattr(node, &set_attr(&set), asker)?;
+                Ok(Reply::attr(&attr))
+            }
+            Request::Readlink => self.readlink(node).map(Reply::bytes),
+            request => self.answer_about_contents(header, request),
+        }
+    }
+
+    /// Requests about the contents of the file or directory of the header.
+    fn answer_about_contents(&self, header: &Header, request: Request<'_>) -> Answer<Reply> {
+        let (node, asker) = (header.node, header.into());
+        match request {
+            Request::Open { .. } | Request::Flush { .. } => Err(NEVER_AGAIN),
+            Request::Release { .. } | Request::Destroy => Ok(Reply::done()),
+            Request::Read { offset, room, .. } => self
+                .read_into(node, offset, room, header.pid)
+                .map(Reply::room),
+            Request::Write {
+                fh,
+                offset,
+                data,
+                flags,
+                ..
+            } => {
+                self.write((node, fh), offset, data, flags, asker)?;
+                let size = u32::try_from(data.len()).expect("a request holds less than 4 GiB");
+                Ok(Reply::written(size))
+            }
+            Request::Fallocate {
+                offset,
+                length,
+                mode,
+                ..
+            } => {
+                let allocated = self.fallocate(node, (offset, length), mode, asker);
+                allocated.map(|()| Reply::done())
+            }
+            Request::Lseek { offset, whence, .. } => {
+                self.seek(node, offset, whence).map(Reply::offset)
+            }
+            Request::CopyFileRange { range, is_64 } => {
+                let (from, to) = ((node, range.offset_in), (range.node_out, range.offset_out));
+                let copied = self.copy_range(from, to, range.length, asker)?;
+                Ok(if is_64 {
+                    Reply::copied(copied.into())
+                } else {
+                    Reply::written(copied)
+                })
+            }
+            Request::Opendir { .. } => self.open_dir(node).map(|fh| Reply::opened(fh, 0)),
+            Request::Readdir { fh, offset, room } => self.answer_readdir(fh, offset, room),
+            Request::Readdirplus { fh, offset, room } => {
+                self.answer_readdirplus(header, (fh, offset), room)
+            }
+            Request::Releasedir { fh } => {
+                self.release_dir(fh);
+                Ok(Reply::done())
+            }
+            Request::Statfs => Ok(Reply::statfs(&self.room())),
+            request => self.answer_about_xattrs(header, request),
+        }
+    }
+
+    fn answer_about_xattrs(&self, header: &Header, request: Request<'_>) -> Answer<Reply> {
+        let node = header.node;
+        match request {
+            Request::Setxattr {
+                name, value, flags, ..
+            } => self
+                .setxattr(node, name, value, flags)
+                .map(|()| Reply::done()),
+            Request::Getxattr { name, size } => self
+                .getxattr(node, name)
+                .map(|value| Reply::xattr(value, size)),
+            Request::Listxattr { size } => {
+                let list = self.listxattr(node, header.into())?;
+                Ok(Reply::xattr(list, size))
+            }
+            Request::Removexattr { name } => self.removexattr(node, name).map(|()| Reply::done()),
+            // The kernel does not ask again, or goes another way.
+            _ => Err(Errno::NOSYS),
+        }
+    }
+
+    fn answer_lookup(&self, header: &Header, name: &[u8]) -> Answer<Reply> {
+        let Some(attr) = self.lookup(header.node, name)? else {
+            return Ok(Reply::no_entry());
+        };
+        if let Some(policies) = self.listing_policies() {
+            policies
+                .attributes
+                .looks_up(header.pid, header.node, attr.kind);
+        }
+        Ok(Reply::entry(&attr))
+    }
+
+    fn answer_readdir(&self, fh: FileHandle, offset: u64, room: &mut [u8]) -> Answer<Reply> {
+        if let Some(policies) = self.listing_policies() {
+            policies.first_entry.goes_on(fh.0);
+        }
+        let mut entries = Dirents::new(room);
+        self.read_dir(fh, offset, |entry| entries.push(entry))?;
+        Ok(Reply::room(entries.len()))
+    }
+}
+
+fn set_attr(set: &Setattr) -> SetAttr {
+    SetAttr {
+        perm: set.mode,
+        uid: set.uid,
+        gid: set.gid,
+        size_bytes: set.size,
+        atime: set.atime,
+        mtime: set.mtime,
+    }
+}

@@ -1,0 +1,55 @@
+//! Answers to READDIRPLUS: which entries, and which of them with attributes.
+
+use std::cell::Cell;
+
+use ramet_fs::DirEntry;
+
+use super::Server;
+use crate::glances::{FirstEntryPolicy, SHORT};
+use crate::habits::{Choice, ReaddirplusPolicy};
+use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply};
+
+/// What programs get of a directory, where the kernel leaves that to the server.
+#[derive(Default)]
+pub(crate) struct ListingPolicies {
+    pub(crate) attributes: ReaddirplusPolicy,
+    pub(crate) first_entry: FirstEntryPolicy,
+}
+
+impl Server {
+    pub(super) fn answer_readdirplus(
+        &self,
+        header: &Header,
+        (fh, offset): (FileHandle, u64),
+        room: &mut [u8],
+    ) -> Answer<Reply> {
+        let mut entries = Dirents::new(room);
+        let Some(policies) = self.listing_policies() else {
+            let push = |entry: &DirEntry, attr: Option<&_>| entries.push_plus(entry, attr);
+            self.read_dir_plus((fh, header.pid), offset, |_| true, push)?;
+            return Ok(Reply::room(entries.len()));
+        };
+        let (asker, dir) = (header.pid, header.node);
+        let begins = offset == 0;
+        if !begins {
+            policies.first_entry.goes_on(fh.0);
+        }
+        let is_short = begins && policies.first_entry.wants_first_only(asker, dir);
+        let (most, mut choice) = if is_short {
+            (SHORT, Choice::All)
+        } else {
+            (usize::MAX, policies.attributes.lists(asker, dir))
+        };
+        let count = Cell::new(0);
+        let wants = |entry: &DirEntry| count.get() < most && choice.wants(entry.kind);
+        let listed = self.read_dir_plus((fh, asker), offset, wants, |entry, attr| {
+            let taken = count.get() < most && entries.push_plus(entry, attr);
+            count.set(count.get() + usize::from(taken));
+            taken
+        });
+        if begins {
+            policies.first_entry.began(asker, dir, fh.0, count.get());
+        }
+        listed.map(|()| Reply::room(entries.len()))
+    }
+}

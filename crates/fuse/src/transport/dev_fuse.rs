@@ -1,0 +1,268 @@
+//! Requests read from `/dev/fuse`, and answers written there.
+//!
+//! Each reader has a buffer, into which it reads one request at a time, and which has room for the
+//! answer. It answers before it reads again, unless the answer comes later from another thread
+//! ([`Later`]).
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::reader_backoff::{ReaderBackoff, Turn};
+use crate::barrier::{Fences, Lane};
+use crate::protocol::abi::{self, opcode};
+use crate::protocol::negotiate::WRITE_BYTES_MAX;
+use crate::protocol::{Body, Form, Header, Malformed, Reply, Request, Unique};
+use crate::server::Server;
+
+/// Room for a header, a structure and the data of the longest request. The answer to a READ has
+/// what lies behind the structure.
+pub(crate) const READ_BYTES: usize = WRITE_BYTES_MAX as usize + 4096;
+
+/// Where the room for an answer begins: READ and the listings have no payload.
+const ROOM_AT: usize = abi::InHeader::BYTES + abi::ReadIn::BYTES;
+
+/// How long a reader beside rings lets FORGETs gather. Only they and INTERRUPT come to it, nobody
+/// waits for either, and without a pause each FORGET would wake it.
+const GATHERING: Duration = Duration::from_millis(1);
+
+/// Where an answer goes that is given later.
+#[derive(Clone)]
+pub struct Later {
+    device: Arc<OwnedFd>,
+    unique: Unique,
+}
+
+impl Later {
+    /// Gives the answer, which has no part in the room of its request.
+    pub fn answer(self, reply: &Reply) {
+        tell(&self.device, self.unique, reply, &[]);
+    }
+}
+
+/// What answers a request at once, or takes the way for a later answer and returns none.
+pub type Answering =
+    dyn Fn(&Header, Request<'_>, &dyn Fn() -> Later) -> Option<Reply> + Send + Sync;
+
+/// The threads that read requests.
+pub struct Readers(Vec<JoinHandle<io::Result<()>>>);
+
+/// What the readers of a mount share.
+struct Reading {
+    device: Arc<OwnedFd>,
+    form: Form,
+    backoff: ReaderBackoff,
+    /// Whether only what does not go through rings comes here.
+    is_beside_rings: bool,
+    /// Fences that wait for the readers.
+    fences: Option<Arc<Fences>>,
+    answering: Box<Answering>,
+}
+
+/// A request that is being served by a reader.
+struct Served<'a> {
+    lane: Option<(&'a Fences, &'a Lane)>,
+    turn: Option<Turn<'a>>,
+}
+
+impl Drop for Served<'_> {
+    /// The thread holds nothing now, and reads nothing any more that was queued before the newest
+    /// fence.
+    fn drop(&mut self) {
+        if let Some((fences, lane)) = self.lane {
+            lane.clears(fences.newest());
+            lane.rest(|| drop(self.turn.take()));
+        }
+    }
+}
+
+impl Readers {
+    /// Starts `threads` readers, which end with the mount. Each is a lane of `fences`, if there are
+    /// any.
+    ///
+    /// # Errors
+    /// No more threads.
+    pub fn start(
+        device: Arc<OwnedFd>,
+        form: Form,
+        (threads, is_beside_rings): (usize, bool),
+        fences: Option<Arc<Fences>>,
+        answering: Box<Answering>,
+    ) -> io::Result<Self> {
+        let reading = Arc::new(Reading {
+            device,
+            form,
+            backoff: ReaderBackoff::new(threads),
+            is_beside_rings,
+            fences,
+            answering,
+        });
+        let start = |number| {
+            let reading = Arc::clone(&reading);
+            let thread = std::thread::Builder::new().name(format!("reader-{number}"));
+            thread.spawn(move || reading.run())
+        };
+        (0..threads).map(start).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Waits until the mount is gone.
+    ///
+    /// # Errors
+    /// The first that a reader ended with.
+    pub fn join(self) -> io::Result<()> {
+        let mut ended = Ok(());
+        for thread in self.0 {
+            let panicked = |_| Err(io::Error::other("a thread panicked"));
+            ended = ended.and(thread.join().unwrap_or_else(panicked));
+        }
+        match ended {
+            // Aborted by hand, or unmounted just when a thread had got a request that nobody waits for.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
+            ended => ended,
+        }
+    }
+}
+
+impl Reading {
+    fn run(&self) -> io::Result<()> {
+        let lane = self.fences.as_ref().map(|fences| fences.add_lane(None));
+        let served = self.serve_all(lane.as_deref());
+        if let Some(lane) = lane {
+            lane.ends();
+        }
+        served
+    }
+
+    fn serve_all(&self, lane: Option<&Lane>) -> io::Result<()> {
+        let mut buffer = vec![0; READ_BYTES];
+        while let Some(len) = read(&self.device, &mut buffer)? {
+            let Some(header) = Header::decode(&buffer[..len]) else {
+                let short = "a request without a header";
+                return Err(io::Error::new(io::ErrorKind::InvalidData, short));
+            };
+            let waits = match header.opcode {
+                opcode::FORGET | opcode::BATCH_FORGET => {
+                    if self.is_beside_rings {
+                        std::thread::sleep(GATHERING);
+                    }
+                    false
+                }
+                opcode::INTERRUPT => false,
+                _ => true,
+            };
+            let _served = Served {
+                lane: self.fences.as_deref().zip(lane),
+                turn: waits.then(|| self.backoff.take()),
+            };
+            self.serve(&header, &mut buffer, len);
+        }
+        Ok(())
+    }
+
+    fn serve(&self, header: &Header, buffer: &mut [u8], len: usize) {
+        let reply = match Request::decode(header, buffer, len, self.form) {
+            Ok(request) => self.answer(header, request),
+            Err(malformed) => Some(refuse(malformed)),
+        };
+        if let Some(reply) = reply {
+            tell(&self.device, header.unique, &reply, &buffer[ROOM_AT..]);
+        }
+    }
+
+    /// A panic ends as `EIO`.
+    fn answer(&self, header: &Header, request: Request<'_>) -> Option<Reply> {
+        let later = || Later {
+            device: Arc::clone(&self.device),
+            unique: header.unique,
+        };
+        let answer = || (self.answering)(header, request, &later);
+        catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|_| {
+            tracing::error!(opcode = header.opcode, "a request panicked");
+            Some(Reply::error(Errno::IO))
+        })
+    }
+}
+
+/// The answer to a request that does not decode.
+pub(crate) fn refuse(malformed: Malformed) -> Reply {
+    tracing::error!(%malformed, "the kernel sent an odd request");
+    Reply::error(Errno::INVAL)
+}
+
+/// Reads one request; `None` at the end of the mount.
+pub(crate) fn read(device: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+    loop {
+        match rustix::io::read(&device, &mut *buffer) {
+            Ok(len) => return Ok(Some(len)),
+            // Interrupted before it was read, or while waiting.
+            Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
+            Err(Errno::NODEV) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+/// Writes an answer, of which `room` may be a part.
+pub(crate) fn send(
+    device: impl AsFd,
+    unique: Unique,
+    reply: &Reply,
+    room: &[u8],
+) -> io::Result<()> {
+    let header = reply.header(unique);
+    let body = match reply.body() {
+        Body::Empty => &[][..],
+        Body::Room(bytes) => &room[..*bytes],
+        Body::Bytes(bytes) => bytes,
+    };
+    let parts = [&header[..], reply.structure(), body].map(IoSlice::new);
+    rustix::io::writev(device, &parts)?;
+    Ok(())
+}
+
+/// The same where nobody hears of an error: the asker may be gone, or the mount.
+fn tell(device: impl AsFd, unique: Unique, reply: &Reply, room: &[u8]) {
+    if let Err(error) = send(device, unique, reply, room) {
+        tracing::debug!(%error, ?unique, "an answer is not wanted");
+    }
+}
+
+/// A server, to what comes through `/dev/fuse`: what waits is answered by its workers.
+pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
+    Box::new(move |header, request, later| {
+        if let Some(rest) = server.waits_for_pages(header, &request) {
+            let later = later();
+            server.count(header.opcode);
+            server.after_write_back(rest.node(), move |core| later.answer(&rest.answer(core)));
+            return None;
+        }
+        match request {
+            Request::Ioctl {
+                fh,
+                number,
+                data,
+                out_bytes,
+                ..
+            } => {
+                if let Some(answer) = server.fence(header, (number, data)) {
+                    return Some(Reply::of_ioctl(answer, out_bytes));
+                }
+                let later = later();
+                let reply = move |answer| later.answer(&Reply::of_ioctl(answer, out_bytes));
+                server.ioctl(header, fh, (number, data), reply);
+                None
+            }
+            Request::Fsync { .. } | Request::Fsyncdir { .. } => {
+                let later = later();
+                server.sync(header, move |answer| later.answer(&Reply::from(answer)));
+                None
+            }
+            request => server.answer(header, request),
+        }
+    })
+}

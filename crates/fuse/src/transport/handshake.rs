@@ -1,0 +1,56 @@
+//! The first request of a mount: the kernel offers, the server takes.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::io::Errno;
+
+use super::dev_fuse::{READ_BYTES, read, send};
+use crate::protocol::negotiate::{Agreed, Offer, Version, version_only};
+use crate::protocol::{Form, Header, Reply, Request, Unique};
+
+/// Answers INIT. `has_rings` is asked when the kernel offers io_uring, and makes them: the kernel
+/// holds back requests until they are registered, so the answer must not promise what cannot be had.
+///
+/// # Errors
+/// The kernel is too old or says something else, or the mount is gone.
+pub(crate) fn handshake(
+    device: impl AsFd,
+    has_rings: impl FnOnce() -> bool,
+) -> io::Result<(Agreed, Unique)> {
+    let device = device.as_fd();
+    let mut buffer = vec![0; READ_BYTES];
+    let offer = loop {
+        let (header, version) = init(device, &mut buffer)?;
+        match version {
+            Version::Ours(offer) => break (header, offer),
+            Version::Later => send(device, header.unique, &Reply::init(&version_only()), &[])?,
+            Version::TooOld => {
+                send(device, header.unique, &Reply::error(Errno::PROTO), &[])?;
+                return Err(io::Error::other(
+                    "the kernel speaks too old a FUSE protocol",
+                ));
+            }
+        }
+    };
+    let (header, offer): (Header, Offer) = offer;
+    let agreed = offer.take(offer.has_ring() && has_rings());
+    send(device, header.unique, &Reply::init(&agreed.answer()), &[])?;
+    Ok((agreed, header.unique))
+}
+
+fn init(device: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(Header, Version)> {
+    let odd = || {
+        io::Error::new(
+            io::ErrorKind::InvalidData,
+            "the kernel did not begin with INIT",
+        )
+    };
+    let gone = || io::Error::from(io::ErrorKind::NotConnected);
+    let len = read(device, buffer)?.ok_or_else(gone)?;
+    let header = Header::decode(&buffer[..len]).ok_or_else(odd)?;
+    match Request::decode(&header, buffer, len, Form::default()) {
+        Ok(Request::Init(init)) => Ok((header, Version::of(init))),
+        _ => Err(odd()),
+    }
+}

@@ -1,0 +1,258 @@
+//! One thread of a queue: it takes a request from its entry, has it answered, and gives it back.
+
+use std::io;
+use std::num::NonZeroU32;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use ramet_fs::Invalidation;
+use ramet_sys::{FuseRing, RingRequest, Waited};
+use rustix::io::Errno;
+
+use super::idle_class::Deferrer;
+use super::queues::Connection;
+use crate::barrier::Lane;
+use crate::protocol::{Answer, Body, FileHandle, Form, Header, Reply, Request};
+use crate::server::Server;
+use crate::server::dispatch::AfterWriteBack;
+use crate::transport::dev_fuse::refuse;
+
+/// How often a thread that waits looks whether its queue is stuck.
+const PATIENCE: Duration = Duration::from_millis(10);
+
+/// Larger reads and writes are moved in bulk, in bytes: the program copies one while the next is
+/// served, on another processor at best.
+const LONE_BYTES_MAX: usize = 64 << 10;
+
+/// A server, to what comes through the queue of processor `number`.
+pub(super) struct Front {
+    connection: Arc<Connection>,
+    number: u16,
+    form: Form,
+}
+
+impl Front {
+    pub(super) fn new(connection: Arc<Connection>, number: u16, form: Form) -> Self {
+        Self {
+            connection,
+            number,
+            form,
+        }
+    }
+
+    /// Serves requests until the mount ends.
+    pub(super) fn serve(&self, ring: &mut FuseRing, lane: &Lane) -> io::Result<()> {
+        let deferrer = self.connection.idle_class.deferrer();
+        loop {
+            match self.wait(ring, lane) {
+                Ok(()) => {}
+                Err(error) if is_end(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+            let (out, payload_bytes) = self.answer(ring.request(), lane, &deferrer)?;
+            ring.answer(&out, payload_bytes);
+        }
+    }
+
+    /// Waits for a request. Meanwhile the lane looks at each fence that is raised.
+    fn wait(&self, ring: &mut FuseRing, lane: &Lane) -> io::Result<()> {
+        let fences = self.server().fences();
+        loop {
+            let newest = fences.newest();
+            if lane.has_cleared(newest) {
+                match ring.wait()? {
+                    Waited::Request => return Ok(()),
+                    Waited::Woken => {}
+                }
+            } else if ring.look()? {
+                return Ok(());
+            } else {
+                // The kernel has handed over all that it had, and that was nothing.
+                lane.clears(newest);
+            }
+        }
+    }
+
+    /// Serves the request and leaves the answer where it was; the header of the answer, and its bytes
+    /// in the payload.
+    fn answer(
+        &self,
+        entry: RingRequest<'_>,
+        lane: &Lane,
+        deferrer: &Deferrer,
+    ) -> io::Result<([u8; 16], u32)> {
+        let RingRequest {
+            header,
+            operation,
+            payload,
+            payload_bytes,
+        } = entry;
+        let header = Header::decode(header).ok_or(io::ErrorKind::InvalidData)?;
+        lane.begins(header.unique.0);
+        let request = Request::decode_parts(&header, operation, payload, payload_bytes, self.form);
+        let lone = request
+            .as_ref()
+            .ok()
+            .and_then(|request| lone_asker(&header, request));
+        deferrer.asked(lone);
+        let reply = match request {
+            Ok(request) => self.reply(&header, request),
+            Err(malformed) => refuse(malformed),
+        };
+        let reply = put(reply, payload);
+        deferrer.answers(lone);
+        let bytes = u32::try_from(reply.payload_bytes()).expect("an entry has room for 1 MiB");
+        Ok((reply.header(header.unique), bytes))
+    }
+
+    /// A panic ends as `EIO`.
+    fn reply(&self, header: &Header, request: Request<'_>) -> Reply {
+        let reply = || {
+            if let Some(rest) = self.server().waits_for_pages(header, &request) {
+                self.server().count(header.opcode);
+                return self.after_write_back(rest);
+            }
+            match request {
+                Request::Ioctl {
+                    fh,
+                    number,
+                    data,
+                    out_bytes,
+                    ..
+                } => {
+                    let call = (number, data);
+                    let fence = self.server().fence(header, call);
+                    let answer = fence.unwrap_or_else(|| self.ioctl(header, fh, call));
+                    Reply::of_ioctl(answer, out_bytes)
+                }
+                Request::Fsync { .. } | Request::Fsyncdir { .. } => Reply::from(self.sync(header)),
+                request => self
+                    .server()
+                    .answer(header, request)
+                    .unwrap_or_else(Reply::done),
+            }
+        };
+        catch_unwind(AssertUnwindSafe(reply)).unwrap_or_else(|_| {
+            tracing::error!(opcode = header.opcode, "a request panicked");
+            Reply::error(Errno::IO)
+        })
+    }
+
+    fn server(&self) -> &Server {
+        &self.connection.server
+    }
+
+    fn ioctl(&self, header: &Header, fh: FileHandle, call: (u32, &[u8])) -> Answer<Vec<u8>> {
+        let work = || {
+            let (stale, data) = self.server().ioctl_untold(header, fh, call)?;
+            if !stale.is_empty() {
+                self.tell(stale);
+            }
+            Ok(data)
+        };
+        self.connection
+            .waiting(self.number, work)
+            .unwrap_or(Err(Errno::IO))
+    }
+
+    /// Tells the kernel what is out of date, and waits until it knows or a queue is stuck.
+    fn tell(&self, stale: Vec<Invalidation>) {
+        if stale.iter().all(Invalidation::is_of_attributes) {
+            return self.server().invalidate_attributes(&stale);
+        }
+        let (sender, told) = channel();
+        self.server().tell(stale.clone(), move || {
+            // The receiver is gone if all names were invalidated instead.
+            let _ = sender.send(());
+        });
+        while let Err(RecvTimeoutError::Timeout) = told.recv_timeout(PATIENCE) {
+            if self.connection.is_stuck() {
+                return self.server().invalidate_at_once(&stale);
+            }
+        }
+    }
+
+    /// The answer of a request that goes on once the kernel has written pages back. The write-back may
+    /// wait for this thread.
+    fn after_write_back(&self, rest: AfterWriteBack) -> Reply {
+        let rest = Arc::new(rest);
+        let (sender, answer) = channel();
+        let then = Arc::clone(&rest);
+        self.server().after_write_back(rest.node(), move |core| {
+            // Nobody waits any more for an answer that comes too late.
+            let _ = sender.send(then.answer(core));
+        });
+        let wait = || loop {
+            match answer.recv_timeout(PATIENCE) {
+                Ok(reply) => return Some(reply),
+                Err(RecvTimeoutError::Timeout) if !self.connection.is_stuck() => {}
+                Err(_) => return None,
+            }
+        };
+        let reply = self.connection.waiting(self.number, wait).flatten();
+        reply.unwrap_or_else(|| rest.answer_at_once(self.server()))
+    }
+
+    fn sync(&self, header: &Header) -> Answer<()> {
+        let (sender, answer) = channel();
+        self.server().sync(header, move |answer| {
+            // Received as long as this thread lives.
+            let _ = sender.send(answer);
+        });
+        answer.recv().unwrap_or(Err(Errno::IO))
+    }
+}
+
+/// Unmounted, or aborted by hand.
+fn is_end(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, NotConnected};
+    matches!(error.kind(), NotConnected | ConnectionAborted)
+}
+
+/// The thread that waits for this request alone, so that the answer should let it go on at once;
+/// `None` for a request that the kernel makes by itself, and for bulk.
+fn lone_asker(header: &Header, request: &Request<'_>) -> Option<NonZeroU32> {
+    let bytes = match request {
+        Request::Read { room, .. } => room.len(),
+        Request::Write { data, .. } => data.len(),
+        _ => 0,
+    };
+    NonZeroU32::new(header.pid).filter(|_| bytes <= LONE_BYTES_MAX)
+}
+
+/// Puts what follows the header into `payload`; an answer that is too long becomes an error.
+fn put(reply: Reply, payload: &mut [u8]) -> Reply {
+    if reply.payload_bytes() > payload.len() {
+        tracing::error!(
+            bytes = reply.payload_bytes(),
+            "an answer is too long for a ring"
+        );
+        return Reply::error(Errno::IO);
+    }
+    let (head, rest) = payload.split_at_mut(reply.structure().len());
+    head.copy_from_slice(reply.structure());
+    if let Body::Bytes(bytes) = reply.body() {
+        rest[..bytes.len()].copy_from_slice(bytes);
+    }
+    reply
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_lies_behind_its_structure_and_a_long_one_is_an_error() {
+        let mut payload = [0xff; 20];
+        let reply = put(Reply::of_ioctl(Ok(vec![1, 2, 3]), 3), &mut payload);
+        assert_eq!(reply.payload_bytes(), 19);
+        assert_eq!(payload[..16], [0; 16]);
+        assert_eq!(payload[16..], [1, 2, 3, 0xff]);
+        let long = put(Reply::bytes(vec![0; 21]), &mut payload);
+        assert_eq!(long, Reply::error(Errno::IO));
+        let room = put(Reply::room(20), &mut payload);
+        assert_eq!((room.payload_bytes(), payload[16]), (20, 1));
+    }
+}

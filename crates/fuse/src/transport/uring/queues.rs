@@ -1,0 +1,355 @@
+//! The rings of a mount: which queues there are, how many threads each has, and how they begin.
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use ramet_sys::FuseRing;
+
+use super::front::Front;
+use super::idle_class::IdleClass;
+use crate::protocol::Form;
+use crate::server::Server;
+
+/// Whether the kernel offers rings.
+const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Threads of all queues together, about. Each takes 1 MiB.
+const THREADS: usize = 64;
+/// Threads of one queue: one at least is left when another waits for the device.
+const QUEUE_THREADS: RangeInclusive<usize> = 2..=8;
+/// With more queues rings are used on demand only.
+const QUEUES_MAX: usize = THREADS / 2;
+
+/// Whether rings can be had, and are worth it: the kernel offers them, and lets this process have one.
+pub(crate) fn is_worthwhile() -> bool {
+    is_available() && processors("possible").is_ok_and(|queues| queues.len() <= QUEUES_MAX)
+}
+
+fn is_available() -> bool {
+    let on = std::fs::read_to_string(SWITCH).is_ok_and(|text| text.trim() == "Y");
+    on && FuseRing::probe().is_ok()
+}
+
+/// Has the kernel offer rings to file systems that are mounted from now on.
+///
+/// # Errors
+/// No such kernel, or not allowed.
+pub(crate) fn switch_on() -> io::Result<()> {
+    if is_available() {
+        return Ok(());
+    }
+    std::fs::write(SWITCH, "Y")?;
+    FuseRing::probe()
+}
+
+/// What the threads of all queues share.
+pub(super) struct Connection {
+    pub(super) server: Arc<Server>,
+    pub(super) idle_class: IdleClass,
+    device: OwnedFd,
+    queues: Vec<Queue>,
+    has_failed: AtomicBool,
+    /// Ends the mount: requests of a queue without threads would wait for ever.
+    abort: Box<dyn Fn() + Send + Sync>,
+}
+
+/// The queue of a processor.
+struct Queue {
+    /// Its threads. Those that the kernel refused do not count.
+    threads: AtomicUsize,
+    /// Threads that wait for what may wait for others. Syncs end by themselves.
+    waiting: AtomicUsize,
+}
+
+impl Connection {
+    /// Whether requests of some processor wait for others of it.
+    pub(super) fn is_stuck(&self) -> bool {
+        // Of which queue those threads are is not known.
+        let anywhere = self.server.waiting();
+        let all_wait = |queue: &Queue| {
+            let waiting = queue.waiting.load(Ordering::SeqCst) + anywhere;
+            waiting >= queue.threads.load(Ordering::SeqCst)
+        };
+        self.queues.iter().any(all_wait)
+    }
+
+    /// Counts the calling thread, of queue `number`, among those that wait while it does `work`. A
+    /// panic is `None`.
+    pub(super) fn waiting<T>(&self, number: u16, work: impl FnOnce() -> T) -> Option<T> {
+        let queue = &self.queues[usize::from(number)];
+        queue.waiting.fetch_add(1, Ordering::SeqCst);
+        let done = catch_unwind(AssertUnwindSafe(work));
+        queue.waiting.fetch_sub(1, Ordering::SeqCst);
+        done.ok()
+    }
+
+    fn fail(&self) {
+        if !self.has_failed.swap(true, Ordering::SeqCst) {
+            (self.abort)();
+        }
+    }
+}
+
+/// Threads with a ring each, whose entries the kernel does not have yet. Dropping it ends them.
+pub(crate) struct Rings {
+    connection: Arc<Connection>,
+    threads: Vec<RingThread>,
+    reports: Receiver<Report>,
+}
+
+struct RingThread {
+    /// The form of requests; closed if there will be none.
+    begin: Sender<Form>,
+    thread: JoinHandle<()>,
+}
+
+/// How far a thread of queue `number` has come.
+struct Report {
+    number: u16,
+    came: io::Result<()>,
+}
+
+/// Threads that serve requests, or wait for the end of the mount.
+pub(crate) struct Serving {
+    threads: Vec<JoinHandle<()>>,
+    /// Whether each queue has a thread: requests come through the rings.
+    pub(crate) is_complete: bool,
+}
+
+impl Rings {
+    /// Makes rings for all queues of the connection `device`, with `threads` threads together for
+    /// those of running processors, or as many as seem good if that is 0. Each has `payload_bytes` of
+    /// room. When one of them fails later, `abort` has to end the mount.
+    ///
+    /// # Errors
+    /// A thread or a ring cannot be had.
+    pub(crate) fn make(
+        server: Arc<Server>,
+        device: OwnedFd,
+        (threads, payload_bytes): (usize, usize),
+        abort: Box<dyn Fn() + Send + Sync>,
+    ) -> io::Result<Self> {
+        let (possible, online) = (processors("possible")?, processors("online")?);
+        let threads_of = |number: usize| {
+            if online.contains(&number) {
+                queue_threads(threads, online.len())
+            } else {
+                *QUEUE_THREADS.start()
+            }
+        };
+        let queue = |number: usize| Queue {
+            threads: AtomicUsize::new(threads_of(number)),
+            waiting: AtomicUsize::new(0),
+        };
+        let connection = Arc::new(Connection {
+            server,
+            idle_class: IdleClass::start()?,
+            device,
+            queues: (0..possible.len()).map(queue).collect(),
+            has_failed: AtomicBool::new(false),
+            abort,
+        });
+        let (report, reports) = channel();
+        let mut rings = Self {
+            connection,
+            threads: Vec::new(),
+            reports,
+        };
+        for queue in 0..possible.len() {
+            let number = u16::try_from(queue).map_err(io::Error::other)?;
+            for _ in 0..threads_of(queue) {
+                rings.spawn((number, payload_bytes), report.clone())?;
+            }
+        }
+        drop(report);
+        for _ in 0..rings.threads.len() {
+            rings.next_report()?.came?;
+        }
+        Ok(rings)
+    }
+
+    fn spawn(&mut self, entry: (u16, usize), report: Sender<Report>) -> io::Result<()> {
+        let (begin, begins) = channel();
+        let connection = Arc::clone(&self.connection);
+        let thread = std::thread::Builder::new()
+            .name(format!("ring-{}", entry.0))
+            .spawn(move || run(&connection, entry, report, &begins))?;
+        self.threads.push(RingThread { begin, thread });
+        Ok(())
+    }
+
+    fn next_report(&self) -> io::Result<Report> {
+        self.reports
+            .recv()
+            .map_err(|_| io::Error::other("a thread of a ring ended"))
+    }
+
+    /// How many threads there are. Each is a lane of the server's fences once it is registered.
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.len()
+    }
+
+    /// Gives the kernel all entries, after INIT was answered with a promise of them. Requests have the
+    /// form `form`. If the kernel refused all entries of a queue, requests come through `/dev/fuse`.
+    ///
+    /// # Errors
+    /// The kernel has not heard that there are no rings, and holds requests back.
+    pub(crate) fn register(mut self, form: Form) -> io::Result<Serving> {
+        let threads: Vec<_> = self.threads.drain(..).collect();
+        for thread in &threads {
+            // A thread that has ended reports nothing either.
+            let _ = thread.begin.send(form);
+        }
+        for _ in &threads {
+            let report = self.next_report()?;
+            if let Err(error) = report.came {
+                let queue = report.number;
+                tracing::warn!(%error, queue, "the kernel takes no entry of a ring");
+                let threads = &self.connection.queues[usize::from(queue)].threads;
+                threads.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        let has_thread = |queue: &Queue| queue.threads.load(Ordering::SeqCst) > 0;
+        let serving = Serving {
+            is_complete: self.connection.queues.iter().all(has_thread),
+            threads: threads.into_iter().map(|one| one.thread).collect(),
+        };
+        if !serving.is_complete {
+            self.give_up()?;
+        }
+        Ok(serving)
+    }
+
+    /// Offers an entry that the kernel must refuse: of a queue that does not exist. Requests no longer
+    /// wait for rings then.
+    fn give_up(&self) -> io::Result<()> {
+        let mut ring = FuseRing::new(&self.connection.device, u16::MAX, 1)?;
+        match ring.register() {
+            Ok(()) => Err(io::Error::other("the kernel took an entry of no processor")),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        for RingThread { begin, thread } in self.threads.drain(..) {
+            drop(begin);
+            join(thread);
+        }
+    }
+}
+
+impl Serving {
+    /// Waits until the mount is gone and no request is being served.
+    pub(crate) fn join(self) {
+        self.threads.into_iter().for_each(join);
+    }
+}
+
+fn join(thread: JoinHandle<()>) {
+    if thread.join().is_err() {
+        tracing::error!("a thread of a ring panicked");
+    }
+}
+
+/// Threads of the queue of a running processor, of which there are `online`.
+fn queue_threads(wanted: usize, online: usize) -> usize {
+    let online = online.max(1);
+    let each = match wanted {
+        0 => THREADS / online,
+        wanted => wanted.div_ceil(online),
+    };
+    each.clamp(*QUEUE_THREADS.start(), *QUEUE_THREADS.end())
+}
+
+/// The life of a thread of queue `number`: it makes its ring with `payload_bytes` of room, registers it when it is told to, and
+/// serves requests. It reports the outcome of the first two.
+fn run(
+    connection: &Arc<Connection>,
+    (number, payload_bytes): (u16, usize),
+    report: Sender<Report>,
+    begins: &Receiver<Form>,
+) {
+    // The receiver lives until it has as many reports as there are threads.
+    let tell = |came| drop(report.send(Report { number, came }));
+    stay_on(number);
+    let mut ring = match FuseRing::new(&connection.device, number, payload_bytes) {
+        Ok(ring) => ring,
+        Err(error) => return tell(Err(error)),
+    };
+    tell(Ok(()));
+    let Ok(form) = begins.recv() else {
+        return;
+    };
+    // Before the entry gets its first request.
+    let lane = connection.server.fences().add_lane(Some(ring.waker()));
+    if let Err(error) = ring.register() {
+        lane.ends();
+        return tell(Err(error));
+    }
+    tell(Ok(()));
+    // Nobody waits for a report of a thread that serves.
+    drop(report);
+    let front = Front::new(Arc::clone(connection), number, form);
+    let served = catch_unwind(AssertUnwindSafe(|| front.serve(&mut ring, &lane)));
+    lane.ends();
+    let served = served.unwrap_or_else(|_| Err(io::Error::other("a panic")));
+    if let Err(error) = served {
+        tracing::error!(%error, queue = number, "a ring failed, and the mount ends");
+        connection.fail();
+    }
+}
+
+/// Keeps the calling thread on one processor, if it may run there.
+fn stay_on(processor: u16) {
+    let mut alone = rustix::thread::CpuSet::new();
+    alone.set(usize::from(processor));
+    if let Err(error) = rustix::thread::sched_setaffinity(None, &alone) {
+        tracing::debug!(%error, processor, "threads of a queue run anywhere");
+    }
+}
+
+/// The processors of a list of the kernel, such as `0-3,7`.
+fn processors(list: &str) -> io::Result<Vec<usize>> {
+    let text = std::fs::read_to_string(format!("/sys/devices/system/cpu/{list}"))?;
+    parse_processors(text.trim()).ok_or_else(|| io::Error::other("an odd list of processors"))
+}
+
+fn parse_processors(text: &str) -> Option<Vec<usize>> {
+    let mut all = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        all.extend(first.parse::<usize>().ok()?..=last.parse::<usize>().ok()?);
+    }
+    Some(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_processors_are_read() {
+        assert_eq!(parse_processors("0-2,7"), Some(vec![0, 1, 2, 7]));
+        assert_eq!(parse_processors("5"), Some(vec![5]));
+        for odd in ["", "a", "1-", "3,,4"] {
+            assert_eq!(parse_processors(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn threads_are_shared_among_processors_within_bounds() {
+        assert_eq!(queue_threads(0, 2), 8);
+        assert_eq!(queue_threads(0, 16), 4);
+        assert_eq!(queue_threads(0, 128), 2);
+        assert_eq!(queue_threads(10, 2), 5);
+        assert_eq!(queue_threads(1, 2), 2);
+    }
+}
