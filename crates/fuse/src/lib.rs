@@ -14,6 +14,7 @@ mod asked;
 mod barrier;
 mod cache;
 mod caller;
+mod error;
 #[cfg(fuzzing)]
 mod fuzzed;
 mod glances;
@@ -32,47 +33,11 @@ mod tickets;
 mod transport;
 mod workers;
 
+pub use error::{Error, Result};
 #[cfg(fuzzing)]
 pub use fuzzed::Requests;
 #[cfg(fuzzing)]
 pub use ioctl::Controls;
 pub use options::{Durability, MountOptions, Transport};
 pub use session::{Mounted, Unmounter, mount, serve, set_read_ahead};
-use thiserror::Error;
 pub use transport::dev_fuse::{Answering, Later};
-
-/// Why a volume could not be mounted, or its mount ended badly.
-#[derive(Debug, Error)]
-pub enum Error {
-    /// A mount option that is not known, or needs a value.
-    #[error("mount option `{0}` is not known")]
-    UnknownOption(String),
-    /// A mount option that cannot be honoured, and the reason.
-    #[error("mount option `{0}`: {1}")]
-    RefusedOption(String, &'static str),
-    /// The value of `compression=` is no codec.
-    #[error("mount option `compression={0}`: {1}")]
-    UnknownCodec(String, ramet_block::NoSuchCodec),
-    /// The kernel or fusermount3 refused.
-    #[error("cannot mount on {dir}: {source}")]
-    Mount {
-        /// The mount point.
-        dir: String,
-        /// What the kernel answered.
-        source: std::io::Error,
-    },
-    /// The kernel or fusermount3 refused.
-    #[error("cannot unmount {dir}: {source}")]
-    Unmount {
-        /// The mount point.
-        dir: String,
-        /// What the kernel answered.
-        source: std::io::Error,
-    },
-    /// The connection to the kernel failed while mounted.
-    #[error("the FUSE session failed: {0}")]
-    Session(std::io::Error),
-}
-
-/// Result of mounting.
-pub type Result<T> = std::result::Result<T, Error>;

@@ -3,7 +3,7 @@
 use ramet_block::Codec;
 use ramet_fs::AccessTime;
 
-use crate::{Error, Result};
+use crate::error::{Error, Result};
 
 /// How requests come from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -26,6 +26,7 @@ use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};
 use crate::asked::Asked;
 use crate::barrier::Fences;
 use crate::cache::held::Held;
+use crate::cache::listing_policies::ListingPolicies;
 use crate::cache::mapped::{Mapped, Tail};
 use crate::caller::{Asker, caller, credentials};
 use crate::ioctl::{Call, Pace, UNKNOWN};
@@ -37,8 +38,6 @@ use crate::protocol::negotiate::{Agreed, DIRECT_HANDLE};
 use crate::protocol::{Answer, FileHandle, Header, errno};
 use crate::tickets::Tickets;
 use crate::workers::Workers;
-
-use listing::ListingPolicies;
 
 /// What the kernel asks for before a file is written for the first time.
 const CAPABILITY: &[u8] = b"security.capability";

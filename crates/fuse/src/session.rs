@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use ramet_fs::Volume;
 
+use crate::error::{Error, Result};
 use crate::mount::attach::attach;
 use crate::mountinfo::{self, Device};
 use crate::notify::Kernel;
@@ -17,7 +18,6 @@ use crate::server::Server;
 use crate::transport::dev_fuse::{Answering, Readers, answer_with};
 use crate::transport::handshake::handshake;
 use crate::transport::uring::{self, Rings, Serving};
-use crate::{Error, Result};
 
 /// A mounted file system. Dropping it unmounts, lazily if files are open.
 pub struct Mounted {

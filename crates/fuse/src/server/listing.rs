@@ -5,16 +5,9 @@ use std::cell::Cell;
 use ramet_fs::DirEntry;
 
 use super::Server;
-use crate::glances::{FirstEntryPolicy, SHORT};
-use crate::habits::{Choice, ReaddirplusPolicy};
+use crate::glances::SHORT;
+use crate::habits::Choice;
 use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply};
-
-/// What programs get of a directory, where the kernel leaves that to the server.
-#[derive(Default)]
-pub(crate) struct ListingPolicies {
-    pub(crate) attributes: ReaddirplusPolicy,
-    pub(crate) first_entry: FirstEntryPolicy,
-}
 
 impl Server {
     pub(super) fn answer_readdirplus(

@@ -11,8 +11,8 @@ use ramet_fs::Invalidation;
 use ramet_sys::{FuseRing, RingRequest, Waited};
 use rustix::io::Errno;
 
+use super::connection::Connection;
 use super::idle_class::Deferrer;
-use super::queues::Connection;
 use crate::barrier::Lane;
 use crate::protocol::{Answer, Body, FileHandle, Form, Header, Reply, Request};
 use crate::server::Server;

@@ -23,6 +23,7 @@
 //!
 //! FORGET still comes through `/dev/fuse`, and notifications go there.
 
+mod connection;
 mod front;
 mod idle_class;
 mod queues;

@@ -11,6 +11,7 @@ use std::thread::JoinHandle;
 
 use ramet_sys::FuseRing;
 
+use super::connection::{Connection, Queue};
 use super::front::Front;
 use super::idle_class::IdleClass;
 use crate::protocol::Form;
@@ -46,54 +47,6 @@ pub(crate) fn switch_on() -> io::Result<()> {
     }
     std::fs::write(SWITCH, "Y")?;
     FuseRing::probe()
-}
-
-/// What the threads of all queues share.
-pub(super) struct Connection {
-    pub(super) server: Arc<Server>,
-    pub(super) idle_class: IdleClass,
-    device: OwnedFd,
-    queues: Vec<Queue>,
-    has_failed: AtomicBool,
-    /// Ends the mount: requests of a queue without threads would wait for ever.
-    abort: Box<dyn Fn() + Send + Sync>,
-}
-
-/// The queue of a processor.
-struct Queue {
-    /// Its threads. Those that the kernel refused do not count.
-    threads: AtomicUsize,
-    /// Threads that wait for what may wait for others. Syncs end by themselves.
-    waiting: AtomicUsize,
-}
-
-impl Connection {
-    /// Whether requests of some processor wait for others of it.
-    pub(super) fn is_stuck(&self) -> bool {
-        // Of which queue those threads are is not known.
-        let anywhere = self.server.waiting();
-        let all_wait = |queue: &Queue| {
-            let waiting = queue.waiting.load(Ordering::SeqCst) + anywhere;
-            waiting >= queue.threads.load(Ordering::SeqCst)
-        };
-        self.queues.iter().any(all_wait)
-    }
-
-    /// Counts the calling thread, of queue `number`, among those that wait while it does `work`. A
-    /// panic is `None`.
-    pub(super) fn waiting<T>(&self, number: u16, work: impl FnOnce() -> T) -> Option<T> {
-        let queue = &self.queues[usize::from(number)];
-        queue.waiting.fetch_add(1, Ordering::SeqCst);
-        let done = catch_unwind(AssertUnwindSafe(work));
-        queue.waiting.fetch_sub(1, Ordering::SeqCst);
-        done.ok()
-    }
-
-    fn fail(&self) {
-        if !self.has_failed.swap(true, Ordering::SeqCst) {
-            (self.abort)();
-        }
-    }
 }
 
 /// Threads with a ring each, whose entries the kernel does not have yet. Dropping it ends them.
