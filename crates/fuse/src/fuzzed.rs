@@ -5,11 +5,11 @@ use std::sync::mpsc::channel;
 
 use ramet_fs::Volume;
 
-use crate::notify::Kernel;
+use crate::cache::notify::Kernel;
 use crate::protocol::abi;
 use crate::protocol::negotiate::Version;
 use crate::protocol::{Answer, Body, Form, Header, Malformed, Reply, Request};
-use crate::server::Server;
+use crate::server::server::Server;
 
 /// Room for answers, in bytes.
 const ROOM_BYTES: usize = 16 << 10;

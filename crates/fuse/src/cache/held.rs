@@ -4,7 +4,7 @@
 //! fsync(2) or msync(2) of its file, is not dirty any more, and may not be queued yet. The kernel also holds the
 //! write-back of a file while its size is being changed. So behind a fence the kernel waits for the pages of
 //! every file that was synced or resized lately, and that has pages to be written back at all
-//! ([`crate::notify::Kernel::write_back`]).
+//! ([`crate::cache::notify::Kernel::write_back`]).
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! What comes with a listing, where the kernel leaves that to the server.
 
-use crate::glances::FirstEntryPolicy;
-use crate::habits::ReaddirplusPolicy;
+use crate::cache::first_entry_policy::FirstEntryPolicy;
+use crate::cache::readdirplus_policy::ReaddirplusPolicy;
 
 /// What programs get of a directory, where the kernel leaves that to the server.
 #[derive(Default)]

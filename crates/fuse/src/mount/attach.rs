@@ -21,7 +21,7 @@ use rustix::net::{
 
 use ramet_fs::AccessTime;
 
-use crate::options::{Durability, MountOptions};
+use crate::mount::options::{Durability, MountOptions};
 
 const DEVICE: &str = "/dev/fuse";
 const TYPE: &str = "fuse.ramet";

@@ -1,3 +1,6 @@
 //! Mounting and unmounting.
 
-pub(crate) mod attach;
+mod attach;
+pub mod mountinfo;
+pub(crate) mod options;
+pub(crate) mod session;

@@ -16,7 +16,7 @@ use super::request::Form;
 /// How long the kernel may believe an answer: for ever, near enough.
 pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long the kernel may believe that a name does not exist. Short, so that the names that it may
-/// believe that of can be forgotten (`missing.rs`).
+/// believe that of can be forgotten (`cache/negative_dentries.rs`).
 pub const MISSING_TTL: Duration = Duration::from_secs(60);
 /// Generation of every inode number: no number is used twice.
 pub const GENERATION: u64 = 0;
@@ -24,7 +24,7 @@ pub const GENERATION: u64 = 0;
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Background requests of the kernel that are under way at a time, at most: write-back and reading
 /// ahead. Also how many have to wait for syncfs(2) to pass files over. More than other programs send
-/// during one round of the barrier as a rule (`barrier.rs`), and few enough that no program waits long
+/// during one round of the barrier as a rule (`server/barrier.rs`), and few enough that no program waits long
 /// behind them.
 pub const BACKGROUND_MAX: u16 = 1024;
 const PAGE_BYTES: u32 = 4096;

@@ -7,10 +7,10 @@
 use ramet_fs::{Ino, SetAttr};
 use rustix::io::Errno;
 
-use super::{Core, Server};
-use crate::caller::Asker;
 use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
 use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply, Request, Setattr};
+use crate::server::credentials::Asker;
+use crate::server::server::{Core, Server};
 
 /// A request that goes on once the kernel has written pages back.
 pub(crate) enum AfterWriteBack {

@@ -4,10 +4,10 @@ use std::cell::Cell;
 
 use ramet_fs::DirEntry;
 
-use super::Server;
-use crate::glances::SHORT;
-use crate::habits::Choice;
+use crate::cache::first_entry_policy::SHORT;
+use crate::cache::readdirplus_policy::Choice;
 use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply};
+use crate::server::server::Server;
 
 impl Server {
     pub(super) fn answer_readdirplus(

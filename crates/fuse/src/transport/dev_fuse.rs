@@ -14,11 +14,11 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::reader_backoff::{ReaderBackoff, Turn};
-use crate::barrier::{Fences, Lane};
 use crate::protocol::abi::{self, opcode};
 use crate::protocol::negotiate::WRITE_BYTES_MAX;
 use crate::protocol::{Body, Form, Header, Malformed, Reply, Request, Unique};
-use crate::server::Server;
+use crate::server::barrier::{Fences, Lane};
+use crate::server::server::Server;
 
 /// Room for a header, a structure and the data of the longest request. The answer to a READ has
 /// what lies behind the structure.

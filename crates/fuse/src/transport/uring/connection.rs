@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use super::idle_class::IdleClass;
-use crate::server::Server;
+use crate::server::server::Server;
 
 /// What the threads of all queues share.
 pub(super) struct Connection {

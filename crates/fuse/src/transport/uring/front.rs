@@ -13,10 +13,10 @@ use rustix::io::Errno;
 
 use super::connection::Connection;
 use super::idle_class::Deferrer;
-use crate::barrier::Lane;
 use crate::protocol::{Answer, Body, FileHandle, Form, Header, Reply, Request};
-use crate::server::Server;
+use crate::server::barrier::Lane;
 use crate::server::dispatch::AfterWriteBack;
+use crate::server::server::Server;
 use crate::transport::dev_fuse::refuse;
 
 /// How often a thread that waits looks whether its queue is stuck.

@@ -15,7 +15,7 @@ use super::connection::{Connection, Queue};
 use super::front::Front;
 use super::idle_class::IdleClass;
 use crate::protocol::Form;
-use crate::server::Server;
+use crate::server::server::Server;
 
 /// Whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";

@@ -9,11 +9,11 @@
 //!
 //! - READ, also for a page that a program maps, which is read before it is written;
 //! - GETXATTR of the file's capabilities before the first write(2), which has to take them away. WRITE would be too late: a whole page is filled before that is sent. Not every kernel
-//!   need do so for ever, so the mount looks whether this one does (`nowhere.rs`), and sends nothing if not. A process that is killed there, before anybody hears of it, leaves a file
+//!   need do so for ever, so the mount looks whether this one does (`cache/probe_file.rs`), and sends nothing if not. A process that is killed there, before anybody hears of it, leaves a file
 //!   that is written without: a WRITE past the pages of a file that was sent meanwhile may be of what was sent, and fails;
 //! - SETATTR, FALLOCATE and COPY_FILE_RANGE.
 //!
-//! Each of these takes the candidate back for good ([`Ahead::touched`]), before it is carried out. What was read from the volume goes out only if the file is still a candidate then,
+//! Each of these takes the candidate back for good ([`Prefetch::touched`]), before it is carried out. What was read from the volume goes out only if the file is still a candidate then,
 //! and is none from then on. So a file is sent at most once for each time that the kernel comes to know it, before anybody uses it.
 //!
 //! That leaves a request that comes while the file is on its way, *in flight*:
@@ -67,7 +67,7 @@ const READERS: usize = 64;
 
 /// What may be sent.
 #[derive(Default)]
-pub(crate) struct Ahead {
+pub(crate) struct Prefetch {
     state: Mutex<State>,
     /// Candidates, what is in flight, and what was sent: nothing to look for if that is 0.
     known: AtomicUsize,
@@ -311,7 +311,7 @@ impl State {
     }
 }
 
-impl Ahead {
+impl Prefetch {
     /// A listing told the kernel of a file of so many bytes, which it did not know before, nor has heard of by another request yet.
     pub(crate) fn lists(&self, stream: Stream, asker: u32, ino: Ino, bytes: u64) {
         if bytes > 0 {
@@ -552,7 +552,7 @@ impl Ahead {
 }
 
 /// A file that is on its way until this is dropped.
-struct Flight<'a>(&'a Ahead);
+struct Flight<'a>(&'a Prefetch);
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
@@ -567,13 +567,13 @@ mod tests {
     const ME: u32 = 7;
     const DIR: Stream = Stream(1);
 
-    fn started() -> Ahead {
-        let ahead = Ahead::default();
+    fn started() -> Prefetch {
+        let ahead = Prefetch::default();
         ahead.start();
         ahead
     }
 
-    fn listed(files: u64) -> Ahead {
+    fn listed(files: u64) -> Prefetch {
         let ahead = started();
         (0..files).for_each(|file| ahead.lists(DIR, ME, Ino(100 + file), 10));
         ahead
@@ -586,7 +586,7 @@ mod tests {
     }
 
     fn send(
-        ahead: &Ahead,
+        ahead: &Prefetch,
         run: u64,
         read: impl FnMut(Ino, &mut [u8]) -> Option<usize>,
         write: impl FnMut(Ino, &Revocable) -> bool,
@@ -596,7 +596,7 @@ mod tests {
     }
 
     /// Sends what is due, and tells which files that were.
-    fn sent(ahead: &Ahead, run: Option<u64>) -> Vec<u64> {
+    fn sent(ahead: &Prefetch, run: Option<u64>) -> Vec<u64> {
         let mut all = Vec::new();
         if let Some(run) = run {
             let write = |ino: Ino, bytes: &Revocable| {
@@ -610,7 +610,7 @@ mod tests {
     }
 
     /// `ME` reads this file, and what is sent then.
-    fn reads(ahead: &Ahead, file: u64) -> Vec<u64> {
+    fn reads(ahead: &Prefetch, file: u64) -> Vec<u64> {
         let run = ahead
             .touched(Ino(100 + file), Touch::Page, Some(ME))
             .unwrap();
@@ -618,13 +618,13 @@ mod tests {
     }
 
     /// `ME` reads the first files, and nothing is sent yet.
-    fn begin(ahead: &Ahead) {
+    fn begin(ahead: &Prefetch) {
         assert_eq!(reads(ahead, 0), [0; 0]);
         assert_eq!(reads(ahead, 1), [0; 0]);
     }
 
     /// `ME` begins to read in order: the run that is to be sent.
-    fn due(ahead: &Ahead) -> u64 {
+    fn due(ahead: &Prefetch) -> u64 {
         begin(ahead);
         let touched = ahead.touched(Ino(102), Touch::Page, Some(ME));
         touched.unwrap().unwrap()

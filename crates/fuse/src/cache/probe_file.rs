@@ -2,7 +2,7 @@
 //!
 //! The kernel learns what OPEN is answered, always: until it knows, it tells when a file that it created is closed. The mount learns whether the kernel asks for the capabilities of
 //! a file before it puts the first byte of a write on a page, as it has to if a write is to take them away: only then nothing is sent ahead of
-//! programs that they may have changed (`ahead.rs`).
+//! programs that they may have changed (`cache/prefetch.rs`).
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ramet_fs::{Attr, Ino, Kind};
 
 /// Its number. No inode has that: counted and random ones are below 2^63.
-pub(crate) const NOWHERE: Ino = Ino(u64::MAX);
+pub(crate) const PROBE_INO: Ino = Ino(u64::MAX);
 
 /// The file, and what the kernel did with it.
-pub(crate) struct Nowhere {
+pub(crate) struct ProbeFile {
     name: String,
     is_open: AtomicBool,
     /// Capabilities were asked for, and a byte was written behind that.
@@ -23,7 +23,7 @@ pub(crate) struct Nowhere {
     asked_first: AtomicBool,
 }
 
-impl Nowhere {
+impl ProbeFile {
     pub(crate) fn new() -> Self {
         Self {
             name: format!(".ramet-{:032x}", rand::random::<u128>()),
@@ -67,7 +67,7 @@ impl Nowhere {
     /// What it has, in a directory that has these: it is this process's.
     pub(crate) fn attr(dir: Attr) -> Attr {
         Attr {
-            ino: NOWHERE,
+            ino: PROBE_INO,
             kind: Kind::Regular,
             perm: 0o600,
             uid: rustix::process::geteuid().as_raw(),
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn asking_behind_a_write_is_too_late() {
-        let nowhere = Nowhere::new();
+        let nowhere = ProbeFile::new();
         assert!(!nowhere.is_asked_for_first());
         nowhere.written();
         nowhere.asked_for_capabilities();

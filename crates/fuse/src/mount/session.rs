@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use ramet_fs::Volume;
 
+use crate::cache::notify::Kernel;
 use crate::error::{Error, Result};
 use crate::mount::attach::attach;
-use crate::mountinfo::{self, Device};
-use crate::notify::Kernel;
-use crate::options::{MountOptions, Transport};
+use crate::mount::mountinfo::{self, Device};
+use crate::mount::options::{MountOptions, Transport};
 use crate::protocol::negotiate::{Agreed, WRITE_BYTES_MAX};
-use crate::server::Server;
+use crate::server::server::Server;
 use crate::transport::dev_fuse::{Answering, Readers, answer_with};
 use crate::transport::handshake::handshake;
 use crate::transport::uring::{self, Rings, Serving};

@@ -84,7 +84,7 @@ impl Generation {
 }
 
 /// Names that were looked up lately, in their directories, and others.
-pub(crate) struct Missing {
+pub(crate) struct NegativeDentries {
     generations: [Generation; 2],
     /// Which one is the younger.
     younger: AtomicUsize,
@@ -93,13 +93,13 @@ pub(crate) struct Missing {
     hasher: RandomState,
 }
 
-impl Default for Missing {
+impl Default for NegativeDentries {
     fn default() -> Self {
         Self::new(BITS, Instant::now())
     }
 }
 
-impl Missing {
+impl NegativeDentries {
     fn new(bits: usize, now: Instant) -> Self {
         Self {
             generations: [Generation::new(bits), Generation::new(bits)],
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn names_that_were_noted_matter_and_few_others() {
-        let set = Missing::default();
+        let set = NegativeDentries::default();
         let names = (0..20_000).map(|number| format!("name{number}"));
         let noted: Vec<_> = names.collect();
         for name in &noted {
@@ -200,7 +200,7 @@ mod tests {
         const BITS: usize = 1 << 14;
         const SECOND: Duration = Duration::from_secs(1);
         let start = Instant::now();
-        let set = Missing::new(BITS, start);
+        let set = NegativeDentries::new(BITS, start);
         let others = || {
             let strange = (0..1000).filter(|n| set.may_matter(&missing(8, &n.to_string())));
             strange.count()

@@ -11,9 +11,9 @@ use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
 use rustix::io::Errno;
 
-use crate::ahead::Ahead;
-use crate::asked::Asked;
-use crate::tickets::Tickets;
+use crate::cache::prefetch::Prefetch;
+use crate::server::clone_tokens::CloneTokens;
+use crate::server::request_counts::RequestCounts;
 
 /// A control call, decoded.
 pub(crate) enum Call {
@@ -101,7 +101,7 @@ impl Call {
     pub(crate) fn run(
         &self,
         volume: &Arc<Volume>,
-        (tickets, asked, ahead): (&Tickets, &Asked, &Ahead),
+        (tickets, asked, ahead): (&CloneTokens, &RequestCounts, &Prefetch),
         (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
@@ -160,9 +160,9 @@ impl Call {
 #[cfg(fuzzing)]
 pub struct Controls {
     volume: Arc<Volume>,
-    tickets: Tickets,
-    asked: Asked,
-    ahead: Ahead,
+    clone_tokens: CloneTokens,
+    request_counts: RequestCounts,
+    ahead: Prefetch,
 }
 
 #[cfg(fuzzing)]
@@ -172,9 +172,9 @@ impl Controls {
     pub fn new(volume: Arc<Volume>) -> Self {
         Self {
             volume,
-            tickets: Tickets::default(),
-            asked: Asked::default(),
-            ahead: Ahead::default(),
+            clone_tokens: CloneTokens::default(),
+            request_counts: RequestCounts::default(),
+            ahead: Prefetch::default(),
         }
     }
 
@@ -188,7 +188,7 @@ impl Controls {
         caller: &Caller,
     ) -> Option<Result<Vec<u8>>> {
         let call = Call::decode(number, bytes)?;
-        let known = (&self.tickets, &self.asked, &self.ahead);
+        let known = (&self.clone_tokens, &self.request_counts, &self.ahead);
         let run = |call: Call| call.run(&self.volume, known, dir, caller);
         Some(call.and_then(run).map(|(_, data)| data))
     }

@@ -45,7 +45,7 @@ impl Kernel {
     }
 
     /// Has the kernel take the contents of a whole file, of which it must have no page yet
-    /// (`ahead.rs`): whether it took them. There may be no memory, the contents may have been revoked,
+    /// (`cache/prefetch.rs`): whether it took them. There may be no memory, the contents may have been revoked,
     /// or the kernel has forgotten the file. Waits for locks of pages, whose holders wait for an
     /// answer.
     pub(crate) fn store(&self, ino: Ino, contents: &Revocable) -> bool {

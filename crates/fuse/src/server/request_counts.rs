@@ -24,15 +24,15 @@ names! {
 const COUNTED: usize = 64;
 
 /// Counters since the volume was mounted, by the number of the operation.
-pub(crate) struct Asked([AtomicU64; COUNTED]);
+pub(crate) struct RequestCounts([AtomicU64; COUNTED]);
 
-impl Default for Asked {
-    fn default() -> Asked {
-        Asked([const { AtomicU64::new(0) }; COUNTED])
+impl Default for RequestCounts {
+    fn default() -> RequestCounts {
+        RequestCounts([const { AtomicU64::new(0) }; COUNTED])
     }
 }
 
-impl Asked {
+impl RequestCounts {
     pub(crate) fn count(&self, operation: u32) {
         let operation = match operation {
             opcode::RENAME2 => opcode::RENAME,
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn both_kinds_of_a_request_are_counted_as_one_and_unknown_ones_are_not() {
-        let asked = Asked::default();
+        let asked = RequestCounts::default();
         for operation in [opcode::RENAME, opcode::RENAME2, opcode::STATX, 4_000] {
             asked.count(operation);
         }

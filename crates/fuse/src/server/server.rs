@@ -1,8 +1,5 @@
 //! What requests are answered, whichever way they come.
 
-pub(crate) mod dispatch;
-mod listing;
-
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -22,22 +19,22 @@ use ramet_sys::Revocable;
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
 
-use crate::ahead::{Ahead, FILE_BYTES_MAX, Stream, Touch};
-use crate::asked::Asked;
-use crate::barrier::Fences;
 use crate::cache::held::Held;
 use crate::cache::listing_policies::ListingPolicies;
 use crate::cache::mapped::{Mapped, Tail};
-use crate::caller::{Asker, caller, credentials};
-use crate::ioctl::{Call, Pace, UNKNOWN};
-use crate::missing::Missing;
-use crate::notify::{Kernel, clears_stored_pages};
-use crate::nowhere::{NOWHERE, Nowhere};
+use crate::cache::negative_dentries::NegativeDentries;
+use crate::cache::notify::{Kernel, clears_stored_pages};
+use crate::cache::prefetch::{FILE_BYTES_MAX, Prefetch, Stream, Touch};
+use crate::cache::probe_file::{PROBE_INO, ProbeFile};
 use crate::protocol::abi::{self, opcode};
 use crate::protocol::negotiate::{Agreed, DIRECT_HANDLE};
 use crate::protocol::{Answer, FileHandle, Header, errno};
-use crate::tickets::Tickets;
-use crate::workers::Workers;
+use crate::server::barrier::Fences;
+use crate::server::clone_tokens::CloneTokens;
+use crate::server::credentials::{Asker, caller, credentials};
+use crate::server::ioctl::{Call, Pace, UNKNOWN};
+use crate::server::request_counts::RequestCounts;
+use crate::server::workers::Workers;
 
 /// What the kernel asks for before a file is written for the first time.
 const CAPABILITY: &[u8] = b"security.capability";
@@ -51,15 +48,15 @@ const TAIL_PATIENCE: Duration = Duration::from_millis(20);
 
 /// A volume, as the kernel asks for it.
 pub(crate) struct Server {
-    core: Arc<Core>,
+    pub(super) core: Arc<Core>,
     syncs: Workers,
-    /// One thread for what ends with invalidations: see `notify.rs`.
+    /// One thread for what ends with invalidations: see `cache/notify.rs`.
     structural: Workers,
     /// One thread for contents that nobody asked for yet.
     ahead: Workers,
     /// Threads for what waits for pages of the kernel, which may wait for answers: see `cache/mapped.rs`.
     pages: Workers,
-    nowhere: Nowhere,
+    probe_file: ProbeFile,
     fences: Arc<Fences>,
     /// Unknown until the connection begins.
     agreed: OnceLock<Agreed>,
@@ -72,11 +69,11 @@ pub(crate) struct Core {
     streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     volume: Arc<Volume>,
     kernel: Kernel,
-    missing: Missing,
+    negative_dentries: NegativeDentries,
     next_stream: AtomicU64,
-    tickets: Tickets,
-    asked: Asked,
-    ahead: Ahead,
+    clone_tokens: CloneTokens,
+    request_counts: RequestCounts,
+    ahead: Prefetch,
     mapped: Mapped,
     held: Arc<Held>,
     /// Requests that wrote pages back, so far.
@@ -99,12 +96,12 @@ impl Core {
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         let stream = self.stream(fh).ok();
         let dir = (node, stream.as_deref());
-        let known = (&self.tickets, &self.asked, &self.ahead);
+        let known = (&self.clone_tokens, &self.request_counts, &self.ahead);
         if let Some(name) = call.removes() {
-            self.missing.note(node, name);
+            self.negative_dentries.note(node, name);
         }
         let (mut stale, data) = answer(call.run(&self.volume, known, dir, &caller(asker)))?;
-        stale.retain(|one| self.missing.may_matter(one));
+        stale.retain(|one| self.negative_dentries.may_matter(one));
         Ok((stale, data))
     }
 
@@ -161,12 +158,12 @@ impl Server {
         let core = Core {
             volume,
             kernel,
-            missing: Missing::default(),
+            negative_dentries: NegativeDentries::default(),
             streams: Mutex::default(),
             next_stream: AtomicU64::new(1),
-            tickets: Tickets::default(),
-            asked: Asked::default(),
-            ahead: Ahead::default(),
+            clone_tokens: CloneTokens::default(),
+            request_counts: RequestCounts::default(),
+            ahead: Prefetch::default(),
             mapped: Mapped::default(),
             held: Arc::new(Held::new(Instant::now())),
             written_back: AtomicU64::new(0),
@@ -178,7 +175,7 @@ impl Server {
             structural: Workers::new("clone", 1)?,
             ahead: Workers::new("ahead", 1)?,
             pages: Workers::new("pages", PAGE_THREADS)?,
-            nowhere: Nowhere::new(),
+            probe_file: ProbeFile::new(),
             fences: Arc::new(Fences::new()),
             agreed: OnceLock::new(),
             listing_policies: ListingPolicies::default(),
@@ -193,17 +190,17 @@ impl Server {
     pub(crate) fn answer_first_open(&self, dir: &Path, ahead: bool) -> std::io::Result<()> {
         let ahead = ahead && clears_stored_pages();
         let read_only = self.core.volume.is_read_only();
-        let mut opened = self.nowhere.open(dir, ahead && !read_only);
+        let mut opened = self.probe_file.open(dir, ahead && !read_only);
         if opened.is_err() {
             // The mount may be read-only although the volume is not.
-            opened = self.nowhere.open(dir, false);
+            opened = self.probe_file.open(dir, false);
         }
         let stale = Invalidation::Entry {
             dir: ROOT_INO,
-            name: self.nowhere.name().to_vec(),
+            name: self.probe_file.name().to_vec(),
         };
         self.core.kernel.invalidate(&[stale]);
-        let may_send = read_only || self.nowhere.is_asked_for_first();
+        let may_send = read_only || self.probe_file.is_asked_for_first();
         if opened.is_ok() && ahead && !may_send {
             tracing::info!("the kernel writes files without asking: none is sent ahead");
         }
@@ -220,13 +217,13 @@ impl Server {
     }
 
     /// Where the server chooses what comes with a listing.
-    fn listing_policies(&self) -> Option<&ListingPolicies> {
+    pub(super) fn listing_policies(&self) -> Option<&ListingPolicies> {
         let agreed = self.agreed.get()?;
         (!agreed.kernel_chooses_attributes()).then_some(&self.listing_policies)
     }
 
     pub(crate) fn count(&self, opcode: u32) {
-        self.core.asked.count(opcode);
+        self.core.request_counts.count(opcode);
     }
 
     pub(crate) fn fences(&self) -> &Arc<Fences> {
@@ -246,7 +243,7 @@ impl Server {
         let request = header.unique.0;
         let asked = answer(Fence::decode(data));
         let written_back = self.core.written_back.load(Ordering::SeqCst);
-        let begun = self.core.asked.background() + written_back;
+        let begun = self.core.request_counts.background() + written_back;
         let answer = |asked: Fence| {
             let told = match asked.call {
                 FenceCall::Hold => asked,
@@ -299,17 +296,17 @@ impl Server {
 
     /// `None` for a name that does not exist, which may be remembered.
     pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Answer<Option<Attr>> {
-        if self.nowhere.has_name(name) {
-            return self.getattr(dir).map(|attr| Some(Nowhere::attr(attr)));
+        if self.probe_file.has_name(name) {
+            return self.getattr(dir).map(|attr| Some(ProbeFile::attr(attr)));
         }
-        self.core.missing.note(dir, name);
+        self.core.negative_dentries.note(dir, name);
         match self.core.volume.lookup(dir, name) {
             Err(Error::NotFound) => Ok(None),
             found => answer(found).map(Some),
         }
     }
 
-    fn forget(&self, node: Ino, lookups: u64) {
+    pub(super) fn forget(&self, node: Ino, lookups: u64) {
         self.count(opcode::FORGET);
         let last = || {
             self.core.ahead.forgotten(node);
@@ -426,12 +423,12 @@ impl Server {
     }
 
     pub(crate) fn unlink(&self, dir: Ino, name: &[u8]) -> Answer<()> {
-        self.core.missing.note(dir, name);
+        self.core.negative_dentries.note(dir, name);
         answer(self.core.volume.unlink(dir, name))
     }
 
     pub(crate) fn rmdir(&self, dir: Ino, name: &[u8]) -> Answer<()> {
-        self.core.missing.note(dir, name);
+        self.core.negative_dentries.note(dir, name);
         answer(self.core.volume.rmdir(dir, name))
     }
 
@@ -455,7 +452,7 @@ impl Server {
             (false, false) => RenameMode::Replace,
         };
         let owner = whiteout.then_some((asker.uid, asker.gid));
-        self.core.missing.note(from.0, from.1);
+        self.core.negative_dentries.note(from.0, from.1);
         answer(self.core.volume.rename(from, to, mode, owner))
     }
 
@@ -532,8 +529,8 @@ impl Server {
         flags: u32,
         asker: Asker,
     ) -> Answer<()> {
-        if node == NOWHERE {
-            self.nowhere.written();
+        if node == PROBE_INO {
+            self.probe_file.written();
             return Ok(());
         }
         let is_mapped = flags & abi::write::CACHE != 0;
@@ -680,8 +677,8 @@ impl Server {
 
     pub(crate) fn getxattr(&self, node: Ino, name: &[u8]) -> Answer<Vec<u8>> {
         if name == CAPABILITY {
-            if node == NOWHERE {
-                self.nowhere.asked_for_capabilities();
+            if node == PROBE_INO {
+                self.probe_file.asked_for_capabilities();
                 return Err(Errno::NODATA);
             }
             self.touched(node, Touch::Fills)?;
@@ -879,10 +876,13 @@ mod tests {
         server.rename(from, to, 0, asker).unwrap();
         server.rmdir(ROOT_INO, b"removed").unwrap();
         let may_matter = |name: &str| {
-            server.core.missing.may_matter(&Invalidation::Missing {
-                dir: ROOT_INO,
-                name: name.into(),
-            })
+            server
+                .core
+                .negative_dentries
+                .may_matter(&Invalidation::Missing {
+                    dir: ROOT_INO,
+                    name: name.into(),
+                })
         };
         // Nobody looked any of them up.
         assert_eq!(

@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use ramet_fs::control::SourceReply;
 use ramet_fs::{Caller, Error, Ino, Result, Volume};
 
-/// Tickets of one user that wait to be used; callers that died in between lose theirs to newer ones of the same user.
+/// CloneTokens of one user that wait to be used; callers that died in between lose theirs to newer ones of the same user.
 const TICKETS_MAX: usize = 1024;
-/// Tickets of all users.
+/// CloneTokens of all users.
 const ALL_TICKETS_MAX: usize = 16 * TICKETS_MAX;
 
 struct Ticket {
@@ -32,9 +32,9 @@ impl Drop for Source {
 
 /// The tickets of one mount.
 #[derive(Default)]
-pub(crate) struct Tickets(Mutex<VecDeque<Ticket>>);
+pub(crate) struct CloneTokens(Mutex<VecDeque<Ticket>>);
 
-impl Tickets {
+impl CloneTokens {
     /// A ticket for `name` in `dir`, good for one use by the same user, and the number of the inode that it stands for.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ mod tests {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
-        let tickets = Tickets::default();
+        let tickets = CloneTokens::default();
         let issue = |caller: &Caller| {
             let reply = tickets.issue(&volume, caller, ROOT_INO, b".").unwrap();
             assert_eq!(reply.ino, ROOT_INO.0);

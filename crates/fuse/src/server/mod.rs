@@ -1,0 +1,11 @@
+//! What requests are answered.
+
+pub(crate) mod barrier;
+pub(crate) mod clone_tokens;
+pub(crate) mod credentials;
+pub(crate) mod dispatch;
+pub(crate) mod ioctl;
+mod listing;
+pub(crate) mod request_counts;
+pub(crate) mod server;
+pub(crate) mod workers;
