@@ -60,6 +60,8 @@ pub enum OpenError {
         path: PathBuf,
         /// In words, what uses it: "by process 7 (ramet)", "through /dev/loop0".
         by: String,
+        /// The process that has it open, if that can be seen and nothing lies in between.
+        process: Option<u32>,
     },
     /// It is neither a regular file nor a block device.
     #[error("{}: neither a regular file nor a block device", .0.display())]
@@ -91,9 +93,11 @@ fn open_error(path: &Path, source: io::Error) -> OpenError {
 /// A block device that another opener has for itself.
 fn claimed(path: &Path) -> OpenError {
     let holder = File::open(path).map(|node| stack::user_of(&node));
+    let (by, process) = holder.unwrap_or_else(|_| ("by another process".into(), None));
     OpenError::Busy {
         path: path.to_owned(),
-        by: holder.unwrap_or_else(|_| "by another process".into()),
+        by,
+        process,
     }
 }
 
@@ -164,9 +168,10 @@ impl FileDevice {
 
     fn lock(path: &Path, mut file: File, access: Access) -> Result<Self, OpenError> {
         let fail = |source| open_error(path, source);
-        let busy = |by| OpenError::Busy {
+        let busy = |(by, process)| OpenError::Busy {
             path: path.to_owned(),
             by,
+            process,
         };
         let operation = match access {
             Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
@@ -180,7 +185,7 @@ impl FileDevice {
         let below = match access {
             Access::ReadOnly => Vec::new(),
             Access::ReadWrite => stack::lock(&file).map_err(|refusal| match refusal {
-                Refusal::InUse(by) => busy(by),
+                Refusal::InUse(by) => busy((by, None)),
                 Refusal::Io(source) => fail(source),
             })?,
         };

@@ -116,11 +116,12 @@ pub(crate) fn lock(file: &File) -> Checked<Vec<File>> {
     Ok(stack.held)
 }
 
-/// In words, the process that has the lock of `file`, as far as this one sees it.
-pub(crate) fn user_of(file: &File) -> String {
+/// In words, the process that has the lock of `file`, and its number, as far as this one sees it.
+pub(crate) fn user_of(file: &File) -> (String, Option<u32>) {
     let at = Identity::of(file).ok();
-    let holder = at.and_then(|at| lock_holder(&at, false));
-    holder.unwrap_or_else(|| "by another process".into())
+    let process = at.and_then(|at| process_with_lock(&at, false));
+    let words = process.map_or_else(|| "by another process".into(), named);
+    (words, process)
 }
 
 #[derive(Default)]
@@ -407,14 +408,21 @@ fn through(rdev: u64) -> String {
 /// In words, the process that has a lock on an inode, if this one may see it. With `is_ours` this
 /// process has one as well.
 fn lock_holder(at: &Identity, is_ours: bool) -> Option<String> {
+    process_with_lock(at, is_ours).map(named)
+}
+
+fn process_with_lock(at: &Identity, is_ours: bool) -> Option<u32> {
     let locks = fs::read_to_string("/proc/locks").ok()?;
     let mut pids = locks.lines().filter_map(|line| lock_on(line, at.inode));
-    let pid = pids.find(|pid| !is_ours || *pid != std::process::id())?;
+    pids.find(|pid| !is_ours || *pid != std::process::id())
+}
+
+fn named(pid: u32) -> String {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(match name.trim() {
+    match name.trim() {
         "" => format!("by process {pid}"),
         name => format!("by process {pid} ({name})"),
-    })
+    }
 }
 
 /// The process of a line of `/proc/locks`, if it is of an exclusive lock on this inode.
@@ -478,7 +486,8 @@ mod tests {
         let held = lock(&first).unwrap();
         assert!(matches!(lock(&second), Err(Refusal::InUse(_))));
         rustix::fs::flock(&first, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
-        let told = user_of(&second);
+        let (told, process) = user_of(&second);
+        assert_eq!(process, Some(std::process::id()));
         assert!(
             told.contains(&format!("by process {}", std::process::id())),
             "{told}"

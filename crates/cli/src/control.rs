@@ -6,10 +6,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CLONE_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW,
-    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES, SYNC, ScrubRequest,
-    SourceReply, USAGE, USAGE_BYTES, decode_diff_page, decode_source_reply, decode_stat_reply,
-    decode_usage,
+    CHECKPOINT, CLONE, CLONE_REPLACE, CloneRequest, DIFF, DIFF_START, DiffRequest,
+    FAILED_WRITE_BACKS, GROW, NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, STAT_BYTES,
+    SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page, decode_source_reply,
+    decode_stat_reply, decode_usage,
 };
 use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
 use ramet_sys::control_ioctl;
@@ -26,6 +26,14 @@ use crate::{mounts, output, resolve};
 pub struct Root(OwnedFd);
 
 type Answer<T = ()> = rustix::io::Result<T>;
+
+/// What a last sync could not keep.
+pub struct LastSync {
+    /// Why pages that were stored through mappings are lost.
+    pub write_back: Option<Errno>,
+    /// Why the daemon could not make everything durable.
+    pub daemon: Option<Errno>,
+}
 
 impl Root {
     pub fn open_dir(dir: &Path) -> Answer<Root> {
@@ -61,6 +69,27 @@ impl Root {
     pub fn write_back(&self) -> Answer {
         ramet_fs::fence::write_back(&self.0)
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
+    }
+
+    /// How often what was stored through mappings could not be written back; `None` of a daemon that does not tell.
+    fn failed_write_backs(&self) -> Option<u64> {
+        self.stats_json().ok()?.get(FAILED_WRITE_BACKS)?.as_u64()
+    }
+
+    /// Makes everything written so far durable before the mount goes, and goes on where something cannot be kept.
+    pub fn sync_at_last(&self) -> LastSync {
+        let before = self.failed_write_backs();
+        let mut written_back = self.write_back();
+        if written_back.is_err() && before == self.failed_write_backs() {
+            // The kernel tells each error once: this one is of an earlier write-back, and nothing was lost now. It may have ended
+            // before all was written.
+            written_back = self.write_back();
+        }
+        let lost_now = before != self.failed_write_backs() || before.is_none();
+        LastSync {
+            write_back: written_back.err().filter(|_| lost_now),
+            daemon: self.call(SYNC, &mut []).err(),
+        }
     }
 
     /// Makes everything written so far durable.

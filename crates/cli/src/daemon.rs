@@ -1,27 +1,27 @@
 //! The process that serves a mounted volume.
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
 
 use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
 use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
 
-use crate::control::Root;
 use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
-use crate::mount::refusal;
-use crate::{inherited, output, owner};
+use crate::refusal::refusal;
+use crate::{host, inherited, output, owner};
 
 /// What the daemon says on its standard output when the mount is usable.
 pub const READY: &str = "ready";
@@ -105,7 +105,10 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     } else {
         Access::ReadWrite
     };
-    let device = FileDevice::open(&plan.volume, access).map_err(Failure::device)?;
+    let device = host::open(&plan.volume, access, note)?;
+    if let Some(shortage) = host::shortage(&plan.volume, &device) {
+        note(&shortage);
+    }
     if !plan.options.read_only && plan.volume.is_file() {
         inherited::may_write(&plan.volume, device.len_bytes())?;
     }
@@ -213,31 +216,45 @@ impl Serving {
 }
 
 /// How long a signal waits for what programs have stored into mapped files.
-const WRITE_BACK_PATIENCE: Duration = Duration::from_secs(10);
+const WRITE_BACK_PATIENCE: Timespec = Timespec {
+    tv_sec: 10,
+    tv_nsec: 0,
+};
 
-/// Has the kernel hand over what programs have stored into mapped files of the mount at `dir`, if that is still the
-/// mount of this process. The mount may be in no state to answer, so another thread asks.
-fn write_back(dir: PathBuf) {
-    let ask = move || {
-        let root = Root::open_dir(&dir)?;
-        if root.stats()?.pid == std::process::id() {
-            root.write_back()?;
+/// Has the kernel hand over what programs have stored into mapped files of the mount at `dir`, by
+/// `ramet sync`.
+///
+/// Another process asks. A thread that waits for an answer of its own process cannot be killed, and
+/// keeps `/dev/fuse` open: a daemon that is killed meanwhile would leave a mount that answers nobody.
+fn write_back(dir: &Path) -> io::Result<()> {
+    let mut sync = Command::new("/proc/self/exe")
+        .arg("sync")
+        .arg("--")
+        .arg(dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()?;
+    let process = Pid::from_child(&sync);
+    let process = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
+    let ended = loop {
+        let mut wanted = [PollFd::new(&process, PollFlags::IN)];
+        match rustix::event::poll(&mut wanted, Some(&WRITE_BACK_PATIENCE)) {
+            Err(Errno::INTR) => {}
+            ended => break ended?,
         }
-        Ok::<_, Errno>(())
     };
-    let (sender, asked) = channel();
-    let thread = thread::Builder::new().name("write-back".into());
-    let spawned = thread.spawn(move || {
-        // Nobody waits any more for an answer that comes too late.
-        let _ = sender.send(ask());
-    });
-    let outcome = spawned.map(|_| asked.recv_timeout(WRITE_BACK_PATIENCE));
-    match outcome {
-        Ok(Ok(Ok(()))) => {}
-        Ok(Ok(Err(e))) => warn!("what is stored into mapped files may be missing: {e}"),
-        Ok(Err(_)) => warn!("what is stored into mapped files is not there in time"),
-        Err(e) => warn!("cannot start a thread: {e}"),
+    if ended == 0 {
+        sync.kill()?;
+        return Err(io::ErrorKind::TimedOut.into());
     }
+    let status = sync.wait()?;
+    if status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "'ramet sync' ended with {status}"
+    )))
 }
 
 /// Unmounts on SIGTERM, SIGINT and SIGHUP. While files are open the mount stays, but everything
@@ -251,7 +268,9 @@ fn spawn_signal_thread(
     let spawned = thread.spawn(move || {
         for signal in signals.forever() {
             info!(signal, "asked to end");
-            write_back(dir.clone());
+            if let Err(e) = write_back(&dir) {
+                warn!("what is stored into mapped files may be missing: {e}");
+            }
             if let Err(e) = volume.sync_all() {
                 error!("cannot make everything durable: {e}");
             }

@@ -61,7 +61,7 @@ impl Failure {
     pub fn device(error: OpenError) -> Failure {
         match error {
             OpenError::NotFound(path) => Failure::at(&path, "no such file or directory"),
-            OpenError::Busy { path, by } => {
+            OpenError::Busy { path, by, .. } => {
                 Failure::at(&path, format!("already mounted, or in use {by}"))
             }
             OpenError::Io { path, source } => Failure::system(&path, source),
@@ -97,7 +97,7 @@ pub fn reason(error: &std::io::Error) -> String {
             "the mount is dead: its daemon ended without unmounting ('ramet umount' removes it)"
         }
         Some(Errno::ACCESS | Errno::PERM) => "permission denied",
-        Some(Errno::NOSPC) => "no space left on the volume",
+        Some(Errno::NOSPC) => "no space left on the volume, or on the file system below its image",
         Some(Errno::ROFS) => {
             "the volume is read-only (mounted so, or because a write failed earlier)"
         }

@@ -14,10 +14,10 @@ use ramet_fs::{FormatOptions, Volume};
 
 use crate::args::Mkfs;
 use crate::failure::{Failure, Outcome};
-use crate::output::say;
-use crate::owner;
+use crate::output::{self, say};
 use crate::progress::Progress;
 use crate::size::Size;
+use crate::{host, owner};
 
 /// Block devices are looked at and discarded in pieces of this.
 const PIECE_BYTES: u64 = 256 << 20;
@@ -125,6 +125,9 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
         ..FormatOptions::default()
     };
     Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
+    if let Some(shortage) = host::shortage(path, device.as_ref()) {
+        output::complain(shortage);
+    }
     tell(args, device.len_bytes())
 }
 

@@ -1,7 +1,7 @@
 //! Which of the mounts are Ramet's.
 
 use std::fs::File;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use ramet_block::superblock::SLOTS;
@@ -109,6 +109,27 @@ pub fn resolve(dir: &Path) -> PathBuf {
         (Some(Ok(parent)), Some(name)) => parent.join(name),
         _ => absolute,
     }
+}
+
+/// Whether a process sees a mount of `volume`, by whatever name.
+pub fn is_seen_by(process: u32, volume: &Path) -> bool {
+    let Ok(mounts) = mountinfo::mounts_of(process) else {
+        return false;
+    };
+    let wanted = identity(volume);
+    let mut mounts = mounts.into_iter().filter_map(candidate);
+    mounts.any(|mount| {
+        mount.volume == volume || wanted.is_some() && identity(&mount.volume) == wanted
+    })
+}
+
+/// What tells a file or a block device from others, whatever its name.
+fn identity(path: &Path) -> Option<(u64, u64, u64)> {
+    let found = std::fs::metadata(path).ok()?;
+    if found.file_type().is_block_device() {
+        return Some((0, 0, found.rdev()));
+    }
+    Some((found.dev(), found.ino(), 0))
 }
 
 /// A mount of `volume`, if this process sees one.

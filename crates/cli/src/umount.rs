@@ -1,6 +1,5 @@
 //! `ramet umount`: returns once everything is durable and the daemon has ended.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,14 +8,15 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, PidfdFlags};
 
 use crate::args::Umount;
-use crate::control::Root;
-use crate::failure::{Failure, Outcome, is_of_dead_mount};
+use crate::control::{LastSync, Root};
+use crate::failure::{Failure, Outcome, is_of_dead_mount, reason};
+use crate::host::wait_for_lock;
+use crate::mounts::RametMount;
 use crate::{daemon, mounts, output};
 
 /// How long a daemon takes to end before somebody who waits for it wants to know why.
@@ -34,7 +34,8 @@ pub fn run(args: &Umount) -> Outcome {
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
             refuse_if_it_stays(&dir)?;
             detach(&dir, UnmountFlags::empty())?;
-            return waiting(&dir, || wait_for_lock(&mount.volume));
+            waiting(&dir, || wait_for_lock(&mount.volume))?;
+            return closed(&mount);
         }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
@@ -50,13 +51,42 @@ pub fn run(args: &Umount) -> Outcome {
     // Opened while the daemon is alive for certain: its number could be another process's later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     refuse_if_it_stays(&dir)?;
-    root.sync().map_err(|e| Failure::system(&dir, e))?;
+    let last = root.sync_at_last();
+    // After a failure that ended writing nobody else says why.
+    let cause = last.daemon.and_then(|_| root.stats().ok()?.poisoned);
     drop(root);
     detach(&dir, UnmountFlags::empty())?;
     if let Some(daemon) = daemon {
         let ended = waiting(&dir, || wait_for_end(&daemon));
         ended.map_err(|e| Failure::system(&dir, e))?;
     }
+    if let Some(lost) = lost(&last, cause.as_deref()) {
+        return Err(Failure::at(&mount.volume, format!("unmounted, but {lost}")));
+    }
+    closed(&mount)
+}
+
+/// In words, what could not be kept; never anything that a sync acknowledged.
+fn lost(last: &LastSync, cause: Option<&str>) -> Option<String> {
+    let why = |errno: Errno| reason(&errno.into());
+    let kept = "what a sync acknowledged is there";
+    match (last.daemon, last.write_back) {
+        (Some(errno), _) => {
+            let why = cause.map_or_else(|| why(errno), str::to_owned);
+            Some(format!(
+                "what was written after the last sync is lost: {why}; {kept}"
+            ))
+        }
+        (None, Some(errno)) => Some(format!(
+            "something that a program stored through a mapping, and did not sync, is lost: {}; {kept}",
+            why(errno)
+        )),
+        (None, None) => None,
+    }
+}
+
+/// Whether the daemon closed the volume in order.
+fn closed(mount: &RametMount) -> Outcome {
     if !mount.read_only && daemon::closed_cleanly(&mount.volume) == Some(false) {
         return Err(Failure::at(
             &mount.volume,
@@ -103,12 +133,6 @@ fn wait_for_end(daemon: &OwnedFd) -> Result<(), Errno> {
             ended => return ended.map(drop),
         }
     }
-}
-
-/// Waits until the daemon lets go of the volume, which is the last thing it does.
-fn wait_for_lock(volume: &Path) -> Outcome {
-    let file = File::open(volume).map_err(|e| Failure::system(volume, e))?;
-    rustix::fs::flock(&file, FlockOperation::LockShared).map_err(|e| Failure::system(volume, e))
 }
 
 /// Unmounts: by ourselves when we may, else through fusermount3.

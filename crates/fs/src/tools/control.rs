@@ -65,6 +65,8 @@ pub const REMOVE: u32 = number(DIR_IN, 2, NAME_REQUEST_BYTES);
 pub const SYNC: u32 = number(0, 3, 0);
 /// Tells the counters of the volume, as JSON.
 pub const STAT: u32 = number(DIR_OUT, 4, STAT_BYTES);
+/// Key of a counter that [`STAT`] tells of a mount: what programs stored through mappings and could not be written back.
+pub const FAILED_WRITE_BACKS: &str = "failed_write_backs";
 /// Writes a checkpoint and waits for it.
 pub const CHECKPOINT: u32 = number(0, 5, 0);
 /// Gives a ticket for a name in the directory the call is made on, or for that directory (`.`). The caller needs

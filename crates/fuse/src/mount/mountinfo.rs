@@ -70,6 +70,14 @@ pub fn mounts() -> io::Result<Vec<MountInfo>> {
     Ok(parse(&std::fs::read(PATH)?))
 }
 
+/// All mounts that another process sees, oldest first.
+///
+/// # Errors
+/// There is no such process, or it may not be looked at.
+pub fn mounts_of(process: u32) -> io::Result<Vec<MountInfo>> {
+    Ok(parse(&std::fs::read(format!("/proc/{process}/mountinfo"))?))
+}
+
 /// The file system mounted at `dir`, which is absolute and without links; the newest of several.
 pub(crate) fn device_at(dir: &Path) -> Option<Device> {
     newest(&mounts().ok()?, dir)

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use ramet_fs::control::{
-    CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, GROW, NameRequest, REMOVE,
-    SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE, encode_source_reply,
-    encode_stat_reply, encode_usage,
+    CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, GROW,
+    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE,
+    encode_source_reply, encode_stat_reply, encode_usage,
 };
 use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
 
@@ -140,6 +140,7 @@ impl Call {
                     return Err(invalid);
                 };
                 counters["requests"] = asked.json();
+                counters[FAILED_WRITE_BACKS] = asked.failed_write_backs().into();
                 counters["ahead"] = ahead.json();
                 data = encode_stat_reply(&counters.to_string())?;
             }

@@ -24,11 +24,17 @@ names! {
 const COUNTED: usize = 64;
 
 /// Counters since the volume was mounted, by the number of the operation.
-pub(crate) struct RequestCounts([AtomicU64; COUNTED]);
+pub(crate) struct RequestCounts {
+    counts: [AtomicU64; COUNTED],
+    failed_write_backs: AtomicU64,
+}
 
 impl Default for RequestCounts {
     fn default() -> RequestCounts {
-        RequestCounts([const { AtomicU64::new(0) }; COUNTED])
+        RequestCounts {
+            counts: [const { AtomicU64::new(0) }; COUNTED],
+            failed_write_backs: AtomicU64::new(0),
+        }
     }
 }
 
@@ -39,13 +45,22 @@ impl RequestCounts {
             opcode::COPY_FILE_RANGE_64 => opcode::COPY_FILE_RANGE,
             operation => operation,
         };
-        if let Some(count) = self.0.get(operation as usize) {
+        if let Some(count) = self.counts.get(operation as usize) {
             count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
+    /// The kernel wrote back what was stored through a mapping, and that failed. The kernel drops the pages.
+    pub(crate) fn count_failed_write_back(&self) {
+        self.failed_write_backs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn failed_write_backs(&self) -> u64 {
+        self.failed_write_backs.load(Ordering::Relaxed)
+    }
+
     fn get(&self, operation: u32) -> u64 {
-        self.0[operation as usize].load(Ordering::Relaxed)
+        self.counts[operation as usize].load(Ordering::Relaxed)
     }
 
     /// Of the requests so far, those that the kernel may send in the background, for which nobody waits. WRITE is
@@ -53,7 +68,7 @@ impl RequestCounts {
     pub(crate) fn background(&self) -> u64 {
         let counted = [opcode::READ, opcode::RELEASE, opcode::RELEASEDIR];
         counted
-            .map(|operation| self.0[operation as usize].load(Ordering::SeqCst))
+            .map(|operation| self.counts[operation as usize].load(Ordering::SeqCst))
             .iter()
             .sum()
     }

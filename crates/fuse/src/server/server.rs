@@ -554,6 +554,9 @@ impl Server {
         };
         let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
         let written = self.core.volume.write(node, offset, data, writer);
+        if is_mapped && written.is_err() {
+            self.core.request_counts.count_failed_write_back();
+        }
         // One that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));
         answer(written)?;

@@ -1,0 +1,74 @@
+//! What the host of a volume still does, and what it has: a daemon that ends, room below an image.
+
+use std::fs::File;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use ramet_block::{Access, Device, FileDevice, OpenError};
+use rustix::fs::FlockOperation;
+
+use crate::failure::{Failure, Outcome};
+use crate::mounts;
+use crate::size::Size;
+
+/// How long a volume is waited for that a daemon still writes after its mount is gone.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Opens a volume. umount(8) returns while the daemon still closes it: that one is waited for, which is told to `note`.
+pub fn open(volume: &Path, access: Access, note: &mut dyn FnMut(&str)) -> Outcome<FileDevice> {
+    match FileDevice::open(volume, access) {
+        Err(OpenError::Busy {
+            process: Some(process),
+            by,
+            ..
+        }) if !mounts::is_seen_by(process, volume) => {
+            note(&format!(
+                "{}: still in use {by}, waiting for it to end",
+                volume.display()
+            ));
+            wait_for_end(volume);
+            FileDevice::open(volume, access)
+        }
+        opened => opened,
+    }
+    .map_err(Failure::device)
+}
+
+/// Waits until nobody has the volume open, or patience ends.
+fn wait_for_end(volume: &Path) {
+    let (ended, has_ended) = channel();
+    let volume = volume.to_owned();
+    // The thread outlives a wait that ends early; it holds nothing then but its place in the line.
+    let waiting = thread::Builder::new().name("lock".into()).spawn(move || {
+        let _ = ended.send(wait_for_lock(&volume).is_ok());
+    });
+    if waiting.is_ok() {
+        let _ = has_ended.recv_timeout(PATIENCE);
+    }
+}
+
+/// What the user should know when the file system below an image has less room than the image promises.
+pub fn shortage(volume: &Path, device: &dyn Device) -> Option<String> {
+    if !device.is_sparse() {
+        return None;
+    }
+    let allocated = device.host_allocated_bytes().ok()?;
+    let promised = device.len_bytes().saturating_sub(allocated);
+    let free = device.host_free_bytes().ok()?;
+    (promised > free).then(|| {
+        format!(
+            "{}: warning: the volume may grow by {}, and the file system below it has {} free",
+            volume.display(),
+            Size::new(promised),
+            Size::new(free)
+        )
+    })
+}
+
+/// Waits until the daemon lets go of the volume, which is the last thing it does.
+pub fn wait_for_lock(volume: &Path) -> Outcome {
+    let file = File::open(volume).map_err(|e| Failure::system(volume, e))?;
+    rustix::fs::flock(&file, FlockOperation::LockShared).map_err(|e| Failure::system(volume, e))
+}
