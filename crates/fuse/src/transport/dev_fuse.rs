@@ -31,17 +31,36 @@ const ROOM_AT: usize = abi::InHeader::BYTES + abi::ReadIn::BYTES;
 /// waits for either, and without a pause each FORGET would wake it.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// Where an answer goes that is given later.
-#[derive(Clone)]
+/// Where an answer goes that is given later. Dropped without an answer, it answers `EIO`: the program
+/// would wait for ever.
 pub struct Later {
     device: Arc<OwnedFd>,
     unique: Unique,
+    is_answered: bool,
 }
 
 impl Later {
+    fn new(device: Arc<OwnedFd>, unique: Unique) -> Self {
+        Self {
+            device,
+            unique,
+            is_answered: false,
+        }
+    }
+
     /// Gives the answer, which has no part in the room of its request.
-    pub fn answer(self, reply: &Reply) {
+    pub fn answer(mut self, reply: &Reply) {
+        self.is_answered = true;
         tell(&self.device, self.unique, reply, &[]);
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        if !self.is_answered {
+            tracing::error!(unique = ?self.unique, "a request was given up");
+            tell(&self.device, self.unique, &Reply::error(Errno::IO), &[]);
+        }
     }
 }
 
@@ -176,10 +195,7 @@ impl Reading {
 
     /// A panic ends as `EIO`.
     fn answer(&self, header: &Header, request: Request<'_>) -> Option<Reply> {
-        let later = || Later {
-            device: Arc::clone(&self.device),
-            unique: header.unique,
-        };
+        let later = || Later::new(Arc::clone(&self.device), header.unique);
         let answer = || (self.answering)(header, request, &later);
         catch_unwind(AssertUnwindSafe(answer)).unwrap_or_else(|_| {
             tracing::error!(opcode = header.opcode, "a request panicked");
@@ -265,4 +281,38 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
             request => server.answer(header, request),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// What is written to the device while `with` has it.
+    fn written(with: impl FnOnce(Arc<OwnedFd>)) -> Vec<u8> {
+        let (device, mut kernel) = UnixStream::pair().unwrap();
+        with(Arc::new(device.into()));
+        let mut bytes = Vec::new();
+        kernel.read_to_end(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_request_is_answered_once_and_with_an_error_if_the_job_panics() {
+        let unique = Unique(7);
+        let done = Reply::done();
+        let answered = written(|device| Later::new(device, unique).answer(&done));
+        assert_eq!(answered, done.header(unique));
+        let given_up = written(|device| {
+            let later = Later::new(device, unique);
+            let job = move || -> Reply {
+                let _later = later;
+                panic!("a job of a test")
+            };
+            assert!(catch_unwind(AssertUnwindSafe(job)).is_err());
+        });
+        assert_eq!(given_up, Reply::error(Errno::IO).header(unique));
+    }
 }
