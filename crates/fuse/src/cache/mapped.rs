@@ -22,8 +22,6 @@ use ramet_fs::Ino;
 
 /// Parts of the set, each with a lock of its own.
 const SHARDS: usize = 16;
-/// Bytes of a page of the kernel.
-const PAGE_BYTES: u64 = 4096;
 
 /// The files that the kernel has filled pages of, and whether it has written any back.
 #[derive(Default)]
@@ -69,9 +67,9 @@ impl Mapped {
 }
 
 impl Tail {
-    /// That of a file of so many bytes; `None` if its last page is full.
-    pub(crate) fn of(size_bytes: u64) -> Option<Self> {
-        let end = size_bytes.checked_next_multiple_of(PAGE_BYTES)?;
+    /// That of a file of so many bytes, in a page of `page_bytes`; `None` if its last page is full.
+    pub(crate) fn of(size_bytes: u64, page_bytes: u64) -> Option<Self> {
+        let end = size_bytes.checked_next_multiple_of(page_bytes)?;
         let offset = size_bytes;
         (offset < end).then_some(Self { offset, end })
     }
@@ -89,10 +87,11 @@ mod tests {
 
     #[test]
     fn a_tail_is_exposed_up_to_what_is_written_and_up_to_its_page() {
-        assert_eq!((Tail::of(0), Tail::of(8192)), (None, None));
-        let tail = Tail::of(100).unwrap();
+        assert_eq!([0, 8192].map(|size| Tail::of(size, 4096)), [None, None]);
+        let tail = Tail::of(100, 4096).unwrap();
         let exposed = [0, 100, 101, 4096, 9000].map(|start| tail.exposed(start));
         assert_eq!(exposed, [0, 0, 1, 3996, 3996]);
+        assert_eq!(Tail::of(8192, 65536).unwrap().exposed(9000), 808);
     }
 
     #[test]

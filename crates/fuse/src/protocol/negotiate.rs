@@ -27,7 +27,6 @@ pub const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// during one round of the barrier as a rule (`server/barrier.rs`), and few enough that no program waits long
 /// behind them.
 pub const BACKGROUND_MAX: u16 = 1024;
-const PAGE_BYTES: u32 = 4096;
 /// The oldest protocol whose INIT has all fields that are answered: Linux 3.15.
 const MINOR_MIN: u32 = 23;
 
@@ -184,7 +183,6 @@ impl Agreed {
     pub fn answer(self) -> abi::InitOut {
         let [low, high] = [self.capabilities, self.capabilities >> 32]
             .map(|bits| u32::try_from(bits & u64::from(u32::MAX)).expect("32 bits"));
-        let pages = WRITE_BYTES_MAX.max(self.max_readahead).div_ceil(PAGE_BYTES);
         abi::InitOut {
             flags: low,
             flags2: high,
@@ -194,10 +192,16 @@ impl Agreed {
             congestion_threshold: BACKGROUND_MAX,
             max_write: WRITE_BYTES_MAX,
             time_gran: 1,
-            max_pages: u16::try_from(pages).unwrap_or(u16::MAX),
+            max_pages: max_pages(rustix::param::page_size()),
             ..version_only()
         }
     }
+}
+
+/// Pages of one request: no READ asks for more than an answer has room for.
+fn max_pages(page_bytes: usize) -> u16 {
+    let pages = WRITE_BYTES_MAX as usize / page_bytes;
+    u16::try_from(pages).expect("a page has 4 KiB or more")
 }
 
 /// The answer to an INIT of a later protocol.
@@ -247,7 +251,10 @@ mod tests {
     fn limits_are_answered() {
         let answer = offer(u64::MAX).take(false).answer();
         assert_eq!((answer.major, answer.minor), (7, 45));
-        assert_eq!((answer.max_write, answer.max_pages), (1 << 20, 256));
+        assert_eq!(answer.max_write, 1 << 20);
+        let page_bytes = rustix::param::page_size();
+        assert_eq!(usize::from(answer.max_pages) * page_bytes, 1 << 20);
+        assert_eq!([4 << 10, 16 << 10, 64 << 10].map(max_pages), [256, 64, 16]);
         assert_eq!(
             (answer.max_background, answer.congestion_threshold),
             (BACKGROUND_MAX, BACKGROUND_MAX)

@@ -395,11 +395,7 @@ impl<'a> Request<'a> {
             operation,
             opcode::READ | opcode::READDIR | opcode::READDIRPLUS
         ) {
-            return Ok(Self::with_room(
-                operation,
-                abi::ReadIn::get(structure),
-                payload,
-            ));
+            return Self::with_room(operation, abi::ReadIn::get(structure), payload);
         }
         let parts = Parts {
             opcode: operation,
@@ -409,16 +405,24 @@ impl<'a> Request<'a> {
         parts.decode(form)
     }
 
-    fn with_room(operation: u32, read: abi::ReadIn, payload: &'a mut [u8]) -> Self {
-        let size = usize::try_from(read.size)
-            .expect("32 bits")
-            .min(payload.len());
+    /// A READ that asks for more than there is room for is refused: the kernel takes a short answer
+    /// for the end of the file. A listing goes on with the next request.
+    fn with_room(
+        operation: u32,
+        read: abi::ReadIn,
+        payload: &'a mut [u8],
+    ) -> Result<Self, Malformed> {
+        let size = usize::try_from(read.size).expect("32 bits");
+        if operation == opcode::READ && size > payload.len() {
+            return Err(Malformed::Value(operation));
+        }
+        let size = size.min(payload.len());
         let (fh, offset, room) = (FileHandle(read.fh), read.offset, &mut payload[..size]);
-        match operation {
+        Ok(match operation {
             opcode::READDIR => Self::Readdir { fh, offset, room },
             opcode::READDIRPLUS => Self::Readdirplus { fh, offset, room },
             _ => Self::Read { fh, offset, room },
-        }
+        })
     }
 }
 
@@ -962,24 +966,27 @@ mod tests {
     }
 
     #[test]
-    fn a_read_has_room_for_what_it_asks_for_and_no_more_than_there_is() {
-        let read = |size| {
+    fn a_read_has_room_for_what_it_asks_for_or_is_refused_and_a_listing_has_what_there_is() {
+        let read_as = |operation, size| {
             let read = abi::ReadIn {
                 fh: 4,
                 offset: 1 << 40,
                 size,
                 ..abi::ReadIn::default()
             };
-            message(opcode::READ, &[&read.encode()])
+            message(operation, &[&read.encode()])
         };
-        decode(&read(100), FORM, |request| {
+        decode(&read_as(opcode::READ, 100), FORM, |request| {
             let Ok(Request::Read { fh, offset, room }) = request else {
                 panic!("{request:?}")
             };
             assert_eq!((fh, offset, room.len()), (FileHandle(4), 1 << 40, 100));
         });
-        decode(&read(u32::MAX), FORM, |request| {
-            assert!(matches!(request, Ok(Request::Read { room, .. }) if room.len() == 4096));
+        decode(&read_as(opcode::READ, 4097), FORM, |request| {
+            assert_eq!(request, Err(Malformed::Value(opcode::READ)));
+        });
+        decode(&read_as(opcode::READDIR, u32::MAX), FORM, |request| {
+            assert!(matches!(request, Ok(Request::Readdir { room, .. }) if room.len() == 4096));
         });
     }
 

@@ -346,7 +346,7 @@ impl Server {
             return None;
         }
         let size = self.core.volume.getattr(node).ok()?.size_bytes;
-        Tail::of(size)
+        Tail::of(size, rustix::param::page_size() as u64)
     }
 
     /// The file has grown over what was its tail, up to `start`, from where on it is written: there are zeros for every
