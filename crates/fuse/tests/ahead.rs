@@ -124,7 +124,7 @@ fn who_reads_all_in_order_asks_for_few() {
         if options == "no_ahead" {
             assert_eq!((reads, sent), ((DIRS * FILES) as u64, 0));
         } else {
-            // Who is overtaken, and how often, is up to the scheduler; see `docs/performance.md`.
+            // The scheduler decides how many readers are overtaken: `docs/decisions/17-small-files-are-sent-ahead.md`.
             assert!(sent > (DIRS * FILES / 4) as u64, "`{options}`: {sent}");
             assert!(
                 reads + sent < (DIRS * FILES * 3 / 2) as u64,
