@@ -37,8 +37,7 @@ mod node;
 mod read;
 mod reshape;
 mod shape;
-#[cfg(test)]
-#[cfg(feature = "shuttle")]
+#[cfg(all(shuttle, test))]
 mod shuttled;
 mod stats;
 mod store;

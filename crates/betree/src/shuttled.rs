@@ -1,5 +1,5 @@
-//! Model-checked schedules of the concurrent parts, with `shuttle`: `cargo test -p ramet-betree --features shuttle
-//! --lib shuttled`.
+//! Model-checked schedules of the concurrent parts, with `shuttle`: `RUSTFLAGS="--cfg shuttle" cargo test
+//! -p ramet-betree --lib shuttled`.
 //!
 //! One thread runs at a time, and at each lock, condition, device sync and journal write the checker decides which
 //! one goes on: half of the schedules at random, half by PCT (few, well-placed switches). A schedule that fails is

@@ -1,23 +1,23 @@
 //! The locks and the cache that the concurrent parts are built on.
 //!
-//! Under the feature `shuttle`, for tests only, they are those of a model checker, which runs threads one at a
+//! Under `--cfg shuttle`, for tests only, they are those of a model checker, which runs threads one at a
 //! time and switches between them at every lock in ways that it chooses: see [`crate::shuttled`]. Atomics stay
 //! those of the standard library: all of them are counters and hints, and nothing is published through them.
 
-#[cfg(feature = "shuttle")]
+#[cfg(shuttle)]
 pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard, cache};
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(shuttle))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(shuttle))]
 pub(crate) use quick_cache::sync::{Cache, GuardResult};
 
 /// The least room of a part of the cache that is locked as one, in bytes. An entry has to find a place in its part: the front of a run
 /// with very many range messages takes a megabyte.
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(shuttle))]
 const SHARD_BYTES_MIN: u64 = 32 << 20;
 
 /// A cache for entries that weigh `capacity` together, of about `items` of them.
-#[cfg(not(feature = "shuttle"))]
+#[cfg(not(shuttle))]
 pub(crate) fn cache<K, V, W>(items: usize, capacity: u64, weighter: W) -> Cache<K, V, W>
 where
     K: Eq + std::hash::Hash,
@@ -37,7 +37,7 @@ where
     Cache::with_options(options, weighter, Default::default(), Default::default())
 }
 
-#[cfg(feature = "shuttle")]
+#[cfg(shuttle)]
 mod modelled {
     use std::collections::BTreeMap;
     use std::ops::{Deref, DerefMut};

@@ -5,7 +5,7 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::BLOCK_BYTES;
-use crate::wire::{Reader, WireError, Writer};
+use crate::encoding::{DecodeError, Reader, Writer};
 
 /// A range of device bytes. `addr` and `len` are multiples of [`BLOCK_BYTES`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -84,8 +84,8 @@ impl Extent {
     /// Reads what [`Extent::encode`] wrote, unvalidated.
     ///
     /// # Errors
-    /// [`WireError::Truncated`].
-    pub fn decode(r: &mut Reader<'_>) -> Result<Self, WireError> {
+    /// [`DecodeError::Truncated`].
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             addr: r.u64()?,
             len: r.u64()?,
@@ -131,8 +131,8 @@ impl PageRef {
     /// Reads what [`PageRef::encode`] wrote.
     ///
     /// # Errors
-    /// [`WireError::Truncated`].
-    pub fn decode(r: &mut Reader<'_>) -> Result<Self, WireError> {
+    /// [`DecodeError::Truncated`].
+    pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             addr: r.u64()?,
             checksum: r.u64()?,

@@ -1,7 +1,7 @@
 //! A device that is an image file or a block device.
 //!
 //! Positional I/O through the page cache: images on any file system work, and small writes are gathered there. Only what is
-//! written in bulk goes past it, where the file can do that (`behind.rs`), and what a mount keeps is dropped from it. One advisory lock per open (`flock`:
+//! written in bulk goes past it, where the file can do that (`write_behind.rs`), and what a mount keeps is dropped from it. One advisory lock per open (`flock`:
 //! exclusive to write, shared to read) keeps two mounts of one volume apart; a block device is
 //! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system. To write, all that lies below is
 //! locked too (`stack.rs`).
@@ -22,12 +22,12 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::BLOCK_BYTES;
-use crate::behind::{Aligned, WriteBehind, path_of};
 use crate::device::{Device, WriteCheck};
+use crate::fsync_errors::Fsync;
+use crate::readahead::{Readahead, STEP};
 use crate::stack::{self, Refusal};
-use crate::streams::{STEP, Streams};
 use crate::superblock::AREA_END;
-use crate::syncs::Syncs;
+use crate::write_behind::{Aligned, WriteBehind, path_of};
 
 /// Unit of what stat(2) says a file takes, in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -104,7 +104,7 @@ fn claimed(path: &Path) -> OpenError {
 /// An image file or a block device, locked while it is open.
 pub struct FileDevice {
     file: File,
-    syncs: Syncs,
+    fsync: Fsync,
     /// What lies below, locked.
     _below: Vec<File>,
     len_bytes: AtomicU64,
@@ -112,10 +112,10 @@ pub struct FileDevice {
     /// An image file on a host that gives out room beforehand.
     is_sparse: bool,
     /// Made for the first bulk write; `None` when the file takes none.
-    behind: OnceLock<Option<WriteBehind>>,
+    write_behind: OnceLock<Option<WriteBehind>>,
     /// Held for reading while the kernel may read ahead.
     reading_ahead: Arc<RwLock<()>>,
-    streams: Mutex<Streams>,
+    readahead: Mutex<Readahead>,
     /// The same file, opened for the first read that the kernel must not go beyond.
     exact: OnceLock<File>,
     /// Reads under way.
@@ -193,15 +193,15 @@ impl FileDevice {
         let len_bytes = file.seek(SeekFrom::End(0)).map_err(fail)?;
         let is_sparse = access == Access::ReadWrite && gives_room(&file).map_err(fail)?;
         Ok(Self {
-            syncs: Syncs::new(&file).map_err(fail)?,
+            fsync: Fsync::new(&file).map_err(fail)?,
             file,
             _below: below,
             len_bytes: AtomicU64::new(len_bytes),
             access,
             is_sparse,
-            behind: OnceLock::new(),
+            write_behind: OnceLock::new(),
             reading_ahead: Arc::default(),
-            streams: Mutex::default(),
+            readahead: Mutex::default(),
             exact: OnceLock::new(),
             reads: AtomicUsize::new(0),
             direct: OnceLock::new(),
@@ -233,20 +233,20 @@ impl FileDevice {
 
     /// Waits for bulk writes of the range.
     fn settle(&self, addr: u64, len: u64) {
-        if let Some(Some(behind)) = self.behind.get() {
-            behind.settle(addr, len);
+        if let Some(Some(writer)) = self.write_behind.get() {
+            writer.settle(addr, len);
         }
     }
 
     /// Asks the kernel for what is to be read before and ahead of a read. Best effort: whoever wants it reads it all the same, and is
     /// told why that fails.
     fn ask_ahead(&self, read: Range<u64>, is_shared: bool) {
-        let mut streams = self.streams.lock();
-        let Some(mut ahead) = streams.note(read, is_shared, self.len_bytes()) else {
+        let mut readahead = self.readahead.lock();
+        let Some(mut ahead) = readahead.note(read, is_shared, self.len_bytes()) else {
             return;
         };
         // Where others read too, held until the kernel has been asked: so the device gets the requests of all in order.
-        let _order = is_shared.then_some(streams);
+        let _order = is_shared.then_some(readahead);
         while !ahead.is_empty() {
             // The kernel takes no more at a time than one request of the device.
             let len = STEP.min(ahead.end - ahead.start);
@@ -311,8 +311,8 @@ fn gives_room(file: &File) -> io::Result<bool> {
         return Ok(false);
     }
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    let behind = found.len().next_multiple_of(BLOCK_BYTES);
-    Ok(rustix::fs::fallocate(file, flags, behind, BLOCK_BYTES).is_ok())
+    let end = found.len().next_multiple_of(BLOCK_BYTES);
+    Ok(rustix::fs::fallocate(file, flags, end, BLOCK_BYTES).is_ok())
 }
 
 /// Creates a sparse image file of `size_bytes` zero bytes, durably, and opens it.
@@ -355,7 +355,7 @@ impl Device for FileDevice {
             if found.len() < len_bytes {
                 self.file.set_len(len_bytes)?;
             }
-            self.syncs.run(File::sync_all)?;
+            self.fsync.run(File::sync_all)?;
         } else {
             // The end of a block device may have moved since it was opened.
             let found = (&self.file).seek(SeekFrom::End(0))?;
@@ -371,8 +371,8 @@ impl Device for FileDevice {
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
         self.check_range(addr, buf.len() as u64, io::ErrorKind::UnexpectedEof)?;
         let reading_ahead = self.reading_ahead.read();
-        if let Some(Some(behind)) = self.behind.get()
-            && behind.is_busy()
+        if let Some(Some(writer)) = self.write_behind.get()
+            && writer.is_busy()
             && let Some(exact) = self.exact()
         {
             drop(reading_ahead);
@@ -417,7 +417,7 @@ impl Device for FileDevice {
     fn expect_read(&self, addr: u64, len_bytes: u64) {
         // Bulk writes go past the pages that this would fill.
         let _reading_ahead = self.reading_ahead.read();
-        if !matches!(self.behind.get(), Some(Some(behind)) if behind.is_busy()) {
+        if !matches!(self.write_behind.get(), Some(Some(writer)) if writer.is_busy()) {
             self.ask(addr, len_bytes);
         }
     }
@@ -433,9 +433,9 @@ impl Device for FileDevice {
         // Without the check, a write beyond the end would silently grow an image file.
         self.check_range(addr, buf.len() as u64, io::ErrorKind::InvalidInput)?;
         let reading_ahead = self.reading_ahead.read();
-        if let Some(Some(behind)) = self.behind.get() {
+        if let Some(Some(writer)) = self.write_behind.get() {
             drop(reading_ahead);
-            return behind.write_cached(addr, buf);
+            return writer.write_cached(addr, buf);
         }
         // The first bulk write waits until this is done.
         self.file.write_all_at(buf, addr)
@@ -448,9 +448,9 @@ impl Device for FileDevice {
             WriteBehind::new(&self.file, self.reading_ahead.clone(), check).ok()
         };
         // While it writes, reads go through that file.
-        let behind = self.exact().map(|_| self.behind.get_or_init(start));
-        match behind {
-            Some(Some(behind)) => behind.write(addr, buf),
+        let writer = self.exact().map(|_| self.write_behind.get_or_init(start));
+        match writer {
+            Some(Some(writer)) => writer.write(addr, buf),
             _ => self.file.write_all_at(buf, addr),
         }
     }
@@ -477,10 +477,10 @@ impl Device for FileDevice {
     }
 
     fn sync(&self) -> io::Result<()> {
-        if let Some(Some(behind)) = self.behind.get() {
-            behind.drain()?;
+        if let Some(Some(writer)) = self.write_behind.get() {
+            writer.drain()?;
         }
-        self.syncs.run(File::sync_data)
+        self.fsync.run(File::sync_data)
     }
 
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {

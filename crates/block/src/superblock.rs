@@ -19,9 +19,9 @@ use thiserror::Error;
 
 use crate::codec::{Codec, ZstdLevel};
 use crate::device::Device;
+use crate::encoding::{DecodeError, Reader, Writer};
+use crate::failpoints::{self, Fault};
 use crate::identity::Label;
-use crate::planted::{self, Fault};
-use crate::wire::{Reader, WireError, Writer};
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
@@ -213,15 +213,15 @@ impl Superblock {
             return Err(corrupt(format!("{} bytes instead of {BYTES}", bytes.len())));
         }
         let (body, sum) = bytes.split_at(CHECKSUM_AT);
-        let wire = |error: WireError| corrupt(error.to_string());
-        let (found, expected) = (Reader::new(sum).u64().map_err(wire)?, checksum(body));
+        let malformed = |error: DecodeError| corrupt(error.to_string());
+        let (found, expected) = (Reader::new(sum).u64().map_err(malformed)?, checksum(body));
         if found != expected {
             return Err(corrupt(format!(
                 "checksum {found:#018x}, computed {expected:#018x}"
             )));
         }
         let mut r = Reader::new(&body[MAGIC.len()..]);
-        let format_version = r.u32().map_err(wire)?;
+        let format_version = r.u32().map_err(malformed)?;
         if format_version > FORMAT_VERSION {
             return Err(SuperblockError::NewerVersion {
                 found: format_version,
@@ -234,7 +234,7 @@ impl Superblock {
                 known: FORMAT_VERSION,
             });
         }
-        let sb = Self::decode_fields(format_version, r).map_err(wire)?;
+        let sb = Self::decode_fields(format_version, r).map_err(malformed)?;
         let volume = Extent::new(0, sb.volume_bytes);
         sb.journal
             .validate(volume)
@@ -257,10 +257,10 @@ impl Superblock {
         Ok(sb)
     }
 
-    fn decode_fields(format_version: u32, mut r: Reader<'_>) -> Result<Self, WireError> {
+    fn decode_fields(format_version: u32, mut r: Reader<'_>) -> Result<Self, DecodeError> {
         let flags = r.u32()?;
         if flags & !(FLAG_CLEAN | FLAG_HEALS) != 0 || format_version == 0 {
-            return Err(WireError::Value {
+            return Err(DecodeError::Value {
                 field: "version or flags",
                 found: flags.into(),
             });
@@ -289,7 +289,7 @@ impl Superblock {
             fanout: r.u16()?,
             codec: {
                 let (tag, level) = (r.u8()?, r.u8()?);
-                let unknown = |field, found: u8| WireError::Value {
+                let unknown = |field, found: u8| DecodeError::Value {
                     field,
                     found: found.into(),
                 };
@@ -304,7 +304,7 @@ impl Superblock {
             label: {
                 let reserved = r.u32()?;
                 if reserved != 0 {
-                    return Err(WireError::Value {
+                    return Err(DecodeError::Value {
                         field: "reserved bytes",
                         found: reserved.into(),
                     });
@@ -318,7 +318,7 @@ impl Superblock {
 }
 
 /// The label in its field, which zeros fill up.
-fn decode_label(field: &[u8]) -> Result<Label, WireError> {
+fn decode_label(field: &[u8]) -> Result<Label, DecodeError> {
     let len = field
         .iter()
         .position(|byte| *byte == 0)
@@ -329,7 +329,7 @@ fn decode_label(field: &[u8]) -> Result<Label, WireError> {
         .and_then(|text| text.parse().ok());
     match label {
         Some(label) if rest.iter().all(|byte| *byte == 0) => Ok(label),
-        _ => Err(WireError::Value {
+        _ => Err(DecodeError::Value {
             field: "label",
             found: len as u64,
         }),
@@ -509,7 +509,7 @@ pub fn scrub_copies(
             let mut is_repaired = false;
             if !read_only {
                 // The copies that are good must be durable before one is written.
-                if !planted::is(Fault::OpenWithoutSync) {
+                if !failpoints::is_on(Fault::OpenWithoutSync) {
                     device.sync()?;
                 }
                 device.write_at(addr, &right.encode())?;
@@ -537,7 +537,7 @@ pub fn write_superblock(device: &dyn Device, sb: &Superblock) -> Result<(), Supe
     let [first, second] = SLOTS[sb.slot()];
     let bytes = sb.encode();
     device.write_at(first, &bytes)?;
-    if !planted::is(Fault::SuperblockUnsynced) {
+    if !failpoints::is_on(Fault::SuperblockUnsynced) {
         device.sync()?;
     }
     Ok(device.write_at(second, &bytes)?)

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, RwLock};
 use ramet_betree::{Batch, Snapshot, Span, Tree, Usage};
 use ramet_block::Device;
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -185,7 +185,7 @@ impl Volume {
             }),
             random: Mutex::new(random),
         };
-        if !options.read_only && !planted::is(Fault::OrphanKept) {
+        if !options.read_only && !failpoints::is_on(Fault::OrphanKept) {
             volume.reclaim_orphans()?;
         }
         Ok(Arc::new(volume))
@@ -359,7 +359,7 @@ impl Volume {
     /// A number that no inode, and no body, of the volume ever had.
     pub(crate) fn new_ino(&self) -> Result<Ino> {
         let mut inos = self.inos.lock();
-        if inos.next >= inos.reserved && !planted::is(Fault::NumbersNotReserved) {
+        if inos.next >= inos.reserved && !failpoints::is_on(Fault::NumbersNotReserved) {
             // A batch of its own, in the tree before any batch that uses one of the numbers: what
             // survives a crash is a prefix of the batches.
             let reserved = inos.next + INO_RESERVE;

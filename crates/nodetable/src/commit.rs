@@ -17,7 +17,7 @@
 use std::collections::HashMap;
 
 use ramet_block::Extent;
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
 use crate::record::{Head, Meta, NewNode, NodeId, piece_key, record_key, zombie_key};
@@ -148,7 +148,7 @@ impl Change<'_> {
     ) -> Result<Commit> {
         let meta_before = self.writer.meta;
         for node in &new {
-            let lost = usize::from(planted::is(Fault::CountLost));
+            let lost = usize::from(failpoints::is_on(Fault::CountLost));
             for child in node.children.iter().rev().skip(lost) {
                 *self.delta.entry(*child).or_default() += 1;
             }
@@ -177,7 +177,7 @@ impl Change<'_> {
         let node_table = self.writer.tree.flush()?;
         let (space_map, refcounts) = self.writer.maps.flush()?;
         let freed = self.store.space.lock().take_freed();
-        if planted::is(Fault::DiscardedEarly) {
+        if failpoints::is_on(Fault::DiscardedEarly) {
             self.store.discard(&freed);
         }
         let roots = TableRoots {
@@ -279,7 +279,7 @@ impl Change<'_> {
             if self.delta.get(&id).is_some_and(|delta| *delta > 0) {
                 continue;
             }
-            if budget == 0 || is_pinned(id) && !planted::is(Fault::ZombieReclaimedEarly) {
+            if budget == 0 || is_pinned(id) && !failpoints::is_on(Fault::ZombieReclaimedEarly) {
                 self.set_zombie(id, true)?;
                 continue;
             }
@@ -309,7 +309,7 @@ impl Change<'_> {
         let counter = meta.counter(kind);
         *counter = counter.saturating_sub(1);
         meta.node_bytes = meta.node_bytes.saturating_sub(extent.len);
-        if !planted::is(Fault::SpaceLeaked) {
+        if !failpoints::is_on(Fault::SpaceLeaked) {
             self.space.push((extent, 1));
         }
         self.store.space.lock().free_at_commit(extent);

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use ramet_block::{ExtentError, WireError};
+use ramet_block::{DecodeError, ExtentError};
 use thiserror::Error;
 
 /// Why an operation failed.
@@ -54,7 +54,7 @@ impl Error {
         }
     }
 
-    pub(crate) fn wire(structure: &'static str, addr: u64) -> impl Fn(WireError) -> Self {
+    pub(crate) fn malformed(structure: &'static str, addr: u64) -> impl Fn(DecodeError) -> Self {
         move |error| Self::corrupt(structure, addr, error)
     }
 

@@ -45,7 +45,7 @@ pub(crate) struct Maps {
 fn value_of(bytes: &[u8], structure: &'static str, addr: u64) -> Result<u64> {
     let mut r = Reader::new(bytes);
     let value = r.u64().and_then(|value| r.finish().map(|()| value));
-    value.map_err(Error::wire(structure, addr))
+    value.map_err(Error::malformed(structure, addr))
 }
 
 fn key_of(bytes: &[u8], structure: &'static str) -> Result<u64> {

@@ -301,39 +301,39 @@ impl Page {
     pub fn decode(shape: &Shape, addr: u64, bytes: &[u8]) -> Result<Self> {
         let name = shape.structure.name();
         let corrupt = |detail: String| Error::corrupt(name, addr, detail);
-        let wire = Error::wire(name, addr);
+        let malformed = Error::malformed(name, addr);
         let mut r = Reader::new(bytes);
-        let (magic, structure) = (r.u32().map_err(&wire)?, r.u8().map_err(&wire)?);
+        let (magic, structure) = (r.u32().map_err(&malformed)?, r.u8().map_err(&malformed)?);
         if magic != MAGIC || structure != shape.structure as u8 {
             return Err(corrupt(format!("magic {magic:#x}, structure {structure}")));
         }
-        let (height, count) = (r.u8().map_err(&wire)?, r.u16().map_err(&wire)?);
-        let own_addr = r.u64().map_err(&wire)?;
-        let used = r.u32().map_err(&wire)? as usize;
-        let reserved = r.u32().map_err(&wire)?;
+        let (height, count) = (r.u8().map_err(&malformed)?, r.u16().map_err(&malformed)?);
+        let own_addr = r.u64().map_err(&malformed)?;
+        let used = r.u32().map_err(&malformed)? as usize;
+        let reserved = r.u32().map_err(&malformed)?;
         if own_addr != addr || height > HEIGHT_MAX || used > shape.capacity() || reserved != 0 {
             return Err(corrupt(format!(
                 "header says address {own_addr:#x}, height {height}, {used} entry bytes"
             )));
         }
-        let mut entries = Reader::new(r.take(used).map_err(&wire)?);
+        let mut entries = Reader::new(r.take(used).map_err(&malformed)?);
         let page = if height == 0 {
             let body = (0..count).map(|_| decode_leaf_entry(&mut entries, shape));
             Self::new(
                 addr,
                 0,
-                Body::Leaf(body.collect::<Result<_, _>>().map_err(&wire)?),
+                Body::Leaf(body.collect::<Result<_, _>>().map_err(&malformed)?),
             )
         } else {
             let body = (0..count).map(|_| decode_index_entry(&mut entries));
             Self::new(
                 addr,
                 height,
-                Body::Index(body.collect::<Result<_, _>>().map_err(&wire)?),
+                Body::Index(body.collect::<Result<_, _>>().map_err(&malformed)?),
             )
         };
-        entries.finish().map_err(&wire)?;
-        r.finish_reserved().map_err(&wire)?;
+        entries.finish().map_err(&malformed)?;
+        r.finish_reserved().map_err(&malformed)?;
         let ordered = match &page.body {
             Body::Leaf(entries) => is_ordered(entries),
             Body::Index(entries) => is_ordered(entries) && !entries.is_empty(),
@@ -351,9 +351,9 @@ fn is_ordered<E: Entry>(entries: &[E]) -> bool {
     entries.windows(2).all(|pair| pair[0].key() < pair[1].key())
 }
 
-fn decode_key(r: &mut Reader<'_>, len: u8) -> Result<Box<[u8]>, ramet_block::WireError> {
+fn decode_key(r: &mut Reader<'_>, len: u8) -> Result<Box<[u8]>, ramet_block::DecodeError> {
     if usize::from(len) > KEY_MAX {
-        return Err(ramet_block::WireError::TooLong {
+        return Err(ramet_block::DecodeError::TooLong {
             len: len.into(),
             max: KEY_MAX as u64,
         });
@@ -364,11 +364,11 @@ fn decode_key(r: &mut Reader<'_>, len: u8) -> Result<Box<[u8]>, ramet_block::Wir
 fn decode_leaf_entry(
     r: &mut Reader<'_>,
     shape: &Shape,
-) -> Result<LeafEntry, ramet_block::WireError> {
+) -> Result<LeafEntry, ramet_block::DecodeError> {
     let (key_len, value_len) = (r.u8()?, usize::from(r.u16()?));
     if value_len > shape.value_max() {
         let max = shape.value_max() as u64;
-        return Err(ramet_block::WireError::TooLong {
+        return Err(ramet_block::DecodeError::TooLong {
             len: value_len as u64,
             max,
         });
@@ -379,7 +379,7 @@ fn decode_leaf_entry(
     })
 }
 
-fn decode_index_entry(r: &mut Reader<'_>) -> Result<IndexEntry, ramet_block::WireError> {
+fn decode_index_entry(r: &mut Reader<'_>) -> Result<IndexEntry, ramet_block::DecodeError> {
     let key_len = r.u8()?;
     Ok(IndexEntry {
         key: decode_key(r, key_len)?,

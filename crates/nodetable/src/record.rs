@@ -11,7 +11,7 @@
 //! child bytes: per child the signed varint of its difference to the child before (first: to 0)
 //! ```
 
-use ramet_block::{BLOCK_BYTES, Extent, Reader, WireError, Writer};
+use ramet_block::{BLOCK_BYTES, DecodeError, Extent, Reader, Writer};
 
 use crate::error::{Error, Result};
 use crate::page::{Shape, Structure};
@@ -46,12 +46,12 @@ pub enum NodeKind {
 }
 
 impl NodeKind {
-    fn from_tag(tag: u8) -> Result<Self, WireError> {
+    fn from_tag(tag: u8) -> Result<Self, DecodeError> {
         match tag {
             1 => Ok(Self::Leaf),
             2 => Ok(Self::Segment),
             3 => Ok(Self::Skeleton),
-            _ => Err(WireError::Value {
+            _ => Err(DecodeError::Value {
                 field: "node kind",
                 found: tag.into(),
             }),
@@ -213,8 +213,8 @@ impl Head {
     }
 
     pub fn decode(id: NodeId, bytes: &[u8], usable: Extent) -> Result<Self> {
-        let wire = Error::wire(RECORD, id.0);
-        let head = Self::decode_fields(bytes).map_err(&wire)?;
+        let malformed = Error::malformed(RECORD, id.0);
+        let head = Self::decode_fields(bytes).map_err(&malformed)?;
         head.extent
             .validate(usable)
             .map_err(Error::extent(RECORD, id.0))?;
@@ -233,13 +233,13 @@ impl Head {
         Ok(head)
     }
 
-    fn decode_fields(bytes: &[u8]) -> Result<Self, WireError> {
+    fn decode_fields(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes);
         let kind = NodeKind::from_tag(r.u8()?)?;
         let height = r.u8()?;
         let mut blocks = || {
             let blocks = r.varint()?;
-            let too_long = WireError::TooLong {
+            let too_long = DecodeError::TooLong {
                 len: blocks,
                 max: u64::MAX / BLOCK_BYTES,
             };
@@ -247,7 +247,7 @@ impl Head {
         };
         let extent = Extent::new(blocks()?, blocks()?);
         let used = r.varint()?;
-        let used_bytes = u32::try_from(used).map_err(|_| WireError::TooLong {
+        let used_bytes = u32::try_from(used).map_err(|_| DecodeError::TooLong {
             len: used,
             max: u32::MAX.into(),
         })?;
@@ -255,7 +255,7 @@ impl Head {
         let refs = r.varint()?;
         let child_count = r.varint()?;
         let child_bytes = r.varint()?;
-        let child_bytes = usize::try_from(child_bytes).map_err(|_| WireError::TooLong {
+        let child_bytes = usize::try_from(child_bytes).map_err(|_| DecodeError::TooLong {
             len: child_bytes,
             max: usize::MAX as u64,
         })?;
@@ -287,10 +287,10 @@ impl Head {
         let mut children = Vec::with_capacity(self.child_count as usize);
         let mut last = 0u64;
         for _ in 0..self.child_count {
-            last = last.wrapping_add(r.signed().map_err(Error::wire(RECORD, id.0))? as u64);
+            last = last.wrapping_add(r.signed().map_err(Error::malformed(RECORD, id.0))? as u64);
             children.push(NodeId(last));
         }
-        r.finish().map_err(Error::wire(RECORD, id.0))?;
+        r.finish().map_err(Error::malformed(RECORD, id.0))?;
         Ok(NodeRecord {
             extent: self.extent,
             used_bytes: self.used_bytes,
@@ -352,7 +352,7 @@ impl Meta {
             };
             r.finish().map(|()| meta)
         };
-        let meta = read().map_err(Error::wire("node table counters", 0))?;
+        let meta = read().map_err(Error::malformed("node table counters", 0))?;
         // Sums of them are taken without care.
         let most = [meta.leaves, meta.segments, meta.skeletons, meta.node_bytes];
         if most

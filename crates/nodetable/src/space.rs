@@ -20,7 +20,7 @@
 //! Keeps: A1, holes and windows are disjoint, aligned, inside of the usable area, and no two backed holes
 //! touch, nor do two bare ones. A2, `free_bytes` is their sum.
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Extent};
 
 use crate::error::{Error, Result};
@@ -366,7 +366,7 @@ impl SpaceMap {
     /// Takes note of an extent that the running commit frees. It becomes allocatable when that
     /// commit is durable ([`SpaceMap::release`]).
     pub fn free_at_commit(&mut self, extent: Extent) {
-        if planted::is(Fault::FreedSpaceReusedEarly) {
+        if failpoints::is_on(Fault::FreedSpaceReusedEarly) {
             return self.free_now(extent);
         }
         self.pending_bytes += extent.len;

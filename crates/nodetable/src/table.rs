@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent, PageRef};
 
 use crate::error::{Error, Result};
@@ -234,7 +234,7 @@ impl NodeTable {
     /// `false` that is not an extent of the usable area.
     #[must_use]
     pub fn pin(&self, extent: Extent) -> bool {
-        planted::is(Fault::NamedExtentNotPinned) || self.store.space.lock().take(extent)
+        failpoints::is_on(Fault::NamedExtentNotPinned) || self.store.space.lock().take(extent)
     }
 
     /// Makes the usable area end at `end`. The next commit names what is new as free; it can be allocated when that is

@@ -22,8 +22,8 @@
 use std::borrow::Cow;
 
 use ramet_block::codec::{compress, decompress};
-use ramet_block::planted::{self, Fault};
-use ramet_block::wire::{Reader, Writer};
+use ramet_block::encoding::{Reader, Writer};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Codec, Extent, JournalPos, checksum};
 
 /// First bytes after the checksum of every frame.
@@ -143,7 +143,7 @@ pub(super) fn is_intact(bytes: &[u8]) -> bool {
     let sum = Reader::new(bytes).u64();
     let is_right = |sum| sum == checksum(&bytes[MAGIC_AT..]);
     bytes.len() >= HEADER_BYTES
-        && sum.is_ok_and(|sum| is_right(sum) || planted::is(Fault::FrameChecksumSkipped))
+        && sum.is_ok_and(|sum| is_right(sum) || failpoints::is_on(Fault::FrameChecksumSkipped))
 }
 
 fn word_at(bytes: &[u8], at: usize) -> u32 {

@@ -44,7 +44,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel, is_no_space};
 
 use crate::error::{Error, Result};
@@ -398,7 +398,7 @@ impl Journal {
             let end = self.end_with(&queue, Some(bytes));
             let has_room = end - queue.released + frame_bytes_max(self.region.len)
                 <= self.region.len
-                || planted::is(Fault::JournalOverrun);
+                || failpoints::is_on(Fault::JournalOverrun);
             if !has_room {
                 return None;
             }
@@ -502,7 +502,7 @@ impl Journal {
         self.seal(queue);
         let limit = queue.released + self.region.len;
         let fits = |sealed: &Sealed| {
-            sealed.at.offset + sealed.len_bytes <= limit || planted::is(Fault::JournalOverrun)
+            sealed.at.offset + sealed.len_bytes <= limit || failpoints::is_on(Fault::JournalOverrun)
         };
         let count = queue
             .sealed
@@ -553,7 +553,7 @@ impl Journal {
                 Err(Error::NoSpace)
             }
             Err(error) => {
-                if !planted::is(Fault::FailureForgotten) {
+                if !failpoints::is_on(Fault::FailureForgotten) {
                     queue.failure = Some(error.to_string().into());
                 }
                 Err(error)
@@ -574,7 +574,9 @@ impl Journal {
                 }
             }
         };
-        if group.frames.iter().any(|s| s.names_extents) && !planted::is(Fault::ExtentsUnsynced) {
+        if group.frames.iter().any(|s| s.names_extents)
+            && !failpoints::is_on(Fault::ExtentsUnsynced)
+        {
             self.sync_device("syncing what the journal names")?;
         }
         while let Some(sealed) = group.frames.front_mut() {
@@ -603,7 +605,7 @@ impl Journal {
                 .fetch_add(bytes.len() as u64, Ordering::Relaxed);
             group.frames.pop_front();
         }
-        if sync && !planted::is(Fault::JournalUnsynced) {
+        if sync && !failpoints::is_on(Fault::JournalUnsynced) {
             self.sync_device("syncing the journal")?;
         }
         Ok(())

@@ -16,7 +16,7 @@
 
 use std::sync::Arc;
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
 
 use crate::error::{Error, Result};
@@ -146,8 +146,8 @@ impl Reader<'_> {
     fn plausible(&self, block: &[u8], offset: u64) -> Option<Header> {
         let header = Header::decode(block)?;
         let len_max = frame_bytes_max(self.region.len).min(self.lap_end(offset) - offset);
-        let is_older =
-            planted::is(Fault::OlderEpochAccepted) && header.timeline.epoch < self.timeline.epoch;
+        let is_older = failpoints::is_on(Fault::OlderEpochAccepted)
+            && header.timeline.epoch < self.timeline.epoch;
         let fits = (header.timeline == self.timeline || is_older)
             && header.at.offset == offset
             && header.taken_bytes() <= len_max;
@@ -187,7 +187,7 @@ impl Reader<'_> {
         let Some(header) = self.plausible(block, offset).filter(follows) else {
             return Ok(());
         };
-        if self.intact(&header)?.is_none() || planted::is(Fault::LostFrameIgnored) {
+        if self.intact(&header)?.is_none() || failpoints::is_on(Fault::LostFrameIgnored) {
             return Ok(());
         }
         Err(Error::Corrupt {

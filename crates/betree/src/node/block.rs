@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use ramet_block::wire::{Reader, WireError, Writer};
+use ramet_block::encoding::{DecodeError, Reader, Writer};
 
 use crate::key::fingerprints::Heads;
 use crate::key::range::shared_prefix;
@@ -183,7 +183,7 @@ impl Block {
         raw: Bytes,
         points: u32,
         kind: Kind,
-    ) -> std::result::Result<Block, WireError> {
+    ) -> std::result::Result<Block, DecodeError> {
         let points = points as usize;
         let width = offset_bytes(raw.len());
         let table = points
@@ -358,7 +358,7 @@ fn encode_patches(patches: &[Patch]) -> Vec<u8> {
     w.into_vec()
 }
 
-fn check_patches(r: &mut Reader<'_>, count: usize) -> std::result::Result<(), WireError> {
+fn check_patches(r: &mut Reader<'_>, count: usize) -> std::result::Result<(), DecodeError> {
     if count == 0 {
         return Err(MALFORMED);
     }

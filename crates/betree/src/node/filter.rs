@@ -9,8 +9,8 @@
 //! under the checksum of that. Range messages are not in it. Byte layout: `docs/format.md`, "Filters".
 
 use bytes::Bytes;
-use ramet_block::planted::{self, Fault};
-use ramet_block::wire::{Reader, WireError, Writer};
+use ramet_block::encoding::{DecodeError, Reader, Writer};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::node::wire::MALFORMED;
 
@@ -75,12 +75,12 @@ impl Filter {
             return true;
         };
         let (at, fingerprint) = geometry.place(hash);
-        let is_denied = planted::is(Fault::FilterLies) && hash.is_multiple_of(8);
+        let is_denied = failpoints::is_on(Fault::FilterLies) && hash.is_multiple_of(8);
         !is_denied && fingerprint == slots[at[0]] ^ slots[at[1]] ^ slots[at[2]]
     }
 
     /// Decodes what [`Filter::encode`] made; no bytes are no filter.
-    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         if bytes.is_empty() {
             return Ok(Self(None));
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_block::codec::compress;
-use ramet_block::wire::Writer;
+use ramet_block::encoding::Writer;
 use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
 use crate::key::range::KeyRange;

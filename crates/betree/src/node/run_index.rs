@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_block::codec::decompress;
-use ramet_block::planted::{self, Fault};
-use ramet_block::wire::{Reader, WireError};
+use ramet_block::encoding::{DecodeError, Reader};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Codec, checksum};
 
 use crate::error::{Error, Result};
@@ -153,7 +153,7 @@ impl RunIndex {
         kind: Kind,
         used_bytes: u32,
         handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
-    ) -> std::result::Result<RunIndex, WireError> {
+    ) -> std::result::Result<RunIndex, DecodeError> {
         let mut r = Reader::new(front);
         let (magic, found, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
         let (len, used, blocks, ranges) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?);
@@ -339,7 +339,7 @@ impl BlockMeta {
             detail,
         };
         let found = checksum(&stored);
-        if found != self.checksum && !planted::is(Fault::BlockChecksumSkipped) {
+        if found != self.checksum && !failpoints::is_on(Fault::BlockChecksumSkipped) {
             return Err(corrupt(format!(
                 "checksum {found:016x}, expected {:016x}",
                 self.checksum

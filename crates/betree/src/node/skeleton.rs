@@ -24,8 +24,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::planted::{self, Fault};
-use ramet_block::wire::{Reader, WireError, Writer};
+use ramet_block::encoding::{DecodeError, Reader, Writer};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::error;
 use crate::error::Error;
@@ -205,7 +205,7 @@ impl Skeleton {
         }
         let segs = self.segs.iter().filter_map(|seg| {
             let mut clip = seg.clip.intersect(range);
-            if planted::is(Fault::ClipTooShort) {
+            if failpoints::is_on(Fault::ClipTooShort) {
                 let last = edges.last().map(|e| e.lo.clone());
                 clip.hi = min_hi(clip.hi.take(), last);
             }
@@ -241,7 +241,7 @@ impl Skeleton {
         }
         for seg in &mut self.segs {
             seg.clip = down.range(&seg.clip);
-            if !planted::is(Fault::TranslationStale) {
+            if !failpoints::is_on(Fault::TranslationStale) {
                 seg.xf = up.then(&seg.xf);
             }
         }
@@ -379,7 +379,7 @@ impl Skeleton {
         bytes: &[u8],
         handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
         run: &mut dyn FnMut(u64) -> Option<Arc<Handle>>,
-    ) -> Result<Skeleton, WireError> {
+    ) -> Result<Skeleton, DecodeError> {
         let mut r = Reader::new(bytes);
         let (magic, height, zero8, zero16) = (r.u32()?, r.u8()?, r.u8()?, r.u16()?);
         let (edges, segs, next_ord) = (r.u32()?, r.u32()?, r.u64()?);

@@ -1,7 +1,7 @@
 //! Encodings that runs, skeletons and blocks have in common.
 
 use bytes::Bytes;
-use ramet_block::wire::{Reader, WireError, Writer};
+use ramet_block::encoding::{DecodeError, Reader, Writer};
 
 use crate::key::translation::Xf;
 
@@ -9,7 +9,7 @@ pub(crate) fn put_bytes(w: &mut Writer, bytes: &[u8]) {
     w.bytes(bytes);
 }
 
-pub(crate) fn take_bytes<'a>(r: &mut Reader<'a>) -> std::result::Result<&'a [u8], WireError> {
+pub(crate) fn take_bytes<'a>(r: &mut Reader<'a>) -> std::result::Result<&'a [u8], DecodeError> {
     r.bytes(usize::MAX)
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn put_hi(w: &mut Writer, hi: Option<&Bytes>) {
     }
 }
 
-pub(crate) fn take_hi(r: &mut Reader<'_>) -> std::result::Result<Option<Bytes>, WireError> {
+pub(crate) fn take_hi(r: &mut Reader<'_>) -> std::result::Result<Option<Bytes>, DecodeError> {
     match r.u8()? {
         0 => Ok(None),
         1 => Ok(Some(Bytes::copy_from_slice(take_bytes(r)?))),
@@ -36,7 +36,7 @@ pub(crate) fn put_xf(w: &mut Writer, xf: &Xf) {
     put_bytes(w, &xf.prepend);
 }
 
-pub(crate) fn take_xf(r: &mut Reader<'_>) -> std::result::Result<Xf, WireError> {
+pub(crate) fn take_xf(r: &mut Reader<'_>) -> std::result::Result<Xf, DecodeError> {
     let strip = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
     Ok(Xf {
         strip,
@@ -49,7 +49,7 @@ pub(crate) fn put_key(w: &mut Writer, key: &[u8]) {
 }
 
 /// A structure contradicts an invariant of the format.
-pub(crate) const MALFORMED: WireError = WireError::Value {
+pub(crate) const MALFORMED: DecodeError = DecodeError::Value {
     field: "structure",
     found: 0,
 };

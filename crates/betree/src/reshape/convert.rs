@@ -1,7 +1,7 @@
 //! Range messages become edges (BetrFS 0.5, section 3.3): whatever they cover is dropped unread.
 
 use bytes::Bytes;
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::counters::bump;
 use crate::error::{Result, if_readable};
@@ -207,7 +207,7 @@ impl Store {
                     out.push(Edge {
                         lo: range.lo,
                         watermark: points_step
-                            + 6 * u64::from(planted::is(Fault::WatermarkTooHigh)),
+                            + 6 * u64::from(failpoints::is_on(Fault::WatermarkTooHigh)),
                         child,
                     });
                     kept_here = false;

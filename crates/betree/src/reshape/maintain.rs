@@ -25,7 +25,7 @@
 //! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
 //! its segments and children are shared until they are rewritten themselves.
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::counters::bump;
 use crate::error::{Error, Result};
@@ -360,7 +360,7 @@ impl Store {
     pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
         for kind in run.into_kinds() {
             let is_null = kind.ranges().any(|(_, e)| matches!(e.msg, RangeMsg::Null));
-            if is_null && planted::is(Fault::NullLost) {
+            if is_null && failpoints::is_on(Fault::NullLost) {
                 continue;
             }
             let ord = node.next_ord;

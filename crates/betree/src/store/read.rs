@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ramet_block::checksum;
-use ramet_block::planted::{self, Fault};
-use ramet_block::wire::WireError;
+use ramet_block::encoding::DecodeError;
+use ramet_block::failpoints::{self, Fault};
 use ramet_nodetable::NodeId;
 
 use crate::counters::bump;
@@ -27,7 +27,7 @@ const RUN_FRONT: &str = "front of a run";
 
 fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
     let found = checksum(bytes);
-    if found == place.checksum || planted::is(Fault::NodeChecksumSkipped) {
+    if found == place.checksum || failpoints::is_on(Fault::NodeChecksumSkipped) {
         return Ok(());
     }
     let detail = format!("checksum {found:016x}, expected {:016x}", place.checksum);
@@ -57,7 +57,7 @@ fn front_len(place: &Place, bytes: &[u8]) -> Result<usize> {
     index_len(bytes, place.used_bytes).ok_or_else(|| malformed(RUN_FRONT, place, &MALFORMED))
 }
 
-fn malformed(what: &'static str, place: &Place, why: &WireError) -> Error {
+fn malformed(what: &'static str, place: &Place, why: &DecodeError) -> Error {
     Error::Corrupt {
         what,
         addr: place.extent.addr,

@@ -17,7 +17,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent};
 use ramet_nodetable::{NodeId, NodeTable};
 
@@ -251,7 +251,7 @@ impl Owner for Store {
         };
         match (&node.contents, handle.place()) {
             (Contents::Written { is_named: true, .. }, Some(place))
-                if !planted::is(Fault::NamedLeafFreedAtOnce) =>
+                if !failpoints::is_on(Fault::NamedLeafFreedAtOnce) =>
             {
                 self.dead_named.lock().push(place.extent);
             }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::superblock::write_superblock;
 use ramet_block::{BLOCK_BYTES, Superblock};
 use ramet_nodetable::{NewNode, NodeId};
@@ -146,21 +146,21 @@ impl Inner {
         };
         let mut next = sb.clone();
         next.generation += 1;
-        if !planted::is(Fault::JournalStartStale) {
+        if !failpoints::is_on(Fault::JournalStartStale) {
             next.journal_start = cut;
         }
         next.node_table = commit.roots.node_table;
         next.space_map = commit.roots.space_map;
         next.refcounts = commit.roots.refcounts;
         next.root_node = root.id().0;
-        if !planted::is(Fault::NodeNumbersStale) {
+        if !failpoints::is_on(Fault::NodeNumbersStale) {
             next.next_node = self.store.next_id();
         }
         next.next_seq = seq + 1;
         next.volume_bytes = self.volume_bytes.load(Ordering::Relaxed);
         next.clean = clean;
         next.heals = heals;
-        if planted::is(Fault::JournalReleasedEarly) {
+        if failpoints::is_on(Fault::JournalReleasedEarly) {
             journal.release(cut);
         }
         // Also before the handles of `fresh` go.
@@ -181,7 +181,7 @@ impl Inner {
             .reclaimed
             .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
         self.store.table.committed(commit);
-        let dead = if planted::is(Fault::NamedLeafFreedAtEnd) {
+        let dead = if failpoints::is_on(Fault::NamedLeafFreedAtEnd) {
             self.store.dead_named().0
         } else {
             dead
@@ -249,7 +249,7 @@ impl Inner {
                 source: Arc::new(e),
             }
         };
-        if !planted::is(Fault::NodesUnsynced) {
+        if !failpoints::is_on(Fault::NodesUnsynced) {
             self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
         }
         Ok(write_superblock(&*self.store.dev, next)?)

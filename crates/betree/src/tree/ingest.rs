@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use ramet_block::wire::{Reader, WireError, Writer};
+use ramet_block::encoding::{DecodeError, Reader, Writer};
 use ramet_block::{BLOCK_BYTES, Extent};
 
 use crate::error::{Error, Result};
@@ -160,7 +160,7 @@ impl Graft {
     pub(crate) fn decode(
         r: &mut Reader<'_>,
         leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
-    ) -> std::result::Result<Self, WireError> {
+    ) -> std::result::Result<Self, DecodeError> {
         let take = |r: &mut Reader<'_>| Ok(Bytes::copy_from_slice(take_bytes(r)?));
         let range = KeyRange::new(take(r)?, take_hi(r)?);
         let count = r.varint()?;
@@ -179,7 +179,7 @@ impl Graft {
                 used_bytes,
                 checksum: r.u64()?,
             };
-            let node = leaf_at(place).ok_or(WireError::Value {
+            let node = leaf_at(place).ok_or(DecodeError::Value {
                 field: "extent of a graft",
                 found: extent.addr,
             })?;

@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Label, Superblock, Uuid};
 
 use crate::clone::capture_cache::Prepared;
@@ -156,7 +156,7 @@ impl Inner {
 
     /// Remembers the first failure after which nothing may be written any more.
     pub(crate) fn poison(&self, error: &Error) {
-        if planted::is(Fault::FailureForgotten) {
+        if failpoints::is_on(Fault::FailureForgotten) {
             return;
         }
         self.poison_because(&error.to_string());

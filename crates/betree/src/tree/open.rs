@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 use ramet_block::superblock::{
     AREA_END, read_copies, read_superblock, scrub_copies, write_superblock,
 };
@@ -151,7 +151,7 @@ impl Tree {
     /// # Errors
     /// `NotAVolume` with the reason, `Corrupt`, `Io`.
     pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
-        if !options.read_only && !planted::is(Fault::OpenWithoutSync) {
+        if !options.read_only && !failpoints::is_on(Fault::OpenWithoutSync) {
             // A process that died may have left writes that were never synced, a superblock among them. What is
             // read here must be durable before the place of anything older is written over.
             dev.sync()
@@ -237,7 +237,7 @@ impl Tree {
             sb.epoch,
             sb.journal_start,
             &mut |seq, bytes| {
-                if planted::is(Fault::RecordNotReplayed) && seq % 8 == 0 {
+                if failpoints::is_on(Fault::RecordNotReplayed) && seq % 8 == 0 {
                     return Ok(());
                 }
                 let mut find = |place| named.find(place);
@@ -263,7 +263,7 @@ impl Tree {
         }
 
         // A new epoch must be durable before its first frame, together with where its frames start.
-        sb.epoch += u64::from(!planted::is(Fault::EpochNotRaised));
+        sb.epoch += u64::from(!failpoints::is_on(Fault::EpochNotRaised));
         sb.clean = false;
         inner.journal = Some(Journal::open(
             dev.clone(),
@@ -275,7 +275,7 @@ impl Tree {
         ));
         if replayed > 0 {
             tracing::info!(replayed, "recovered from the journal");
-        } else if !planted::is(Fault::EpochNotDurable) {
+        } else if !failpoints::is_on(Fault::EpochNotDurable) {
             sb.generation += 1;
             sb.journal_start = end;
             write_superblock(&*dev, &sb)?;

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::wire::{Reader, WireError, Writer};
+use ramet_block::encoding::{DecodeError, Reader, Writer};
 
 use crate::node::handle::{Handle, Place};
 use crate::node::wire::{MALFORMED, put_hi, take_hi};
 use crate::tree::batch::{Batch, Op};
 use crate::tree::ingest::Graft;
 
-fn take(r: &mut Reader<'_>) -> Result<Bytes, WireError> {
+fn take(r: &mut Reader<'_>) -> Result<Bytes, DecodeError> {
     Ok(Bytes::copy_from_slice(r.bytes(usize::MAX)?))
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn encode(batch: &Batch, bytes: usize) -> Vec<u8> {
 pub(crate) fn decode(
     bytes: &[u8],
     leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
-) -> Result<Batch, WireError> {
+) -> Result<Batch, DecodeError> {
     let mut r = Reader::new(bytes);
     let count = r.varint()?;
     let mut batch = Batch::new();

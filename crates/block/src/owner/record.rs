@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::wire::{Reader, WireError, Writer};
+use crate::encoding::{DecodeError, Reader, Writer};
 use crate::{BLOCK_BYTES, checksum};
 
 const MAGIC: [u8; 8] = *b"RAMETown";
@@ -109,23 +109,23 @@ impl OwnerBlock {
         if !bytes.starts_with(&MAGIC) {
             return Err("no magic bytes".into());
         }
-        let wire = |error: WireError| error.to_string();
+        let malformed = |error: DecodeError| error.to_string();
         let (body, rest) = bytes.split_at(CHECKSUM_AT);
         let (sum, rest) = rest.split_at(SECTOR_BYTES - CHECKSUM_AT);
-        let (found, expected) = (Reader::new(sum).u64().map_err(wire)?, checksum(body));
+        let (found, expected) = (Reader::new(sum).u64().map_err(malformed)?, checksum(body));
         if found != expected {
             return Err(format!("checksum {found:#018x}, computed {expected:#018x}"));
         }
         if rest.iter().any(|byte| *byte != 0) {
             return Err("reserved bytes are not zero".into());
         }
-        Self::decode_fields(Reader::new(&body[MAGIC.len()..])).map_err(wire)
+        Self::decode_fields(Reader::new(&body[MAGIC.len()..])).map_err(malformed)
     }
 
-    fn decode_fields(mut r: Reader<'_>) -> Result<Self, WireError> {
+    fn decode_fields(mut r: Reader<'_>) -> Result<Self, DecodeError> {
         let kind = r.u32()?;
         let pid = r.u32()?;
-        let id_at = |r: &mut Reader<'_>| -> Result<[u8; 16], WireError> {
+        let id_at = |r: &mut Reader<'_>| -> Result<[u8; 16], DecodeError> {
             let mut id = [0; 16];
             id.copy_from_slice(r.take(16)?);
             Ok(id)
@@ -151,7 +151,7 @@ impl OwnerBlock {
             host: String::from_utf8_lossy(&host[..len]).into_owned(),
         };
         r.finish_reserved()?;
-        let unknown = |field, found| Err(WireError::Value { field, found });
+        let unknown = |field, found| Err(DecodeError::Value { field, found });
         match kind {
             KIND_FREE if owner == Owner::default() && counter == 0 => Ok(OwnerBlock::Free),
             KIND_CLAIM if counter == 0 => Ok(OwnerBlock::Claim(owner)),

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
 use ramet_betree::{Batch, Tree};
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::error::Result;
 use crate::format::record::Record;
@@ -132,7 +132,7 @@ impl<'a> Change<'a> {
     /// # Errors
     /// Those of the tree; nothing is changed then.
     pub(crate) fn apply(mut self, topology: &Topology, tree: &Tree) -> Result<()> {
-        if planted::is(Fault::ChangeTorn) && !self.batch.is_empty() {
+        if failpoints::is_on(Fault::ChangeTorn) && !self.batch.is_empty() {
             tree.apply(std::mem::take(&mut self.batch))?;
         }
         for locked in &self.states.locked {

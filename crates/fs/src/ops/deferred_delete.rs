@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::Batch;
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
 use crate::format::keys;
@@ -196,7 +196,7 @@ impl Volume {
         let Some(ino) = self.ghost_at(dir, name)? else {
             return Ok(());
         };
-        if planted::is(Fault::GhostNotVacated) {
+        if failpoints::is_on(Fault::GhostNotVacated) {
             return Ok(());
         }
         let is_here = |inode: &Arc<Inode>| match &*inode.loc.read() {

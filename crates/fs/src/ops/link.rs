@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::planted::{self, Fault};
+use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
 use crate::format::keys;
@@ -138,7 +138,7 @@ impl Volume {
         *root.stubs.lock() = Some(true);
         let now = self.now();
         let record = change.edit(inode);
-        let more = u32::from(!planted::is(Fault::LinkCountLost));
+        let more = u32::from(!failpoints::is_on(Fault::LinkCountLost));
         record.nlink = record.nlink.checked_add(more).ok_or(Error::TooManyLinks)?;
         record.ctime = now;
         let parent = change.edit(dir);

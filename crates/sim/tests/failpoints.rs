@@ -1,15 +1,16 @@
-//! The simulator finds every mistake that was made on purpose (`ramet_block::planted`).
+//! The simulator finds every mistake of the list (`ramet_block::failpoints`).
 //!
-//! Each fault is planted, and simulations run one after the other until one fails. How many states, damaged images,
+//! Each fault is set, and simulations run one after the other until one fails. How many states, damaged images,
 //! failing calls or steps that took, and how long, is printed: the table in `docs/testing.md`. Without a fault the same
 //! simulations, to the end of their budgets, find nothing.
 //!
-//! `cargo test -p ramet-sim --features planted --test planted -- --nocapture`
+//! `RUSTFLAGS="--cfg failpoints" cargo test -p ramet-sim --test failpoints -- --nocapture`
+#![cfg(failpoints)]
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use ramet_block::planted::{Fault, plant};
+use ramet_block::failpoints::{self, Fault};
 use ramet_sim::{
     CrashPlan, CrashReport, CrashRun, FaultRun, Generator, Mix, Runner, Setup, Victim,
 };
@@ -154,7 +155,7 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
         Steps => {
             for seed in 1.. {
                 let mut setup = Setup::tiny_nodes_of(seed);
-                // The thread that plants does everything.
+                // The fault is set for this thread alone: it does everything.
                 setup.open.manual = true;
                 let mut runner = Runner::new(setup)?;
                 let mut generator = Generator::new(seed, 300, Mix::Dense);
@@ -184,10 +185,10 @@ fn budget(how: Search) -> u64 {
 }
 
 fn find(fault: Option<Fault>, how: Search) -> Found {
-    plant(fault);
+    failpoints::set(fault);
     let (start, mut tried) = (Instant::now(), 0);
     let outcome = search(how, budget(how), &mut tried);
-    plant(None);
+    failpoints::set(None);
     Found {
         tried,
         took: start.elapsed(),
@@ -196,7 +197,7 @@ fn find(fault: Option<Fault>, how: Search) -> Found {
 }
 
 #[test]
-fn every_planted_fault_is_found() {
+fn every_fault_is_found() {
     // Panics are findings here, and expected.
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));

@@ -1,4 +1,4 @@
-//! Syncs of one file by several threads, none of which takes an error away from another.
+//! Fsync of one file by several threads, none of which takes an error away from another.
 //!
 //! The kernel tells an error of writing back once to each open file description, whichever call comes first. With one
 //! description, a checkpoint's sync could be told of the loss of what the journal wrote, and the journal's own, which overlaps it, that all
@@ -11,18 +11,18 @@ use std::sync::OnceLock;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::behind::path_of;
+use crate::write_behind::path_of;
 
 /// Descriptions of one file to sync it by, and whether that failed.
 #[derive(Debug)]
-pub(crate) struct Syncs {
+pub(crate) struct Fsync {
     first: Mutex<File>,
     /// Nothing where a file cannot be opened by its descriptor (no `/proc`): syncs follow each other then.
     second: Option<Mutex<File>>,
     failed: OnceLock<(io::ErrorKind, Option<i32>)>,
 }
 
-impl Syncs {
+impl Fsync {
     /// For the file that is open as `file`, before it is written.
     ///
     /// # Errors
@@ -88,12 +88,12 @@ mod tests {
 
     #[test]
     fn an_error_is_told_to_all_syncs_that_overlap_and_to_all_after_them() {
-        let syncs = Syncs::new(&tempfile::tempfile().unwrap()).unwrap();
+        let fsync = Fsync::new(&tempfile::tempfile().unwrap()).unwrap();
         let (kernel, both) = (Kernel::default(), Barrier::new(2));
         std::thread::scope(|scope| {
             let overlapping = [0; 2].map(|_| {
                 scope.spawn(|| {
-                    syncs.run(|file| {
+                    fsync.run(|file| {
                         both.wait();
                         kernel.sync(file)
                     })
@@ -105,18 +105,18 @@ mod tests {
             }
         });
         for _ in 0..3 {
-            let told = syncs.run(|file| kernel.sync(file)).unwrap_err();
+            let told = fsync.run(|file| kernel.sync(file)).unwrap_err();
             assert_eq!(told.raw_os_error(), Some(5));
         }
     }
 
     #[test]
     fn syncs_follow_each_other_where_there_is_one_description() {
-        let mut syncs = Syncs::new(&tempfile::tempfile().unwrap()).unwrap();
-        syncs.second = None;
+        let mut fsync = Fsync::new(&tempfile::tempfile().unwrap()).unwrap();
+        fsync.second = None;
         let kernel = Kernel::default();
         std::thread::scope(|scope| {
-            let all = [0; 4].map(|_| scope.spawn(|| syncs.run(|file| kernel.sync(file))));
+            let all = [0; 4].map(|_| scope.spawn(|| fsync.run(|file| kernel.sync(file))));
             for sync in all {
                 assert!(sync.join().unwrap().is_err());
             }

@@ -179,20 +179,20 @@ impl WriteBehind {
             queued: Condvar::new(),
             done: Condvar::new(),
         });
-        let mut behind = Self {
+        let mut writer = Self {
             shared,
             threads: Vec::new(),
         };
         for _ in 0..THREADS {
-            let shared = behind.shared.clone();
+            let shared = writer.shared.clone();
             let thread = std::thread::Builder::new().name("ramet-write".into());
             let work = move || {
                 run_anywhere();
                 shared.work();
             };
-            behind.threads.push(thread.spawn(work)?);
+            writer.threads.push(thread.spawn(work)?);
         }
-        Ok(behind)
+        Ok(writer)
     }
 
     /// Takes a copy of `data`, which is written at `addr` soon.
@@ -352,20 +352,20 @@ mod tests {
     fn whoever_reads_or_drains_sees_what_was_written() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 << 20).unwrap();
-        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
+        let writer = WriteBehind::new(&file, Arc::default(), None).unwrap();
         let len = 512 << 10;
         // More than may be under way at a time.
         for at in 0..80u64 {
             let data = pattern(at as u8, len);
-            behind.write(at % 64 * len as u64, &data).unwrap();
+            writer.write(at % 64 * len as u64, &data).unwrap();
             let mut got = vec![0; 4096];
             if at % 7 == 0 {
-                behind.settle(at % 64 * len as u64, got.len() as u64);
+                writer.settle(at % 64 * len as u64, got.len() as u64);
                 file.read_exact_at(&mut got, at % 64 * len as u64).unwrap();
                 assert_eq!(got, data[..4096], "{at}");
             }
         }
-        behind.drain().unwrap();
+        writer.drain().unwrap();
         for at in 16..80u64 {
             let mut got = vec![0; len];
             file.read_exact_at(&mut got, at % 64 * len as u64).unwrap();
@@ -376,9 +376,9 @@ mod tests {
     #[test]
     fn what_cannot_be_written_directly_is_written_all_the_same() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
-        behind.write(17, &[7; 1000]).unwrap();
-        behind.drain().unwrap();
+        let writer = WriteBehind::new(&file, Arc::default(), None).unwrap();
+        writer.write(17, &[7; 1000]).unwrap();
+        writer.drain().unwrap();
         let mut got = [0; 1000];
         file.read_exact_at(&mut got, 17).unwrap();
         assert_eq!(got, [7; 1000]);
@@ -388,51 +388,51 @@ mod tests {
     fn the_page_cache_and_the_device_are_never_written_in_one_folio_at_a_time() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(8 << 20).unwrap();
-        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
+        let writer = WriteBehind::new(&file, Arc::default(), None).unwrap();
         let bulk_at = |addr: u64| Open {
             addrs: addr..addr + 4096,
             is_direct: true,
         };
         // As if it were under way at the end of the second folio.
-        let number = behind.shared.state.lock().insert(bulk_at((4 << 20) - 4096));
+        let number = writer.shared.state.lock().insert(bulk_at((4 << 20) - 4096));
         let is_written = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                behind.write_cached(2 << 20, &[1; 4096]).unwrap();
+                writer.write_cached(2 << 20, &[1; 4096]).unwrap();
                 is_written.fetch_add(1, Ordering::SeqCst);
             });
             for addr in [0, (2 << 20) - 4096, 4 << 20] {
-                behind.write_cached(addr, &[1; 4096]).unwrap();
+                writer.write_cached(addr, &[1; 4096]).unwrap();
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
             assert_eq!(is_written.load(Ordering::SeqCst), 0);
-            behind.shared.state.lock().open.remove(&number);
-            behind.shared.done.notify_all();
+            writer.shared.state.lock().open.remove(&number);
+            writer.shared.done.notify_all();
         });
         assert_eq!(is_written.load(Ordering::SeqCst), 1);
-        assert!(behind.shared.state.lock().open.is_empty());
+        assert!(writer.shared.state.lock().open.is_empty());
     }
 
     #[test]
     fn an_error_is_told_by_every_later_call() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
+        let writer = WriteBehind::new(&file, Arc::default(), None).unwrap();
         // No file goes that far.
-        behind.write(1 << 63, &[7; 4096]).unwrap();
+        writer.write(1 << 63, &[7; 4096]).unwrap();
         for _ in 0..2 {
-            assert!(behind.drain().unwrap_err().raw_os_error().is_some());
+            assert!(writer.drain().unwrap_err().raw_os_error().is_some());
         }
-        assert!(behind.write(4096, &[7; 4096]).is_err());
+        assert!(writer.write(4096, &[7; 4096]).is_err());
     }
 
     #[test]
     fn dropping_waits_for_every_write() {
         let file = tempfile::tempfile().unwrap();
-        let behind = WriteBehind::new(&file, Arc::default(), None).unwrap();
+        let writer = WriteBehind::new(&file, Arc::default(), None).unwrap();
         for at in 0..16 {
-            behind.write(at << 20, &pattern(at as u8, 1 << 20)).unwrap();
+            writer.write(at << 20, &pattern(at as u8, 1 << 20)).unwrap();
         }
-        drop(behind);
+        drop(writer);
         for at in 0..16 {
             let mut got = vec![0; 1 << 20];
             file.read_exact_at(&mut got, at << 20).unwrap();

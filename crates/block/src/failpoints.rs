@@ -1,8 +1,9 @@
 //! Faults on purpose: one-line mistakes that somebody could make, for tests of the simulator.
 //!
-//! Each stands in the code where it would be made, as `if planted::is(Fault::..)`. Without the feature `planted`
-//! that is a constant `false`, so nothing of it is compiled in. With it, [`plant`] chooses the fault for the thread
-//! that calls: simulations run on one thread, so several can be under way.
+//! Each stands in the code where it would be made, as `if failpoints::is_on(Fault::..)`. Without `--cfg failpoints` that is
+//! a constant `false`, so nothing of it is compiled in. With it, `set` chooses the fault for the thread that calls it:
+//! a simulation runs on one thread, so several simulations can be under way. The switch is no feature of cargo, since
+//! `--all-features` would put it into a release.
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,28 +83,28 @@ pub enum Fault {
     ChangeTorn,
 }
 
-#[cfg(feature = "planted")]
+#[cfg(failpoints)]
 thread_local! {
-    static PLANTED: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
+    static ACTIVE: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };
 }
 
 /// Makes this thread make a mistake, or no more.
-#[cfg(feature = "planted")]
-pub fn plant(fault: Option<Fault>) {
-    PLANTED.set(fault);
+#[cfg(failpoints)]
+pub fn set(fault: Option<Fault>) {
+    ACTIVE.set(fault);
 }
 
 /// Whether this thread is to make it.
-#[cfg(feature = "planted")]
+#[cfg(failpoints)]
 #[must_use]
-pub fn is(fault: Fault) -> bool {
-    PLANTED.get() == Some(fault)
+pub fn is_on(fault: Fault) -> bool {
+    ACTIVE.get() == Some(fault)
 }
 
-/// Whether this thread is to make it: never, without the feature `planted`.
-#[cfg(not(feature = "planted"))]
+/// Whether this thread is to make it: never, without `--cfg failpoints`.
+#[cfg(not(failpoints))]
 #[inline(always)]
 #[must_use]
-pub const fn is(_: Fault) -> bool {
+pub const fn is_on(_: Fault) -> bool {
     false
 }

@@ -8,7 +8,7 @@ use thiserror::Error;
 
 /// Why bytes could not be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum WireError {
+pub enum DecodeError {
     /// The bytes end before the value does.
     #[error("the bytes end early: {wanted} more wanted, {left} left")]
     Truncated {
@@ -180,10 +180,10 @@ impl<'a> Reader<'a> {
     /// The next `len` bytes.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] when fewer are left.
-    pub fn take(&mut self, len: usize) -> Result<&'a [u8], WireError> {
+    /// [`DecodeError::Truncated`] when fewer are left.
+    pub fn take(&mut self, len: usize) -> Result<&'a [u8], DecodeError> {
         let Some((head, rest)) = self.rest.split_at_checked(len) else {
-            return Err(WireError::Truncated {
+            return Err(DecodeError::Truncated {
                 wanted: len as u64,
                 left: self.rest.len() as u64,
             });
@@ -192,7 +192,7 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N)?);
         Ok(array)
@@ -201,64 +201,64 @@ impl<'a> Reader<'a> {
     /// One byte.
     ///
     /// # Errors
-    /// [`WireError::Truncated`].
-    pub fn u8(&mut self) -> Result<u8, WireError> {
+    /// [`DecodeError::Truncated`].
+    pub fn u8(&mut self) -> Result<u8, DecodeError> {
         Ok(self.array::<1>()?[0])
     }
 
     /// Two bytes, little-endian.
     ///
     /// # Errors
-    /// [`WireError::Truncated`].
-    pub fn u16(&mut self) -> Result<u16, WireError> {
+    /// [`DecodeError::Truncated`].
+    pub fn u16(&mut self) -> Result<u16, DecodeError> {
         Ok(u16::from_le_bytes(self.array()?))
     }
 
     /// Four bytes, little-endian.
     ///
     /// # Errors
-    /// [`WireError::Truncated`].
-    pub fn u32(&mut self) -> Result<u32, WireError> {
+    /// [`DecodeError::Truncated`].
+    pub fn u32(&mut self) -> Result<u32, DecodeError> {
         Ok(u32::from_le_bytes(self.array()?))
     }
 
     /// Eight bytes, little-endian.
     ///
     /// # Errors
-    /// [`WireError::Truncated`].
-    pub fn u64(&mut self) -> Result<u64, WireError> {
+    /// [`DecodeError::Truncated`].
+    pub fn u64(&mut self) -> Result<u64, DecodeError> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
     /// A varint. Only its shortest form is accepted, so that one value has one encoding.
     ///
     /// # Errors
-    /// [`WireError::Truncated`] or [`WireError::Varint`].
-    pub fn varint(&mut self) -> Result<u64, WireError> {
+    /// [`DecodeError::Truncated`] or [`DecodeError::Varint`].
+    pub fn varint(&mut self) -> Result<u64, DecodeError> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
             let byte = self.u8()?;
             let bits = u64::from(byte & 0x7f);
             if shift == 63 && bits > 1 {
-                return Err(WireError::Varint);
+                return Err(DecodeError::Varint);
             }
             value |= bits << shift;
             if byte & 0x80 == 0 {
                 return if byte == 0 && shift > 0 {
-                    Err(WireError::Varint)
+                    Err(DecodeError::Varint)
                 } else {
                     Ok(value)
                 };
             }
         }
-        Err(WireError::Varint)
+        Err(DecodeError::Varint)
     }
 
     /// A signed varint written by [`Writer::signed`].
     ///
     /// # Errors
-    /// [`WireError::Truncated`] or [`WireError::Varint`].
-    pub fn signed(&mut self) -> Result<i64, WireError> {
+    /// [`DecodeError::Truncated`] or [`DecodeError::Varint`].
+    pub fn signed(&mut self) -> Result<i64, DecodeError> {
         let zigzag = self.varint()?;
         Ok((zigzag >> 1) as i64 ^ -((zigzag & 1) as i64))
     }
@@ -266,12 +266,12 @@ impl<'a> Reader<'a> {
     /// A varint length of at most `len_max`, then that many bytes.
     ///
     /// # Errors
-    /// [`WireError::TooLong`], [`WireError::Truncated`] or [`WireError::Varint`].
-    pub fn bytes(&mut self, len_max: usize) -> Result<&'a [u8], WireError> {
+    /// [`DecodeError::TooLong`], [`DecodeError::Truncated`] or [`DecodeError::Varint`].
+    pub fn bytes(&mut self, len_max: usize) -> Result<&'a [u8], DecodeError> {
         let len = self.varint()?;
         match usize::try_from(len) {
             Ok(len) if len <= len_max => self.take(len),
-            _ => Err(WireError::TooLong {
+            _ => Err(DecodeError::TooLong {
                 len,
                 max: len_max as u64,
             }),
@@ -281,22 +281,22 @@ impl<'a> Reader<'a> {
     /// Ends the reading.
     ///
     /// # Errors
-    /// [`WireError::LeftOver`] when bytes are left.
-    pub fn finish(self) -> Result<(), WireError> {
+    /// [`DecodeError::LeftOver`] when bytes are left.
+    pub fn finish(self) -> Result<(), DecodeError> {
         match self.rest.len() {
             0 => Ok(()),
-            left => Err(WireError::LeftOver { left: left as u64 }),
+            left => Err(DecodeError::LeftOver { left: left as u64 }),
         }
     }
 
     /// Ends the reading of a structure whose remainder is reserved.
     ///
     /// # Errors
-    /// [`WireError::Value`] when a reserved byte is not zero.
-    pub fn finish_reserved(self) -> Result<(), WireError> {
+    /// [`DecodeError::Value`] when a reserved byte is not zero.
+    pub fn finish_reserved(self) -> Result<(), DecodeError> {
         match self.rest.iter().find(|&&byte| byte != 0) {
             None => Ok(()),
-            Some(&byte) => Err(WireError::Value {
+            Some(&byte) => Err(DecodeError::Value {
                 field: "a reserved byte",
                 found: byte.into(),
             }),
@@ -370,7 +370,7 @@ mod tests {
                 .and_then(|_| r.bytes(5).map(|_| ()))
                 .and_then(|()| r.u32());
             assert!(
-                matches!(got, Err(WireError::Truncated { .. })),
+                matches!(got, Err(DecodeError::Truncated { .. })),
                 "cut at {cut}: {got:?}"
             );
         }
@@ -383,7 +383,7 @@ mod tests {
             &[0xff; 11],
             &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2],
         ] {
-            assert_eq!(Reader::new(bytes).varint(), Err(WireError::Varint));
+            assert_eq!(Reader::new(bytes).varint(), Err(DecodeError::Varint));
         }
     }
 
@@ -394,7 +394,7 @@ mod tests {
         let bytes = w.into_vec();
         assert_eq!(
             Reader::new(&bytes).bytes(16),
-            Err(WireError::TooLong {
+            Err(DecodeError::TooLong {
                 len: u64::MAX,
                 max: 16
             })
@@ -405,12 +405,12 @@ mod tests {
     fn left_over_and_reserved_bytes_are_told() {
         assert_eq!(
             Reader::new(&[0]).finish(),
-            Err(WireError::LeftOver { left: 1 })
+            Err(DecodeError::LeftOver { left: 1 })
         );
         assert_eq!(Reader::new(&[0, 0]).finish_reserved(), Ok(()));
         assert_eq!(
             Reader::new(&[0, 9]).finish_reserved(),
-            Err(WireError::Value {
+            Err(DecodeError::Value {
                 field: "a reserved byte",
                 found: 9
             })

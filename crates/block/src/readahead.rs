@@ -20,7 +20,7 @@
 
 use std::ops::Range;
 
-/// Streams that are known at a time; the one that was read the longest ago makes place.
+/// Readahead that are known at a time; the one that was read the longest ago makes place.
 const STREAMS: usize = 16;
 /// Shorter ones are left alone, in bytes: a node may take a few blocks.
 const READ_MIN: u64 = 64 << 10;
@@ -64,12 +64,12 @@ impl Stream {
 
 /// The streams of a device.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub(crate) struct Readahead {
     streams: [Stream; STREAMS],
     turn: u64,
 }
 
-impl Streams {
+impl Readahead {
     /// Takes note of a read that is about to begin, and tells what to ask the device for before it. `is_shared` when others
     /// are under way, of which the last one may not have been requested yet. What is told ends at `device_len` at the latest.
     pub(crate) fn note(
@@ -128,13 +128,13 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const DEVICE: u64 = 1 << 40;
 
-    fn note(streams: &mut Streams, addr: u64, len: u64) -> Option<Range<u64>> {
+    fn note(streams: &mut Readahead, addr: u64, len: u64) -> Option<Range<u64>> {
         streams.note(addr..addr + len, false, DEVICE)
     }
 
     #[test]
     fn a_stream_alone_and_reads_anywhere_are_left_to_the_kernel() {
-        let mut streams = Streams::default();
+        let mut streams = Readahead::default();
         for at in 0..200 {
             assert_eq!(note(&mut streams, at * 16 * KIB, 16 * KIB), None, "{at}");
         }
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn streams_read_in_turn_are_asked_for_in_growing_pieces() {
-        let mut streams = Streams::default();
+        let mut streams = Readahead::default();
         let firsts = [0, 100 * MIB, 300 * MIB];
         let mut asked = firsts;
         let mut requests = 0;
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn what_a_read_passed_is_asked_for_first_where_most_is_read() {
-        let mut streams = Streams::default();
+        let mut streams = Readahead::default();
         for at in 0..16 {
             assert_eq!(note(&mut streams, at * 64 * KIB, 64 * KIB), None);
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn the_read_before_is_asked_for_while_it_may_not_be_requested_yet() {
-        let mut streams = Streams::default();
+        let mut streams = Readahead::default();
         for is_shared in [false, true] {
             let addr = if is_shared { 8 * MIB } else { 0 };
             assert_eq!(streams.note(addr..addr + MIB, is_shared, DEVICE), None);
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_was_read_long_ago_costs_nothing_and_is_read_ahead_again() {
-        let mut streams = Streams::default();
+        let mut streams = Readahead::default();
         for at in 0..4096 {
             assert_eq!(note(&mut streams, at * MIB, MIB), None);
         }
@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     fn nothing_is_asked_for_beyond_the_device() {
-        let mut streams = Streams::default();
+        let mut streams = Readahead::default();
         let device_len = 50 * MIB + 128 * KIB;
         let mut last = None;
         for at in 0..8 {
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_many_streams_makes_place() {
-        let mut streams = Streams::default();
+        let mut streams = Readahead::default();
         let first = |n: u64| n << 30;
         for n in 0..=STREAMS as u64 {
             assert_eq!(note(&mut streams, first(n), MIB), None);
