@@ -76,7 +76,7 @@ pub enum Fault {
     /// Files that were unlinked while open stay after a crash.
     OrphanKept,
     /// A new name takes over what a ghost left there.
-    GhostNotVacated,
+    DeletedNameNotFreed,
     /// Inode numbers are given out before they are reserved.
     NumbersNotReserved,
     /// Names and records of one change are two batches.

@@ -53,9 +53,9 @@ pub fn run(args: &Scrub) -> Outcome<u8> {
             } else {
                 "lost"
             };
-            let place = damaged.place.as_deref().unwrap_or("no file");
+            let location = damaged.location.as_deref().unwrap_or("no file");
             say!(
-                "{outcome}: {} at byte {}: {} ({place})",
+                "{outcome}: {} at byte {}: {} ({location})",
                 damaged.what,
                 damaged.addr,
                 damaged.detail

@@ -14,8 +14,8 @@ use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record, Time};
-use crate::namespace::inode::{Adopted, Ino, Inode, Loc, Place, ROOT_INO, Remains, Table};
-use crate::namespace::location::Topology;
+use crate::namespace::inode::{Adopted, Deferred, DirPath, Ino, Inode, Location, ROOT_INO, Table};
+use crate::namespace::topology::Topology;
 use crate::options::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
 
 /// Version of the keys and records.
@@ -41,11 +41,11 @@ pub struct Volume {
     pub(crate) tree: Tree,
     pub(crate) table: Arc<Table>,
     /// What was removed and could not be erased.
-    pub(crate) unburied: Mutex<Vec<Remains>>,
+    pub(crate) failed: Mutex<Vec<Deferred>>,
     /// Keeps the root in the table, whatever the kernel forgets.
     _root: Arc<Inode>,
     /// Held for reading by whatever changes the names of hard links, for writing by what moves or
-    /// copies directories, which needs to know the stubs below them.
+    /// copies directories, which needs to know the link entries below them.
     pub(crate) links: RwLock<()>,
     pub(crate) topology: RwLock<Topology>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -161,7 +161,7 @@ impl Volume {
             });
         }
         let table = Table::new();
-        let root = Inode::new(&table, ROOT_INO, Kind::Directory, record, Loc::Root);
+        let root = Inode::new(&table, ROOT_INO, Kind::Directory, record, Location::Root);
         table.adopt(&root, None);
         let random = match options.seed {
             Some(seed) => StdRng::seed_from_u64(seed),
@@ -170,7 +170,7 @@ impl Volume {
         let volume = Self {
             tree,
             table,
-            unburied: Mutex::default(),
+            failed: Mutex::default(),
             _root: root,
             links: RwLock::new(()),
             topology: RwLock::new(Topology { generation: 0 }),
@@ -226,7 +226,7 @@ impl Volume {
     /// # Errors
     /// Those of the device; the volume takes no writes afterwards.
     pub fn sync_all(&self) -> Result<()> {
-        self.bury_all();
+        self.reap_all();
         Ok(self.tree.sync()?)
     }
 
@@ -325,7 +325,7 @@ impl Volume {
     }
 
     /// The space of a directory tree: of all that lies in and below the directory, without its own record and
-    /// without bodies of hard links that lie outside. Writes a checkpoint first.
+    /// without shared inodes of hard links that lie outside. Writes a checkpoint first.
     ///
     /// # Errors
     /// `NotDirectory`, and those of the tree.
@@ -334,7 +334,7 @@ impl Volume {
         let path = self
             .topology
             .read()
-            .place(&dir)
+            .dir_path(&dir)
             .map_err(gone_is_not_found)?
             .path;
         let ranges = [keys::META, keys::DATA].map(|index| Span::prefix(keys::range(index, &path)));
@@ -356,7 +356,7 @@ impl Volume {
         self.random.lock().random::<u64>() >> 1
     }
 
-    /// A number that no inode, and no body, of the volume ever had.
+    /// A number that no inode, and no shared inode, of the volume ever had.
     pub(crate) fn new_ino(&self) -> Result<Ino> {
         let mut inos = self.inos.lock();
         if inos.next >= inos.reserved && !failpoints::is_on(Fault::NumbersNotReserved) {
@@ -395,7 +395,7 @@ impl Volume {
     pub(crate) fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
         if let Some(known) = self.table.at(dir, name) {
             let topology = self.topology.read();
-            topology.place(dir).map_err(gone_is_not_found)?;
+            topology.dir_path(dir).map_err(gone_is_not_found)?;
             return Ok(Some(known));
         }
         let seen = self.table.evictions();
@@ -407,11 +407,11 @@ impl Volume {
             Entry::Inode { record, stored } => {
                 self.resolve_child(dir, name, Ino(stored ^ acc), record, seen)
             }
-            Entry::Ghost(_) => return Ok(None),
-            // Its body is read as of the same moment.
-            Entry::Stub(_) => {
+            Entry::Deleted(_) => return Ok(None),
+            // Its shared inode is read as of the same moment.
+            Entry::Link(_) => {
                 let view = self.view(dir)?;
-                let Some(value) = view.snapshot.get(&keys::entry(&view.place.path, name))? else {
+                let Some(value) = view.snapshot.get(&keys::entry(&view.dir.path, name))? else {
                     return Ok(None);
                 };
                 self.resolve(&view, dir, name, Entry::decode(&value)?)
@@ -427,8 +427,8 @@ impl Volume {
     pub(crate) fn entry(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<(Option<Bytes>, u64)> {
         let (peek, acc) = {
             let topology = self.topology.read();
-            let place = topology.place(dir).map_err(gone_is_not_found)?;
-            (self.tree.peek(keys::entry(&place.path, name)), place.acc)
+            let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
+            (self.tree.peek(keys::entry(&at.path, name)), at.acc)
         };
         Ok((peek.get()?, acc))
     }
@@ -439,11 +439,11 @@ impl Volume {
         let topology = self.topology.read();
         let view = || -> Result<View> {
             let root = topology.clone_root(dir)?;
-            let (place, root_place) = (topology.place(dir)?, topology.place(&root)?);
+            let (path, root_path) = (topology.dir_path(dir)?, topology.dir_path(&root)?);
             Ok(View {
-                place,
+                dir: path,
                 root,
-                root_place,
+                root_path,
                 snapshot: self.tree.snapshot(),
                 seen,
             })
@@ -459,24 +459,28 @@ impl Volume {
         name: &[u8],
         entry: Entry,
     ) -> Result<Arc<Inode>> {
-        let stub = match entry {
+        let link_entry = match entry {
             Entry::Inode { record, stored } => {
-                let ino = Ino(stored ^ view.place.acc);
+                let ino = Ino(stored ^ view.dir.acc);
                 return self.resolve_child(dir, name, ino, record, view.seen);
             }
-            Entry::Stub(stub) => stub,
-            Entry::Ghost(_) => return Err(Error::NotFound),
+            Entry::Link(link_entry) => link_entry,
+            Entry::Deleted(_) => return Err(Error::NotFound),
         };
-        let ino = Ino(stub.stored ^ view.place.acc);
+        let ino = Ino(link_entry.stored ^ view.dir.acc);
         let known = match self.table.get(ino) {
             Some(known) => known,
-            None => self.body(view, stub.link, dir)?,
+            None => self.shared_inode(view, link_entry.link, dir)?,
         };
-        let is_same = match &*known.loc.read() {
+        let is_same = match &*known.location.read() {
             // The directory was replaced meanwhile.
-            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
-            Loc::Body { root, link, .. } => *link == stub.link && Arc::ptr_eq(root, &view.root),
-            Loc::Child { .. } | Loc::Root => false,
+            Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+                return Err(Error::Stale);
+            }
+            Location::Shared { root, link, .. } => {
+                *link == link_entry.link && Arc::ptr_eq(root, &view.root)
+            }
+            Location::Child { .. } | Location::Root => false,
         };
         if !is_same || known.ino != ino {
             return Err(two_owners(ino));
@@ -494,16 +498,18 @@ impl Volume {
         record: Record,
         seen: u64,
     ) -> Result<Arc<Inode>> {
-        let loc = || Loc::Child {
+        let location = || Location::Child {
             parent: Arc::clone(dir),
             name: Bytes::copy_from_slice(name),
         };
-        let known = self.adopt(ino, record, loc, seen)?;
+        let known = self.adopt(ino, record, location, seen)?;
         self.table.note(dir.ino, name, ino);
-        let is_same = match &*known.loc.read() {
-            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return Err(Error::Stale),
-            Loc::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
-            Loc::Body { .. } | Loc::Root => false,
+        let is_same = match &*known.location.read() {
+            Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+                return Err(Error::Stale);
+            }
+            Location::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
+            Location::Shared { .. } | Location::Root => false,
         };
         if is_same && known.ino == ino {
             Ok(known)
@@ -512,23 +518,33 @@ impl Volume {
         }
     }
 
-    /// The inode of body `link` of the view's clone root, found through a name in `via`.
-    pub(crate) fn body(&self, view: &View, link: u64, via: &Arc<Inode>) -> Result<Arc<Inode>> {
+    /// The inode of shared inode `link` of the view's clone root, found through a name in `via`.
+    pub(crate) fn shared_inode(
+        &self,
+        view: &View,
+        link: u64,
+        via: &Arc<Inode>,
+    ) -> Result<Arc<Inode>> {
         let missing = || Error::Corrupt {
             what: "hard link",
-            detail: format!("body {link} is missing"),
+            detail: format!("shared {link} is missing"),
         };
-        let key = keys::body_record(&keys::body(&view.root_place.path, link));
+        let key = keys::shared_record(&keys::shared_inode(&view.root_path.path, link));
         let value = view.snapshot.get(&key)?.ok_or_else(missing)?;
         let Entry::Inode { record, stored } = Entry::decode(&value)? else {
             return Err(missing());
         };
-        let loc = || Loc::Body {
+        let location = || Location::Shared {
             root: Arc::clone(&view.root),
             link,
             via: Arc::clone(via),
         };
-        self.adopt(Ino(stored ^ view.root_place.acc), record, loc, view.seen)
+        self.adopt(
+            Ino(stored ^ view.root_path.acc),
+            record,
+            location,
+            view.seen,
+        )
     }
 
     /// The inode with this number: the one in memory, or a new one.
@@ -536,14 +552,14 @@ impl Volume {
         &self,
         ino: Ino,
         record: Record,
-        loc: impl FnOnce() -> Loc,
+        location: impl FnOnce() -> Location,
         seen: u64,
     ) -> Result<Arc<Inode>> {
         if let Some(known) = self.table.get(ino) {
             return Ok(known);
         }
         let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
-        let inode = Inode::new(&self.table, ino, kind, record, loc());
+        let inode = Inode::new(&self.table, ino, kind, record, location());
         match self.table.adopt(&inode, Some(seen)) {
             Adopted::New => return Ok(inode),
             Adopted::Known(known) => return Ok(known),
@@ -558,7 +574,7 @@ impl Volume {
         match self.reread(&inode) {
             Ok(record) => *state = record,
             Err(error) => {
-                *inode.loc.write() = Loc::Gone;
+                *inode.location.write() = Location::Gone;
                 return Err(error);
             }
         }
@@ -569,7 +585,7 @@ impl Volume {
     fn reread(&self, inode: &Arc<Inode>) -> Result<Record> {
         let (key, snapshot) = {
             let topology = self.topology.read();
-            let found = topology.record_at(&inode.loc.read().clone())?;
+            let found = topology.record_at(&inode.location.read().clone())?;
             (found.ok_or(Error::Stale)?.0, self.tree.snapshot())
         };
         let value = snapshot.get(&key)?.ok_or(Error::Stale)?;
@@ -577,7 +593,7 @@ impl Volume {
             Entry::Inode { record, .. } if Kind::from_mode(record.mode) == Some(inode.kind) => {
                 Ok(record)
             }
-            Entry::Inode { .. } | Entry::Stub(_) | Entry::Ghost(_) => Err(Error::Stale),
+            Entry::Inode { .. } | Entry::Link(_) | Entry::Deleted(_) => Err(Error::Stale),
         }
     }
 }
@@ -591,11 +607,11 @@ fn two_owners(ino: Ino) -> Error {
 
 /// Notes the directory that one of several names was last found in.
 fn found_through(inode: &Inode, dir: &Arc<Inode>) {
-    if !matches!(&*inode.loc.read(), Loc::Body { via, .. } if !Arc::ptr_eq(via, dir)) {
+    if !matches!(&*inode.location.read(), Location::Shared { via, .. } if !Arc::ptr_eq(via, dir)) {
         return;
     }
     let mut before = None;
-    if let Loc::Body { via, .. } = &mut *inode.loc.write() {
+    if let Location::Shared { via, .. } = &mut *inode.location.write() {
         before = Some(std::mem::replace(via, Arc::clone(dir)));
     }
     drop(before);
@@ -612,9 +628,9 @@ pub(crate) fn gone_is_not_found(error: Error) -> Error {
 
 /// A directory, its clone root, and a snapshot in which they lie where this says.
 pub(crate) struct View {
-    pub(crate) place: Place,
+    pub(crate) dir: DirPath,
     pub(crate) root: Arc<Inode>,
-    pub(crate) root_place: Place,
+    pub(crate) root_path: DirPath,
     pub(crate) snapshot: Snapshot,
     /// Evictions of the table before the snapshot was taken.
     seen: u64,
@@ -624,7 +640,7 @@ impl Drop for Volume {
     fn drop(&mut self) {
         // Inodes hold the table and the table holds inodes.
         self.table.clear();
-        self.unburied.get_mut().clear();
-        while !self.table.take_remains().is_empty() {}
+        self.failed.get_mut().clear();
+        while !self.table.take_deferred().is_empty() {}
     }
 }

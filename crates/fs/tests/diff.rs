@@ -260,7 +260,7 @@ fn differences_are_those_that_a_walk_sees() {
                 let found = volume.diff(tops[x], tops[y]).unwrap();
                 assert_eq!(found, expected, "seed {seed}, step {at}, {x} and {y}");
                 differing += found.len();
-                // And of what lies inside: the bodies of its hard links may be outside.
+                // And of what lies inside: the shared inodes of its hard links may be outside.
                 for name in NAMES {
                     let inside = [x, y].map(|top| volume.lookup(tops[top], name).ok());
                     if let [Some(x), Some(y)] = inside

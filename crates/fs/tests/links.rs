@@ -137,7 +137,7 @@ fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
     // The copy has its links inside.
     fixture.clone_to("top/copy", "top", "next");
     fixture.expect("top/next", 1);
-    // All around the source, and where its bodies are.
+    // All around the source, and where its shared inodes are.
     fixture.clone_to("top/store", "top", "tree");
     fixture.expect("top/tree", 1);
     fixture.reopen();
@@ -148,7 +148,7 @@ fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
 #[test]
 fn a_clone_may_replace_the_directory_that_its_links_lie_in() {
     let mut fixture = Fixture::new();
-    // A clone root, which has the bodies.
+    // A clone root, which has the shared inodes.
     fixture.clone_to("top", "", "fork");
     fixture.clone_to("fork/tree", "", "fork");
     fixture.expect("fork", 1);

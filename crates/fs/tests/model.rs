@@ -132,13 +132,14 @@ impl Model {
                 .any(|child| self.nodes[child].is_dir() && self.is_below(id, *child))
     }
 
-    /// Whether a link whose body lies above is below this directory.
-    fn has_stubs(&self, dir: Id) -> bool {
+    /// Whether a link whose shared inode lies above is below this directory.
+    fn has_links_below(&self, dir: Id) -> bool {
         let node = &self.nodes[&dir];
         !node.clone_root
             && node.children.values().any(|child| {
                 let child_node = &self.nodes[child];
-                child_node.linked_in.is_some() || (child_node.is_dir() && self.has_stubs(*child))
+                child_node.linked_in.is_some()
+                    || (child_node.is_dir() && self.has_links_below(*child))
             })
     }
 
@@ -622,7 +623,7 @@ impl Run {
         for (id, _) in moves {
             if crosses
                 && (model.nodes[&id].linked_in.is_some()
-                    || (model.nodes[&id].is_dir() && model.has_stubs(id)))
+                    || (model.nodes[&id].is_dir() && model.has_links_below(id)))
             {
                 return Err("EXDEV");
             }

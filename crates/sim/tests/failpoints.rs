@@ -69,7 +69,7 @@ const FAULTS: [(Fault, Search); 36] = [
     (Fault::FailureForgotten, Failures),
     (Fault::LinkCountLost, Files),
     (Fault::OrphanKept, Files),
-    (Fault::GhostNotVacated, Files),
+    (Fault::DeletedNameNotFreed, Files),
     (Fault::NumbersNotReserved, Files),
     (Fault::ChangeTorn, Files),
 ];

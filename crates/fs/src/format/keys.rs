@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! P(child `name` of D) = P(D) 00 02 name
-//! P(body `n` of C)     = P(C) 00 05 n              a file with several names, see below
+//! P(shared inode `n` of C)     = P(C) 00 05 n              a file with several names, see below
 //! P(orphan `ino`)      =      00 07 ino            what has no name and is known, or none yet
 //! ```
 //!
@@ -14,12 +14,12 @@
 //!
 //! ```text
 //! 01 00 00                       record of the root
-//! 01 P(D) 00 01 name             entry of D: an inode record, or a stub naming a body
+//! 01 P(D) 00 01 name             entry of D: an inode record, or a link entry naming a shared inode
 //! 02 P(X) 00 03 n                block n of a file
 //! 02 P(X) 00 0A c                chunk c of the allocation map of a sparse file
 //! 01 P(X) 00 04 name             extended attribute
-//! 01 P(C) 00 05 n                record of a body
-//! 01 P(C) 00 06 dir 00 01 name   stub index: every stub below C, dir = P(its directory) - P(C)
+//! 01 P(C) 00 05 n                record of a shared inode
+//! 01 P(C) 00 06 dir 00 01 name   link index: every link entry below C, dir = P(its directory) - P(C)
 //! 01 00 08 name                  counters of the volume
 //! 01 00 09 n, 02 00 09 n         what waits within one batch, n below 2; never there after it
 //! ```
@@ -42,8 +42,8 @@ const ENTRY: u8 = 1;
 const CHILD: u8 = 2;
 const BLOCK: u8 = 3;
 const XATTR: u8 = 4;
-const BODY: u8 = 5;
-const STUB: u8 = 6;
+const SHARED: u8 = 5;
+const LINK: u8 = 6;
 const ORPHAN: u8 = 7;
 const COUNTER: u8 = 8;
 const STAGE: u8 = 9;
@@ -98,10 +98,10 @@ pub(crate) enum Part<'a> {
     Map,
     /// An extended attribute of the object.
     Xattr,
-    /// A body of the clone root: its record, blocks or attributes.
-    Body(u64),
-    /// The stub index of the clone root.
-    Stub,
+    /// A shared inode of the clone root: its record, blocks or attributes.
+    Shared(u64),
+    /// The link index of the clone root.
+    Link,
     /// The volume, or nothing that this version knows.
     Volume,
 }
@@ -128,11 +128,11 @@ pub(crate) fn parse_below(key: &[u8]) -> (Bytes, Part<'_>) {
         Some(&BLOCK) => Part::Block,
         Some(&MAP) => Part::Map,
         Some(&XATTR) => Part::Xattr,
-        Some(&BODY) => match rest.first_chunk() {
-            Some(link) => Part::Body(u64::from_be_bytes(*link)),
+        Some(&SHARED) => match rest.first_chunk() {
+            Some(link) => Part::Shared(u64::from_be_bytes(*link)),
             None => Part::Volume,
         },
-        Some(&STUB) => Part::Stub,
+        Some(&LINK) => Part::Link,
         _ => Part::Volume,
     };
     (path, part)
@@ -146,23 +146,23 @@ pub(crate) fn end_below(object: &[u8]) -> Bytes {
     }
 }
 
-/// Where the stub index of the clone root at the relative path `root` ends, as [`parse_below`] takes keys.
-pub(crate) fn end_of_stubs_below(root: &[u8]) -> Bytes {
-    let end = join(&[root, &[0, STUB + 1]]);
+/// Where the link index of the clone root at the relative path `root` ends, as [`parse_below`] takes keys.
+pub(crate) fn end_of_links_below(root: &[u8]) -> Bytes {
+    let end = join(&[root, &[0, LINK + 1]]);
     end.slice(1..)
 }
 
-/// Directory and name of a stub, from its key in the index of the clone root at `root`.
-pub(crate) fn stub_name(root: &[u8], key: &[u8]) -> Option<(Bytes, Bytes)> {
-    let tail = key.strip_prefix(&stub_index(root)[..])?;
+/// Directory and name of a link entry, from its key in the index of the clone root at `root`.
+pub(crate) fn link_name(root: &[u8], key: &[u8]) -> Option<(Bytes, Bytes)> {
+    let tail = key.strip_prefix(&link_index(root)[..])?;
     let zero = tail.iter().rposition(|&byte| byte == 0)?;
     let name = tail[zero..].strip_prefix(&[0, ENTRY])?;
     Some((join(&[root, &tail[..zero]]), Bytes::copy_from_slice(name)))
 }
 
-/// Path of body `link` of the clone root at `root`.
-pub(crate) fn body(root: &[u8], link: u64) -> Bytes {
-    join(&[root, &[0, BODY], &link.to_be_bytes()])
+/// Path of shared inode `link` of the clone root at `root`.
+pub(crate) fn shared_inode(root: &[u8], link: u64) -> Bytes {
+    join(&[root, &[0, SHARED], &link.to_be_bytes()])
 }
 
 /// Path of an open file without a name.
@@ -195,19 +195,19 @@ pub(crate) fn entries(dir: &[u8]) -> Bytes {
     entry(dir, b"")
 }
 
-/// Key of the record of the body at `path`.
-pub(crate) fn body_record(path: &[u8]) -> Bytes {
+/// Key of the record of the shared inode at `path`.
+pub(crate) fn shared_record(path: &[u8]) -> Bytes {
     join(&[&[META], path])
 }
 
-/// What the bodies of the clone root at `root` start with, in either index.
-pub(crate) fn bodies(index: u8, root: &[u8]) -> Bytes {
-    join(&[&[index], root, &[0, BODY]])
+/// What the shared inodes of the clone root at `root` start with, in either index.
+pub(crate) fn shared_inodes(index: u8, root: &[u8]) -> Bytes {
+    join(&[&[index], root, &[0, SHARED]])
 }
 
-/// What the stub index of the clone root at `root` starts with.
-pub(crate) fn stub_index(root: &[u8]) -> Bytes {
-    join(&[&[META], root, &[0, STUB]])
+/// What the link index of the clone root at `root` starts with.
+pub(crate) fn link_index(root: &[u8]) -> Bytes {
+    join(&[&[META], root, &[0, LINK]])
 }
 
 /// What everything in or below the object at `path` starts with.
@@ -263,21 +263,21 @@ pub(crate) fn xattr(path: &[u8], name: &[u8]) -> Bytes {
     join(&[&[META], path, &[0, XATTR], name])
 }
 
-/// Key in the stub index of the clone root at `root` for `name` in the directory at `dir`.
-pub(crate) fn stub(root: &[u8], dir: &[u8], name: &[u8]) -> Bytes {
+/// Key in the link index of the clone root at `root` for `name` in the directory at `dir`.
+pub(crate) fn link(root: &[u8], dir: &[u8], name: &[u8]) -> Bytes {
     join(&[
         &[META],
         root,
-        &[0, STUB],
+        &[0, LINK],
         &dir[root.len()..],
         &[0, ENTRY],
         name,
     ])
 }
 
-/// What the index has for all stubs in and below the directory at `dir`.
-pub(crate) fn stubs(root: &[u8], dir: &[u8]) -> Bytes {
-    join(&[&[META], root, &[0, STUB], &dir[root.len()..], &[0]])
+/// What the index has for all link entries in and below the directory at `dir`.
+pub(crate) fn links_below(root: &[u8], dir: &[u8]) -> Bytes {
+    join(&[&[META], root, &[0, LINK], &dir[root.len()..], &[0]])
 }
 
 #[cfg(test)]
@@ -297,7 +297,7 @@ mod tests {
                     entry(&path, inner),
                     xattr(&path, inner),
                     entry(&inside, b"x"),
-                    body_record(&body(&path, 1)),
+                    shared_record(&shared_inode(&path, 1)),
                 ] {
                     assert!(key.starts_with(&range_of), "{key:?}");
                     assert!(entries(&path) <= key);
@@ -320,31 +320,31 @@ mod tests {
             entry(&dir, b"\xff"),
             entry(&child(&dir, b"\x01"), b"x"),
             xattr(&dir, b"user.x"),
-            body_record(&body(&dir, 0)),
-            stub(&dir, &dir, b"x"),
+            shared_record(&shared_inode(&dir, 0)),
+            link(&dir, &dir, b"x"),
         ];
         assert!(keys.is_sorted());
     }
 
     #[test]
-    fn stubs_below_a_directory_are_one_prefix() {
+    fn link_entries_below_a_directory_are_one_prefix() {
         let (root, sibling) = (child(b"", b"r"), child(&child(b"", b"r"), b"d\x01"));
         let dir = child(&root, b"d");
-        let below = stubs(&root, &dir);
-        assert!(stub(&root, &dir, b"x").starts_with(&below));
-        assert!(stub(&root, &child(&dir, b"e"), b"x").starts_with(&below));
-        assert!(!stub(&root, &root, b"d").starts_with(&below));
-        assert!(!stub(&root, &sibling, b"x").starts_with(&below));
+        let below = links_below(&root, &dir);
+        assert!(link(&root, &dir, b"x").starts_with(&below));
+        assert!(link(&root, &child(&dir, b"e"), b"x").starts_with(&below));
+        assert!(!link(&root, &root, b"d").starts_with(&below));
+        assert!(!link(&root, &sibling, b"x").starts_with(&below));
     }
 
     #[test]
-    fn stub_keys_tell_directory_and_name() {
+    fn link_keys_tell_directory_and_name() {
         let root = child(b"", b"r");
         let mut dir = root.to_vec();
         for names in [&[][..], &[&b"d"[..]], &[b"\x02", b"\x01\xff"]] {
             dir.truncate(root.len());
             names.iter().for_each(|name| push_child(&mut dir, name));
-            let told = stub_name(&root, &stub(&root, &dir, b"x"));
+            let told = link_name(&root, &link(&root, &dir, b"x"));
             assert_eq!(told, Some((dir.clone().into(), Bytes::from_static(b"x"))));
             assert_eq!(names_between(&root, &dir).collect::<Vec<_>>(), names);
         }
@@ -365,20 +365,23 @@ mod tests {
                 (block(&blocks(&path), 256), Part::Block),
                 (chunk(&map(&path), 256), Part::Map),
                 (xattr(&path, b"user.a"), Part::Xattr),
-                (body_record(&body(&path, 1 << 40)), Part::Body(1 << 40)),
-                (blocks(&body(&path, 7)), Part::Body(7)),
-                (stub(&path, &child(&path, b"e"), b"x"), Part::Stub),
+                (
+                    shared_record(&shared_inode(&path, 1 << 40)),
+                    Part::Shared(1 << 40),
+                ),
+                (blocks(&shared_inode(&path, 7)), Part::Shared(7)),
+                (link(&path, &child(&path, b"e"), b"x"), Part::Link),
             ];
             for (key, part) in cases {
                 let index = key[0];
                 let told = key.strip_prefix(&range(index, &top)[..]).unwrap();
                 assert_eq!(parse_below(told), (relative.clone(), part));
                 assert!(told < &end_below(relative)[..]);
-                assert_eq!(part == Part::Stub, {
-                    let end = end_of_stubs_below(relative);
+                assert_eq!(part == Part::Link, {
+                    let end = end_of_links_below(relative);
                     told < &end[..]
-                        && told >= &end_of_stubs_below(relative)[..end.len() - 1]
-                        && told[end.len() - 1] == STUB
+                        && told >= &end_of_links_below(relative)[..end.len() - 1]
+                        && told[end.len() - 1] == LINK
                 });
             }
             let split = split_child(relative).map(|(dir, name)| child(dir, name));
@@ -412,9 +415,9 @@ mod tests {
             chunk(&map(&child(&dir, b"f")), 258)[..],
             *b"\x02\0\x02d\0\x02f\0\x0a\0\0\0\0\0\0\x01\x02"
         );
-        assert_eq!(stub(b"", &dir, b"f")[..], *b"\x01\0\x06\0\x02d\0\x01f");
+        assert_eq!(link(b"", &dir, b"f")[..], *b"\x01\0\x06\0\x02d\0\x01f");
         assert_eq!(
-            body_record(&body(b"", 7))[..],
+            shared_record(&shared_inode(b"", 7))[..],
             *b"\x01\0\x05\0\0\0\0\0\0\0\x07"
         );
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What an entry of a directory stores: an inode record, a stub that names a body, or a ghost.
+//! What an entry of a directory stores: an inode record, a link entry that names a shared inode, or a deleted entry.
 //!
 //! Little-endian. An inode record, version 1:
 //!
@@ -21,10 +21,10 @@
 //!    104      target of a symbolic link
 //! ```
 //!
-//! A stub is 24 bytes: tag 2, three reserved zeros, the type bits of the mode (4), stored (8), the
-//! link number of the body (8).
+//! A link entry is 24 bytes: tag 2, three reserved zeros, the type bits of the mode (4), stored (8), the
+//! link number of the shared inode (8).
 //!
-//! A ghost is 16 bytes: tag 3, three reserved zeros, the type bits of the mode (4), stored (8). The name does not
+//! A deleted entry is 16 bytes: tag 3, three reserved zeros, the type bits of the mode (4), stored (8). The name does not
 //! exist any more, and what it led to still lies there: see `deferred_delete.rs`.
 
 use bytes::Bytes;
@@ -33,11 +33,11 @@ use crate::error::{Error, Result};
 
 /// Size of an inode record without the target of a symbolic link.
 pub(crate) const RECORD_BYTES: usize = 104;
-const STUB_BYTES: usize = 24;
-const GHOST_BYTES: usize = 16;
+const LINK_BYTES: usize = 24;
+const DELETED_BYTES: usize = 16;
 const TAG_INODE: u8 = 1;
-const TAG_STUB: u8 = 2;
-const TAG_GHOST: u8 = 3;
+const TAG_LINK: u8 = 2;
+const TAG_DELETED: u8 = 3;
 /// Longest target of a symbolic link, in bytes.
 pub(crate) const TARGET_BYTES_MAX: usize = 4095;
 
@@ -50,7 +50,7 @@ pub(crate) const S_ISGID: u32 = 0o2000;
 /// On a directory, only owners remove entries.
 pub(crate) const S_ISVTX: u32 = 0o1000;
 
-/// A directory whose hidden range holds the bodies of the hard links inside.
+/// A directory whose hidden range holds the shared inodes of the hard links inside.
 pub(crate) const FLAG_CLONE_ROOT: u16 = 1;
 /// Extended attributes may exist.
 pub(crate) const FLAG_XATTRS: u16 = 2;
@@ -207,25 +207,25 @@ impl Record {
 pub(crate) enum Entry {
     /// The inode lies here.
     Inode { record: Record, stored: u64 },
-    /// The inode is a body of the enclosing clone root.
-    Stub(Stub),
+    /// The inode is a shared inode of the enclosing clone root.
+    Link(LinkEntry),
     /// There is no such name; what it led to is known to somebody, or was.
-    Ghost(Ghost),
+    Deleted(DeletedEntry),
 }
 
 /// What is left of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ghost {
+pub(crate) struct DeletedEntry {
     /// What it led to: a file or a directory.
     pub(crate) kind: Kind,
     /// Visible number XOR acc of the directory.
     pub(crate) stored: u64,
 }
 
-impl Ghost {
+impl DeletedEntry {
     pub(crate) fn encode(self) -> Bytes {
-        let mut out = Vec::with_capacity(GHOST_BYTES);
-        out.extend_from_slice(&[TAG_GHOST, 0, 0, 0]);
+        let mut out = Vec::with_capacity(DELETED_BYTES);
+        out.extend_from_slice(&[TAG_DELETED, 0, 0, 0]);
         out.extend_from_slice(&self.kind.mode_bits().to_le_bytes());
         out.extend_from_slice(&self.stored.to_le_bytes());
         out.into()
@@ -234,19 +234,19 @@ impl Ghost {
 
 /// One name of a file with several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stub {
-    /// Kind of the body.
+pub(crate) struct LinkEntry {
+    /// Kind of the shared inode.
     pub(crate) kind: Kind,
     /// Visible number XOR acc of the directory of the name.
     pub(crate) stored: u64,
-    /// Which body.
+    /// Which shared inode.
     pub(crate) link: u64,
 }
 
-impl Stub {
+impl LinkEntry {
     pub(crate) fn encode(self) -> Bytes {
-        let mut out = Vec::with_capacity(STUB_BYTES);
-        out.extend_from_slice(&[TAG_STUB, 0, 0, 0]);
+        let mut out = Vec::with_capacity(LINK_BYTES);
+        out.extend_from_slice(&[TAG_LINK, 0, 0, 0]);
         out.extend_from_slice(&self.kind.mode_bits().to_le_bytes());
         out.extend_from_slice(&self.stored.to_le_bytes());
         out.extend_from_slice(&self.link.to_le_bytes());
@@ -270,9 +270,9 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 impl Entry {
-    /// Whether an entry that `decode` accepts is a ghost.
-    pub(crate) fn is_ghost(bytes: &[u8]) -> bool {
-        bytes.first() == Some(&TAG_GHOST)
+    /// Whether an entry that `decode` accepts is a deleted entry.
+    pub(crate) fn is_deleted(bytes: &[u8]) -> bool {
+        bytes.first() == Some(&TAG_DELETED)
     }
 
     /// Reads an entry.
@@ -282,8 +282,8 @@ impl Entry {
     pub(crate) fn decode(bytes: &Bytes) -> Result<Self> {
         match bytes.first() {
             Some(&TAG_INODE) => Self::decode_inode(bytes),
-            Some(&TAG_STUB) => Self::decode_stub(bytes),
-            Some(&TAG_GHOST) => Self::decode_ghost(bytes),
+            Some(&TAG_LINK) => Self::decode_link(bytes),
+            Some(&TAG_DELETED) => Self::decode_deleted(bytes),
             tag => Err(corrupt(format!("tag {tag:?}"))),
         }
     }
@@ -343,31 +343,31 @@ impl Entry {
         })
     }
 
-    fn decode_stub(bytes: &Bytes) -> Result<Self> {
-        if bytes.len() != STUB_BYTES || bytes[1..4] != [0; 3] {
-            return Err(corrupt(format!("stub of {} bytes", bytes.len())));
+    fn decode_link(bytes: &Bytes) -> Result<Self> {
+        if bytes.len() != LINK_BYTES || bytes[1..4] != [0; 3] {
+            return Err(corrupt(format!("link_entry of {} bytes", bytes.len())));
         }
         let mode = u32_at(bytes, 4);
         let kind = Kind::from_mode(mode)
             .filter(|kind| kind.mode_bits() == mode && *kind != Kind::Directory)
-            .ok_or_else(|| corrupt(format!("mode {mode:#o} of a stub")))?;
-        Ok(Self::Stub(Stub {
+            .ok_or_else(|| corrupt(format!("mode {mode:#o} of a link_entry")))?;
+        Ok(Self::Link(LinkEntry {
             kind,
             stored: u64_at(bytes, 8),
             link: u64_at(bytes, 16),
         }))
     }
 
-    fn decode_ghost(bytes: &Bytes) -> Result<Self> {
-        if bytes.len() != GHOST_BYTES || bytes[1..4] != [0; 3] {
-            return Err(corrupt(format!("ghost of {} bytes", bytes.len())));
+    fn decode_deleted(bytes: &Bytes) -> Result<Self> {
+        if bytes.len() != DELETED_BYTES || bytes[1..4] != [0; 3] {
+            return Err(corrupt(format!("deleted of {} bytes", bytes.len())));
         }
         let mode = u32_at(bytes, 4);
         let kind = Kind::from_mode(mode)
             .filter(|kind| kind.mode_bits() == mode)
             .filter(|kind| matches!(kind, Kind::Regular | Kind::Directory))
-            .ok_or_else(|| corrupt(format!("mode {mode:#o} of a ghost")))?;
-        Ok(Self::Ghost(Ghost {
+            .ok_or_else(|| corrupt(format!("mode {mode:#o} of a deleted")))?;
+        Ok(Self::Deleted(DeletedEntry {
             kind,
             stored: u64_at(bytes, 8),
         }))
@@ -423,30 +423,30 @@ mod tests {
             }
         );
 
-        let stub = Stub {
+        let link_entry = LinkEntry {
             kind: Kind::Regular,
             stored: 5,
             link: 6,
         };
-        let bytes = stub.encode();
+        let bytes = link_entry.encode();
         assert_eq!(
             bytes[..],
             [
                 2, 0, 0, 0, 0, 0x80, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0
             ]
         );
-        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Stub(stub));
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Link(link_entry));
 
-        let ghost = Ghost {
+        let deleted = DeletedEntry {
             kind: Kind::Directory,
             stored: 5,
         };
-        let bytes = ghost.encode();
+        let bytes = deleted.encode();
         assert_eq!(
             bytes[..],
             [3, 0, 0, 0, 0, 0x40, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]
         );
-        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Ghost(ghost));
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Deleted(deleted));
     }
 
     #[test]
@@ -469,18 +469,24 @@ mod tests {
                 "{at}"
             );
         }
-        let stub = Stub {
+        let link_entry = LinkEntry {
             kind: Kind::Directory,
             stored: 5,
             link: 6,
         }
         .encode();
-        assert!(matches!(Entry::decode(&stub), Err(Error::Corrupt { .. })));
-        let ghost = Ghost {
+        assert!(matches!(
+            Entry::decode(&link_entry),
+            Err(Error::Corrupt { .. })
+        ));
+        let deleted = DeletedEntry {
             kind: Kind::Symlink,
             stored: 5,
         }
         .encode();
-        assert!(matches!(Entry::decode(&ghost), Err(Error::Corrupt { .. })));
+        assert!(matches!(
+            Entry::decode(&deleted),
+            Err(Error::Corrupt { .. })
+        ));
     }
 }

@@ -32,21 +32,21 @@ pub const ROOT_INO: Ino = Ino(1);
 
 /// Where an inode lies.
 #[derive(Clone)]
-pub(crate) enum Loc {
+pub(crate) enum Location {
     /// The root of the volume.
     Root,
     /// Its only name.
     Child { parent: Arc<Inode>, name: Bytes },
-    /// It has, or had, several names: body `link` in the hidden range of the clone root `root`. `via`
+    /// It has, or had, several names: shared inode `link` in the hidden range of the clone root `root`. `via`
     /// is a directory it was last found through.
-    Body {
+    Shared {
         root: Arc<Inode>,
         link: u64,
         via: Arc<Inode>,
     },
-    /// It was the only name of a file, or of a directory with such ghosts inside, and is removed; what
+    /// It was the only name of a file, or of a directory with such deleted entries inside, and is removed; what
     /// it led to still lies there. See `deferred_delete.rs`.
-    Ghost { parent: Arc<Inode>, name: Bytes },
+    Deleted { parent: Arc<Inode>, name: Bytes },
     /// It lost its last name, and its contents, of a directory everything below, lie in the orphan area.
     Orphan,
     /// It lost its last name, and its contents.
@@ -58,15 +58,15 @@ pub(crate) enum Loc {
 pub(crate) enum Reach {
     /// From the root.
     Live,
-    /// It, or one above, is a ghost: it has no entries but ghosts and takes none.
-    Ghost,
+    /// It, or one above, is a deleted entry: it has no entries but deleted entries and takes none.
+    Deleted,
     /// It, or one above, is an orphan: what was known of it goes on, and nothing else is found.
     Orphan,
 }
 
 /// Path and acc of a directory, as of a generation of the topology.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct DirPath {
     /// `P` of `keys.rs`.
     pub(crate) path: Bytes,
     /// What the stored numbers inside are combined with.
@@ -75,11 +75,11 @@ pub(crate) struct Place {
 }
 
 /// What an inode leaves in the tree that lost its last name while it was known, or a clone that came to nothing.
-pub(crate) enum Remains {
+pub(crate) enum Deferred {
     /// Below the orphan of this number.
     Orphan(Ino),
-    /// At a name that is a ghost.
-    Ghost {
+    /// At a name that is a deleted entry.
+    Entry {
         parent: Arc<Inode>,
         name: Bytes,
         ino: Ino,
@@ -92,17 +92,17 @@ pub(crate) enum Remains {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) entries: u64,
-    pub(crate) ghosts: u64,
+    pub(crate) deleted: u64,
 }
 
 /// The entries of a directory, locked for a change.
-pub(crate) struct NamesChange<'a> {
+pub(crate) struct LockedNames<'a> {
     inode: &'a Inode,
     before: Option<Count>,
     _held: RwLockWriteGuard<'a, ()>,
 }
 
-impl NamesChange<'_> {
+impl LockedNames<'_> {
     /// Whether these are the names of `dir`.
     pub(crate) fn are_of(&self, dir: &Inode) -> bool {
         std::ptr::eq(self.inode, dir)
@@ -113,21 +113,21 @@ impl NamesChange<'_> {
         self.before
     }
 
-    /// The change is done: it took one entry away, which may have become a ghost, and nothing else.
-    pub(crate) fn took_entry(&mut self, is_ghost: bool) {
+    /// The change is done: it took one entry away, which may have become a deleted entry, and nothing else.
+    pub(crate) fn took_entry(&mut self, is_deleted: bool) {
         self.is_now(|before| {
             Some(Count {
                 entries: before.entries.checked_sub(1)?,
-                ghosts: before.ghosts + u64::from(is_ghost),
+                deleted: before.deleted + u64::from(is_deleted),
             })
         });
     }
 
-    /// The change is done: it took one ghost away, if there was one, and nothing else.
-    pub(crate) fn took_ghost(&mut self, was_there: bool) {
+    /// The change is done: it took one deleted entry away, if there was one, and nothing else.
+    pub(crate) fn took_deleted(&mut self, was_there: bool) {
         self.is_now(|before| {
             Some(Count {
-                ghosts: before.ghosts.checked_sub(u64::from(was_there))?,
+                deleted: before.deleted.checked_sub(u64::from(was_there))?,
                 ..before
             })
         });
@@ -150,15 +150,15 @@ pub(crate) struct Inode {
     /// The record. Held for writing over a change of it or of the contents.
     pub(crate) state: RwLock<Record>,
     /// Changes with `state` held for writing or the topology held for writing.
-    pub(crate) loc: RwLock<Loc>,
+    pub(crate) location: RwLock<Location>,
     /// Copy of the record's salt, changed with the topology held for writing.
     pub(crate) salt: AtomicU64,
-    /// Whether bodies of hard links live here.
+    /// Whether shared inodes live here.
     pub(crate) clone_root: bool,
-    /// Of a clone root: whether there may be stubs below it, if somebody has looked. Changes with the links held.
-    pub(crate) stubs: Mutex<Option<bool>>,
+    /// Of a clone root: whether there may be link entries below it, if somebody has looked. Changes with the links held.
+    pub(crate) has_links: Mutex<Option<bool>>,
     /// Path of a directory with the generation it is valid in.
-    pub(crate) place: Mutex<Option<(u64, Place)>>,
+    pub(crate) cached_path: Mutex<Option<(u64, DirPath)>>,
     /// Whether it was changed since it was read.
     pub(crate) touched: AtomicBool,
     /// Which of the inodes that had this number in memory one after the other. The address would not
@@ -173,7 +173,7 @@ impl Inode {
         ino: Ino,
         kind: Kind,
         record: Record,
-        loc: Loc,
+        location: Location,
     ) -> Arc<Self> {
         Arc::new(Self {
             ino,
@@ -182,10 +182,10 @@ impl Inode {
             count: Mutex::new(None),
             salt: AtomicU64::new(record.salt),
             clone_root: record.has(FLAG_CLONE_ROOT),
-            stubs: Mutex::new(None),
+            has_links: Mutex::new(None),
             state: RwLock::new(record),
-            loc: RwLock::new(loc),
-            place: Mutex::new(None),
+            location: RwLock::new(location),
+            cached_path: Mutex::new(None),
             touched: AtomicBool::new(false),
             serial: table.serials.fetch_add(1, Ordering::Relaxed),
             table: Arc::clone(table),
@@ -197,9 +197,9 @@ impl Inode {
     }
 
     /// Locks the entries of a directory for a change. Unless that says what it took away, how many there are is not known afterwards.
-    pub(crate) fn change_names(&self) -> NamesChange<'_> {
+    pub(crate) fn lock_names(&self) -> LockedNames<'_> {
         let held = self.names.write();
-        NamesChange {
+        LockedNames {
             inode: self,
             before: self.count.lock().take(),
             _held: held,
@@ -211,40 +211,40 @@ impl Inode {
         *self.count.lock() = Some(count);
     }
 
-    /// Whether it is a ghost.
-    pub(crate) fn is_ghost(&self) -> bool {
-        matches!(*self.loc.read(), Loc::Ghost { .. })
+    /// Whether it is a deleted entry.
+    pub(crate) fn is_deleted(&self) -> bool {
+        matches!(*self.location.read(), Location::Deleted { .. })
     }
 
     /// Whether the last name is gone.
     pub(crate) fn is_nameless(&self) -> bool {
         matches!(
-            *self.loc.read(),
-            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone
+            *self.location.read(),
+            Location::Deleted { .. } | Location::Orphan | Location::Gone
         )
     }
 
     /// Whether its only name is `name` in `dir`.
     pub(crate) fn is_child(&self, dir: &Arc<Self>, name: &[u8]) -> bool {
-        match &*self.loc.read() {
-            Loc::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
+        match &*self.location.read() {
+            Location::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
             _ => false,
         }
     }
 
     /// It leaves the memory: notes what is then to be erased, and gives the directory that it held.
     fn leave(&mut self) -> Option<Arc<Self>> {
-        match std::mem::replace(self.loc.get_mut(), Loc::Gone) {
-            Loc::Child { parent, .. } => Some(parent),
-            Loc::Body { root, via, .. } => {
+        match std::mem::replace(self.location.get_mut(), Location::Gone) {
+            Location::Child { parent, .. } => Some(parent),
+            Location::Shared { root, via, .. } => {
                 // Either one is an ancestor of the other, or they share one that `via` keeps.
                 drop(root);
                 Some(via)
             }
-            Loc::Ghost { parent, name } => {
+            Location::Deleted { parent, name } => {
                 let record = Some(self.state.get_mut().clone());
                 let ino = self.ino;
-                self.table.leave(Remains::Ghost {
+                self.table.enqueue(Deferred::Entry {
                     parent,
                     name,
                     ino,
@@ -252,11 +252,11 @@ impl Inode {
                 });
                 None
             }
-            Loc::Orphan => {
-                self.table.leave(Remains::Orphan(self.ino));
+            Location::Orphan => {
+                self.table.enqueue(Deferred::Orphan(self.ino));
                 None
             }
-            Loc::Root | Loc::Gone => None,
+            Location::Root | Location::Gone => None,
         }
     }
 }
@@ -336,7 +336,7 @@ pub(crate) struct Table {
     hints: RwLock<Hints>,
     evictions: AtomicU64,
     serials: AtomicU64,
-    remains: Mutex<Vec<Remains>>,
+    deferred: Mutex<Vec<Deferred>>,
 }
 
 /// What became of an inode that was offered to the table.
@@ -357,7 +357,7 @@ impl Table {
             hints: RwLock::new(Hints::new(HINTS_MIN)),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
-            remains: Mutex::default(),
+            deferred: Mutex::default(),
         })
     }
 
@@ -499,13 +499,13 @@ impl Table {
     }
 
     /// Notes what is to be erased.
-    pub(crate) fn leave(&self, remains: Remains) {
-        self.remains.lock().push(remains);
+    pub(crate) fn enqueue(&self, deferred: Deferred) {
+        self.deferred.lock().push(deferred);
     }
 
     /// What was noted since the last call.
-    pub(crate) fn take_remains(&self) -> Vec<Remains> {
-        std::mem::take(&mut *self.remains.lock())
+    pub(crate) fn take_deferred(&self) -> Vec<Deferred> {
+        std::mem::take(&mut *self.deferred.lock())
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -534,21 +534,21 @@ mod tests {
     use super::*;
     use crate::format::record::Time;
 
-    fn inode(table: &Arc<Table>, ino: u64, kind: Kind, loc: Loc) -> Arc<Inode> {
+    fn inode(table: &Arc<Table>, ino: u64, kind: Kind, location: Location) -> Arc<Inode> {
         let record = Record::new(kind.mode_bits(), 0, 0, Time::default());
-        Inode::new(table, Ino(ino), kind, record, loc)
+        Inode::new(table, Ino(ino), kind, record, location)
     }
 
     #[test]
     fn a_record_read_before_its_inode_was_changed_and_dropped_is_outdated() {
         let table = Table::new();
         for (touched, outdated) in [(true, true), (false, false)] {
-            let first = inode(&table, 7, Kind::Regular, Loc::Gone);
+            let first = inode(&table, 7, Kind::Regular, Location::Gone);
             assert!(matches!(table.adopt(&first, None), Adopted::New));
             let seen = table.evictions();
             first.touched.store(touched, Ordering::SeqCst);
             drop(first);
-            let second = inode(&table, 7, Kind::Regular, Loc::Gone);
+            let second = inode(&table, 7, Kind::Regular, Location::Gone);
             assert_eq!(
                 matches!(table.adopt(&second, Some(seen)), Adopted::Outdated),
                 outdated
@@ -564,10 +564,10 @@ mod tests {
         let far = (8..).find(|ino| !shares_shard(ino)).unwrap();
         for (other, outdated) in [(near, true), (far, false)] {
             let seen = table.evictions();
-            let evicted = inode(&table, other, Kind::Regular, Loc::Gone);
+            let evicted = inode(&table, other, Kind::Regular, Location::Gone);
             evicted.touched.store(true, Ordering::SeqCst);
             drop(evicted);
-            let read = inode(&table, 7, Kind::Regular, Loc::Gone);
+            let read = inode(&table, 7, Kind::Regular, Location::Gone);
             let adopted = table.adopt(&read, Some(seen));
             assert_eq!(matches!(adopted, Adopted::Outdated), outdated, "{other}");
         }
@@ -577,7 +577,7 @@ mod tests {
     fn who_takes_the_slot_of_one_that_leaves_does_not_hide_that() {
         let table = Table::new();
         let seen = table.evictions();
-        let leaving = inode(&table, 7, Kind::Regular, Loc::Gone);
+        let leaving = inode(&table, 7, Kind::Regular, Location::Gone);
         table.adopt(&leaving, None);
         let slot = |inode| Slot {
             inode,
@@ -588,18 +588,18 @@ mod tests {
         // As while it is dropped, before it counts itself.
         let shard = table.shard(Ino(7));
         shard.lock().slots.insert(7, slot(Weak::new()));
-        let heir = inode(&table, 7, Kind::Regular, Loc::Gone);
+        let heir = inode(&table, 7, Kind::Regular, Location::Gone);
         assert!(matches!(table.adopt(&heir, None), Adopted::New));
         drop(heir);
-        let late = inode(&table, 7, Kind::Regular, Loc::Gone);
+        let late = inode(&table, 7, Kind::Regular, Location::Gone);
         assert!(matches!(table.adopt(&late, Some(seen)), Adopted::Outdated));
     }
 
     #[test]
     fn a_noted_name_leads_to_what_lies_there() {
         let table = Table::new();
-        let [dir, other] = [1, 2].map(|ino| inode(&table, ino, Kind::Directory, Loc::Root));
-        let child_of = |dir: &Arc<Inode>| Loc::Child {
+        let [dir, other] = [1, 2].map(|ino| inode(&table, ino, Kind::Directory, Location::Root));
+        let child_of = |dir: &Arc<Inode>| Location::Child {
             parent: Arc::clone(dir),
             name: Bytes::from_static(b"a"),
         };
@@ -612,12 +612,12 @@ mod tests {
         assert!(Arc::ptr_eq(&table.at(&dir, b"a").unwrap(), &file));
         assert!(table.at(&dir, b"b").is_none(), "another name");
         assert!(table.at(&other, b"a").is_none(), "another directory");
-        *file.loc.write() = child_of(&other);
+        *file.location.write() = child_of(&other);
         assert!(table.at(&dir, b"a").is_none(), "it moved");
         assert!(table.at(&other, b"a").is_some());
-        *file.loc.write() = Loc::Orphan;
+        *file.location.write() = Location::Orphan;
         assert!(table.at(&other, b"a").is_none(), "it has no name");
-        *file.loc.write() = child_of(&dir);
+        *file.location.write() = child_of(&dir);
         drop(file);
         assert!(table.at(&dir, b"a").is_none(), "it left the memory");
     }
@@ -625,14 +625,14 @@ mod tests {
     #[test]
     fn most_names_that_were_noted_are_found_however_many() {
         let table = Table::new();
-        let dir = inode(&table, 1, Kind::Directory, Loc::Root);
+        let dir = inode(&table, 1, Kind::Directory, Location::Root);
         let name = |ino: u64| Bytes::from(ino.to_string());
         let make = |ino: u64| {
-            let loc = Loc::Child {
+            let location = Location::Child {
                 parent: Arc::clone(&dir),
                 name: name(ino),
             };
-            let file = inode(&table, ino, Kind::Regular, loc);
+            let file = inode(&table, ino, Kind::Regular, location);
             table.adopt(&file, None);
             table.note(dir.ino, &name(ino), Ino(ino));
             file
@@ -654,12 +654,12 @@ mod tests {
     #[test]
     fn the_table_has_one_inode_for_a_number_and_keeps_what_is_remembered() {
         let table = Table::new();
-        let first = inode(&table, 7, Kind::Regular, Loc::Gone);
+        let first = inode(&table, 7, Kind::Regular, Location::Gone);
         assert!(matches!(
             table.adopt(&first, Some(table.evictions())),
             Adopted::New
         ));
-        let second = inode(&table, 7, Kind::Regular, Loc::Gone);
+        let second = inode(&table, 7, Kind::Regular, Location::Gone);
         let known = table.adopt(&second, Some(table.evictions()));
         assert!(matches!(known, Adopted::Known(known) if Arc::ptr_eq(&known, &first)));
         drop(second);
@@ -676,13 +676,13 @@ mod tests {
     #[test]
     fn a_chain_of_directories_is_dropped_without_recursion() {
         let table = Table::new();
-        let mut at = inode(&table, 1, Kind::Directory, Loc::Root);
+        let mut at = inode(&table, 1, Kind::Directory, Location::Root);
         for ino in 2..200_000 {
-            let loc = Loc::Child {
+            let location = Location::Child {
                 parent: at,
                 name: Bytes::from_static(b"d"),
             };
-            at = inode(&table, ino, Kind::Directory, loc);
+            at = inode(&table, ino, Kind::Directory, location);
         }
         drop(at);
     }

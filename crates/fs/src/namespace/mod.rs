@@ -1,5 +1,5 @@
 //! Inodes in memory: where they lie, and how they change.
 
 pub(crate) mod inode;
-pub(crate) mod location;
+pub(crate) mod topology;
 pub(crate) mod transaction;

@@ -14,8 +14,8 @@ use ramet_block::failpoints::{self, Fault};
 
 use crate::error::Result;
 use crate::format::record::Record;
-use crate::namespace::inode::{Inode, Loc, NamesChange};
-use crate::namespace::location::Topology;
+use crate::namespace::inode::{Inode, Location, LockedNames};
+use crate::namespace::topology::Topology;
 
 /// The states of several inodes, locked for writing, in the order of their numbers.
 pub(crate) struct States<'a> {
@@ -27,7 +27,7 @@ struct Locked<'a> {
     inode: &'a Arc<Inode>,
     state: RwLockWriteGuard<'a, Record>,
     edited: Option<Record>,
-    moved: Option<Loc>,
+    moved: Option<Location>,
 }
 
 /// Locks the states of these inodes, each once, in the order of their numbers.
@@ -63,27 +63,24 @@ impl<'a> States<'a> {
 }
 
 /// Locks the entries of these directories for a change, each once, in the order of their numbers.
-pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<NamesChange<'a>> {
+pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<LockedNames<'a>> {
     let mut sorted = dirs.to_vec();
     sorted.sort_unstable_by_key(|inode| inode.ino);
     sorted.dedup_by_key(|inode| inode.ino);
-    sorted
-        .into_iter()
-        .map(|inode| inode.change_names())
-        .collect()
+    sorted.into_iter().map(|inode| inode.lock_names()).collect()
 }
 
 /// A change in the making.
-pub(crate) struct Change<'a> {
+pub(crate) struct Transaction<'a> {
     pub(crate) batch: Batch,
     states: States<'a>,
     /// Inodes that move and whose states are not locked: the topology is held for writing.
-    others: Vec<(Arc<Inode>, Loc)>,
+    others: Vec<(Arc<Inode>, Location)>,
 }
 
 const LOCKED: &str = "the operation locked the state of every inode it changes";
 
-impl<'a> Change<'a> {
+impl<'a> Transaction<'a> {
     pub(crate) fn new(states: States<'a>) -> Self {
         Self {
             batch: Batch::new(),
@@ -105,25 +102,27 @@ impl<'a> Change<'a> {
     }
 
     /// Where an inode lies after this change.
-    pub(crate) fn loc(&self, inode: &Arc<Inode>) -> Loc {
+    pub(crate) fn location(&self, inode: &Arc<Inode>) -> Location {
         let moved = match self.states.find(inode) {
             Some(locked) => locked.moved.as_ref(),
             None => {
                 let mut others = self.others.iter().rev();
                 others
                     .find(|(other, _)| other.ino == inode.ino)
-                    .map(|(_, loc)| loc)
+                    .map(|(_, location)| location)
             }
         };
-        moved.cloned().unwrap_or_else(|| inode.loc.read().clone())
+        moved
+            .cloned()
+            .unwrap_or_else(|| inode.location.read().clone())
     }
 
     /// Says where an inode lies after this change. Its state is locked, or the topology is held for
     /// writing.
-    pub(crate) fn move_to(&mut self, inode: &Arc<Inode>, loc: Loc) {
+    pub(crate) fn move_to(&mut self, inode: &Arc<Inode>, location: Location) {
         match self.states.find_mut(inode) {
-            Some(locked) => locked.moved = Some(loc),
-            None => self.others.push((Arc::clone(inode), loc)),
+            Some(locked) => locked.moved = Some(location),
+            None => self.others.push((Arc::clone(inode), location)),
         }
     }
 
@@ -139,7 +138,7 @@ impl<'a> Change<'a> {
             let Some(record) = &locked.edited else {
                 continue;
             };
-            if let Some((key, acc)) = topology.record_at(&self.loc(locked.inode))? {
+            if let Some((key, acc)) = topology.record_at(&self.location(locked.inode))? {
                 self.batch.put(key, record.encode(locked.inode.ino.0 ^ acc));
             }
         }
@@ -152,21 +151,21 @@ impl<'a> Change<'a> {
                 locked.inode.salt.store(record.salt, Ordering::SeqCst);
                 *locked.state = record;
             }
-            if let Some(loc) = locked.moved.take() {
-                show_move(locked.inode, loc);
+            if let Some(location) = locked.moved.take() {
+                show_move(locked.inode, location);
             }
         }
-        for (inode, loc) in self.others {
-            show_move(&inode, loc);
+        for (inode, location) in self.others {
+            show_move(&inode, location);
         }
         Ok(())
     }
 }
 
-fn show_move(inode: &Inode, loc: Loc) {
+fn show_move(inode: &Inode, location: Location) {
     inode.touched.store(true, Ordering::SeqCst);
-    let before = std::mem::replace(&mut *inode.loc.write(), loc);
+    let before = std::mem::replace(&mut *inode.location.write(), location);
     // Dropped only now: it may hold the last reference to a directory.
     drop(before);
-    *inode.place.lock() = None;
+    *inode.cached_path.lock() = None;
 }

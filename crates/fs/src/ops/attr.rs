@@ -8,7 +8,7 @@ use crate::format::record::{
     FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time,
 };
 use crate::namespace::inode::{Ino, Inode};
-use crate::namespace::transaction::{Change, lock_states};
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::access::{Credentials, Writer};
 use crate::ops::lookup::Attr;
 use crate::volume::{RECORDS_BYTES, Volume};
@@ -54,7 +54,7 @@ fn has_set_ids(record: &Record) -> bool {
     record.mode & (S_ISUID | S_ISGID) != 0
 }
 
-impl Change<'_> {
+impl Transaction<'_> {
     /// Takes the file capabilities away, as any change of contents or owner does. Whether there were any.
     fn clear_capability(&mut self, inode: &Arc<Inode>, path: &[u8]) -> bool {
         let had_any = self.get(inode).has(FLAG_CAPABILITY);
@@ -134,33 +134,33 @@ impl Volume {
             (Some(_), _) => return Err(Error::Invalid("size of something else than a file")),
         };
         self.tree.admit(RECORDS_BYTES + map_bytes)?;
-        let mut change = Change::new(lock_states(&[&inode]));
+        let mut tx = Transaction::new(lock_states(&[&inode]));
         let resize = set
             .size_bytes
-            .map(|size_bytes| self.plan_size(&inode, change.get(&inode), size_bytes))
+            .map(|size_bytes| self.plan_size(&inode, tx.get(&inode), size_bytes))
             .transpose()?;
-        let by = change.credentials(&inode, writer);
+        let by = tx.credentials(&inode, writer);
         let now = self.now();
         let topology = self.topology.read();
-        let record = change.edit(&inode);
+        let record = tx.edit(&inode);
         record.ctime = now;
         if let Some(perm) = set.perm {
             record.mode = record.mode & S_IFMT | perm & 0o7777;
         }
         if set.uid.is_some() || set.gid.is_some() {
             // The old group decides.
-            change.clear_set_ids_of_owner(&inode, by.as_ref());
-            let record = change.edit(&inode);
+            tx.clear_set_ids_of_owner(&inode, by.as_ref());
+            let record = tx.edit(&inode);
             record.uid = set.uid.unwrap_or(record.uid);
             record.gid = set.gid.unwrap_or(record.gid);
         }
         if let Some(resize) = &resize {
-            change.clear_set_ids_of_contents(&inode, by.as_ref());
-            change.edit(&inode).mtime = now;
+            tx.clear_set_ids_of_contents(&inode, by.as_ref());
+            tx.edit(&inode).mtime = now;
             let path = topology.path(&inode)?;
-            self.reshape(&mut change, &inode, &path, resize);
+            self.reshape(&mut tx, &inode, &path, resize);
         }
-        let record = change.edit(&inode);
+        let record = tx.edit(&inode);
         let time = |set: SetTime| match set {
             SetTime::Now => now,
             SetTime::At(time) => time,
@@ -170,9 +170,9 @@ impl Volume {
         if (set.uid.is_some() || set.gid.is_some() || set.size_bytes.is_some())
             && let Ok(path) = topology.path(&inode)
         {
-            change.clear_capability(&inode, &path);
+            tx.clear_capability(&inode, &path);
         }
-        change.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.tree)?;
         drop(topology);
         self.attr(&inode)
     }

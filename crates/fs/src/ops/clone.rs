@@ -3,8 +3,8 @@
 //! The range of the source in both indexes is cloned to the range of the destination, which replaces
 //! all that was there, and the destination gets a record: the source's with a number of its own and
 //! a random salt, so that every visible number below is new too. A directory becomes a clone root.
-//! A source that is a clone root carries the bodies of its hard links in its range. Below any other
-//! directory the stubs, if there are some, name bodies above it: `hard_links.rs` brings those along, the only cost that is not constant.
+//! A source that is a clone root carries the shared inodes of its hard links in its range. Below any other
+//! directory the link entries, if there are some, name shared inodes above it: `hard_links.rs` brings those along, the only cost that is not constant.
 //!
 //! What is replaced or removed moves to the orphan area: files in it go on as long as somebody knows them, and for whoever holds
 //! on to a directory of it there is nothing in it any more (`deferred_delete.rs`).
@@ -16,13 +16,13 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_XATTRS, Kind};
-use crate::namespace::inode::{Ino, Inode, Loc, ROOT_INO};
-use crate::namespace::location::Topology;
-use crate::namespace::transaction::{Change, lock_states};
+use crate::namespace::inode::{Ino, Inode, Location, ROOT_INO};
+use crate::namespace::topology::Topology;
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::data::Few;
 use crate::ops::deferred_delete::delete_ranges;
-use crate::ops::hard_links::Stubs;
+use crate::ops::hard_links::LinksBelow;
 use crate::ops::lookup::check_name;
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
@@ -68,7 +68,7 @@ pub enum CloneMode {
 /// What is in the way of a destination.
 struct Victim {
     inode: Arc<Inode>,
-    stubs: Option<Stubs>,
+    links: Option<LinksBelow>,
 }
 
 impl Volume {
@@ -94,7 +94,7 @@ impl Volume {
         mode: CloneMode,
     ) -> Result<Vec<Invalidation>> {
         check_name(name)?;
-        let _burial = self.burial();
+        let _reaped = self.reap_on_drop();
         let (source, dir) = (self.inode(source)?, self.dir(dir)?);
         self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         // Asked again under the locks; here so that nobody makes the tree work for what they may not have.
@@ -103,79 +103,74 @@ impl Volume {
         // First, since it may be a batch of its own, and what is prepared holds until the next one.
         let ino = self.new_ino()?;
         self.prepare_clone(&source)?;
-        let _names = dir.change_names();
+        let _names = dir.lock_names();
         let found = self.find(&dir, name)?;
         match &found {
             Some(_) if mode == CloneMode::New => return Err(Error::Exists),
             Some(found) => may_take_the_place_of(&source, found)?,
-            None => self.vacate(&dir, name)?,
+            None => self.free_name(&dir, name)?,
         }
         let _links = self.links.write();
-        let source_stubs = self.stubs_below(&source)?;
+        let source_links = self.links_below(&source)?;
         let victim = self.victim(found)?;
-        let locked = inodes(&[&dir, &source], victim.as_ref(), source_stubs.as_ref());
-        let mut change = Change::new(lock_states(&locked));
-        caller.may_copy(change.get(&source))?;
-        caller.may_change(change.get(&dir))?;
+        let locked = inodes(&[&dir, &source], victim.as_ref(), source_links.as_ref());
+        let mut tx = Transaction::new(lock_states(&locked));
+        caller.may_copy(tx.get(&source))?;
+        caller.may_change(tx.get(&dir))?;
         if let Some(victim) = &victim {
             // The other links may have gone since.
-            if victim.inode.ino == source.ino && change.get(&source).nlink < 2 {
+            if victim.inode.ino == source.ino && tx.get(&source).nlink < 2 {
                 return Err(Error::SameFile);
             }
-            caller.may_remove(change.get(&dir), change.get(&victim.inode))?;
+            caller.may_remove(tx.get(&dir), tx.get(&victim.inode))?;
         }
-        let few = self.few_blocks(&source, change.get(&source))?;
-        let aside = match &source_stubs {
-            Some(stubs) => self.put_aside_bodies(&change, stubs, &source, (&dir, name), ino)?,
+        let few = self.few_blocks(&source, tx.get(&source))?;
+        let ahead = match &source_links {
+            Some(links) => self.stage_ahead(&tx, links, &source, (&dir, name), ino)?,
             None => None,
         };
 
         let mut topology = self.topology.write();
         let from = topology.path(&source).map_err(gone_is_not_found)?;
-        let place = topology.place(&dir).map_err(gone_is_not_found)?;
-        let to = keys::child(&place.path, name);
+        let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
+        let to = keys::child(&at.path, name);
         let replaces_tree = victim.as_ref().is_some_and(|victim| victim.inode.is_dir());
         // The source may be all around the destination, and is copied with what is replaced in it.
         let replaces_range = source.is_dir() || replaces_tree;
         match &victim {
-            Some(victim) if replaces_range => self.keep_victim(&mut change, victim, &to),
+            Some(victim) if replaces_range => self.keep_victim(&mut tx, victim, &to),
             Some(victim) => {
-                self.drop_name(&mut change, &topology, &dir, name, &victim.inode, false)?;
+                self.drop_name(&mut tx, &topology, &dir, name, &victim.inode, false)?;
             }
             None => {}
         }
-        let mut record = change.get(&source).clone();
+        let mut record = tx.get(&source).clone();
         if replaces_range {
-            let staged = match (&aside, &source_stubs) {
-                (Some(aside), _) => Some(aside.staged()),
-                (None, Some(stubs)) => {
-                    Some(self.stage_bodies(&mut change, &topology, stubs, &source, &to)?)
+            let staged = match (&ahead, &source_links) {
+                (Some(ahead), _) => Some(ahead.staged()),
+                (None, Some(links)) => {
+                    Some(self.stage_shared(&mut tx, &topology, links, &source, &to)?)
                 }
                 (None, None) => None,
             };
             for index in [keys::META, keys::DATA] {
-                change
-                    .batch
+                tx.batch
                     .clone_prefix(keys::range(index, &from), keys::range(index, &to));
             }
             if source.ino == ROOT_INO {
                 for tag in keys::VOLUME_TAGS {
-                    change
-                        .batch
-                        .delete_prefix(keys::tagged(keys::META, &to, tag));
-                    change
-                        .batch
-                        .delete_prefix(keys::tagged(keys::DATA, &to, tag));
+                    tx.batch.delete_prefix(keys::tagged(keys::META, &to, tag));
+                    tx.batch.delete_prefix(keys::tagged(keys::DATA, &to, tag));
                 }
             }
             if let Some(staged) = staged {
-                staged.put(&mut change, &to);
+                staged.put(&mut tx, &to);
             }
         } else {
-            copy_contents(&mut change, &record, &from, &to, few);
+            copy_contents(&mut tx, &record, &from, &to, few);
         }
         if let Some(victim) = victim.as_ref().filter(|_| replaces_range) {
-            self.drop_replaced(&mut change, &topology, victim, &place.path, name)?;
+            self.drop_replaced(&mut tx, &topology, victim, &at.path, name)?;
         }
 
         let now = self.now();
@@ -186,11 +181,9 @@ impl Volume {
         } else {
             record.nlink = 1;
         }
-        change.batch.put(
-            keys::entry(&place.path, name),
-            record.encode(ino.0 ^ place.acc),
-        );
-        let parent = change.edit(&dir);
+        tx.batch
+            .put(keys::entry(&at.path, name), record.encode(ino.0 ^ at.acc));
+        let parent = tx.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
         if source.is_dir() {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
@@ -198,10 +191,10 @@ impl Volume {
         if replaces_tree {
             parent.nlink = parent.nlink.saturating_sub(1);
         }
-        let done = change.apply(&topology, &self.tree);
+        let done = tx.apply(&topology, &self.tree);
         done.map_err(|error| too_many(error, victim.as_ref()))?;
-        if let Some(aside) = aside {
-            aside.taken();
+        if let Some(ahead) = ahead {
+            ahead.taken();
         }
         topology.generation += 1;
         Ok(invalidations(&dir, name, victim.as_ref()))
@@ -227,35 +220,35 @@ impl Volume {
     /// `NotFound`, `Access`, `NotPermitted`, `TooManyLinks` when more hard links than a batch takes lie below it, and those of the tree.
     pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
         check_name(name)?;
-        let _burial = self.burial();
+        let _reaped = self.reap_on_drop();
         let dir = self.dir(dir)?;
         self.tree.admit(RECORDS_BYTES)?;
-        let _names = dir.change_names();
+        let _names = dir.lock_names();
         let found = self.find(&dir, name)?.ok_or(Error::NotFound)?;
         let _links = self.links.write();
         let Some(victim) = self.victim(Some(found))? else {
             return Err(Error::NotFound);
         };
         let locked = inodes(&[&dir], Some(&victim), None);
-        let mut change = Change::new(lock_states(&locked));
-        caller.may_change(change.get(&dir))?;
-        caller.may_remove(change.get(&dir), change.get(&victim.inode))?;
+        let mut tx = Transaction::new(lock_states(&locked));
+        caller.may_change(tx.get(&dir))?;
+        caller.may_remove(tx.get(&dir), tx.get(&victim.inode))?;
         let mut topology = self.topology.write();
-        let place = topology.place(&dir).map_err(gone_is_not_found)?;
+        let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
         let now = self.now();
-        let parent = change.edit(&dir);
+        let parent = tx.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
         if victim.inode.is_dir() {
             parent.nlink = parent.nlink.saturating_sub(1);
-            let path = keys::child(&place.path, name);
-            self.keep_victim(&mut change, &victim, &path);
-            self.drop_replaced(&mut change, &topology, &victim, &place.path, name)?;
-            delete_ranges(&mut change.batch, &path);
-            change.batch.delete(keys::entry(&place.path, name));
+            let path = keys::child(&at.path, name);
+            self.keep_victim(&mut tx, &victim, &path);
+            self.drop_replaced(&mut tx, &topology, &victim, &at.path, name)?;
+            delete_ranges(&mut tx.batch, &path);
+            tx.batch.delete(keys::entry(&at.path, name));
         } else {
-            self.drop_name(&mut change, &topology, &dir, name, &victim.inode, true)?;
+            self.drop_name(&mut tx, &topology, &dir, name, &victim.inode, true)?;
         }
-        let done = change.apply(&topology, &self.tree);
+        let done = tx.apply(&topology, &self.tree);
         done.map_err(|error| too_many(error, Some(&victim)))?;
         topology.generation += 1;
         Ok(invalidations(&dir, name, Some(&victim)))
@@ -263,56 +256,61 @@ impl Volume {
 
     fn victim(&self, found: Option<Arc<Inode>>) -> Result<Option<Victim>> {
         let Some(inode) = found else { return Ok(None) };
-        let stubs = self.stubs_below(&inode)?;
-        Ok(Some(Victim { inode, stubs }))
+        let links = self.links_below(&inode)?;
+        Ok(Some(Victim { inode, links }))
     }
 
-    /// The range of the victim at `path` goes; a body's is elsewhere.
-    fn keep_victim(&self, change: &mut Change<'_>, victim: &Victim, path: &Bytes) {
-        if !matches!(change.loc(&victim.inode), Loc::Body { .. }) {
-            self.put_aside(change, &victim.inode, path);
+    /// The range of the victim at `path` goes; a shared inode's is elsewhere.
+    fn keep_victim(&self, tx: &mut Transaction<'_>, victim: &Victim, path: &Bytes) {
+        if !matches!(tx.location(&victim.inode), Location::Shared { .. }) {
+            self.move_to_orphans(tx, &victim.inode, path);
         }
     }
 
     /// The victim `name` in the directory at `dir`, whose range is gone or replaced, and the names below
-    /// it no longer count for the bodies outside.
+    /// it no longer count for the shared inodes outside.
     fn drop_replaced(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         topology: &Topology,
         victim: &Victim,
         dir: &Bytes,
         name: &[u8],
     ) -> Result<()> {
-        if let Loc::Body { root, link, .. } = change.loc(&victim.inode) {
-            let root = topology.place(&root)?.path;
-            change.batch.delete(keys::stub(&root, dir, name));
-            self.drop_links(change, &victim.inode, &keys::body(&root, link), 1, false);
+        if let Location::Shared { root, link, .. } = tx.location(&victim.inode) {
+            let root = topology.dir_path(&root)?.path;
+            tx.batch.delete(keys::link(&root, dir, name));
+            self.drop_links(
+                tx,
+                &victim.inode,
+                &keys::shared_inode(&root, link),
+                1,
+                false,
+            );
             return Ok(());
         }
-        if let Some(stubs) = &victim.stubs {
-            let root = topology.place(&stubs.root)?.path;
-            change
-                .batch
-                .delete_prefix(keys::stubs(&root, &keys::child(dir, name)));
-            for body in &stubs.bodies {
+        if let Some(links) = &victim.links {
+            let root = topology.dir_path(&links.root)?.path;
+            tx.batch
+                .delete_prefix(keys::links_below(&root, &keys::child(dir, name)));
+            for shared in &links.shared {
                 self.drop_links(
-                    change,
-                    &body.inode,
-                    &keys::body(&root, body.link),
-                    body.names,
+                    tx,
+                    &shared.inode,
+                    &keys::shared_inode(&root, shared.link),
+                    shared.names,
                     false,
                 );
-                if let Loc::Body { root, link, .. } = change.loc(&body.inode) {
+                if let Location::Shared { root, link, .. } = tx.location(&shared.inode) {
                     // Found through the tree, it would keep that in memory.
                     let via = Arc::clone(&root);
-                    change.move_to(&body.inode, Loc::Body { root, link, via });
+                    tx.move_to(&shared.inode, Location::Shared { root, link, via });
                 }
             }
         }
-        change.edit(&victim.inode).nlink = 0;
-        if !matches!(change.loc(&victim.inode), Loc::Orphan) {
-            change.move_to(&victim.inode, Loc::Gone);
+        tx.edit(&victim.inode).nlink = 0;
+        if !matches!(tx.location(&victim.inode), Location::Orphan) {
+            tx.move_to(&victim.inode, Location::Gone);
         }
         Ok(())
     }
@@ -331,28 +329,24 @@ fn may_take_the_place_of(source: &Inode, found: &Inode) -> Result<()> {
 
 /// Copies what a file at `from` has to an empty path.
 fn copy_contents(
-    change: &mut Change<'_>,
+    tx: &mut Transaction<'_>,
     record: &crate::format::record::Record,
     from: &Bytes,
     to: &Bytes,
     few: Option<Few>,
 ) {
     if record.has(FLAG_XATTRS) {
-        change
-            .batch
+        tx.batch
             .clone_prefix(keys::range(keys::META, from), keys::range(keys::META, to));
     }
     match few {
         Some(few) => {
             for (rest, value) in few {
-                change
-                    .batch
-                    .put(keys::in_range(keys::DATA, to, &rest), value);
+                tx.batch.put(keys::in_range(keys::DATA, to, &rest), value);
             }
         }
         None if record.size_bytes > 0 && Kind::from_mode(record.mode) == Some(Kind::Regular) => {
-            change
-                .batch
+            tx.batch
                 .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to));
         }
         None => {}
@@ -362,22 +356,22 @@ fn copy_contents(
 fn inodes<'a>(
     inodes: &[&'a Arc<Inode>],
     victim: Option<&'a Victim>,
-    stubs: Option<&'a Stubs>,
+    links: Option<&'a LinksBelow>,
 ) -> Vec<&'a Arc<Inode>> {
     let mut all = inodes.to_vec();
-    let stubs = stubs
+    let links = links
         .into_iter()
-        .chain(victim.and_then(|victim| victim.stubs.as_ref()));
-    all.extend(stubs.flat_map(|stubs| stubs.bodies.iter().map(|body| &body.inode)));
+        .chain(victim.and_then(|victim| victim.links.as_ref()));
+    all.extend(links.flat_map(|links| links.shared.iter().map(|shared| &shared.inode)));
     all.extend(victim.map(|victim| &victim.inode));
     all
 }
 
-/// What a batch does not take: the bodies of hard links below what goes are changed one by one.
+/// What a batch does not take: the shared inodes of hard links below what goes are changed one by one.
 fn too_many(error: Error, victim: Option<&Victim>) -> Error {
     match error {
         Error::Tree(ramet_betree::Error::Invalid(_))
-            if victim.is_some_and(|victim| victim.stubs.is_some()) =>
+            if victim.is_some_and(|victim| victim.links.is_some()) =>
         {
             Error::TooManyLinks
         }
@@ -394,8 +388,8 @@ fn invalidations(dir: &Arc<Inode>, name: &[u8], victim: Option<&Victim>) -> Vec<
     let mut stale = vec![entry, attributes];
     if let Some(victim) = victim {
         stale.push(Invalidation::Attributes(victim.inode.ino));
-        let bodies = victim.stubs.iter().flat_map(|stubs| &stubs.bodies);
-        stale.extend(bodies.map(|body| Invalidation::Attributes(body.inode.ino)));
+        let shared = victim.links.iter().flat_map(|links| &links.shared);
+        stale.extend(shared.map(|shared| Invalidation::Attributes(shared.inode.ino)));
     }
     stale
 }

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Kind, Record};
 use crate::namespace::inode::{Ino, Inode};
-use crate::namespace::transaction::{Change, lock_states};
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::access::Writer;
 use crate::ops::allocation::{Allocation, become_sparse, blocks_of};
 use crate::ops::data::{BLOCK_BYTES, FEW_BLOCKS};
@@ -68,25 +68,25 @@ impl Volume {
             return Err(Error::Invalid("ranges overlap"));
         }
         let most = len.min(source.state.read().size_bytes);
-        self.exorcise(&target, to.1.saturating_add(most))?;
+        self.orphan_if_large(&target, to.1.saturating_add(most))?;
         self.tree.admit(RECORDS_BYTES)?;
-        let mut change = Change::new(lock_states(&[&source, &target]));
-        let source_record = change.get(&source).clone();
+        let mut tx = Transaction::new(lock_states(&[&source, &target]));
+        let source_record = tx.get(&source).clone();
         // What fits into the reply, in whole blocks.
         let len = len
             .min(source_record.size_bytes.saturating_sub(from.1))
             .min(u64::from(u32::MAX) / BLOCK_BYTES * BLOCK_BYTES);
         let (offset, end) = (from.1, from.1 + len);
         let reaches_both_ends =
-            end == source_record.size_bytes && end >= change.get(&target).size_bytes;
+            end == source_record.size_bytes && end >= tx.get(&target).size_bytes;
         let is_aligned = offset % BLOCK_BYTES == 0 && (end % BLOCK_BYTES == 0 || reaches_both_ends);
         let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
         if from.1 != to.1 || !is_aligned || source.ino == target.ino || last - first <= FEW_BLOCKS {
-            drop(change);
+            drop(tx);
             return self.copy_bytes(from, to, len, writer);
         }
         let is_whole = offset == 0 && reaches_both_ends;
-        let target_record = change.get(&target).clone();
+        let target_record = tx.get(&target).clone();
         let replaced = if is_whole {
             Replaced::AsSource
         } else {
@@ -96,24 +96,24 @@ impl Volume {
                 first..last,
             )?
         };
-        let by = change.credentials(&target, writer);
+        let by = tx.credentials(&target, writer);
         let topology = self.topology.read();
         let source_path = topology.path(&source)?;
         let target_path = topology.path(&target)?;
         let (from_blocks, to_blocks) = (keys::blocks(&source_path), keys::blocks(&target_path));
         if is_whole {
-            change.batch.clone_prefix(from_blocks, to_blocks);
+            tx.batch.clone_prefix(from_blocks, to_blocks);
         } else {
             let strip = u32::try_from(from_blocks.len()).map_err(|_| Error::Invalid("path"))?;
             let (lo, hi) = (
                 keys::block(&from_blocks, first),
                 keys::block(&from_blocks, last),
             );
-            change.batch.clone_range(lo, Some(hi), strip, to_blocks);
+            tx.batch.clone_range(lo, Some(hi), strip, to_blocks);
         }
-        let cleared = change.clear_privileges(&target, &target_path, by.as_ref());
+        let cleared = tx.clear_privileges(&target, &target_path, by.as_ref());
         let now = self.now();
-        let record = change.edit(&target);
+        let record = tx.edit(&target);
         match replaced {
             Replaced::Whole => {}
             Replaced::AsSource => {
@@ -122,19 +122,19 @@ impl Volume {
                 record.blocks = source_record.blocks;
                 if target_record.has(FLAG_SPARSE) || source_record.has(FLAG_SPARSE) {
                     let (from, to) = (keys::map(&source_path), keys::map(&target_path));
-                    change.batch.clone_prefix(from, to);
+                    tx.batch.clone_prefix(from, to);
                 }
             }
             Replaced::Mapped(map, removed, added) => {
                 become_sparse(record);
                 record.blocks = (record.blocks + added).saturating_sub(removed);
-                map.store(&target_path, &mut change.batch);
+                map.store(&target_path, &mut tx.batch);
             }
         }
-        let record = change.edit(&target);
+        let record = tx.edit(&target);
         record.size_bytes = record.size_bytes.max(end);
         (record.mtime, record.ctime) = (now, now);
-        change.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.tree)?;
         Ok(Copied {
             bytes: len,
             cleared,

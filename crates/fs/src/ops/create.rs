@@ -7,8 +7,8 @@ use bytes::Bytes;
 use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::record::{Entry, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
-use crate::namespace::inode::{Ino, Inode, Loc};
-use crate::namespace::transaction::{Change, lock_states};
+use crate::namespace::inode::{Ino, Inode, Location};
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::lookup::{Attr, attr_of, check_name};
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
@@ -65,15 +65,15 @@ impl Volume {
             ino = self.new_ino()?;
         }
         let now = self.now();
-        let _names = dir.change_names();
+        let _names = dir.lock_names();
         let there = self.entry(&dir, name)?.0;
         match there.as_ref().map(Entry::decode).transpose()? {
             None => {}
-            Some(Entry::Ghost(_)) => self.vacate(&dir, name)?,
-            Some(Entry::Inode { .. } | Entry::Stub(_)) => return Err(Error::Exists),
+            Some(Entry::Deleted(_)) => self.free_name(&dir, name)?,
+            Some(Entry::Inode { .. } | Entry::Link(_)) => return Err(Error::Exists),
         }
-        let mut change = Change::new(lock_states(&[&dir]));
-        let parent = change.get(&dir);
+        let mut tx = Transaction::new(lock_states(&[&dir]));
+        let parent = tx.get(&dir);
         let mut record = Record::new(
             new.kind.mode_bits() | new.perm & !S_IFMT & 0o7777,
             new.uid,
@@ -90,23 +90,21 @@ impl Volume {
         record.target = Bytes::copy_from_slice(new.target);
         record.size_bytes = new.target.len() as u64;
         let topology = self.topology.read();
-        let place = topology.place(&dir).map_err(gone_is_not_found)?;
-        change.batch.put(
-            keys::entry(&place.path, name),
-            record.encode(ino.0 ^ place.acc),
-        );
-        let parent = change.edit(&dir);
+        let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
+        tx.batch
+            .put(keys::entry(&at.path, name), record.encode(ino.0 ^ at.acc));
+        let parent = tx.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
         if new.kind == Kind::Directory {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         }
-        change.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.tree)?;
         let attr = attr_of(ino, &record);
-        let loc = Loc::Child {
+        let location = Location::Child {
             parent: Arc::clone(&dir),
             name: Bytes::copy_from_slice(name),
         };
-        let inode = Inode::new(&self.table, ino, new.kind, record, loc);
+        let inode = Inode::new(&self.table, ino, new.kind, record, location);
         // A lookup that reads it from now on finds it in the table, where it is already, or counts
         // as an eviction when it is gone again.
         inode

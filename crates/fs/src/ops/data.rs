@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Kind, Record};
 use crate::namespace::inode::{Ino, Inode};
-use crate::namespace::transaction::{Change, lock_states};
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::access::Writer;
 use crate::ops::allocation::{Allocation, become_sparse, blocks_of};
 use crate::volume::{RECORDS_BYTES, Volume};
@@ -204,7 +204,7 @@ impl Volume {
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
         let inode = self.regular(ino)?;
         let span = Span::new(offset, data.len() as u64)?;
-        self.exorcise(&inode, span.end)?;
+        self.orphan_if_large(&inode, span.end)?;
         if let Some(run) = self.graft_blocks(&span, data)? {
             return self.write_batch(&inode, offset, data, Some(run), writer);
         }
@@ -259,21 +259,21 @@ impl Volume {
         let span = Span::new(offset, data.len() as u64)?;
         let journaled = if run.is_some() { 2 * BLOCK } else { data.len() };
         self.tree.admit(journaled + RECORDS_BYTES)?;
-        let mut change = Change::new(lock_states(&[inode]));
-        let mut map = self.allocation_for_write(inode, change.get(inode), &span)?;
-        let by = change.credentials(inode, writer);
+        let mut tx = Transaction::new(lock_states(&[inode]));
+        let mut map = self.allocation_for_write(inode, tx.get(inode), &span)?;
+        let by = tx.credentials(inode, writer);
         let topology = self.topology.read();
         let path = topology.path(inode)?;
-        self.put_bytes(&mut change, inode, &path, &span, data, run);
-        account_write(change.edit(inode), &span, map.as_mut());
+        self.put_bytes(&mut tx, inode, &path, &span, data, run);
+        account_write(tx.edit(inode), &span, map.as_mut());
         if let Some(map) = map {
-            map.store(&path, &mut change.batch);
+            map.store(&path, &mut tx.batch);
         }
-        let cleared = change.clear_privileges(inode, &path, by.as_ref());
+        let cleared = tx.clear_privileges(inode, &path, by.as_ref());
         let now = self.now();
-        let record = change.edit(inode);
+        let record = tx.edit(inode);
         (record.mtime, record.ctime) = (now, now);
-        change.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.tree)?;
         Ok(cleared)
     }
 
@@ -294,14 +294,14 @@ impl Volume {
 
     fn put_bytes(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         inode: &Arc<Inode>,
         path: &[u8],
         span: &Span,
         data: &[u8],
         run: Option<Run>,
     ) {
-        let size_bytes = change.get(inode).size_bytes;
+        let size_bytes = tx.get(inode).size_bytes;
         let blocks = keys::blocks(path);
         // One copy for all blocks, unless there is only a rest at either end, or one block.
         let is_long = run.is_none() && span.last() - span.first() > 1;
@@ -320,47 +320,46 @@ impl Volume {
             let key = keys::block(&blocks, number);
             // Nothing of the block is left when the write starts it and reaches its end or the file's.
             if from == start && (to == start + BLOCK_BYTES || to >= size_bytes) {
-                change.batch.put(key, bytes);
+                tx.batch.put(key, bytes);
             } else {
                 let offset = u32::try_from(from - start).expect("inside of a block");
-                change.batch.patch(key, offset, bytes);
+                tx.batch.patch(key, offset, bytes);
             }
         }
         if let Some(run) = run {
-            change.batch.graft(blocks, run.graft);
+            tx.batch.graft(blocks, run.graft);
         }
     }
 
     pub(crate) fn delete_blocks(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         blocks: &Bytes,
         first: u64,
         last: u64,
     ) {
         if last.saturating_sub(first) <= FEW_BLOCKS {
             for number in first..last {
-                change.batch.delete(keys::block(blocks, number));
+                tx.batch.delete(keys::block(blocks, number));
             }
         } else {
-            change
-                .batch
+            tx.batch
                 .delete_range(keys::block(blocks, first), Some(keys::block(blocks, last)));
         }
     }
 
     /// Removes all contents and attributes of the object at `path`, whose record this is.
-    pub(crate) fn erase(&self, change: &mut Change<'_>, record: &Record, path: &Bytes) {
+    pub(crate) fn erase(&self, tx: &mut Transaction<'_>, record: &Record, path: &Bytes) {
         if record.has(crate::format::record::FLAG_XATTRS) {
-            change.batch.delete_prefix(keys::xattr(path, b""));
+            tx.batch.delete_prefix(keys::xattr(path, b""));
         }
         if Kind::from_mode(record.mode) == Some(Kind::Regular) {
             if record.has(FLAG_SPARSE) {
-                change.batch.delete_prefix(keys::range(keys::DATA, path));
+                tx.batch.delete_prefix(keys::range(keys::DATA, path));
                 return;
             }
             let blocks = keys::blocks(path);
-            self.delete_blocks(change, &blocks, 0, blocks_of(record.size_bytes));
+            self.delete_blocks(tx, &blocks, 0, blocks_of(record.size_bytes));
         }
     }
 
@@ -389,17 +388,16 @@ impl Volume {
     /// Moves contents and attributes from one path to another, empty one.
     pub(crate) fn move_contents(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         record: &Record,
         from: &Bytes,
         to: &Bytes,
         few: Option<Few>,
     ) {
         if record.has(crate::format::record::FLAG_XATTRS) {
-            change
-                .batch
+            tx.batch
                 .clone_prefix(keys::range(keys::META, from), keys::range(keys::META, to));
-            change.batch.delete_prefix(keys::range(keys::META, from));
+            tx.batch.delete_prefix(keys::range(keys::META, from));
         }
         if Kind::from_mode(record.mode) != Some(Kind::Regular) || record.size_bytes == 0 {
             return;
@@ -408,15 +406,14 @@ impl Volume {
             Some(few) => {
                 for (rest, value) in few {
                     let key = |path| keys::in_range(keys::DATA, path, &rest);
-                    change.batch.delete(key(from));
-                    change.batch.put(key(to), value);
+                    tx.batch.delete(key(from));
+                    tx.batch.put(key(to), value);
                 }
             }
             None => {
-                change
-                    .batch
+                tx.batch
                     .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to));
-                change.batch.delete_prefix(keys::range(keys::DATA, from));
+                tx.batch.delete_prefix(keys::range(keys::DATA, from));
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Record};
 use crate::namespace::inode::{Ino, Inode};
-use crate::namespace::transaction::{Change, lock_states};
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::access::Writer;
 use crate::ops::allocation::{Allocation, CHUNK_BLOCKS, Chunk, become_sparse, blocks_of};
 use crate::ops::data::{BLOCK_BYTES, FILE_BYTES_MAX, Span, block_number};
@@ -128,34 +128,34 @@ impl Volume {
     /// Carries out what was planned for the file at `path`.
     pub(crate) fn reshape(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         inode: &Arc<Inode>,
         path: &[u8],
         plan: &Reshape,
     ) {
         if let Some(hole) = &plan.hole {
-            self.dig(change, path, hole, plan.map.as_ref());
+            self.dig(tx, path, hole, plan.map.as_ref());
         }
-        let record = change.edit(inode);
+        let record = tx.edit(inode);
         if plan.size_bytes == 0 {
             let had_map = record.has(FLAG_SPARSE);
             record.flags &= !FLAG_SPARSE;
             (record.size_bytes, record.blocks) = (0, 0);
             if had_map {
-                change.batch.delete_prefix(keys::map(path));
+                tx.batch.delete_prefix(keys::map(path));
             }
             return;
         }
         if let Some(map) = &plan.map {
             become_sparse(record);
             record.blocks = record.blocks.saturating_sub(plan.removed);
-            map.store(path, &mut change.batch);
+            map.store(path, &mut tx.batch);
         }
-        change.edit(inode).size_bytes = plan.size_bytes;
+        tx.edit(inode).size_bytes = plan.size_bytes;
     }
 
     /// Removes and zeroes blocks that exist, all of them without a map.
-    fn dig(&self, change: &mut Change<'_>, path: &[u8], hole: &Hole, map: Option<&Allocation>) {
+    fn dig(&self, tx: &mut Transaction<'_>, path: &[u8], hole: &Hole, map: Option<&Allocation>) {
         let blocks = keys::blocks(path);
         for edge in &hole.edges {
             let block = edge.start / BLOCK_BYTES;
@@ -164,8 +164,7 @@ impl Volume {
             }
             let at = u32::try_from(edge.start % BLOCK_BYTES).expect("inside of a block");
             let len = usize::try_from(edge.end - edge.start).expect("inside of a block");
-            change
-                .batch
+            tx.batch
                 .patch(keys::block(&blocks, block), at, vec![0; len]);
         }
         let Range { start, end } = hole.blocks;
@@ -176,7 +175,7 @@ impl Volume {
         } else {
             end
         };
-        self.delete_blocks(change, &blocks, start, end);
+        self.delete_blocks(tx, &blocks, start, end);
     }
 
     /// Gives space back, or zeroes: after it `[offset, offset + len)` reads as zeros. With
@@ -248,17 +247,17 @@ impl Volume {
             return Err(Error::Invalid("empty range"));
         }
         self.tree.admit(RECORDS_BYTES + self.map_bytes(&inode)?)?;
-        let mut change = Change::new(lock_states(&[&inode]));
-        let plan = plan(&inode, change.get(&inode))?;
-        let by = change.credentials(&inode, writer);
+        let mut tx = Transaction::new(lock_states(&[&inode]));
+        let plan = plan(&inode, tx.get(&inode))?;
+        let by = tx.credentials(&inode, writer);
         let topology = self.topology.read();
         let path = topology.path(&inode)?;
-        self.reshape(&mut change, &inode, &path, &plan);
-        let cleared = change.clear_privileges(&inode, &path, by.as_ref());
+        self.reshape(&mut tx, &inode, &path, &plan);
+        let cleared = tx.clear_privileges(&inode, &path, by.as_ref());
         let now = self.now();
-        let record = change.edit(&inode);
+        let record = tx.edit(&inode);
         (record.mtime, record.ctime) = (now, now);
-        change.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.tree)?;
         Ok(cleared)
     }
 

@@ -1,9 +1,9 @@
 //! Hard links.
 //!
-//! The second name of a file moves its record and contents to a *body* in the hidden range of the
-//! enclosing clone root, and each name becomes a stub. So a clone of the root, which copies that
-//! range, copies the link structure with it, and no name of another clone root can share the body. A
-//! body stays one when it is down to one name.
+//! The second name of a file moves its record and contents to a *shared inode* in the hidden range of the
+//! enclosing clone root, and each name becomes a link entry. So a clone of the root, which copies that
+//! range, copies the link structure with it, and no name of another clone root can share the shared inode. A
+//! shared inode stays one when it is down to one name.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
 use crate::format::keys;
-use crate::format::record::Stub;
-use crate::namespace::inode::{Ino, Inode, Loc};
-use crate::namespace::transaction::{Change, lock_names, lock_states};
+use crate::format::record::LinkEntry;
+use crate::namespace::inode::{Ino, Inode, Location};
+use crate::namespace::transaction::{Transaction, lock_names, lock_states};
 use crate::ops::lookup::{Attr, check_name};
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
 
@@ -35,22 +35,22 @@ impl Volume {
         // The first name's directory is locked with the others, and known only by looking: again
         // when a rename was faster.
         loop {
-            let loc = inode.loc.read().clone();
-            let first = match &loc {
-                Loc::Child { parent, name } => Some((Arc::clone(parent), name.clone())),
-                Loc::Body { .. } => None,
-                Loc::Root | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+            let location = inode.location.read().clone();
+            let first = match &location {
+                Location::Child { parent, name } => Some((Arc::clone(parent), name.clone())),
+                Location::Shared { .. } => None,
+                Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
                     return Err(Error::NotFound);
                 }
             };
             let mut dirs = vec![&dir];
             dirs.extend(first.iter().map(|(parent, _)| parent));
             let _names = lock_names(&dirs);
-            let unchanged = match (&*inode.loc.read(), &first) {
-                (Loc::Child { parent, name }, Some((its, its_name))) => {
+            let unchanged = match (&*inode.location.read(), &first) {
+                (Location::Child { parent, name }, Some((its, its_name))) => {
                     Arc::ptr_eq(parent, its) && name == its_name
                 }
-                (Loc::Body { .. }, None) => true,
+                (Location::Shared { .. }, None) => true,
                 _ => false,
             };
             if unchanged {
@@ -73,76 +73,75 @@ impl Volume {
         if self.find(dir, name)?.is_some() {
             return Err(Error::Exists);
         }
-        self.vacate(dir, name)?;
-        let mut change = Change::new(lock_states(&[inode, dir]));
+        self.free_name(dir, name)?;
+        let mut tx = Transaction::new(lock_states(&[inode, dir]));
         let few = match first {
-            Some(_) => self.few_blocks(inode, change.get(inode))?,
+            Some(_) => self.few_blocks(inode, tx.get(inode))?,
             None => None,
         };
         let topology = self.topology.read();
         let root = topology.clone_root(dir).map_err(gone_is_not_found)?;
-        let root_path = topology.place(&root)?.path;
-        let stub_at =
-            |change: &mut Change<'_>, dir: &Arc<Inode>, name: &[u8], link: u64| -> Result<()> {
-                let place = topology.place(dir)?;
-                let stub = Stub {
+        let root_path = topology.dir_path(&root)?.path;
+        let put_link_entry =
+            |tx: &mut Transaction<'_>, dir: &Arc<Inode>, name: &[u8], link: u64| -> Result<()> {
+                let at = topology.dir_path(dir)?;
+                let link_entry = LinkEntry {
                     kind: inode.kind,
-                    stored: inode.ino.0 ^ place.acc,
+                    stored: inode.ino.0 ^ at.acc,
                     link,
                 };
-                change
-                    .batch
-                    .put(keys::entry(&place.path, name), stub.encode());
-                change.batch.put(
-                    keys::stub(&root_path, &place.path, name),
+                tx.batch
+                    .put(keys::entry(&at.path, name), link_entry.encode());
+                tx.batch.put(
+                    keys::link(&root_path, &at.path, name),
                     link.to_be_bytes().to_vec(),
                 );
                 Ok(())
             };
-        let link = match &*inode.loc.read() {
-            Loc::Body {
+        let link = match &*inode.location.read() {
+            Location::Shared {
                 root: its_root,
                 link,
                 ..
             } if Arc::ptr_eq(its_root, &root) => *link,
-            Loc::Body { .. } => return Err(Error::CrossRoot),
-            Loc::Root | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+            Location::Shared { .. } => return Err(Error::CrossRoot),
+            Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
                 return Err(Error::NotFound);
             }
-            Loc::Child { .. } => new_link,
+            Location::Child { .. } => new_link,
         };
         if let Some((parent, first_name)) = first {
             if !Arc::ptr_eq(&topology.clone_root(parent)?, &root) {
                 return Err(Error::CrossRoot);
             }
-            let from = keys::child(&topology.place(parent)?.path, first_name);
-            let record = change.get(inode).clone();
+            let from = keys::child(&topology.dir_path(parent)?.path, first_name);
+            let record = tx.get(inode).clone();
             self.move_contents(
-                &mut change,
+                &mut tx,
                 &record,
                 &from,
-                &keys::body(&root_path, link),
+                &keys::shared_inode(&root_path, link),
                 few,
             );
-            stub_at(&mut change, parent, first_name, link)?;
-            change.move_to(
+            put_link_entry(&mut tx, parent, first_name, link)?;
+            tx.move_to(
                 inode,
-                Loc::Body {
+                Location::Shared {
                     root: Arc::clone(&root),
                     link,
                     via: Arc::clone(dir),
                 },
             );
         }
-        stub_at(&mut change, dir, name, link)?;
-        *root.stubs.lock() = Some(true);
+        put_link_entry(&mut tx, dir, name, link)?;
+        *root.has_links.lock() = Some(true);
         let now = self.now();
-        let record = change.edit(inode);
+        let record = tx.edit(inode);
         let more = u32::from(!failpoints::is_on(Fault::LinkCountLost));
         record.nlink = record.nlink.checked_add(more).ok_or(Error::TooManyLinks)?;
         record.ctime = now;
-        let parent = change.edit(dir);
+        let parent = tx.edit(dir);
         (parent.mtime, parent.ctime) = (now, now);
-        change.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.tree)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::record::{FLAG_SPARSE, Kind, Record, Time};
-use crate::namespace::inode::{Ino, Inode, Loc};
+use crate::namespace::inode::{Ino, Inode, Location};
 use crate::ops::data::BLOCK_BYTES;
 use crate::options::AccessTime;
 use crate::tools::control::NAME_BYTES_MAX;
@@ -85,11 +85,13 @@ impl Volume {
 
     /// The directory above `dir`; of the root, and of a removed directory, itself.
     pub(crate) fn parent(&self, dir: &Arc<Inode>) -> Arc<Inode> {
-        match &*dir.loc.read() {
-            Loc::Child { parent, .. } => Arc::clone(parent),
-            Loc::Root | Loc::Body { .. } | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
-                Arc::clone(dir)
-            }
+        match &*dir.location.read() {
+            Location::Child { parent, .. } => Arc::clone(parent),
+            Location::Root
+            | Location::Shared { .. }
+            | Location::Deleted { .. }
+            | Location::Orphan
+            | Location::Gone => Arc::clone(dir),
         }
     }
 
@@ -108,11 +110,15 @@ impl Volume {
 
     /// Whether what it lies in was removed with everything inside.
     fn is_detached(&self, inode: &Inode) -> bool {
-        let parent = match &*inode.loc.read() {
-            Loc::Child { parent, .. } | Loc::Body { root: parent, .. } => Arc::clone(parent),
-            Loc::Root | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return false,
+        let parent = match &*inode.location.read() {
+            Location::Child { parent, .. } | Location::Shared { root: parent, .. } => {
+                Arc::clone(parent)
+            }
+            Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+                return false;
+            }
         };
-        matches!(self.topology.read().place(&parent), Err(Error::Stale))
+        matches!(self.topology.read().dir_path(&parent), Err(Error::Stale))
     }
 
     pub(crate) fn attr(&self, inode: &Arc<Inode>) -> Result<Attr> {

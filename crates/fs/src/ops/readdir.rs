@@ -95,8 +95,8 @@ impl Positions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inside {
     Nothing,
-    /// No entries, but ghosts.
-    Ghosts,
+    /// No entries, but deleted entries.
+    OnlyDeleted,
     Entries,
 }
 
@@ -104,7 +104,7 @@ impl Inside {
     pub(crate) fn of(count: Count) -> Self {
         match count {
             Count { entries: 1.., .. } => Self::Entries,
-            Count { ghosts: 1.., .. } => Self::Ghosts,
+            Count { deleted: 1.., .. } => Self::OnlyDeleted,
             Count { .. } => Self::Nothing,
         }
     }
@@ -225,21 +225,21 @@ impl Volume {
         cookie: u64,
         each: impl FnMut(&DirEntry, &mut dyn FnMut() -> Result<Arc<Inode>>) -> Result<bool>,
     ) -> Result<()> {
-        let mut ghosts = Vec::new();
-        let read = self.stream_noting(stream, cookie, each, &mut ghosts);
+        let mut deleted = Vec::new();
+        let read = self.stream_noting(stream, cookie, each, &mut deleted);
         if !self.is_read_only {
-            self.bury_unknown(&stream.dir, ghosts);
+            self.reap_unknown(&stream.dir, deleted);
         }
         read
     }
 
-    /// The same, and notes names and numbers of ghosts.
+    /// The same, and notes names and numbers of deleted entries.
     fn stream_noting(
         &self,
         stream: &DirStream,
         cookie: u64,
         mut each: impl FnMut(&DirEntry, &mut dyn FnMut() -> Result<Arc<Inode>>) -> Result<bool>,
-        ghosts: &mut Vec<(Bytes, Ino)>,
+        deleted: &mut Vec<(Bytes, Ino)>,
     ) -> Result<()> {
         let dir = &stream.dir;
         let dots: [(u64, &'static [u8], Arc<Inode>); 2] = [
@@ -268,7 +268,7 @@ impl Volume {
             Err(other) => return Err(other),
         };
         self.read_now(dir);
-        let entries = keys::entries(&view.place.path);
+        let entries = keys::entries(&view.dir.path);
         let (mut at, name) = positions.find(cookie.max(AFTER_DOTS));
         let is_from_start = name.is_none();
         let mut lo = entries.to_vec();
@@ -284,9 +284,9 @@ impl Volume {
         }
         while scan.advance()? {
             let name = Bytes::copy_from_slice(&scan.key()[entries.len()..]);
-            if Entry::is_ghost(scan.value()) {
-                if let Entry::Ghost(ghost) = Entry::decode(&scan.value_bytes())? {
-                    ghosts.push((name, Ino(ghost.stored ^ view.place.acc)));
+            if Entry::is_deleted(scan.value()) {
+                if let Entry::Deleted(found) = Entry::decode(&scan.value_bytes())? {
+                    deleted.push((name, Ino(found.stored ^ view.dir.acc)));
                 }
                 continue;
             }
@@ -298,11 +298,11 @@ impl Volume {
                         *stored,
                         Kind::from_mode(record.mode).expect("the decoder checked the mode"),
                     ),
-                    Entry::Stub(stub) => (stub.stored, stub.kind),
-                    Entry::Ghost(_) => continue,
+                    Entry::Link(link_entry) => (link_entry.stored, link_entry.kind),
+                    Entry::Deleted(_) => continue,
                 };
                 let entry = DirEntry {
-                    ino: Ino(stored ^ view.place.acc),
+                    ino: Ino(stored ^ view.dir.acc),
                     kind,
                     name: name.clone(),
                     cookie: at,
@@ -327,7 +327,7 @@ impl Volume {
         if is_from_start {
             dir.counted(Count {
                 entries: at - AFTER_DOTS,
-                ghosts: ghosts.len() as u64,
+                deleted: deleted.len() as u64,
             });
         }
         Ok(())
@@ -336,15 +336,15 @@ impl Volume {
     /// What a directory has whose names are locked.
     pub(crate) fn inside(&self, dir: &Arc<Inode>) -> Result<Inside> {
         let view = self.view(dir)?;
-        let lo = keys::entries(&view.place.path);
+        let lo = keys::entries(&view.dir.path);
         let hi = successor_of_prefix(&lo);
         let mut scan = view.snapshot.scan(&lo, hi.as_deref());
         let mut inside = Inside::Nothing;
         while scan.advance()? {
-            if !Entry::is_ghost(scan.value()) {
+            if !Entry::is_deleted(scan.value()) {
                 return Ok(Inside::Entries);
             }
-            inside = Inside::Ghosts;
+            inside = Inside::OnlyDeleted;
         }
         Ok(inside)
     }

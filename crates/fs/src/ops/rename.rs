@@ -2,7 +2,7 @@
 //!
 //! A file takes its few blocks along as values, or its range; a directory its two ranges, whatever is in
 //! them. Below a directory nothing else changes: its salt makes up for the acc of the new parent, so
-//! every visible number stays. Only stubs are tied to their clone root: what has some below can
+//! every visible number stays. Only link entries are tied to their clone root: what has some below can
 //! move within it, and not to another.
 
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::format::keys;
-use crate::format::record::{Kind, Record, Stub};
-use crate::namespace::inode::{Ino, Inode, Loc};
-use crate::namespace::location::Topology;
-use crate::namespace::transaction::{Change, lock_states};
+use crate::format::record::{Kind, LinkEntry, Record};
+use crate::namespace::inode::{Ino, Inode, Location};
+use crate::namespace::topology::Topology;
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::lookup::check_name;
 use crate::ops::readdir::Inside;
 use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
@@ -38,8 +38,8 @@ struct At<'a> {
 }
 
 impl At<'_> {
-    fn loc(&self) -> Loc {
-        Loc::Child {
+    fn location(&self) -> Location {
+        Location::Child {
             parent: Arc::clone(self.dir),
             name: Bytes::copy_from_slice(self.name),
         }
@@ -62,7 +62,7 @@ impl Volume {
     ) -> Result<()> {
         check_name(from.1)?;
         check_name(to.1)?;
-        let _burial = self.burial();
+        let _reaped = self.reap_on_drop();
         let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
         self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let whiteout = match whiteout {
@@ -86,7 +86,7 @@ impl Volume {
                 (RenameMode::Exchange, Some(victim)) => self.exchange(from, &source, to, victim),
                 (RenameMode::Replace | RenameMode::NoReplace, victim) => {
                     if victim.is_none() {
-                        self.vacate(&to_dir, to.name)?;
+                        self.free_name(&to_dir, to.name)?;
                     }
                     if source.is_dir() {
                         self.rename_dir(from, to, &source, victim, whiteout)
@@ -110,59 +110,58 @@ impl Volume {
             return Err(Error::IsDirectory);
         }
         let _links = self.links.read();
-        let mut change = Change::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
-        let is_stub = matches!(*source.loc.read(), Loc::Body { .. });
-        let few = if is_stub {
+        let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
+        let is_link = matches!(*source.location.read(), Location::Shared { .. });
+        let few = if is_link {
             None
         } else {
-            self.few_blocks(source, change.get(source))?
+            self.few_blocks(source, tx.get(source))?
         };
         let topology = self.topology.read();
         if let Some(victim) = victim {
-            self.drop_name(&mut change, &topology, to.dir, to.name, victim, false)?;
+            self.drop_name(&mut tx, &topology, to.dir, to.name, victim, false)?;
         }
-        if is_stub {
-            self.move_stub(&mut change, &topology, from, to, source)?;
+        if is_link {
+            self.move_link(&mut tx, &topology, from, to, source)?;
         } else {
             let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
-            let record = change.get(source).clone();
-            self.move_contents(&mut change, &record, &from_path, &to_path, few);
-            change.batch.delete(entry(&topology, from)?);
-            change.move_to(source, to.loc());
+            let record = tx.get(source).clone();
+            self.move_contents(&mut tx, &record, &from_path, &to_path, few);
+            tx.batch.delete(entry(&topology, from)?);
+            tx.move_to(source, to.location());
         }
-        self.finish_rename(&mut change, &topology, from, to, source, whiteout)?;
-        change.apply(&topology, &self.tree)
+        self.finish_rename(&mut tx, &topology, from, to, source, whiteout)?;
+        tx.apply(&topology, &self.tree)
     }
 
-    fn move_stub(
+    fn move_link(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         topology: &Topology,
         from: At<'_>,
         to: At<'_>,
         inode: &Arc<Inode>,
     ) -> Result<()> {
-        let Loc::Body { root, link, .. } = change.loc(inode) else {
+        let Location::Shared { root, link, .. } = tx.location(inode) else {
             return Err(Error::Stale);
         };
         if !Arc::ptr_eq(&topology.clone_root(to.dir)?, &root) {
             return Err(Error::CrossRoot);
         }
-        let root_path = topology.place(&root)?.path;
-        let (from_dir, to_dir) = (topology.place(from.dir)?, topology.place(to.dir)?);
-        change.batch.delete(keys::entry(&from_dir.path, from.name));
-        change
-            .batch
-            .delete(keys::stub(&root_path, &from_dir.path, from.name));
-        self.put_stub(change, topology, to, inode, &root_path, link)?;
+        let root_path = topology.dir_path(&root)?.path;
+        let (from_dir, to_dir) = (topology.dir_path(from.dir)?, topology.dir_path(to.dir)?);
+        tx.batch.delete(keys::entry(&from_dir.path, from.name));
+        tx.batch
+            .delete(keys::link(&root_path, &from_dir.path, from.name));
+        self.put_link(tx, topology, to, inode, &root_path, link)?;
         debug_assert_ne!(
             (&from_dir.path, from.name),
             (&to_dir.path, to.name),
             "a rename to itself was answered before"
         );
-        change.move_to(
+        tx.move_to(
             inode,
-            Loc::Body {
+            Location::Shared {
                 root,
                 link,
                 via: Arc::clone(to.dir),
@@ -171,26 +170,25 @@ impl Volume {
         Ok(())
     }
 
-    fn put_stub(
+    fn put_link(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         topology: &Topology,
         at: At<'_>,
         inode: &Arc<Inode>,
         root_path: &Bytes,
         link: u64,
     ) -> Result<()> {
-        let dir = topology.place(at.dir)?;
-        let stub = Stub {
+        let dir = topology.dir_path(at.dir)?;
+        let link_entry = LinkEntry {
             kind: inode.kind,
             stored: inode.ino.0 ^ dir.acc,
             link,
         };
-        change
-            .batch
-            .put(keys::entry(&dir.path, at.name), stub.encode());
-        change.batch.put(
-            keys::stub(root_path, &dir.path, at.name),
+        tx.batch
+            .put(keys::entry(&dir.path, at.name), link_entry.encode());
+        tx.batch.put(
+            keys::link(root_path, &dir.path, at.name),
             link.to_be_bytes().to_vec(),
         );
         Ok(())
@@ -214,41 +212,43 @@ impl Volume {
         }
         self.prepare_clone(source)?;
         let _links = self.links.write();
-        let has_stubs = self.has_stubs(source)?;
-        let mut change = Change::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
+        let has_links_below = self.has_links_below(source)?;
+        let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
         let mut topology = self.topology.write();
         if topology.is_within(to.dir, source) {
             return Err(Error::Invalid("a directory cannot move into itself"));
         }
         if let Some(victim) = victim.zip(inside) {
-            self.drop_empty_dir(&mut change, &topology, to.dir, to.name, victim, false)?;
+            self.drop_empty_dir(&mut tx, &topology, to.dir, to.name, victim, false)?;
         }
         let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
-        if has_stubs {
+        if has_links_below {
             let root = one_root(&topology, from, to)?;
-            let (old, new) = (keys::stubs(&root, &from_path), keys::stubs(&root, &to_path));
-            change.batch.clone_prefix(old.clone(), new);
-            change.batch.delete_prefix(old);
+            let (old, new) = (
+                keys::links_below(&root, &from_path),
+                keys::links_below(&root, &to_path),
+            );
+            tx.batch.clone_prefix(old.clone(), new);
+            tx.batch.delete_prefix(old);
         }
         for index in [keys::META, keys::DATA] {
             let old = keys::range(index, &from_path);
-            change
-                .batch
+            tx.batch
                 .clone_prefix(old.clone(), keys::range(index, &to_path));
-            change.batch.delete_prefix(old);
+            tx.batch.delete_prefix(old);
         }
-        change.batch.delete(entry(&topology, from)?);
-        change.move_to(source, to.loc());
-        change_parent(&mut change, &topology, source, from, to)?;
-        self.finish_rename(&mut change, &topology, from, to, source, whiteout)?;
-        change.apply(&topology, &self.tree)?;
+        tx.batch.delete(entry(&topology, from)?);
+        tx.move_to(source, to.location());
+        change_parent(&mut tx, &topology, source, from, to)?;
+        self.finish_rename(&mut tx, &topology, from, to, source, whiteout)?;
+        tx.apply(&topology, &self.tree)?;
         topology.generation += 1;
         Ok(())
     }
 
     fn finish_rename(
         &self,
-        change: &mut Change<'_>,
+        tx: &mut Transaction<'_>,
         topology: &Topology,
         from: At<'_>,
         to: At<'_>,
@@ -256,16 +256,15 @@ impl Volume {
         whiteout: Option<(Ino, (u32, u32))>,
     ) -> Result<()> {
         let now = self.now();
-        change.edit(source).ctime = now;
+        tx.edit(source).ctime = now;
         for dir in [from.dir, to.dir] {
-            let record = change.edit(dir);
+            let record = tx.edit(dir);
             (record.mtime, record.ctime) = (now, now);
         }
         if let Some((ino, (uid, gid))) = whiteout {
-            let acc = topology.place(from.dir)?.acc;
+            let acc = topology.dir_path(from.dir)?.acc;
             let record = Record::new(Kind::CharDevice.mode_bits(), uid, gid, now);
-            change
-                .batch
+            tx.batch
                 .put(entry(topology, from)?, record.encode(ino.0 ^ acc));
         }
         Ok(())
@@ -279,18 +278,21 @@ impl Volume {
         target: &Arc<Inode>,
     ) -> Result<()> {
         let _links = self.links.write();
-        let has_stubs = self.has_stubs(source)? || self.has_stubs(target)?;
-        let mut change = Change::new(lock_states(&[from.dir, to.dir, source, target]));
+        let has_links_below = self.has_links_below(source)? || self.has_links_below(target)?;
+        let mut tx = Transaction::new(lock_states(&[from.dir, to.dir, source, target]));
         let mut topology = self.topology.write();
         if topology.is_within(to.dir, source) || topology.is_within(from.dir, target) {
             return Err(Error::Invalid("a directory cannot move into itself"));
         }
         let paths = [child(&topology, from)?, child(&topology, to)?];
-        if has_stubs {
+        if has_links_below {
             let root = one_root(&topology, from, to)?;
-            let (one, two) = (keys::stubs(&root, &paths[0]), keys::stubs(&root, &paths[1]));
+            let (one, two) = (
+                keys::links_below(&root, &paths[0]),
+                keys::links_below(&root, &paths[1]),
+            );
             swap(
-                &mut change,
+                &mut tx,
                 &one,
                 &two,
                 &keys::range(keys::META, &keys::stage(1)),
@@ -298,47 +300,42 @@ impl Volume {
         }
         for index in [keys::META, keys::DATA] {
             let (one, two) = (keys::range(index, &paths[0]), keys::range(index, &paths[1]));
-            swap(
-                &mut change,
-                &one,
-                &two,
-                &keys::range(index, &keys::stage(0)),
-            );
+            swap(&mut tx, &one, &two, &keys::range(index, &keys::stage(0)));
         }
-        // The index loses both names before it gains them, whichever of the two are stubs.
-        let mut stubs = Vec::new();
+        // The index loses both names before it gains them, whichever of the two are link entries.
+        let mut links = Vec::new();
         for (inode, old, new) in [(source, from, to), (target, to, from)] {
-            if let Loc::Body { root, link, .. } = change.loc(inode) {
+            if let Location::Shared { root, link, .. } = tx.location(inode) {
                 if !Arc::ptr_eq(&topology.clone_root(new.dir)?, &root) {
                     return Err(Error::CrossRoot);
                 }
-                let root_path = topology.place(&root)?.path;
-                change.batch.delete(keys::stub(
+                let root_path = topology.dir_path(&root)?.path;
+                tx.batch.delete(keys::link(
                     &root_path,
-                    &topology.place(old.dir)?.path,
+                    &topology.dir_path(old.dir)?.path,
                     old.name,
                 ));
-                change.move_to(
+                tx.move_to(
                     inode,
-                    Loc::Body {
+                    Location::Shared {
                         root,
                         link,
                         via: Arc::clone(new.dir),
                     },
                 );
-                stubs.push((inode, new, root_path, link));
+                links.push((inode, new, root_path, link));
             } else {
-                change.move_to(inode, new.loc());
+                tx.move_to(inode, new.location());
             }
         }
-        for (inode, new, root_path, link) in stubs {
-            self.put_stub(&mut change, &topology, new, inode, &root_path, link)?;
+        for (inode, new, root_path, link) in links {
+            self.put_link(&mut tx, &topology, new, inode, &root_path, link)?;
         }
-        change_parent(&mut change, &topology, source, from, to)?;
-        change_parent(&mut change, &topology, target, to, from)?;
-        change.edit(target).ctime = self.now();
-        self.finish_rename(&mut change, &topology, from, to, source, None)?;
-        change.apply(&topology, &self.tree)?;
+        change_parent(&mut tx, &topology, source, from, to)?;
+        change_parent(&mut tx, &topology, target, to, from)?;
+        tx.edit(target).ctime = self.now();
+        self.finish_rename(&mut tx, &topology, from, to, source, None)?;
+        tx.apply(&topology, &self.tree)?;
         topology.generation += 1;
         Ok(())
     }
@@ -350,14 +347,14 @@ fn with<'a>(inodes: &[&'a Arc<Inode>], one: Option<&'a Arc<Inode>>) -> Vec<&'a A
 
 fn child(topology: &Topology, at: At<'_>) -> Result<Bytes> {
     Ok(keys::child(
-        &topology.place(at.dir).map_err(gone_is_not_found)?.path,
+        &topology.dir_path(at.dir).map_err(gone_is_not_found)?.path,
         at.name,
     ))
 }
 
 fn entry(topology: &Topology, at: At<'_>) -> Result<Bytes> {
     Ok(keys::entry(
-        &topology.place(at.dir).map_err(gone_is_not_found)?.path,
+        &topology.dir_path(at.dir).map_err(gone_is_not_found)?.path,
         at.name,
     ))
 }
@@ -368,30 +365,30 @@ fn one_root(topology: &Topology, from: At<'_>, to: At<'_>) -> Result<Bytes> {
     if !Arc::ptr_eq(&topology.clone_root(to.dir)?, &root) {
         return Err(Error::CrossRoot);
     }
-    Ok(topology.place(&root)?.path)
+    Ok(topology.dir_path(&root)?.path)
 }
 
 /// A directory keeps its visible numbers below another parent, and is counted there.
 fn change_parent(
-    change: &mut Change<'_>,
+    tx: &mut Transaction<'_>,
     topology: &Topology,
     inode: &Arc<Inode>,
     from: At<'_>,
     to: At<'_>,
 ) -> Result<()> {
     if inode.is_dir() {
-        change.edit(inode).salt ^= topology.place(from.dir)?.acc ^ topology.place(to.dir)?.acc;
-        let parent = change.edit(from.dir);
+        tx.edit(inode).salt ^= topology.dir_path(from.dir)?.acc ^ topology.dir_path(to.dir)?.acc;
+        let parent = tx.edit(from.dir);
         parent.nlink = parent.nlink.saturating_sub(1);
-        let parent = change.edit(to.dir);
+        let parent = tx.edit(to.dir);
         parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
     }
     Ok(())
 }
 
-fn swap(change: &mut Change<'_>, one: &Bytes, two: &Bytes, stage: &Bytes) {
-    change.batch.clone_prefix(one.clone(), stage.clone());
-    change.batch.clone_prefix(two.clone(), one.clone());
-    change.batch.clone_prefix(stage.clone(), two.clone());
-    change.batch.delete_prefix(stage.clone());
+fn swap(tx: &mut Transaction<'_>, one: &Bytes, two: &Bytes, stage: &Bytes) {
+    tx.batch.clone_prefix(one.clone(), stage.clone());
+    tx.batch.clone_prefix(two.clone(), one.clone());
+    tx.batch.clone_prefix(stage.clone(), two.clone());
+    tx.batch.delete_prefix(stage.clone());
 }

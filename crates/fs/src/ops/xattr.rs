@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::keys;
 use crate::format::record::{FLAG_CAPABILITY, FLAG_XATTRS};
 use crate::namespace::inode::Ino;
-use crate::namespace::transaction::{Change, lock_states};
+use crate::namespace::transaction::{Transaction, lock_states};
 use crate::tools::control::NAME_BYTES_MAX;
 use crate::volume::{RECORDS_BYTES, Volume};
 
@@ -53,9 +53,9 @@ impl Volume {
         }
         let inode = self.inode(ino)?;
         self.tree.admit(value.len() + RECORDS_BYTES)?;
-        let mut change = Change::new(lock_states(&[&inode]));
+        let mut tx = Transaction::new(lock_states(&[&inode]));
         let exists = mode != SetXattr::Any
-            && change.get(&inode).has(FLAG_XATTRS)
+            && tx.get(&inode).has(FLAG_XATTRS)
             && self.has_xattr(ino, name)?;
         match mode {
             SetXattr::Create if exists => return Err(Error::Exists),
@@ -64,15 +64,15 @@ impl Volume {
         }
         let topology = self.topology.read();
         let path = topology.path(&inode)?;
-        change.batch.put(keys::xattr(&path, name), value.to_vec());
+        tx.batch.put(keys::xattr(&path, name), value.to_vec());
         let now = self.now();
-        let record = change.edit(&inode);
+        let record = tx.edit(&inode);
         record.flags |= FLAG_XATTRS;
         if name == b"security.capability" {
             record.flags |= FLAG_CAPABILITY;
         }
         record.ctime = now;
-        change.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.tree)
     }
 
     /// Path and snapshot of an inode whose state is locked.
@@ -139,23 +139,21 @@ impl Volume {
         check(name)?;
         let inode = self.inode(ino)?;
         self.tree.admit(RECORDS_BYTES)?;
-        let mut change = Change::new(lock_states(&[&inode]));
-        if !change.get(&inode).has(FLAG_XATTRS) {
+        let mut tx = Transaction::new(lock_states(&[&inode]));
+        if !tx.get(&inode).has(FLAG_XATTRS) {
             return Err(Error::NoAttribute);
         }
         if !self.has_xattr(ino, name)? {
             return Err(Error::NoAttribute);
         }
         let topology = self.topology.read();
-        change
-            .batch
-            .delete(keys::xattr(&topology.path(&inode)?, name));
+        tx.batch.delete(keys::xattr(&topology.path(&inode)?, name));
         let now = self.now();
-        let record = change.edit(&inode);
+        let record = tx.edit(&inode);
         if name == b"security.capability" {
             record.flags &= !FLAG_CAPABILITY;
         }
         record.ctime = now;
-        change.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.tree)
     }
 }

@@ -2,16 +2,16 @@
 //!
 //! - F1 Every key parses, every value decodes.
 //! - F2 Every key lies in an inode that exists and may have it: entries in directories, blocks in
-//!   files, bodies and stubs in clone roots. Orphans exist only while the volume is open. In a ghost lies what it had, of a
-//!   directory only ghosts.
+//!   files, shared inodes and link entries in clone roots. Orphans exist only while the volume is open. In a deleted entry lies what it had, of a
+//!   directory only deleted entries.
 //! - F3 A directory has 2 links and one for each directory in it.
-//! - F4 A body has as many links as stubs name it; the stub index has exactly the stubs, each
+//! - F4 A shared inode has as many links as link entries name it; the link index has exactly the link entries, each
 //!   under the nearest clone root.
-//! - F5 No two inodes have one visible number, and a stub shows its body's.
+//! - F5 No two inodes have one visible number, and a link entry shows its shared inode's.
 //! - F6 Blocks have numbers below the size rounded up, at most 4096 bytes, and zeros beyond the size.
 //! - F7 A file that is not marked sparse has every block.
 //! - F8 Extended attributes lie only in inodes marked to have some.
-//! - F9 Every body's number is below the volume's counter.
+//! - F9 Every shared inode's number is below the volume's counter.
 //! - F10 A sparse file has the blocks that its map tells of, and as many as its record counts; no other file has a map.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one sparse file.
@@ -23,7 +23,9 @@ use ramet_betree::{Snapshot, successor_of_prefix};
 
 use crate::error::{Error, Result};
 use crate::format::keys;
-use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_SPARSE, FLAG_XATTRS, Kind, Record, Stub};
+use crate::format::record::{
+    Entry, FLAG_CLONE_ROOT, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry, Record,
+};
 use crate::namespace::inode::ROOT_INO;
 use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
 use crate::ops::data::BLOCK_BYTES;
@@ -45,7 +47,7 @@ enum Tail {
     Map(u64),
     Xattr,
     Record,
-    Stub { dir: Bytes, name: Bytes },
+    Link { dir: Bytes, name: Bytes },
     Counter,
     Root,
 }
@@ -92,7 +94,7 @@ fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
                     .map(|_| rest.slice(split + 2..))?;
                 return Some((
                     owner,
-                    Tail::Stub {
+                    Tail::Link {
                         dir: rest.slice(..split),
                         name,
                     },
@@ -109,15 +111,15 @@ struct Object {
     stored: u64,
     /// Directory whose acc the number is stored with.
     home: Bytes,
-    is_body: bool,
+    is_shared: bool,
 }
 
 #[derive(Default)]
 struct Scan {
     objects: BTreeMap<Bytes, Object>,
-    stubs: Vec<(Bytes, Bytes, Stub)>,
-    /// Paths of ghosts, with the directory of each.
-    ghosts: BTreeMap<Bytes, (Bytes, Kind)>,
+    links: Vec<(Bytes, Bytes, LinkEntry)>,
+    /// Paths of deleted entries, with the directory of each.
+    deleted: BTreeMap<Bytes, (Bytes, Kind)>,
     indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
     with_xattrs: BTreeSet<Bytes>,
     /// Blocks of each file that has some.
@@ -140,12 +142,12 @@ impl Scan {
                 self.with_xattrs.insert(owner);
             }
             Tail::Block(_) | Tail::Map(_) => self.found("F1", format!("key {key:?}")),
-            Tail::Stub { dir, name } => match value[..].try_into() {
+            Tail::Link { dir, name } => match value[..].try_into() {
                 Ok(link) => {
                     self.indexed
                         .insert((owner, dir, name, u64::from_be_bytes(link)));
                 }
-                Err(_) => self.found("F1", format!("stub index {key:?}: {value:?}")),
+                Err(_) => self.found("F1", format!("link_entry index {key:?}: {value:?}")),
             },
             Tail::Root => self.record(Bytes::new(), Bytes::new(), value, false),
             Tail::Entry(name) => self.record(keys::child(&owner, &name), owner, value, false),
@@ -158,7 +160,7 @@ impl Scan {
         }
     }
 
-    fn record(&mut self, path: Bytes, home: Bytes, value: &Bytes, is_body: bool) {
+    fn record(&mut self, path: Bytes, home: Bytes, value: &Bytes, is_shared: bool) {
         match Entry::decode(value) {
             Ok(Entry::Inode { record, stored }) => {
                 self.objects.insert(
@@ -167,16 +169,16 @@ impl Scan {
                         record,
                         stored,
                         home,
-                        is_body,
+                        is_shared,
                     },
                 );
             }
-            Ok(Entry::Stub(stub)) if !is_body => self.stubs.push((path, home, stub)),
-            Ok(Entry::Ghost(ghost)) if !is_body => {
-                self.ghosts.insert(path, (home, ghost.kind));
+            Ok(Entry::Link(link_entry)) if !is_shared => self.links.push((path, home, link_entry)),
+            Ok(Entry::Deleted(deleted)) if !is_shared => {
+                self.deleted.insert(path, (home, deleted.kind));
             }
-            Ok(Entry::Stub(_) | Entry::Ghost(_)) => {
-                self.found("F1", format!("body {path:?} is a name"));
+            Ok(Entry::Link(_) | Entry::Deleted(_)) => {
+                self.found("F1", format!("shared {path:?} is a name"));
             }
             Err(error) => self.found("F1", format!("{path:?}: {error}")),
         }
@@ -247,13 +249,13 @@ impl Scan {
                     format!("{path:?} and {other:?} both have number {ino}"),
                 );
             }
-            if object.is_body
+            if object.is_shared
                 && !self
                     .objects
                     .get(&object.home)
                     .is_some_and(|home| home.record.has(FLAG_CLONE_ROOT))
             {
-                found("F2", format!("body {path:?} lies in no clone root"));
+                found("F2", format!("shared {path:?} lies in no clone root"));
             }
         }
         for (path, object) in &self.objects {
@@ -265,7 +267,7 @@ impl Scan {
                         format!("{path:?} has {} links, not {links}", object.record.nlink),
                     );
                 }
-            } else if !object.is_body && object.record.nlink != 1 {
+            } else if !object.is_shared && object.record.nlink != 1 {
                 found(
                     "F4",
                     format!("{path:?} has {} links and one name", object.record.nlink),
@@ -274,79 +276,82 @@ impl Scan {
         }
         let mut names: HashMap<Bytes, u32> = HashMap::new();
         let mut indexed = self.indexed.clone();
-        for (path, dir, stub) in &self.stubs {
+        for (path, dir, link_entry) in &self.links {
             let Some(root) = self.root_of(dir) else {
-                found("F2", format!("stub {path:?} lies in no directory"));
+                found("F2", format!("link_entry {path:?} lies in no directory"));
                 continue;
             };
             let name = path.slice(dir.len() + 2..);
-            if !indexed.remove(&(root.clone(), dir.slice(root.len()..), name, stub.link)) {
+            if !indexed.remove(&(root.clone(), dir.slice(root.len()..), name, link_entry.link)) {
                 found(
                     "F4",
-                    format!("stub {path:?} is not in the index of {root:?}"),
+                    format!("link_entry {path:?} is not in the index of {root:?}"),
                 );
             }
-            let body = keys::body(&root, stub.link);
-            match self.objects.get(&body) {
+            let shared = keys::shared_inode(&root, link_entry.link);
+            match self.objects.get(&shared) {
                 Some(object) => {
-                    if Kind::from_mode(object.record.mode) != Some(stub.kind) {
+                    if Kind::from_mode(object.record.mode) != Some(link_entry.kind) {
                         found(
                             "F4",
-                            format!("stub {path:?} is of another kind than {body:?}"),
+                            format!("link_entry {path:?} is of another kind than {shared:?}"),
                         );
                     }
-                    if visible(object, &body) != accs.get(dir).map(|acc| stub.stored ^ acc) {
+                    if visible(object, &shared) != accs.get(dir).map(|acc| link_entry.stored ^ acc)
+                    {
                         found(
                             "F5",
-                            format!("stub {path:?} shows another number than {body:?}"),
+                            format!("link_entry {path:?} shows another number than {shared:?}"),
                         );
                     }
                 }
                 None => found(
                     "F4",
-                    format!("stub {path:?} names body {body:?}, which is missing"),
+                    format!("link_entry {path:?} names shared {shared:?}, which is missing"),
                 ),
             }
-            if stub.link >= next_ino {
+            if link_entry.link >= next_ino {
                 found(
                     "F9",
-                    format!("body {body:?} is above the counter, {next_ino}"),
+                    format!("shared {shared:?} is above the counter, {next_ino}"),
                 );
             }
-            *names.entry(body).or_default() += 1;
+            *names.entry(shared).or_default() += 1;
         }
         for (root, dir, name, link) in indexed {
             found(
                 "F4",
-                format!("index of {root:?} has {link} for {dir:?} {name:?}, which is no stub"),
+                format!(
+                    "index of {root:?} has {link} for {dir:?} {name:?}, which is no link_entry"
+                ),
             );
         }
-        for (path, object) in self.objects.iter().filter(|(_, object)| object.is_body) {
+        for (path, object) in self.objects.iter().filter(|(_, object)| object.is_shared) {
             let names = names.get(path).copied().unwrap_or(0);
             if names != object.record.nlink {
                 found(
                     "F4",
                     format!(
-                        "body {path:?} has {} links and {names} names",
+                        "shared {path:?} has {} links and {names} names",
                         object.record.nlink
                     ),
                 );
             }
         }
-        for (path, (home, _)) in &self.ghosts {
+        for (path, (home, _)) in &self.deleted {
             let is_dir = |object: &Object| object.record.kind() == Kind::Directory;
-            let is_ghost = |(_, kind): &(Bytes, Kind)| *kind == Kind::Directory;
+            let is_deleted = |(_, kind): &(Bytes, Kind)| *kind == Kind::Directory;
             if !self.objects.get(home).is_some_and(is_dir)
-                && !self.ghosts.get(home).is_some_and(is_ghost)
+                && !self.deleted.get(home).is_some_and(is_deleted)
             {
-                found("F2", format!("ghost {path:?} lies in no directory"));
+                found("F2", format!("deleted {path:?} lies in no directory"));
             }
         }
         for path in &self.with_xattrs {
             match self.objects.get(path) {
                 Some(object) if object.record.has(FLAG_XATTRS) => {}
                 Some(_) => found("F8", format!("{path:?} has attributes and is not marked")),
-                None if self.ghosts.contains_key(path) => {}
+                None if self.deleted.contains_key(path) => {}
                 None => found("F2", format!("attributes of {path:?}, which is missing")),
             }
         }
@@ -405,7 +410,7 @@ impl Scan {
 
     /// A chunk of the allocation map, which comes after all blocks of its file.
     fn chunk(&mut self, owner: &Bytes, number: u64, value: &Bytes, file: &mut Option<File>) {
-        if matches!(self.ghosts.get(owner), Some((_, Kind::Regular))) {
+        if matches!(self.deleted.get(owner), Some((_, Kind::Regular))) {
             return;
         }
         if !self.objects.contains_key(owner) {
@@ -443,7 +448,7 @@ impl Scan {
             Some(object) if Kind::from_mode(object.record.mode) == Some(Kind::Regular) => {
                 object.record.size_bytes
             }
-            _ if matches!(self.ghosts.get(&owner), Some((_, Kind::Regular))) => return,
+            _ if matches!(self.deleted.get(&owner), Some((_, Kind::Regular))) => return,
             _ => {
                 return self.found(
                     "F2",
@@ -552,7 +557,7 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::format::record::Ghost;
+    use crate::format::record::DeletedEntry;
     use crate::{FormatOptions, NewInode, OpenOptions};
 
     /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l` and `m`.
@@ -591,15 +596,15 @@ mod tests {
     fn entry_of(volume: &Volume, key: &[u8]) -> (Record, u64) {
         match Entry::decode(&volume.tree().get(key).unwrap().unwrap()).unwrap() {
             Entry::Inode { record, stored } => (record, stored),
-            Entry::Stub(_) | Entry::Ghost(_) => panic!("no record"),
+            Entry::Link(_) | Entry::Deleted(_) => panic!("no record"),
         }
     }
 
     fn link_of(volume: &Volume) -> u64 {
         match Entry::decode(&volume.tree().get(&keys::entry(b"", b"m")).unwrap().unwrap()).unwrap()
         {
-            Entry::Stub(stub) => stub.link,
-            Entry::Inode { .. } | Entry::Ghost(_) => panic!("no stub"),
+            Entry::Link(link_entry) => link_entry.link,
+            Entry::Inode { .. } | Entry::Deleted(_) => panic!("no link_entry"),
         }
     }
 
@@ -636,23 +641,23 @@ mod tests {
         assert_eq!(invariants(|_, batch| batch.put(block, "x")), ["F2"]);
         let xattr = keys::xattr(&keys::child(b"", b"lost"), b"user.x");
         assert_eq!(invariants(|_, batch| batch.put(xattr, "x")), ["F2"]);
-        let ghost = |kind| Ghost { kind, stored: 88 }.encode();
+        let deleted = |kind| DeletedEntry { kind, stored: 88 }.encode();
         let file = keys::entry(&dir(), b"f");
         assert_eq!(
-            invariants(|_, batch| batch.put(file.clone(), ghost(Kind::Regular))),
+            invariants(|_, batch| batch.put(file.clone(), deleted(Kind::Regular))),
             [""; 0]
         );
         assert_eq!(
-            invariants(|_, batch| batch.put(file, ghost(Kind::Directory))),
+            invariants(|_, batch| batch.put(file, deleted(Kind::Directory))),
             ["F2"]
         );
         let lost = keys::entry(&keys::child(b"", b"lost"), b"x");
         assert_eq!(
-            invariants(|_, batch| batch.put(lost, ghost(Kind::Regular))),
+            invariants(|_, batch| batch.put(lost, deleted(Kind::Regular))),
             ["F2"]
         );
         let top = keys::entry(b"", b"d");
-        assert!(invariants(|_, batch| batch.put(top, ghost(Kind::Directory))).contains(&"F2"));
+        assert!(invariants(|_, batch| batch.put(top, deleted(Kind::Directory))).contains(&"F2"));
     }
 
     #[test]
@@ -668,18 +673,19 @@ mod tests {
 
     #[test]
     fn f4_links_that_disagree_are_found() {
-        let index = keys::stub(b"", &dir(), b"l");
+        let index = keys::link(b"", &dir(), b"l");
         assert_eq!(invariants(|_, batch| batch.delete(index)), ["F4"]);
-        let body = |volume: &Volume| keys::body_record(&keys::body(b"", link_of(volume)));
+        let shared =
+            |volume: &Volume| keys::shared_record(&keys::shared_inode(b"", link_of(volume)));
         assert_eq!(
-            invariants(|volume, batch| batch.delete(body(volume))),
+            invariants(|volume, batch| batch.delete(shared(volume))),
             ["F4"]
         );
         assert_eq!(
             invariants(|_, batch| batch.delete(keys::entry(b"", b"m"))),
             ["F4"]
         );
-        let extra = keys::stub(b"", b"", b"extra");
+        let extra = keys::link(b"", b"", b"extra");
         assert_eq!(
             invariants(|_, batch| batch.put(extra, 5u64.to_be_bytes().to_vec())),
             ["F4"]

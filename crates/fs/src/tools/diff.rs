@@ -3,11 +3,11 @@
 //! The tree tells which keys differ between the ranges of the two directories ([`Snapshot::diff_range`], which reads
 //! nothing that clones share). Those keys only point at *candidates*: each is looked up on both sides and compared
 //! as a user sees it. So what differs by nature does not count: inode numbers, salts, link counts, times of
-//! access, change and birth, times of directories, how a file is stored, and where the body of a hard link lies.
+//! access, change and birth, times of directories, how a file is stored, and where the shared inode of a hard link lies.
 //!
 //! - A name that one side has stands for everything below it, which is left out unread.
-//! - The keys of a body lead to its names, through the stub index of its clone root.
-//! - Bodies may lie outside of a directory that is no clone root. Their keys are then not in its range, so all stubs
+//! - The keys of a shared inode lead to its names, through the link index of its clone root.
+//! - Shared inodes may lie outside of a directory that is no clone root. Their keys are then not in its range, so all link entries
 //!   below it are candidates: the one cost that does not follow the differences, as with clones.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -73,8 +73,8 @@ struct Comparison {
     /// Objects that only one side has, or that are not the same kind of object: nothing below them is looked at.
     whole: BTreeSet<Bytes>,
     candidates: BTreeSet<Bytes>,
-    /// Bodies that may differ, by the path of their clone root relative to the top.
-    bodies: BTreeMap<Bytes, BTreeSet<u64>>,
+    /// Shared inodes that may differ, by the path of their clone root relative to the top.
+    shared: BTreeMap<Bytes, BTreeSet<u64>>,
     /// What the answer takes, in bytes.
     bytes: usize,
 }
@@ -95,15 +95,15 @@ impl Volume {
         let side = |n: usize| -> Result<Side> {
             let dir = &dirs[n];
             let root = topology.clone_root(dir)?;
-            let at = topology.record_at(&dir.loc.read().clone())?;
+            let at = topology.record_at(&dir.location.read().clone())?;
             let value = snapshot.get(&at.ok_or(Error::Stale)?.0)?;
             let Entry::Inode { record, .. } = Entry::decode(&value.ok_or(Error::Stale)?)? else {
                 return Err(Error::Stale);
             };
             Ok(Side {
                 snapshot: snapshot.clone(),
-                path: topology.place(dir)?.path,
-                root: topology.place(&root)?.path,
+                path: topology.dir_path(dir)?.path,
+                root: topology.dir_path(&root)?.path,
                 record,
             })
         };
@@ -117,7 +117,7 @@ impl Volume {
             found: BTreeMap::new(),
             whole: BTreeSet::new(),
             candidates: BTreeSet::from([Bytes::new()]),
-            bodies: BTreeMap::new(),
+            shared: BTreeMap::new(),
             bytes: 0,
         };
         comparison.run()?;
@@ -134,7 +134,7 @@ impl Side {
         let (dir, name) = keys::split_child(object).ok_or(Error::Stale)?;
         let value = self.snapshot.get(&keys::entry(&self.at(dir), name))?;
         let entry = value.map(|value| Entry::decode(&value)).transpose()?;
-        Ok(entry.filter(|entry| !matches!(entry, Entry::Ghost(_))))
+        Ok(entry.filter(|entry| !matches!(entry, Entry::Deleted(_))))
     }
 
     fn object(&self, object: &[u8]) -> Result<Option<Object>> {
@@ -145,24 +145,24 @@ impl Side {
             }));
         }
         let path = self.at(object);
-        let stub = match self.entry(object)? {
-            None | Some(Entry::Ghost(_)) => return Ok(None),
+        let link_entry = match self.entry(object)? {
+            None | Some(Entry::Deleted(_)) => return Ok(None),
             Some(Entry::Inode { record, .. }) => return Ok(Some(Object { record, path })),
-            Some(Entry::Stub(stub)) => stub,
+            Some(Entry::Link(link_entry)) => link_entry,
         };
-        let path = keys::body(&self.root_of(object)?, stub.link);
+        let path = keys::shared_inode(&self.root_of(object)?, link_entry.link);
         let missing = || Error::Corrupt {
             what: "hard link",
-            detail: format!("body {} is missing", stub.link),
+            detail: format!("shared {} is missing", link_entry.link),
         };
-        let value = self.snapshot.get(&keys::body_record(&path))?;
+        let value = self.snapshot.get(&keys::shared_record(&path))?;
         match Entry::decode(&value.ok_or_else(missing)?)? {
             Entry::Inode { record, .. } => Ok(Some(Object { record, path })),
-            Entry::Stub(_) | Entry::Ghost(_) => Err(missing()),
+            Entry::Link(_) | Entry::Deleted(_) => Err(missing()),
         }
     }
 
-    /// Path of the clone root that holds the bodies of names beside `object`.
+    /// Path of the clone root that holds the shared inodes of names beside `object`.
     fn root_of(&self, object: &[u8]) -> Result<Bytes> {
         let (dir, _) = keys::split_child(object).unwrap_or_default();
         let mut root = self.root.clone();
@@ -178,15 +178,15 @@ impl Side {
         Ok(root)
     }
 
-    /// Objects of this side that are stubs, from the stub index keys that start with `prefix`, of a clone root.
-    fn stubs(&self, root: &Bytes, prefix: &[u8], mut each: impl FnMut(u64, Bytes)) -> Result<()> {
+    /// Objects of this side that are link entries, from the link index keys that start with `prefix`, of a clone root.
+    fn links(&self, root: &Bytes, prefix: &[u8], mut each: impl FnMut(u64, Bytes)) -> Result<()> {
         let end = successor_of_prefix(prefix);
         for item in self.snapshot.scan(prefix, end.as_deref()) {
             let (key, value) = item?;
             let link = value[..].try_into().map(u64::from_be_bytes);
-            let (Ok(link), Some((dir, name))) = (link, keys::stub_name(root, &key)) else {
+            let (Ok(link), Some((dir, name))) = (link, keys::link_name(root, &key)) else {
                 return Err(Error::Corrupt {
-                    what: "stub index",
+                    what: "link_entry index",
                     detail: format!("{key:?}: {value:?}"),
                 });
             };
@@ -202,7 +202,7 @@ impl Comparison {
     fn run(&mut self) -> Result<()> {
         self.compare_names()?;
         self.compare_data()?;
-        self.name_bodies()?;
+        self.name_shared()?;
         for object in std::mem::take(&mut self.candidates) {
             if self.whole_above(&object).is_none() {
                 self.judge(&object)?;
@@ -237,8 +237,8 @@ impl Comparison {
                         let entry = value.as_ref().map(Entry::decode).transpose()?;
                         Ok(entry.and_then(|entry| match entry {
                             Entry::Inode { record, .. } => Some(record.kind()),
-                            Entry::Stub(stub) => Some(stub.kind),
-                            Entry::Ghost(_) => None,
+                            Entry::Link(link_entry) => Some(link_entry.kind),
+                            Entry::Deleted(_) => None,
                         }))
                     });
                     let [before, after]: [Result<Option<Kind>>; 2] = entries;
@@ -258,11 +258,11 @@ impl Comparison {
                 Part::Xattr => {
                     self.candidates.insert(owner);
                 }
-                Part::Body(link) => {
-                    self.bodies.entry(owner).or_default().insert(link);
+                Part::Shared(link) => {
+                    self.shared.entry(owner).or_default().insert(link);
                 }
                 // The entries tell what the index repeats.
-                Part::Stub => diff.skip_to(&keys::end_of_stubs_below(&owner)),
+                Part::Link => diff.skip_to(&keys::end_of_links_below(&owner)),
                 Part::Block | Part::Map | Part::Volume => {}
             }
         }
@@ -281,30 +281,30 @@ impl Comparison {
                     diff.skip_to(&keys::end_below(&owner));
                     self.candidates.insert(owner);
                 }
-                Part::Body(link) => {
-                    self.bodies.entry(owner).or_default().insert(link);
+                Part::Shared(link) => {
+                    self.shared.entry(owner).or_default().insert(link);
                 }
                 // The blocks themselves are compared: a hole is zeros.
-                Part::Entry(_) | Part::Map | Part::Xattr | Part::Stub | Part::Volume => {}
+                Part::Entry(_) | Part::Map | Part::Xattr | Part::Link | Part::Volume => {}
             }
         }
         Ok(())
     }
 
-    /// The names of bodies that may differ become candidates.
-    fn name_bodies(&mut self) -> Result<()> {
+    /// The names of shared inodes that may differ become candidates.
+    fn name_shared(&mut self) -> Result<()> {
         for side in &self.sides {
-            for (owner, links) in &self.bodies {
+            for (owner, links) in &self.shared {
                 let root = side.at(owner);
-                side.stubs(&root, &keys::stub_index(&root), |link, object| {
+                side.links(&root, &keys::link_index(&root), |link, object| {
                     if links.contains(&link) {
                         self.candidates.insert(object);
                     }
                 })?;
             }
             if side.root != side.path {
-                let all = keys::stubs(&side.root, &side.path);
-                side.stubs(&side.root, &all, |_, object| {
+                let all = keys::links_below(&side.root, &side.path);
+                side.links(&side.root, &all, |_, object| {
                     self.candidates.insert(object);
                 })?;
             }

@@ -46,7 +46,7 @@ pub struct Damaged {
     /// What is wrong with it.
     pub detail: String,
     /// What of the tree of files can no longer be read; a clone may show it in other places too.
-    pub place: Option<String>,
+    pub location: Option<String>,
     /// It was written again.
     pub is_repaired: bool,
 }
@@ -87,12 +87,12 @@ impl Volume {
 }
 
 fn told(damage: Damage) -> Damaged {
-    let place = damage.keys.map(|(lo, hi)| place(&lo, hi.as_ref()));
+    let location = damage.keys.map(|(lo, hi)| location(&lo, hi.as_ref()));
     Damaged {
         what: damage.what.to_owned(),
         addr: damage.addr,
         detail: shortened(damage.detail),
-        place: place.map(shortened),
+        location: location.map(shortened),
         is_repaired: damage.is_repaired,
     }
 }
@@ -106,7 +106,7 @@ fn shortened(mut text: String) -> String {
 }
 
 /// What the keys `[lo, hi)` are to a user.
-fn place(lo: &Bytes, hi: Option<&Bytes>) -> String {
+fn location(lo: &Bytes, hi: Option<&Bytes>) -> String {
     let what = match lo.first() {
         Some(&keys::DATA) => "contents",
         _ if hi.is_some_and(|hi| hi.first() == Some(&keys::META)) => "names and attributes",
@@ -169,19 +169,19 @@ mod tests {
         let file = keys::blocks(&keys::child(&keys::child(b"", b"dir"), b"file"));
         let block = |n| keys::block(&file, n);
         assert_eq!(
-            place(&block(3), Some(&block(9))),
+            location(&block(3), Some(&block(9))),
             "/dir/file, bytes 12288 to 36864"
         );
         let entry = |name: &[u8]| keys::entry(&keys::child(b"", b"dir"), name);
         assert_eq!(
-            place(&entry(b"a"), Some(&entry(b"b"))),
+            location(&entry(b"a"), Some(&entry(b"b"))),
             "names and attributes from /dir/a to /dir/b"
         );
         assert_eq!(
-            place(&Bytes::new(), None),
+            location(&Bytes::new(), None),
             "names, attributes and contents from / on"
         );
-        assert_eq!(place(&block(1), None), "contents from /dir/file on");
+        assert_eq!(location(&block(1), None), "contents from /dir/file on");
         // The front of a key, as edges have them.
         for len in 0..block(1).len() {
             readable(&block(1)[..len]);

@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::format::keys;
-use crate::namespace::inode::{Inode, Loc, Place, Reach};
+use crate::namespace::inode::{DirPath, Inode, Location, Reach};
 
 /// Paths up to this length are kept by every directory.
 const KEPT_BYTES: usize = 4096;
@@ -35,11 +35,11 @@ impl Topology {
     ///
     /// # Errors
     /// `Stale` when it, or a directory above it, was removed.
-    pub(crate) fn place(&self, dir: &Arc<Inode>) -> Result<Place> {
-        let place = self.remaining(dir)?;
-        match place.reach {
-            Reach::Live => Ok(place),
-            Reach::Ghost | Reach::Orphan => Err(Error::Stale),
+    pub(crate) fn dir_path(&self, dir: &Arc<Inode>) -> Result<DirPath> {
+        let found = self.kept_dir_path(dir)?;
+        match found.reach {
+            Reach::Live => Ok(found),
+            Reach::Deleted | Reach::Orphan => Err(Error::Stale),
         }
     }
 
@@ -47,69 +47,69 @@ impl Topology {
     ///
     /// # Errors
     /// `Stale` when it, or a directory above it, is gone.
-    pub(crate) fn remaining(&self, dir: &Arc<Inode>) -> Result<Place> {
+    pub(crate) fn kept_dir_path(&self, dir: &Arc<Inode>) -> Result<DirPath> {
         let mut chain: Vec<(Arc<Inode>, Bytes)> = Vec::new();
         let mut at = Arc::clone(dir);
-        let mut place = loop {
-            if let Some((generation, place)) = &*at.place.lock()
+        let mut found = loop {
+            if let Some((generation, found)) = &*at.cached_path.lock()
                 && *generation == self.generation
             {
-                break place.clone();
+                break found.clone();
             }
-            let loc = at.loc.read().clone();
-            match loc {
-                Loc::Root => {
-                    break Place {
+            let location = at.location.read().clone();
+            match location {
+                Location::Root => {
+                    break DirPath {
                         path: Bytes::new(),
                         acc: 0,
                         reach: Reach::Live,
                     };
                 }
-                Loc::Child { parent, name } | Loc::Ghost { parent, name } => {
+                Location::Child { parent, name } | Location::Deleted { parent, name } => {
                     chain.push((std::mem::replace(&mut at, parent), name));
                 }
-                Loc::Orphan => {
-                    break Place {
+                Location::Orphan => {
+                    break DirPath {
                         path: keys::orphan(at.ino),
                         acc: 0,
                         reach: Reach::Orphan,
                     };
                 }
-                Loc::Body { .. } | Loc::Gone => return Err(Error::Stale),
+                Location::Shared { .. } | Location::Gone => return Err(Error::Stale),
             }
         };
         let mut path = Vec::new();
         if !chain.is_empty() {
-            path.extend_from_slice(&place.path);
+            path.extend_from_slice(&found.path);
         }
         while let Some((inode, name)) = chain.pop() {
             let above = path.len();
             keys::push_child(&mut path, &name);
-            place.acc ^= inode.salt.load(Ordering::SeqCst);
-            if place.reach == Reach::Live && is_ghost(&inode) {
-                place.reach = Reach::Ghost;
+            found.acc ^= inode.salt.load(Ordering::SeqCst);
+            if found.reach == Reach::Live && is_deleted(&inode) {
+                found.reach = Reach::Deleted;
             }
             let is_last = chain.is_empty();
             if is_last || is_kept(above, path.len()) {
-                place.path = Bytes::copy_from_slice(&path);
+                found.path = Bytes::copy_from_slice(&path);
             }
-            let keep = |place: &Place| {
-                *inode.place.lock() =
-                    is_kept(above, path.len()).then(|| (self.generation, place.clone()));
+            let keep = |found: &DirPath| {
+                *inode.cached_path.lock() =
+                    is_kept(above, path.len()).then(|| (self.generation, found.clone()));
             };
-            keep(&place);
+            keep(&found);
             // An empty directory is removed without a new generation: it clears its own cache after
-            // saying that it is gone, or a ghost.
-            if place.reach == Reach::Live && is_ghost(&inode) {
-                place.reach = Reach::Ghost;
-                keep(&place);
+            // saying that it is gone, or a deleted entry.
+            if found.reach == Reach::Live && is_deleted(&inode) {
+                found.reach = Reach::Deleted;
+                keep(&found);
             }
-            if matches!(*inode.loc.read(), Loc::Gone) {
-                *inode.place.lock() = None;
+            if matches!(*inode.location.read(), Location::Gone) {
+                *inode.cached_path.lock() = None;
                 return Err(Error::Stale);
             }
         }
-        Ok(place)
+        Ok(found)
     }
 
     /// `P` of any inode.
@@ -118,36 +118,41 @@ impl Topology {
     /// `Stale` when it has no contents any more.
     pub(crate) fn path(&self, inode: &Arc<Inode>) -> Result<Bytes> {
         if inode.is_dir() {
-            return Ok(self.place(inode)?.path);
+            return Ok(self.dir_path(inode)?.path);
         }
-        self.path_at(inode, &inode.loc.read().clone())
+        self.path_at(inode, &inode.location.read().clone())
     }
 
     /// `P` that an inode other than a directory has at `loc`.
-    pub(crate) fn path_at(&self, inode: &Arc<Inode>, loc: &Loc) -> Result<Bytes> {
-        match loc {
-            Loc::Root => Ok(Bytes::new()),
-            Loc::Child { parent, name } | Loc::Ghost { parent, name } => {
-                Ok(keys::child(&self.remaining(parent)?.path, name))
+    pub(crate) fn path_at(&self, inode: &Arc<Inode>, location: &Location) -> Result<Bytes> {
+        match location {
+            Location::Root => Ok(Bytes::new()),
+            Location::Child { parent, name } | Location::Deleted { parent, name } => {
+                Ok(keys::child(&self.kept_dir_path(parent)?.path, name))
             }
-            Loc::Body { root, link, .. } => Ok(keys::body(&self.remaining(root)?.path, *link)),
-            Loc::Orphan => Ok(keys::orphan(inode.ino)),
-            Loc::Gone => Err(Error::Stale),
+            Location::Shared { root, link, .. } => {
+                Ok(keys::shared_inode(&self.kept_dir_path(root)?.path, *link))
+            }
+            Location::Orphan => Ok(keys::orphan(inode.ino)),
+            Location::Gone => Err(Error::Stale),
         }
     }
 
     /// Where the record of an inode at `loc` lies, and the acc its number is stored with; `None`
     /// when it has no name and so no record.
-    pub(crate) fn record_at(&self, loc: &Loc) -> Result<Option<(Bytes, u64)>> {
-        let found = match loc {
-            Loc::Root => Ok((keys::root_record(), 0)),
-            Loc::Child { parent, name } => self
-                .place(parent)
+    pub(crate) fn record_at(&self, location: &Location) -> Result<Option<(Bytes, u64)>> {
+        let found = match location {
+            Location::Root => Ok((keys::root_record(), 0)),
+            Location::Child { parent, name } => self
+                .dir_path(parent)
                 .map(|dir| (keys::entry(&dir.path, name), dir.acc)),
-            Loc::Body { root, link, .. } => self
-                .place(root)
-                .map(|root| (keys::body_record(&keys::body(&root.path, *link)), root.acc)),
-            Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => return Ok(None),
+            Location::Shared { root, link, .. } => self.dir_path(root).map(|root| {
+                (
+                    keys::shared_record(&keys::shared_inode(&root.path, *link)),
+                    root.acc,
+                )
+            }),
+            Location::Deleted { .. } | Location::Orphan | Location::Gone => return Ok(None),
         };
         match found {
             Ok(found) => Ok(Some(found)),
@@ -160,10 +165,13 @@ impl Topology {
     pub(crate) fn clone_root(&self, dir: &Arc<Inode>) -> Result<Arc<Inode>> {
         let mut at = Arc::clone(dir);
         while !at.clone_root {
-            let parent = match &*at.loc.read() {
-                Loc::Child { parent, .. } => Arc::clone(parent),
-                Loc::Root => break,
-                Loc::Body { .. } | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+            let parent = match &*at.location.read() {
+                Location::Child { parent, .. } => Arc::clone(parent),
+                Location::Root => break,
+                Location::Shared { .. }
+                | Location::Deleted { .. }
+                | Location::Orphan
+                | Location::Gone => {
                     return Err(Error::Stale);
                 }
             };
@@ -179,9 +187,13 @@ impl Topology {
             if Arc::ptr_eq(&at, ancestor) {
                 return true;
             }
-            let parent = match &*at.loc.read() {
-                Loc::Child { parent, .. } => Arc::clone(parent),
-                Loc::Root | Loc::Body { .. } | Loc::Ghost { .. } | Loc::Orphan | Loc::Gone => {
+            let parent = match &*at.location.read() {
+                Location::Child { parent, .. } => Arc::clone(parent),
+                Location::Root
+                | Location::Shared { .. }
+                | Location::Deleted { .. }
+                | Location::Orphan
+                | Location::Gone => {
                     return false;
                 }
             };
@@ -190,8 +202,8 @@ impl Topology {
     }
 }
 
-fn is_ghost(inode: &Inode) -> bool {
-    matches!(*inode.loc.read(), Loc::Ghost { .. })
+fn is_deleted(inode: &Inode) -> bool {
+    matches!(*inode.location.read(), Location::Deleted { .. })
 }
 
 #[cfg(test)]

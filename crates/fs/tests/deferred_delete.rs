@@ -368,12 +368,12 @@ fn what_cannot_be_erased_when_it_is_forgotten_is_erased_by_a_later_sync_or_at_th
     let damage = |at: &Fixture| -> Vec<(Vec<u8>, Bytes)> {
         let names = (0..GHOSTS).map(|number| format!("f{number}"));
         let damage = |name: String| {
-            let ghost = at.file(ROOT_INO, &name, b"content");
+            let deleted = at.file(ROOT_INO, &name, b"content");
             at.volume.unlink(ROOT_INO, name.as_bytes()).unwrap();
             let entry = [b"\x01\0\x01", name.as_bytes()].concat();
             let content = at.volume.tree().get(&entry).unwrap().unwrap();
             put(at, &entry, b"damaged");
-            at.volume.forget(ghost, 1);
+            at.volume.forget(deleted, 1);
             (entry, content)
         };
         names.map(damage).collect()
@@ -529,7 +529,7 @@ fn removing_needs_no_room_whoever_knows_what_is_removed() {
 
 #[test]
 fn a_directory_that_was_read_goes_with_its_last_entry_and_all_that_was_in_it() {
-    const NAMES: [&str; 4] = ["erased", "dir", "ghost", "last"];
+    const NAMES: [&str; 4] = ["erased", "dir", "deleted", "last"];
     for removed in 0..=NAMES.len() {
         let at = Fixture::new();
         let before = at.keys();
@@ -541,7 +541,7 @@ fn a_directory_that_was_read_goes_with_its_last_entry_and_all_that_was_in_it() {
             }
             let file = at.file(dir, name, b"content");
             if name == "erased" {
-                // With its name, where others become ghosts.
+                // With its name, where others become deleted entries.
                 at.volume.forget(file, 1);
             }
         }
