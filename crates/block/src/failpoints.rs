@@ -75,7 +75,7 @@ pub enum Fault {
     LinkCountLost,
     /// Files that were unlinked while open stay after a crash.
     OrphanKept,
-    /// A new name takes over what a ghost left there.
+    /// A new name takes over the keys that a deleted entry left there.
     DeletedNameNotFreed,
     /// Inode numbers are given out before they are reserved.
     NumbersNotReserved,
