@@ -19,7 +19,7 @@ pub enum Error {
     Mount {
         /// The mount point.
         dir: String,
-        /// What the kernel answered.
+        /// The error of the kernel or of fusermount3.
         source: std::io::Error,
     },
     /// The kernel or fusermount3 refused.
@@ -27,7 +27,7 @@ pub enum Error {
     Unmount {
         /// The mount point.
         dir: String,
-        /// What the kernel answered.
+        /// The error of the kernel or of fusermount3.
         source: std::io::Error,
     },
     /// The connection to the kernel failed while mounted.

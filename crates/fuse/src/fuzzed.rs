@@ -25,7 +25,7 @@ impl Requests {
     /// rings.
     ///
     /// # Errors
-    /// No more threads.
+    /// The system has no more threads.
     pub fn new(volume: Arc<Volume>, capabilities: u64, ring: bool) -> std::io::Result<Self> {
         let init = abi::InitIn {
             major: abi::VERSION.0,
@@ -46,10 +46,12 @@ impl Requests {
         })
     }
 
-    /// The whole answer to what the kernel would have sent; `None` if there is none.
+    /// The whole answer to a message as the kernel would send it; `None` if the request gets no
+    /// answer.
     ///
     /// # Panics
-    /// If both transports would decode it differently, or the answer is longer than its room.
+    /// When the two transports would decode the message differently, or the answer is
+    /// longer than its room.
     #[must_use]
     pub fn answer(&self, message: &[u8]) -> Option<Vec<u8>> {
         let header = Header::decode(message)?;
@@ -73,7 +75,7 @@ impl Requests {
         Some(answer)
     }
 
-    /// The same request, in the parts that a ring has, decodes to the same.
+    /// A ring hands the same request over in parts. Both forms decode to the same request.
     fn decode_as_ring(&self, header: &Header, message: &[u8], buffer: &mut [u8]) {
         let Some(bytes) = abi::structure_bytes(header.opcode, self.form.has_setxattr_ext) else {
             return;
@@ -88,7 +90,8 @@ impl Requests {
         let len = message.len() - behind;
         let ring = Request::decode_parts(header, &structure, &mut payload, len, self.form);
         let device = Request::decode(header, buffer, message.len(), self.form);
-        // The device compares the length in the header with what was read; a ring has no such length.
+        // The device compares the length in the header with the bytes that were read; a ring has no
+        // header length to compare.
         if device != Err(Malformed::Short(header.opcode)) {
             assert_eq!(ring, device);
         }

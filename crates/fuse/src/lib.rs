@@ -1,12 +1,15 @@
 //! A Ramet volume as a mounted file system, through FUSE.
 //!
-//! The kernel may cache everything for ever: nobody but it changes the volume, with two exceptions that
-//! are notified (`cache/notify.rs`): clones and removals by ioctl, and setuid bits cleared by a write. It also
-//! gets contents of small files before it asks (`cache/prefetch.rs`), on a thread of its own. It
-//! checks permissions itself (`default_permissions`).
+//! The kernel may cache everything for ever, because all changes come through it, with two
+//! exceptions: clones and removals by ioctl, and setuid bits that a write clears. The server
+//! notifies the kernel of both (`cache/notify.rs`). The server also sends contents of small files
+//! before the kernel asks for them (`cache/prefetch.rs`), on a thread of its own. The kernel checks
+//! permissions itself (`default_permissions`).
 //!
-//! Requests are served on the threads that get them. Through `/dev/fuse`, syncs go to a few workers and
-//! clones with their notifications to a thread of their own; the thread of a ring waits for those itself.
+//! A request is served on the thread that takes it from the kernel. Two kinds may take long.
+//! Through `/dev/fuse`, a few workers serve syncs, and one thread serves clones with their
+//! notifications. The thread of a ring serves both kinds itself, and only the notifications go to
+//! the other thread.
 #![forbid(unsafe_code)]
 
 mod cache;

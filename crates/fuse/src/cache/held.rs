@@ -1,10 +1,10 @@
 //! Files whose write-back a program may hold up.
 //!
-//! syncfs(2) queues the write-back of what is dirty. A page that another program is writing back at that moment, by
-//! fsync(2) or msync(2) of its file, is not dirty any more, and may not be queued yet. The kernel also holds the
-//! write-back of a file while its size is being changed. So behind a fence the kernel waits for the pages of
-//! every file that was synced or resized lately, and that has pages to be written back at all
-//! ([`crate::cache::notify::Kernel::write_back`]).
+//! syncfs(2) queues the write-back of dirty pages. A page that fsync(2) or msync(2) of another
+//! program is writing back at that moment is not dirty any more, and may not be queued yet. The
+//! kernel also holds the write-back of a file while the size of the file is being changed. So
+//! behind a fence the kernel waits for the pages of every file that was synced or resized lately
+//! and may have pages to write back ([`crate::cache::notify::Kernel::write_back`]).
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,15 +14,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use ramet_fs::Ino;
 
-/// How long a file is remembered, at least; at most twice as long.
+/// The least time for which a file is remembered. The longest is twice as much.
 const LATELY: Duration = Duration::from_secs(15);
 
-/// Files that were synced or resized lately, and how far the waiting for their pages is.
+/// Files that were synced or resized lately, and the numbers of the waits for their pages.
 pub(crate) struct Held {
     files: Mutex<Files>,
-    asked: AtomicU64,
-    /// The newest of those that have been served. What one asked for, each later one has waited for too.
-    served: AtomicU64,
+    begun: AtomicU64,
+    /// Number of the newest wait that has ended. Every older wait has ended with it, because a
+    /// later wait covers the files of the earlier ones.
+    ended: AtomicU64,
 }
 
 struct Files {
@@ -52,8 +53,8 @@ impl Held {
                 old: HashSet::new(),
                 since: now,
             }),
-            asked: AtomicU64::new(0),
-            served: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
         }
     }
 
@@ -78,24 +79,24 @@ impl Held {
         files.new.union(&files.old).copied().collect()
     }
 
-    /// Has `run` carry out `wait` on another thread. Number of what was asked for.
-    pub(crate) fn ask(
+    /// Has `run` carry out `wait` on another thread. Answers the number of the wait.
+    pub(crate) fn begin(
         self: &Arc<Self>,
         wait: impl FnOnce() + Send + 'static,
         run: impl FnOnce(Box<dyn FnOnce() + Send>),
     ) -> u64 {
-        let number = self.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let held = Arc::clone(self);
         run(Box::new(move || {
             wait();
-            held.served.fetch_max(number, Ordering::SeqCst);
+            held.ended.fetch_max(number, Ordering::SeqCst);
         }));
         number
     }
 
-    /// Whether what was asked for under this number has been waited for.
-    pub(crate) fn is_served(&self, number: u64) -> bool {
-        self.served.load(Ordering::SeqCst) >= number
+    /// Whether the wait of this number has ended.
+    pub(crate) fn has_ended(&self, number: u64) -> bool {
+        self.ended.load(Ordering::SeqCst) >= number
     }
 }
 
@@ -104,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_waited_for_until_it_was_synced_long_ago_or_is_forgotten() {
+    fn file_is_waited_for_until_it_was_synced_long_ago_or_is_forgotten() {
         let start = Instant::now();
         let held = Held::new(start);
         held.note(Ino(1), start);
@@ -119,15 +120,15 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_earlier_is_served_along_with_who_asked_later() {
+    fn earlier_wait_ends_with_a_later_one() {
         let held = Arc::new(Held::new(Instant::now()));
         let mut waits = Vec::new();
-        let first = held.ask(|| (), |wait| waits.push(wait));
-        let second = held.ask(|| (), |wait| waits.push(wait));
-        assert!(!held.is_served(first));
+        let first = held.begin(|| (), |wait| waits.push(wait));
+        let second = held.begin(|| (), |wait| waits.push(wait));
+        assert!(!held.has_ended(first));
         waits.pop().unwrap()();
-        assert!(held.is_served(first) && held.is_served(second));
+        assert!(held.has_ended(first) && held.has_ended(second));
         waits.pop().unwrap()();
-        assert!(held.is_served(second));
+        assert!(held.has_ended(second));
     }
 }

@@ -1,9 +1,9 @@
-//! What comes with a listing, where the kernel leaves that to the server.
+//! The choices that the kernel leaves to the server when a program reads a directory.
 
 use crate::cache::first_entry_policy::FirstEntryPolicy;
 use crate::cache::readdirplus_policy::ReaddirplusPolicy;
 
-/// What programs get of a directory, where the kernel leaves that to the server.
+/// The policies for READDIRPLUS where the kernel leaves the choice to the server.
 #[derive(Default)]
 pub(crate) struct ListingPolicies {
     pub(crate) attributes: ReaddirplusPolicy,

@@ -1,19 +1,22 @@
 //! Files of which the kernel has pages that a program may have mapped.
 //!
-//! A store into a mapped page reaches the daemon when the kernel writes the page back, and the kernel asks nothing
-//! before that. So the daemon may know less of such a file than its readers do:
+//! A store into a mapped page reaches the daemon when the kernel writes the page back. The kernel
+//! asks the daemon nothing before that. So the daemon may know less of such a file than its readers
+//! do:
 //!
-//! - *Holes.* A page over a hole may have contents. Before the daemon tells where a hole is, the kernel writes the pages
-//!   of the file back and gives them up.
-//! - *Times.* The write-back of a page sets the time of the last change. Before a program sets that time to another
-//!   one, the kernel writes the pages back and gives them up. A store that comes later reads its page again, and its write-back sets
-//!   the time again.
-//! - *The end.* A page goes on behind the end of the file, and a mapping may store there. Those bytes are nobody's, but
-//!   the kernel takes them for contents when the file grows over them. So the daemon puts zeros over them before it
-//!   answers the request that made the file grow.
+//! - *Holes.* A page over a hole may have contents. Before the daemon tells where a hole is, the
+//!   kernel writes the pages of the file back and drops them.
+//! - *Times.* The write-back of a page sets the time of modification. Before a program sets that
+//!   time to another one, the kernel writes the pages back and drops them. A store that comes later
+//!   reads its page again, and its write-back sets the time again.
+//! - *The end.* The last page of a file goes on behind the end of the file, and a mapping may store
+//!   there. Those bytes belong to no file, but the kernel takes them for contents when the file
+//!   grows over them. So the daemon puts zeros over them before it answers the request that made
+//!   the file grow.
 //!
-//! The kernel fills a page by READ, by a write(2) that does not go past the pages, or with what is sent ahead. A file
-//! without any of these since the kernel came to know it has no page, and costs nothing of this.
+//! The kernel fills a page by READ, by a buffered write(2), or with prefetched contents. A file
+//! without any of these since the kernel came to know it has no page, and needs none of these
+//! steps.
 
 use std::collections::HashMap;
 
@@ -23,7 +26,7 @@ use ramet_fs::Ino;
 /// Parts of the set, each with a lock of its own.
 const SHARDS: usize = 16;
 
-/// The files that the kernel has filled pages of, and whether it has written any back.
+/// The files of which the kernel has filled pages, and whether it has written any page back.
 #[derive(Default)]
 pub(crate) struct Mapped([Mutex<HashMap<Ino, bool>>; SHARDS]);
 
@@ -50,7 +53,7 @@ impl Mapped {
         self.shard(ino).lock().insert(ino, true);
     }
 
-    /// The kernel has forgotten the file, and its pages.
+    /// The kernel has forgotten the file and its pages.
     pub(crate) fn forget(&self, ino: Ino) {
         self.shard(ino).lock().remove(&ino);
     }
@@ -86,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tail_is_exposed_up_to_what_is_written_and_up_to_its_page() {
+    fn tail_is_exposed_up_to_the_write_and_up_to_its_page() {
         assert_eq!([0, 8192].map(|size| Tail::of(size, 4096)), [None, None]);
         let tail = Tail::of(100, 4096).unwrap();
         let exposed = [0, 100, 101, 4096, 9000].map(|start| tail.exposed(start));
@@ -95,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_known_from_its_first_page_until_it_is_forgotten() {
+    fn file_is_known_from_its_first_page_until_it_is_forgotten() {
         let mapped = Mapped::default();
         mapped.note(Ino(17));
         mapped.note(Ino(33));

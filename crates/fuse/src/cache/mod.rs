@@ -1,4 +1,4 @@
-//! What the kernel has cached of the volume, and what it is told of it.
+//! The state of the kernel's caches as the server knows it, and the notifications that change them.
 
 pub(crate) mod first_entry_policy;
 pub(crate) mod held;

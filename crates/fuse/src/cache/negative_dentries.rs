@@ -1,19 +1,22 @@
 //! Names that the kernel may remember as names that do not exist.
 //!
-//! A clone under a new name has nothing to tell the kernel if the kernel never asked for the name. No thread has to wait for the lock of
-//! the directory then, which is most of what a clone through a mount costs. So each name that is looked up is noted, in a set that may
-//! say yes for other names too: then the kernel is told in vain.
+//! A clone under a new name has nothing to tell the kernel if the kernel never asked for the name.
+//! The clone then waits for no directory lock, and the wait is most of the cost of a clone through
+//! a mount. So each name that is looked up is noted in a set. The set may answer yes for other
+//! names too: the kernel is then told in vain.
 //!
-//! **Nothing is missed.** The kernel remembers that a name does not exist only by the answer to a LOOKUP. The lookup notes
-//! the name and then reads the tree; a clone changes the tree and then looks here. So if the lookup read the tree before the change, the
-//! clone finds the name. What a name led to before it was removed is remembered until the kernel has the answer to UNLINK, RMDIR or
-//! RENAME, or hears of the removal of a tree. So such a name is noted too, before it is removed, and a clone waits for the lock that the
-//! kernel holds until then.
+//! **Nothing is missed.** The kernel learns that a name does not exist only by the answer to a
+//! LOOKUP. The lookup notes the name and then reads the tree. A clone changes the tree and then
+//! reads the set. So if the lookup read the tree before the change, the clone finds the name in the
+//! set. After a name is removed, the kernel remembers its old inode until it has the answer to
+//! UNLINK, RMDIR or RENAME, or the notification of the removed tree. So a name is noted too before
+//! it is removed, and a clone waits for the lock that the kernel holds until then.
 //!
-//! **Names age.** The kernel believes an answer for [`MISSING_TTL`] only. The set has two generations: names are noted in the younger
-//! one. When that is older than [`KEPT`], all names of the elder one were noted longer ago than the kernel believes anything. If one of the
-//! two is full by then, the elder one is cleared and becomes the younger one. While names come faster than that, the set grows too full and clones
-//! wait as they would without it.
+//! **Names age.** The kernel believes an answer for [`MISSING_TTL`] only. The set has two
+//! generations, and names are noted in the younger one. When the younger generation is older than
+//! [`KEPT`], all names of the elder one were noted longer ago than the kernel believes any answer.
+//! If one of the two is full by then, the elder one is cleared and becomes the younger one. While
+//! names come faster than that, the set grows too full, and clones wait as they would without it.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
@@ -28,11 +31,11 @@ use crate::protocol::negotiate::MISSING_TTL;
 const BITS: usize = 1 << 22;
 /// A generation is full when one in so many of its bits is set, which 560,000 names do.
 const FULL: usize = 8;
-/// Age of the younger generation at which the elder one is cleared: what the kernel believes, and as long again for an answer that
-/// is on its way.
+/// Age of the younger generation at which the elder one is cleared: the time for which the kernel
+/// believes an answer, and as long again for an answer that is on its way.
 const KEPT: Duration = MISSING_TTL.saturating_mul(2);
 
-/// Names of one generation, in their directories, and others.
+/// Bits of the names of one generation, by the hash of directory and name.
 struct Generation {
     bits: Box<[AtomicU64]>,
     /// How many bits are 1.
@@ -83,12 +86,12 @@ impl Generation {
     }
 }
 
-/// Names that were looked up lately, in their directories, and others.
+/// Names that were looked up lately, in their directories. Other names may share their bits.
 pub(crate) struct NegativeDentries {
     generations: [Generation; 2],
-    /// Which one is the younger.
+    /// Index of the younger generation.
     younger: AtomicUsize,
-    /// When it became that.
+    /// The moment when that generation became the younger one.
     since: Mutex<Instant>,
     hasher: RandomState,
 }
@@ -109,7 +112,7 @@ impl NegativeDentries {
         }
     }
 
-    /// Notes a name before the tree is asked whether it is there, or before it is removed.
+    /// Notes a name before the tree is read for it, or before the name is removed.
     pub(crate) fn note(&self, dir: Ino, name: &[u8]) {
         self.note_at(dir, name, Instant::now);
     }
@@ -119,7 +122,8 @@ impl NegativeDentries {
         let mut younger = self.younger.load(Ordering::SeqCst);
         loop {
             self.generations[younger].insert(hash);
-            // A thread that rested here for long may have used a generation that was cleared meanwhile.
+            // A thread that was preempted here for long may have used a generation that was cleared
+            // meanwhile.
             match self.younger.load(Ordering::SeqCst) {
                 same if same == younger => break,
                 other => younger = other,
@@ -128,7 +132,8 @@ impl NegativeDentries {
         if self.is_full() {
             self.age(now());
         }
-        // The tree is read after the name was noted, and a clone changes it before it looks here.
+        // The tree is read after the name was noted. A clone changes the tree before it reads the
+        // set.
         fence(Ordering::SeqCst);
     }
 
@@ -136,9 +141,9 @@ impl NegativeDentries {
         self.generations.iter().any(Generation::is_full)
     }
 
-    /// Makes the elder generation the younger one, empty, if nothing in it matters any more.
+    /// Clears the elder generation and makes it the younger one, if no name in it matters any more.
     fn age(&self, now: Instant) {
-        // Another thread that holds the lock does it.
+        // The other thread, which holds the lock, clears it.
         let Some(mut since) = self.since.try_lock() else {
             return;
         };
@@ -151,7 +156,7 @@ impl NegativeDentries {
         *since = now;
     }
 
-    /// Whether the kernel has to hear of this, after the tree was changed.
+    /// Whether the kernel has to hear of this invalidation, after the tree was changed.
     pub(crate) fn may_matter(&self, stale: &Invalidation) -> bool {
         let Invalidation::Missing { dir, name } = stale else {
             return true;
@@ -185,7 +190,7 @@ mod tests {
         let others = noted
             .iter()
             .filter(|name| set.may_matter(&missing(8, name)));
-        // One in 200 by chance.
+        // One in 200 collides by chance.
         assert!(others.count() < 1_000);
         assert!(set.may_matter(&Invalidation::Attributes(Ino(9))));
         let entry = Invalidation::Entry {
@@ -205,7 +210,7 @@ mod tests {
             let strange = (0..1000).filter(|n| set.may_matter(&missing(8, &n.to_string())));
             strange.count()
         };
-        // 100 names a second, all of them new: a generation is full after some 22 seconds.
+        // The loop notes 100 new names a second, so a generation is full after some 22 seconds.
         let mut now = start;
         for second in 0..4000u32 {
             now = start + SECOND * second;
@@ -219,9 +224,9 @@ mod tests {
                 assert!(set.may_matter(&missing(7, &format!("{oldest} {n}"))));
             }
         }
-        // Names came faster than they age, yet the set does not say yes to everything.
+        // Names came faster than they age, yet the set does not answer yes to every name.
         assert!(others() < 1000);
-        // One rare name is enough to have the others go, in two steps.
+        // Rare names are enough to clear the others, in two steps.
         for step in 1..=3 {
             now += KEPT;
             set.note_at(Ino(7), format!("rare {step}").as_bytes(), || now);

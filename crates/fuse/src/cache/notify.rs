@@ -1,12 +1,14 @@
-//! Telling the kernel what it has cached and is out of date, and what it may cache before it asks.
+//! Notifications to the kernel: invalidations of stale cache entries, and contents before it asks.
 //!
-//! An invalidation of an entry waits for the lock of its directory in the kernel, whose holder may wait
-//! for an answer of ours. So none is sent from a thread that reads requests, nor with a lock of the
-//! file system held, nor from a thread that a sync may need.
+//! An invalidation of an entry waits for the lock of its directory in the kernel. The holder of
+//! that lock may wait for an answer of this server. So an invalidation of an entry is never sent
+//! from a thread that reads requests, with a lock of the file system held, or from a thread that a
+//! sync may need.
 //!
-//! One of attributes, without pages, takes no lock that anybody holds who waits for an answer; only, it waits for an inode that the kernel is
-//! dropping, which may wait for pages that are being read. A file that a request is about is in use until it is answered, so the thread
-//! that serves the request may send this one about it.
+//! An invalidation of attributes, without pages, takes no lock that a waiting request holds. It
+//! waits only for an inode that the kernel is dropping, and that may wait for pages that are being
+//! read. A file is in use until the request about it is answered. So the thread that serves the
+//! request may send an invalidation of its attributes.
 
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
@@ -21,7 +23,8 @@ use crate::protocol::notification::Notification;
 #[derive(Clone, Default)]
 pub(crate) struct Kernel(Arc<OnceLock<Arc<OwnedFd>>>);
 
-/// Whether this kernel fills the rest of the last page that it is sent with zeros: Linux 6.12 and later (CVE-2024-44947). Others have got that since then, but do not tell.
+/// Whether this kernel fills the rest of the last page that it is sent with zeros: Linux 6.12 and
+/// later (CVE-2024-44947). Older releases may have the fix too, but do not tell.
 pub(crate) fn clears_stored_pages() -> bool {
     has_release(
         &rustix::system::uname().release().to_string_lossy(),
@@ -29,7 +32,7 @@ pub(crate) fn clears_stored_pages() -> bool {
     )
 }
 
-/// Whether a kernel that calls itself `release` is this one or a later one.
+/// Whether a kernel that calls itself `release` is of the release `least` or a later one.
 fn has_release(release: &str, least: (u32, u32)) -> bool {
     let mut numbers = release
         .split(|byte: char| !byte.is_ascii_digit())
@@ -38,16 +41,16 @@ fn has_release(release: &str, least: (u32, u32)) -> bool {
 }
 
 impl Kernel {
-    /// Tells the kernel through the descriptor of a mount from now on.
+    /// Connects to the descriptor of a mount, through which all notifications go from now on.
     pub(crate) fn connect(&self, device: Arc<OwnedFd>) {
         let connected = self.0.set(device);
         debug_assert!(connected.is_ok(), "a mount has one connection");
     }
 
     /// Has the kernel take the contents of a whole file, of which it must have no page yet
-    /// (`cache/prefetch.rs`): whether it took them. There may be no memory, the contents may have been revoked,
-    /// or the kernel has forgotten the file. Waits for locks of pages, whose holders wait for an
-    /// answer.
+    /// (`cache/prefetch.rs`). Answers whether the kernel took them: there may be no memory, the
+    /// contents may have been revoked, or the kernel may have forgotten the file. Waits for locks
+    /// of pages, whose holders may wait for an answer.
     pub(crate) fn store(&self, ino: Ino, contents: &Revocable) -> bool {
         let Some(device) = self.0.get() else {
             return false;
@@ -65,16 +68,16 @@ impl Kernel {
         }
     }
 
-    /// Has the kernel write back what programs have stored into pages of a file, and give all its
-    /// pages up. Waits until the daemon has carried out the write-back, and for locks of pages.
+    /// Has the kernel write back the pages of a file that programs have stored into, and drop all
+    /// its pages. Waits until the daemon has carried out the write-back, and for locks of pages.
     pub(crate) fn write_back(&self, ino: Ino) {
         if let Err(error) = self.send(&Notification::inval_pages(ino, 0, 0), &[]) {
             tracing::debug!(%error, ?ino, "the kernel has nothing to write back");
         }
     }
 
-    /// Has the kernel ask for all names again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16), which waits for
-    /// nothing. An older kernel hears of what is out of date a moment later, by the invalidations that
+    /// Has the kernel look all names up again (FUSE_NOTIFY_INC_EPOCH, Linux 6.16). The call waits
+    /// for nothing. An older kernel hears of stale names a moment later, by the invalidations that
     /// are under way.
     pub(crate) fn invalidate_names(&self) {
         if let Err(error) = self.send(&Notification::inc_epoch(), &[]) {
@@ -82,7 +85,7 @@ impl Kernel {
         }
     }
 
-    /// Sends what is out of date. The kernel has it when this returns.
+    /// Sends invalidations. The kernel has carried them out when this returns.
     pub(crate) fn invalidate(&self, stale: &[Invalidation]) {
         for one in stale {
             let sent = match one {
@@ -99,7 +102,8 @@ impl Kernel {
         }
     }
 
-    /// Sends a notification and what follows it. News of what the kernel does not know is no error.
+    /// Sends a notification and the bytes that follow it. A notification about an object that the
+    /// kernel does not know is no error.
     fn send(&self, notification: &Notification, following: &[&[u8]]) -> io::Result<()> {
         let Some(device) = self.0.get() else {
             return Ok(());

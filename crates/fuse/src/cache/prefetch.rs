@@ -1,29 +1,44 @@
 //! Contents of small files that the kernel gets before a program asks for them.
 //!
-//! A file of a few kilobytes costs a program that reads a whole directory a request, which is two changes of context, and little
-//! else. So what it reads in the order of the directory is sent ahead of it (`FUSE_NOTIFY_STORE`), as pages of one file are read ahead
-//! of it. One file some way ahead is left out each time: that the program asks for it tells where it is.
+//! A program that reads a whole directory pays one request for each small file, which is two
+//! context switches and little else. So files that a program reads in the order of the directory
+//! are sent ahead of the program (`FUSE_NOTIFY_STORE`), as pages of one file are read ahead. One
+//! file some way ahead is left out each time, the *marker*. The request for the marker tells how
+//! far the program has come. (Linux sets PG_readahead on a page for the same purpose.)
 //!
-//! **Never over what a program wrote.** The kernel puts what is sent over whatever its page holds. So only that goes out which nobody can have changed, nor have a page of. A file
-//! becomes a *candidate* when a listing tells the kernel of it, which did not know it before: it has no page of it then. It gets one, or another size, behind a request only:
+//! **Never over a program's data.** The kernel puts contents that are sent over the contents of
+//! their page. So a file is sent only while no program can have changed it and the kernel has no
+//! page of it. A file becomes a *candidate* when a listing tells the kernel of the file for the
+//! first time: the kernel has no page of it then. The kernel gets a page, or another size, only by
+//! one of these requests:
 //!
 //! - READ, also for a page that a program maps, which is read before it is written;
-//! - GETXATTR of the file's capabilities before the first write(2), which has to take them away. WRITE would be too late: a whole page is filled before that is sent. Not every kernel
-//!   need do so for ever, so the mount looks whether this one does (`cache/probe_file.rs`), and sends nothing if not. A process that is killed there, before anybody hears of it, leaves a file
-//!   that is written without: a WRITE past the pages of a file that was sent meanwhile may be of what was sent, and fails;
+//! - GETXATTR of the file's capabilities before the first write(2), which has to clear them. WRITE
+//!   would be too late: the kernel fills a whole page before it sends WRITE. A future kernel may
+//!   write without GETXATTR. So the mount tests whether its kernel sends one
+//!   (`cache/probe_file.rs`), and otherwise sends no files. A process that is killed inside
+//!   GETXATTR leaves a file that is written without a GETXATTR. A WRITE past the pages of a file
+//!   that was sent meanwhile may then carry sent contents, and fails;
 //! - SETATTR, FALLOCATE and COPY_FILE_RANGE.
 //!
-//! Each of these takes the candidate back for good ([`Prefetch::touched`]), before it is carried out. What was read from the volume goes out only if the file is still a candidate then,
-//! and is none from then on. So a file is sent at most once for each time that the kernel comes to know it, before anybody uses it.
+//! Each of these requests removes the candidate for good ([`Prefetch::touched`]) before the request
+//! is carried out. Contents that were read from the volume go out only if the file is still a
+//! candidate then, and sending removes it too. So a file is sent at most once for each time that
+//! the kernel comes to know it, before any program uses the file.
 //!
-//! That leaves a request that comes while the file is on its way, *in flight*:
+//! One case is left: a request that comes while the file is on its way, *in flight*.
 //!
-//! - READ, GETXATTR, and WRITE of mapped pages: who asks may hold the lock of a page until the answer is there. If the kernel has put the contents there before, that one came later, and all is well.
-//!   If not, it waits for that lock, and would overwrite what the program does with its page as soon as it has it. But it reads
-//!   what it writes there only when it has the lock. So that is taken from it first, [`Revocable::revoke`], and then the request is answered.
-//! - The others hold no page. They wait until the flight has ended, since it may make the file longer again than they made it. All hold the lock of the file, so one waits at most.
+//! - READ, GETXATTR, and WRITE of mapped pages: the sender may hold the lock of a page until it has
+//!   the answer. If the kernel has stored the contents before, the lock was taken later, and no
+//!   data is lost. If not, the store waits for that lock, and would overwrite the program's changes
+//!   to the page as soon as it has the lock. But the store reads the contents only when it has the
+//!   lock. So the contents are taken from it first, [`Revocable::revoke`], and then the request is
+//!   answered.
+//! - The other requests hold no page. They wait until the flight has ended, since the flight may
+//!   undo their truncation. All of them hold the lock of the file, so at most one waits.
 //!
-//! To everybody else this is a program that reads the file at that moment. So is its access time.
+//! To all other programs, prefetch looks like a program that reads the file at that moment. So does
+//! its access time.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -39,51 +54,55 @@ use crate::protocol::Answer;
 
 /// Largest file that is sent, in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = 32 << 10;
-/// Files sent ahead, at least when it begins and at most later.
+/// Files in a window: the first window, and the largest.
 const WINDOW: std::ops::RangeInclusive<usize> = 8..=128;
-/// Bytes of them, at most.
+/// Bytes in a window, at most.
 const WINDOW_BYTES: u64 = 1 << 20;
-/// A program that skips so many files, or goes back so far, still reads in order: several threads take turns.
+/// A program that skips so many files, or goes back so far, still reads in order: several threads
+/// may share the work.
 const SKIP: usize = 8;
 /// Files that a program asks for in order before any is sent.
 const PROOF: usize = 3;
-/// Where fewer are left, none is left out.
+/// A shorter window has no marker.
 const FEW: usize = 16;
-/// Files that are left to the program when it has just begun: it is there sooner.
+/// Files between the program and its first window: the program reads these itself meanwhile.
 const LEAD: usize = 2;
-/// A program that is so few files behind the one that is being sent has caught up: from then on it would wait for the page of each, idle, and who sends would wake it with each.
+/// A program that is so few files behind the file being sent has caught up. From then on it would
+/// wait idle for the page of each file, and the sender would wake it for each file.
 const NEAR: usize = 2;
-/// Files that are left to it then. It is so far behind again when it has read them itself.
+/// Files that are left to the program then. The distance is as large again when the program has
+/// read them itself.
 const GAP: usize = 8;
-/// Files in listings that are remembered, at most; the oldest listing goes first.
+/// Files in remembered listings, at most. The oldest listing goes first.
 const FILES: usize = 1 << 17;
-/// Listings that are remembered, at most, and files of one; what comes behind these is another one.
+/// Runs that are remembered, at most, and files of one run. Further files of a listing begin
+/// another run.
 const RUNS: usize = 64;
 const RUN_FILES: usize = 1 << 12;
-/// In place of the bytes of a directory.
+/// Stands for a directory in place of a size in bytes.
 const DIRECTORY: u64 = u64::MAX;
-/// Programs that are known to read in order, at most; the number says where one is.
+/// Threads that are known to read in order, at most. The id of a thread says its slot.
 const READERS: usize = 64;
 
-/// What may be sent.
+/// The files of a mount that may be sent, are in flight, or were sent.
 #[derive(Default)]
 pub(crate) struct Prefetch {
     state: Mutex<State>,
-    /// Candidates, what is in flight, and what was sent: nothing to look for if that is 0.
+    /// Number of candidates, files in flight and sent files. Requests skip the lock when it is 0.
     known: AtomicUsize,
-    landed: Condvar,
+    ended: Condvar,
     /// Threads that wait for the end of the flight.
     waiting: AtomicUsize,
-    /// Whether anything is to be sent at all.
+    /// Whether files are sent at all.
     is_on: AtomicBool,
     sent_files: AtomicU64,
     revoked_files: AtomicU64,
 }
 
-/// What a request may do that concerns a file.
+/// The effect that a request may have on a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Touch {
-    /// Its sender may wait with a page locked: it reads, or writes back what it mapped.
+    /// Its sender may wait with a page locked: it reads a page, or writes a mapped page back.
     Page,
     /// Its sender is about to fill pages, and holds none yet: it asks for capabilities.
     Fills,
@@ -95,40 +114,42 @@ pub(crate) enum Touch {
 
 /// A listing: the number of an open directory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Stream(pub(crate) u64);
+pub(crate) struct Listing(pub(crate) u64);
 
 struct State {
-    /// By number, where each candidate is: which run, counted from the first ever, and which file of it.
+    /// Place of each candidate: number of its run since the mount, and index in the run.
     candidates: HashMap<Ino, (u64, usize)>,
     in_flight: Option<(Ino, Arc<Revocable>)>,
-    /// What was sent, or would have been if it had not been revoked, and not filled since the kernel came to know it.
+    /// Files that were sent or whose flight was revoked, and that no program has filled since the
+    /// kernel came to know them.
     sent: HashSet<Ino>,
     runs: VecDeque<Run>,
     /// Number of the first of `runs`.
     first_run: u64,
-    /// Of all runs.
+    /// Files of all runs.
     files: usize,
-    /// A thread, and the window of what it read last.
+    /// Ids of threads, and the window of the run that each read last.
     readers: [(u32, usize); READERS],
 }
 
-/// The candidates of a listing, in its order, and what is between them: larger files and directories, which are never sent.
+/// The candidates of a listing, in its order, and the larger files and directories between them,
+/// which are never sent.
 struct Run {
-    stream: Stream,
-    /// Who lists; others may read.
-    asker: u32,
+    listing: Listing,
+    /// The thread that lists. Other threads may read.
+    thread: u32,
     files: Vec<(Ino, u64)>,
-    /// How many were asked for in order, up to [`PROOF`].
+    /// Number of files that were asked for in order, up to [`PROOF`].
     proof: usize,
-    /// Position of the furthest one that was asked for in order, and of the last that was not.
+    /// Index of the furthest file that was asked for in order, and of the last one out of order.
     last: Option<usize>,
     jumped: Option<usize>,
-    /// First one that is neither sent nor left out.
+    /// Index of the first file that is neither sent nor left out.
     next: usize,
-    /// Where sending ends for now.
+    /// Index where sending ends for now.
     target: usize,
-    /// The one that is left out, before `target`, or what is never sent there.
-    hole: Option<usize>,
+    /// The marker before `target`, or the larger file or directory at `target`.
+    marker: Option<usize>,
     window: usize,
 }
 
@@ -147,7 +168,9 @@ impl Default for State {
 }
 
 impl Run {
-    /// Moves the target a window ahead of `from`, at most to the next large file or directory: the device should give what the program reads in order. Whether there is anything to send.
+    /// Moves the target a window ahead of `from`, at most to the next large file or directory: the
+    /// device should deliver in the order in which the program reads. Answers whether there is a
+    /// file to send.
     fn extend(&mut self, from: usize) -> bool {
         self.next = self.next.max(from);
         let mut bytes = 0;
@@ -160,26 +183,28 @@ impl Run {
         let ahead = rest.iter().take(self.window).take_while(in_window).count();
         let target = self.next + ahead;
         let is_large = |(_, size): &(Ino, u64)| *size > FILE_BYTES_MAX;
-        self.hole = if self.files.get(target).is_some_and(is_large) {
+        self.marker = if self.files.get(target).is_some_and(is_large) {
             Some(target)
         } else if target < self.files.len() {
             Some(self.next + ahead / 2)
         } else {
-            // There is nothing to go on with, but that the last one is asked for tells that the others were read. Of a few the first one tells.
+            // The run has no further files, but the request for its last file shows that the
+            // program read the run. A short window needs no marker.
             (ahead >= FEW).then(|| target - 1)
         };
         let has_more = target > self.target.max(self.next);
         self.target = self.target.max(target);
-        has_more && (ahead > 1 || self.hole != Some(self.next))
+        has_more && (ahead > 1 || self.marker != Some(self.next))
     }
 
-    /// Whether who asks for this one has come to the file that was left out, or nothing was sent.
+    /// Whether the program, which asks for the file at `at`, has come to the marker, or no file was
+    /// sent.
     fn has_caught_up(&self, at: usize) -> bool {
-        self.target == 0 || self.hole.map_or(at >= self.target, |hole| at >= hole)
+        self.target == 0 || self.marker.map_or(at >= self.target, |marker| at >= marker)
     }
 
-    /// Whether who asks for this one goes through the files in order.
-    fn is_in_turn(&self, at: usize) -> bool {
+    /// Whether the program, which asks for the file at `at`, goes through the files in order.
+    fn is_in_order(&self, at: usize) -> bool {
         let reached = self.last.map_or(0, |last| last + 1);
         at + SKIP >= reached && at <= reached.max(self.next) + SKIP
     }
@@ -199,50 +224,51 @@ impl State {
         self.runs.get_mut(at)
     }
 
-    /// The run of an open directory, and its number; a new one for who begins it.
-    fn run_of(&mut self, stream: Stream, asker: u32) -> u64 {
-        let goes_on = |run: &Run| run.stream == stream && run.files.len() < RUN_FILES;
+    /// Number of the run of an open directory. A listing that begins gets a new run.
+    fn run_of(&mut self, listing: Listing, thread: u32) -> u64 {
+        let goes_on = |run: &Run| run.listing == listing && run.files.len() < RUN_FILES;
         if let Some(at) = self.runs.iter().rposition(goes_on) {
             return self.first_run + at as u64;
         }
-        if self.runs.iter().all(|run| run.stream != stream) {
-            self.judge(asker);
+        if self.runs.iter().all(|run| run.listing != listing) {
+            self.shrink_window(thread);
         }
         if self.runs.len() == RUNS {
             self.drop_oldest();
         }
         self.runs.push_back(Run {
-            stream,
-            asker,
+            listing,
+            thread,
             files: Vec::new(),
             proof: 0,
             last: None,
             jumped: None,
             next: 0,
             target: 0,
-            hole: None,
+            marker: None,
             window: 0,
         });
         self.first_run + self.runs.len() as u64 - 1
     }
 
-    /// A reader who leaves a directory before it came to the file that was left out gets less ahead in the next one.
-    fn judge(&mut self, asker: u32) {
-        let Some(run) = self.runs.iter().rfind(|run| run.asker == asker) else {
+    /// A thread that leaves a directory before it came to the marker gets a smaller window in the
+    /// next directory.
+    fn shrink_window(&mut self, thread: u32) {
+        let Some(run) = self.runs.iter().rfind(|run| run.thread == thread) else {
             return;
         };
-        // Who lists another directory has come to the one that sending stopped at.
-        let is_missed = |hole: usize| {
-            let is_directory = run.files[hole].1 == DIRECTORY;
-            run.last < Some(hole) && !is_directory
+        // A thread that lists the directory at the marker has come to the marker.
+        let is_missed = |marker: usize| {
+            let is_directory = run.files[marker].1 == DIRECTORY;
+            run.last < Some(marker) && !is_directory
         };
         let divisor = match run.last {
             _ if run.target == 0 => 1,
             None => usize::MAX,
-            Some(_) if run.hole.is_some_and(is_missed) => 4,
+            Some(_) if run.marker.is_some_and(is_missed) => 4,
             Some(_) => 1,
         };
-        let window = self.window_of(asker);
+        let window = self.window_of(thread);
         *window /= divisor;
         if *window < *WINDOW.start() {
             *window = 0;
@@ -266,20 +292,20 @@ impl State {
         self.first_run += 1;
     }
 
-    /// The file at `at` of a run was asked for. Whether there is something to send.
-    fn read(&mut self, (number, at): (u64, usize), asker: u32) -> bool {
-        let eager = *self.window_of(asker);
+    /// The file at `at` of a run was asked for. Answers whether there is a file to send.
+    fn read(&mut self, (number, at): (u64, usize), thread: u32) -> bool {
+        let eager = *self.window_of(thread);
         let Some(run) = self.run(number) else {
             return false;
         };
-        if !run.is_in_turn(at) {
+        if !run.is_in_order(at) {
             let jumped = run.jumped.replace(at);
             if jumped.is_none_or(|jumped| at < jumped || at > jumped + SKIP) {
                 return false;
             }
-            // It goes on from there.
+            // The order begins anew at this file.
             (run.window, run.proof, run.jumped) = (0, 1, None);
-            (run.target, run.hole) = (0, None);
+            (run.target, run.marker) = (0, None);
             run.last = Some(at);
             return false;
         }
@@ -294,38 +320,41 @@ impl State {
             run.window = (2 * run.window).clamp(*WINDOW.start(), *WINDOW.end());
         }
         let window = run.window;
-        // A large file is read for a while: what comes behind it is sent when one of that is asked for.
+        // A large file takes a while to read. The files behind it are sent when the program asks
+        // for one of them.
         let is_large = run.files[at].1 > FILE_BYTES_MAX;
         let goes_on = window > 0 && run.has_caught_up(at) && !is_large;
         let lead = match run.target {
             0 => LEAD,
-            // What is due is still being sent.
+            // The earlier window is still being sent.
             _ if run.next < run.target && run.next <= at + 1 + NEAR => GAP,
             _ => 0,
         };
         let sends = goes_on && run.extend(at + 1 + lead);
         if !begins && window > 0 {
-            *self.window_of(asker) = window;
+            *self.window_of(thread) = window;
         }
         sends
     }
 }
 
 impl Prefetch {
-    /// A listing told the kernel of a file of so many bytes, which it did not know before, nor has heard of by another request yet.
-    pub(crate) fn lists(&self, stream: Stream, asker: u32, ino: Ino, bytes: u64) {
+    /// A listing told the kernel of a file of `bytes` bytes. The kernel did not know the file
+    /// before, and has not heard of it by another request yet.
+    pub(crate) fn note_file(&self, listing: Listing, thread: u32, ino: Ino, bytes: u64) {
         if bytes > 0 {
-            self.add(stream, asker, (ino, bytes));
+            self.add(listing, thread, (ino, bytes));
         }
     }
 
-    /// A listing has a directory: whoever goes through all in order goes through that before the files behind it.
-    pub(crate) fn lists_directory(&self, stream: Stream, asker: u32) {
-        // The same for all, since no file is.
-        self.add(stream, asker, (Ino(0), DIRECTORY));
+    /// A listing has a directory. A walk through all entries in order visits that directory before
+    /// the files behind it.
+    pub(crate) fn note_directory(&self, listing: Listing, thread: u32) {
+        // All directories share one number, since no file has it.
+        self.add(listing, thread, (Ino(0), DIRECTORY));
     }
 
-    fn add(&self, stream: Stream, asker: u32, file: (Ino, u64)) {
+    fn add(&self, listing: Listing, thread: u32, file: (Ino, u64)) {
         if !self.is_on() {
             return;
         }
@@ -333,7 +362,7 @@ impl Prefetch {
         while state.files >= FILES {
             state.drop_oldest();
         }
-        let number = state.run_of(stream, asker);
+        let number = state.run_of(listing, thread);
         let is_directory = file.1 == DIRECTORY;
         if let Some(run) = state.run(number)
             && !(is_directory && run.files.last() == Some(&file))
@@ -341,7 +370,8 @@ impl Prefetch {
             let at = run.files.len();
             run.files.push(file);
             state.files += 1;
-            // What is still on its way may become a page of what the kernel knows now.
+            // A flight that has not ended may fill a page of the file that the kernel knows from
+            // now on.
             let is_in_flight = state
                 .in_flight
                 .as_ref()
@@ -353,15 +383,16 @@ impl Prefetch {
         self.count(&state);
     }
 
-    /// A listing goes on, so the kernel has what came before. The run to send some of, if its reader is known to read in order.
-    pub(crate) fn lists_on(&self, stream: Stream, asker: u32) -> Option<u64> {
+    /// A listing goes on, so the kernel has the entries before. Answers the run to send, if its
+    /// reader is known to read in order.
+    pub(crate) fn continue_listing(&self, listing: Listing, thread: u32) -> Option<u64> {
         if self.known.load(Ordering::SeqCst) == 0 {
             return None;
         }
         let mut state = self.state.lock();
-        let eager = *state.window_of(asker);
-        // Where it begins.
-        let at = state.runs.iter().position(|run| run.stream == stream)?;
+        let eager = *state.window_of(thread);
+        // The first run of the listing.
+        let at = state.runs.iter().position(|run| run.listing == listing)?;
         let number = state.first_run + at as u64;
         let run = &mut state.runs[at];
         let begins_large = run
@@ -372,14 +403,17 @@ impl Prefetch {
             return None;
         }
         run.window = eager;
-        // The first one is asked for at once.
+        // The program asks for the first file at once.
         run.extend(1).then_some(number)
     }
 
-    /// To be called before a request of `asker` is carried out that reads a file, or may change what is in it; see the module. The run to send more of now, if it reads.
+    /// Must be called before a request is carried out that reads a file, or may change its
+    /// contents; see the module. `reader` is the thread of a request that reads. Answers the run to
+    /// send then.
     ///
     /// # Errors
-    /// `EIO` if what is under way cannot be taken back, or a program may have filled pages that were sent then: the request must not be carried out.
+    /// `EIO` if contents in flight cannot be revoked, or a program may have filled pages
+    /// that were sent: the request must not be carried out.
     pub(crate) fn touched(
         &self,
         ino: Ino,
@@ -408,13 +442,13 @@ impl Prefetch {
                 if touch != Touch::Fills {
                     return Err(Errno::IO);
                 }
-                // The kernel minds no error there.
+                // The kernel ignores an error of this request.
                 true
             }
         };
         while waits && state.in_flight.as_ref().is_some_and(|(of, _)| *of == ino) {
             self.waiting.fetch_add(1, Ordering::SeqCst);
-            self.landed.wait(&mut state);
+            self.ended.wait(&mut state);
             self.waiting.fetch_sub(1, Ordering::SeqCst);
         }
         if matches!(touch, Touch::Fills | Touch::Filled) {
@@ -430,7 +464,7 @@ impl Prefetch {
         Ok(read.and_then(|(at, reader)| state.read(at, reader).then_some(at.0)))
     }
 
-    /// The kernel knows nothing of a file any more, and nobody has told it again yet.
+    /// The kernel has forgotten a file, and has not heard of it again yet.
     pub(crate) fn forgotten(&self, ino: Ino) {
         if self.known.load(Ordering::SeqCst) == 0 {
             return;
@@ -444,17 +478,18 @@ impl Prefetch {
         self.count(&state);
     }
 
-    /// Threads that wait until the kernel has a page, which may be locked by who waits for another answer. One at most, since who waits has the lock of the one file that is in flight.
+    /// Threads that wait for the end of a flight, which may wait for a page that another request
+    /// has locked. One at most, since a waiting thread has the lock of the one file in flight.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::SeqCst)
     }
 
-    /// From now on there are candidates.
+    /// Files become candidates from now on.
     pub(crate) fn start(&self) {
         self.is_on.store(true, Ordering::SeqCst);
     }
 
-    /// Nothing more is sent.
+    /// No more files are sent.
     pub(crate) fn stop(&self) {
         self.is_on.store(false, Ordering::SeqCst);
     }
@@ -463,8 +498,9 @@ impl Prefetch {
         self.is_on.load(Ordering::SeqCst)
     }
 
-    /// Sends what is due of a run: `read` puts the contents of a file into the room it gets and says how many bytes those are, and `write` hands them to the kernel
-    /// and says whether it took them. For one thread at a time.
+    /// Sends the due files of a run. `read` puts the contents of a file into its room and answers
+    /// their length. `write` hands them to the kernel and answers whether the kernel took them. For
+    /// one thread at a time.
     ///
     /// # Errors
     /// The room cannot be used again.
@@ -476,7 +512,7 @@ impl Prefetch {
         mut write: impl FnMut(Ino, &Revocable) -> bool,
     ) -> std::io::Result<()> {
         while let Some((ino, size, at)) = self.next(run) {
-            // It is lent for a flight, and nobody has it behind that.
+            // The room is lent for a flight, and no other thread has it after that.
             let Some(room) = Arc::get_mut(bytes) else {
                 return Ok(());
             };
@@ -487,7 +523,7 @@ impl Prefetch {
                 len.unwrap_or(0)
             })?;
             if is_whole
-                && let Some(_flight) = self.take_off(ino, (run, at), bytes)
+                && let Some(_flight) = self.begin_flight(ino, (run, at), bytes)
                 && write(ino, bytes)
             {
                 self.sent_files.fetch_add(1, Ordering::Relaxed);
@@ -496,27 +532,33 @@ impl Prefetch {
         Ok(())
     }
 
-    /// The next file of a run that is to be sent, its bytes, and its place.
+    /// The next file of a run that is to be sent, its bytes, and its index.
     fn next(&self, number: u64) -> Option<(Ino, u64, usize)> {
         let mut state = self.state.lock();
         loop {
             let run = state.run(number)?;
-            // The program is further already.
+            // The program may be further already.
             run.next = run.next.max(run.last.map_or(0, |last| last + 1));
             if run.next >= run.target || !self.is_on() {
                 return None;
             }
             let (at, (ino, size)) = (run.next, run.files[run.next]);
             run.next += 1;
-            let is_left = Some(at) == run.hole || size > FILE_BYTES_MAX;
+            let is_left = Some(at) == run.marker || size > FILE_BYTES_MAX;
             if !is_left && state.candidates.get(&ino) == Some(&(number, at)) {
                 return Some((ino, size, at));
             }
         }
     }
 
-    /// Has the file be in flight if it is the candidate that it was when it was read: it may have changed, been forgotten, and be one again.
-    fn take_off(&self, ino: Ino, at: (u64, usize), bytes: &Arc<Revocable>) -> Option<Flight<'_>> {
+    /// Begins the flight of a file if the file is still the candidate that was read: it may have
+    /// changed, been forgotten, and become a candidate again.
+    fn begin_flight(
+        &self,
+        ino: Ino,
+        at: (u64, usize),
+        bytes: &Arc<Revocable>,
+    ) -> Option<Flight<'_>> {
         let mut state = self.state.lock();
         debug_assert!(state.in_flight.is_none(), "one at a time");
         if state.candidates.get(&ino) != Some(&at) {
@@ -529,11 +571,11 @@ impl Prefetch {
         Some(Flight(self))
     }
 
-    fn lands(&self) {
+    fn end_flight(&self) {
         let mut state = self.state.lock();
         state.in_flight = None;
         self.count(&state);
-        self.landed.notify_all();
+        self.ended.notify_all();
     }
 
     fn count(&self, state: &State) {
@@ -542,7 +584,7 @@ impl Prefetch {
         self.known.store(known, Ordering::SeqCst);
     }
 
-    /// Files that the kernel took, and those that were asked for on their way.
+    /// Counts of the files that the kernel took, and of the revoked files.
     pub(crate) fn json(&self) -> Value {
         json!({
             "sent_files": self.sent_files.load(Ordering::Relaxed),
@@ -551,12 +593,12 @@ impl Prefetch {
     }
 }
 
-/// A file that is on its way until this is dropped.
+/// The flight of a file. It ends when this is dropped.
 struct Flight<'a>(&'a Prefetch);
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
-        self.0.lands();
+        self.0.end_flight();
     }
 }
 
@@ -565,38 +607,38 @@ mod tests {
     use super::*;
 
     const ME: u32 = 7;
-    const DIR: Stream = Stream(1);
+    const DIR: Listing = Listing(1);
 
     fn started() -> Prefetch {
-        let ahead = Prefetch::default();
-        ahead.start();
-        ahead
+        let prefetch = Prefetch::default();
+        prefetch.start();
+        prefetch
     }
 
     fn listed(files: u64) -> Prefetch {
-        let ahead = started();
-        (0..files).for_each(|file| ahead.lists(DIR, ME, Ino(100 + file), 10));
-        ahead
+        let prefetch = started();
+        (0..files).for_each(|file| prefetch.note_file(DIR, ME, Ino(100 + file), 10));
+        prefetch
     }
 
-    /// What each file has.
+    /// Reads the contents of a file, of which each has the same.
     fn ten(_: Ino, room: &mut [u8]) -> Option<usize> {
         room[..10].fill(1);
         Some(10)
     }
 
     fn send(
-        ahead: &Prefetch,
+        prefetch: &Prefetch,
         run: u64,
         read: impl FnMut(Ino, &mut [u8]) -> Option<usize>,
         write: impl FnMut(Ino, &Revocable) -> bool,
     ) {
         let mut bytes = Arc::new(Revocable::new(100).unwrap());
-        ahead.send(run, &mut bytes, read, write).unwrap();
+        prefetch.send(run, &mut bytes, read, write).unwrap();
     }
 
-    /// Sends what is due, and tells which files that were.
-    fn sent(ahead: &Prefetch, run: Option<u64>) -> Vec<u64> {
+    /// Sends the due files of a run. Answers their numbers.
+    fn sent(prefetch: &Prefetch, run: Option<u64>) -> Vec<u64> {
         let mut all = Vec::new();
         if let Some(run) = run {
             let write = |ino: Ino, bytes: &Revocable| {
@@ -604,129 +646,134 @@ mod tests {
                 all.push(ino.0 - 100);
                 true
             };
-            send(ahead, run, ten, write);
+            send(prefetch, run, ten, write);
         }
         all
     }
 
-    /// `ME` reads this file, and what is sent then.
-    fn reads(ahead: &Prefetch, file: u64) -> Vec<u64> {
-        let run = ahead
+    /// `ME` reads this file. Answers the files that are sent then.
+    fn reads(prefetch: &Prefetch, file: u64) -> Vec<u64> {
+        let run = prefetch
             .touched(Ino(100 + file), Touch::Page, Some(ME))
             .unwrap();
-        sent(ahead, run)
+        sent(prefetch, run)
     }
 
     /// `ME` reads the first files, and nothing is sent yet.
-    fn begin(ahead: &Prefetch) {
-        assert_eq!(reads(ahead, 0), [0; 0]);
-        assert_eq!(reads(ahead, 1), [0; 0]);
+    fn begin(prefetch: &Prefetch) {
+        assert_eq!(reads(prefetch, 0), [0; 0]);
+        assert_eq!(reads(prefetch, 1), [0; 0]);
     }
 
-    /// `ME` begins to read in order: the run that is to be sent.
-    fn due(ahead: &Prefetch) -> u64 {
-        begin(ahead);
-        let touched = ahead.touched(Ino(102), Touch::Page, Some(ME));
+    /// `ME` begins to read in order. Answers the run that is due.
+    fn due(prefetch: &Prefetch) -> u64 {
+        begin(prefetch);
+        let touched = prefetch.touched(Ino(102), Touch::Page, Some(ME));
         touched.unwrap().unwrap()
     }
 
     #[test]
-    fn who_goes_on_in_order_gets_more_and_more() {
-        let ahead = listed(1_000);
-        begin(&ahead);
-        // Two are left to the program, and one in the middle to tell that it came so far.
-        assert_eq!(reads(&ahead, 2), [5, 6, 7, 8, 10, 11, 12]);
-        assert_eq!(reads(&ahead, 4), [0; 0]);
-        assert_eq!(reads(&ahead, 3), [0; 0]);
-        assert_eq!(reads(&ahead, 9).len(), 15);
+    fn program_that_reads_in_order_gets_larger_and_larger_windows() {
+        let prefetch = listed(1_000);
+        begin(&prefetch);
+        // Two files are left to the program, and the marker in the middle tells how far it came.
+        assert_eq!(reads(&prefetch, 2), [5, 6, 7, 8, 10, 11, 12]);
+        assert_eq!(reads(&prefetch, 4), [0; 0]);
+        assert_eq!(reads(&prefetch, 3), [0; 0]);
+        assert_eq!(reads(&prefetch, 9).len(), 15);
         let mut last = 20;
         let mut asked = 0;
         while last < 999 {
             let next = (last..1_000).find(|file| {
-                let state = ahead.state.lock();
+                let state = prefetch.state.lock();
                 state.candidates.contains_key(&Ino(100 + file))
             });
             let Some(next) = next else { break };
-            let now = reads(&ahead, next);
+            let now = reads(&prefetch, next);
             assert!(now.len() <= *WINDOW.end());
             (last, asked) = (next, asked + 1);
         }
         assert_eq!(last, 999, "the last one is asked for");
         assert!(asked < 20, "{asked}");
-        assert_eq!(ahead.state.lock().candidates.len(), 0);
+        assert_eq!(prefetch.state.lock().candidates.len(), 0);
     }
 
     #[test]
-    fn who_has_caught_up_is_left_behind() {
-        let ahead = listed(200);
-        begin(&ahead);
-        assert_eq!(reads(&ahead, 2), [5, 6, 7, 8, 10, 11, 12]);
-        // It asks for 21, which is left out, when 20 is on its way: eight are left to it, and what is sent goes on behind them.
-        let run = ahead.touched(Ino(109), Touch::Page, Some(ME)).unwrap();
+    fn program_that_has_caught_up_is_left_files_to_read_itself() {
+        let prefetch = listed(200);
+        begin(&prefetch);
+        assert_eq!(reads(&prefetch, 2), [5, 6, 7, 8, 10, 11, 12]);
+        // The program asks for the marker 21 while 20 is in flight. Eight files are left to the
+        // program, and sending goes on behind them.
+        let run = prefetch.touched(Ino(109), Touch::Page, Some(ME)).unwrap();
         let mut all = Vec::new();
         let write = |ino: Ino, _: &Revocable| {
             all.push(ino.0 - 100);
             if ino == Ino(120) {
-                let due = ahead.touched(Ino(121), Touch::Page, Some(ME)).unwrap();
+                let due = prefetch.touched(Ino(121), Touch::Page, Some(ME)).unwrap();
                 assert_eq!(due, run, "more of the same");
             }
             true
         };
-        send(&ahead, run.unwrap(), ten, write);
+        send(&prefetch, run.unwrap(), ten, write);
         assert_eq!(all[..9], [13, 14, 15, 16, 17, 18, 19, 20, 30]);
     }
 
     #[test]
-    fn a_reader_in_order_starts_the_next_directory_sooner() {
-        let ahead = listed(12);
-        assert_eq!(ahead.lists_on(DIR, ME), None, "nobody knows it yet");
-        begin(&ahead);
-        assert_eq!(reads(&ahead, 2), [5, 6, 7, 8, 9, 10, 11]);
-        let next = Stream(2);
-        (0..12).for_each(|file| ahead.lists(next, ME, Ino(200 + file), 10));
+    fn reader_in_order_starts_the_next_directory_sooner() {
+        let prefetch = listed(12);
+        assert_eq!(
+            prefetch.continue_listing(DIR, ME),
+            None,
+            "nobody knows it yet"
+        );
+        begin(&prefetch);
+        assert_eq!(reads(&prefetch, 2), [5, 6, 7, 8, 9, 10, 11]);
+        let next = Listing(2);
+        (0..12).for_each(|file| prefetch.note_file(next, ME, Ino(200 + file), 10));
         let all = [101, 102, 103, 104, 106, 107, 108];
-        assert_eq!(sent(&ahead, ahead.lists_on(next, ME)), all);
-        assert_eq!(ahead.lists_on(next, ME), None, "once");
-        // It read none of them, so it only looks at names.
-        let third = Stream(3);
-        (0..12).for_each(|file| ahead.lists(third, ME, Ino(300 + file), 10));
-        assert_eq!(ahead.lists_on(third, ME), None);
+        assert_eq!(sent(&prefetch, prefetch.continue_listing(next, ME)), all);
+        assert_eq!(prefetch.continue_listing(next, ME), None, "once");
+        // The thread read none of these files: it only lists names.
+        let third = Listing(3);
+        (0..12).for_each(|file| prefetch.note_file(third, ME, Ino(300 + file), 10));
+        assert_eq!(prefetch.continue_listing(third, ME), None);
     }
 
     #[test]
-    fn who_jumps_about_gets_nothing() {
-        let ahead = listed(500);
+    fn program_that_reads_out_of_order_gets_no_files() {
+        let prefetch = listed(500);
         for file in [400, 399, 100, 250, 30, 200, 120] {
-            assert_eq!(reads(&ahead, file), [0; 0], "{file}");
+            assert_eq!(reads(&prefetch, file), [0; 0], "{file}");
         }
-        // Somebody else somewhere else does no harm, and from where one goes on it goes on.
-        begin(&ahead);
-        assert_eq!(reads(&ahead, 300), [0; 0]);
-        assert_eq!(reads(&ahead, 2).len(), 7);
+        // Reads of another place do not disturb the order of a run.
+        begin(&prefetch);
+        assert_eq!(reads(&prefetch, 300), [0; 0]);
+        assert_eq!(reads(&prefetch, 2).len(), 7);
         for file in [410, 411, 412] {
-            assert_eq!(reads(&ahead, file), [0; 0], "{file}");
+            assert_eq!(reads(&prefetch, file), [0; 0], "{file}");
         }
-        assert_eq!(reads(&ahead, 413).len(), 7);
+        assert_eq!(reads(&prefetch, 413).len(), 7);
     }
 
     #[test]
-    fn what_was_touched_is_not_sent() {
-        let ahead = listed(100);
-        begin(&ahead);
+    fn file_that_a_request_touched_is_not_sent() {
+        let prefetch = listed(100);
+        begin(&prefetch);
         for (file, touch) in [(6, Touch::Page), (7, Touch::Size)] {
-            ahead.touched(Ino(100 + file), touch, None).unwrap();
+            prefetch.touched(Ino(100 + file), touch, None).unwrap();
         }
-        assert_eq!(reads(&ahead, 2), [5, 8, 10, 11, 12]);
-        // Touched after it was read from the volume, before it is sent.
-        let ahead = listed(100);
-        let run = due(&ahead);
+        assert_eq!(reads(&prefetch, 2), [5, 8, 10, 11, 12]);
+        // These files are touched after they were read from the volume and before they are sent.
+        let prefetch = listed(100);
+        let run = due(&prefetch);
         let read = |ino: Ino, room: &mut [u8]| {
             room[..10].fill(1);
             let changes = matches!(ino.0, 106 | 108);
-            changes.then(|| ahead.touched(ino, Touch::Size, None).unwrap());
-            // And the kernel forgot it, and heard of it again.
-            (ino == Ino(108)).then(|| ahead.lists(Stream(2), ME, ino, 10));
-            // This one changed before, and nobody said so.
+            changes.then(|| prefetch.touched(ino, Touch::Size, None).unwrap());
+            // The kernel forgot this file and heard of it again.
+            (ino == Ino(108)).then(|| prefetch.note_file(Listing(2), ME, ino, 10));
+            // This file has another size than the listing said.
             Some(if ino == Ino(107) { 9 } else { 10 })
         };
         let mut all = Vec::new();
@@ -734,78 +781,78 @@ mod tests {
             all.push(ino.0 - 100);
             true
         };
-        send(&ahead, run, read, write);
+        send(&prefetch, run, read, write);
         assert_eq!(all, [5, 10, 11, 12]);
     }
 
     #[test]
-    fn what_is_asked_for_on_its_way_is_revoked() {
-        let ahead = listed(100);
-        let run = due(&ahead);
+    fn file_that_is_asked_for_in_flight_is_revoked() {
+        let prefetch = listed(100);
+        let run = due(&prefetch);
         let write = |ino: Ino, bytes: &Revocable| {
             assert!(!bytes.is_revoked());
-            ahead
+            prefetch
                 .touched(Ino(ino.0 + 1), Touch::Page, Some(ME))
                 .unwrap();
             assert!(!bytes.is_revoked(), "another one");
-            ahead.touched(ino, Touch::Page, Some(ME)).unwrap();
+            prefetch.touched(ino, Touch::Page, Some(ME)).unwrap();
             assert!(bytes.is_revoked());
             false
         };
-        send(&ahead, run, ten, write);
-        assert!(ahead.revoked_files.load(Ordering::SeqCst) > 0);
-        assert_eq!(ahead.sent_files.load(Ordering::SeqCst), 0);
+        send(&prefetch, run, ten, write);
+        assert!(prefetch.revoked_files.load(Ordering::SeqCst) > 0);
+        assert_eq!(prefetch.sent_files.load(Ordering::SeqCst), 0);
     }
 
     #[test]
-    fn what_is_written_without_asking_fails_if_it_was_sent() {
+    fn write_without_a_request_for_capabilities_fails_if_the_file_was_sent() {
         let fails = |touched: Answer<_>| touched.is_err();
-        let ahead = listed(100);
-        let run = due(&ahead);
+        let prefetch = listed(100);
+        let run = due(&prefetch);
         let write = |ino: Ino, bytes: &Revocable| {
             match ino.0 {
-                105 => assert!(fails(ahead.touched(ino, Touch::Filled, None))),
+                105 => assert!(fails(prefetch.touched(ino, Touch::Filled, None))),
                 106 => {
-                    ahead.touched(ino, Touch::Fills, None).unwrap();
+                    prefetch.touched(ino, Touch::Fills, None).unwrap();
                     assert!(bytes.is_revoked());
-                    ahead.touched(ino, Touch::Filled, None).unwrap();
+                    prefetch.touched(ino, Touch::Filled, None).unwrap();
                 }
-                // The kernel hears of it again meanwhile: it may get a page by this.
+                // The kernel hears of the file again meanwhile: the flight may give it a page.
                 107 => {
-                    ahead.forgotten(ino);
-                    ahead.lists(Stream(2), ME, ino, 10);
-                    assert!(!ahead.state.lock().candidates.contains_key(&ino));
+                    prefetch.forgotten(ino);
+                    prefetch.note_file(Listing(2), ME, ino, 10);
+                    assert!(!prefetch.state.lock().candidates.contains_key(&ino));
                 }
                 _ => {}
             }
             true
         };
-        send(&ahead, run, ten, write);
-        let filled = |file: u64| ahead.touched(Ino(100 + file), Touch::Filled, None);
+        send(&prefetch, run, ten, write);
+        let filled = |file: u64| prefetch.touched(Ino(100 + file), Touch::Filled, None);
         assert!(fails(filled(7)));
         assert!(fails(filled(8)) && !fails(filled(8)), "once");
-        // Written back from a mapping, and then filled by who asked.
-        ahead.touched(Ino(110), Touch::Page, None).unwrap();
-        ahead.touched(Ino(110), Touch::Fills, None).unwrap();
+        // The page is written back from a mapping first, and then filled by another program.
+        prefetch.touched(Ino(110), Touch::Page, None).unwrap();
+        prefetch.touched(Ino(110), Touch::Fills, None).unwrap();
         assert!(!fails(filled(10)));
-        ahead.forgotten(Ino(111));
+        prefetch.forgotten(Ino(111));
         assert!(!fails(filled(11)));
         assert!(!fails(filled(50)), "it was not sent");
-        (0..100).for_each(|file| ahead.forgotten(Ino(100 + file)));
-        assert_eq!(ahead.known.load(Ordering::SeqCst), 0);
+        (0..100).for_each(|file| prefetch.forgotten(Ino(100 + file)));
+        assert_eq!(prefetch.known.load(Ordering::SeqCst), 0);
     }
 
     #[test]
-    fn what_changes_contents_waits_for_the_end_of_the_flight() {
-        let ahead = Arc::new(listed(100));
-        let run = due(&ahead);
+    fn change_of_size_waits_for_the_end_of_the_flight() {
+        let prefetch = Arc::new(listed(100));
+        let run = due(&prefetch);
         let has_landed = Arc::new(AtomicUsize::new(0));
         let mut changing = None;
         let write = |ino: Ino, _: &Revocable| {
             if changing.is_none() {
-                let (ahead, landed) = (Arc::clone(&ahead), Arc::clone(&has_landed));
+                let (prefetch, landed) = (Arc::clone(&prefetch), Arc::clone(&has_landed));
                 changing = Some(std::thread::spawn(move || {
-                    ahead.touched(ino, Touch::Size, None).unwrap();
+                    prefetch.touched(ino, Touch::Size, None).unwrap();
                     landed.load(Ordering::SeqCst)
                 }));
                 std::thread::sleep(std::time::Duration::from_millis(20));
@@ -813,72 +860,77 @@ mod tests {
             }
             true
         };
-        send(&ahead, run, ten, write);
+        send(&prefetch, run, ten, write);
         assert_eq!(changing.unwrap().join().unwrap(), 1);
     }
 
     #[test]
-    fn no_more_is_remembered_than_there_is_room_for() {
-        let ahead = started();
-        for stream in 0..200 {
+    fn remembered_files_and_runs_stay_within_their_bounds() {
+        let prefetch = started();
+        for listing in 0..200 {
             for file in 0..1_000 {
-                ahead.lists(Stream(stream), ME, Ino(1_000 * stream + file), 10);
+                prefetch.note_file(Listing(listing), ME, Ino(1_000 * listing + file), 10);
             }
         }
-        let one = Stream(1_000);
+        let one = Listing(1_000);
         for file in 0..2 * FILES as u64 {
-            ahead.lists(one, ME, Ino(1_000_000 + file), 10);
-            let state = ahead.state.lock();
+            prefetch.note_file(one, ME, Ino(1_000_000 + file), 10);
+            let state = prefetch.state.lock();
             assert!(state.files <= FILES && state.runs.len() <= RUNS);
             assert!(state.candidates.len() <= state.files);
         }
-        ahead.lists(one, ME, Ino(5), 0);
+        prefetch.note_file(one, ME, Ino(5), 0);
         assert!(
-            !ahead.state.lock().candidates.contains_key(&Ino(5)),
+            !prefetch.state.lock().candidates.contains_key(&Ino(5)),
             "nobody asks for it"
         );
     }
 
     #[test]
     fn large_files_are_asked_for_in_their_turn() {
-        let ahead = started();
+        let prefetch = started();
         for file in 0..40 {
             let is_large = matches!(file, 7 | 8 | 13);
             let bytes = if is_large { FILE_BYTES_MAX + 1 } else { 10 };
             if file == 30 {
-                ahead.lists_directory(DIR, ME);
-                ahead.lists_directory(DIR, ME);
+                prefetch.note_directory(DIR, ME);
+                prefetch.note_directory(DIR, ME);
             }
-            ahead.lists(DIR, ME, Ino(100 + file), bytes);
+            prefetch.note_file(DIR, ME, Ino(100 + file), bytes);
         }
-        begin(&ahead);
-        assert_eq!(reads(&ahead, 2), [5, 6]);
+        begin(&prefetch);
+        assert_eq!(reads(&prefetch, 2), [5, 6]);
         for left in [3, 4] {
-            assert_eq!(reads(&ahead, left), [0; 0]);
+            assert_eq!(reads(&prefetch, left), [0; 0]);
         }
-        assert_eq!(reads(&ahead, 7), [0; 0], "another large one");
-        assert_eq!(reads(&ahead, 8), [0; 0]);
-        assert_eq!(reads(&ahead, 9), [10, 11, 12]);
-        assert_eq!(reads(&ahead, 13), [0; 0]);
-        assert_eq!(reads(&ahead, 14), (15..30).collect::<Vec<_>>());
-        // Through the directory, and behind it.
-        ahead.lists(Stream(2), ME, Ino(500), 10);
-        assert_eq!(*ahead.state.lock().window_of(ME), *WINDOW.end());
-        assert_eq!(reads(&ahead, 30), (31..40).collect::<Vec<_>>());
+        assert_eq!(reads(&prefetch, 7), [0; 0], "another large one");
+        assert_eq!(reads(&prefetch, 8), [0; 0]);
+        assert_eq!(reads(&prefetch, 9), [10, 11, 12]);
+        assert_eq!(reads(&prefetch, 13), [0; 0]);
+        assert_eq!(reads(&prefetch, 14), (15..30).collect::<Vec<_>>());
+        // The order goes on through the directory, and behind it.
+        prefetch.note_file(Listing(2), ME, Ino(500), 10);
+        assert_eq!(*prefetch.state.lock().window_of(ME), *WINDOW.end());
+        assert_eq!(reads(&prefetch, 30), (31..40).collect::<Vec<_>>());
     }
 
     #[test]
-    fn two_of_each_directory_are_no_order() {
-        let ahead = listed(100);
-        due(&ahead);
-        for stream in 2..10 {
-            let first = 1_000 * stream;
-            (0..20).for_each(|file| ahead.lists(Stream(stream), ME, Ino(first + file), 10));
-            // What was sent of the first directory was not asked for.
-            assert_eq!(ahead.lists_on(Stream(stream), ME), None, "{stream}");
+    fn two_files_of_each_directory_are_no_order() {
+        let prefetch = listed(100);
+        due(&prefetch);
+        for listing in 2..10 {
+            let first = 1_000 * listing;
+            (0..20)
+                .for_each(|file| prefetch.note_file(Listing(listing), ME, Ino(first + file), 10));
+            // The program asked for no marker of the first directory.
+            assert_eq!(
+                prefetch.continue_listing(Listing(listing), ME),
+                None,
+                "{listing}"
+            );
             for file in [first + 2, first + 5] {
-                let due = ahead.touched(Ino(file), Touch::Page, Some(ME));
-                assert_eq!(due.unwrap(), None, "{stream}");
+                let due = prefetch.touched(Ino(file), Touch::Page, Some(ME));
+                assert_eq!(due.unwrap(), None, "{listing}");
             }
         }
     }

@@ -1,8 +1,11 @@
-//! A file that is nowhere. The mount opens and writes it through the kernel before anybody else gets to it, and both learn from that.
+//! A file of the mount that exists in no directory. The mount opens and writes it through the
+//! kernel before any program gets to the mount. Kernel and server both learn from that.
 //!
-//! The kernel learns what OPEN is answered, always: until it knows, it tells when a file that it created is closed. The mount learns whether the kernel asks for the capabilities of
-//! a file before it puts the first byte of a write on a page, as it has to if a write is to take them away: only then nothing is sent ahead of
-//! programs that they may have changed (`cache/prefetch.rs`).
+//! The kernel learns how OPEN is always answered: until it knows, it sends a request when a file
+//! that it created is closed. The server learns whether the kernel asks for the capabilities of a
+//! file before it puts the first byte of a write on a page. The kernel has to ask if a write is to
+//! clear them. Only then files are sent ahead of programs that may have changed them
+//! (`cache/prefetch.rs`).
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -11,15 +14,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ramet_fs::{Attr, Ino, Kind};
 
-/// Its number. No inode has that: counted and random ones are below 2^63.
+/// The inode number of the file. No inode of a volume has it: counted and random numbers are below
+/// 2^63.
 pub(crate) const PROBE_INO: Ino = Ino(u64::MAX);
 
-/// The file, and what the kernel did with it.
+/// The file, and the requests that the kernel sent about it.
 pub(crate) struct ProbeFile {
     name: String,
     is_open: AtomicBool,
-    /// Capabilities were asked for, and a byte was written behind that.
-    asked: AtomicBool,
+    /// Whether the kernel asked for capabilities, and whether it did so before it wrote a byte.
+    has_asked: AtomicBool,
     asked_first: AtomicBool,
 }
 
@@ -28,7 +32,7 @@ impl ProbeFile {
         Self {
             name: format!(".ramet-{:032x}", rand::random::<u128>()),
             is_open: AtomicBool::new(false),
-            asked: AtomicBool::new(false),
+            has_asked: AtomicBool::new(false),
             asked_first: AtomicBool::new(false),
         }
     }
@@ -37,10 +41,11 @@ impl ProbeFile {
         self.name.as_bytes()
     }
 
-    /// Opens it in the mounted directory `root`, and writes to it if `writes`. Nobody finds it any more then, once the kernel has forgotten the name.
+    /// Opens the file in the mounted directory `root`, and writes to it if `writes`. No program
+    /// finds it afterwards, once the kernel has forgotten the name.
     ///
     /// # Errors
-    /// Why that cannot be done.
+    /// The error of opening or writing.
     pub(crate) fn open(&self, root: &Path, writes: bool) -> std::io::Result<()> {
         let open = || {
             let mut file = OpenOptions::new()
@@ -48,8 +53,8 @@ impl ProbeFile {
                 .write(writes)
                 .open(root.join(&self.name))?;
             if writes {
-                // Opening may ask for them too.
-                self.asked.store(false, Ordering::SeqCst);
+                // Opening may ask for capabilities too.
+                self.has_asked.store(false, Ordering::SeqCst);
                 file.write_all(b"0")?;
             }
             Ok(())
@@ -64,7 +69,8 @@ impl ProbeFile {
         self.is_open.load(Ordering::SeqCst) && self.name() == name
     }
 
-    /// What it has, in a directory that has these: it is this process's.
+    /// Attributes of the file, in a directory with the attributes `dir`. The user of this process
+    /// owns it.
     pub(crate) fn attr(dir: Attr) -> Attr {
         Attr {
             ino: PROBE_INO,
@@ -76,19 +82,19 @@ impl ProbeFile {
         }
     }
 
-    /// The kernel asks for its capabilities.
+    /// The kernel asks for the capabilities of the file.
     pub(crate) fn asked_for_capabilities(&self) {
-        self.asked.store(true, Ordering::SeqCst);
+        self.has_asked.store(true, Ordering::SeqCst);
     }
 
-    /// The kernel writes to it.
+    /// The kernel writes to the file.
     pub(crate) fn written(&self) {
-        let asked = self.asked.load(Ordering::SeqCst);
+        let asked = self.has_asked.load(Ordering::SeqCst);
         self.asked_first.store(asked, Ordering::SeqCst);
     }
 
-    /// Whether it was written, and the kernel asked before.
-    pub(crate) fn is_asked_for_first(&self) -> bool {
+    /// Whether the file was written, and the kernel asked for capabilities before.
+    pub(crate) fn asks_before_write(&self) -> bool {
         self.asked_first.load(Ordering::SeqCst)
     }
 }
@@ -98,14 +104,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn asking_behind_a_write_is_too_late() {
-        let nowhere = ProbeFile::new();
-        assert!(!nowhere.is_asked_for_first());
-        nowhere.written();
-        nowhere.asked_for_capabilities();
-        assert!(!nowhere.is_asked_for_first());
-        nowhere.written();
-        assert!(nowhere.is_asked_for_first());
-        assert!(!nowhere.has_name(nowhere.name()), "it is not open");
+    fn request_for_capabilities_after_a_write_is_too_late() {
+        let probe = ProbeFile::new();
+        assert!(!probe.asks_before_write());
+        probe.written();
+        probe.asked_for_capabilities();
+        assert!(!probe.asks_before_write());
+        probe.written();
+        assert!(probe.asks_before_write());
+        assert!(!probe.has_name(probe.name()), "it is not open");
     }
 }

@@ -1,26 +1,31 @@
 //! Fences: whether every request that was queued before a moment has been carried out.
 //!
-//! A *lane* is a thread that takes requests from the kernel, one at a time. A fence is raised by a request of our own,
-//! which comes behind all requests that were queued before it. A lane has *cleared* a fence when it certainly holds
-//! no request from before the fence, and will not get one. A fence has passed when all lanes have cleared it.
+//! A *lane* is a thread that takes requests from the kernel, one at a time. A fence is raised by a
+//! request of the `sync` client, which the kernel queues behind all earlier requests. A lane has
+//! *cleared* a fence when it certainly holds no request from before the fence, and will not get
+//! one. A fence has passed when all lanes have cleared it.
 //!
-//! A lane that waits in the kernel is the hard case: a request may have been handed to it that it has not looked at
-//! yet. Nobody can tell that from outside, so the lane itself has to say it.
+//! A lane that waits in the kernel is the hard case: the kernel may have handed a request to it
+//! that the lane has not seen yet. No other thread can tell this, so the lane itself has to clear
+//! the fence.
 //!
-//! - *Requests read from `/dev/fuse`* come from one queue, in its order. What is ahead of the request that raised the
-//!   fence was read before it. So a lane clears the fence when it ends any request after the fence was raised, or takes none at the moment. An idle
-//!   lane gets one because the client asks again and again: the kernel hands each request to the lane that has waited
+//! - *Requests read from `/dev/fuse`* come from one queue, in its order. Every request ahead of the
+//!   one that raised the fence was read before it. So a lane clears the fence when it ends any
+//!   request after the fence was raised, or takes none at the moment. An idle lane gets a request
+//!   because the client repeats its own: the kernel hands each request to the lane that has waited
 //!   longest.
-//! - *Rings* have a queue for each processor, and each gives its requests out in order. A lane clears the fence when it
-//!   finds that nothing has been handed to it: its entry is free then, and the kernel leaves no request in a queue
-//!   that has a free entry. Lanes that wait are woken for that ([`Fences::raise`]). A lane whose queue is never empty
-//!   clears the fence when it begins a request with a higher number than that of the fence: numbers are given before
-//!   requests are queued, so everything older has left the queue.
+//! - *Rings* have a queue for each processor, and each queue gives its requests out in order. A
+//!   lane clears the fence when it finds its entry empty: the kernel leaves no request in a queue
+//!   that has a free entry. Lanes that wait are woken for that ([`Fences::raise`]). A lane whose
+//!   queue is never empty clears the fence when it begins a request with a higher number than that
+//!   of the fence: numbers are given before requests are queued, so all older requests have left
+//!   the queue.
 //!
-//! The kernel holds *background* requests back, write-back among them, while as many as [`BACKGROUND_MAX`] are under
-//! way, and syncfs(2) passes a file over while as many wait. A fence does not stand behind what is held back or passed
-//! over. But then at least that many requests are begun or ended between the call before syncfs(2) and the moment when
-//! the fence has passed. They are counted, and another round is due if there were so many.
+//! The kernel holds *background* requests back, write-back among them, while as many as
+//! [`BACKGROUND_MAX`] are under way, and syncfs(2) skips a file while as many wait. A fence is not
+//! behind a request that is held back, or behind a file that is skipped. But in that case at least
+//! that many requests are begun or ended between the call before syncfs(2) and the moment when the
+//! fence has passed. The server counts them, and another round is due if there were so many.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -31,34 +36,35 @@ use ramet_fs::fence::{Fence, FenceCall};
 
 use crate::protocol::negotiate::BACKGROUND_MAX;
 
-/// How many background requests the kernel allows, and how many before it passes files over, when the one who mounts is not root.
+/// Limits for a mount by a user other than root: the background requests that the kernel allows,
+/// and the number from which it skips files.
 const USER_BACKGROUND_MAX: [&str; 2] = [
     "/sys/module/fuse/parameters/max_user_bgreq",
     "/sys/module/fuse/parameters/max_user_congthresh",
 ];
-/// What the kernel takes where it tells no other number: three quarters of 12.
+/// The kernel's least limit where it tells no other number: three quarters of 12.
 const LEAST_BACKGROUND_MAX: u64 = 9;
 /// Number of the first request of a connection if one counter numbers all of them.
 const FIRST_REQUEST: u64 = 2;
 
 /// A thread that takes requests from the kernel.
 pub(crate) struct Lane {
-    /// The newest fence that it has cleared by holding nothing.
+    /// The newest fence that the lane has cleared by holding no request.
     cleared: AtomicU64,
-    /// The kernel's number of the last request that it began; 0 if numbers tell nothing.
+    /// The kernel's number of the last request that the lane began; 0 if numbers tell nothing.
     request: AtomicU64,
-    /// Whether it takes no request at the moment, and holds none.
+    /// Whether the lane takes no request at the moment, and holds none.
     rests: AtomicBool,
-    /// Ends its wait, if it can be ended.
+    /// Ends the lane's wait, if it can be ended.
     waker: Option<Waker>,
 }
 
 /// All lanes of a mount and the fences that were raised.
 pub(crate) struct Fences {
-    /// Number of the newest one.
+    /// Number of the newest fence.
     newest: AtomicU64,
     lanes: Mutex<Vec<Arc<Lane>>>,
-    /// Lanes that there are, whether they have begun a request or not.
+    /// Number of lanes of the mount, whether they have begun a request or not.
     expected: AtomicUsize,
     /// Whether a request has a higher number than those that were queued before it.
     is_numbered: AtomicBool,
@@ -91,12 +97,12 @@ impl Fences {
         self.is_numbered.store(is_numbered, Ordering::SeqCst);
     }
 
-    /// As many lanes take requests. No fence passes before.
+    /// `count` lanes take requests. No fence passes before all of them exist.
     pub(crate) fn expect_lanes(&self, count: usize) {
         self.expected.store(count, Ordering::SeqCst);
     }
 
-    /// A lane, which must be there before it gets its first request; `waker` ends its wait for one.
+    /// Adds a lane, which must happen before its first request; `waker` ends its wait for one.
     pub(crate) fn add_lane(&self, waker: Option<Waker>) -> Arc<Lane> {
         let lane = Arc::new(Lane {
             cleared: AtomicU64::new(0),
@@ -113,8 +119,8 @@ impl Fences {
         self.newest.load(Ordering::SeqCst)
     }
 
-    /// The answer to `asked`, which came as the request with this number. `begun` requests that may be background ones
-    /// were begun so far.
+    /// The answer to `asked`, which came as the request with this number. `begun` is the number of
+    /// requests so far that may be background requests.
     pub(crate) fn answer(&self, asked: Fence, request: u64, begun: u64) -> Fence {
         match asked.call {
             FenceCall::Look => Fence { begun, ..asked },
@@ -133,7 +139,7 @@ impl Fences {
         }
     }
 
-    /// A new fence. Lanes that wait look whether they hold anything.
+    /// Raises a fence, and wakes lanes that wait, so that they look whether they hold a request.
     fn raise(&self) -> u64 {
         let number = self.newest.fetch_add(1, Ordering::SeqCst) + 1;
         for waker in self
@@ -147,7 +153,7 @@ impl Fences {
         number
     }
 
-    /// Whether the fence has passed, and is behind all that it should be behind.
+    /// Whether the fence has passed, and is behind all requests that it must be behind.
     fn judge(&self, fence: Fence, begun: u64) -> Fence {
         let lanes = self.lanes.lock();
         let is_numbered = self.is_numbered.load(Ordering::SeqCst);
@@ -157,7 +163,7 @@ impl Fences {
                     || lane.cleared.load(Ordering::SeqCst) >= fence.number
                     || is_numbered && lane.request.load(Ordering::SeqCst) >= fence.request.max(1)
             });
-        // Each lane may have been about one more when the counting began.
+        // Each lane may have been about one more request when the counting began.
         let others = begun.saturating_sub(fence.begun) + lanes.len() as u64;
         if !has_passed {
             let call = FenceCall::Wait;
@@ -182,7 +188,7 @@ impl Lane {
         self.request.store(request, Ordering::SeqCst);
     }
 
-    /// The lane holds nothing, and has found so after the fence of this number was raised.
+    /// The lane holds no request, and has found so after the fence of this number was raised.
     pub(crate) fn clears(&self, fence: u64) {
         if self.cleared.load(Ordering::Relaxed) != fence {
             self.cleared.store(fence, Ordering::SeqCst);
@@ -196,7 +202,7 @@ impl Lane {
         self.rests.store(false, Ordering::SeqCst);
     }
 
-    /// The lane takes no request any more.
+    /// The lane takes no more requests.
     pub(crate) fn ends(&self) {
         self.rests.store(true, Ordering::SeqCst);
     }
@@ -268,7 +274,7 @@ mod tests {
         assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
         lanes[0].begins(12);
         assert_eq!(after(&fences, fence, 0), FenceCall::Look);
-        // Of a kernel that counts for each processor, numbers tell nothing.
+        // The numbers of a kernel that counts for each processor tell no order.
         fences.begins_with(2 * 8192 + 2);
         assert_eq!(after(&fences, fence, 0), FenceCall::Wait);
     }

@@ -7,18 +7,19 @@ use parking_lot::Mutex;
 use ramet_fs::control::SourceReply;
 use ramet_fs::{Caller, Error, Ino, Result, Volume};
 
-/// CloneTokens of one user that wait to be used; callers that died in between lose theirs to newer ones of the same user.
-const TICKETS_MAX: usize = 1024;
-/// CloneTokens of all users.
-const ALL_TICKETS_MAX: usize = 16 * TICKETS_MAX;
+/// Tokens of one user that wait to be used. A user's oldest token goes when there are more: its
+/// process may have died.
+const TOKENS_MAX: usize = 1024;
+/// Tokens of all users.
+const ALL_TOKENS_MAX: usize = 16 * TOKENS_MAX;
 
-struct Ticket {
+struct Token {
     number: u64,
     uid: u32,
     source: Source,
 }
 
-/// An object that stays known as long as this lives.
+/// An inode that stays known to the volume as long as this lives.
 pub(crate) struct Source {
     volume: Arc<Volume>,
     pub(crate) ino: Ino,
@@ -30,12 +31,13 @@ impl Drop for Source {
     }
 }
 
-/// The tickets of one mount.
+/// The tokens of one mount.
 #[derive(Default)]
-pub(crate) struct CloneTokens(Mutex<VecDeque<Ticket>>);
+pub(crate) struct CloneTokens(Mutex<VecDeque<Token>>);
 
 impl CloneTokens {
-    /// A ticket for `name` in `dir`, good for one use by the same user, and the number of the inode that it stands for.
+    /// Issues a token for `name` in `dir`, good for one use by the same user, and answers it with
+    /// the number of its inode.
     ///
     /// # Errors
     /// `Access` when the caller may not search `dir`, `NotFound`.
@@ -51,40 +53,47 @@ impl CloneTokens {
             ino: volume.lookup(dir, name)?.ino,
             volume: Arc::clone(volume),
         };
-        let ticket = Ticket {
+        let token = Token {
             number: rand::random(),
             uid: caller.uid,
             source,
         };
         let reply = SourceReply {
-            ticket: ticket.number,
-            ino: ticket.source.ino.0,
+            ticket: token.number,
+            ino: token.source.ino.0,
         };
-        let mut held = self.0.lock();
-        let of_user = || held.iter().enumerate().filter(|(_, t)| t.uid == caller.uid);
-        let old = if of_user().count() >= TICKETS_MAX {
+        let mut waiting = self.0.lock();
+        let of_user = || {
+            waiting
+                .iter()
+                .enumerate()
+                .filter(|(_, t)| t.uid == caller.uid)
+        };
+        let old = if of_user().count() >= TOKENS_MAX {
             of_user().next().map(|(at, _)| at)
         } else {
-            (held.len() >= ALL_TICKETS_MAX).then_some(0)
+            (waiting.len() >= ALL_TOKENS_MAX).then_some(0)
         };
-        let oldest = old.and_then(|at| held.remove(at));
-        held.push_back(ticket);
-        drop(held);
+        let oldest = old.and_then(|at| waiting.remove(at));
+        waiting.push_back(token);
+        drop(waiting);
         drop(oldest);
         Ok(reply)
     }
 
-    /// Takes a ticket back.
+    /// Takes a token back, and answers its source.
     ///
     /// # Errors
-    /// `Stale` when it is not one, or another user's.
+    /// `Stale` when there is no token of this number, or another user has it.
     pub(crate) fn redeem(&self, caller: &Caller, number: u64) -> Result<Source> {
-        let mut held = self.0.lock();
-        let found = held
+        let mut waiting = self.0.lock();
+        let found = waiting
             .iter()
-            .position(|ticket| ticket.number == number && ticket.uid == caller.uid);
-        let ticket = found.and_then(|at| held.remove(at)).ok_or(Error::Stale)?;
-        Ok(ticket.source)
+            .position(|token| token.number == number && token.uid == caller.uid);
+        let token = found
+            .and_then(|at| waiting.remove(at))
+            .ok_or(Error::Stale)?;
+        Ok(token.source)
     }
 }
 
@@ -104,25 +113,25 @@ mod tests {
     }
 
     #[test]
-    fn a_ticket_serves_its_user_until_many_newer_ones_of_the_same_wait() {
+    fn token_serves_its_user_until_many_newer_ones_of_the_same_wait() {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
-        let tickets = CloneTokens::default();
+        let tokens = CloneTokens::default();
         let issue = |caller: &Caller| {
-            let reply = tickets.issue(&volume, caller, ROOT_INO, b".").unwrap();
+            let reply = tokens.issue(&volume, caller, ROOT_INO, b".").unwrap();
             assert_eq!(reply.ino, ROOT_INO.0);
             reply.ticket
         };
         let first = issue(&user(7));
-        assert!(matches!(tickets.redeem(&user(8), first), Err(Error::Stale)));
-        assert_eq!(tickets.redeem(&user(7), first).unwrap().ino, ROOT_INO);
+        assert!(matches!(tokens.redeem(&user(8), first), Err(Error::Stale)));
+        assert_eq!(tokens.redeem(&user(7), first).unwrap().ino, ROOT_INO);
         let others = issue(&user(7));
         let old = issue(&user(8));
-        for _ in 0..TICKETS_MAX {
+        for _ in 0..TOKENS_MAX {
             issue(&user(8));
         }
-        assert!(matches!(tickets.redeem(&user(8), old), Err(Error::Stale)));
-        assert!(tickets.redeem(&user(7), others).is_ok());
+        assert!(matches!(tokens.redeem(&user(8), old), Err(Error::Stale)));
+        assert!(tokens.redeem(&user(7), others).is_ok());
     }
 }

@@ -4,15 +4,15 @@ use ramet_fs::{Caller, Credentials};
 
 use crate::protocol::Header;
 
-/// The process that sent a request, as the request tells.
+/// The process that sent a request, by the header of the request.
 #[derive(Clone, Copy)]
-pub(crate) struct Asker {
+pub(crate) struct Requester {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) pid: u32,
 }
 
-impl From<&Header> for Asker {
+impl From<&Header> for Requester {
     fn from(header: &Header) -> Self {
         Self {
             uid: header.uid,
@@ -22,40 +22,41 @@ impl From<&Header> for Asker {
     }
 }
 
-/// User and groups of a process. Supplementary groups come from the process
-/// table and count as none when the process cannot be seen.
-pub(crate) fn caller(asker: Asker) -> Caller {
-    let groups = if asker.uid == 0 {
+/// User and groups of a process. Supplementary groups come from the process table, and are empty
+/// when the process cannot be seen.
+pub(crate) fn caller_of(requester: Requester) -> Caller {
+    let groups = if requester.uid == 0 {
         Vec::new()
     } else {
-        groups_of(asker.pid)
+        groups_of(requester.pid)
     };
     Caller {
-        uid: asker.uid,
-        gid: asker.gid,
+        uid: requester.uid,
+        gid: requester.gid,
         groups,
     }
 }
 
-/// What setuid and setgid of a file that the process changes depend on. A process that cannot be seen has `CAP_FSETID` as uid 0
-/// only, and no supplementary groups.
-pub(crate) fn credentials(asker: Asker) -> Credentials {
-    credentials_in(status_of(asker.pid).as_deref(), asker)
+/// Groups and capability of a process, which decide on setuid and setgid of a file that the process
+/// changes. A process that cannot be seen has `CAP_FSETID` only as uid 0, and no supplementary
+/// groups.
+pub(crate) fn credentials_of(requester: Requester) -> Credentials {
+    credentials_in(status_of(requester.pid).as_deref(), requester)
 }
 
-fn credentials_in(status: Option<&str>, asker: Asker) -> Credentials {
+fn credentials_in(status: Option<&str>, requester: Requester) -> Credentials {
     const CAP_FSETID: u64 = 1 << 4;
     let capabilities =
         status.and_then(|status| u64::from_str_radix(field(status, "CapEff:").trim(), 16).ok());
     let mut groups = status.map(groups_in).unwrap_or_default();
-    groups.push(asker.gid);
+    groups.push(requester.gid);
     Credentials {
-        has_fsetid: capabilities.map_or(asker.uid == 0, |all| all & CAP_FSETID != 0),
+        has_fsetid: capabilities.map_or(requester.uid == 0, |all| all & CAP_FSETID != 0),
         groups,
     }
 }
 
-/// What the process table tells of a process that it shows.
+/// The text of `/proc/PID/status`, if the process table shows the process.
 fn status_of(pid: u32) -> Option<String> {
     if pid == 0 {
         return None;
@@ -94,24 +95,24 @@ mod tests {
             .collect();
         assert_eq!(groups_of(std::process::id()), expected);
         assert!(groups_of(0).is_empty());
-        let asker = |uid, pid| Asker { uid, gid: 7, pid };
-        let here = credentials(asker(0, std::process::id()));
+        let requester = |uid, pid| Requester { uid, gid: 7, pid };
+        let here = credentials_of(requester(0, std::process::id()));
         assert_eq!(here.groups.split_last(), Some((&7, &expected[..])));
-        let unseen = |uid| credentials(asker(uid, 0));
+        let unseen = |uid| credentials_of(requester(uid, 0));
         assert_eq!(unseen(5).groups, [7]);
         assert_eq!([0, 5].map(|uid| unseen(uid).has_fsetid), [true, false]);
     }
 
     #[test]
-    fn capabilities_decide_and_not_the_user() {
+    fn capabilities_decide_about_fsetid_and_the_user_does_not() {
         let told = |uid, capabilities| {
             let status = format!("Name:\tx\nGroups:\t4 24 \nCapEff:\t{capabilities}\n");
-            let asker = Asker {
+            let requester = Requester {
                 uid,
                 gid: 7,
                 pid: 1,
             };
-            credentials_in(Some(&status), asker)
+            credentials_in(Some(&status), requester)
         };
         let root = told(0, "00000000a80425eb");
         assert_eq!((root.has_fsetid, root.groups), (false, vec![4, 24, 7]));

@@ -1,15 +1,15 @@
-//! What each request is answered: the one way from a decoded request to an answer.
+//! The one way from a decoded request to its answer.
 //!
 //! Some requests may wait: FSYNC, FSYNCDIR and IOCTL for the device, SETATTR and LSEEK for the
-//! write-back of pages ([`Server::waits_for_pages`]). A transport knows on which thread they may wait,
-//! and calls [`Server::sync`], [`Server::ioctl`] and [`Server::after_write_back`] itself.
+//! write-back of pages ([`Server::waits_for_pages`]). A transport knows on which thread they may
+//! wait, and calls [`Server::sync`], [`Server::ioctl`] and [`Server::after_write_back`] itself.
 
 use ramet_fs::{Ino, SetAttr};
 use rustix::io::Errno;
 
 use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
 use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply, Request, Setattr};
-use crate::server::credentials::Asker;
+use crate::server::credentials::Requester;
 use crate::server::server::{Core, Server};
 
 /// A request that goes on once the kernel has written pages back.
@@ -18,7 +18,7 @@ pub(crate) enum AfterWriteBack {
     Setattr {
         node: Ino,
         set: SetAttr,
-        asker: Asker,
+        requester: Requester,
     },
     /// LSEEK to data or to a hole.
     Seek { node: Ino, offset: u64, whence: u32 },
@@ -35,8 +35,12 @@ impl AfterWriteBack {
     /// The answer, once the pages are written back.
     pub(crate) fn answer(&self, core: &Core) -> Reply {
         let answer = match self {
-            Self::Setattr { node, set, asker } => core
-                .setattr(*node, set, *asker)
+            Self::Setattr {
+                node,
+                set,
+                requester,
+            } => core
+                .setattr(*node, set, *requester)
                 .map(|attr| Reply::attr(&attr)),
             Self::Seek {
                 node,
@@ -47,7 +51,7 @@ impl AfterWriteBack {
         answer.unwrap_or_else(Reply::error)
     }
 
-    /// The answer where the pages cannot be waited for.
+    /// The answer where the request cannot wait for the pages.
     pub(crate) fn answer_at_once(&self, server: &Server) -> Reply {
         match self {
             Self::Setattr { node, .. } => {
@@ -70,7 +74,7 @@ impl AfterWriteBack {
 }
 
 impl Server {
-    /// Answers a request; `None` if it is one that gets no answer.
+    /// Answers a request; `None` for a request without an answer.
     pub(crate) fn answer(&self, header: &Header, request: Request<'_>) -> Option<Reply> {
         match request {
             Request::Forget { lookups } => self.forget(header.node, lookups),
@@ -95,12 +99,16 @@ impl Server {
         header: &Header,
         request: &Request<'_>,
     ) -> Option<AfterWriteBack> {
-        let (node, asker) = (header.node, header.into());
+        let (node, requester) = (header.node, header.into());
         match request {
             Request::Setattr(set) => {
                 let set = set_attr(set);
                 let waits = self.sets_time_of_mapped(node, &set);
-                waits.then_some(AfterWriteBack::Setattr { node, set, asker })
+                waits.then_some(AfterWriteBack::Setattr {
+                    node,
+                    set,
+                    requester,
+                })
             }
             &Request::Lseek { offset, whence, .. } => {
                 let seek = AfterWriteBack::Seek {
@@ -116,20 +124,22 @@ impl Server {
 
     /// Requests about the names in the directory of the header, and of its attributes.
     fn answer_about_names(&self, header: &Header, request: Request<'_>) -> Answer<Reply> {
-        let (node, asker) = (header.node, header.into());
+        let (node, requester) = (header.node, header.into());
         let entry = |attr| Reply::entry(&attr);
         match request {
             Request::Lookup { name } => self.answer_lookup(header, name),
             Request::Mknod {
                 name, mode, rdev, ..
-            } => self.mknod(node, name, mode, rdev, asker).map(entry),
-            Request::Mkdir { name, mode, .. } => self.mkdir(node, name, mode, asker).map(entry),
-            Request::Symlink { name, target } => self.symlink(node, name, target, asker).map(entry),
+            } => self.mknod(node, name, mode, rdev, requester).map(entry),
+            Request::Mkdir { name, mode, .. } => self.mkdir(node, name, mode, requester).map(entry),
+            Request::Symlink { name, target } => {
+                self.symlink(node, name, target, requester).map(entry)
+            }
             Request::Link { node: linked, name } => self.link(linked, node, name).map(entry),
             Request::Create {
                 name, mode, flags, ..
             } => {
-                let (attr, open) = self.create(node, name, mode, flags, asker)?;
+                let (attr, open) = self.create(node, name, mode, flags, requester)?;
                 Ok(Reply::created(&attr, created_handle(open), open))
             }
             Request::Unlink { name } => self.unlink(node, name).map(|()| Reply::done()),
@@ -140,12 +150,12 @@ impl Server {
                 new_name,
                 flags,
             } => {
-                let renamed = self.rename((node, name), (new_dir, new_name), flags, asker);
+                let renamed = self.rename((node, name), (new_dir, new_name), flags, requester);
                 renamed.map(|()| Reply::done())
             }
             Request::Getattr { .. } => self.getattr(node).map(|attr| Reply::attr(&attr)),
             Request::Setattr(set) => {
-                let attr = self.setattr(node, &set_attr(&set), asker)?;
+                let attr = self.setattr(node, &set_attr(&set), requester)?;
                 Ok(Reply::attr(&attr))
             }
             Request::Readlink => self.readlink(node).map(Reply::bytes),
@@ -155,7 +165,7 @@ impl Server {
 
     /// Requests about the contents of the file or directory of the header.
     fn answer_about_contents(&self, header: &Header, request: Request<'_>) -> Answer<Reply> {
-        let (node, asker) = (header.node, header.into());
+        let (node, requester) = (header.node, header.into());
         match request {
             Request::Open { .. } | Request::Flush { .. } => Err(NEVER_AGAIN),
             Request::Release { .. } | Request::Destroy => Ok(Reply::done()),
@@ -169,7 +179,7 @@ impl Server {
                 flags,
                 ..
             } => {
-                self.write((node, fh), offset, data, flags, asker)?;
+                self.write((node, fh), offset, data, flags, requester)?;
                 let size = u32::try_from(data.len()).expect("a request holds less than 4 GiB");
                 Ok(Reply::written(size))
             }
@@ -179,7 +189,7 @@ impl Server {
                 mode,
                 ..
             } => {
-                let allocated = self.fallocate(node, (offset, length), mode, asker);
+                let allocated = self.fallocate(node, (offset, length), mode, requester);
                 allocated.map(|()| Reply::done())
             }
             Request::Lseek { offset, whence, .. } => {
@@ -187,7 +197,7 @@ impl Server {
             }
             Request::CopyFileRange { range, is_64 } => {
                 let (from, to) = ((node, range.offset_in), (range.node_out, range.offset_out));
-                let copied = self.copy_range(from, to, range.length, asker)?;
+                let copied = self.copy_range(from, to, range.length, requester)?;
                 Ok(if is_64 {
                     Reply::copied(copied.into())
                 } else {
@@ -224,7 +234,7 @@ impl Server {
                 Ok(Reply::xattr(list, size))
             }
             Request::Removexattr { name } => self.removexattr(node, name).map(|()| Reply::done()),
-            // The kernel does not ask again, or goes another way.
+            // The kernel does not send such a request again, or uses other requests in its place.
             _ => Err(Errno::NOSYS),
         }
     }

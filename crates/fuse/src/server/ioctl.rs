@@ -26,12 +26,13 @@ pub(crate) enum Call {
     Diff(DiffRequest),
     Usage,
     Scrub(ScrubRequest),
-    /// To so many bytes.
+    /// Grow the volume to so many bytes.
     Grow(u64),
 }
 
-/// Whether the caller could read and write the volume itself. Only those may compare trees and scrub, which tell names (a comparison
-/// also equality) whatever the directories inside allow, and grow the volume.
+/// Whether the caller could read and write the device of the volume itself. Only root and the user
+/// of the daemon may compare trees and scrub, because both tell names in directories that the
+/// caller may not read, and a comparison tells equality of contents. Only they may grow the volume.
 fn owns_volume(caller: &Caller) -> Result<()> {
     let is_ours = caller.uid == rustix::process::geteuid().as_raw();
     if caller.uid == 0 || is_ours {
@@ -41,18 +42,18 @@ fn owns_volume(caller: &Caller) -> Result<()> {
     }
 }
 
-/// How long a call may take.
+/// The time that a call may take.
 pub(crate) enum Pace {
-    /// As long as a lookup.
+    /// As quick as a lookup.
     Quick,
-    /// As long as the device.
+    /// As long as the device takes.
     Waits,
-    /// It changes names, and so must be followed by invalidations.
+    /// The call changes names, so invalidations follow it.
     Structural,
 }
 
 impl Call {
-    /// `None` for the number of somebody else's ioctl.
+    /// The call of an ioctl; `None` for the number of another program's ioctl.
     pub(crate) fn decode(number: u32, bytes: &[u8]) -> Option<Result<Self>> {
         Some(match number {
             CLONE => CloneRequest::decode(bytes).map(Self::Clone),
@@ -72,7 +73,7 @@ impl Call {
         })
     }
 
-    /// Where it may be served.
+    /// The time that this call may take.
     pub(crate) fn pace(&self) -> Pace {
         match self {
             Self::Clone(_) | Self::Remove(_) => Pace::Structural,
@@ -86,7 +87,7 @@ impl Call {
         }
     }
 
-    /// The name that it removes.
+    /// The name that this call removes.
     pub(crate) fn removes(&self) -> Option<&[u8]> {
         match self {
             Self::Remove(request) => Some(&request.name),
@@ -94,14 +95,15 @@ impl Call {
         }
     }
 
-    /// Carries the call out, made on the open directory `dir` by `caller`: what the kernel remembers wrongly then, and the answer.
+    /// Carries the call out, made on the open directory `dir` by `caller`. Answers the
+    /// invalidations that the kernel needs then, and the data.
     ///
     /// # Errors
-    /// Those of the call.
+    /// The errors of the call.
     pub(crate) fn run(
         &self,
         volume: &Arc<Volume>,
-        (tickets, asked, ahead): (&CloneTokens, &RequestCounts, &Prefetch),
+        (tokens, counts, prefetch): (&CloneTokens, &RequestCounts, &Prefetch),
         (dir, stream): (Ino, Option<&DirStream>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
@@ -109,13 +111,13 @@ impl Call {
         let mut data = Vec::new();
         match self {
             Self::Clone(request) => {
-                let source = tickets.redeem(caller, request.source)?;
+                let source = tokens.redeem(caller, request.source)?;
                 let mode = request.mode();
                 stale = volume.clone_entry(caller, source.ino, dir, &request.name, mode)?;
             }
             Self::Remove(request) => stale = volume.remove_tree(caller, dir, &request.name)?,
             Self::Source(request) => {
-                let reply = tickets.issue(volume, caller, dir, &request.name)?;
+                let reply = tokens.issue(volume, caller, dir, &request.name)?;
                 data = encode_source_reply(reply).to_vec();
             }
             Self::Sync => volume.sync_all()?,
@@ -128,7 +130,7 @@ impl Call {
                 owns_volume(caller)?;
                 let starts = request.flags & DIFF_START != 0;
                 let other = starts
-                    .then(|| tickets.redeem(caller, request.other))
+                    .then(|| tokens.redeem(caller, request.other))
                     .transpose()?;
                 let other = other.as_ref().map(|source| source.ino);
                 data = volume.diff_page(stream.ok_or(Error::Stale)?, other)?;
@@ -139,9 +141,9 @@ impl Call {
                 let Ok(mut counters) = serde_json::to_value(volume.stats()) else {
                     return Err(invalid);
                 };
-                counters["requests"] = asked.json();
-                counters[FAILED_WRITE_BACKS] = asked.failed_write_backs().into();
-                counters["ahead"] = ahead.json();
+                counters["requests"] = counts.json();
+                counters[FAILED_WRITE_BACKS] = counts.failed_write_backs().into();
+                counters["ahead"] = prefetch.json();
                 data = encode_stat_reply(&counters.to_string())?;
             }
             Self::Scrub(request) => {
@@ -163,24 +165,24 @@ pub struct Controls {
     volume: Arc<Volume>,
     clone_tokens: CloneTokens,
     request_counts: RequestCounts,
-    ahead: Prefetch,
+    prefetch: Prefetch,
 }
 
 #[cfg(fuzzing)]
 impl Controls {
-    /// Those of `volume`.
+    /// The control calls of `volume`.
     #[must_use]
     pub fn new(volume: Arc<Volume>) -> Self {
         Self {
             volume,
             clone_tokens: CloneTokens::default(),
             request_counts: RequestCounts::default(),
-            ahead: Prefetch::default(),
+            prefetch: Prefetch::default(),
         }
     }
 
-    /// What the ioctl `number` with `bytes`, made on the directory `dir` by `caller`, is answered; `None` when it is
-    /// nobody's.
+    /// The answer to the ioctl `number` with `bytes`, made on the directory `dir` by `caller`;
+    /// `None` for an unknown number.
     pub fn call(
         &self,
         number: u32,
@@ -189,11 +191,11 @@ impl Controls {
         caller: &Caller,
     ) -> Option<Result<Vec<u8>>> {
         let call = Call::decode(number, bytes)?;
-        let known = (&self.clone_tokens, &self.request_counts, &self.ahead);
+        let known = (&self.clone_tokens, &self.request_counts, &self.prefetch);
         let run = |call: Call| call.run(&self.volume, known, dir, caller);
         Some(call.and_then(run).map(|(_, data)| data))
     }
 }
 
-/// What any other ioctl gets.
+/// The answer to any other ioctl.
 pub(crate) const UNKNOWN: Errno = Errno::NOTTY;

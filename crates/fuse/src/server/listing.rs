@@ -1,4 +1,4 @@
-//! Answers to READDIRPLUS: which entries, and which of them with attributes.
+//! Answers to READDIRPLUS: which entries they have, and which entries come with attributes.
 
 use std::cell::Cell;
 
@@ -22,26 +22,26 @@ impl Server {
             self.read_dir_plus((fh, header.pid), offset, |_| true, push)?;
             return Ok(Reply::room(entries.len()));
         };
-        let (asker, dir) = (header.pid, header.node);
+        let (thread, dir) = (header.pid, header.node);
         let begins = offset == 0;
         if !begins {
             policies.first_entry.goes_on(fh.0);
         }
-        let is_short = begins && policies.first_entry.wants_first_only(asker, dir);
+        let is_short = begins && policies.first_entry.wants_first_only(thread, dir);
         let (most, mut choice) = if is_short {
             (SHORT, Choice::All)
         } else {
-            (usize::MAX, policies.attributes.lists(asker, dir))
+            (usize::MAX, policies.attributes.choose(thread, dir))
         };
         let count = Cell::new(0);
         let wants = |entry: &DirEntry| count.get() < most && choice.wants(entry.kind);
-        let listed = self.read_dir_plus((fh, asker), offset, wants, |entry, attr| {
+        let listed = self.read_dir_plus((fh, thread), offset, wants, |entry, attr| {
             let taken = count.get() < most && entries.push_plus(entry, attr);
             count.set(count.get() + usize::from(taken));
             taken
         });
         if begins {
-            policies.first_entry.began(asker, dir, fh.0, count.get());
+            policies.first_entry.began(thread, dir, fh.0, count.get());
         }
         listed.map(|()| Reply::room(entries.len()))
     }

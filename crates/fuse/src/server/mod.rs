@@ -1,4 +1,4 @@
-//! What requests are answered.
+//! The answers to requests, and the state of a mount that they need.
 
 pub(crate) mod barrier;
 pub(crate) mod clone_tokens;

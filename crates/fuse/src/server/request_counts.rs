@@ -1,4 +1,4 @@
-//! How often the kernel asked for what.
+//! Numbers of requests of each kind.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,7 +50,8 @@ impl RequestCounts {
         }
     }
 
-    /// The kernel wrote back what was stored through a mapping, and that failed. The kernel drops the pages.
+    /// The write-back of a page that a program stored into through a mapping failed. The kernel
+    /// drops the page.
     pub(crate) fn count_failed_write_back(&self) {
         self.failed_write_backs.fetch_add(1, Ordering::Relaxed);
     }
@@ -63,8 +64,9 @@ impl RequestCounts {
         self.counts[operation as usize].load(Ordering::Relaxed)
     }
 
-    /// Of the requests so far, those that the kernel may send in the background, for which nobody waits. WRITE is
-    /// one of them only if it writes back, which is counted elsewhere.
+    /// Number of requests so far that the kernel may send in the background, for which no program
+    /// waits. A WRITE is a background request only if it writes back, and those are counted
+    /// elsewhere.
     pub(crate) fn background(&self) -> u64 {
         let counted = [opcode::READ, opcode::RELEASE, opcode::RELEASEDIR];
         counted
@@ -92,10 +94,10 @@ mod tests {
 
     #[test]
     fn both_kinds_of_a_request_are_counted_as_one_and_unknown_ones_are_not() {
-        let asked = RequestCounts::default();
+        let counts = RequestCounts::default();
         for operation in [opcode::RENAME, opcode::RENAME2, opcode::STATX, 4_000] {
-            asked.count(operation);
+            counts.count(operation);
         }
-        assert_eq!(asked.json(), serde_json::json!({"RENAME": 2, "STATX": 1}));
+        assert_eq!(counts.json(), serde_json::json!({"RENAME": 2, "STATX": 1}));
     }
 }

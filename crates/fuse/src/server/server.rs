@@ -1,4 +1,4 @@
-//! What requests are answered, whichever way they come.
+//! The answers to requests, for both transports.
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,48 +24,51 @@ use crate::cache::listing_policies::ListingPolicies;
 use crate::cache::mapped::{Mapped, Tail};
 use crate::cache::negative_dentries::NegativeDentries;
 use crate::cache::notify::{Kernel, clears_stored_pages};
-use crate::cache::prefetch::{FILE_BYTES_MAX, Prefetch, Stream, Touch};
+use crate::cache::prefetch::{FILE_BYTES_MAX, Listing, Prefetch, Touch};
 use crate::cache::probe_file::{PROBE_INO, ProbeFile};
 use crate::protocol::abi::{self, opcode};
 use crate::protocol::negotiate::{Agreed, DIRECT_HANDLE};
 use crate::protocol::{Answer, FileHandle, Header, errno};
 use crate::server::barrier::Fences;
 use crate::server::clone_tokens::CloneTokens;
-use crate::server::credentials::{Asker, caller, credentials};
+use crate::server::credentials::{Requester, caller_of, credentials_of};
 use crate::server::ioctl::{Call, Pace, UNKNOWN};
 use crate::server::request_counts::RequestCounts;
 use crate::server::workers::Workers;
 
-/// What the kernel asks for before a file is written for the first time.
+/// The attribute that the kernel asks for before a program writes to a file for the first time.
 const CAPABILITY: &[u8] = b"security.capability";
 /// Syncs that wait at the same time; the tree commits those in one go.
 const SYNC_THREADS: usize = 4;
 /// Requests at the same time that wait for pages of the kernel.
 const PAGE_THREADS: usize = 2;
-/// How long a request that makes a file grow waits for the page at its old end. The page may be locked by the program
-/// that waits for the answer, but only while it has no contents that anybody could have mapped.
+/// How long a request that makes a file grow waits for the page at the old end. The program that
+/// waits for the answer may have locked the page, but only while the page has no contents that a
+/// program could have mapped.
 const TAIL_PATIENCE: Duration = Duration::from_millis(20);
 
-/// A volume, as the kernel asks for it.
+/// A mounted volume: the state that its requests share.
 pub(crate) struct Server {
     pub(super) core: Arc<Core>,
     syncs: Workers,
-    /// One thread for what ends with invalidations: see `cache/notify.rs`.
+    /// One thread for changes that end with invalidations: see `cache/notify.rs`.
     structural: Workers,
-    /// One thread for contents that nobody asked for yet.
-    ahead: Workers,
-    /// Threads for what waits for pages of the kernel, which may wait for answers: see `cache/mapped.rs`.
+    /// One thread for prefetched contents.
+    prefetch: Workers,
+    /// Threads that wait for pages of the kernel, whose holders may wait for answers: see
+    /// `cache/mapped.rs`.
     pages: Workers,
     probe_file: ProbeFile,
     fences: Arc<Fences>,
-    /// Unknown until the connection begins.
+    /// The agreement with the kernel, unknown until the connection begins.
     agreed: OnceLock<Agreed>,
     listing_policies: ListingPolicies,
 }
 
-/// What the jobs of the workers need.
+/// The state that jobs of the workers need.
 pub(crate) struct Core {
-    /// Before the volume, which they hold inodes of.
+    /// Declared before the volume, because open directories hold inodes of it and must be dropped
+    /// first.
     streams: Mutex<HashMap<u64, Arc<DirStream>>>,
     volume: Arc<Volume>,
     kernel: Kernel,
@@ -73,12 +76,12 @@ pub(crate) struct Core {
     next_stream: AtomicU64,
     clone_tokens: CloneTokens,
     request_counts: RequestCounts,
-    ahead: Prefetch,
+    prefetch: Prefetch,
     mapped: Mapped,
     held: Arc<Held>,
-    /// Requests that wrote pages back, so far.
+    /// Number of requests that wrote pages back, so far.
     written_back: AtomicU64,
-    /// Room for what is sent ahead, of the one thread that does.
+    /// Room for prefetched contents, used by the one thread that sends them.
     contents: Mutex<Arc<Revocable>>,
 }
 
@@ -87,26 +90,26 @@ impl Core {
         self.streams.lock().get(&fh.0).cloned().ok_or(Error::Stale)
     }
 
-    /// What the kernel remembers wrongly afterwards, and the answer.
+    /// Carries a call out. Answers the invalidations that the kernel needs then, and the data.
     fn carry_out(
         &self,
         call: &Call,
         (node, fh): (Ino, FileHandle),
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         let stream = self.stream(fh).ok();
         let dir = (node, stream.as_deref());
-        let known = (&self.clone_tokens, &self.request_counts, &self.ahead);
+        let known = (&self.clone_tokens, &self.request_counts, &self.prefetch);
         if let Some(name) = call.removes() {
             self.negative_dentries.note(node, name);
         }
-        let (mut stale, data) = answer(call.run(&self.volume, known, dir, &caller(asker)))?;
+        let (mut stale, data) = answer(call.run(&self.volume, known, dir, &caller_of(requester)))?;
         stale.retain(|one| self.negative_dentries.may_matter(one));
         Ok((stale, data))
     }
 
-    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, asker: Asker) -> Answer<Attr> {
-        let writer = || credentials(asker);
+    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, requester: Requester) -> Answer<Attr> {
+        let writer = || credentials_of(requester);
         answer(self.volume.setattr(node, set, Some(&writer)))
     }
 
@@ -115,15 +118,15 @@ impl Core {
         answer(self.volume.seek(node, offset, data))
     }
 
-    /// Sends what is due of a listing's files, while there is any.
-    fn send_ahead(&self, run: u64) {
+    /// Sends the due files of a run, as long as there are any.
+    fn send_due(&self, run: u64) {
         let mut contents = self.contents.lock();
         let read = |ino, room: &mut [u8]| self.volume.read_into(ino, 0, room).ok();
         let store = |ino, contents: &Revocable| {
             self.mapped.note(ino);
             self.kernel.store(ino, contents)
         };
-        if let Err(error) = self.ahead.send(run, &mut contents, read, store) {
+        if let Err(error) = self.prefetch.send(run, &mut contents, read, store) {
             tracing::debug!(%error, "files are not sent ahead");
         }
     }
@@ -137,11 +140,11 @@ fn answer<T>(result: Result<T>) -> Answer<T> {
     result.map_err(|error| errno(&error))
 }
 
-/// From where on LSEEK looks for data, or for a hole if not.
+/// The offset from which LSEEK searches, and whether it searches for data or for a hole.
 fn seek_target(offset: u64, whence: u32) -> Answer<(u64, bool)> {
     const SEEK_DATA: u32 = 3;
     const SEEK_HOLE: u32 = 4;
-    // A place in the kernel is signed.
+    // An offset in the kernel is signed.
     if i64::try_from(offset).is_err() {
         return Err(Errno::NXIO);
     }
@@ -163,7 +166,7 @@ impl Server {
             next_stream: AtomicU64::new(1),
             clone_tokens: CloneTokens::default(),
             request_counts: RequestCounts::default(),
-            ahead: Prefetch::default(),
+            prefetch: Prefetch::default(),
             mapped: Mapped::default(),
             held: Arc::new(Held::new(Instant::now())),
             written_back: AtomicU64::new(0),
@@ -173,7 +176,7 @@ impl Server {
             core: Arc::new(core),
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
-            ahead: Workers::new("ahead", 1)?,
+            prefetch: Workers::new("prefetch", 1)?,
             pages: Workers::new("pages", PAGE_THREADS)?,
             probe_file: ProbeFile::new(),
             fences: Arc::new(Fences::new()),
@@ -182,15 +185,16 @@ impl Server {
         })
     }
 
-    /// Opens a file that is nowhere through the kernel, which has the volume mounted at `dir`: see there. With `ahead` small files are sent to the kernel
-    /// before they are asked for, from then on, if it is one that this can be done with.
+    /// Opens the probe file through the kernel, which has the volume mounted at `dir`
+    /// (`cache/probe_file.rs`). With `prefetch`, small files are sent to the kernel before it asks
+    /// for them from then on, if the kernel allows it.
     ///
     /// # Errors
-    /// Why it cannot be opened; nothing is sent ahead then.
-    pub(crate) fn answer_first_open(&self, dir: &Path, ahead: bool) -> std::io::Result<()> {
-        let ahead = ahead && clears_stored_pages();
+    /// The error of opening. No files are sent ahead then.
+    pub(crate) fn answer_first_open(&self, dir: &Path, prefetch: bool) -> std::io::Result<()> {
+        let prefetch = prefetch && clears_stored_pages();
         let read_only = self.core.volume.is_read_only();
-        let mut opened = self.probe_file.open(dir, ahead && !read_only);
+        let mut opened = self.probe_file.open(dir, prefetch && !read_only);
         if opened.is_err() {
             // The mount may be read-only although the volume is not.
             opened = self.probe_file.open(dir, false);
@@ -200,23 +204,23 @@ impl Server {
             name: self.probe_file.name().to_vec(),
         };
         self.core.kernel.invalidate(&[stale]);
-        let may_send = read_only || self.probe_file.is_asked_for_first();
-        if opened.is_ok() && ahead && !may_send {
+        let may_send = read_only || self.probe_file.asks_before_write();
+        if opened.is_ok() && prefetch && !may_send {
             tracing::info!("the kernel writes files without asking: none is sent ahead");
         }
-        if opened.is_ok() && ahead && may_send {
-            self.core.ahead.start();
+        if opened.is_ok() && prefetch && may_send {
+            self.core.prefetch.start();
         }
         opened
     }
 
-    /// What was agreed upon with the kernel, before it asks for anything.
+    /// Sets the agreement with the kernel, before its first request.
     pub(crate) fn agree(&self, agreed: Agreed) {
         let first = self.agreed.set(agreed);
         debug_assert!(first.is_ok(), "a connection begins once");
     }
 
-    /// Where the server chooses what comes with a listing.
+    /// The policies for listings, if the server chooses which attributes come with them.
     pub(super) fn listing_policies(&self) -> Option<&ListingPolicies> {
         let agreed = self.agreed.get()?;
         (!agreed.kernel_chooses_attributes()).then_some(&self.listing_policies)
@@ -258,7 +262,7 @@ impl Server {
                 _ => None,
             };
             let call = match hold {
-                Some(number) if self.core.held.is_served(number) => FenceCall::Look,
+                Some(number) if self.core.held.has_ended(number) => FenceCall::Look,
                 Some(_) => FenceCall::Hold,
                 None => told.call,
             };
@@ -272,7 +276,8 @@ impl Server {
         Some(asked.map(|asked| answer(asked).encode().to_vec()))
     }
 
-    /// Has the kernel wait for pages whose write-back a program may hold up, if there may be any. Number of that.
+    /// Has the kernel wait for pages whose write-back a program may hold up, if there may be any.
+    /// Answers the number of the wait.
     fn wait_for_held(&self) -> Option<u64> {
         let files = self.core.held.lately(Instant::now());
         if files.is_empty() {
@@ -284,17 +289,18 @@ impl Server {
                 kernel.write_back(ino);
             }
         };
-        Some(self.core.held.ask(wait, |wait| self.pages.run(wait)))
+        Some(self.core.held.begin(wait, |wait| self.pages.run(wait)))
     }
 
-    /// A program holds up the write-back of a file, and maps it.
+    /// The size of a file changes, which holds up the write-back of its pages.
     fn resized(&self, node: Ino) {
         if self.core.mapped.may_have(node) {
             self.core.held.note(node, Instant::now());
         }
     }
 
-    /// `None` for a name that does not exist, which may be remembered.
+    /// The attributes of a name; `None` for a name that does not exist, which the kernel may
+    /// remember.
     pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Answer<Option<Attr>> {
         if self.probe_file.has_name(name) {
             return self.getattr(dir).map(|attr| Some(ProbeFile::attr(attr)));
@@ -309,7 +315,7 @@ impl Server {
     pub(super) fn forget(&self, node: Ino, lookups: u64) {
         self.count(opcode::FORGET);
         let last = || {
-            self.core.ahead.forgotten(node);
+            self.core.prefetch.forgotten(node);
             self.core.mapped.forget(node);
             self.core.held.forget(node);
         };
@@ -320,18 +326,21 @@ impl Server {
         answer(self.core.volume.getattr(node))
     }
 
-    /// Whether the kernel must write back the pages of a file before its time of modification is set. Never with a new
-    /// size: the kernel holds the write-back then until it has the answer.
+    /// Whether the kernel must write back the pages of a file before its time of modification is
+    /// set. With a new size the answer is no: the kernel then holds the write-back until it has the
+    /// answer.
     pub(crate) fn sets_time_of_mapped(&self, node: Ino, set: &SetAttr) -> bool {
         set.mtime.is_some() && set.size_bytes.is_none() && self.is_mapped(node)
     }
 
-    /// Whether a program may have stored into pages of the file what the volume does not have yet.
+    /// Whether a program may have stored bytes into pages of the file that the volume does not have
+    /// yet.
     pub(crate) fn is_mapped(&self, node: Ino) -> bool {
         !self.core.volume.is_read_only() && self.core.mapped.may_have(node)
     }
 
-    /// Has the kernel write back the pages of a file, and goes on with `then` on the thread that has waited for that.
+    /// Has the kernel write back the pages of a file, and then runs `then` on the thread that
+    /// waited for it.
     pub(crate) fn after_write_back(&self, node: Ino, then: impl FnOnce(&Core) + Send + 'static) {
         let core = Arc::clone(&self.core);
         self.pages.run(move || {
@@ -349,8 +358,8 @@ impl Server {
         Tail::of(size, rustix::param::page_size() as u64)
     }
 
-    /// The file has grown over what was its tail, up to `start`, from where on it is written: there are zeros for every
-    /// reader before the answer.
+    /// The file has grown over its old tail, up to `start`, where the new contents begin. Every
+    /// reader sees zeros there before the request is answered.
     fn clear_tail(&self, node: Ino, tail: Option<Tail>, start: u64) {
         let Some((tail, bytes)) = tail.map(|tail| (tail, tail.exposed(start))) else {
             return;
@@ -362,7 +371,7 @@ impl Server {
         let kernel = self.core.kernel.clone();
         self.pages.run(move || {
             kernel.store_zeros(node, tail.offset, bytes);
-            // Nobody waits any more for a page that was locked.
+            // The request no longer waits for a page that was locked for long.
             let _ = sender.send(());
         });
         if cleared.recv_timeout(TAIL_PATIENCE).is_err() {
@@ -370,14 +379,14 @@ impl Server {
         }
     }
 
-    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, asker: Asker) -> Answer<Attr> {
+    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, requester: Requester) -> Answer<Attr> {
         let Some(size_bytes) = set.size_bytes else {
-            return self.core.setattr(node, set, asker);
+            return self.core.setattr(node, set, requester);
         };
         self.touched(node, Touch::Size)?;
         self.resized(node);
         let tail = self.tail(node);
-        let attr = self.core.setattr(node, set, asker)?;
+        let attr = self.core.setattr(node, set, requester)?;
         self.clear_tail(node, tail, size_bytes);
         Ok(attr)
     }
@@ -386,25 +395,31 @@ impl Server {
         answer(self.core.volume.readlink(node)).map(|target| target.to_vec())
     }
 
-    /// Creates what `mode` says.
+    /// Creates an inode of the kind that `mode` says.
     pub(crate) fn mknod(
         &self,
         dir: Ino,
         name: &[u8],
         mode: u32,
         rdev: u32,
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<Attr> {
         let kind = Kind::from_mode(mode).ok_or(Errno::INVAL)?;
         let new = NewInode {
             rdev,
-            ..new_inode(kind, mode, asker)
+            ..new_inode(kind, mode, requester)
         };
         answer(self.core.volume.create(dir, name, &new))
     }
 
-    pub(crate) fn mkdir(&self, dir: Ino, name: &[u8], mode: u32, asker: Asker) -> Answer<Attr> {
-        let new = new_inode(Kind::Directory, mode, asker);
+    pub(crate) fn mkdir(
+        &self,
+        dir: Ino,
+        name: &[u8],
+        mode: u32,
+        requester: Requester,
+    ) -> Answer<Attr> {
+        let new = new_inode(Kind::Directory, mode, requester);
         answer(self.core.volume.create(dir, name, &new))
     }
 
@@ -413,11 +428,11 @@ impl Server {
         dir: Ino,
         name: &[u8],
         target: &[u8],
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<Attr> {
         let new = NewInode {
             target,
-            ..new_inode(Kind::Symlink, 0o777, asker)
+            ..new_inode(Kind::Symlink, 0o777, requester)
         };
         answer(self.core.volume.create(dir, name, &new))
     }
@@ -437,7 +452,7 @@ impl Server {
         from: (Ino, &[u8]),
         to: (Ino, &[u8]),
         flags: u32,
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<()> {
         let flags = RenameFlags::from_bits_retain(flags);
         let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
@@ -451,7 +466,7 @@ impl Server {
             (false, true) => RenameMode::Exchange,
             (false, false) => RenameMode::Replace,
         };
-        let owner = whiteout.then_some((asker.uid, asker.gid));
+        let owner = whiteout.then_some((requester.uid, requester.gid));
         self.core.negative_dentries.note(from.0, from.1);
         answer(self.core.volume.rename(from, to, mode, owner))
     }
@@ -466,12 +481,13 @@ impl Server {
         name: &[u8],
         mode: u32,
         flags: u32,
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<(Attr, u32)> {
-        let new = new_inode(Kind::Regular, mode, asker);
+        let new = new_inode(Kind::Regular, mode, requester);
         let created = match self.core.volume.create(dir, name, &new) {
-            // A clone was faster than the kernel's news of it. Opened here, nobody would check what
-            // the caller may do with it: the kernel looks again, and does, when it hears this.
+            // A clone made this name before the kernel heard of it. If the file were opened here,
+            // its permissions would not be checked. The kernel looks the name up again after this
+            // error, and checks them.
             Err(Error::Exists) if flags & OFlags::EXCL.bits() == 0 => Err(Error::Stale),
             created => created,
         };
@@ -479,35 +495,38 @@ impl Server {
         answer(created).map(|attr| (attr, agreed.created_flags(flags)))
     }
 
-    /// A request changes a file, or the size of one.
+    /// A request changes a file or its size.
     fn touched(&self, node: Ino, touch: Touch) -> Answer<()> {
-        self.core.ahead.touched(node, touch, None).map(drop)
+        self.core.prefetch.touched(node, touch, None).map(drop)
     }
 
-    /// The thread `asker` reads a file.
-    fn reads(&self, node: Ino, asker: u32) -> Answer<()> {
+    /// A thread reads a file.
+    fn reads(&self, node: Ino, thread: u32) -> Answer<()> {
         self.core.mapped.note(node);
-        let due = self.core.ahead.touched(node, Touch::Page, Some(asker))?;
-        self.send_ahead(due);
+        let due = self
+            .core
+            .prefetch
+            .touched(node, Touch::Page, Some(thread))?;
+        self.send_due(due);
         Ok(())
     }
 
-    fn send_ahead(&self, run: Option<u64>) {
+    fn send_due(&self, run: Option<u64>) {
         if let Some(run) = run {
             let core = Arc::clone(&self.core);
-            self.ahead.run(move || {
-                // Nobody asked for it, so nobody is to be harmed.
-                if catch_unwind(AssertUnwindSafe(|| core.send_ahead(run))).is_err() {
+            self.prefetch.run(move || {
+                // No program asked for the contents, so no program must suffer from a panic.
+                if catch_unwind(AssertUnwindSafe(|| core.send_due(run))).is_err() {
                     tracing::error!("a panic: no files are sent ahead any more");
-                    core.ahead.stop();
+                    core.prefetch.stop();
                 }
             });
         }
     }
 
-    /// Threads that wait for a page of the kernel's.
+    /// Number of threads that wait for a page of the kernel.
     pub(crate) fn waiting(&self) -> usize {
-        self.core.ahead.waiting()
+        self.core.prefetch.waiting()
     }
 
     pub(crate) fn read_into(
@@ -515,9 +534,9 @@ impl Server {
         node: Ino,
         offset: u64,
         buf: &mut [u8],
-        asker: u32,
+        thread: u32,
     ) -> Answer<usize> {
-        self.reads(node, asker)?;
+        self.reads(node, thread)?;
         answer(self.core.volume.read_into(node, offset, buf))
     }
 
@@ -527,7 +546,7 @@ impl Server {
         offset: u64,
         data: &[u8],
         flags: u32,
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<()> {
         if node == PROBE_INO {
             self.probe_file.written();
@@ -547,38 +566,40 @@ impl Server {
         } else if fh != DIRECT_HANDLE {
             self.core.mapped.note(node);
         }
-        // The kernel sets the flag for a process without CAP_FSETID, whatever the mode of the file is.
+        // The kernel sets the flag for a process without CAP_FSETID, with any mode of the file.
         let writer: &dyn Fn() -> Credentials = &|| Credentials {
             has_fsetid: false,
-            ..credentials(asker)
+            ..credentials_of(requester)
         };
         let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
         let written = self.core.volume.write(node, offset, data, writer);
         if is_mapped && written.is_err() {
             self.core.request_counts.count_failed_write_back();
         }
-        // One that failed may have been made in part.
+        // A write that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));
         answer(written)?;
         self.clear_tail(node, tail, offset);
         Ok(())
     }
 
-    /// A change of its contents took privileges of a file away, if `cleared`. The kernel, which believes what it was told, would let it go on with them: it knows
-    /// before the change is answered.
+    /// Tells the kernel of changed attributes, if `cleared`: a change of the contents cleared
+    /// setuid or setgid, or took capabilities away. Otherwise the kernel would keep them, since it
+    /// believes its cache. It knows before the change is answered.
     fn cleared(&self, node: Ino, cleared: bool) {
         if cleared {
             self.invalidate_attributes(&[Invalidation::Attributes(node)]);
         }
     }
 
-    /// Has the kernel ask for all names again, and tells it of stale attributes; both wait for no lock.
+    /// Has the kernel look all names up again, and tells it of stale attributes. Both wait for no
+    /// lock.
     pub(crate) fn invalidate_at_once(&self, stale: &[Invalidation]) {
         self.core.kernel.invalidate_names();
         self.invalidate_attributes(stale);
     }
 
-    /// Tells the kernel of stale attributes, which waits for no lock.
+    /// Tells the kernel of stale attributes. The notification waits for no lock.
     pub(crate) fn invalidate_attributes(&self, stale: &[Invalidation]) {
         let attributes = stale.iter().filter(|one| one.is_of_attributes());
         let attributes: Vec<_> = attributes.cloned().collect();
@@ -592,7 +613,7 @@ impl Server {
         Ok(FileHandle(fh))
     }
 
-    /// Entries behind the cookie `offset`, as long as `take` takes them.
+    /// Reads entries behind the cookie `offset`, as long as `take` takes them.
     pub(crate) fn read_dir(
         &self,
         fh: FileHandle,
@@ -603,32 +624,33 @@ impl Server {
         answer(self.core.volume.read_dir(&stream, offset, take))
     }
 
-    /// The same for the thread `asker`, with the attributes of those that `wants` says. What was taken with them counts as looked up, so the kernel must hear of it even if
-    /// there is an error later; it asks again.
+    /// Reads entries for a thread, with the attributes of the entries that `wants` chooses. Entries
+    /// with attributes count as looked up, so the kernel must hear of them even if there is an
+    /// error later; the kernel then asks again.
     pub(crate) fn read_dir_plus(
         &self,
-        (fh, asker): (FileHandle, u32),
+        (fh, thread): (FileHandle, u32),
         offset: u64,
         wants: impl FnMut(&DirEntry) -> bool,
         mut take: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Answer<()> {
         let stream = answer(self.core.stream(fh))?;
         let mut any = false;
-        let (volume, ahead) = (&self.core.volume, &self.core.ahead);
+        let (volume, prefetch) = (&self.core.volume, &self.core.prefetch);
         let each = |entry: &DirEntry, attr: Option<&Attr>| {
             let taken = take(entry, attr);
             any |= taken;
             if taken && entry.kind == Kind::Directory && !matches!(&*entry.name, b"." | b"..") {
-                ahead.lists_directory(Stream(fh.0), asker);
+                prefetch.note_directory(Listing(fh.0), thread);
             }
             taken
         };
         let first = |attr: &Attr| {
             if attr.kind == Kind::Regular {
-                ahead.lists(Stream(fh.0), asker, attr.ino, attr.size_bytes);
+                prefetch.note_file(Listing(fh.0), thread, attr.ino, attr.size_bytes);
             }
         };
-        self.send_ahead(ahead.lists_on(Stream(fh.0), asker));
+        self.send_due(prefetch.continue_listing(Listing(fh.0), thread));
         let read = volume.read_dir_choosing(&stream, offset, wants, each, first);
         if any { Ok(()) } else { answer(read) }
     }
@@ -643,8 +665,8 @@ impl Server {
         }
     }
 
-    /// Room of the volume. The inodes are those that there are, about, and those that fit: each takes
-    /// space as anything else does, of which a block is more than enough.
+    /// Room of the volume. The number of inodes is an estimate: those that exist, and those that
+    /// fit, where each takes a block, which is more than enough.
     pub(crate) fn room(&self) -> abi::StatfsOut {
         let stats = self.core.volume.stats();
         let in_blocks = |bytes: u64| bytes / BLOCK_BYTES;
@@ -689,10 +711,10 @@ impl Server {
         answer(self.core.volume.getxattr(node, name)).map(|value| value.to_vec())
     }
 
-    /// Names with a zero behind each.
-    pub(crate) fn listxattr(&self, node: Ino, asker: Asker) -> Answer<Vec<u8>> {
+    /// Names of extended attributes, each with a zero behind it.
+    pub(crate) fn listxattr(&self, node: Ino, requester: Requester) -> Answer<Vec<u8>> {
         let mut list = Vec::new();
-        for name in answer(self.core.volume.listxattr(node, asker.uid == 0))? {
+        for name in answer(self.core.volume.listxattr(node, requester.uid == 0))? {
             list.extend_from_slice(&name);
             list.push(0);
         }
@@ -708,14 +730,14 @@ impl Server {
         node: Ino,
         (offset, length): (u64, u64),
         mode: u32,
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<()> {
         self.touched(node, Touch::Size)?;
         self.resized(node);
         let tail = self.tail(node);
         let flags = FallocateFlags::from_bits_retain(mode);
         let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
-        let writer = || credentials(asker);
+        let writer = || credentials_of(requester);
         let rest = flags - FallocateFlags::KEEP_SIZE;
         let volume = &self.core.volume;
         let reshaped = if rest.is_empty() {
@@ -738,7 +760,8 @@ impl Server {
         self.core.seek(node, offset, whence)
     }
 
-    /// The same as if the file had no hole, where it cannot be told what its pages hold.
+    /// The answer of [`Server::seek`] for a file without holes, where the contents of its pages are
+    /// not known.
     pub(crate) fn seek_without_holes(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
         let (from, data) = seek_target(offset, whence)?;
         let size = answer(self.core.volume.getattr(node))?.size_bytes;
@@ -748,18 +771,18 @@ impl Server {
         Ok(if data { from } else { size })
     }
 
-    /// Bytes that were copied, below 4 GiB.
+    /// Copies a range. Answers the number of copied bytes, which is below 4 GiB.
     pub(crate) fn copy_range(
         &self,
         from: (Ino, u64),
         to: (Ino, u64),
         len: u64,
-        asker: Asker,
+        requester: Requester,
     ) -> Answer<u32> {
         self.touched(to.0, Touch::Size)?;
         self.resized(to.0);
         let tail = self.tail(to.0);
-        let writer = || credentials(asker);
+        let writer = || credentials_of(requester);
         let copied = self.core.volume.copy_range(from, to, len, Some(&writer));
         self.cleared(to.0, copied.as_ref().map_or(true, |copied| copied.cleared));
         let bytes = answer(copied)?.bytes;
@@ -769,7 +792,8 @@ impl Server {
         Ok(u32::try_from(bytes).expect("at most 4 GiB at a time"))
     }
 
-    /// Serves an ioctl on the directory `dir`, open as its handle says, on this thread if that is quick and on another one if not, and hands the answer to `reply`.
+    /// Serves an ioctl on the directory `dir`, open as its handle says, and hands the answer to
+    /// `reply`. Quick calls are served on this thread, and long ones on another thread.
     pub(crate) fn ioctl(
         &self,
         header: &Header,
@@ -778,7 +802,7 @@ impl Server {
         reply: impl FnOnce(Answer<Vec<u8>>) + Send + 'static,
     ) {
         self.count(header.opcode);
-        let (dir, asker) = ((header.node, fh), header.into());
+        let (dir, requester) = ((header.node, fh), header.into());
         let call = match decode(number, data) {
             Ok(call) => call,
             Err(errno) => return reply(Err(errno)),
@@ -786,7 +810,7 @@ impl Server {
         let core = Arc::clone(&self.core);
         let pace = call.pace();
         let serve = move || {
-            let carried_out = core.carry_out(&call, dir, asker);
+            let carried_out = core.carry_out(&call, dir, requester);
             reply(carried_out.map(|(stale, data)| {
                 core.kernel.invalidate(&stale);
                 data
@@ -799,7 +823,8 @@ impl Server {
         }
     }
 
-    /// Carries an ioctl out as long as that takes, but does not tell the kernel what it remembers wrongly then: that comes with the answer.
+    /// Carries an ioctl out on this thread, and answers the invalidations that the kernel needs
+    /// then along with the data. The caller sends them with the answer.
     pub(crate) fn ioctl_untold(
         &self,
         header: &Header,
@@ -807,11 +832,11 @@ impl Server {
         (number, data): (u32, &[u8]),
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
         self.count(header.opcode);
-        let (dir, asker) = ((header.node, fh), header.into());
-        self.core.carry_out(&decode(number, data)?, dir, asker)
+        let (dir, requester) = ((header.node, fh), header.into());
+        self.core.carry_out(&decode(number, data)?, dir, requester)
     }
 
-    /// Tells the kernel on another thread, and says so when it knows.
+    /// Sends invalidations on another thread, which then runs `told`.
     pub(crate) fn tell(&self, stale: Vec<Invalidation>, told: impl FnOnce() + Send + 'static) {
         let kernel = self.core.kernel.clone();
         self.structural.run(move || {
@@ -820,8 +845,8 @@ impl Server {
         });
     }
 
-    /// Makes everything durable on another thread, and hands the answer to `reply`. The program has had
-    /// the pages of its file written back before.
+    /// Makes everything durable on another thread, and hands the answer to `reply`. The kernel has
+    /// written back the pages of the program's file before.
     pub(crate) fn sync(&self, header: &Header, reply: impl FnOnce(Answer<()>) + Send + 'static) {
         self.count(header.opcode);
         if self.core.mapped.is_written_back(header.node) {
@@ -835,15 +860,15 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // What is due is dropped, not waited for.
-        self.core.ahead.stop();
+        // Files that are due are dropped.
+        self.core.prefetch.stop();
     }
 }
 
-fn new_inode(kind: Kind, mode: u32, asker: Asker) -> NewInode<'static> {
+fn new_inode(kind: Kind, mode: u32, requester: Requester) -> NewInode<'static> {
     NewInode {
-        uid: asker.uid,
-        gid: asker.gid,
+        uid: requester.uid,
+        gid: requester.gid,
         ..NewInode::new(kind, mode & 0o7777)
     }
 }
@@ -856,18 +881,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_clones_to_a_name_that_goes_waits_until_the_kernel_knows() {
+    fn clone_to_a_removed_name_tells_the_kernel() {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(1 << 28));
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
         let server = Server::new(Arc::clone(&volume), Kernel::default()).unwrap();
-        let asker = Asker {
+        let requester = Requester {
             uid: 0,
             gid: 0,
             pid: 1,
         };
         let create = |name: &str, kind| {
-            let new = new_inode(kind, 0o755, asker);
+            let new = new_inode(kind, 0o755, requester);
             volume.create(ROOT_INO, name.as_bytes(), &new).unwrap();
         };
         create("unlinked", Kind::Regular);
@@ -876,7 +901,7 @@ mod tests {
         create("there", Kind::Regular);
         server.unlink(ROOT_INO, b"unlinked").unwrap();
         let (from, to) = ((ROOT_INO, &b"moved"[..]), (ROOT_INO, &b"new"[..]));
-        server.rename(from, to, 0, asker).unwrap();
+        server.rename(from, to, 0, requester).unwrap();
         server.rmdir(ROOT_INO, b"removed").unwrap();
         let may_matter = |name: &str| {
             server
@@ -887,7 +912,7 @@ mod tests {
                     name: name.into(),
                 })
         };
-        // Nobody looked any of them up.
+        // No program looked any of these names up.
         assert_eq!(
             ["unlinked", "moved", "removed", "there"].map(may_matter),
             [true, true, true, false]

@@ -1,4 +1,4 @@
-//! Threads for what takes too long for a thread that reads requests.
+//! Threads for jobs that take too long for a thread that reads requests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
