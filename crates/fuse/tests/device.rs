@@ -158,8 +158,11 @@ fn a_scrub_names_the_file_that_a_flipped_bit_harms() {
         panic!("{found:?}")
     };
     assert!(!one.is_repaired && one.addr <= at && at < one.addr + (64 << 10));
-    let place = one.place.as_deref().unwrap();
-    assert!(place.starts_with("/d/file, bytes "), "{place}");
+    let location = one.location.as_deref().unwrap();
+    assert!(
+        location.starts_with("/d/file, bytes "),
+        "{location}"
+    );
 
     device.memory.write_at(at, b"h").unwrap();
     device.memory.write_at(98_304 + 30, &[0xff]).unwrap();
