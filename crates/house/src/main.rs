@@ -1,9 +1,9 @@
-//! Prints the state of the sources: `cargo run -p ramet-house -- deps | table | sizes | words [CRATE ...]`.
+//! Prints the state of the sources: `cargo run -p ramet-house -- deps | table | sizes | words [CRATE ...]`, or `docs`.
 #![forbid(unsafe_code)]
 
 use ramet_house::files::crates;
 use ramet_house::floors::{Plan, crates_upward, judge, table};
-use ramet_house::{sizes, words};
+use ramet_house::{docs, sizes, words};
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
@@ -36,7 +36,23 @@ fn main() {
                 println!("{name}: {} lines with an open subject", found.len());
             }
         }
-        _ => eprintln!("deps, table, sizes or words, and crates"),
+        "docs" => {
+            for document in docs::documents() {
+                document
+                    .open_subjects()
+                    .iter()
+                    .for_each(|line| println!("subject: {line}"));
+                document
+                    .long_lines()
+                    .iter()
+                    .for_each(|line| println!("long: {line}"));
+                document
+                    .lost_files()
+                    .iter()
+                    .for_each(|line| println!("lost: {line}"));
+            }
+        }
+        _ => eprintln!("deps, table, sizes or words, and crates; or docs"),
     }
 }
 

@@ -42,7 +42,7 @@ fn comment(line: &str) -> Option<&str> {
 }
 
 /// Whether the subject of a sentence in `text` is left open.
-fn is_open(text: &str) -> bool {
+pub(crate) fn is_open(text: &str) -> bool {
     // Code between backticks is no English.
     let plain: Vec<_> = text.split('`').step_by(2).collect();
     let plain = plain.join("_").to_lowercase();

@@ -1,5 +1,6 @@
 //! The sources keep to the floors of `floors.txt`, and the docs tell them.
 
+use ramet_house::docs::documents;
 use ramet_house::files::{crates, workspace};
 use ramet_house::floors::{Plan, crates_upward, judge, table};
 use ramet_house::words;
@@ -46,5 +47,20 @@ fn architecture_tells_the_floors() {
 fn comments_of_plain_crates_have_nouns_for_subjects() {
     for name in PLAIN {
         assert_eq!(words::of_crate(name), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn documents_have_nouns_for_subjects_and_lines_that_fit() {
+    for document in documents() {
+        assert_eq!(document.open_subjects(), Vec::<String>::new());
+        assert_eq!(document.long_lines(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn documents_name_files_that_exist() {
+    for document in documents() {
+        assert_eq!(document.lost_files(), Vec::<String>::new());
     }
 }
