@@ -249,7 +249,7 @@ fn random_overwrites_keep_no_large_dead_parts_of_leaves() {
 
 /// Bytes of device writes per byte, writes per MiB, and reads and bytes read per byte by a cold scan, when blocks of 4 KiB
 /// are written in requests of one size: as puts, or grafted. The table in
-/// `docs/decisions/02-large-writes-are-grafted.md`.
+/// `docs/decisions/02-large-writes-are-ingested.md`.
 #[test]
 #[ignore = "measures: cargo test --release -p ramet-sim --test graft -- --ignored --nocapture"]
 fn what_a_request_costs_put_and_grafted() {
