@@ -4,20 +4,20 @@
 //! time and switches between them at every lock in ways that it chooses: see [`crate::shuttled`]. Atomics stay
 //! those of the standard library: all of them are counters and hints, and nothing is published through them.
 
-#[cfg(shuttle)]
+#[cfg(all(shuttle, test))]
 pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard, cache};
-#[cfg(not(shuttle))]
+#[cfg(not(all(shuttle, test)))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
-#[cfg(not(shuttle))]
+#[cfg(not(all(shuttle, test)))]
 pub(crate) use quick_cache::sync::{Cache, GuardResult};
 
 /// The least room of a part of the cache that is locked as one, in bytes. An entry has to find a place in its part: the front of a run
 /// with very many range messages takes a megabyte.
-#[cfg(not(shuttle))]
+#[cfg(not(all(shuttle, test)))]
 const SHARD_BYTES_MIN: u64 = 32 << 20;
 
 /// A cache for entries that weigh `capacity` together, of about `items` of them.
-#[cfg(not(shuttle))]
+#[cfg(not(all(shuttle, test)))]
 pub(crate) fn cache<K, V, W>(items: usize, capacity: u64, weighter: W) -> Cache<K, V, W>
 where
     K: Eq + std::hash::Hash,
@@ -37,7 +37,7 @@ where
     Cache::with_options(options, weighter, Default::default(), Default::default())
 }
 
-#[cfg(shuttle)]
+#[cfg(all(shuttle, test))]
 mod modelled {
     use std::collections::BTreeMap;
     use std::ops::{Deref, DerefMut};
@@ -72,10 +72,6 @@ mod modelled {
                 mutex: self,
                 guard: Some(self.acquire()),
             }
-        }
-
-        pub(crate) fn get_mut(&mut self) -> &mut T {
-            self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
         }
     }
 

@@ -117,8 +117,8 @@ pub fn without_tests(code: &str) -> (String, Vec<String>) {
         let attribute = closing(code, start + 1) + 1;
         at = attribute;
         let condition = &code[start..attribute];
-        let is_test =
-            tokens(condition).iter().any(|t| t.text == "test") && !condition.contains("not(test)");
+        let is_without = condition.contains("not(test)") || condition.starts_with("#[cfg(not(");
+        let is_test = tokens(condition).iter().any(|t| t.text == "test") && !is_without;
         if !is_test {
             continue;
         }
