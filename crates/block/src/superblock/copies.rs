@@ -1,0 +1,245 @@
+//! The copies of a device: reading, writing and repairing them.
+
+use std::io;
+
+use super::choose::{Copy, best_copy, choose};
+use super::format::{BYTES, SLOTS, Superblock, SuperblockError};
+use crate::device::Device;
+use crate::failpoints::{self, Fault};
+
+/// Reads all copies, those of slot 0 first. A device too short to hold one is judged by what it holds.
+pub fn read_copies(device: &dyn Device) -> [[Copy; 2]; 2] {
+    let read = |slot: usize, copy: usize| {
+        let mut bytes = vec![0; BYTES];
+        match device.read_at(SLOTS[slot][copy], &mut bytes) {
+            Ok(()) => Superblock::decode(slot, &bytes),
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                Err(SuperblockError::NotAVolume)
+            }
+            Err(error) => Err(error.into()),
+        }
+    };
+    [[read(0, 0), read(0, 1)], [read(1, 0), read(1, 1)]]
+}
+
+/// Reads all copies and chooses.
+///
+/// # Errors
+/// [`SuperblockError`].
+pub fn read_superblock(device: &dyn Device) -> Result<Superblock, SuperblockError> {
+    choose(read_copies(device), device.len_bytes())
+}
+
+/// Goes back to the superblock that is left when the other slot is lost, for good: later changes are lost, and space that
+/// they took may hold their bytes. Durable on return.
+///
+/// # Errors
+/// [`SuperblockError::Io`], and what [`choose`] says when this is not the case.
+pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
+    let left = match read_superblock(device) {
+        Err(SuperblockError::NewestLost { .. }) => read_copies(device)
+            .into_iter()
+            .find_map(|slot| best_copy(slot).ok()),
+        chosen => return chosen,
+    };
+    let (mut sb, _) = left.ok_or(SuperblockError::NotAVolume)?;
+    let generation = sb.generation;
+    for generation in [generation.saturating_sub(1), generation] {
+        sb.generation = generation;
+        write_superblock(device, &sb)?;
+    }
+    device.sync()?;
+    Ok(sb)
+}
+
+/// A copy that is not what it should be.
+#[derive(Debug)]
+pub struct BadCopy {
+    /// Where it lies, in bytes.
+    pub addr: u64,
+    /// What is wrong with it.
+    pub detail: String,
+    /// It was written again and reads back.
+    pub is_repaired: bool,
+}
+
+/// Reads all copies again, on a volume whose durable superblock is `newest`, and writes those anew that are bad unless
+/// `read_only`: a copy of the newest from memory, one of the other slot from its twin, or as one more copy of the
+/// newest. Nobody may write superblocks meanwhile.
+///
+/// # Errors
+/// What the device answers to a repair.
+pub fn scrub_copies(
+    device: &dyn Device,
+    newest: &Superblock,
+    read_only: bool,
+) -> io::Result<Vec<BadCopy>> {
+    let is_older = |sb: &Superblock| sb.uuid == newest.uuid && sb.generation < newest.generation;
+    let copies = read_copies(device);
+    let mut found = Vec::new();
+    for (slot, pair) in copies.iter().enumerate() {
+        let is_newest = slot == newest.slot();
+        let is_good = |copy: &Copy| {
+            copy.as_ref().is_ok_and(|sb| {
+                if is_newest {
+                    sb == newest
+                } else {
+                    is_older(sb)
+                }
+            })
+        };
+        let twin = pair.iter().find(|copy| is_good(copy));
+        let mut right = newest.clone();
+        if let Some(Ok(twin)) = twin {
+            right = twin.clone();
+        } else if !is_newest {
+            right.generation = newest.generation.saturating_sub(1);
+        }
+        for (copy, addr) in pair.iter().zip(SLOTS[slot]) {
+            if is_good(copy) {
+                continue;
+            }
+            let detail = match copy {
+                Ok(sb) => format!("generation {} of {:02x?}", sb.generation, sb.uuid),
+                Err(error) => error.to_string(),
+            };
+            let mut is_repaired = false;
+            if !read_only {
+                // The copies that are good must be durable before one is written.
+                if !failpoints::is_on(Fault::OpenWithoutSync) {
+                    device.sync()?;
+                }
+                device.write_at(addr, &right.encode())?;
+                device.sync()?;
+                let mut bytes = vec![0; BYTES];
+                device.read_at(addr, &mut bytes)?;
+                is_repaired = Superblock::decode(slot, &bytes).is_ok_and(|sb| sb == right);
+            }
+            found.push(BadCopy {
+                addr,
+                detail,
+                is_repaired,
+            });
+        }
+    }
+    Ok(found)
+}
+
+/// Writes `sb` to its slot. It counts, durably, on return; its second copy is durable with the
+/// next sync. The caller synced what it names.
+///
+/// # Errors
+/// [`SuperblockError::Io`]; it is then unknown which superblock counts.
+pub fn write_superblock(device: &dyn Device, sb: &Superblock) -> Result<(), SuperblockError> {
+    let [first, second] = SLOTS[sb.slot()];
+    let bytes = sb.encode();
+    device.write_at(first, &bytes)?;
+    if !failpoints::is_on(Fault::SuperblockUnsynced) {
+        device.sync()?;
+    }
+    Ok(device.write_at(second, &bytes)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::format::AREA_END;
+    use super::super::format::tests::sample;
+    use super::*;
+    use crate::MemDevice;
+
+    #[test]
+    fn a_write_cut_at_any_byte_leaves_the_old_or_the_new() {
+        let device = MemDevice::new(16 << 20);
+        for generation in 4..7 {
+            write_superblock(&device, &sample(generation)).unwrap();
+        }
+        let (old, new) = (sample(5).encode(), sample(7).encode());
+        let differ = old.iter().zip(&new).rposition(|(a, b)| a != b);
+        let whole = differ.unwrap() + 1;
+        for place in SLOTS[1] {
+            for cut in 0..=BYTES {
+                device
+                    .write_at(place, &[&new[..cut], &old[cut..]].concat())
+                    .unwrap();
+                let is_new = cut >= whole || place != SLOTS[1][0];
+                let expected = if is_new { 7 } else { 6 };
+                let got = read_superblock(&device).unwrap();
+                assert_eq!(got.generation, expected, "cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn any_one_block_of_the_area_may_rot() {
+        let device = MemDevice::new(16 << 20);
+        write_superblock(&device, &sample(5)).unwrap();
+        write_superblock(&device, &sample(6)).unwrap();
+        for addr in (0..AREA_END).step_by(BYTES) {
+            let mut kept = vec![0; BYTES];
+            device.read_at(addr, &mut kept).unwrap();
+            for byte in [0, 0xff] {
+                device.write_at(addr, &[byte; BYTES]).unwrap();
+                assert_eq!(read_superblock(&device).unwrap().generation, 6, "{addr}");
+            }
+            device.write_at(addr, &kept).unwrap();
+        }
+        for half in [0, AREA_END / 2] {
+            let spoilt = MemDevice::new(16 << 20);
+            write_superblock(&spoilt, &sample(5)).unwrap();
+            write_superblock(&spoilt, &sample(6)).unwrap();
+            spoilt
+                .write_at(half, &[0xaa; (AREA_END / 2) as usize])
+                .unwrap();
+            assert_eq!(read_superblock(&spoilt).unwrap().generation, 6);
+        }
+    }
+
+    #[test]
+    fn going_back_takes_what_is_left() {
+        let device = MemDevice::new(16 << 20);
+        write_superblock(&device, &sample(5)).unwrap();
+        write_superblock(&device, &sample(6)).unwrap();
+        for addr in SLOTS[0] {
+            device.write_at(addr, &[0xaa; BYTES]).unwrap();
+        }
+        let lost = read_superblock(&device).unwrap_err();
+        assert!(
+            matches!(lost, SuperblockError::NewestLost { generation: 5, .. }),
+            "{lost}"
+        );
+        assert_eq!(go_back(&device).unwrap().generation, 5);
+        assert_eq!(read_superblock(&device).unwrap(), sample(5));
+    }
+
+    #[test]
+    fn a_truncated_image_is_told() {
+        let device = MemDevice::new(8 << 20);
+        write_superblock(&device, &sample(5)).unwrap();
+        write_superblock(&device, &sample(6)).unwrap();
+        assert_eq!(
+            read_superblock(&device).unwrap_err().to_string(),
+            "image is truncated: superblock says 16777216 bytes, file has 8388608"
+        );
+    }
+
+    #[test]
+    fn generations_alternate_between_the_slots() {
+        let device = MemDevice::new(16 << 20);
+        write_superblock(&device, &sample(1)).unwrap();
+        for generation in 2..6 {
+            write_superblock(&device, &sample(generation)).unwrap();
+            assert_eq!(read_superblock(&device).unwrap().generation, generation);
+        }
+    }
+
+    #[test]
+    fn something_short_is_not_a_volume() {
+        for len in [0, 512, 4096, 70_000] {
+            let got = read_superblock(&MemDevice::new(len));
+            assert!(
+                matches!(got, Err(SuperblockError::NotAVolume)),
+                "{len} bytes: {got:?}"
+            );
+        }
+    }
+}
