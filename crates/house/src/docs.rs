@@ -68,8 +68,8 @@ impl Document {
 
     /// Files and folders that the document names or links to, and that do not exist.
     ///
-    /// A name with `/src/`, `/tests/` or the like begins at the workspace or at `crates`; a name of a
-    /// Rust file alone is that of any file in the workspace.
+    /// The path of a Rust file may begin at any folder above it, that of a folder of sources begins at the workspace or at
+    /// `crates`.
     ///
     /// # Panics
     /// When the sources cannot be read.
@@ -129,19 +129,16 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
 /// Whether the text of a code span is no path of a source, or that of one that exists.
 fn is_known(name: &str, sources: &[PathBuf]) -> bool {
     let is_of_a_path = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
-    let is_rust = Path::new(name).extension().is_some_and(|kind| kind == "rs");
-    let parts: Vec<&str> = name.split('/').collect();
-    let is_inside = parts
-        .iter()
-        .any(|part| ["src", "tests", "examples"].contains(part));
-    if !name.chars().all(is_of_a_path) || !(is_rust || is_inside && parts.len() > 1) {
+    if !name.chars().all(is_of_a_path) {
         return true;
     }
-    if parts.len() == 1 {
+    if Path::new(name).extension().is_some_and(|kind| kind == "rs") {
         return sources.iter().any(|path| path.ends_with(name));
     }
+    let mut folders = name.split('/').skip(1);
+    let is_folder = folders.any(|folder| ["src", "tests", "examples"].contains(&folder));
     let top = workspace();
-    top.join(name).exists() || top.join("crates").join(name).exists()
+    !is_folder || top.join(name).exists() || top.join("crates").join(name).exists()
 }
 
 #[cfg(test)]
