@@ -1,4 +1,5 @@
-//! Scheduling classes of the threads that answer requests. A process of its own: it looks at all threads.
+//! Scheduling classes of the threads that answer requests. The test has a process of its own,
+//! because it looks at all threads.
 //!
 //! Needs `/dev/fuse`, and root.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -14,7 +15,7 @@ use ramet_fs::{FormatOptions, OpenOptions, Volume};
 use ramet_fuse::{MountOptions, mount};
 use rustix::io::Errno;
 
-/// Far more than a run needs: so many times a thousand requests.
+/// Rounds of a thousand requests: far more than a run needs.
 const ROUNDS: u32 = 100;
 /// Far longer than a thread stays in the idle class without work.
 const WAIT_MAX: Duration = Duration::from_secs(20);
@@ -38,7 +39,7 @@ fn threads() -> Vec<Thread> {
             .find(|l| l.starts_with("Cpus_allowed_list:"))?;
         Some(Thread {
             name: head.split_once('(')?.1.to_owned(),
-            // The 41st field of all, the 39th after the name.
+            // The 41st field of the file is the 39th after the name.
             is_idle: fields.split(' ').nth(38)? == "5",
             processors: processors.to_owned(),
         })
@@ -47,13 +48,13 @@ fn threads() -> Vec<Thread> {
     tasks.filter_map(thread).collect()
 }
 
-fn ask(path: &Path) {
+fn send(path: &Path) {
     let missing = rustix::fs::getxattr(path, "user.missing", &mut [0_u8; 8][..]);
     assert_eq!(missing, Err(Errno::NODATA));
 }
 
 #[test]
-fn threads_defer_to_one_program_and_stop_when_it_rests() {
+fn threads_are_idle_for_one_program_and_normal_when_it_rests() {
     let folder = tempfile::tempdir().unwrap();
     let image = create_image(folder.path().join("image"), 1 << 28).unwrap();
     let device: Arc<dyn Device> = Arc::new(image);
@@ -65,14 +66,15 @@ fn threads_defer_to_one_program_and_stop_when_it_rests() {
     fs::write(&file, "contents").unwrap();
 
     let has_rings = threads().iter().any(|t| t.name.starts_with("ring-"));
-    let any_defers = || threads().iter().any(|t| t.is_idle);
-    let ever_defer = (0..ROUNDS).any(|_| {
-        (0..1000).for_each(|_| ask(&file));
-        any_defers()
+    let any_is_idle = || threads().iter().any(|t| t.is_idle);
+    let ever_idle = (0..ROUNDS).any(|_| {
+        (0..1000).for_each(|_| send(&file));
+        any_is_idle()
     });
-    assert_eq!(ever_defer, has_rings);
-    // The first bulk write has its threads made by one that answers requests, in its class and on its processor.
-    (0..1000).for_each(|_| ask(&file));
+    assert_eq!(ever_idle, has_rings);
+    // A thread that answers requests creates the threads of the first bulk write, in its class and
+    // on its processor.
+    (0..1000).for_each(|_| send(&file));
     fs::write(dir.path().join("bulk"), vec![1; 4 << 20]).unwrap();
     File::open(dir.path().join("bulk"))
         .unwrap()
@@ -89,11 +91,11 @@ fn threads_defer_to_one_program_and_stop_when_it_rests() {
         assert!(!writer.is_idle && writer.processors == *here, "{writer:?}");
     }
     let start = Instant::now();
-    while any_defers() {
+    while any_is_idle() {
         assert!(start.elapsed() < WAIT_MAX, "{:?}", threads());
         std::thread::sleep(Duration::from_millis(1));
     }
-    ask(&file);
+    send(&file);
 
     mounted.unmount().unwrap();
     volume.close().unwrap();

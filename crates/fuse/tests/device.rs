@@ -1,4 +1,4 @@
-//! A mount on a device that fails, or that no longer holds what was written.
+//! A mount on a device that fails, or that loses data.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File};
@@ -17,15 +17,15 @@ use rustix::io::Errno;
 const FAIL_WRITES: u8 = 1;
 const FAIL_SYNCS: u8 = 2;
 
-/// Fails what it is told to, after which what was written is gone.
+/// Fails writes or syncs, after which unsynced data is gone.
 struct Faulty {
     memory: MemDevice,
     failing: AtomicU8,
 }
 
 impl Faulty {
-    fn fail(&self, what: u8) -> io::Result<()> {
-        if self.failing.load(Ordering::SeqCst) == what {
+    fn fail(&self, kind: u8) -> io::Result<()> {
+        if self.failing.load(Ordering::SeqCst) == kind {
             return Err(Errno::IO.into());
         }
         Ok(())
@@ -73,7 +73,7 @@ fn errno(result: io::Result<()>) -> Option<Errno> {
 }
 
 #[test]
-fn after_a_failed_write_or_sync_nothing_is_acknowledged_any_more() {
+fn no_sync_succeeds_after_a_failed_write_or_sync() {
     for failing in [FAIL_WRITES, FAIL_SYNCS] {
         let device = device();
         let volume = Volume::open(device.clone(), OpenOptions::default()).unwrap();
@@ -87,7 +87,7 @@ fn after_a_failed_write_or_sync_nothing_is_acknowledged_any_more() {
         file.write_all(b"lost").unwrap();
         device.failing.store(failing, Ordering::SeqCst);
         assert_eq!(errno(file.sync_all()), Some(Errno::IO));
-        // Whatever the device answers from now on.
+        // The result stays the same when the device works again.
         device.failing.store(0, Ordering::SeqCst);
         assert_eq!(errno(file.sync_all()), Some(Errno::IO));
         assert_eq!(
@@ -159,10 +159,7 @@ fn a_scrub_names_the_file_that_a_flipped_bit_harms() {
     };
     assert!(!one.is_repaired && one.addr <= at && at < one.addr + (64 << 10));
     let location = one.location.as_deref().unwrap();
-    assert!(
-        location.starts_with("/d/file, bytes "),
-        "{location}"
-    );
+    assert!(location.starts_with("/d/file, bytes "), "{location}");
 
     device.memory.write_at(at, b"h").unwrap();
     device.memory.write_at(98_304 + 30, &[0xff]).unwrap();

@@ -1,4 +1,4 @@
-//! A volume in memory, mounted for real: what only the kernel's caches and locks can break.
+//! A volume in memory, really mounted: tests of the kernel's caches and locks.
 //!
 //! Needs `/dev/fuse`, and root or fusermount3.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -34,12 +34,12 @@ fn as_nobody(args: &[&str], dir: &Path) -> std::process::Output {
         .unwrap()
 }
 
-/// Does something as nobody, on a thread of its own.
+/// Does `work` as nobody, on a thread of its own.
 fn as_nobody_here<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     as_nobody_in(&[], work)
 }
 
-/// The same with these supplementary groups.
+/// Does `work` as nobody, with these supplementary groups.
 fn as_nobody_in<T: Send>(groups: &[u32], work: impl FnOnce() -> T + Send) -> T {
     let become_nobody = || {
         use rustix::process::{Gid, Uid};
@@ -110,7 +110,7 @@ fn parent_and_name(path: &Path) -> io::Result<(File, Vec<u8>)> {
     Ok((File::open(path.parent().unwrap())?, name))
 }
 
-fn ticket(path: &Path) -> io::Result<SourceReply> {
+fn source_of(path: &Path) -> io::Result<SourceReply> {
     let (dir, name) = parent_and_name(path)?;
     let mut bytes = NameRequest { name }.encode().unwrap();
     control_ioctl(dir, SOURCE, &mut bytes)?;
@@ -118,7 +118,7 @@ fn ticket(path: &Path) -> io::Result<SourceReply> {
 }
 
 fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
-    let source = ticket(from)?.ticket;
+    let source = source_of(from)?.ticket;
     let (dir, name) = parent_and_name(to)?;
     let request = CloneRequest {
         flags,
@@ -151,22 +151,22 @@ fn a_source_is_named_in_its_directory_and_once() {
     let stale = Some(rustix::io::Errno::STALE.raw_os_error());
     let number = fs::metadata(&file).unwrap().ino();
     assert_eq!(clone_of(number).unwrap_err().raw_os_error(), stale);
-    let reply = ticket(&file).unwrap();
+    let reply = source_of(&file).unwrap();
     assert_eq!(reply.ino, number);
     clone_of(reply.ticket).unwrap();
     assert_eq!(clone_of(reply.ticket).unwrap_err().raw_os_error(), stale);
-    let missing = self::ticket(&mount.path("missing")).unwrap_err();
+    let missing = source_of(&mount.path("missing")).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
 }
 
 #[test]
-fn a_clone_is_seen_at_once_whatever_the_kernel_cached() {
+fn clone_is_seen_at_once_over_cached_entries() {
     let mount = Mount::new();
     let (src, dst) = (mount.path("src"), mount.path("dst"));
     fs::create_dir_all(src.join("a/b")).unwrap();
     fs::write(src.join("a/b/file"), "one").unwrap();
     fs::hard_link(src.join("a/b/file"), src.join("link")).unwrap();
-    assert!(!dst.exists(), "and the kernel remembers that");
+    assert!(!dst.exists(), "the kernel remembers that");
     let links = fs::metadata(mount.dir.path()).unwrap().nlink();
 
     clone(&src, &dst, 0).unwrap();
@@ -180,7 +180,7 @@ fn a_clone_is_seen_at_once_whatever_the_kernel_cached() {
     assert_eq!(fs::read_to_string(dst.join("a/b/file")).unwrap(), "two");
     assert_eq!(fs::read_to_string(src.join("a/b/file")).unwrap(), "one");
 
-    // Everything below is cached now, and replaced.
+    // The kernel caches all of these, and then the clone replaces them.
     let mut open = File::open(dst.join("a/b/file")).unwrap();
     let stale_dir = File::open(dst.join("a")).unwrap();
     clone(&src, &dst, CLONE_REPLACE).unwrap();
@@ -273,8 +273,8 @@ fn a_file_that_is_being_written_is_read_as_it_is() {
     mount.finish();
 }
 
-/// Edits of one file, each followed by a comparison with what memory says, through descriptors
-/// with and without direct I/O.
+/// Edits of one file, through descriptors with and without direct I/O. Each edit is followed by a
+/// comparison with a copy in memory.
 #[test]
 fn random_edits_of_a_file_read_back() {
     let seed = std::env::var("RAMET_SEED")
@@ -283,7 +283,8 @@ fn random_edits_of_a_file_read_back() {
     let mut random = StdRng::seed_from_u64(seed);
     let mount = Mount::new();
     let path = mount.path("file");
-    // What it was created through goes past the kernel's pages, the other does not.
+    // The descriptor that created the file goes past the kernel's pages, and the other one does
+    // not.
     let past = File::create_new(&path).unwrap();
     let mut options = OpenOptions::new();
     let mut file = options.read(true).write(true).open(&path).unwrap();
@@ -342,7 +343,7 @@ fn random_edits_of_a_file_read_back() {
                     .unwrap()
             }
             _ => {
-                // The file without what the kernel has cached.
+                // This reads the file without the kernel's cached pages.
                 rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
                 let mut text = Vec::new();
                 file.rewind().unwrap();
@@ -369,15 +370,15 @@ fn random_edits_of_a_file_read_back() {
 }
 
 /// Requests of one kind since the volume was mounted.
-fn asked(dir: &Path, operation: &str) -> u64 {
+fn requests_of(dir: &Path, operation: &str) -> u64 {
     common::counter(dir, "requests", operation)
 }
 
-/// Such requests for `work`.
-fn asked_for(dir: &Path, operation: &str, work: impl FnOnce()) -> u64 {
-    let before = asked(dir, operation);
+/// Number of requests of one kind during `work`.
+fn requests_during(dir: &Path, operation: &str, work: impl FnOnce()) -> u64 {
+    let before = requests_of(dir, operation);
     work();
-    asked(dir, operation) - before
+    requests_of(dir, operation) - before
 }
 
 #[test]
@@ -395,18 +396,19 @@ fn files_are_opened_and_closed_without_a_request_and_read_as_they_are() {
         assert!(fs::read(&path).unwrap() == contents);
     }
     let requests = ["OPEN", "READ", "FLUSH", "RELEASE"];
-    let requests = requests.map(|operation| asked(mount.dir.path(), operation));
-    // The first of each, the mount's own; whether it is asked for FLUSH depends on the transport.
+    let requests = requests.map(|operation| requests_of(mount.dir.path(), operation));
+    // These are the mount's own first requests. The transport decides whether the kernel sends
+    // FLUSH.
     assert_eq!((requests[0], requests[1], requests[3]), (1, 1, 0));
     assert!(requests[2] <= 1);
-    // Each file is written anew while others open it for the first time.
-    let turn = AtomicU32::new(0);
+    // Each file is written anew while other threads open it for the first time.
+    let newest = AtomicU32::new(0);
     std::thread::scope(|threads| {
         for _ in 0..3 {
             threads.spawn(|| {
                 let mut last = 0;
                 while last < FILES {
-                    let now = turn.load(Ordering::SeqCst);
+                    let now = newest.load(Ordering::SeqCst);
                     if now > last {
                         fs::read(mount.path(&format!("f{now}"))).unwrap();
                         last = now;
@@ -417,7 +419,7 @@ fn files_are_opened_and_closed_without_a_request_and_read_as_they_are() {
         for number in 1..=FILES {
             let path = mount.path(&format!("f{number}"));
             fs::write(&path, random(1 + 37 * number as usize % 9_000)).unwrap();
-            turn.store(number, Ordering::SeqCst);
+            newest.store(number, Ordering::SeqCst);
             let now = random(1 + 53 * number as usize % 9_000);
             fs::write(&path, &now).unwrap();
             assert!(fs::read(&path).unwrap() == now, "file {number}");
@@ -443,13 +445,13 @@ fn has_rings() -> bool {
 }
 
 #[test]
-fn attributes_come_with_a_directory_to_those_who_use_them() {
+fn attributes_come_with_a_listing_to_threads_that_use_them() {
     const FILES: u32 = 40;
     let mount = Mount::new();
     let root = mount.dir.path();
     let create = |dir, name: &str, kind| {
         let new = NewInode::new(kind, 0o755);
-        // The kernel knows nothing of it.
+        // The kernel does not know this inode.
         let created = mount.volume.create(dir, name.as_bytes(), &new).unwrap();
         created.ino
     };
@@ -461,7 +463,7 @@ fn attributes_come_with_a_directory_to_those_who_use_them() {
         }
     }
     let list = |dir: &Path| fs::read_dir(dir).unwrap().count();
-    let lookups_of = |work: &dyn Fn()| asked_for(root, "LOOKUP", work);
+    let lookups_of = |work: &dyn Fn()| requests_during(root, "LOOKUP", work);
     let dir = |number: u32| root.join(format!("d{number}"));
     assert_eq!(list(root), 30);
     let look_at_files = |number: u32, files: u32| {
@@ -492,15 +494,15 @@ fn attributes_come_with_a_directory_to_those_who_use_them() {
     mount.finish();
 }
 
-/// Who only looks into directories is told less, and nobody misses anything.
+/// A thread that only looks into directories gets short answers, and every listing is whole.
 #[test]
-fn directories_that_were_looked_into_are_listed_whole() {
+fn directory_that_was_looked_into_is_listed_whole() {
     const DIRS: u32 = 12;
     const FILES: u32 = 20;
     let mount = Mount::new();
     let root = mount.dir.path();
     let dir = |number: u32| root.join(format!("d{number}"));
-    // None to some files.
+    // Directories have between 0 and `FILES` files.
     let files = |number: u32| {
         if number.is_multiple_of(3) {
             number / 3
@@ -529,10 +531,10 @@ fn directories_that_were_looked_into_are_listed_whole() {
         let first = fs::read_dir(dir(number)).unwrap().next();
         assert_eq!(first.is_some(), files(number) > 0);
     };
-    let answers_of = |work: &dyn Fn()| asked_for(root, "READDIRPLUS", work);
-    // Nobody waits for the answer when a directory is closed. Asking opens one.
+    let answers_of = |work: &dyn Fn()| requests_during(root, "READDIRPLUS", work);
+    // No program waits for RELEASEDIR. The question itself opens a directory.
     let closed = || {
-        while asked(root, "OPENDIR") > asked(root, "RELEASEDIR") + 1 {
+        while requests_of(root, "OPENDIR") > requests_of(root, "RELEASEDIR") + 1 {
             std::thread::yield_now();
         }
     };
@@ -541,7 +543,8 @@ fn directories_that_were_looked_into_are_listed_whole() {
         assert_eq!(names(number), expected(number), "d{number}");
     }
     closed();
-    // Nobody looked into this one: it takes an answer more, and the next one does not.
+    // The thread did not look into this directory first: the listing takes an answer more, and the
+    // next one does not.
     for (number, more) in [(DIRS - 2, 1), (DIRS - 1, 0)] {
         let answers = answers_of(&|| assert_eq!(names(number), expected(number)));
         closed();
@@ -552,7 +555,7 @@ fn directories_that_were_looked_into_are_listed_whole() {
     mount.finish();
 }
 
-/// Says so when it is dropped, also by a panic.
+/// Sets its flag when it is dropped, also by a panic.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -562,7 +565,7 @@ impl Drop for Done<'_> {
 }
 
 #[test]
-fn clones_and_removals_are_seen_at_once_whoever_looked_before() {
+fn clones_and_removals_are_seen_at_once_by_threads_that_looked_before() {
     const NAMES: u32 = 5;
     const ROUNDS: u32 = 400;
     let mount = Mount::new();
@@ -579,7 +582,7 @@ fn clones_and_removals_are_seen_at_once_whoever_looked_before() {
             threads.spawn(move || {
                 let mut number = looker;
                 while !is_done.load(Ordering::SeqCst) {
-                    // There or not, or going.
+                    // The name may exist, be missing, or be on its way out.
                     let _ = fs::metadata(root.join(format!("c{}", number % NAMES)));
                     let _ = fs::read(root.join(format!("c{}/file", number % NAMES)));
                     number += 1;
@@ -589,7 +592,7 @@ fn clones_and_removals_are_seen_at_once_whoever_looked_before() {
         let _done = Done(&is_done);
         for round in 0..ROUNDS {
             let copy = root.join(format!("c{}", round % NAMES));
-            // Nobody else looks for it, until now.
+            // No thread has looked this name up before.
             let new = root.join(format!("n{round}"));
             let source = round / NAMES % 2;
             clone(&root.join(format!("s{source}")), &copy, CLONE_REPLACE).unwrap();
@@ -606,7 +609,7 @@ fn clones_and_removals_are_seen_at_once_whoever_looked_before() {
                 }
             }
             if round % 9 == 0 {
-                // It was there, and then it was known not to be.
+                // The kernel knew the name as existing and then as missing.
                 clone(&root.join("s0"), &new, CLONE_NO_REPLACE).unwrap();
                 let found = fs::read_to_string(new.join("file"));
                 assert_eq!(found.unwrap(), contents(0), "round {round}");
@@ -627,7 +630,8 @@ fn many_slow_requests_from_one_processor_leave_room_for_quick_ones() {
                 let mut first = rustix::thread::CpuSet::new();
                 first.set(0);
                 rustix::thread::sched_setaffinity(None, &first).unwrap();
-                // An invalidation waits for whoever changes this directory, and is part of each clone.
+                // An invalidation waits for a thread that changes this directory, and each clone
+                // ends with one.
                 for round in 0..20 {
                     let file = File::create(root.join(format!("f{number}"))).unwrap();
                     clone(&root.join("source"), &root.join("copy"), CLONE_REPLACE).unwrap();
@@ -667,7 +671,7 @@ fn threads_that_do_everything_at_once_neither_hang_nor_break_the_tree() {
                         root.join(format!("d{dir}/{deep}f{}", random.random_range(0..4)))
                     };
                     let (one, two) = (pick(), pick());
-                    // Most fail: the names come and go.
+                    // Most operations fail, because the names come and go.
                     let result: io::Result<()> = match random.random_range(0..14) {
                         0..3 => fs::write(&one, vec![7; random.random_range(0..60_000)]),
                         3 => fs::read(&one).map(|_| ()),
@@ -678,7 +682,8 @@ fn threads_that_do_everything_at_once_neither_hang_nor_break_the_tree() {
                         8 => fs::remove_dir(&one),
                         9 => fs::read_dir(one.parent().unwrap()).map(|dir| dir.for_each(drop)),
                         10 => fs::rename(one.parent().unwrap(), two.parent().unwrap()),
-                        // Each clone of a directory may double what a walk through everything meets.
+                        // Each clone of a directory may double the number of entries that a walk
+                        // visits.
                         11 if trees.fetch_add(1, Ordering::Relaxed) < 10 => {
                             clone(one.parent().unwrap(), &two, CLONE_REPLACE)
                         }
@@ -775,7 +780,7 @@ fn privileges_that_a_change_takes_away_are_gone_in_the_kernel_before_it_is_answe
                 let source = File::open(&source)?;
                 let file = OpenOptions::new().write(true).open(&path)?;
                 change(&source, &file)?;
-                // Whatever else is out of date, the kernel asks only if the mode is.
+                // The kernel asks only if the mode itself is out of date.
                 let seen = statx(CWD, &path, AtFlags::empty(), StatxFlags::MODE)?;
                 io::Result::Ok(seen.stx_mode & 0o7777)
             });
@@ -812,7 +817,8 @@ fn setgid_without_group_execution_survives_a_change_by_a_member_of_the_group_onl
         fs::set_permissions(mount.dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
         let path = mount.path("program");
         for (what, change) in changes {
-            // Mode before, after a stranger, after a member of the group.
+            // Mode before the change, after a change by a stranger, and after one by a member of
+            // the group.
             for (before, stranger, member) in [
                 (0o6666, 0o666, 0o2666),
                 (0o2666, 0o666, 0o2666),
@@ -836,7 +842,8 @@ fn setgid_without_group_execution_survives_a_change_by_a_member_of_the_group_onl
     }
 }
 
-/// What a clone is for a moment: a file where the kernel still believes that there is none.
+/// A clone has this state for a moment: the file exists, and the kernel believes that the name does
+/// not.
 #[test]
 fn opening_to_create_gives_no_access_to_a_file_the_kernel_did_not_know_of() {
     if !rustix::process::geteuid().is_root() {

@@ -77,7 +77,7 @@ impl Tail {
         (offset < end).then_some(Self { offset, end })
     }
 
-    /// How many bytes of it become contents when the file grows and what is written begins at `start`.
+    /// Number of its bytes that become contents when the file grows by a write that begins at `start`.
     pub(crate) fn exposed(self, start: u64) -> usize {
         let bytes = start.min(self.end).saturating_sub(self.offset);
         usize::try_from(bytes).expect("less than a page")

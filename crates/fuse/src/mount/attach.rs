@@ -1,9 +1,9 @@
-//! Getting a mount from the kernel, and a descriptor of `/dev/fuse` that belongs to it.
+//! The mount system call, and the descriptor of `/dev/fuse` that belongs to a mount.
 //!
-//! A process with the right to mount opens the device and calls mount(2). Anybody else asks
-//! fusermount3, which has the right and does the same: it sends the descriptor back over a socket
-//! (`SCM_RIGHTS`). The socket is the standard input of fusermount3, so that no other program that this
-//! process starts meanwhile inherits it.
+//! A process with the right to mount opens the device and calls mount(2). Any other process asks
+//! fusermount3, which has the right and does the same. fusermount3 sends the descriptor back over a
+//! socket (`SCM_RIGHTS`). The socket is the standard input of fusermount3, so that no other program
+//! that this process starts meanwhile inherits it.
 
 use std::ffi::CString;
 use std::io;
@@ -27,14 +27,14 @@ const DEVICE: &str = "/dev/fuse";
 const TYPE: &str = "fuse.ramet";
 const SUBTYPE: &str = "ramet";
 const HELPER: &str = "fusermount3";
-/// Where fusermount3 finds the number of the socket.
+/// The environment variable in which fusermount3 finds the number of the socket.
 const HELPER_SOCKET: &str = "_FUSE_COMMFD";
 
 /// Mounts on `dir`, which is absolute and without links. The kernel's first request waits in the
 /// device.
 ///
 /// # Errors
-/// What the kernel or fusermount3 answered.
+/// The error of the kernel or of fusermount3.
 pub(crate) fn attach(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     match attach_directly(dir, options) {
         Err(error) if Errno::from_io_error(&error) == Some(Errno::PERM) => {
@@ -55,7 +55,7 @@ fn attach_directly(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd> {
     Ok(device)
 }
 
-/// The options that only FUSE knows.
+/// The options that only FUSE knows, as text.
 fn kernel_options(device: &OwnedFd, root_type: u32, options: &MountOptions) -> String {
     let user = rustix::process::getuid().as_raw();
     let group = rustix::process::getgid().as_raw();
@@ -69,7 +69,7 @@ fn kernel_options(device: &OwnedFd, root_type: u32, options: &MountOptions) -> S
     data
 }
 
-/// Only root's mounts have setuid bits and device nodes.
+/// Flags of mount(2). Only root's mounts have setuid bits and device nodes.
 fn mount_flags(options: &MountOptions, is_root: bool) -> MountFlags {
     let choices = [
         (options.read_only, MountFlags::RDONLY),
@@ -111,7 +111,7 @@ fn attach_with_helper(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd>
         .stderr(Stdio::piped())
         .spawn()?;
     let received = receive(&ours);
-    // A helper that still waits for this process hears that nobody listens.
+    // A helper that still waits for this process finds the socket closed.
     drop(ours);
     let said = said(helper)?;
     match received {
@@ -124,7 +124,7 @@ fn attach_with_helper(dir: &Path, options: &MountOptions) -> io::Result<OwnedFd>
     }
 }
 
-/// What the helper complained about, once it has ended.
+/// The complaint of the helper, once it has ended.
 fn said(helper: Child) -> io::Result<String> {
     let output = helper.wait_with_output()?;
     Ok(String::from_utf8_lossy(&output.stderr).trim().to_owned())
@@ -134,8 +134,8 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Options as fusermount3 reads them. It takes setuid bits and device nodes away from all mounts, and
-/// leaves them to root when asked to.
+/// Options as fusermount3 reads them. fusermount3 takes setuid bits and device nodes away from all
+/// mounts, and leaves them to root on request.
 fn helper_options(options: &MountOptions, is_root: bool) -> String {
     let mut list = format!(
         "fsname={},subtype={SUBTYPE},default_permissions",
@@ -160,7 +160,7 @@ fn helper_options(options: &MountOptions, is_root: bool) -> String {
     list
 }
 
-/// Commas end an option, and a backslash takes the meaning of the byte behind it away.
+/// Escapes commas, which end an option, and backslashes.
 fn escape(value: &str) -> String {
     let mut escaped = String::with_capacity(value.len());
     for letter in value.chars() {
@@ -172,7 +172,7 @@ fn escape(value: &str) -> String {
     escaped
 }
 
-/// The descriptor that comes with the first byte.
+/// The descriptor that comes with the first byte on the socket.
 fn receive(socket: impl AsFd) -> io::Result<OwnedFd> {
     let mut byte = [0];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];

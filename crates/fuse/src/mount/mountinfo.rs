@@ -1,13 +1,14 @@
-//! What is mounted where, as `/proc/self/mountinfo` tells (proc(5)).
+//! The mounts that a process sees, as `/proc/self/mountinfo` lists them (proc(5)).
 //!
-//! Read as text, never by touching a mount: a dead one answers every call with `ENOTCONN`.
+//! The file is read as text, and no mount is touched: a mount whose daemon is dead answers every
+//! call with `ENOTCONN`.
 
 use std::ffi::OsString;
 use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// Where it is told.
+/// The list of mounts of this process.
 pub const PATH: &str = "/proc/self/mountinfo";
 
 /// Number of a mounted file system.
@@ -21,31 +22,32 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountInfo {
     id: u32,
-    /// Of the mount that the mount point is on.
+    /// Id of the mount that the mount point lies on.
     parent: u32,
-    /// Of the file system.
+    /// Number of the file system.
     pub device: Device,
     /// The directory of the file system that is seen at the mount point.
     root: PathBuf,
     /// The mount point: absolute, without links.
     pub dir: PathBuf,
-    /// Whether this mount is.
+    /// Whether this mount is read-only.
     pub read_only: bool,
     /// Type of the file system, with its subtype.
     pub kind: Vec<u8>,
-    /// What was mounted, as it was given to the kernel.
+    /// The source of the mount, as it was given to the kernel.
     pub source: PathBuf,
-    /// The group of mounts that what is mounted and unmounted here is mounted and unmounted on too.
+    /// The peer group of the mount: a mount or unmount below one member happens below every member.
     shared: Option<u32>,
-    /// The group that this one follows so, and which does not follow it.
+    /// The peer group that propagates to this mount, and to which this mount does not propagate.
     master: Option<u32>,
 }
 
 impl Device {
-    /// Ends its connection, if the kernel shows connections (`fusectl`): its owner may.
+    /// Aborts the connection of this file system, if the kernel shows connections (`fusectl`). Its
+    /// owner may do so.
     ///
     /// # Errors
-    /// Not shown, or gone.
+    /// The connection is not shown, or gone.
     pub(crate) fn abort(self) -> io::Result<()> {
         std::fs::write(
             format!("/sys/fs/fuse/connections/{}/abort", self.minor),
@@ -65,7 +67,7 @@ impl Device {
 /// All mounts that this process sees, oldest first.
 ///
 /// # Errors
-/// There is no /proc.
+/// There is no `/proc`.
 pub fn mounts() -> io::Result<Vec<MountInfo>> {
     Ok(parse(&std::fs::read(PATH)?))
 }
@@ -73,12 +75,12 @@ pub fn mounts() -> io::Result<Vec<MountInfo>> {
 /// All mounts that another process sees, oldest first.
 ///
 /// # Errors
-/// There is no such process, or it may not be looked at.
+/// There is no such process, or this process may not see its mounts.
 pub fn mounts_of(process: u32) -> io::Result<Vec<MountInfo>> {
     Ok(parse(&std::fs::read(format!("/proc/{process}/mountinfo"))?))
 }
 
-/// The file system mounted at `dir`, which is absolute and without links; the newest of several.
+/// The file system mounted at `dir`, which is absolute and without links: the newest of several.
 pub(crate) fn device_at(dir: &Path) -> Option<Device> {
     newest(&mounts().ok()?, dir)
 }
@@ -88,7 +90,7 @@ fn newest(mounts: &[MountInfo], dir: &Path) -> Option<Device> {
     Some(found.device)
 }
 
-/// A mount point at which the file system that is mounted at `dir` stays when it is unmounted there.
+/// A mount point at which the file system that is mounted at `dir` stays when `dir` is unmounted.
 #[must_use]
 pub fn stays_at<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a Path> {
     let (at, goes) = mounts
@@ -101,7 +103,9 @@ pub fn stays_at<'a>(mounts: &'a [MountInfo], dir: &Path) -> Option<&'a Path> {
     others.next().map(|(_, mount)| &*mount.dir)
 }
 
-/// Whether `other` is unmounted along with `goes`, as a copy of it: of the same directory, at the same place of the same file system, which sees what happens where `goes` is.
+/// Whether `other` is unmounted along with `goes`, as its propagated copy: both show the same
+/// directory, at the same place of the same file system, and the parent of `goes` propagates to the
+/// parent of `other`.
 fn follows(mounts: &[MountInfo], goes: &MountInfo, other: &MountInfo) -> bool {
     let parent = |mount: &MountInfo| mounts.iter().find(|found| found.id == mount.parent);
     let (Some(here), Some(there)) = (parent(goes), parent(other)) else {
@@ -158,7 +162,7 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
     })
 }
 
-/// Blanks, tabs, newlines and backslashes are written as `\ooo`.
+/// Decodes `\ooo`, which stands for blanks, tabs, newlines and backslashes.
 fn unescape(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;
@@ -184,7 +188,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_mount_at_a_directory_is_found_whatever_its_name() {
+    fn newest_mount_at_a_directory_with_any_name_is_found() {
         let text = b"36 35 8:1 / / rw - ext4 /dev/vda rw\n\
             41 36 0:50 / /mnt/a\\040b rw,relatime shared:1 - fuse.ramet /v rw\n\
             42 41 0:51 / /mnt/a\\040b rw,relatime - fuse.ramet /w rw\n\
@@ -199,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_read_whatever_the_names_in_them() {
+    fn lines_with_any_names_are_read() {
         let text = b"22 1 254:0 / / rw - ext4 /dev/root rw\n\
             40 22 0:51 / /tmp/a\\040b\\134 rw,nosuid shared:1 master:2 - fuse.ramet /v\\011x rw,user_id=0\n\
             42 22 0:53 / /m ro,nosuid - fuse /v ro,user_id=0\n\
@@ -228,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stays_mounted_is_told_from_copies_that_go_along() {
+    fn bound_file_system_stays_and_propagated_copy_goes_along() {
         let stays = |root: &str, others: &str| {
             let text = format!(
                 "22 1 8:1 / / rw {root} - ext4 /dev/vda rw\n\
@@ -240,14 +244,16 @@ mod tests {
         assert_eq!(stays("shared:1", ""), None);
         let other = "41 22 0:52 / /w rw - fuse.ramet /w rw\n";
         assert_eq!(stays("shared:1", other), None);
-        // Bound elsewhere, a directory of it too, and over itself.
+        // The file system is bound elsewhere, then a directory of it, and then the file system over
+        // itself.
         let bound = "41 22 0:51 / /b rw - fuse.ramet /v rw\n";
         assert_eq!(stays("shared:1", bound), at("/b"));
         let bound = "41 22 0:51 /d /b rw - fuse.ramet /v rw\n";
         assert_eq!(stays("", bound), at("/b"));
         let bound = "41 40 0:51 / /home/v rw - fuse.ramet /v rw\n";
         assert_eq!(stays("shared:1", bound), at("/home/v"));
-        // Copied along with what the mount point is on: it goes if that hears of it.
+        // The mount point's own file system is bound elsewhere, with a copy of the mount. The copy
+        // goes if the unmount propagates to it.
         let copied = |tags: &str| {
             format!(
                 "30 22 8:1 /home /jail rw {tags} - ext4 /dev/vda rw\n\

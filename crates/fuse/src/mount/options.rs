@@ -5,37 +5,37 @@ use ramet_fs::AccessTime;
 
 use crate::error::{Error, Result};
 
-/// How requests come from the kernel.
+/// The way on which requests come from the kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// Through io_uring if the kernel offers it.
     #[default]
     Any,
-    /// Through io_uring; has the kernel offer it. Where that cannot be had, requests come through
-    /// `/dev/fuse`, and [`crate::Mounted::no_rings`] tells why.
+    /// Through io_uring, which the kernel is asked to offer. Where the kernel has none, requests
+    /// come through `/dev/fuse`, and [`crate::Mounted::no_rings`] tells the reason.
     Ring,
     /// Through `/dev/fuse`.
     Device,
 }
 
-/// Which changes are durable before they are answered.
+/// The changes that are durable before they are answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// None: `fsync` makes them durable.
+    /// No change: `fsync` makes changes durable.
     #[default]
     OnRequest,
-    /// Those of directories at least; here all.
+    /// Changes of directories, as `dirsync` asks. The daemon makes all changes durable.
     Directories,
-    /// All.
+    /// All changes.
     Everything,
 }
 
-/// How to mount.
+/// The options of a mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountOptions {
     /// Shown as the source of the mount: the path of the volume.
     pub fsname: String,
-    /// Refuse changes in the kernel already.
+    /// Refuse changes, in the kernel already.
     pub read_only: bool,
     /// Ignore setuid and setgid bits.
     pub nosuid: bool,
@@ -47,22 +47,23 @@ pub struct MountOptions {
     pub access_time: AccessTime,
     /// Whether reading a directory changes its access time too, in the same way.
     pub dir_access_time: bool,
-    /// Which changes are durable before they are answered.
+    /// The changes that are durable before they are answered.
     pub durability: Durability,
-    /// Serve every user, not only the one who mounts. Root's mounts do by default.
+    /// Serve every user, not only the mounting user. The default for mounts of root.
     pub allow_other: bool,
-    /// Compression of data written while mounted; `None` takes the volume's.
+    /// Compression of data written while mounted; `None` takes the volume's compression.
     pub compression: Option<Codec>,
-    /// Threads that serve requests; 0 leaves the choice to us.
+    /// Threads that serve requests; 0 leaves the choice to the server.
     pub threads: usize,
-    /// Send small files to the kernel before they are asked for, to programs that read directories in order.
+    /// Send small files to the kernel before it asks for them, to programs that read directories in
+    /// order.
     pub ahead: bool,
-    /// The way of requests.
+    /// The way on which requests come.
     pub transport: Transport,
 }
 
 impl MountOptions {
-    /// The defaults for the user who runs this process.
+    /// The defaults for the user of this process.
     #[must_use]
     pub fn new(fsname: &str) -> Self {
         Self {
@@ -82,19 +83,25 @@ impl MountOptions {
         }
     }
 
-    /// Adds a comma-separated list, later ones winning.
+    /// Adds a comma-separated list of options. The last of two conflicting options wins.
     ///
-    /// - Of mount(8): `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`, `exec`, `noexec`, `sync`, `dirsync`, `async`, `allow_other`.
-    /// - Access times: `relatime` and `atime` (once after each change, and daily; the default), `strictatime`, `noatime`, `diratime`,
-    ///   `nodiratime`, and `norelatime`, `nostrictatime`, which take `strictatime` back.
-    /// - Ramet's own: `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`, `no_io_uring`, `fsname=TEXT`.
-    /// - Accepted because they hold anyway: `lazytime` and `nolazytime` (access times are kept in memory, all other times are stored
-    ///   with each change), `default_permissions`, `nomand`, `noiversion`, `loud`, `silent`.
-    /// - Accepted because mount(8) or the system's manager acts on them: `defaults`, `auto`, `noauto`, `user`, `users`, `owner`, `group`
-    ///   with their opposites, `nofail`, `_netdev`, `comment=`, `x-*` and `X-*`.
+    /// - Options of mount(8): `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`, `exec`, `noexec`,
+    ///   `sync`, `dirsync`, `async`, `allow_other`.
+    /// - Access times: `relatime` and `atime` (once after each change, and daily; the default),
+    ///   `strictatime`, `noatime`, `diratime`, `nodiratime`, and `norelatime` and `nostrictatime`,
+    ///   which undo `strictatime`.
+    /// - Options of Ramet: `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`,
+    ///   `no_io_uring`, `fsname=TEXT`.
+    /// - Accepted because they always hold: `lazytime` and `nolazytime` (access times are kept in
+    ///   memory, all other times are stored with each change), `default_permissions`, `nomand`,
+    ///   `noiversion`, `loud`, `silent`.
+    /// - Accepted because mount(8) or the service manager acts on them: `defaults`, `auto`,
+    ///   `noauto`, `user`, `users`, `owner`, `group` with their opposites, `nofail`, `_netdev`,
+    ///   `comment=`, `x-*` and `X-*`.
     ///
     /// # Errors
-    /// `RefusedOption` for one that cannot be honoured, with the reason; `UnknownOption` for anything else, `UnknownCodec`.
+    /// `RefusedOption` for an option that cannot be honoured, with the reason; `UnknownCodec`;
+    /// `UnknownOption` for any other option.
     pub fn add(&mut self, list: &str) -> Result<()> {
         for option in list
             .split(',')
@@ -160,7 +167,7 @@ impl MountOptions {
     }
 }
 
-/// Options that ask for nothing else than what each mount does.
+/// Whether every mount has the effect of this option.
 fn holds_anyway(name: &str, value: &str) -> bool {
     let names = [
         "default_permissions",
@@ -174,18 +181,18 @@ fn holds_anyway(name: &str, value: &str) -> bool {
     names.contains(&name) && value.is_empty()
 }
 
-/// Options that mount(8), or what reads fstab(5), acts on.
+/// Whether mount(8) or the reader of fstab(5) acts on this option.
 fn is_for_others(name: &str, value: &str) -> bool {
     let names = [
         "defaults", "auto", "noauto", "users", "nousers", "nouser", "owner", "noowner", "group",
         "nogroup", "nofail", "_netdev",
     ];
     let is_comment = name.starts_with("x-") || name.starts_with("X-") || name == "comment";
-    // mount(8) adds a user's name.
+    // mount(8) adds a user's name to the option.
     is_comment || name == "user" || names.contains(&name) && value.is_empty()
 }
 
-/// Why an option that mount(8) knows is refused.
+/// The reason why an option that mount(8) knows is refused.
 fn why_refused(name: &str) -> Option<&'static str> {
     Some(match name {
         "mand" => "Linux has no mandatory locks any more",
@@ -270,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_others_change_nothing_and_what_cannot_be_had_is_refused_with_the_reason() {
+    fn options_of_mount_8_change_nothing_and_impossible_ones_are_refused_with_the_reason() {
         let others = "defaults,auto,noauto,user,user=ann,users,nouser,owner,group,nofail,_netdev,\
                       x-systemd.automount,X-mount.mkdir=0755,comment=x,lazytime,nomand,silent";
         assert_eq!(with(others), MountOptions::new("vol"));

@@ -19,14 +19,14 @@ use crate::transport::dev_fuse::{Answering, Readers, answer_with};
 use crate::transport::handshake::handshake;
 use crate::transport::uring::{self, Rings, Serving};
 
-/// A mounted file system. Dropping it unmounts, lazily if files are open.
+/// A mounted file system. Dropping it unmounts the file system, lazily if files are open.
 pub struct Mounted {
     device: Arc<OwnedFd>,
-    /// `None` until they are started, and when they have ended.
+    /// `None` before they are started, and after they have ended.
     readers: Option<Readers>,
     rings: Option<Serving>,
     no_rings: Option<io::Error>,
-    /// Whether nothing is served any more.
+    /// Whether all requests have ended.
     is_over: bool,
     unmounter: Unmounter,
 }
@@ -34,20 +34,20 @@ pub struct Mounted {
 /// Whether requests should come through rings.
 enum Wanted {
     No,
-    /// Yes, with so much room for each request.
+    /// They should, with so much room for each request.
     Of(usize),
-    /// Yes, but the kernel does not offer them.
+    /// They should, but the kernel does not offer rings.
     InVain(io::Error),
 }
 
 /// Room of a ring for the data of a request or an answer.
 const RING_BYTES: usize = WRITE_BYTES_MAX as usize;
 
-/// Unmounts from another thread than the one in [`Mounted::wait`]. Cheap to clone.
+/// Unmounts from another thread than the one in [`Mounted::wait`]. A clone is cheap.
 #[derive(Clone)]
 pub struct Unmounter {
     dir: Arc<PathBuf>,
-    /// Which of the mounts that were ever at `dir`.
+    /// The number of this mount, among all that were ever at `dir`.
     device: Option<Device>,
 }
 
@@ -60,9 +60,10 @@ impl Unmounter {
         self.unmount_with(rustix::mount::UnmountFlags::empty(), &[])
     }
 
-    /// Ends the mount whoever uses it: what is asked for is answered `ECONNABORTED`.
+    /// Ends the mount at once. Its requests are answered `ECONNABORTED`.
     fn abort(&self) {
-        // A user's helper unmounts, and lets those wait for ever who wait now.
+        // fusermount3 of an ordinary user only unmounts, and leaves waiting programs waiting for
+        // ever. So the connection is aborted first.
         if let Some(device) = self.device
             && let Err(error) = device.abort()
         {
@@ -86,7 +87,7 @@ impl Unmounter {
         }
     }
 
-    /// Whether this mount, and no other one, is the one at its directory, as far as can be told.
+    /// Whether this mount is the one at its directory, as far as this process can tell.
     fn is_mounted(&self) -> bool {
         self.device.is_none() || mountinfo::device_at(&self.dir) == self.device
     }
@@ -102,7 +103,7 @@ impl Unmounter {
         };
         match rustix::mount::unmount(&*self.dir, flags) {
             Ok(()) => return Ok(()),
-            // Only root unmounts by itself.
+            // Only root may call umount(2).
             Err(rustix::io::Errno::PERM) => {}
             Err(errno) => return Err(failed(errno.into())),
         }
@@ -121,11 +122,11 @@ impl Unmounter {
     }
 }
 
-/// Threads that read what still comes through the device when there are rings.
+/// Threads that read requests from the device when there are rings.
 const READERS_BESIDE_RINGS: usize = 2;
 
-/// How many threads read requests where there are no rings: more than there are processors, since some
-/// wait for the device.
+/// Number of threads that read requests where there are no rings: more than there are processors,
+/// since some threads wait for the device.
 fn readers(wanted: usize) -> usize {
     match wanted {
         0 => std::thread::available_parallelism().map_or(4, |cpus| (2 * cpus.get()).clamp(4, 16)),
@@ -133,14 +134,14 @@ fn readers(wanted: usize) -> usize {
     }
 }
 
-/// How far the kernel reads ahead in a file: about a leaf. It has two requests under way, and longer
-/// ones, each of several to the device, would make a disk seek to and fro.
+/// How far the kernel reads ahead in a file: about a leaf. The kernel has two such requests under
+/// way. Longer requests would be several to the device each, and would make a disk seek to and fro.
 const READ_AHEAD_KIB: u32 = 512;
 
-/// Mounts `volume` on `dir`; usable on return. Threads of this process serve it.
+/// Mounts `volume` on `dir`, which is usable on return. Threads of this process serve it.
 ///
 /// # Errors
-/// What the kernel or fusermount3 answered.
+/// The error of the kernel or of fusermount3.
 pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<Mounted> {
     let failed = |source| Error::Mount {
         dir: dir.display().to_string(),
@@ -169,7 +170,8 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     if let Err(error) = set_read_ahead(dir) {
         tracing::debug!(%error, "read-ahead stays as it is");
     }
-    // A single thread would have to answer a request while it waits for what that one holds.
+    // A single thread would have to answer a request while it waits for a page that the request
+    // holds.
     let ahead = options.ahead && (mounted.has_rings() || readers(options.threads) > 1);
     if let Err(error) = server.answer_first_open(dir, ahead) {
         tracing::debug!(%error, "files are closed by request until one is opened, and none is sent ahead");
@@ -177,11 +179,12 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     Ok(mounted)
 }
 
-/// Mounts what `answering` makes of what is agreed upon with the kernel; usable on return. Requests come
-/// through `/dev/fuse`. For file systems that a test or a measurement has beside Ramet.
+/// Mounts a file system whose requests the result of `answering` serves, for the agreement that it
+/// gets. The file system is usable on return, and requests come through `/dev/fuse`. Tests and
+/// measurements run such a file system beside Ramet.
 ///
 /// # Errors
-/// What the kernel or fusermount3 answered.
+/// The error of the kernel or of fusermount3.
 pub fn serve(
     dir: &Path,
     options: &MountOptions,
@@ -207,11 +210,11 @@ pub fn serve(
     })
 }
 
-/// Lets the kernel read further ahead than the 128 KiB that it gives a file system. Asks for the
-/// attributes of `dir`, the root of the mount, which has to be served by now.
+/// Lets the kernel read further ahead than its 128 KiB for a FUSE file system. Asks for the
+/// attributes of `dir`, the root of the mount, which must be served by now.
 ///
 /// # Errors
-/// Only root may do that.
+/// Only root may change this.
 pub fn set_read_ahead(dir: &Path) -> io::Result<()> {
     let dev = rustix::fs::stat(dir)?.st_dev;
     let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
@@ -220,7 +223,7 @@ pub fn set_read_ahead(dir: &Path) -> io::Result<()> {
 }
 
 impl Mounted {
-    /// Mounts, and serves nothing yet.
+    /// Mounts, and serves no request yet.
     fn attach(dir: &Path, options: &MountOptions) -> io::Result<Self> {
         let dir = dir.canonicalize()?;
         let device = Arc::new(attach(&dir, options)?);
@@ -237,8 +240,8 @@ impl Mounted {
         })
     }
 
-    /// Agrees with the kernel and starts the threads that serve, through rings if they are wanted and
-    /// can be had.
+    /// Agrees with the kernel and starts the threads that serve. Requests come through rings if
+    /// rings are wanted and can be made.
     fn begin(&mut self, server: &Arc<Server>, wanted: Wanted, threads: usize) -> io::Result<()> {
         let mut made = None;
         let make = |payload_bytes| {
@@ -276,7 +279,7 @@ impl Mounted {
         } else {
             readers(threads)
         };
-        // What comes beside rings is nothing that a fence waits for.
+        // No fence waits for the requests that come through the device beside rings.
         let reader_lanes = if beside { 0 } else { count };
         fences.expect_lanes(ring_threads + reader_lanes);
         let device = Arc::clone(&self.device);
@@ -291,7 +294,7 @@ impl Mounted {
         Ok(())
     }
 
-    /// Why requests come through `/dev/fuse` although rings were wanted.
+    /// The reason why requests come through `/dev/fuse` although rings were wanted.
     #[must_use]
     pub fn no_rings(&self) -> Option<&io::Error> {
         self.no_rings.as_ref()
@@ -329,7 +332,7 @@ impl Mounted {
             rings.join();
         }
         self.is_over = true;
-        // A connection that was aborted leaves a mount that answers nothing.
+        // An aborted connection leaves a mount that answers no request.
         if self.unmounter.device.is_some() {
             self.unmounter.detach();
         }
@@ -339,8 +342,8 @@ impl Mounted {
     /// Unmounts and waits.
     ///
     /// # Errors
-    /// `EBUSY` when files are open; it is then unmounted lazily, and the volume stays in use until they
-    /// are closed.
+    /// `EBUSY` when files are open. The mount is then unmounted lazily, and the volume stays in use
+    /// until the files are closed.
     pub fn unmount(mut self) -> Result<()> {
         self.unmounter.unmount()?;
         self.join()
@@ -365,7 +368,7 @@ mod tests {
     use super::*;
 
     /// Mounts with rings of `payload_bytes`, of which the kernel wants a megabyte, while another
-    /// thread looks at the mount point; what `look` finds.
+    /// thread stats the mount point. Answers the result of `look`.
     fn mount_with_rings<T>(payload_bytes: usize, look: impl FnOnce(&Mounted, &Path) -> T) -> T {
         let storage: Arc<dyn Storage> = Arc::new(MemDevice::new(1 << 28));
         Volume::format(&storage, &FormatOptions::default()).unwrap();

@@ -109,7 +109,7 @@ macro_rules! structures {
 }
 
 structures! {
-    /// What each request begins with.
+    /// The start of each request.
     InHeader 40 {
         0 len u32,
         4 opcode u32,
@@ -122,12 +122,12 @@ structures! {
         36 extensions u16,
         38 padding u16,
     }
-    /// What each answer and each notification begins with.
+    /// The start of each answer and each notification.
     OutHeader 16 {
         0 len u32,
-        /// 0 or a negative errno of an answer; the kind of a notification.
+        /// 0 or a negative errno in an answer; the kind in a notification.
         4 error i32,
-        /// The request that is answered; 0 of a notification.
+        /// The request of this answer; 0 in a notification.
         8 unique u64,
     }
     InitIn 64 {
@@ -175,7 +175,7 @@ structures! {
         84 flags u32,
     }
     EntryOut 128 {
-        /// 0 for a name that leads nowhere.
+        /// 0 for a name that does not exist.
         0 node u64,
         8 generation u64,
         16 entry_valid u64,
@@ -279,14 +279,14 @@ structures! {
     CopyFileRangeOut 8 {
         0 bytes_copied u64,
     }
-    /// Before the name of an entry in the answer to READDIR.
+    /// The part before the name of an entry in the answer to READDIR.
     Dirent 24 {
         0 ino u64,
         8 off u64,
         16 namelen u32,
         20 kind u32,
     }
-    /// Before the name of an entry in the answer to READDIRPLUS.
+    /// The part before the name of an entry in the answer to READDIRPLUS.
     Direntplus 152 {
         0 entry EntryOut,
         128 dirent Dirent,
@@ -499,7 +499,7 @@ structures! {
     }
     InvalInodeOut 24 {
         0 ino u64,
-        /// A negative one spares the pages.
+        /// A negative offset spares the pages.
         8 off i64,
         16 len i64,
     }
@@ -527,7 +527,7 @@ structures! {
         24 size u32,
         28 padding u32,
     }
-    /// Before `count` node ids.
+    /// The part before `count` node ids.
     PruneOut 16 {
         0 count u32,
         4 padding u32,
@@ -546,7 +546,7 @@ macro_rules! numbers {
 }
 
 numbers! {
-    /// What a request asks for.
+    /// Operations, the kinds of requests.
     opcode u32 {
         LOOKUP = 1,
         FORGET = 2,
@@ -600,7 +600,7 @@ numbers! {
         STATX = 52,
         COPY_FILE_RANGE_64 = 53,
     }
-    /// What a notification tells.
+    /// Kinds of notifications.
     notify i32 {
         INVAL_INODE = 2,
         INVAL_ENTRY = 3,
@@ -611,7 +611,7 @@ numbers! {
         INC_EPOCH = 8,
         PRUNE = 9,
     }
-    /// What kernel and server agree upon with INIT.
+    /// Capabilities that kernel and server agree upon with INIT.
     init u64 {
         ASYNC_READ = 1 << 0,
         POSIX_LOCKS = 1 << 1,
@@ -652,7 +652,7 @@ numbers! {
         OVER_IO_URING = 1 << 41,
         REQUEST_TIMEOUT = 1 << 42,
     }
-    /// How a file is opened, in the answer to OPEN and CREATE.
+    /// Flags of an open file, in the answer to OPEN and CREATE.
     fopen u32 {
         DIRECT_IO = 1 << 0,
         KEEP_CACHE = 1 << 1,
@@ -663,7 +663,7 @@ numbers! {
         PARALLEL_DIRECT_WRITES = 1 << 6,
         PASSTHROUGH = 1 << 7,
     }
-    /// Which fields of a SETATTR count.
+    /// Fields of a SETATTR that count.
     fattr u32 {
         MODE = 1 << 0,
         UID = 1 << 1,
@@ -678,7 +678,7 @@ numbers! {
         CTIME = 1 << 10,
         KILL_SUIDGID = 1 << 11,
     }
-    /// How a WRITE is to be made.
+    /// Flags of a WRITE.
     write u32 {
         CACHE = 1 << 0,
         LOCKOWNER = 1 << 1,
@@ -701,7 +701,7 @@ numbers! {
 /// The version that this server speaks.
 pub const VERSION: (u32, u32) = (7, 45);
 
-/// What names, entries of directories and extensions begin at multiples of, in bytes.
+/// Alignment of names, entries of directories and extensions, in bytes.
 pub const ALIGN_BYTES: usize = 8;
 
 /// Bytes of the structure that a request begins with behind the header; `None` for an operation
@@ -733,7 +733,7 @@ pub fn structure_bytes(operation: u32, has_setxattr_ext: bool) -> Option<usize> 
         opcode::SETXATTR => SetxattrCompatIn::BYTES,
         opcode::GETXATTR | opcode::LISTXATTR => GetxattrIn::BYTES,
         opcode::FLUSH => FlushIn::BYTES,
-        // Shorter from older kernels.
+        // An INIT of an older kernel is shorter than the structure.
         opcode::INIT => 0,
         opcode::GETLK | opcode::SETLK | opcode::SETLKW => LkIn::BYTES,
         opcode::ACCESS => AccessIn::BYTES,
@@ -807,7 +807,7 @@ mod tests {
         assert_eq!(Direntplus::decode(&bytes), Some(entry));
     }
 
-    /// Where the installed header is older, what it lacks is not compared.
+    /// Structures that an older installed header lacks are not compared.
     #[test]
     fn sizes_are_those_of_the_installed_header() {
         let source = "/usr/include/linux/fuse.h";
@@ -851,7 +851,7 @@ mod tests {
         }
     }
 
-    /// Of one whose fields are all numbers, without gaps.
+    /// Bytes of a structure whose fields are all numbers, without gaps.
     fn bytes_of_c_structure(text: &str, name: &str) -> Option<usize> {
         let body = text.split_once(&format!("struct {name} {{"))?.1;
         let body = body.split_once("};")?.0;

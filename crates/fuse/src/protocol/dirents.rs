@@ -1,4 +1,4 @@
-//! Entries of a directory, written where the kernel takes them from.
+//! Entries of a directory, in the form that the kernel reads.
 
 use ramet_fs::{Attr, DirEntry};
 
@@ -123,7 +123,7 @@ mod tests {
         assert_eq!([128, 136].map(long), [0x1122, 9]);
         assert_eq!([144, 148].map(word), [4, 10]);
         assert_eq!(&room[152..160], b"name\0\0\0\0");
-        // Node 0: the kernel is told of no attributes.
+        // Node 0 tells the kernel that the entry comes without attributes.
         assert!(room[160..288].iter().all(|byte| *byte == 0));
         assert_eq!([288, 296].map(long), [0x1122, 9]);
         assert_eq!([304, 308].map(word), [8, 10]);

@@ -4,7 +4,8 @@ use ramet_betree::Error as TreeError;
 use ramet_fs::Error;
 use rustix::io::Errno;
 
-/// What a system call answers. Failures of the medium are logged here, where the error stops.
+/// The errno of a system call that ends with `error`. Failures of the medium are logged here, where
+/// the error stops.
 pub(crate) fn errno(error: &Error) -> Errno {
     match error {
         Error::NotFound => Errno::NOENT,

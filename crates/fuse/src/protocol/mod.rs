@@ -1,9 +1,10 @@
 //! The protocol between the kernel and a FUSE server: one decoder and one encoder for both
 //! transports.
 //!
-//! [`abi`] has the layouts, [`Request`] is what a request decodes to, [`Reply`] what it is
-//! answered, [`Dirents`] the entries of a directory, [`negotiate`] what is agreed upon first, and
-//! [`notification`] what a server tells by itself. Nothing here does I/O or knows a volume.
+//! [`abi`] has the layouts. [`Request`] is a decoded request, [`Reply`] an answer, and [`Dirents`]
+//! the entries of a directory. [`negotiate`] is the agreement at the start, and [`notification`]
+//! has the messages that a server sends by itself. No file of this folder does I/O or knows a
+//! volume.
 
 pub mod abi;
 mod dirents;
@@ -20,5 +21,5 @@ pub use request::{
     CopyRange, FileHandle, Form, Header, Malformed, Records, Request, Setattr, Unique,
 };
 
-/// What a request is answered.
+/// The result of a request.
 pub type Answer<T> = std::result::Result<T, rustix::io::Errno>;

@@ -1,7 +1,7 @@
-//! What is agreed upon with the kernel: for how long it may believe answers, and what it need not
-//! ask.
+//! The agreement with the kernel: for how long it may believe answers, and which requests it need
+//! not send.
 //!
-//! The kernel begins with INIT, which offers capabilities and limits; the server takes some of
+//! The kernel begins with INIT, which offers capabilities and limits. The server takes some of
 //! them. Ramet and the file system in memory that measurements compare it with take the same.
 
 use std::time::Duration;
@@ -15,33 +15,34 @@ use super::request::Form;
 
 /// How long the kernel may believe an answer: for ever, near enough.
 pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// How long the kernel may believe that a name does not exist. Short, so that the names that it may
-/// believe that of can be forgotten (`cache/negative_dentries.rs`).
+/// How long the kernel may believe that a name does not exist. The time is short so that the server
+/// may forget these names again (`cache/negative_dentries.rs`).
 pub const MISSING_TTL: Duration = Duration::from_secs(60);
 /// Generation of every inode number: no number is used twice.
 pub const GENERATION: u64 = 0;
 /// Bytes of one write request. The room for any answer is as long.
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// Background requests of the kernel that are under way at a time, at most: write-back and reading
-/// ahead. Also how many have to wait for syncfs(2) to pass files over. More than other programs send
-/// during one round of the barrier as a rule (`server/barrier.rs`), and few enough that no program waits long
-/// behind them.
+/// Background requests of the kernel that are under way at a time, at most: write-back and
+/// read-ahead. Also the number of waiting ones from which syncfs(2) skips files. The number is
+/// larger than the requests of other programs during one round of a fence, as a rule
+/// (`server/barrier.rs`), and small enough that no program waits long behind them.
 pub const BACKGROUND_MAX: u16 = 1024;
 /// The oldest protocol whose INIT has all fields that are answered: Linux 3.15.
 const MINOR_MIN: u32 = 23;
 
-/// Answer to OPEN and to FLUSH. The kernel does not ask again. It keeps the pages of a file that is
-/// opened again, and every write is in the tree before it is answered.
+/// The answer to OPEN and to FLUSH, after which the kernel does not send these requests again. The
+/// kernel keeps the pages of a file that is opened again, and every write is in the tree before it
+/// is answered.
 pub const NEVER_AGAIN: Errno = Errno::NOSYS;
 
-/// What is asked for whenever the kernel has it: what saves requests.
+/// Capabilities that the server takes whenever the kernel offers them, because they save requests.
 ///
-/// Not ATOMIC_O_TRUNC: the kernel would have us truncate before it finds out that the file is a
-/// running program and refuses. Nor EXPORT_SUPPORT: an NFS server opens a directory again for each
-/// part of it, whose cookies count from where its stream began, and asks for inodes that were
-/// forgotten. Nor ASYNC_DIO: with it a write past the pages, by asynchronous I/O, drops the pages
-/// before it has been carried out, and not after it. A reader in between fills them with what was
-/// there before, for good.
+/// Three capabilities are left out. With ATOMIC_O_TRUNC, the server would truncate a file before
+/// the kernel finds out that the file is a running program and refuses. With EXPORT_SUPPORT, an NFS
+/// server would open a directory again for each part of it, although its cookies count from the
+/// start of its stream, and would ask for inodes that were forgotten. With ASYNC_DIO, a write past
+/// the pages, by asynchronous I/O, drops the pages before it has been carried out, and not after
+/// it. A reader in between would fill them with the old contents, for good.
 const WANTED: u64 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::MAX_PAGES
@@ -54,8 +55,8 @@ const WANTED: u64 = init::ASYNC_READ
     | init::EXPLICIT_INVAL_DATA
     | init::DIRECT_IO_ALLOW_MMAP;
 
-/// The handle of a file that is open past the kernel's pages. Other files have 0, and so has a file
-/// that the kernel opens without asking. No directory has this number.
+/// The handle of a file that is open past the kernel's pages. Other files have the handle 0, and so
+/// has a file that the kernel opens without a request. No directory has this handle.
 pub const DIRECT_HANDLE: FileHandle = FileHandle(u64::MAX);
 
 /// The handle of a new file that is opened with these flags of FUSE.
@@ -74,19 +75,20 @@ pub struct Offer {
     init: abi::InitIn,
 }
 
-/// What INIT tells about the version of the kernel.
+/// The version of the kernel, by its INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// The kernel speaks a later protocol. It sends another INIT when it hears the version of ours.
+    /// The kernel speaks a later protocol. It sends another INIT after the answer with this
+    /// server's version.
     Later,
     /// The kernel is too old.
     TooOld,
-    /// The protocol of ours, maybe with fewer capabilities.
+    /// The kernel speaks this protocol, maybe with fewer capabilities.
     Ours(Offer),
 }
 
 impl Version {
-    /// Judges an INIT.
+    /// Judges the version in an INIT.
     #[must_use]
     pub fn of(init: abi::InitIn) -> Self {
         match (init.major, init.minor) {
@@ -112,10 +114,10 @@ impl Offer {
         self.capabilities() & init::OVER_IO_URING != 0
     }
 
-    /// Takes what is wanted. With `ring`, requests come through io_uring, if that is offered; and
-    /// the server then chooses which entries of a listing come with attributes. Otherwise the
-    /// kernel does: it wants attributes with the first answer, and while a program looks up names
-    /// of the directory.
+    /// Takes the capabilities that the server wants. With `ring`, requests come through io_uring,
+    /// if the kernel offers it, and the server chooses which entries of a listing come with
+    /// attributes. Otherwise the kernel chooses: it wants attributes with the first answer, and
+    /// while a program looks up names of the directory.
     #[must_use]
     pub fn take(self, ring: bool) -> Agreed {
         let way = if ring {
@@ -130,7 +132,7 @@ impl Offer {
     }
 }
 
-/// What was taken of an offer.
+/// The agreement: the capabilities and limits that the server took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     capabilities: u64,
@@ -162,13 +164,13 @@ impl Agreed {
         }
     }
 
-    /// Flags of a new file that is opened with `flags` of open(2): closing it needs no request. A
-    /// file that is open for writing only goes past the kernel's pages. Nobody reads through it,
-    /// large requests stay whole, and the kernel does not ask for the capabilities of the file
+    /// Flags of a new file that is opened with `flags` of open(2): its close needs no request. A
+    /// file that is open only for writing goes past the kernel's pages. No program reads through
+    /// it, large requests stay whole, and the kernel does not ask for the capabilities of the file
     /// before its first write.
     ///
-    /// Before Linux 6.6 the kernel keeps the pages of a file when somebody writes past them, and
-    /// other readers would go on with what they have read. DIRECT_IO_ALLOW_MMAP came with the same
+    /// Before Linux 6.6 the kernel keeps the pages of a file when a program writes past them, and
+    /// other readers would keep their old contents. DIRECT_IO_ALLOW_MMAP came with the same
     /// changes.
     #[must_use]
     pub fn created_flags(self, flags: u32) -> u32 {
@@ -188,7 +190,8 @@ impl Agreed {
             flags2: high,
             max_readahead: self.max_readahead,
             max_background: BACKGROUND_MAX,
-            // As high: the kernel passes files over in write-back from there on.
+            // As high as the limit, because the kernel skips files in write-back from this number
+            // on.
             congestion_threshold: BACKGROUND_MAX,
             max_write: WRITE_BYTES_MAX,
             time_gran: 1,
@@ -234,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_offered_is_not_taken() {
+    fn capability_that_is_not_offered_is_not_taken() {
         let all = offer(u64::MAX);
         assert!(all.take(true).has_ring() && !all.take(true).kernel_chooses_attributes());
         assert!(!all.take(false).has_ring() && all.take(false).kernel_chooses_attributes());

@@ -1,4 +1,4 @@
-//! What a server tells the kernel by itself: headers of notifications.
+//! Notifications: messages that a server sends the kernel by itself, as headers.
 //!
 //! A notification is written to `/dev/fuse` in one call, as an answer is. Names end with a zero.
 
@@ -31,7 +31,7 @@ impl Notification {
         Self { bytes, len }
     }
 
-    /// What the kernel knows about `name` in `dir` is out of date. The name and a zero follow.
+    /// The kernel's entry for `name` in `dir` is out of date. The name and a zero follow.
     #[must_use]
     pub fn inval_entry(dir: Ino, name: &[u8]) -> Self {
         let out = abi::InvalEntryOut {
@@ -77,8 +77,8 @@ impl Notification {
         Self::new(notify::STORE, &out, len)
     }
 
-    /// `name` in `dir`, which led to `child`, was removed: watchers of `child` hear of it. The name
-    /// and a zero follow.
+    /// `name` in `dir`, which led to `child`, was removed, and watchers of `child` hear of it. The
+    /// name and a zero follow.
     #[must_use]
     pub fn delete(dir: Ino, child: Ino, name: &[u8]) -> Self {
         let out = abi::DeleteOut {
@@ -96,7 +96,7 @@ impl Notification {
         Self::new::<[u32; 0]>(notify::INC_EPOCH, &[], 0)
     }
 
-    /// The kernel should forget `count` inodes, if nobody uses them (Linux 6.18). Their node ids, 8
+    /// The kernel should forget `count` inodes that no program uses (Linux 6.18). Their node ids, 8
     /// bytes each, follow.
     #[must_use]
     pub fn prune(count: usize) -> Self {
@@ -107,7 +107,7 @@ impl Notification {
         Self::new(notify::PRUNE, &out, count * u64::BYTES)
     }
 
-    /// What to write before the name or the data.
+    /// The bytes before the name or the data.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]

@@ -1,7 +1,7 @@
 //! Answers to the kernel, encoded once for both transports.
 //!
 //! An answer is a header, a short structure, and a body of any length. The structure lies in the
-//! answer itself; the body is in the room that the request brought, or in bytes of its own.
+//! answer itself. The body lies in the room that came with the request, or in bytes of its own.
 
 use ramet_fs::{Attr, BLOCK_BYTES};
 use rustix::io::Errno;
@@ -10,17 +10,17 @@ use super::negotiate::{GENERATION, MISSING_TTL, TTL};
 use super::request::{FileHandle, Unique};
 use super::{Answer, abi};
 
-/// The longest structure: an entry and how it is opened.
+/// The longest structure: an entry and its open file.
 const STRUCTURE_BYTES_MAX: usize = abi::EntryOut::BYTES + abi::OpenOut::BYTES;
 
-/// What follows the structure.
+/// The part of an answer behind the structure.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Body {
-    /// Nothing.
+    /// No bytes.
     Empty,
-    /// So many bytes at the start of the room that the request brought.
+    /// So many bytes at the start of the room that came with the request.
     Room(usize),
-    /// These.
+    /// These bytes.
     Bytes(Vec<u8>),
 }
 
@@ -46,7 +46,7 @@ impl Reply {
         reply
     }
 
-    /// Success, and nothing else.
+    /// Success, without data.
     #[must_use]
     pub fn done() -> Self {
         Self::new(&[], Body::Empty)
@@ -67,7 +67,7 @@ impl Reply {
         Self::new(&entry_out(attr).encode(), Body::Empty)
     }
 
-    /// A name that leads nowhere, which the kernel may remember.
+    /// A name that does not exist, which the kernel may remember.
     #[must_use]
     pub fn no_entry() -> Self {
         let entry = abi::EntryOut {
@@ -105,21 +105,21 @@ impl Reply {
         Self::new(&structure, Body::Empty)
     }
 
-    /// Bytes that were written or copied, below 4 GiB.
+    /// The number of bytes that were written or copied, below 4 GiB.
     #[must_use]
     pub fn written(size: u32) -> Self {
         let out = abi::WriteOut { size, padding: 0 };
         Self::new(&out.encode(), Body::Empty)
     }
 
-    /// Bytes that were copied, where the answer has room for more than 4 GiB.
+    /// The number of bytes that were copied, where the answer has room for more than 4 GiB.
     #[must_use]
     pub fn copied(bytes_copied: u64) -> Self {
         let out = abi::CopyFileRangeOut { bytes_copied };
         Self::new(&out.encode(), Body::Empty)
     }
 
-    /// A place in a file.
+    /// An offset in a file.
     #[must_use]
     pub fn offset(offset: u64) -> Self {
         Self::new(&abi::LseekOut { offset }.encode(), Body::Empty)
@@ -131,8 +131,8 @@ impl Reply {
         Self::new(&room.encode(), Body::Empty)
     }
 
-    /// An extended attribute or a list of them, asked for with room for `size` bytes; 0 asks how
-    /// many there are.
+    /// The value of an extended attribute or the list of names, for a request with room for `size`
+    /// bytes. A size of 0 asks for the length.
     #[must_use]
     pub fn xattr(value: Vec<u8>, size: u32) -> Self {
         match u32::try_from(value.len()) {
@@ -148,7 +148,7 @@ impl Reply {
         }
     }
 
-    /// What came out of an ioctl that has room for `out_bytes`.
+    /// The data of an ioctl that has room for `out_bytes`.
     #[must_use]
     pub fn of_ioctl(answer: Answer<Vec<u8>>, out_bytes: usize) -> Self {
         match answer {
@@ -158,7 +158,7 @@ impl Reply {
         }
     }
 
-    /// What is agreed upon first.
+    /// The answer to INIT.
     #[must_use]
     pub fn init(out: &abi::InitOut) -> Self {
         Self::new(&out.encode(), Body::Empty)
@@ -170,25 +170,25 @@ impl Reply {
         Self::new(&[], Body::Bytes(bytes))
     }
 
-    /// So many bytes at the start of the room that the request brought.
+    /// So many bytes at the start of the room that came with the request.
     #[must_use]
     pub fn room(bytes: usize) -> Self {
         Self::new(&[], Body::Room(bytes))
     }
 
-    /// What follows the header: the structure first.
+    /// The structure, which follows the header.
     #[must_use]
     pub fn structure(&self) -> &[u8] {
         &self.structure[..self.structure_bytes]
     }
 
-    /// What follows the structure.
+    /// The body, which follows the structure.
     #[must_use]
     pub fn body(&self) -> &Body {
         &self.body
     }
 
-    /// Bytes behind the header.
+    /// Length of the answer without its header, in bytes.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         let body = match &self.body {
@@ -202,7 +202,7 @@ impl Reply {
     /// The header, for the answer to request number `unique`.
     ///
     /// # Panics
-    /// If the answer is longer than 4 GiB.
+    /// When the answer is longer than 4 GiB.
     #[must_use]
     pub fn header(&self, unique: Unique) -> [u8; abi::OutHeader::BYTES] {
         let bytes = abi::OutHeader::BYTES + self.payload_bytes();

@@ -1,13 +1,13 @@
 //! Requests of the kernel, decoded once for both transports.
 //!
 //! A request is a header, the structure of its operation, and a *payload*: names and data of any
-//! length. `/dev/fuse` gives all of it in one buffer, a ring gives the structure and the payload in
-//! buffers of their own. The answer to READ and to the listings of a directory goes where the
-//! payload was: such a request has none, and brings the room for its answer along.
+//! length. `/dev/fuse` gives all parts in one buffer; a ring gives the structure and the payload in
+//! buffers of their own. The answer to READ and to the listings of a directory goes into the place
+//! of the payload: these requests have no payload, and bring the room for their answer along.
 //!
-//! The kernel is trusted to mean what it says, and not to be without faults: no length is believed
-//! beyond the bytes there are, names are checked, and a request that does not decode is refused by
-//! itself. Decoding takes nothing from the heap.
+//! The decoder trusts the kernel's meaning and not its correctness. No length is believed beyond
+//! the bytes that exist, names are checked, and a request that does not decode is refused alone.
+//! Decoding allocates no memory on the heap.
 
 use ramet_fs::{Ino, SetTime, Time};
 use thiserror::Error;
@@ -22,7 +22,7 @@ const NANOS_PER_SECOND: u32 = 1_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unique(pub u64);
 
-/// What an open file or directory was given as its handle.
+/// The handle of an open file or directory, as the answer to its opening gave it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FileHandle(pub u64);
 
@@ -40,12 +40,12 @@ pub enum Malformed {
     Value(u32),
 }
 
-/// What every request tells.
+/// The fields that every request has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Number of the request.
     pub unique: Unique,
-    /// What is asked for, of [`abi::opcode`].
+    /// The operation, of [`abi::opcode`].
     pub opcode: u32,
     /// The inode that the request is about. A node id of the protocol is an inode number.
     pub node: Ino,
@@ -53,7 +53,7 @@ pub struct Header {
     pub uid: u32,
     /// Group of that process.
     pub gid: u32,
-    /// The thread that waits; 0 when the kernel asks by itself.
+    /// The thread that waits; 0 for a request that the kernel makes by itself.
     pub pid: u32,
     /// Bytes of the request, as the kernel says.
     len: usize,
@@ -78,17 +78,17 @@ impl Header {
     }
 }
 
-/// What kernel and server have agreed upon about the form of requests.
+/// The agreement of kernel and server about the form of requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
     /// Whether SETXATTR has the longer structure (SETXATTR_EXT).
     pub has_setxattr_ext: bool,
 }
 
-/// What is to be set by SETATTR.
+/// The attributes that a SETATTR sets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Setattr {
-    /// The open file that the change is made through.
+    /// The open file through which the change is made.
     pub fh: Option<FileHandle>,
     /// Permission bits, and the type.
     pub mode: Option<u32>,
@@ -98,24 +98,24 @@ pub struct Setattr {
     pub gid: Option<u32>,
     /// Size in bytes.
     pub size: Option<u64>,
-    /// Last read.
+    /// Time of the last read.
     pub atime: Option<SetTime>,
-    /// Last change of the contents.
+    /// Time of the last change of the contents.
     pub mtime: Option<SetTime>,
-    /// Last change of anything.
+    /// Time of the last change of the contents or the attributes.
     pub ctime: Option<Time>,
-    /// Whether setuid and setgid bits have to go.
+    /// Whether the setuid and setgid bits must be cleared.
     pub kill_suidgid: bool,
 }
 
-/// Records of one size behind each other.
+/// Records of one size, one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Records<'a> {
     bytes: &'a [u8],
 }
 
 impl Records<'_> {
-    /// Inodes and how many lookups of each are forgotten.
+    /// Inodes and the number of lookups of each that the kernel forgets.
     pub fn forgets(self) -> impl Iterator<Item = (Ino, u64)> {
         self.each::<abi::ForgetOne>()
             .map(|one| (Ino(one.node), one.nlookup))
@@ -189,7 +189,7 @@ pub enum Request<'a> {
     Open {
         flags: u32,
     },
-    /// `room` is as long as what is asked for.
+    /// `room` is as long as the READ.
     Read {
         fh: FileHandle,
         offset: u64,
@@ -316,20 +316,20 @@ pub enum Request<'a> {
         flags: u32,
         mask: u32,
     },
-    /// An operation that this server has never heard of.
+    /// An operation that this server does not know.
     Unknown,
 }
 
-/// What is to be copied, from the inode of the header.
+/// The range of a copy, from the inode of the header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyRange {
-    /// Place in the source.
+    /// Offset in the source.
     pub offset_in: u64,
     /// The destination.
     pub node_out: Ino,
-    /// Place in the destination.
+    /// Offset in the destination.
     pub offset_out: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub length: u64,
 }
 
@@ -341,11 +341,11 @@ struct Parts<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Decodes what `/dev/fuse` gave: the first `len` bytes of `buffer`, of which the rest is room
-    /// for the answer.
+    /// Decodes a message of `/dev/fuse`: the first `len` bytes of `buffer`. The rest of the buffer
+    /// is room for the answer.
     ///
     /// # Errors
-    /// The request has to be refused.
+    /// The request must be refused.
     pub fn decode(
         header: &Header,
         buffer: &'a mut [u8],
@@ -366,11 +366,11 @@ impl<'a> Request<'a> {
     }
 
     /// Decodes a request in three parts, as a ring has them. `structure` may be longer than the
-    /// operation's; of `payload`, `payload_bytes` belong to the request, and the rest is room for
-    /// the answer.
+    /// structure of the operation. The first `payload_bytes` of `payload` belong to the request,
+    /// and the rest is room for the answer.
     ///
     /// # Errors
-    /// The request has to be refused.
+    /// The request must be refused.
     pub fn decode_parts(
         header: &Header,
         structure: &'a [u8],
@@ -384,7 +384,7 @@ impl<'a> Request<'a> {
             return Ok(Self::Unknown);
         };
         let structure = structure.get(..bytes).ok_or(short)?;
-        // Extensions are at the end. None is agreed upon, and none is of use.
+        // Extensions lie at the end. The server has agreed upon none and ignores them.
         let payload_bytes = payload_bytes
             .checked_sub(header.extension_bytes)
             .ok_or(short)?;
@@ -405,8 +405,9 @@ impl<'a> Request<'a> {
         parts.decode(form)
     }
 
-    /// A READ that asks for more than there is room for is refused: the kernel takes a short answer
-    /// for the end of the file. A listing goes on with the next request.
+    /// Decodes a request that brings room for its answer. A READ that asks for more bytes than its
+    /// room has is refused: the kernel would take a short answer for the end of the file. A listing
+    /// goes on with the next request.
     fn with_room(
         operation: u32,
         read: abi::ReadIn,
@@ -431,7 +432,7 @@ impl<'a> Parts<'a> {
         T::get(self.structure)
     }
 
-    /// Bytes up to a zero, which is skipped.
+    /// The bytes up to a zero. The zero is skipped.
     fn text(&mut self) -> Result<&'a [u8], Malformed> {
         let window = &self.payload[..self.payload.len().min(NAME_BYTES_MAX + 1)];
         let end = window.iter().position(|byte| *byte == 0);
@@ -457,7 +458,7 @@ impl<'a> Parts<'a> {
         Ok(name)
     }
 
-    /// So many bytes of data.
+    /// `size` bytes of data.
     fn data(&self, size: u32) -> Result<&'a [u8], Malformed> {
         let size = usize::try_from(size).expect("32 bits");
         self.payload
@@ -676,7 +677,7 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Requests that are nothing but their structure.
+    /// Requests that are only a structure.
     fn decode_structure(self) -> Request<'a> {
         match self.opcode {
             opcode::FORGET => Request::Forget {
@@ -696,33 +697,7 @@ impl<'a> Parts<'a> {
                 flags: self.get::<abi::OpenIn>().flags,
             },
             opcode::STATFS => Request::Statfs,
-            opcode::RELEASE => Request::Release {
-                fh: self.released(),
-            },
-            opcode::RELEASEDIR => Request::Releasedir {
-                fh: self.released(),
-            },
-            opcode::FSYNC => {
-                let (fh, datasync) = self.synced();
-                Request::Fsync { fh, datasync }
-            }
-            opcode::FSYNCDIR => {
-                let (fh, datasync) = self.synced();
-                Request::Fsyncdir { fh, datasync }
-            }
-            opcode::FLUSH => Request::Flush {
-                fh: FileHandle(self.get::<abi::FlushIn>().fh),
-            },
             opcode::INIT => Request::Init(self.init()),
-            opcode::GETLK => Request::Getlk(self.get()),
-            opcode::SETLK => Request::Setlk {
-                lock: self.get(),
-                waits: false,
-            },
-            opcode::SETLKW => Request::Setlk {
-                lock: self.get(),
-                waits: true,
-            },
             opcode::ACCESS => Request::Access {
                 mask: self.get::<abi::AccessIn>().mask,
             },
@@ -745,6 +720,55 @@ impl<'a> Parts<'a> {
                 }
             }
             opcode::DESTROY => Request::Destroy,
+            opcode::SYNCFS => Request::Syncfs,
+            opcode::STATX => {
+                let abi::StatxIn {
+                    getattr_flags,
+                    fh,
+                    sx_flags,
+                    sx_mask,
+                    ..
+                } = self.get();
+                let fh = file_handle(getattr_flags, fh);
+                Request::Statx {
+                    fh,
+                    flags: sx_flags,
+                    mask: sx_mask,
+                }
+            }
+            _ => self.decode_open(),
+        }
+    }
+
+    /// Requests that are only a structure, about an open file or directory.
+    fn decode_open(self) -> Request<'a> {
+        match self.opcode {
+            opcode::RELEASE => Request::Release {
+                fh: self.released(),
+            },
+            opcode::RELEASEDIR => Request::Releasedir {
+                fh: self.released(),
+            },
+            opcode::FSYNC => {
+                let (fh, datasync) = self.synced();
+                Request::Fsync { fh, datasync }
+            }
+            opcode::FSYNCDIR => {
+                let (fh, datasync) = self.synced();
+                Request::Fsyncdir { fh, datasync }
+            }
+            opcode::FLUSH => Request::Flush {
+                fh: FileHandle(self.get::<abi::FlushIn>().fh),
+            },
+            opcode::GETLK => Request::Getlk(self.get()),
+            opcode::SETLK => Request::Setlk {
+                lock: self.get(),
+                waits: false,
+            },
+            opcode::SETLKW => Request::Setlk {
+                lock: self.get(),
+                waits: true,
+            },
             opcode::POLL => Request::Poll(self.get()),
             opcode::FALLOCATE => {
                 let abi::FallocateIn {
@@ -774,27 +798,11 @@ impl<'a> Parts<'a> {
             opcode::COPY_FILE_RANGE => self.copy_file_range(false),
             opcode::COPY_FILE_RANGE_64 => self.copy_file_range(true),
             opcode::SETUPMAPPING => Request::Setupmapping(self.get()),
-            opcode::SYNCFS => Request::Syncfs,
-            opcode::STATX => {
-                let abi::StatxIn {
-                    getattr_flags,
-                    fh,
-                    sx_flags,
-                    sx_mask,
-                    ..
-                } = self.get();
-                let fh = file_handle(getattr_flags, fh);
-                Request::Statx {
-                    fh,
-                    flags: sx_flags,
-                    mask: sx_mask,
-                }
-            }
             _ => Request::Unknown,
         }
     }
 
-    /// With zeros for the fields that an older kernel does not send.
+    /// The structure of INIT, with zeros for the fields that an older kernel does not send.
     fn init(&self) -> abi::InitIn {
         let mut bytes = [0; abi::InitIn::BYTES];
         let sent = self.payload.len().min(bytes.len());
@@ -838,7 +846,7 @@ mod tests {
         has_setxattr_ext: false,
     };
 
-    /// As `/dev/fuse` gives it.
+    /// A message as `/dev/fuse` gives it.
     fn message(opcode: u32, parts: &[&[u8]]) -> Vec<u8> {
         let body = parts.concat();
         let header = abi::InHeader {
@@ -854,7 +862,7 @@ mod tests {
         [&header.encode()[..], &body].concat()
     }
 
-    /// Decodes it as a transport does, with room behind it, and hands it to `look`.
+    /// Decodes a message as a transport does, with room behind it, and hands the result to `look`.
     fn decode<T>(
         message: &[u8],
         form: Form,
@@ -966,7 +974,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_has_room_for_what_it_asks_for_or_is_refused_and_a_listing_has_what_there_is() {
+    fn read_has_room_for_all_its_bytes_or_is_refused_and_a_listing_takes_the_room_there_is() {
         let read_as = |operation, size| {
             let read = abi::ReadIn {
                 fh: 4,

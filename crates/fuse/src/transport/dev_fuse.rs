@@ -1,7 +1,7 @@
 //! Requests read from `/dev/fuse`, and answers written there.
 //!
-//! Each reader has a buffer, into which it reads one request at a time, and which has room for the
-//! answer. It answers before it reads again, unless the answer comes later from another thread
+//! Each reader has a buffer with room for one request and its answer, and reads one request at a
+//! time into it. A reader answers before it reads again, unless another thread answers later
 //! ([`Later`]).
 
 use std::io::{self, IoSlice};
@@ -13,26 +13,26 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::reader_backoff::{ReaderBackoff, Turn};
+use super::reader_backoff::{BusyReader, ReaderBackoff};
 use crate::protocol::abi::{self, opcode};
 use crate::protocol::negotiate::WRITE_BYTES_MAX;
 use crate::protocol::{Body, Form, Header, Malformed, Reply, Request, Unique};
 use crate::server::barrier::{Fences, Lane};
 use crate::server::server::Server;
 
-/// Room for a header, a structure and the data of the longest request. The answer to a READ has
-/// what lies behind the structure.
+/// Room for a header, a structure and the data of the longest request. The answer to a READ uses
+/// the room behind the structure.
 pub(crate) const READ_BYTES: usize = WRITE_BYTES_MAX as usize + 4096;
 
 /// Where the room for an answer begins: READ and the listings have no payload.
 const ROOM_AT: usize = abi::InHeader::BYTES + abi::ReadIn::BYTES;
 
-/// How long a reader beside rings lets FORGETs gather. Only they and INTERRUPT come to it, nobody
-/// waits for either, and without a pause each FORGET would wake it.
+/// How long a reader beside rings lets FORGETs gather. Only FORGET and INTERRUPT come to it, and no
+/// program waits for either. Without a pause, each FORGET would wake the reader.
 const GATHERING: Duration = Duration::from_millis(1);
 
-/// Where an answer goes that is given later. Dropped without an answer, it answers `EIO`: the program
-/// would wait for ever.
+/// The way for an answer that another thread gives later. If it is dropped without an answer, it
+/// answers `EIO`, since the program would wait for ever.
 pub struct Later {
     device: Arc<OwnedFd>,
     unique: Unique,
@@ -64,19 +64,19 @@ impl Drop for Later {
     }
 }
 
-/// What answers a request at once, or takes the way for a later answer and returns none.
+/// A function that answers a request at once, or takes the way for a later answer and returns none.
 pub type Answering =
     dyn Fn(&Header, Request<'_>, &dyn Fn() -> Later) -> Option<Reply> + Send + Sync;
 
 /// The threads that read requests.
 pub struct Readers(Vec<JoinHandle<io::Result<()>>>);
 
-/// What the readers of a mount share.
+/// The state that the readers of a mount share.
 struct Reading {
     device: Arc<OwnedFd>,
     form: Form,
     backoff: ReaderBackoff,
-    /// Whether only what does not go through rings comes here.
+    /// Whether only requests that do not go through rings come here.
     is_beside_rings: bool,
     /// Fences that wait for the readers.
     fences: Option<Arc<Fences>>,
@@ -86,16 +86,16 @@ struct Reading {
 /// A request that is being served by a reader.
 struct Served<'a> {
     lane: Option<(&'a Fences, &'a Lane)>,
-    turn: Option<Turn<'a>>,
+    busy: Option<BusyReader<'a>>,
 }
 
 impl Drop for Served<'_> {
-    /// The thread holds nothing now, and reads nothing any more that was queued before the newest
-    /// fence.
+    /// The thread now holds no request, and reads no more requests that were queued before the
+    /// newest fence.
     fn drop(&mut self) {
         if let Some((fences, lane)) = self.lane {
             lane.clears(fences.newest());
-            lane.rest(|| drop(self.turn.take()));
+            lane.rest(|| drop(self.busy.take()));
         }
     }
 }
@@ -105,7 +105,7 @@ impl Readers {
     /// any.
     ///
     /// # Errors
-    /// No more threads.
+    /// The system has no more threads.
     pub fn start(
         device: Arc<OwnedFd>,
         form: Form,
@@ -132,7 +132,7 @@ impl Readers {
     /// Waits until the mount is gone.
     ///
     /// # Errors
-    /// The first that a reader ended with.
+    /// The first error that a reader ended with.
     pub fn join(self) -> io::Result<()> {
         let mut ended = Ok(());
         for thread in self.0 {
@@ -140,7 +140,8 @@ impl Readers {
             ended = ended.and(thread.join().unwrap_or_else(panicked));
         }
         match ended {
-            // Aborted by hand, or unmounted just when a thread had got a request that nobody waits for.
+            // The connection was aborted by hand, or unmounted when a reader had just got a request
+            // of a program that is gone.
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => Ok(()),
             ended => ended,
         }
@@ -176,7 +177,7 @@ impl Reading {
             };
             let _served = Served {
                 lane: self.fences.as_deref().zip(lane),
-                turn: waits.then(|| self.backoff.take()),
+                busy: waits.then(|| self.backoff.begin()),
             };
             self.serve(&header, &mut buffer, len);
         }
@@ -193,7 +194,7 @@ impl Reading {
         }
     }
 
-    /// A panic ends as `EIO`.
+    /// Answers a request. A panic becomes `EIO`.
     fn answer(&self, header: &Header, request: Request<'_>) -> Option<Reply> {
         let later = || Later::new(Arc::clone(&self.device), header.unique);
         let answer = || (self.answering)(header, request, &later);
@@ -215,7 +216,7 @@ pub(crate) fn read(device: impl AsFd, buffer: &mut [u8]) -> io::Result<Option<us
     loop {
         match rustix::io::read(&device, &mut *buffer) {
             Ok(len) => return Ok(Some(len)),
-            // Interrupted before it was read, or while waiting.
+            // The request was interrupted before it was read, or the call while it waited.
             Err(Errno::NOENT | Errno::INTR | Errno::AGAIN) => {}
             Err(Errno::NODEV) => return Ok(None),
             Err(errno) => return Err(errno.into()),
@@ -241,14 +242,14 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// The same where nobody hears of an error: the asker may be gone, or the mount.
+/// Writes an answer and ignores errors: the program may be gone, or the mount.
 fn tell(device: impl AsFd, unique: Unique, reply: &Reply, room: &[u8]) {
     if let Err(error) = send(device, unique, reply, room) {
         tracing::debug!(%error, ?unique, "an answer is not wanted");
     }
 }
 
-/// A server, to what comes through `/dev/fuse`: what waits is answered by its workers.
+/// Answers requests from `/dev/fuse` with `server`. Workers answer the requests that wait.
 pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
     Box::new(move |header, request, later| {
         if let Some(rest) = server.waits_for_pages(header, &request) {
@@ -290,7 +291,7 @@ mod tests {
 
     use super::*;
 
-    /// What is written to the device while `with` has it.
+    /// The bytes that are written to the device while `with` has it.
     fn written(with: impl FnOnce(Arc<OwnedFd>)) -> Vec<u8> {
         let (device, mut kernel) = UnixStream::pair().unwrap();
         with(Arc::new(device.into()));
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_answered_once_and_with_an_error_if_the_job_panics() {
+    fn request_is_answered_once_and_with_an_error_if_the_job_panics() {
         let unique = Unique(7);
         let done = Reply::done();
         let answered = written(|device| Later::new(device, unique).answer(&done));

@@ -9,11 +9,12 @@ use super::dev_fuse::{READ_BYTES, read, send};
 use crate::protocol::negotiate::{Agreed, Offer, Version, version_only};
 use crate::protocol::{Form, Header, Reply, Request, Unique};
 
-/// Answers INIT. `has_rings` is asked when the kernel offers io_uring, and makes them: the kernel
-/// holds back requests until they are registered, so the answer must not promise what cannot be had.
+/// Answers INIT. `has_rings` is called when the kernel offers io_uring, and makes the rings. The
+/// kernel holds requests back until they are registered, so the answer must not promise rings that
+/// cannot be made.
 ///
 /// # Errors
-/// The kernel is too old or says something else, or the mount is gone.
+/// The kernel is too old or sends another request first, or the mount is gone.
 pub(crate) fn handshake(
     device: impl AsFd,
     has_rings: impl FnOnce() -> bool,

@@ -1,7 +1,8 @@
-//! How requests come and answers go: through `/dev/fuse`, or through io_uring.
+//! The two transports: requests come through `/dev/fuse`, or through io_uring.
 //!
-//! Both transports decode with [`crate::protocol`] and hand the same [`crate::server::server::Server`] the
-//! same requests; what differs is on which thread a request that takes long may wait.
+//! Both transports decode with [`crate::protocol`] and hand the same requests to the same
+//! [`crate::server::server::Server`]. They differ in the thread on which a request that takes long
+//! may wait.
 
 pub(crate) mod dev_fuse;
 pub(crate) mod handshake;

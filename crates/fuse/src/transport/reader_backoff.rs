@@ -1,52 +1,56 @@
-//! Which threads wait for the next request.
+//! The number of readers that wait for the next request.
 //!
-//! The kernel wakes the thread that has waited longest. With many of them in line every request of a single client goes to
-//! another thread, as a rule on another processor, whose caches know nothing and which has to be woken from idling. So a thread
-//! that has served a request steps aside for a moment when [`IN_LINE`] others wait already. It does not stay away: if the others
-//! are held up by the device, or there is more to do than they can, it is back in line by then, and a thread that
-//! finds the line short stays in it. An idle mount has all threads in line and wakes up for nothing.
+//! The kernel wakes the reader that has waited longest. If many readers wait, every request of a
+//! single client goes to another thread, as a rule on another processor, which has cold caches and
+//! must be woken from idle. So a reader that has served a request backs off for a moment when
+//! [`WAITING`] others wait already. The pause is short: if the others are held up by the device, or
+//! have more requests than they can serve, this reader waits again by then. A reader that finds too
+//! few others waiting does not back off. On an idle mount all readers wait in the kernel, and none
+//! of them wakes up.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-/// Threads that wait although others work: one for the request that comes while another is served, one to take turns.
-const IN_LINE: usize = 2;
-/// How long a thread steps aside. Nothing waits for it, but for the end of the session.
-const ASIDE: Duration = Duration::from_millis(5);
+/// Readers that wait although others work: one for a request that comes while another is served,
+/// and one to alternate with it.
+const WAITING: usize = 2;
+/// How long a reader backs off. No request waits for the reader meanwhile; only the end of the
+/// session does.
+const PAUSE: Duration = Duration::from_millis(5);
 
-/// The line of threads that wait for requests.
+/// The number of readers that wait for a request.
 pub(crate) struct ReaderBackoff {
-    in_line: AtomicUsize,
+    waiting: AtomicUsize,
 }
 
-/// A request that is being served.
-pub(crate) struct Turn<'a>(&'a ReaderBackoff);
+/// A reader that is serving a request.
+pub(crate) struct BusyReader<'a>(&'a ReaderBackoff);
 
 impl ReaderBackoff {
-    /// All of `threads` are in line.
+    /// All of `threads` readers wait.
     pub(crate) fn new(threads: usize) -> Self {
         Self {
-            in_line: AtomicUsize::new(threads),
+            waiting: AtomicUsize::new(threads),
         }
     }
 
-    /// The thread leaves the line, and gets back into it once this is dropped.
-    pub(crate) fn take(&self) -> Turn<'_> {
-        self.in_line.fetch_sub(1, Ordering::Relaxed);
-        Turn(self)
+    /// The reader has a request. It waits again once the value is dropped.
+    pub(crate) fn begin(&self) -> BusyReader<'_> {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        BusyReader(self)
     }
 
-    fn is_long(&self) -> bool {
-        self.in_line.load(Ordering::Relaxed) >= IN_LINE
+    fn others_wait(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed) >= WAITING
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for BusyReader<'_> {
     fn drop(&mut self) {
-        if self.0.is_long() {
-            std::thread::sleep(ASIDE);
+        if self.0.others_wait() {
+            std::thread::sleep(PAUSE);
         }
-        self.0.in_line.fetch_add(1, Ordering::Relaxed);
+        self.0.waiting.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -55,14 +59,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_steps_aside_only_when_others_wait() {
-        let turns = ReaderBackoff::new(IN_LINE + 1);
-        let first = turns.take();
-        assert!(turns.is_long());
-        let second = turns.take();
-        assert!(!turns.is_long());
+    fn reader_backs_off_only_when_others_wait() {
+        let backoff = ReaderBackoff::new(WAITING + 1);
+        let first = backoff.begin();
+        assert!(backoff.others_wait());
+        let second = backoff.begin();
+        assert!(!backoff.others_wait());
         drop(second);
         drop(first);
-        assert_eq!(turns.in_line.load(Ordering::Relaxed), IN_LINE + 1);
+        assert_eq!(backoff.waiting.load(Ordering::Relaxed), WAITING + 1);
     }
 }

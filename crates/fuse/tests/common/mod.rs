@@ -1,4 +1,4 @@
-//! What several tests of mounts need.
+//! Helpers of several tests of mounts.
 
 use std::fs::File;
 use std::io;
@@ -9,14 +9,14 @@ use ramet_fs::control::{STAT, STAT_BYTES, decode_stat_reply};
 use ramet_fuse::Mounted;
 use ramet_sys::control_ioctl;
 
-/// A mount that stays busy for so long is held by something that this process forgot.
+/// A mount that stays busy for so long has an open file that the test forgot.
 const UNMOUNT_MAX: Duration = Duration::from_secs(10);
 
-/// Unmounts, and waits until nothing is served any more.
+/// Unmounts, and waits until no request is being served.
 pub fn unmount(mounted: Mounted) {
     let start = Instant::now();
-    // Anybody on the machine who looks at all mounts makes it busy for a moment, and so does a child of another
-    // thread here that has not become its program yet.
+    // A program that looks at all mounts makes this one busy for a moment. So does a child of
+    // another thread before its exec.
     while let Err(error) = mounted.unmounter().unmount() {
         let is_busy = matches!(&error, ramet_fuse::Error::Unmount { source, .. }
             if source.kind() == io::ErrorKind::ResourceBusy);
@@ -26,7 +26,7 @@ pub fn unmount(mounted: Mounted) {
     mounted.wait().unwrap();
 }
 
-/// A counter of the mount at `dir`, of this group; 0 if there is none.
+/// A counter of the mount at `dir`, in this group; 0 if there is none.
 pub fn counter(dir: &Path, group: &str, name: &str) -> u64 {
     let mut bytes = vec![0; STAT_BYTES];
     control_ioctl(File::open(dir).unwrap(), STAT, &mut bytes).unwrap();

@@ -1,4 +1,4 @@
-//! What the threads of all queues of a mount share, and whether a queue is stuck.
+//! The state that the threads of all queues of a mount share, and the test for a stuck queue.
 
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,29 +8,30 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::idle_class::IdleClass;
 use crate::server::server::Server;
 
-/// What the threads of all queues share.
+/// The state that the threads of all queues share.
 pub(super) struct Connection {
     pub(super) server: Arc<Server>,
     pub(super) idle_class: IdleClass,
     pub(super) device: OwnedFd,
     pub(super) queues: Vec<Queue>,
     pub(super) has_failed: AtomicBool,
-    /// Ends the mount: requests of a queue without threads would wait for ever.
+    /// Ends the mount, since requests of a queue without threads would wait for ever.
     pub(super) abort: Box<dyn Fn() + Send + Sync>,
 }
 
 /// The queue of a processor.
 pub(super) struct Queue {
-    /// Its threads. Those that the kernel refused do not count.
+    /// Number of its threads, without those whose entry the kernel refused.
     pub(super) threads: AtomicUsize,
-    /// Threads that wait for what may wait for others. Syncs end by themselves.
+    /// Number of its threads that wait for work that may wait for other requests. Syncs do not
+    /// count: they end by themselves.
     pub(super) waiting: AtomicUsize,
 }
 
 impl Connection {
-    /// Whether requests of some processor wait for others of it.
+    /// Whether all threads of some queue wait, so that its requests may wait for each other.
     pub(super) fn is_stuck(&self) -> bool {
-        // Of which queue those threads are is not known.
+        // The queues of these threads are not known, so they count for each queue.
         let anywhere = self.server.waiting();
         let all_wait = |queue: &Queue| {
             let waiting = queue.waiting.load(Ordering::SeqCst) + anywhere;
@@ -39,8 +40,8 @@ impl Connection {
         self.queues.iter().any(all_wait)
     }
 
-    /// Counts the calling thread, of queue `number`, among those that wait while it does `work`. A
-    /// panic is `None`.
+    /// Counts the calling thread, of queue `number`, as waiting while it does `work`. Answers
+    /// `None` after a panic.
     pub(super) fn waiting<T>(&self, number: u16, work: impl FnOnce() -> T) -> Option<T> {
         let queue = &self.queues[usize::from(number)];
         queue.waiting.fetch_add(1, Ordering::SeqCst);
@@ -49,7 +50,7 @@ impl Connection {
         done.ok()
     }
 
-    /// Ends the mount, once.
+    /// Ends the mount, at most once.
     pub(super) fn fail(&self) {
         if !self.has_failed.swap(true, Ordering::SeqCst) {
             (self.abort)();

@@ -1,4 +1,5 @@
-//! One thread of a queue: it takes a request from its entry, has it answered, and gives it back.
+//! One thread of a queue. It takes a request from its entry, has it answered, and gives the entry
+//! back.
 
 use std::io;
 use std::num::NonZeroU32;
@@ -12,21 +13,21 @@ use ramet_sys::{FuseRing, RingRequest, Waited};
 use rustix::io::Errno;
 
 use super::connection::Connection;
-use super::idle_class::Deferrer;
+use super::idle_class::ThreadClass;
 use crate::protocol::{Answer, Body, FileHandle, Form, Header, Reply, Request};
 use crate::server::barrier::Lane;
 use crate::server::dispatch::AfterWriteBack;
 use crate::server::server::Server;
 use crate::transport::dev_fuse::refuse;
 
-/// How often a thread that waits looks whether its queue is stuck.
+/// How often a waiting thread checks whether its queue is stuck.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// Larger reads and writes are moved in bulk, in bytes: the program copies one while the next is
-/// served, on another processor at best.
+/// Larger reads and writes, in bytes, are bulk: the program copies one while the next is served, on
+/// another processor at best.
 const LONE_BYTES_MAX: usize = 64 << 10;
 
-/// A server, to what comes through the queue of processor `number`.
+/// Serves the requests from the queue of processor `number`.
 pub(super) struct Front {
     connection: Arc<Connection>,
     number: u16,
@@ -44,19 +45,19 @@ impl Front {
 
     /// Serves requests until the mount ends.
     pub(super) fn serve(&self, ring: &mut FuseRing, lane: &Lane) -> io::Result<()> {
-        let deferrer = self.connection.idle_class.deferrer();
+        let class = self.connection.idle_class.thread_class();
         loop {
             match self.wait(ring, lane) {
                 Ok(()) => {}
                 Err(error) if is_end(&error) => return Ok(()),
                 Err(error) => return Err(error),
             }
-            let (out, payload_bytes) = self.answer(ring.request(), lane, &deferrer)?;
+            let (out, payload_bytes) = self.answer(ring.request(), lane, &class)?;
             ring.answer(&out, payload_bytes);
         }
     }
 
-    /// Waits for a request. Meanwhile the lane looks at each fence that is raised.
+    /// Waits for a request. Meanwhile the lane clears each fence that is raised.
     fn wait(&self, ring: &mut FuseRing, lane: &Lane) -> io::Result<()> {
         let fences = self.server().fences();
         loop {
@@ -69,19 +70,19 @@ impl Front {
             } else if ring.look()? {
                 return Ok(());
             } else {
-                // The kernel has handed over all that it had, and that was nothing.
+                // The kernel has handed over all its requests, and there were none.
                 lane.clears(newest);
             }
         }
     }
 
-    /// Serves the request and leaves the answer where it was; the header of the answer, and its bytes
-    /// in the payload.
+    /// Serves the request and leaves the answer in its entry. Answers the header of the answer, and
+    /// its length in the payload.
     fn answer(
         &self,
         entry: RingRequest<'_>,
         lane: &Lane,
-        deferrer: &Deferrer,
+        class: &ThreadClass,
     ) -> io::Result<([u8; 16], u32)> {
         let RingRequest {
             header,
@@ -95,19 +96,19 @@ impl Front {
         let lone = request
             .as_ref()
             .ok()
-            .and_then(|request| lone_asker(&header, request));
-        deferrer.asked(lone);
+            .and_then(|request| lone_program(&header, request));
+        class.request_begins(lone);
         let reply = match request {
             Ok(request) => self.reply(&header, request),
             Err(malformed) => refuse(malformed),
         };
         let reply = put(reply, payload);
-        deferrer.answers(lone);
+        class.before_answer(lone);
         let bytes = u32::try_from(reply.payload_bytes()).expect("an entry has room for 1 MiB");
         Ok((reply.header(header.unique), bytes))
     }
 
-    /// A panic ends as `EIO`.
+    /// Answers a request. A panic becomes `EIO`.
     fn reply(&self, header: &Header, request: Request<'_>) -> Reply {
         let reply = || {
             if let Some(rest) = self.server().waits_for_pages(header, &request) {
@@ -157,7 +158,7 @@ impl Front {
             .unwrap_or(Err(Errno::IO))
     }
 
-    /// Tells the kernel what is out of date, and waits until it knows or a queue is stuck.
+    /// Sends invalidations, and waits until the kernel has them or a queue is stuck.
     fn tell(&self, stale: Vec<Invalidation>) {
         if stale.iter().all(Invalidation::is_of_attributes) {
             return self.server().invalidate_attributes(&stale);
@@ -174,14 +175,14 @@ impl Front {
         }
     }
 
-    /// The answer of a request that goes on once the kernel has written pages back. The write-back may
+    /// Answers a request that goes on once the kernel has written pages back. The write-back may
     /// wait for this thread.
     fn after_write_back(&self, rest: AfterWriteBack) -> Reply {
         let rest = Arc::new(rest);
         let (sender, answer) = channel();
         let then = Arc::clone(&rest);
         self.server().after_write_back(rest.node(), move |core| {
-            // Nobody waits any more for an answer that comes too late.
+            // The receiver is gone if the answer comes too late.
             let _ = sender.send(then.answer(core));
         });
         let wait = || loop {
@@ -198,22 +199,22 @@ impl Front {
     fn sync(&self, header: &Header) -> Answer<()> {
         let (sender, answer) = channel();
         self.server().sync(header, move |answer| {
-            // Received as long as this thread lives.
+            // The receiver exists as long as this thread lives.
             let _ = sender.send(answer);
         });
         answer.recv().unwrap_or(Err(Errno::IO))
     }
 }
 
-/// Unmounted, or aborted by hand.
+/// Whether the mount was unmounted, or its connection aborted by hand.
 fn is_end(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, NotConnected};
     matches!(error.kind(), NotConnected | ConnectionAborted)
 }
 
-/// The thread that waits for this request alone, so that the answer should let it go on at once;
-/// `None` for a request that the kernel makes by itself, and for bulk.
-fn lone_asker(header: &Header, request: &Request<'_>) -> Option<NonZeroU32> {
+/// The thread that waits for this request alone, so that the answer should let the thread go on at
+/// once. `None` for a request that the kernel makes by itself, and for bulk.
+fn lone_program(header: &Header, request: &Request<'_>) -> Option<NonZeroU32> {
     let bytes = match request {
         Request::Read { room, .. } => room.len(),
         Request::Write { data, .. } => data.len(),
@@ -222,7 +223,8 @@ fn lone_asker(header: &Header, request: &Request<'_>) -> Option<NonZeroU32> {
     NonZeroU32::new(header.pid).filter(|_| bytes <= LONE_BYTES_MAX)
 }
 
-/// Puts what follows the header into `payload`; an answer that is too long becomes an error.
+/// Puts the structure and the data of an answer into `payload`. An answer that is too long becomes
+/// an error.
 fn put(reply: Reply, payload: &mut [u8]) -> Reply {
     if reply.payload_bytes() > payload.len() {
         tracing::error!(

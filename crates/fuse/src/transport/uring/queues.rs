@@ -1,4 +1,4 @@
-//! The rings of a mount: which queues there are, how many threads each has, and how they begin.
+//! The rings of a mount: their queues, the number of threads of each queue, and their start.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -17,17 +17,18 @@ use super::idle_class::IdleClass;
 use crate::protocol::Form;
 use crate::server::server::Server;
 
-/// Whether the kernel offers rings.
+/// The file that tells whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Threads of all queues together, about. Each takes 1 MiB.
 const THREADS: usize = 64;
-/// Threads of one queue: one at least is left when another waits for the device.
+/// Threads of one queue: at least one is left when another waits for the device.
 const QUEUE_THREADS: RangeInclusive<usize> = 2..=8;
 /// With more queues rings are used on demand only.
 const QUEUES_MAX: usize = THREADS / 2;
 
-/// Whether rings can be had, and are worth it: the kernel offers them, and lets this process have one.
+/// Whether rings are possible and worth their memory: the kernel offers them, and lets this process
+/// have one.
 pub(crate) fn is_worthwhile() -> bool {
     is_available() && processors("possible").is_ok_and(|queues| queues.len() <= QUEUES_MAX)
 }
@@ -40,7 +41,7 @@ fn is_available() -> bool {
 /// Has the kernel offer rings to file systems that are mounted from now on.
 ///
 /// # Errors
-/// No such kernel, or not allowed.
+/// The kernel has no rings, or this process may not switch them on.
 pub(crate) fn switch_on() -> io::Result<()> {
     if is_available() {
         return Ok(());
@@ -57,12 +58,12 @@ pub(crate) struct Rings {
 }
 
 struct RingThread {
-    /// The form of requests; closed if there will be none.
+    /// The channel for the form of requests; closed if there will be no requests.
     begin: Sender<Form>,
     thread: JoinHandle<()>,
 }
 
-/// How far a thread of queue `number` has come.
+/// The progress of a thread of queue `number`.
 struct Report {
     number: u16,
     came: io::Result<()>,
@@ -76,12 +77,12 @@ pub(crate) struct Serving {
 }
 
 impl Rings {
-    /// Makes rings for all queues of the connection `device`, with `threads` threads together for
-    /// those of running processors, or as many as seem good if that is 0. Each has `payload_bytes` of
-    /// room. When one of them fails later, `abort` has to end the mount.
+    /// Makes rings for all queues of the connection `device`, each with `payload_bytes` of room.
+    /// `threads` is the number of threads for the queues of running processors together; 0 leaves
+    /// the choice to the server. When one of the rings fails later, `abort` has to end the mount.
     ///
     /// # Errors
-    /// A thread or a ring cannot be had.
+    /// A thread or a ring cannot be made.
     pub(crate) fn make(
         server: Arc<Server>,
         device: OwnedFd,
@@ -143,20 +144,20 @@ impl Rings {
             .map_err(|_| io::Error::other("a thread of a ring ended"))
     }
 
-    /// How many threads there are. Each is a lane of the server's fences once it is registered.
+    /// The number of threads. Each is a lane of the server's fences once it is registered.
     pub(crate) fn threads(&self) -> usize {
         self.threads.len()
     }
 
-    /// Gives the kernel all entries, after INIT was answered with a promise of them. Requests have the
-    /// form `form`. If the kernel refused all entries of a queue, requests come through `/dev/fuse`.
+    /// Gives the kernel all entries, after the answer to INIT promised them. Requests have the form
+    /// `form`. If the kernel refused all entries of a queue, requests come through `/dev/fuse`.
     ///
     /// # Errors
-    /// The kernel has not heard that there are no rings, and holds requests back.
+    /// The kernel does not know that there are no rings, and holds requests back.
     pub(crate) fn register(mut self, form: Form) -> io::Result<Serving> {
         let threads: Vec<_> = self.threads.drain(..).collect();
         for thread in &threads {
-            // A thread that has ended reports nothing either.
+            // A thread that has ended reports no entry either.
             let _ = thread.begin.send(form);
         }
         for _ in &threads {
@@ -179,8 +180,8 @@ impl Rings {
         Ok(serving)
     }
 
-    /// Offers an entry that the kernel must refuse: of a queue that does not exist. Requests no longer
-    /// wait for rings then.
+    /// Offers an entry that the kernel must refuse, of a queue that does not exist. The kernel then
+    /// no longer holds requests back for rings.
     fn give_up(&self) -> io::Result<()> {
         let mut ring = FuseRing::new(&self.connection.device, u16::MAX, 1)?;
         match ring.register() {
@@ -212,7 +213,7 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-/// Threads of the queue of a running processor, of which there are `online`.
+/// Number of threads of the queue of a running processor, of which there are `online`.
 fn queue_threads(wanted: usize, online: usize) -> usize {
     let online = online.max(1);
     let each = match wanted {
@@ -222,8 +223,9 @@ fn queue_threads(wanted: usize, online: usize) -> usize {
     each.clamp(*QUEUE_THREADS.start(), *QUEUE_THREADS.end())
 }
 
-/// The life of a thread of queue `number`: it makes its ring with `payload_bytes` of room, registers it when it is told to, and
-/// serves requests. It reports the outcome of the first two.
+/// The life of a thread of queue `number`. It makes its ring with `payload_bytes` of room,
+/// registers the ring when the form of requests comes, and serves requests. It reports the outcome
+/// of the first two steps.
 fn run(
     connection: &Arc<Connection>,
     (number, payload_bytes): (u16, usize),
@@ -241,14 +243,14 @@ fn run(
     let Ok(form) = begins.recv() else {
         return;
     };
-    // Before the entry gets its first request.
+    // The lane must exist before the entry gets its first request.
     let lane = connection.server.fences().add_lane(Some(ring.waker()));
     if let Err(error) = ring.register() {
         lane.ends();
         return tell(Err(error));
     }
     tell(Ok(()));
-    // Nobody waits for a report of a thread that serves.
+    // A thread that serves reports no more.
     drop(report);
     let front = Front::new(Arc::clone(connection), number, form);
     let served = catch_unwind(AssertUnwindSafe(|| front.serve(&mut ring, &lane)));

@@ -1,4 +1,4 @@
-//! Files whose contents come before they are asked for: how many, and that nobody sees anything but what was written.
+//! Prefetched files: the number of requests that they save, and that no reader sees wrong contents.
 //!
 //! Needs `/dev/fuse`, and root or fusermount3.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -24,7 +24,7 @@ use rand::rngs::StdRng;
 use rand::{RngCore, SeedableRng};
 use rustix::io::Errno;
 
-/// What does not happen for so long never does.
+/// An event that has not come after so long never comes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A volume in memory that is opened and mounted again and again, so that the kernel knows none of its files.
@@ -76,7 +76,8 @@ fn contents(number: usize) -> Vec<u8> {
     bytes
 }
 
-/// As programs do that look at all of a tree: a directory first, then its files in the order in which it has them. How many of them.
+/// Reads a whole tree as many programs do: a directory first, then its files in the order of the
+/// directory. Answers the number of files.
 fn read_all(dir: &Path, each: &mut dyn FnMut(&Path, Vec<u8>)) -> usize {
     let names = || fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
     let mut files = 0;
@@ -98,7 +99,7 @@ fn number_of(path: &Path) -> usize {
 }
 
 #[test]
-fn who_reads_all_in_order_asks_for_few() {
+fn reads_of_all_files_in_order_need_few_requests() {
     const DIRS: usize = 30;
     const FILES: usize = 100;
     let mut bed = Bed::new();
@@ -131,7 +132,7 @@ fn who_reads_all_in_order_asks_for_few() {
                 "`{options}`: {reads} {sent}"
             );
         }
-        // It is in the kernel now, and no more comes.
+        // The kernel has all contents now, and gets no more.
         let again = read_all(bed.dir.path(), &mut |path, read| {
             assert!(read == contents(number_of(path)), "{path:?}");
         });
@@ -141,7 +142,7 @@ fn who_reads_all_in_order_asks_for_few() {
 }
 
 #[test]
-fn who_reads_here_and_there_gets_what_it_asks_for() {
+fn reads_out_of_order_send_no_files_ahead() {
     const FILES: usize = 1_000;
     let mut bed = Bed::new();
     bed.mount("");
@@ -151,7 +152,7 @@ fn who_reads_here_and_there_gets_what_it_asks_for() {
     bed.unmount();
     bed.mount("");
     assert_eq!(fs::read_dir(bed.dir.path()).unwrap().count(), FILES);
-    // Backwards, and each some way from the other.
+    // The reads go backwards, and then some way from one file to the next.
     for number in (0..FILES).rev().step_by(2).chain((0..FILES).step_by(20)) {
         let read = fs::read(bed.path(&format!("{number:05}"))).unwrap();
         assert!(read == contents(number), "{number}");
@@ -160,9 +161,9 @@ fn who_reads_here_and_there_gets_what_it_asks_for() {
     bed.unmount();
 }
 
-/// A file system with one file, whose READ is answered when somebody says so.
+/// A file system with one file, whose READ is answered when the test says so.
 struct Stalling {
-    asked: Mutex<Sender<()>>,
+    has_read: Mutex<Sender<()>>,
     go: Mutex<Receiver<()>>,
 }
 
@@ -200,7 +201,7 @@ impl Stalling {
             Request::Getattr { .. } => Reply::attr(&attr(header.node)),
             Request::Open { .. } => Reply::opened(FileHandle(0), fopen::KEEP_CACHE),
             Request::Read { room, .. } => {
-                self.asked.lock().send(()).unwrap();
+                self.has_read.lock().send(()).unwrap();
                 self.go.lock().recv_timeout(PATIENCE).unwrap();
                 let len = room.len().min(PAGE);
                 room[..len].fill(b'r');
@@ -211,13 +212,15 @@ impl Stalling {
     }
 }
 
-/// Sends a page of `s` while a READ of the file, answered with `r`, waits, and revokes it before that is answered if `revokes`: what became of it, and what the file has then.
+/// Stores a page of `s` while a READ of the file, which will be answered with `r`, waits. With
+/// `revokes`, the page is revoked before the READ is answered. Answers the result of the store, and
+/// the contents of the file afterwards.
 fn store_beside_a_read(revokes: bool) -> (std::io::Result<usize>, u8) {
     let dir = tempfile::tempdir().unwrap();
-    let (asked, is_asked) = channel();
+    let (has_read, reads) = channel();
     let (go, may_go) = channel();
     let stalling = Stalling {
-        asked: Mutex::new(asked),
+        has_read: Mutex::new(has_read),
         go: Mutex::new(may_go),
     };
     let mut options = MountOptions::new("stalling");
@@ -238,7 +241,7 @@ fn store_beside_a_read(revokes: bool) -> (std::io::Result<usize>, u8) {
     bytes.fill(fill).unwrap();
     let result = std::thread::scope(|scope| {
         let reader = scope.spawn(|| fs::read(&path).unwrap());
-        is_asked.recv_timeout(PATIENCE).unwrap();
+        reads.recv_timeout(PATIENCE).unwrap();
         let (bytes, device) = (&bytes, mounted.device());
         let (thread, tid) = channel();
         let storing = scope.spawn(move || {
@@ -274,14 +277,15 @@ fn store_beside_a_read(revokes: bool) -> (std::io::Result<usize>, u8) {
     result
 }
 
-/// What the kernel does, and all rests upon: contents that wait for a page are read when they have it, so what is revoked before does not get there.
+/// The kernel's behaviour that prefetch depends on: a store waits for the page and then reads its
+/// contents, so revoked contents do not reach the page.
 #[test]
-fn the_kernel_reads_what_it_stores_when_it_has_the_page() {
+fn kernel_reads_the_contents_of_a_store_when_it_has_the_page() {
     let (stored, has) = store_beside_a_read(false);
     assert_eq!(
         (stored.unwrap(), has),
         (40 + PAGE, b's'),
-        "what is to be avoided"
+        "the damage that revoking avoids"
     );
     let (stored, has) = store_beside_a_read(true);
     let error = Errno::from_io_error(&stored.unwrap_err());
@@ -289,7 +293,7 @@ fn the_kernel_reads_what_it_stores_when_it_has_the_page() {
 }
 
 #[test]
-fn a_file_that_was_sent_counts_as_read() {
+fn file_that_was_sent_counts_as_read() {
     let mut bed = Bed::new();
     bed.mount("");
     for number in 0..100 {
@@ -302,7 +306,7 @@ fn a_file_that_was_sent_counts_as_read() {
     read_all(bed.dir.path(), &mut |_, _| {});
     assert!(bed.count("ahead", "sent_files") > 0);
     let nanos = |of: &fs::Metadata| (of.atime(), of.atime_nsec());
-    // The volume knows; the kernel does when it asks.
+    // The volume knows the access time; the kernel knows it when it asks.
     let ino = ramet_fs::Ino(written.ino());
     let (_, volume) = bed.mounted.as_ref().unwrap();
     let known = volume.getattr(ino).unwrap().atime;
