@@ -8,7 +8,7 @@ use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::check::verify::check_skeleton;
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::buffer::MemRun;
 use crate::node::filter;
 use crate::node::filter::Filter;
@@ -46,7 +46,7 @@ fn sample_run(store: &Store) -> MemRun {
     run.add_range(
         range("dx", "dy"),
         RangeMsg::Goto(Target {
-            xf: Xf {
+            translation: Translation {
                 strip: 1,
                 prepend: key("s"),
             },
@@ -68,7 +68,7 @@ fn sample_image(store: &Store) -> RunImage {
 
 fn sample_skeleton(store: &Store) -> Skeleton {
     let child = |id, strip, prepend| Child {
-        xf: Xf {
+        translation: Translation {
             strip,
             prepend: key(prepend),
         },
@@ -107,7 +107,7 @@ fn sample_skeleton(store: &Store) -> Skeleton {
         run,
         ord: 1,
         clip: range("a", "q"),
-        xf: Xf::identity(),
+        translation: Translation::identity(),
         goto_height: 0,
         bytes: 40,
     });
@@ -257,9 +257,14 @@ fn forged_skeletons_are_found_by_number() {
     };
     forge("T1", &|n| n.edges.swap(0, 1));
     forge("T2", &|n| {
-        n.edges[0].child.as_mut().expect("has one").xf.strip = 1
+        n.edges[0]
+            .child
+            .as_mut()
+            .expect("has one")
+            .translation
+            .strip = 1
     });
-    forge("T2", &|n| n.segs[0].xf.strip = 1);
+    forge("T2", &|n| n.segs[0].translation.strip = 1);
     forge("T3", &|n| {
         n.edges[0].child.as_mut().expect("has one").node = store
             .recorded(NodeId(99), Kind::Skeleton, 1)

@@ -16,7 +16,7 @@ use ramet_nodetable::{NodeId, NodeRecord};
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
@@ -96,7 +96,7 @@ impl<'a> Walk<'a> {
         for at in 0..skeleton.edges.len() {
             let edge = skeleton.edge_range(at);
             if let Some(child) = &skeleton.edges[at].child {
-                self.descend(&child.node, &child.xf, &edge, range, private)?;
+                self.descend(&child.node, &child.translation, &edge, range, private)?;
             }
         }
         for seg in &skeleton.segs {
@@ -110,16 +110,16 @@ impl<'a> Walk<'a> {
             }
             let run = self.store.run(&seg.run)?;
             let private = private && self.record(seg.run.id())?.refs == 1;
-            let inside = seg.xf.range(&clip);
+            let inside = seg.translation.range(&clip);
             self.take(part_of_run(&run, &inside).1, private);
             // The clip of a GOTO to what the ranges see of it tells whether it goes with them.
             for (whole, msg) in gotos_in(&run, &inside) {
                 if let RangeMsg::Goto(target) = msg {
                     check_falls(
                         node.height(),
-                        &Base::Node(target.node.clone(), Xf::identity()),
+                        &Base::Node(target.node.clone(), Translation::identity()),
                     )?;
-                    self.descend(&target.node, &target.xf, &whole, &inside, private)?;
+                    self.descend(&target.node, &target.translation, &whole, &inside, private)?;
                 }
             }
         }
@@ -130,7 +130,7 @@ impl<'a> Walk<'a> {
     fn descend(
         &mut self,
         node: &Arc<Handle>,
-        xf: &Xf,
+        translation: &Translation,
         whole: &KeyRange,
         range: &KeyRange,
         private: bool,
@@ -144,7 +144,7 @@ impl<'a> Walk<'a> {
             return Ok(());
         }
         let private = private && self.record(node.id())?.refs == 1;
-        self.border(node, &xf.range(&part), private)
+        self.border(node, &translation.range(&part), private)
     }
 
     fn take(&mut self, bytes: u64, private: bool) {
@@ -209,14 +209,14 @@ impl<'a> Walk<'a> {
         loop {
             let piece = cut(self.store, &skeleton, &lo, range.hi.clone(), false)?;
             let here = KeyRange::new(lo, piece.hi.clone());
-            for (run, xf) in &piece.overlays {
-                sum = sum.saturating_add(part_of_run(run, &xf.range(&here)).0);
+            for (run, translation) in &piece.overlays {
+                sum = sum.saturating_add(part_of_run(run, &translation.range(&here)).0);
             }
-            if let Base::Node(child, xf) = &piece.base {
+            if let Base::Node(child, translation) = &piece.base {
                 check_falls(node.height(), &piece.base)?;
                 let below = match whole_leaf(&skeleton, &here, child) {
                     Some(live_bytes) => live_bytes,
-                    None => self.logical(child, &xf.range(&here))?,
+                    None => self.logical(child, &translation.range(&here))?,
                 };
                 sum = sum.saturating_add(below);
             }
@@ -303,7 +303,7 @@ mod tests {
         let level = store.new_skeleton(Skeleton::empty(1, KeyRange::all()));
         let mut run = MemRun::default();
         let target = Target {
-            xf: Xf::identity(),
+            translation: Translation::identity(),
             node: level,
         };
         let range = |lo: &'static str, hi: &'static str| KeyRange::new(lo.into(), Some(hi.into()));

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
@@ -125,12 +125,12 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
         let Some(child) = &node.edges[at].child else {
             continue;
         };
-        if !range.shares_prefix(child.xf.strip) {
+        if !range.shares_prefix(child.translation.strip) {
             report(
                 "T2",
                 format!(
                     "edge {at} strips {} bytes that its keys do not share",
-                    child.xf.strip
+                    child.translation.strip
                 ),
             );
         }
@@ -147,7 +147,7 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
     }
     let mut last = None;
     for seg in &node.segs {
-        if !seg.clip.shares_prefix(seg.xf.strip) || seg.clip.is_empty() {
+        if !seg.clip.shares_prefix(seg.translation.strip) || seg.clip.is_empty() {
             report(
                 "T2",
                 format!(
@@ -185,7 +185,7 @@ fn check_ranges(store: &Store, handle: &Handle, node: &Skeleton) -> Result<Vec<S
             continue;
         };
         let range = node.edge_range(at);
-        if child.node.kind() != Kind::Skeleton || !range.shares_prefix(child.xf.strip) {
+        if child.node.kind() != Kind::Skeleton || !range.shares_prefix(child.translation.strip) {
             continue;
         }
         let below = match store.skeleton(&child.node) {
@@ -193,7 +193,7 @@ fn check_ranges(store: &Store, handle: &Handle, node: &Skeleton) -> Result<Vec<S
             Err(Error::Io { what, source }) => return Err(Error::Io { what, source }),
             Err(_) => continue,
         };
-        if !below.range().covers(&child.xf.range(&range)) {
+        if !below.range().covers(&child.translation.range(&range)) {
             found.push(format!(
                 "T8 node {}: edge {at} shows more of node {} than there is",
                 handle.id().0,
@@ -212,7 +212,7 @@ fn check_run(store: &Store, handle: &Arc<Handle>, view: &RunView) -> Result<Vec<
     {
         found.push(format!("T5 node {}: {what}", handle.id().0));
     }
-    let mut cursor = MappedCursor::new(view, &KeyRange::all(), &Xf::identity(), AHEAD_MAX);
+    let mut cursor = MappedCursor::new(view, &KeyRange::all(), &Translation::identity(), AHEAD_MAX);
     let mut last: Option<bytes::Bytes> = None;
     while let Some((key, _)) = cursor.take(store)? {
         if last.as_ref().is_some_and(|l| *l >= key) {
@@ -320,15 +320,15 @@ mod tests {
     #[test]
     fn t2_an_edge_that_strips_what_its_keys_do_not_share() {
         let got = found(|_, root| {
-            let strip = interior(root).xf.strip + 4;
-            interior(root).xf.strip = strip;
+            let strip = interior(root).translation.strip + 4;
+            interior(root).translation.strip = strip;
         });
         assert_eq!(got, ["T2"]);
     }
 
     #[test]
     fn t2_a_clip_that_its_translation_does_not_fit() {
-        let got = found(|_, root| root.segs[0].xf.strip = 9);
+        let got = found(|_, root| root.segs[0].translation.strip = 9);
         assert_eq!(got, ["T2"]);
     }
 
@@ -437,7 +437,7 @@ mod tests {
                 )
                 .unwrap();
             let child = interior(root);
-            child.xf = Xf::identity();
+            child.translation = Translation::identity();
             child.node = node;
         });
         assert_eq!(got, ["T9"]);

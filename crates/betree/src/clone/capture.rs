@@ -34,7 +34,7 @@ use crate::clone::compacted::{BUFFER_PART, CROWDED_MAX, CompactedCopies};
 use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::buffer::MemRun;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg, Target};
@@ -80,7 +80,7 @@ enum Layer {
     Points {
         run: RunView,
         part: KeyRange,
-        xf: Xf,
+        translation: Translation,
     },
     /// A clip, in the source's key space.
     Segment(SegRef),
@@ -95,17 +95,22 @@ enum Joined {
 }
 
 impl Layer {
-    /// What a layer of messages has of `range`, the source, in the key space that `xf` leads to.
-    fn messages(&self, store: &Store, range: &KeyRange, xf: &Xf) -> Result<MemRun> {
+    /// What a layer of messages has of `range`, the source, in the key space that `translation` leads to.
+    fn messages(
+        &self,
+        store: &Store,
+        range: &KeyRange,
+        translation: &Translation,
+    ) -> Result<MemRun> {
         let mut all = MemRun::default();
         match self {
-            Layer::Messages(run) => return Ok(run.extract(range, xf)),
+            Layer::Messages(run) => return Ok(run.extract(range, translation)),
             Layer::Points {
                 run: RunView::Mem(run),
                 part,
-                xf: inside,
+                translation: inside,
             } => {
-                let there = inside.inverse(&part.lo).then(xf);
+                let there = inside.inverse(&part.lo).then(translation);
                 for (key, point) in run.points_in(&inside.range(part)) {
                     all.push_point(there.key(key), point.clone());
                 }
@@ -113,11 +118,11 @@ impl Layer {
             Layer::Points {
                 run,
                 part,
-                xf: inside,
+                translation: inside,
             } => {
                 let mut cursor = MappedCursor::new(run, part, inside, AHEAD_MAX);
                 while let Some((key, point)) = cursor.take(store)? {
-                    all.push_point(xf.key(&key), point.detached());
+                    all.push_point(translation.key(&key), point.detached());
                 }
             }
             Layer::Segment(_) => unreachable!("segments are referred to"),
@@ -134,9 +139,13 @@ impl Layer {
         match self {
             Layer::Messages(run) => {
                 let run = RunView::Mem(Arc::new(run.clone()));
-                Some(MappedCursor::new(&run, range, &Xf::identity(), 0))
+                Some(MappedCursor::new(&run, range, &Translation::identity(), 0))
             }
-            Layer::Points { run, part, xf } => Some(MappedCursor::new(run, part, xf, AHEAD_MAX)),
+            Layer::Points {
+                run,
+                part,
+                translation,
+            } => Some(MappedCursor::new(run, part, translation, AHEAD_MAX)),
             Layer::Segment(_) => None,
         }
     }
@@ -180,7 +189,7 @@ pub(crate) fn capture(
     if !patient && weighs_more(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
         return Ok(Captured::First(Chore::Freeze));
     }
-    let mut node = Some((root.clone(), Xf::identity()));
+    let mut node = Some((root.clone(), Translation::identity()));
     // What waits, newest first.
     let mut above: Vec<Layer> = Vec::new();
     let cover = buffer.range_over(&range.lo).filter(|(lo, entry)| {
@@ -194,23 +203,25 @@ pub(crate) fn capture(
         above.push(Layer::Points {
             run: RunView::Mem(Arc::new(buffer.clone())),
             part: range.clone(),
-            xf: Xf::identity(),
+            translation: Translation::identity(),
         });
     } else {
-        above.push(Layer::Messages(buffer.extract(range, &Xf::identity())));
+        above.push(Layer::Messages(
+            buffer.extract(range, &Translation::identity()),
+        ));
     }
 
     // The skeleton to share, when the range spans several of its edges or much waits in it.
     let mut lca: Option<Arc<Skeleton>> = None;
     // Whether nothing but the range is seen of the lowest skeleton.
     let mut is_own = false;
-    while let Some((handle, xf)) = node.clone() {
+    while let Some((handle, translation)) = node.clone() {
         if handle.kind() == Kind::Leaf {
             break;
         }
         let skeleton = store.skeleton(&handle)?;
         bump(&store.counters.node_visits);
-        let inside = xf.range(range);
+        let inside = translation.range(range);
         is_own = skeleton.range() == inside;
         let at = skeleton.edge_of(&inside.lo);
         let edge = &skeleton.edges[at];
@@ -227,8 +238,8 @@ pub(crate) fn capture(
         node = edge
             .child
             .as_ref()
-            .map(|c| (c.node.clone(), xf.then(&c.xf)));
-        let out = xf.inverse(&range.lo);
+            .map(|c| (c.node.clone(), translation.then(&c.translation)));
+        let out = translation.inverse(&range.lo);
         for seg in skeleton.visible(edge) {
             bump(&store.counters.node_visits);
             let clip = seg.clip.intersect(&inside);
@@ -237,11 +248,11 @@ pub(crate) fn capture(
             }
             let run = store.run(&seg.run)?;
             let with_ranges = seg.ranges_step() >= edge.watermark && run.has_ranges();
-            let part = seg.xf.range(&clip);
+            let part = seg.translation.range(&clip);
             if !with_ranges && store.is_worth_sharing(&run, &part)? {
                 above.push(Layer::Segment(SegRef {
                     clip: out.range(&clip),
-                    xf: xf.then(&seg.xf),
+                    translation: translation.then(&seg.translation),
                     bytes: run.estimate_bytes(&part) as u64,
                     ..seg.clone()
                 }));
@@ -251,7 +262,7 @@ pub(crate) fn capture(
                 above.push(Layer::Points {
                     run,
                     part: out.range(&clip),
-                    xf: xf.then(&seg.xf),
+                    translation: translation.then(&seg.translation),
                 });
                 continue;
             }
@@ -274,8 +285,8 @@ pub(crate) fn capture(
     }
     // To the key space of the node that is made.
     let down = match (&node, &lca) {
-        (Some((_, xf)), Some(_)) => xf.clone(),
-        _ => Xf::identity(),
+        (Some((_, translation)), Some(_)) => translation.clone(),
+        _ => Translation::identity(),
     };
     let above = join(store, above, range, &down)?;
     let waiting = match &above[..] {
@@ -284,7 +295,7 @@ pub(crate) fn capture(
         _ => None,
     };
     let mut copy = match node {
-        Some((handle, xf)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
+        Some((handle, translation)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
             // Nothing waits above it, and what flattening did not help is as low as it gets.
             let terms = CloneTerms {
                 patient: patient || store.is_unflattenable(handle.id()),
@@ -293,15 +304,18 @@ pub(crate) fn capture(
             if terms.has_to_sink(handle.height().saturating_sub(1))? {
                 return Ok(Captured::First(Chore::Sink(range.clone())));
             }
-            let msg = RangeMsg::Goto(Target { xf, node: handle });
+            let msg = RangeMsg::Goto(Target {
+                translation,
+                node: handle,
+            });
             return Ok(Captured::Message { msg, moves: false });
         }
-        Some((handle, xf)) => match lca {
+        Some((handle, translation)) => match lca {
             Some(skeleton) => {
                 bump(&store.counters.unshares);
-                compacted.in_order(skeleton.clipped(&xf.range(range)))
+                compacted.in_order(skeleton.clipped(&translation.range(range)))
             }
-            None => over_leaf(store, handle, xf, range)?,
+            None => over_leaf(store, handle, translation, range)?,
         },
         None => Skeleton::empty(1, range.clone()),
     };
@@ -319,7 +333,7 @@ pub(crate) fn capture(
                 copy.segs.push(SegRef {
                     ord: copy.next_ord,
                     clip: down.range(&seg.clip),
-                    xf: out.then(&seg.xf),
+                    translation: out.then(&seg.translation),
                     ..seg
                 });
                 copy.next_ord += 1;
@@ -331,7 +345,10 @@ pub(crate) fn capture(
     }
     copy.height = copy.label()?;
     let node = store.new_skeleton(copy);
-    let msg = RangeMsg::Goto(Target { xf: down, node });
+    let msg = RangeMsg::Goto(Target {
+        translation: down,
+        node,
+    });
     Ok(Captured::Message { msg, moves })
 }
 
@@ -369,7 +386,7 @@ impl Store {
             if part.is_empty() {
                 continue;
             }
-            let part = seg.xf.range(&part);
+            let part = seg.translation.range(&part);
             let run = self.run(&seg.run)?;
             if seg.ranges_step() >= edge.watermark && !run.ranges_in(&part).is_empty() {
                 // It may lead elsewhere.
@@ -400,14 +417,14 @@ impl Store {
         let limit = self.shape.clone_waiting_bytes;
         for seg in &node.segs {
             let run = self.run(&seg.run)?;
-            if run.estimate_bytes(&seg.xf.range(&seg.clip)) <= limit {
+            if run.estimate_bytes(&seg.translation.range(&seg.clip)) <= limit {
                 continue;
             }
             for (at, edge) in node.edges.iter().enumerate() {
                 let part = seg.clip.intersect(&node.edge_range(at));
                 if seg.points_step() >= edge.watermark
                     && !part.is_empty()
-                    && self.is_more(&run, &seg.xf.range(&part), limit)?
+                    && self.is_more(&run, &seg.translation.range(&part), limit)?
                 {
                     return Ok(true);
                 }
@@ -431,11 +448,16 @@ impl Skeleton {
 }
 
 /// An interior node that shows `range` of a leaf.
-fn over_leaf(store: &Store, leaf: Arc<Handle>, xf: Xf, range: &KeyRange) -> Result<Skeleton> {
-    let live_bytes = store.run(&leaf)?.estimate_bytes(&xf.range(range)) as u64;
+fn over_leaf(
+    store: &Store,
+    leaf: Arc<Handle>,
+    translation: Translation,
+    range: &KeyRange,
+) -> Result<Skeleton> {
+    let live_bytes = store.run(&leaf)?.estimate_bytes(&translation.range(range)) as u64;
     let mut node = Skeleton::empty(1, range.clone());
     node.edges[0].child = Some(Child {
-        xf,
+        translation,
         node: leaf,
         live_bytes,
     });
@@ -447,7 +469,7 @@ fn over_leaf(store: &Store, leaf: Arc<Handle>, xf: Xf, range: &KeyRange) -> Resu
 /// section 4, here for one leaf).
 fn small_state(
     store: &Store,
-    base: Option<&(Arc<Handle>, Xf)>,
+    base: Option<&(Arc<Handle>, Translation)>,
     range: &KeyRange,
     above: &[Layer],
 ) -> Result<Option<MemRun>> {
@@ -465,12 +487,12 @@ fn small_state(
         };
         merge.push_older(cursor);
     }
-    if let Some((leaf, xf)) = base {
+    if let Some((leaf, translation)) = base {
         let run = store.run(leaf)?;
-        if run.estimate_bytes(&xf.range(range)) > limit + 2 * store.shape.block_bytes {
+        if run.estimate_bytes(&translation.range(range)) > limit + 2 * store.shape.block_bytes {
             return Ok(None);
         }
-        merge.push_older(MappedCursor::new(&run, range, xf, 0));
+        merge.push_older(MappedCursor::new(&run, range, translation, 0));
     }
     let mut state = MemRun::default();
     state.add_range(range.clone(), RangeMsg::Null);
@@ -489,7 +511,7 @@ fn small_state(
     for layer in on_top.iter().rev() {
         match layer {
             Layer::Segment(_) => return Ok(None),
-            layer => state.add_all(&layer.messages(store, range, &Xf::identity())?),
+            layer => state.add_all(&layer.messages(store, range, &Translation::identity())?),
         }
     }
     Ok((state.size_bytes() <= limit).then_some(state))
@@ -508,22 +530,27 @@ fn weighs_more(run: &MemRun, range: &KeyRange, limit: usize) -> bool {
     false
 }
 
-fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Xf)> {
+fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Translation)> {
     match msg {
         RangeMsg::Null => None,
-        RangeMsg::Goto(target) => Some((target.node, target.xf)),
+        RangeMsg::Goto(target) => Some((target.node, target.translation)),
     }
 }
 
-/// The layers for a node in whose key space `xf` leads, the newest first: neighbouring copies as one, without empty ones.
-fn join(store: &Store, layers: Vec<Layer>, range: &KeyRange, xf: &Xf) -> Result<Vec<Joined>> {
+/// The layers for a node in whose key space `translation` leads, the newest first: neighbouring copies as one, without empty ones.
+fn join(
+    store: &Store,
+    layers: Vec<Layer>,
+    range: &KeyRange,
+    translation: &Translation,
+) -> Result<Vec<Joined>> {
     let mut joined: Vec<Joined> = Vec::new();
     for layer in layers.into_iter().rev() {
         if let Layer::Segment(seg) = layer {
             joined.push(Joined::Segment(seg));
             continue;
         }
-        let run = layer.messages(store, range, xf)?;
+        let run = layer.messages(store, range, translation)?;
         match joined.last_mut() {
             _ if run.is_empty() => {}
             Some(Joined::Messages(older)) => older.add_all(&run),

@@ -117,10 +117,13 @@ impl Skeleton {
         // The newest first: they tell nodes of one chain apart.
         let older = &self.segs[..from.segs.len()];
         let same_segs = older.iter().zip(&from.segs).rev().all(|(a, b)| {
-            a.run.id() == b.run.id() && a.ord == b.ord && a.clip == b.clip && a.xf == b.xf
+            a.run.id() == b.run.id()
+                && a.ord == b.ord
+                && a.clip == b.clip
+                && a.translation == b.translation
         });
         let same_child = |a: &Option<Child>, b: &Option<Child>| match (a, b) {
-            (Some(a), Some(b)) => a.node.id() == b.node.id() && a.xf == b.xf,
+            (Some(a), Some(b)) => a.node.id() == b.node.id() && a.translation == b.translation,
             (a, b) => a.is_none() && b.is_none(),
         };
         let same = same_segs

@@ -2,7 +2,7 @@
 //!
 //! A key that crosses an edge loses the bytes that all keys of the edge share (*lift*) and gains the
 //! bytes that the child still carries in front of them (*translation prefix*; BetrFS 0.5, section 3.2).
-//! Both are one function, [`Xf`]: `strip` bytes off, `prepend` in front. It is defined on a range whose
+//! Both are one function, [`Translation`]: `strip` bytes off, `prepend` in front. It is defined on a range whose
 //! keys all start with the same `strip` bytes, and on such a range it keeps the order, so a
 //! range maps to a range. The laws that the rest of the tree leans on, tested below over every small
 //! case:
@@ -137,7 +137,7 @@ pub(crate) fn shared_prefix(a: &[u8], b: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::key::translation::Xf;
+    use crate::key::translation::Translation;
 
     /// All keys of up to `max` bytes over three symbols, one of them 0xff.
     fn keys(max: usize) -> Vec<Bytes> {
@@ -186,7 +186,7 @@ mod tests {
         for range in ranges(2) {
             for strip in 0..=range.common_prefix_len() {
                 for prepend in keys(1) {
-                    let f = Xf { strip, prepend };
+                    let f = Translation { strip, prepend };
                     let image = f.range(&range);
                     let back = f.inverse(&range.lo);
                     assert_eq!(back.range(&image).lo, range.lo);
@@ -210,11 +210,11 @@ mod tests {
             for p1 in keys(2) {
                 for s2 in 0..=2 {
                     for p2 in keys(1) {
-                        let f = Xf {
+                        let f = Translation {
                             strip: s1,
                             prepend: p1.clone(),
                         };
-                        let g = Xf {
+                        let g = Translation {
                             strip: s2,
                             prepend: p2,
                         };

@@ -6,12 +6,12 @@ use crate::key::range::{KeyRange, successor_of_prefix};
 
 /// A translation: the first `strip` bytes of a key are replaced by `prepend`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub(crate) struct Xf {
+pub(crate) struct Translation {
     pub(crate) strip: usize,
     pub(crate) prepend: Bytes,
 }
 
-impl Xf {
+impl Translation {
     pub(crate) fn identity() -> Self {
         Self::default()
     }
@@ -39,7 +39,7 @@ impl Xf {
         self.bytes(key)
     }
 
-    /// [`Xf::key`] for a borrowed key.
+    /// [`Translation::key`] for a borrowed key.
     pub(crate) fn bytes(&self, key: &[u8]) -> Bytes {
         let mut out = Vec::with_capacity(self.prepend.len() + key.len() - self.strip);
         out.extend_from_slice(&self.prepend);
@@ -66,10 +66,10 @@ impl Xf {
     }
 
     /// First `self`, then `next` (law L1).
-    pub(crate) fn then(&self, next: &Xf) -> Xf {
+    pub(crate) fn then(&self, next: &Translation) -> Translation {
         if next.strip <= self.prepend.len() {
             if next.prepend.is_empty() {
-                return Xf {
+                return Translation {
                     strip: self.strip,
                     prepend: self.prepend.slice(next.strip..),
                 };
@@ -78,12 +78,12 @@ impl Xf {
                 Vec::with_capacity(next.prepend.len() + self.prepend.len() - next.strip);
             prepend.extend_from_slice(&next.prepend);
             prepend.extend_from_slice(&self.prepend[next.strip..]);
-            Xf {
+            Translation {
                 strip: self.strip,
                 prepend: prepend.into(),
             }
         } else {
-            Xf {
+            Translation {
                 strip: self.strip + next.strip - self.prepend.len(),
                 prepend: next.prepend.clone(),
             }
@@ -91,8 +91,8 @@ impl Xf {
     }
 
     /// The way back, for keys that start with `key_in`'s first `strip` bytes (law L2).
-    pub(crate) fn inverse(&self, key_in: &Bytes) -> Xf {
-        Xf {
+    pub(crate) fn inverse(&self, key_in: &Bytes) -> Translation {
+        Translation {
             strip: self.prepend.len(),
             prepend: key_in.slice(..self.strip),
         }
@@ -100,8 +100,12 @@ impl Xf {
 }
 
 /// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.
-pub(crate) fn destination(source: &KeyRange, strip: usize, prefix: &Bytes) -> (KeyRange, Xf) {
-    let there = Xf {
+pub(crate) fn destination(
+    source: &KeyRange,
+    strip: usize,
+    prefix: &Bytes,
+) -> (KeyRange, Translation) {
+    let there = Translation {
         strip,
         prepend: prefix.clone(),
     };

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use imbl::OrdMap;
 
 use crate::key::range::{KeyRange, below, cmp_hi, successor_of_prefix};
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::message::{Point, RangeMsg};
 
 /// Bytes that one message costs beside key and payload, in the accounting of buffers.
@@ -51,7 +51,7 @@ fn cost(key_bytes: usize, point: &Point) -> usize {
 fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
     let prepend = match &entry.msg {
         RangeMsg::Null => 0,
-        RangeMsg::Goto(target) => target.xf.prepend.len(),
+        RangeMsg::Goto(target) => target.translation.prepend.len(),
     };
     lo.len() + entry.hi.as_ref().map_or(0, Bytes::len) + prepend + MESSAGE_BYTES
 }
@@ -295,28 +295,33 @@ impl MemRun {
         }
     }
 
-    /// Lays what `newer` has in `range` on top, in the key space that `xf` leads to from that one.
-    pub(crate) fn add_mapped(&mut self, newer: &MemRun, range: &KeyRange, xf: &Xf) {
-        let back = xf.inverse(&range.lo);
+    /// Lays what `newer` has in `range` on top, in the key space that `translation` leads to from that one.
+    pub(crate) fn add_mapped(
+        &mut self,
+        newer: &MemRun,
+        range: &KeyRange,
+        translation: &Translation,
+    ) {
+        let back = translation.inverse(&range.lo);
         for (lo, entry) in newer.ranges_in(range) {
             let clipped = KeyRange::new(lo.clone(), entry.hi.clone()).intersect(range);
-            self.add_range(xf.range(&clipped), entry.msg.behind(&back));
+            self.add_range(translation.range(&clipped), entry.msg.behind(&back));
         }
         for (key, point) in newer.points_in(range) {
-            self.add_point(xf.key(key), point.clone());
+            self.add_point(translation.key(key), point.clone());
         }
     }
 
-    /// What lies in `range`, in the key space that `xf` leads to from this one.
-    pub(crate) fn extract(&self, range: &KeyRange, xf: &Xf) -> MemRun {
+    /// What lies in `range`, in the key space that `translation` leads to from this one.
+    pub(crate) fn extract(&self, range: &KeyRange, translation: &Translation) -> MemRun {
         let mut out = MemRun::default();
-        let back = xf.inverse(&range.lo);
+        let back = translation.inverse(&range.lo);
         for (lo, entry) in self.ranges_in(range) {
             let clipped = KeyRange::new(lo.clone(), entry.hi.clone()).intersect(range);
-            out.add_range(xf.range(&clipped), entry.msg.behind(&back));
+            out.add_range(translation.range(&clipped), entry.msg.behind(&back));
         }
         for (key, point) in self.points_in(range) {
-            out.push_point(xf.key(key), point.clone());
+            out.push_point(translation.key(key), point.clone());
         }
         out
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::Handle;
 
 /// Bytes blindly written into a value.
@@ -161,7 +161,7 @@ fn slice(patch: &Patch, from: usize, to: usize) -> Patch {
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     /// From the key space of the buffer that holds the GOTO to the target's.
-    pub(crate) xf: Xf,
+    pub(crate) translation: Translation,
     pub(crate) node: Arc<Handle>,
 }
 
@@ -175,12 +175,12 @@ pub(crate) enum RangeMsg {
 }
 
 impl RangeMsg {
-    /// The same message in the key space that `xf` leads from: keys there are first translated.
-    pub(crate) fn behind(&self, xf: &Xf) -> RangeMsg {
+    /// The same message in the key space that `translation` leads from: keys there are first translated.
+    pub(crate) fn behind(&self, translation: &Translation) -> RangeMsg {
         match self {
             RangeMsg::Null => RangeMsg::Null,
             RangeMsg::Goto(t) => RangeMsg::Goto(Target {
-                xf: xf.then(&t.xf),
+                translation: translation.then(&t.translation),
                 node: t.node.clone(),
             }),
         }

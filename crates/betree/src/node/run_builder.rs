@@ -15,7 +15,7 @@ use crate::node::filter::Filter;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::run_index::{BlockMeta, RUN_HEADER_BYTES, RUN_MAGIC, RunIndex};
-use crate::node::wire::{put_bytes, put_hi, put_xf};
+use crate::node::wire::{put_bytes, put_hi, put_translation};
 
 /// Cuts points in key order into blocks, as they are before compression.
 pub(crate) struct Blocks {
@@ -143,7 +143,7 @@ impl Body {
                 RangeMsg::Null => tail.u8(0),
                 RangeMsg::Goto(target) => {
                     tail.u8(1);
-                    put_xf(&mut tail, &target.xf);
+                    put_translation(&mut tail, &target.translation);
                     tail.u64(target.node.id().0);
                     tail.u8(target.node.height());
                     children.push(target.node.clone());

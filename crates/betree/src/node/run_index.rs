@@ -28,7 +28,7 @@ use crate::node::buffer::Weight;
 use crate::node::filter::Filter;
 use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
 use crate::node::message::{RangeMsg, Target};
-use crate::node::wire::{MALFORMED, take_bytes, take_hi, take_xf};
+use crate::node::wire::{MALFORMED, take_bytes, take_hi, take_translation};
 use crate::sync::Mutex;
 
 pub(crate) const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
@@ -205,14 +205,14 @@ impl RunIndex {
             let msg = match r.u8()? {
                 0 => RangeMsg::Null,
                 1 => {
-                    let xf = take_xf(&mut r)?;
+                    let translation = take_translation(&mut r)?;
                     let (id, height) = (r.u64()?, r.u8()?);
                     // No node could be above a target of the greatest height.
-                    if !range.shares_prefix(xf.strip) || height == u8::MAX {
+                    if !range.shares_prefix(translation.strip) || height == u8::MAX {
                         return Err(MALFORMED);
                     }
                     RangeMsg::Goto(Target {
-                        xf,
+                        translation,
                         node: handle(id, height).ok_or(MALFORMED)?,
                     })
                 }
@@ -303,7 +303,7 @@ impl RunIndex {
                 RangeMsg::Goto(target) => {
                     let again = last.replace(target.node.id()) == Some(target.node.id());
                     let handle = if again { 0 } else { HANDLE_BYTES };
-                    target.xf.prepend.len() + ALLOCATION_BYTES + handle
+                    target.translation.prepend.len() + ALLOCATION_BYTES + handle
                 }
             };
             let keys = range.lo.len() + range.hi.as_ref().map_or(0, Bytes::len);

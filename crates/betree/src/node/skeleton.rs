@@ -30,9 +30,11 @@ use ramet_block::failpoints::{self, Fault};
 use crate::error;
 use crate::error::Error;
 use crate::key::range::{KeyRange, min_hi};
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle};
-use crate::node::wire::{MALFORMED, put_hi, put_key, put_xf, take_bytes, take_hi, take_xf};
+use crate::node::wire::{
+    MALFORMED, put_hi, put_key, put_translation, take_bytes, take_hi, take_translation,
+};
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
 /// More edges or segments than any sound node has; bounds what a decoder allocates.
@@ -53,7 +55,7 @@ pub(crate) const HEIGHT_MAX_REPLAYED: u8 = 240;
 #[derive(Clone, Debug)]
 pub(crate) struct Child {
     /// From this node's key space to the child's.
-    pub(crate) xf: Xf,
+    pub(crate) translation: Translation,
     pub(crate) node: Arc<Handle>,
     /// Bytes of the child that the edge can see, estimated when the edge was made.
     pub(crate) live_bytes: u64,
@@ -90,7 +92,7 @@ pub(crate) struct SegRef {
     /// What of the segment belongs here, in this node's key space.
     pub(crate) clip: KeyRange,
     /// From this node's key space to the segment's.
-    pub(crate) xf: Xf,
+    pub(crate) translation: Translation,
     /// Greatest height of a GOTO target in the segment, plus one; zero without.
     pub(crate) goto_height: u8,
     /// Bytes of messages, estimated when the reference was made.
@@ -229,20 +231,20 @@ impl Skeleton {
         if strip == 0 {
             return;
         }
-        let down = Xf::stripping(strip);
+        let down = Translation::stripping(strip);
         let prefix = self.edges[0].lo.slice(..strip);
-        let up = Xf::prepending(prefix.clone());
+        let up = Translation::prepending(prefix.clone());
         self.hi = down.hi(&prefix, self.hi.as_ref());
         for edge in &mut self.edges {
             edge.lo = down.key(&edge.lo);
             if let Some(child) = &mut edge.child {
-                child.xf = up.then(&child.xf);
+                child.translation = up.then(&child.translation);
             }
         }
         for seg in &mut self.segs {
             seg.clip = down.range(&seg.clip);
             if !failpoints::is_on(Fault::TranslationStale) {
-                seg.xf = up.then(&seg.xf);
+                seg.translation = up.then(&seg.translation);
             }
         }
     }
@@ -314,13 +316,13 @@ impl Skeleton {
             let child = e.child.as_ref().map_or(0, |c| {
                 let again = last.replace(c.node.id()) == Some(c.node.id());
                 let handle = if again { 0 } else { HANDLE_BYTES };
-                c.xf.prepend.len() + ALLOCATION_BYTES + handle
+                c.translation.prepend.len() + ALLOCATION_BYTES + handle
             });
             size_of::<Edge>() + e.lo.len() + ALLOCATION_BYTES + child
         });
         let segs = self.segs.iter().map(|s| {
             let hi = s.clip.hi.as_ref().map_or(0, Bytes::len);
-            let keys = s.clip.lo.len() + hi + s.xf.prepend.len();
+            let keys = s.clip.lo.len() + hi + s.translation.prepend.len();
             size_of::<SegRef>() + keys + 2 * ALLOCATION_BYTES + HANDLE_BYTES
         });
         size_of::<Self>() + edges.sum::<usize>() + segs.sum::<usize>()
@@ -331,9 +333,12 @@ impl Skeleton {
         let edges = self
             .edges
             .iter()
-            .map(|e| e.lo.len() + e.child.as_ref().map_or(0, |c| c.xf.prepend.len()) + 64);
+            .map(|e| e.lo.len() + e.child.as_ref().map_or(0, |c| c.translation.prepend.len()) + 64);
         let segs = self.segs.iter().map(|s| {
-            s.clip.lo.len() + s.clip.hi.as_ref().map_or(0, Bytes::len) + s.xf.prepend.len() + 80
+            s.clip.lo.len()
+                + s.clip.hi.as_ref().map_or(0, Bytes::len)
+                + s.translation.prepend.len()
+                + 80
         });
         64 + self.hi.as_ref().map_or(0, Bytes::len) + edges.chain(segs).sum::<usize>()
     }
@@ -355,7 +360,7 @@ impl Skeleton {
                 None => w.u8(0),
                 Some(child) => {
                     w.u8(1);
-                    put_xf(&mut w, &child.xf);
+                    put_translation(&mut w, &child.translation);
                     w.u64(child.node.id().0);
                     w.u8(child.node.height());
                     w.varint(child.live_bytes);
@@ -367,7 +372,7 @@ impl Skeleton {
             w.varint(seg.ord);
             put_key(&mut w, &seg.clip.lo);
             put_hi(&mut w, seg.clip.hi.as_ref());
-            put_xf(&mut w, &seg.xf);
+            put_translation(&mut w, &seg.translation);
             w.u8(seg.goto_height);
             w.varint(seg.bytes);
         }
@@ -407,13 +412,13 @@ impl Skeleton {
             let child = match r.u8()? {
                 0 => None,
                 1 => {
-                    let xf = take_xf(&mut r)?;
+                    let translation = take_translation(&mut r)?;
                     let (id, child_height, live_bytes) = (r.u64()?, r.u8()?, r.varint()?);
                     if child_height >= height {
                         return Err(MALFORMED);
                     }
                     Some(Child {
-                        xf,
+                        translation,
                         node: handle(id, child_height).ok_or(MALFORMED)?,
                         live_bytes,
                     })
@@ -431,7 +436,10 @@ impl Skeleton {
         }
         for at in 0..node.edges.len() {
             let range = node.edge_range(at);
-            let strip = node.edges[at].child.as_ref().map_or(0, |c| c.xf.strip);
+            let strip = node.edges[at]
+                .child
+                .as_ref()
+                .map_or(0, |c| c.translation.strip);
             if range.is_empty() || !range.shares_prefix(strip) {
                 return Err(MALFORMED);
             }
@@ -440,7 +448,7 @@ impl Skeleton {
             let (id, ord) = (r.u64()?, r.varint()?);
             let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
             let clip = KeyRange::new(lo, take_hi(&mut r)?);
-            let xf = take_xf(&mut r)?;
+            let translation = take_translation(&mut r)?;
             let (goto_height, bytes) = (r.u8()?, r.varint()?);
             let ordered = node
                 .segs
@@ -450,7 +458,7 @@ impl Skeleton {
                 || ord >= next_ord
                 || goto_height > height
                 || clip.is_empty()
-                || !clip.shares_prefix(xf.strip)
+                || !clip.shares_prefix(translation.strip)
             {
                 return Err(MALFORMED);
             }
@@ -458,7 +466,7 @@ impl Skeleton {
                 run: run(id).ok_or(MALFORMED)?,
                 ord,
                 clip,
-                xf,
+                translation,
                 goto_height,
                 bytes,
             });

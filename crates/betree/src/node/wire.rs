@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use ramet_block::encoding::{DecodeError, Reader, Writer};
 
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 
 pub(crate) fn put_bytes(w: &mut Writer, bytes: &[u8]) {
     w.bytes(bytes);
@@ -31,14 +31,14 @@ pub(crate) fn take_hi(r: &mut Reader<'_>) -> std::result::Result<Option<Bytes>, 
     }
 }
 
-pub(crate) fn put_xf(w: &mut Writer, xf: &Xf) {
-    w.varint(xf.strip as u64);
-    put_bytes(w, &xf.prepend);
+pub(crate) fn put_translation(w: &mut Writer, translation: &Translation) {
+    w.varint(translation.strip as u64);
+    put_bytes(w, &translation.prepend);
 }
 
-pub(crate) fn take_xf(r: &mut Reader<'_>) -> std::result::Result<Xf, DecodeError> {
+pub(crate) fn take_translation(r: &mut Reader<'_>) -> std::result::Result<Translation, DecodeError> {
     let strip = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
-    Ok(Xf {
+    Ok(Translation {
         strip,
         prepend: Bytes::copy_from_slice(take_bytes(r)?),
     })

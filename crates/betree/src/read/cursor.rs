@@ -14,7 +14,7 @@ use ramet_nodetable::NodeId;
 
 use crate::error::Result;
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::block::Block;
 use crate::node::buffer::MemRun;
 use crate::node::message::Point;
@@ -73,7 +73,7 @@ enum Source {
 pub(crate) struct MappedCursor {
     source: Source,
     /// From the run's key space to the scan's.
-    back: Xf,
+    back: Translation,
     key: Vec<u8>,
     /// Bytes of `key` that are the same for all of a block.
     base: usize,
@@ -87,9 +87,14 @@ pub(crate) struct MappedCursor {
 }
 
 impl MappedCursor {
-    /// Points of `run` that `xf` makes visible in `range`. It stands before the first one.
-    pub(crate) fn new(run: &RunView, range: &KeyRange, xf: &Xf, ahead: usize) -> Self {
-        let inside = xf.range(range);
+    /// Points of `run` that `translation` makes visible in `range`. It stands before the first one.
+    pub(crate) fn new(
+        run: &RunView,
+        range: &KeyRange,
+        translation: &Translation,
+        ahead: usize,
+    ) -> Self {
+        let inside = translation.range(range);
         let source = match run {
             RunView::Mem(run) => Source::Mem(MemSource {
                 run: run.clone(),
@@ -110,7 +115,7 @@ impl MappedCursor {
         };
         Self {
             source,
-            back: xf.inverse(&range.lo),
+            back: translation.inverse(&range.lo),
             key: Vec::new(),
             base: 0,
             skip: 0,
@@ -527,8 +532,8 @@ mod tests {
             .write_run(image, crate::store::write::Via::Cache)
             .expect("there is room");
         let run = store.run(&leaf).expect("its front is sound");
-        let xf = Xf::prepending("aa".into());
-        let mut cursor = MappedCursor::new(&run, &KeyRange::all(), &xf, AHEAD_MAX);
+        let translation = Translation::prepending("aa".into());
+        let mut cursor = MappedCursor::new(&run, &KeyRange::all(), &translation, AHEAD_MAX);
         let found = loop {
             match cursor.take(&store) {
                 Ok(Some(_)) => {}

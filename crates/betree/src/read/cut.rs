@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, below, min_hi};
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::{RangeAt, RunView};
@@ -17,7 +17,7 @@ use crate::store::store::Store;
 #[derive(Clone, Debug)]
 pub(crate) enum Base {
     Nothing,
-    Node(Arc<Handle>, Xf),
+    Node(Arc<Handle>, Translation),
     /// An interior node that is being built and has no handle yet.
     Draft(Arc<Skeleton>),
 }
@@ -28,7 +28,7 @@ pub(crate) struct Cut {
     /// Pieces up to here, and perhaps beyond `hi`, have the same base.
     pub(crate) reach: Option<Bytes>,
     /// Runs whose points show, newest first, with the translation from the node's key space.
-    pub(crate) overlays: Vec<(RunView, Xf)>,
+    pub(crate) overlays: Vec<(RunView, Translation)>,
     pub(crate) base: Base,
 }
 
@@ -67,12 +67,12 @@ pub(crate) fn cut(
             store.load_eagerly(&seg.run, wanted.covers(&seg.clip))?;
         }
         let run = store.run(&seg.run)?;
-        overlays.push((run.clone(), seg.xf.clone()));
+        overlays.push((run.clone(), seg.translation.clone()));
         if seg.ranges_step() < edge.watermark || !run.has_ranges() {
             continue;
         }
         let mut border = seg.clip.hi.clone();
-        let base = under_range(&run, &seg.xf, lo, &mut border);
+        let base = under_range(&run, &seg.translation, lo, &mut border);
         end = min_hi(end, border.clone());
         if let Some(base) = base {
             return Ok(Cut {
@@ -86,10 +86,9 @@ pub(crate) fn cut(
             reach = min_hi(reach, border);
         }
     }
-    let base = edge
-        .child
-        .as_ref()
-        .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+    let base = edge.child.as_ref().map_or(Base::Nothing, |c| {
+        Base::Node(c.node.clone(), c.translation.clone())
+    });
     Ok(Cut {
         hi: end,
         reach,
@@ -130,22 +129,29 @@ pub(crate) fn check_falls(height: u8, base: &Base) -> Result<()> {
 }
 
 /// What a range message of `run` puts at `lo`, if one covers it; `end` shrinks to where that changes.
-fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> Option<Base> {
-    let back = xf.inverse(lo);
+fn under_range(
+    run: &RunView,
+    translation: &Translation,
+    lo: &Bytes,
+    end: &mut Option<Bytes>,
+) -> Option<Base> {
+    let back = translation.inverse(lo);
     // An end beyond what translates back is no border within the piece.
     let mut shrink = |bound: Option<Bytes>| {
         if let Some(bound) = bound
-            && bound.starts_with(&xf.prepend)
+            && bound.starts_with(&translation.prepend)
         {
             *end = min_hi(end.take(), Some(back.key(&bound)));
         }
     };
-    match run.range_at(&xf.key(lo)) {
+    match run.range_at(&translation.key(lo)) {
         RangeAt::Covered(range, msg) => {
             shrink(range.hi);
             Some(match msg {
                 RangeMsg::Null => Base::Nothing,
-                RangeMsg::Goto(target) => Base::Node(target.node, xf.then(&target.xf)),
+                RangeMsg::Goto(target) => {
+                    Base::Node(target.node, translation.then(&target.translation))
+                }
             })
         }
         RangeAt::Until(next) => {
@@ -155,14 +161,14 @@ fn under_range(run: &RunView, xf: &Xf, lo: &Bytes, end: &mut Option<Bytes>) -> O
     }
 }
 
-/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen through `xf`.
+/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen through `translation`.
 pub(crate) fn cut_buffer(
     run: &RunView,
-    xf: &Xf,
+    translation: &Translation,
     lo: &Bytes,
     hi: Option<Bytes>,
 ) -> (Option<Bytes>, Option<Base>) {
     let mut end = hi;
-    let base = under_range(run, xf, lo, &mut end);
+    let base = under_range(run, translation, lo, &mut end);
     (end, base)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::error::Result;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::buffer::MemRun;
 use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
@@ -49,9 +49,9 @@ impl<'a> Peek<'a> {
                 base: match over().map(|(_, entry)| &entry.msg) {
                     Some(RangeMsg::Null) => Base::Nothing,
                     Some(RangeMsg::Goto(target)) => {
-                        Base::Node(target.node.clone(), target.xf.clone())
+                        Base::Node(target.node.clone(), target.translation.clone())
                     }
-                    None => Base::Node(root.clone(), Xf::identity()),
+                    None => Base::Node(root.clone(), Translation::identity()),
                 },
                 newer: newer.cloned(),
                 key: own(key),

@@ -20,7 +20,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, cmp_hi, min_hi, successor_of_prefix};
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::Kind;
 use crate::node::message::Point;
 use crate::node::run_view::RunView;
@@ -73,7 +73,7 @@ impl Span {
         if self.range.is_empty() {
             return KeyRange::new(Bytes::new(), Some(Bytes::new()));
         }
-        Xf::stripping(self.strip).range(&self.range)
+        Translation::stripping(self.strip).range(&self.range)
     }
 }
 
@@ -96,7 +96,7 @@ struct Pair {
     /// The next point of each side, in front of its merge.
     next: [Option<(Bytes, Point)>; 2],
     /// What lies below the points of both sides, when that is the same: newest runs first.
-    older: Option<(Vec<(RunView, Xf)>, Base)>,
+    older: Option<(Vec<(RunView, Translation)>, Base)>,
 }
 
 /// The differences of two ranges, in key order, found as they are asked for. After an error it ends.
@@ -124,7 +124,7 @@ impl Diff {
             ),
         };
         let side = |n: usize, told: &KeyRange| {
-            let up = Xf::prepending(
+            let up = Translation::prepending(
                 spans[n]
                     .range
                     .lo
@@ -213,7 +213,7 @@ impl Iterator for Diff {
 }
 
 /// `told` of a view, seen through `up`, and nothing in the rest of `whole`.
-fn side_over(view: &View, told: &KeyRange, up: Xf, whole: &KeyRange) -> TreeScan {
+fn side_over(view: &View, told: &KeyRange, up: Translation, whole: &KeyRange) -> TreeScan {
     let nothing = |range: KeyRange| Frame {
         reach: range.hi.clone(),
         range,
@@ -253,14 +253,16 @@ fn height(base: &Base) -> Option<u8> {
 
 /// Whether two translations do the same to the keys of a range that begins with `lo`. Both are defined there, so all
 /// its keys share what either strips; what they put in its place is then the same for all if it is for `lo`.
-fn same_xf(a: &Xf, b: &Xf, lo: &Bytes) -> bool {
+fn same_translation(a: &Translation, b: &Translation, lo: &Bytes) -> bool {
     a == b || a.key(lo) == b.key(lo)
 }
 
 fn same_base(a: &Frame, b: &Frame) -> bool {
     match (&a.base, &b.base) {
         (Base::Nothing, Base::Nothing) => true,
-        (Base::Node(x, f), Base::Node(y, g)) => x.id() == y.id() && same_xf(f, g, &a.range.lo),
+        (Base::Node(x, f), Base::Node(y, g)) => {
+            x.id() == y.id() && same_translation(f, g, &a.range.lo)
+        }
         _ => false,
     }
 }
@@ -280,7 +282,9 @@ impl Pair {
         let shared = if same {
             let pairs = a.overlays.iter().rev().zip(b.overlays.iter().rev());
             pairs
-                .take_while(|((x, f), (y, g))| same_run(x, y) && same_xf(f, g, &a.range.lo))
+                .take_while(|((x, f), (y, g))| {
+                    same_run(x, y) && same_translation(f, g, &a.range.lo)
+                })
                 .count()
         } else {
             0
@@ -291,12 +295,17 @@ impl Pair {
         });
         let merge = |piece: &Frame| -> Result<Merge> {
             let mut merge = Merge::default();
-            for (run, xf) in &piece.overlays[..piece.overlays.len() - shared] {
-                merge.push_older(MappedCursor::new(run, &piece.range, xf, 0));
+            for (run, translation) in &piece.overlays[..piece.overlays.len() - shared] {
+                merge.push_older(MappedCursor::new(run, &piece.range, translation, 0));
             }
-            if let (false, Base::Node(leaf, xf)) = (same, &piece.base) {
+            if let (false, Base::Node(leaf, translation)) = (same, &piece.base) {
                 let run = store.run(leaf)?;
-                merge.push_older(MappedCursor::new(&run, &piece.range, xf, AHEAD_MAX));
+                merge.push_older(MappedCursor::new(
+                    &run,
+                    &piece.range,
+                    translation,
+                    AHEAD_MAX,
+                ));
             }
             Ok(merge)
         };
@@ -342,11 +351,11 @@ impl Pair {
         let Some((runs, base)) = &self.older else {
             return Ok(found.and_then(|point| point.apply(None)));
         };
-        for (run, xf) in runs {
+        for (run, translation) in runs {
             if found.as_ref().is_some_and(Point::is_final) {
                 break;
             }
-            if let Some(older) = run.point(store, &xf.key(key))? {
+            if let Some(older) = run.point(store, &translation.key(key))? {
                 found = Some(match found {
                     Some(newer) => newer.over(&older),
                     None => older,

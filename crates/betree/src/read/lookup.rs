@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use crate::counters::bump;
 use crate::error::Result;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::run_view::{RangeAt, RunView};
@@ -29,8 +29,10 @@ impl View {
         let key = Bytes::copy_from_slice(key);
         let base = match self.buffer.range_at(&key) {
             RangeAt::Covered(_, RangeMsg::Null) => Base::Nothing,
-            RangeAt::Covered(_, RangeMsg::Goto(target)) => Base::Node(target.node, target.xf),
-            RangeAt::Until(_) => Base::Node(self.root.clone(), Xf::identity()),
+            RangeAt::Covered(_, RangeMsg::Goto(target)) => {
+                Base::Node(target.node, target.translation)
+            }
+            RangeAt::Until(_) => Base::Node(self.root.clone(), Translation::identity()),
         };
         descend(store, base, key, found)
     }
@@ -44,14 +46,14 @@ pub(crate) fn descend(
     mut found: Option<Point>,
 ) -> Result<Option<Bytes>> {
     loop {
-        let (node, xf) = match base {
-            Base::Node(node, xf) => (node, xf),
+        let (node, translation) = match base {
+            Base::Node(node, translation) => (node, translation),
             Base::Nothing | Base::Draft(_) => {
                 return Ok(found.unwrap_or(Point::Delete).apply(None));
             }
         };
-        if !xf.is_identity() {
-            key = xf.key(&key);
+        if !translation.is_identity() {
+            key = translation.key(&key);
         }
         bump(&store.counters.node_visits);
         if node.kind() == Kind::Leaf {
@@ -68,14 +70,13 @@ pub(crate) fn descend(
             return Err(outside(&skeleton));
         }
         let edge = &skeleton.edges[skeleton.edge_of(&key)];
-        let mut next = edge
-            .child
-            .as_ref()
-            .map_or(Base::Nothing, |c| Base::Node(c.node.clone(), c.xf.clone()));
+        let mut next = edge.child.as_ref().map_or(Base::Nothing, |c| {
+            Base::Node(c.node.clone(), c.translation.clone())
+        });
         for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
             bump(&store.counters.node_visits);
             let run = store.run(&seg.run)?;
-            let moved = (!seg.xf.is_identity()).then(|| seg.xf.key(&key));
+            let moved = (!seg.translation.is_identity()).then(|| seg.translation.key(&key));
             let inside = moved.as_ref().unwrap_or(&key);
             if let Some(older) = run.point(store, inside)? {
                 let point = match found {
@@ -91,7 +92,7 @@ pub(crate) fn descend(
                 match run.range_at(inside) {
                     RangeAt::Covered(_, RangeMsg::Null) => next = Base::Nothing,
                     RangeAt::Covered(_, RangeMsg::Goto(t)) => {
-                        next = Base::Node(t.node, seg.xf.then(&t.xf))
+                        next = Base::Node(t.node, seg.translation.then(&t.translation))
                     }
                     RangeAt::Until(_) => continue,
                 }

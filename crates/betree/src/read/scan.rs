@@ -15,7 +15,7 @@ use ramet_nodetable::NodeId;
 use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::{KeyRange, below, min_hi, successor_of_prefix};
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::block::Block;
 use crate::node::handle::{Handle, Kind};
 use crate::node::run_view::RunView;
@@ -35,7 +35,7 @@ pub(crate) struct Frame {
     pub(crate) reach: Option<Bytes>,
     pub(crate) base: Base,
     /// Newest first, with the translation from the scan's key space. Only their points count.
-    pub(crate) overlays: Arc<[(RunView, Xf)]>,
+    pub(crate) overlays: Arc<[(RunView, Translation)]>,
 }
 
 /// A streaming scan: keys with values, in order.
@@ -61,12 +61,16 @@ pub(crate) struct TreeScan {
     jobs: VecDeque<Arc<Job>>,
 }
 
-/// The pieces of the image of `range` under `xf`, in the key space of `range`, the leftmost one last: one for each
+/// The pieces of the image of `range` under `translation`, in the key space of `range`, the leftmost one last: one for each
 /// range message of the memory buffer there, and one for each gap.
-pub(crate) fn frames_of_view(view: &View, range: KeyRange, xf: &Xf) -> Vec<Frame> {
+pub(crate) fn frames_of_view(
+    view: &View,
+    range: KeyRange,
+    translation: &Translation,
+) -> Vec<Frame> {
     let mut frames = Vec::new();
     let mut rest = Some((view.clone(), range));
-    while let Some(frame) = next_of_view(&mut rest, xf) {
+    while let Some(frame) = next_of_view(&mut rest, translation) {
         frames.push(frame);
     }
     frames.reverse();
@@ -74,14 +78,14 @@ pub(crate) fn frames_of_view(view: &View, range: KeyRange, xf: &Xf) -> Vec<Frame
 }
 
 /// Cuts the leftmost piece off what is left of a view.
-fn next_of_view(rest: &mut Option<(View, KeyRange)>, xf: &Xf) -> Option<Frame> {
+fn next_of_view(rest: &mut Option<(View, KeyRange)>, translation: &Translation) -> Option<Frame> {
     let (view, range) = rest.take().filter(|(_, range)| !range.is_empty())?;
-    let (hi, over) = cut_buffer(&view.buffer, xf, &range.lo, range.hi.clone());
+    let (hi, over) = cut_buffer(&view.buffer, translation, &range.lo, range.hi.clone());
     let frame = Frame {
         range: KeyRange::new(range.lo, hi.clone()),
         reach: hi.clone(),
-        base: over.unwrap_or_else(|| Base::Node(view.root.clone(), xf.clone())),
-        overlays: Arc::from([(view.buffer.clone(), xf.clone())]),
+        base: over.unwrap_or_else(|| Base::Node(view.root.clone(), translation.clone())),
+        overlays: Arc::from([(view.buffer.clone(), translation.clone())]),
     };
     *rest = hi.map(|hi| (view, KeyRange::new(hi, range.hi)));
     Some(frame)
@@ -197,7 +201,7 @@ impl TreeScan {
         // The memory buffer lies over everything: the tree is cut at its range messages first.
         self.frames
             .pop()
-            .or_else(|| next_of_view(&mut self.rest, &Xf::identity()))
+            .or_else(|| next_of_view(&mut self.rest, &Translation::identity()))
     }
 
     /// The next uniform piece over nothing or over a node that is not higher than `height`.
@@ -216,15 +220,15 @@ impl TreeScan {
 
     pub(crate) fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
         let leaf = match &frame.base {
-            Base::Node(node, xf) if node.kind() == Kind::Skeleton => {
-                let (skeleton, xf) = (store.skeleton(node)?, xf.clone());
-                return self.split(store, frame, &skeleton, &xf);
+            Base::Node(node, translation) if node.kind() == Kind::Skeleton => {
+                let (skeleton, translation) = (store.skeleton(node)?, translation.clone());
+                return self.split(store, frame, &skeleton, &translation);
             }
             Base::Draft(skeleton) => {
                 let skeleton = skeleton.clone();
-                return self.split(store, frame, &skeleton, &Xf::identity());
+                return self.split(store, frame, &skeleton, &Translation::identity());
             }
-            Base::Node(leaf, xf) => Some((leaf.clone(), xf.clone())),
+            Base::Node(leaf, translation) => Some((leaf.clone(), translation.clone())),
             Base::Nothing => None,
         };
         let Frame {
@@ -245,35 +249,35 @@ impl TreeScan {
         } else {
             self.ahead
         };
-        for (run, xf) in overlays.iter() {
-            let mut cursor = MappedCursor::new(run, &range, xf, above);
+        for (run, translation) in overlays.iter() {
+            let mut cursor = MappedCursor::new(run, &range, translation, above);
             if self.ahead == AHEAD_MAX {
                 // As far as the translation goes.
-                let alike = successor_of_prefix(&range.lo[..xf.strip]);
+                let alike = successor_of_prefix(&range.lo[..translation.strip]);
                 let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
-                cursor.carry_on(&mut left, &xf.range(&far));
+                cursor.carry_on(&mut left, &translation.range(&far));
                 cursor.follow(store);
             }
             self.merge.push_older(cursor);
         }
-        if let Some((leaf, xf)) = leaf {
+        if let Some((leaf, translation)) = leaf {
             let read = self.collect(&leaf);
             // What the scan will see of it, in this piece and those that come after it.
             let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
             let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
             let (run, read) = if passes && read.is_none() {
                 let wanted_bytes = self.passing_bytes;
-                store.run_whole(&leaf, &xf.range(&far), wanted_bytes, self.keeping)?
+                store.run_whole(&leaf, &translation.range(&far), wanted_bytes, self.keeping)?
             } else {
                 (store.run(&leaf)?, read)
             };
-            let mut cursor = MappedCursor::new(&run, &range, &xf, self.ahead);
+            let mut cursor = MappedCursor::new(&run, &range, &translation, self.ahead);
             cursor.keep(self.keeping);
             if self.is_open {
                 cursor.guess_alone();
             }
             if self.ahead == AHEAD_MAX {
-                cursor.carry_on(&mut left, &xf.range(&far));
+                cursor.carry_on(&mut left, &translation.range(&far));
             }
             if let Some((first, blocks)) = read {
                 cursor.offer(first, blocks.into_iter());
@@ -341,14 +345,20 @@ impl TreeScan {
     }
 
     /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
-    fn split(&mut self, store: &Store, frame: Frame, skeleton: &Skeleton, xf: &Xf) -> Result<()> {
+    fn split(
+        &mut self,
+        store: &Store,
+        frame: Frame,
+        skeleton: &Skeleton,
+        translation: &Translation,
+    ) -> Result<()> {
         let Frame {
             range,
             reach,
             base: same,
             overlays,
         } = frame;
-        let inside = xf.range(&range);
+        let inside = translation.range(&range);
         let eager = self.ahead == AHEAD_MAX && matches!(same, Base::Node(..));
         if eager {
             let onward = &skeleton.edges[skeleton.edge_of(&inside.lo)..];
@@ -363,8 +373,8 @@ impl TreeScan {
         if let Base::Node(here, _) = &same {
             check_falls(here.height(), &piece.base)?;
         }
-        let back = xf.inverse(&range.lo);
-        let below_reach = xf.hi(&range.lo[..xf.strip], reach.as_ref());
+        let back = translation.inverse(&range.lo);
+        let below_reach = translation.hi(&range.lo[..translation.strip], reach.as_ref());
         let below_reach = match piece.reach {
             Some(hi) if below(&hi, below_reach.as_deref()) => Some(back.key(&hi)),
             _ => reach.clone(),
@@ -388,10 +398,10 @@ impl TreeScan {
         let below = piece
             .overlays
             .into_iter()
-            .map(|(run, f)| (run, xf.then(&f)));
+            .map(|(run, f)| (run, translation.then(&f)));
         let overlays = overlays.iter().cloned().chain(below).collect();
         let base = match piece.base {
-            Base::Node(node, f) => Base::Node(node, xf.then(&f)),
+            Base::Node(node, f) => Base::Node(node, translation.then(&f)),
             other => other,
         };
         self.frames.push(Frame {
@@ -416,8 +426,8 @@ fn list_ahead(
     let (skeleton, inside) = match base {
         Base::Nothing => return,
         Base::Draft(skeleton) => (skeleton.clone(), range.clone()),
-        Base::Node(node, xf) => {
-            let inside = xf.range(range);
+        Base::Node(node, translation) => {
+            let inside = translation.range(range);
             let skeleton = match node.kind() {
                 Kind::Skeleton => store.skeleton_at_hand(node),
                 Kind::Leaf | Kind::Segment => None,
@@ -446,7 +456,7 @@ fn list_ahead(
             return;
         }
         if let Some(child) = &skeleton.edges[at].child {
-            let base = Base::Node(child.node.clone(), child.xf.clone());
+            let base = Base::Node(child.node.clone(), child.translation.clone());
             let live_bytes = if part == whole { child.live_bytes } else { 0 };
             list_ahead(store, &base, (&part, live_bytes), left, out);
         }

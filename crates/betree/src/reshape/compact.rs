@@ -7,7 +7,7 @@ use ramet_block::BLOCK_BYTES;
 use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::reshape::gather::{Gathered, Gatherer, PUSH_BYTES};
 use crate::shape::TreeShape;
@@ -65,9 +65,9 @@ impl Store {
                     continue;
                 }
                 let with_ranges = seg.ranges_step() >= watermark;
-                let weight = self
-                    .run(&seg.run)?
-                    .weigh(self, &seg.xf.range(&part), with_ranges)?;
+                let weight =
+                    self.run(&seg.run)?
+                        .weigh(self, &seg.translation.range(&part), with_ranges)?;
                 if weight.count > 0 {
                     sees = true;
                     live[n] += weight.bytes as u64;
@@ -139,7 +139,7 @@ impl Store {
                 node.segs[at] = SegRef {
                     ord: seg.ord,
                     clip: seg.clip.clone(),
-                    xf: Xf::identity(),
+                    translation: Translation::identity(),
                     goto_height: 0,
                     bytes: left.weight_bytes() as u64,
                     run: self.new_packed(left),

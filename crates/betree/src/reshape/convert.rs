@@ -37,8 +37,8 @@ impl Skeleton {
         other.node.kind() == Kind::Skeleton
             && before.watermark == edge.watermark
             && one.node.id() == other.node.id()
-            && one.xf == other.xf
-            && both().shares_prefix(other.xf.strip)
+            && one.translation == other.translation
+            && both().shares_prefix(other.translation.strip)
     }
 }
 
@@ -81,7 +81,7 @@ impl Store {
                 let range = node.edge_range(at);
                 if let Some(child) = &mut node.edges[at].child {
                     let whole = self.skeleton(&child.node)?;
-                    child.live_bytes = whole.live_bytes_in(&child.xf.range(&range));
+                    child.live_bytes = whole.live_bytes_in(&child.translation.range(&range));
                 }
             }
             at += 1;
@@ -114,13 +114,13 @@ impl Store {
                     continue;
                 }
                 hi = min_hi(hi, seg.clip.hi.clone());
-                let back = seg.xf.inverse(&lo);
+                let back = seg.translation.inverse(&lo);
                 let border = |bound: Option<Bytes>| {
                     bound
-                        .filter(|b| b.starts_with(&seg.xf.prepend))
+                        .filter(|b| b.starts_with(&seg.translation.prepend))
                         .map(|b| back.key(&b))
                 };
-                match run.range_at(&seg.xf.key(&lo)) {
+                match run.range_at(&seg.translation.key(&lo)) {
                     RangeAt::Until(next) => {
                         if let Some(next) = border(next) {
                             hi = min_hi(hi, Some(next));
@@ -134,7 +134,7 @@ impl Store {
                         let child = match msg {
                             RangeMsg::Null => None,
                             RangeMsg::Goto(t) => Some(Child {
-                                xf: seg.xf.then(&t.xf),
+                                translation: seg.translation.then(&t.translation),
                                 node: t.node,
                                 live_bytes: 0,
                             }),
@@ -262,7 +262,7 @@ impl Store {
             if !part.is_empty()
                 && self
                     .run(&seg.run)?
-                    .weigh(self, &seg.xf.range(&part), with_ranges)?
+                    .weigh(self, &seg.translation.range(&part), with_ranges)?
                     .count
                     > 0
             {
@@ -280,7 +280,7 @@ impl Store {
             let Some(node) = if_readable(self.skeleton(&child.node))? else {
                 return Ok(Some(child));
             };
-            let inside = child.xf.range(range);
+            let inside = child.translation.range(range);
             let at = node.edge_of(&inside.lo);
             let sees = || if_readable(self.sees_messages(&node, at, &inside));
             if !node.edge_range(at).covers(&inside) || sees()?.unwrap_or(true) {
@@ -291,14 +291,14 @@ impl Store {
                 return Ok(None);
             };
             child = Child {
-                xf: child.xf.then(&below.xf),
+                translation: child.translation.then(&below.translation),
                 ..below.clone()
             };
         }
         let Some(run) = if_readable(self.run(&child.node))? else {
             return Ok(Some(child));
         };
-        let inside = child.xf.range(range);
+        let inside = child.translation.range(range);
         let mut bytes = run.estimate_bytes(&inside);
         // Of few blocks most may lie outside: then count what is inside.
         if bytes <= 4 * self.shape.block_bytes
@@ -321,7 +321,7 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::key::translation::Xf;
+    use crate::key::translation::Translation;
     use crate::shape::OpenOptions;
     use crate::tree::api::Tree;
     use crate::tree::open::FormatOptions;
@@ -353,7 +353,7 @@ mod tests {
             child: Some(child.clone()),
         };
         let seen_as = |strip: usize, prepend: &'static str| Child {
-            xf: Xf {
+            translation: Translation {
                 strip,
                 prepend: Bytes::from_static(prepend.as_bytes()),
             },

@@ -23,7 +23,7 @@ use bytes::Bytes;
 use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::buffer::MemRun;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
@@ -135,8 +135,8 @@ impl Builder<'_> {
         let range = &piece.range;
         let child = match &piece.base {
             Base::Nothing => None,
-            Base::Node(node, xf) => Some(Child {
-                xf: xf.clone(),
+            Base::Node(node, translation) => Some(Child {
+                translation: translation.clone(),
                 node: node.clone(),
                 live_bytes: 0,
             }),
@@ -157,8 +157,8 @@ impl Builder<'_> {
         self.hi = range.hi.clone();
         let before = self.points.size_bytes();
         let mut merge = Merge::default();
-        for (run, xf) in piece.overlays.iter() {
-            merge.push_older(MappedCursor::new(run, range, xf, AHEAD_MAX));
+        for (run, translation) in piece.overlays.iter() {
+            merge.push_older(MappedCursor::new(run, range, translation, AHEAD_MAX));
         }
         while let Some((key, point)) = merge.next(self.store)? {
             self.points.push_point(key, point.detached());
@@ -176,7 +176,9 @@ impl Builder<'_> {
             (None, None) => true,
             (Some(a), Some(b)) => {
                 let whole = KeyRange::new(last.lo.clone(), range.hi.clone());
-                a.node.id() == b.node.id() && a.xf == b.xf && whole.shares_prefix(a.xf.strip)
+                a.node.id() == b.node.id()
+                    && a.translation == b.translation
+                    && whole.shares_prefix(a.translation.strip)
             }
             _ => false,
         }
@@ -235,7 +237,7 @@ impl Builder<'_> {
             lo,
             watermark: 0,
             child: Some(Child {
-                xf: Xf::stripping(lift),
+                translation: Translation::stripping(lift),
                 node: self.store.new_skeleton(node),
                 live_bytes,
             }),

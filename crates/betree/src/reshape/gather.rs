@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::buffer::MemRun;
 use crate::node::packed::{PackedBuilder, PackedRun};
 use crate::node::skeleton::SegRef;
@@ -71,11 +71,11 @@ impl<'a> Gatherer<'a> {
             let run = self.store.run(&seg.run)?;
             if run.has_ranges()
                 && seg.ranges_step() >= watermark
-                && !run.ranges_in(&seg.xf.range(&part)).is_empty()
+                && !run.ranges_in(&seg.translation.range(&part)).is_empty()
             {
                 return self.add_mixed(range, watermark, segs, lift);
             }
-            merge.push_older(MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX));
+            merge.push_older(MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX));
         }
         while merge.advance(self.store)? {
             let key = &merge.key()[lift..];
@@ -95,7 +95,7 @@ impl<'a> Gatherer<'a> {
         lift: usize,
     ) -> Result<()> {
         let mixed = self.store.gather_range(range, watermark, segs)?;
-        let mixed = mixed.extract(range, &Xf::stripping(lift));
+        let mixed = mixed.extract(range, &Translation::stripping(lift));
         for (lo, entry) in mixed.ranges() {
             let covered = KeyRange::new(lo.clone(), entry.hi.clone());
             self.ranges.add_range(covered, entry.msg.clone());

@@ -30,7 +30,7 @@ use ramet_block::failpoints::{self, Fault};
 use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, min_hi};
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::buffer::MemRun;
 use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
@@ -244,14 +244,14 @@ impl Store {
                 continue;
             }
             let run = self.run(&seg.run)?;
-            let inside = seg.xf.range(&part);
-            let back = seg.xf.inverse(&part.lo);
+            let inside = seg.translation.range(&part);
+            let back = seg.translation.inverse(&part.lo);
             if seg.ranges_step() >= watermark {
                 for (covered, msg) in run.ranges_in(&inside) {
-                    all.add_range(back.range(&covered), msg.behind(&seg.xf));
+                    all.add_range(back.range(&covered), msg.behind(&seg.translation));
                 }
             }
-            let mut cursor = MappedCursor::new(&run, &part, &seg.xf, AHEAD_MAX);
+            let mut cursor = MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX);
             while let Some((key, point)) = cursor.take(self)? {
                 all.add_point(key, point.detached());
             }
@@ -288,7 +288,7 @@ impl Store {
         }
         let whole = self.skeleton(&child.node)?;
         let before = whole.range();
-        let seen = child.xf.range(&range);
+        let seen = child.translation.range(&range);
         if !before.covers(&seen) {
             // What is pushed there would be lost.
             return Err(Error::Corrupt {
@@ -309,7 +309,7 @@ impl Store {
             }
         }
         let lift = range.common_prefix_len();
-        copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
+        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
         Ok((copy, lift))
     }
 
@@ -318,8 +318,8 @@ impl Store {
         let child = node.edges[at].child.as_ref();
         let child = child.expect("it was opened");
         let whole = self.skeleton(&child.node)?;
-        let mut copy = whole.clipped(&child.xf.range(&node.edge_range(at)));
-        copy.lift(child.xf.prepend.len() + lift - child.xf.strip);
+        let mut copy = whole.clipped(&child.translation.range(&node.edge_range(at)));
+        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
         Ok(copy)
     }
 
@@ -345,7 +345,7 @@ impl Store {
             node.segs.push(SegRef {
                 ord,
                 clip: node.range().intersect(&points.span()),
-                xf: Xf::identity(),
+                translation: Translation::identity(),
                 goto_height: 0,
                 bytes: points.weight_bytes() as u64,
                 run: self.new_packed(points),
@@ -374,7 +374,7 @@ impl Store {
                 node.segs.push(SegRef {
                     ord,
                     clip: clip.intersect(&part.span()),
-                    xf: Xf::identity(),
+                    translation: Translation::identity(),
                     goto_height: self.goto_height(&part),
                     bytes: part.size_bytes() as u64,
                     run: self.new_segment(part),
@@ -400,7 +400,7 @@ impl Store {
         lift: usize,
     ) -> Result<Vec<Edge>> {
         let prefix = node.edges[at].lo.slice(..lift);
-        let up = Xf::prepending(prefix);
+        let up = Translation::prepending(prefix);
         let watermark = node.next_step();
         let mut edges = Vec::new();
         let before = match child.width() > self.shape.fanout {
@@ -425,12 +425,12 @@ impl Store {
             {
                 // A node with few children and no messages is better off as edges of its parent.
                 bump(&self.counters.collapses);
-                let down = Xf::stripping(lift);
+                let down = Translation::stripping(lift);
                 edges.extend(part.edges.iter().map(|e| Edge {
                     lo: up.key(&e.lo),
                     watermark,
                     child: e.child.as_ref().map(|c| Child {
-                        xf: down.then(&c.xf),
+                        translation: down.then(&c.translation),
                         ..c.clone()
                     }),
                 }));
@@ -456,7 +456,7 @@ impl Store {
         node.lift(more);
         node.height = node.label()?;
         Ok(Child {
-            xf: Xf::stripping(lift + more),
+            translation: Translation::stripping(lift + more),
             live_bytes: node.live_bytes_in(&node.range()),
             node: self.new_skeleton(node),
         })
@@ -478,7 +478,11 @@ impl Store {
                 let room = self.take_spare_room(bytes + PUSH_BYTES)?;
                 self.give(&mut child, messages);
                 drop(room);
-                self.sink(&mut child, &Xf::stripping(lift).range(range), false)?;
+                self.sink(
+                    &mut child,
+                    &Translation::stripping(lift).range(range),
+                    false,
+                )?;
                 self.close_child(node, at, child, lift)?
             } else if self.weigh_edges(node)?[at].count > 0 {
                 self.rewrite(node, at, at)?

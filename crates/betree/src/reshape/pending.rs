@@ -79,7 +79,7 @@ impl Store {
                 continue;
             }
             let run = self.run(&seg.run)?;
-            let inside = seg.xf.range(&part);
+            let inside = seg.translation.range(&part);
             // Range messages that have become edges count no more.
             let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
             sum.bytes += weight.bytes;
@@ -90,7 +90,7 @@ impl Store {
                 sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
             }
             if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
-                let back = seg.xf.inverse(&part.lo);
+                let back = seg.translation.inverse(&part.lo);
                 for (covered, _) in run.ranges_in(&inside) {
                     let covered = back.range(&covered);
                     sum.ranges += 1;
@@ -112,7 +112,9 @@ impl Store {
         match &edge.child {
             Some(child) if child.node.kind() == Kind::Leaf => {
                 let leaf = if_readable(self.run(&child.node))?;
-                let bytes = leaf.map_or(0, |leaf| leaf.estimate_bytes(&child.xf.range(range)));
+                let bytes = leaf.map_or(0, |leaf| {
+                    leaf.estimate_bytes(&child.translation.range(range))
+                });
                 Ok(bytes.saturating_sub(self.shape.block_bytes))
             }
             _ => Ok(0),
@@ -125,7 +127,9 @@ impl Store {
         if part.is_empty() {
             return Ok(0);
         }
-        let bytes = self.run(&seg.run)?.estimate_bytes(&seg.xf.range(&part));
+        let bytes = self
+            .run(&seg.run)?
+            .estimate_bytes(&seg.translation.range(&part));
         Ok(bytes.saturating_sub(self.shape.block_bytes))
     }
 

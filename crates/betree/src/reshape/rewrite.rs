@@ -7,7 +7,7 @@ use bytes::Bytes;
 use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, shared_prefix};
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::Kind;
 use crate::node::run_builder::RunBuilder;
 use crate::node::skeleton::{Child, Edge, Skeleton};
@@ -188,7 +188,7 @@ impl<'a> LeafWriter<'a> {
             done => done?,
         };
         let child = Child {
-            xf: Xf::stripping(lift),
+            translation: Translation::stripping(lift),
             node,
             live_bytes,
         };

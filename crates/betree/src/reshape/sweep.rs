@@ -227,8 +227,8 @@ impl Store {
             return Ok(false);
         };
         let messages = self.gather_range(&range, node.edges[at].watermark, &node.segs)?;
-        let inside = child.xf.range(&range);
-        let up = child.xf.inverse(&range.lo);
+        let inside = child.translation.range(&range);
+        let up = child.translation.inverse(&range.lo);
         let below = self.skeleton(&child.node)?;
         let pivots: Vec<Bytes> = below
             .edges

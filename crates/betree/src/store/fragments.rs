@@ -13,7 +13,7 @@ use ramet_nodetable::NodeId;
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::buffer::MemRun;
 use crate::node::handle::Handle;
 use crate::node::run_builder::segment_image;
@@ -65,7 +65,7 @@ fn halves(range: KeyRange, run: &MemRun) -> Result<[(KeyRange, MemRun); 2]> {
     let left = KeyRange::new(range.lo, Some(middle.clone()));
     let right = KeyRange::new(middle, range.hi);
     let cut = |range: KeyRange| {
-        let part = run.extract(&range, &Xf::identity());
+        let part = run.extract(&range, &Translation::identity());
         (range, part)
     };
     Ok([cut(right), cut(left)])
@@ -107,8 +107,8 @@ impl Skeleton {
                 segs.push(seg.clone());
                 continue;
             };
-            let image = seg.xf.range(&seg.clip);
-            let back = seg.xf.inverse(&seg.clip.lo);
+            let image = seg.translation.range(&seg.clip);
+            let back = seg.translation.inverse(&seg.clip.lo);
             for part in parts {
                 let inside = image.intersect(&part.range);
                 if !inside.is_empty() {

@@ -28,7 +28,7 @@ use ramet_block::{BLOCK_BYTES, Extent};
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Place};
 use crate::node::message::{RangeMsg, Target};
 use crate::node::run_index::RUN_HEADER_BYTES;
@@ -89,12 +89,12 @@ impl Graft {
 
     /// What it is in the memory buffer, behind `prefix`.
     pub(crate) fn messages(&self, prefix: &Bytes) -> impl Iterator<Item = (KeyRange, RangeMsg)> {
-        let there = Xf::prepending(prefix.clone());
+        let there = Translation::prepending(prefix.clone());
         let nothing = (self.0.leaves.is_empty() && !self.0.range.is_empty())
             .then(|| (there.range(&self.0.range), RangeMsg::Null));
         let leaves = self.0.leaves.iter().enumerate().map(move |(at, leaf)| {
             let target = Target {
-                xf: Xf::stripping(prefix.len() + leaf.lift),
+                translation: Translation::stripping(prefix.len() + leaf.lift),
                 node: leaf.node.clone(),
             };
             (there.range(&self.leaf_range(at)), RangeMsg::Goto(target))
@@ -247,7 +247,7 @@ impl Inner {
             counter.fetch_add(place.extent.len, Ordering::Relaxed);
             Some(GraftLeaf {
                 lo: edge.lo,
-                lift: child.xf.strip,
+                lift: child.translation.strip,
                 place,
                 node: child.node,
             })

@@ -32,7 +32,7 @@ impl Inner {
                 .then(|| self.store.skeleton(&child.node).ok())
                 .flatten();
             let bytes = below.map_or(child.live_bytes, |below| {
-                self.live_bytes_below(&below, &child.xf.range(&inside))
+                self.live_bytes_below(&below, &child.translation.range(&inside))
             });
             sum = sum.saturating_add(bytes);
         }

@@ -47,7 +47,7 @@ impl Inner {
             let Some(child) = edge
                 .child
                 .as_ref()
-                .filter(|c| c.node.height() > 0 && c.xf.is_identity())
+                .filter(|c| c.node.height() > 0 && c.translation.is_identity())
             else {
                 break;
             };

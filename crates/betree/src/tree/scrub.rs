@@ -19,7 +19,7 @@ use ramet_nodetable::{NodeId, TableRoots};
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
-use crate::key::translation::Xf;
+use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_index::index_len;
@@ -57,7 +57,7 @@ struct Visit {
     /// Keys of the volume that lead there; none are known for what no path shows.
     range: Option<KeyRange>,
     /// From those to the node's key space.
-    xf: Xf,
+    translation: Translation,
 }
 
 impl Tree {
@@ -106,7 +106,7 @@ impl Scrub {
             self.todo.push(Visit {
                 node: self.inner.state.lock().root.clone(),
                 range: Some(KeyRange::all()),
-                xf: Xf::identity(),
+                translation: Translation::identity(),
             });
         }
         let end = self.done_bytes.saturating_add(bytes);
@@ -219,7 +219,7 @@ impl Scrub {
             let addr = place.extent.addr + u64::from(meta.offset);
             if let Err(error) = meta.decode(node.kind(), stored, next, addr) {
                 let keys = KeyRange::new(meta.first_key.clone(), next.cloned());
-                let (range, _) = visit.below(&keys, &Xf::identity());
+                let (range, _) = visit.below(&keys, &Translation::identity());
                 found.push(damage(error, range.as_ref()));
             }
         }
@@ -229,42 +229,52 @@ impl Scrub {
     fn visit_children(&mut self, visit: &Visit, node: &Skeleton) {
         for (at, edge) in node.edges.iter().enumerate() {
             if let Some(child) = &edge.child {
-                self.visit_below(visit, &node.edge_range(at), &child.xf, &child.node);
+                self.visit_below(visit, &node.edge_range(at), &child.translation, &child.node);
             }
         }
         for segment in &node.segs {
-            self.visit_below(visit, &segment.clip, &segment.xf, &segment.run);
+            self.visit_below(visit, &segment.clip, &segment.translation, &segment.run);
         }
     }
 
     fn visit_target(&mut self, visit: &Visit, range: &KeyRange, msg: &RangeMsg) {
         if let RangeMsg::Goto(target) = msg {
-            self.visit_below(visit, range, &target.xf, &target.node);
+            self.visit_below(visit, range, &target.translation, &target.node);
         }
     }
 
-    fn visit_below(&mut self, visit: &Visit, range: &KeyRange, xf: &Xf, node: &Arc<Handle>) {
+    fn visit_below(
+        &mut self,
+        visit: &Visit,
+        range: &KeyRange,
+        translation: &Translation,
+        node: &Arc<Handle>,
+    ) {
         if !self.seen.contains(&node.id()) {
-            let (range, xf) = visit.below(range, xf);
+            let (range, translation) = visit.below(range, translation);
             self.todo.push(Visit {
                 node: node.clone(),
                 range,
-                xf,
+                translation,
             });
         }
     }
 }
 
 impl Visit {
-    /// What of `range`, in this node's key space, is seen, as keys of the volume; and the way from those through `xf`.
-    fn below(&self, range: &KeyRange, xf: &Xf) -> (Option<KeyRange>, Xf) {
+    /// What of `range`, in this node's key space, is seen, as keys of the volume; and the way from those through `translation`.
+    fn below(
+        &self,
+        range: &KeyRange,
+        translation: &Translation,
+    ) -> (Option<KeyRange>, Translation) {
         let seen = self.range.as_ref().and_then(|seen| {
-            let part = self.xf.range(seen).intersect(range);
-            (!part.is_empty()).then(|| self.xf.inverse(&seen.lo).range(&part))
+            let part = self.translation.range(seen).intersect(range);
+            (!part.is_empty()).then(|| self.translation.inverse(&seen.lo).range(&part))
         });
         match seen {
-            Some(seen) => (Some(seen), self.xf.then(xf)),
-            None => (None, Xf::identity()),
+            Some(seen) => (Some(seen), self.translation.then(translation)),
+            None => (None, Translation::identity()),
         }
     }
 }
