@@ -219,7 +219,7 @@ impl Frames<'_> {
                     self.names_extents = true;
                     w.u8(5);
                     put_key(&mut w, u)?;
-                    self.put_graft(&mut w, u)?;
+                    self.put_ingest(&mut w, u)?;
                 }
                 _ => w.u8(u.arbitrary()?),
             }
@@ -227,7 +227,7 @@ impl Frames<'_> {
         Ok(w.into_vec())
     }
 
-    fn put_graft(&self, w: &mut Writer, u: &mut Unstructured<'_>) -> Result<()> {
+    fn put_ingest(&self, w: &mut Writer, u: &mut Unstructured<'_>) -> Result<()> {
         let lo = key(u)?;
         w.bytes(&lo);
         put_end(w, u)?;

@@ -16,8 +16,8 @@ pub(crate) struct Counters {
     /// Leaves that scans asked for before they came to them.
     pub(crate) leaves_ahead: AtomicU64,
     pub(crate) leaf_bytes: AtomicU64,
-    /// Of the leaves, those that were grafted.
-    pub(crate) graft_bytes: AtomicU64,
+    /// Of the leaves, those that were ingested.
+    pub(crate) ingest_bytes: AtomicU64,
     pub(crate) segment_bytes: AtomicU64,
     /// Of the segments, what was copied from others that were written before.
     pub(crate) copied_bytes: AtomicU64,
@@ -39,8 +39,8 @@ pub(crate) struct Counters {
     pub(crate) unshares: AtomicU64,
     pub(crate) prunes: AtomicU64,
     pub(crate) reclaimed: AtomicU64,
-    pub(crate) grafts: AtomicU64,
-    pub(crate) mends: AtomicU64,
+    pub(crate) ingests: AtomicU64,
+    pub(crate) compacted_copies: AtomicU64,
     pub(crate) clone_waits: AtomicU64,
     pub(crate) checkpoints: AtomicU64,
 }

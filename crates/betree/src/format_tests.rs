@@ -9,7 +9,7 @@ use ramet_nodetable::{NodeId, NodeTable};
 use crate::check::verify::check_skeleton;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::filter;
 use crate::node::filter::Filter;
 use crate::node::handle::{Handle, Kind};
@@ -37,8 +37,8 @@ fn range(lo: &'static str, hi: &'static str) -> KeyRange {
     KeyRange::new(key(lo), Some(key(hi)))
 }
 
-fn sample_run(store: &Store) -> MemRun {
-    let mut run = MemRun::default();
+fn sample_run(store: &Store) -> Buffer {
+    let mut run = Buffer::default();
     let node = store
         .recorded(NodeId(7), Kind::Leaf, 0)
         .expect("no other kind is known");
@@ -276,7 +276,7 @@ fn forged_skeletons_are_found_by_number() {
 /// A segment is written alike whether it was packed before or not.
 #[test]
 fn a_packed_run_has_the_image_of_its_map() {
-    let mut run = MemRun::default();
+    let mut run = Buffer::default();
     for n in 0..2000u32 {
         let point = match n % 7 {
             0 => Point::Delete,

@@ -27,9 +27,9 @@ pub struct TreeShape {
     pub clone_waiting_bytes: usize,
     /// Compression of leaves and segments.
     pub codec: Codec,
-    /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Graft`]). The tree itself takes
-    /// grafts of any size; this is for whoever decides.
-    pub graft_bytes: usize,
+    /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Ingest`]). The tree itself takes
+    /// ingests of any size; this is for whoever decides.
+    pub ingest_bytes: usize,
 }
 
 impl TreeShape {
@@ -52,7 +52,7 @@ impl Default for TreeShape {
             clone_copy_bytes: 16 << 10,
             clone_waiting_bytes: 16 << 10,
             codec: Codec::Raw,
-            graft_bytes: 128 << 10,
+            ingest_bytes: 128 << 10,
         }
     }
 }

@@ -82,8 +82,8 @@ pub struct WrittenBytes {
     pub journal: u64,
     /// Leaves written anew with what waited for them.
     pub leaves: u64,
-    /// Leaves that were grafted.
-    pub grafts: u64,
+    /// Leaves that were ingested.
+    pub ingests: u64,
     /// Messages that rest in interior nodes over a checkpoint.
     pub segments: u64,
     /// Of these, copied from segments that were written before, to merge them or to free what is dead in them.
@@ -128,9 +128,9 @@ pub struct PathCounts {
     /// Nodes whose references went to zero.
     pub reclaimed: u64,
     /// Ranges replaced by leaves that were written before.
-    pub grafts: u64,
+    pub ingests: u64,
     /// Nodes put in order for the clones to come.
-    pub mends: u64,
+    pub compacted_copies: u64,
     /// Clones that had to do something first: to put a node in order, or to move messages out of their way.
     pub clone_waits: u64,
     /// Checkpoints written.
@@ -158,8 +158,8 @@ impl PathCounts {
             ("unshares", self.unshares),
             ("prunes", self.prunes),
             ("reclaimed", self.reclaimed),
-            ("grafts", self.grafts),
-            ("mends", self.mends),
+            ("ingests", self.ingests),
+            ("compacted_copies", self.compacted_copies),
             ("clone_waits", self.clone_waits),
             ("checkpoints", self.checkpoints),
         ]
@@ -184,8 +184,8 @@ impl AddAssign for PathCounts {
         self.unshares += other.unshares;
         self.prunes += other.prunes;
         self.reclaimed += other.reclaimed;
-        self.grafts += other.grafts;
-        self.mends += other.mends;
+        self.ingests += other.ingests;
+        self.compacted_copies += other.compacted_copies;
         self.clone_waits += other.clone_waits;
         self.checkpoints += other.checkpoints;
     }

@@ -114,7 +114,7 @@ fn a_small_range_is_copied_with_all_that_waits_for_it() {
 }
 
 #[test]
-fn what_was_prepared_for_a_clone_serves_it_only_while_it_holds() {
+fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
     Tree::format(&dev, &FormatOptions::default()).expect("formats");
     let options = OpenOptions {

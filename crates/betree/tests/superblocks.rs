@@ -16,7 +16,7 @@ fn manual() -> OpenOptions {
 }
 
 #[test]
-fn opening_mends_the_copies_that_a_power_cut_tore() {
+fn opening_repairs_the_copies_that_a_power_cut_tore() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
     Tree::format(&device, &FormatOptions::default()).unwrap();
     for round in 0..4u8 {

@@ -32,9 +32,9 @@ pub enum Fault {
     /// Recovery leaves extents that records name in the free space.
     NamedExtentNotPinned,
     /// A leaf that a record names is free as soon as nothing refers to it.
-    NamedLeafFreedAtOnce,
+    PinnedLeafFreedAtOnce,
     /// A checkpoint frees leaves that records behind its cut name.
-    NamedLeafFreedAtEnd,
+    PinnedLeafFreedAtEnd,
     /// Journal frames are written over before the checkpoint that makes them needless is durable.
     JournalReleasedEarly,
     /// Journal frames are written over that are needed.

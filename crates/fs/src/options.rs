@@ -111,8 +111,8 @@ pub struct VolumeStats {
     pub journal_written_bytes: u64,
     /// Of the nodes, leaves written anew with what waited for them.
     pub leaves_written_bytes: u64,
-    /// Leaves that were grafted: large writes.
-    pub grafts_written_bytes: u64,
+    /// Leaves that were ingested: large writes.
+    pub ingested_written_bytes: u64,
     /// Messages that rest in interior nodes over a checkpoint.
     pub segments_written_bytes: u64,
     /// Of these, copied from segments that were written before.

@@ -280,7 +280,7 @@ impl Volume {
             bytes_written: tree.bytes_written,
             journal_written_bytes: tree.written.journal,
             leaves_written_bytes: tree.written.leaves,
-            grafts_written_bytes: tree.written.grafts,
+            ingested_written_bytes: tree.written.ingests,
             segments_written_bytes: tree.written.segments,
             segments_copied_bytes: tree.written.copied,
             skeletons_written_bytes: tree.written.skeletons,
@@ -425,12 +425,15 @@ impl Volume {
     /// # Errors
     /// `NotFound` when the directory is gone, and those of the tree.
     pub(crate) fn entry(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<(Option<Bytes>, u64)> {
-        let (peek, acc) = {
+        let (lookup, acc) = {
             let topology = self.topology.read();
             let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
-            (self.tree.peek(keys::entry(&at.path, name)), at.acc)
+            (
+                self.tree.lookup_deferred(keys::entry(&at.path, name)),
+                at.acc,
+            )
         };
-        Ok((peek.get()?, acc))
+        Ok((lookup.get()?, acc))
     }
 
     /// What to read a directory from.

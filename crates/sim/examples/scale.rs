@@ -197,7 +197,7 @@ fn run_rounds(experiment: Rounds) {
         "nodes",
         "height",
         "rewrites",
-        "mends",
+        "copies",
         "waits",
         "segments",
         "copied",
@@ -219,7 +219,7 @@ fn run_rounds(experiment: Rounds) {
             s.nodes,
             s.height,
             s.rewrites,
-            s.mends,
+            s.compacted_copies,
             s.clone_waits,
             s.written.segments,
             s.written.copied,
@@ -235,7 +235,7 @@ fn run_rounds(experiment: Rounds) {
 fn print_turns(repetitions: &[[Turns; 2]]) {
     println!(
         "by turns: {:>6} {:>7} {:>8} {:>8} {:>8} {:>8} {:>6} {:>6}",
-        "after", "visits", "us CPU", "middle", "us", "us rest", "mends", "waits"
+        "after", "visits", "us CPU", "middle", "us", "us rest", "copies", "waits"
     );
     for turns in repetitions.iter().flatten() {
         println!(
@@ -246,7 +246,7 @@ fn print_turns(repetitions: &[[Turns; 2]]) {
             turns.clone_cpu_ns_middle / 1e3,
             turns.clone_ns as f64 / 1e3,
             turns.background_ns as f64 / 1e3,
-            turns.mends,
+            turns.compacted_copies,
             turns.clone_waits,
         );
     }

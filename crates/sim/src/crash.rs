@@ -67,8 +67,8 @@ pub struct CrashReport {
     pub checkpoints: u64,
     /// Clones in the history.
     pub clones: u64,
-    /// Grafts in the history.
-    pub grafts: u64,
+    /// Ingests in the history.
+    pub ingests: u64,
     /// Batches applied while a sync was under way.
     pub interruptions: u64,
     /// Times that the journal went round.
@@ -89,7 +89,7 @@ impl CrashReport {
         self.power_cuts += other.power_cuts;
         self.checkpoints += other.checkpoints;
         self.clones += other.clones;
-        self.grafts += other.grafts;
+        self.ingests += other.ingests;
         self.interruptions += other.interruptions;
         self.laps += other.laps;
         self.refused += other.refused;

@@ -1,6 +1,6 @@
 //! Calls of the device that fail: each one along a history, once or from then on.
 //!
-//! Method: [`FaultRun::new`] runs a random history with clones, grafts, reads, syncs and checkpoints, and counts the calls.
+//! Method: [`FaultRun::new`] runs a random history with clones, ingests, reads, syncs and checkpoints, and counts the calls.
 //! [`FaultRun::fail`] runs it again on a device whose n-th call fails: with an error and nothing done, with an error and
 //! everything done, in part, or for want of space. What the tree says then must be right: an answer is that
 //! of the model, or an error; after a sync or a checkpoint that failed none succeeds. Afterwards the device works again, and the

@@ -192,7 +192,7 @@ impl Generator {
                 }
             }
             75..80 => self.deletion(model),
-            80..87 => self.graft(model),
+            80..87 => self.ingest(model),
             _ => self.clone(model),
         }
     }
@@ -231,7 +231,7 @@ impl Generator {
     }
 
     /// Some entries for a range that starts with a prefix, often so many that they take several leaves.
-    pub(crate) fn graft(&mut self, model: &Model) -> Change {
+    pub(crate) fn ingest(&mut self, model: &Model) -> Change {
         let prefix = self.prefix(model);
         let (lo, hi) = (self.below(b""), self.below(b""));
         let (lo, hi) = (lo.clone().min(hi.clone()), lo.max(hi));
@@ -243,7 +243,7 @@ impl Generator {
         keys.sort_unstable();
         keys.dedup();
         let entries = keys.into_iter().map(|key| (key, self.fill(300)));
-        Change::Graft {
+        Change::Ingest {
             prefix,
             lo,
             hi,

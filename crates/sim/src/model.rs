@@ -80,7 +80,7 @@ impl Model {
             Change::DeleteRange { .. }
             | Change::DeletePrefix { .. }
             | Change::CloneRange { .. }
-            | Change::Graft { .. }
+            | Change::Ingest { .. }
             | Change::ClonePrefix { .. } => self.replace(change),
         }
     }

@@ -86,7 +86,7 @@ impl Setup {
             setup.format.journal_bytes = Some(journal_bytes);
         }
         for shape in [&mut setup.format.shape, &mut setup.open.shape] {
-            shape.get_or_insert_default().graft_bytes = 8 << 10;
+            shape.get_or_insert_default().ingest_bytes = 8 << 10;
         }
         setup
     }

@@ -73,7 +73,7 @@ pub enum Change {
         dst: Bytes,
     },
     /// Keys and range without the prefix; the keys ascend in the range.
-    Graft {
+    Ingest {
         prefix: Bytes,
         lo: Bytes,
         hi: Option<Bytes>,
@@ -110,7 +110,7 @@ impl Change {
             Change::DeleteRange { lo, hi } => Some((lo.clone(), hi.clone())),
             Change::DeletePrefix { prefix } => Some(prefix_range(prefix)),
             Change::ClonePrefix { dst, .. } => Some(prefix_range(dst)),
-            Change::Graft { prefix, lo, hi, .. } => {
+            Change::Ingest { prefix, lo, hi, .. } => {
                 let hi = match hi {
                     Some(hi) => Some(concat(prefix, hi)),
                     None => successor_of_prefix(prefix),
@@ -136,13 +136,13 @@ impl Change {
 
     /// What comes into the replaced range from outside of the tree.
     pub fn added(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
-        let graft = match self {
-            Change::Graft {
+        let ingest = match self {
+            Change::Ingest {
                 prefix, entries, ..
             } => Some((prefix, entries)),
             _ => None,
         };
-        graft.into_iter().flat_map(|(prefix, entries)| {
+        ingest.into_iter().flat_map(|(prefix, entries)| {
             let add = |(key, value): &(Bytes, Fill)| (concat(prefix, key), value.bytes());
             entries.iter().map(add)
         })
@@ -199,7 +199,7 @@ pub fn apply(tree: &Tree, changes: &[Change]) -> Result<()> {
     tree.apply(batch(tree, changes)?).map(drop)
 }
 
-/// A step's changes as one batch; the leaves of grafts are written already.
+/// A step's changes as one batch; the leaves of ingests are written already.
 pub(crate) fn batch(tree: &Tree, changes: &[Change]) -> Result<Batch> {
     let mut batch = Batch::new();
     for change in changes {
@@ -218,14 +218,14 @@ pub(crate) fn batch(tree: &Tree, changes: &[Change]) -> Result<Batch> {
                 batch.clone_range(lo, hi, strip, prefix);
             }
             Change::ClonePrefix { src, dst } => batch.clone_prefix(src, dst),
-            Change::Graft {
+            Change::Ingest {
                 prefix,
                 lo,
                 hi,
                 entries,
             } => {
                 let entries = entries.into_iter().map(|(key, value)| (key, value.bytes()));
-                batch.graft(prefix, tree.prepare(lo, hi, entries)?);
+                batch.ingest(prefix, tree.prepare(lo, hi, entries)?);
             }
         }
     }

@@ -53,7 +53,7 @@ fn run(what: &str, states: u64, record: fn(u64) -> Result<CrashRun, String>) -> 
     assert!(total.during_recovery * 5 >= total.images);
     for count in [
         total.clones,
-        total.grafts,
+        total.ingests,
         total.kills,
         total.power_cuts,
         total.checkpoints,

@@ -96,7 +96,7 @@ fn add(tree: &Tree, rng: &mut Rng, number: u64) -> Result<u64, Error> {
                     (at.to_be_bytes().to_vec().into(), block)
                 })
                 .collect();
-            batch.graft(prefix, tree.prepare("", None, blocks)?);
+            batch.ingest(prefix, tree.prepare("", None, blocks)?);
             bytes = 16 * 4096;
         }
         1 => batch.patch(key(number), 100, noise(rng, bytes)),

@@ -43,7 +43,7 @@ fn check(tree: &Tree) {
     assert!(violations.is_empty(), "{violations:?}");
 }
 
-/// Puts and grafts until that is refused; returns the bytes taken.
+/// Puts and ingests until that is refused; returns the bytes taken.
 fn fill(tree: &Tree, rng: &mut Rng, prefix: &str) -> u64 {
     let mut taken = 0;
     for number in 0u64.. {
@@ -60,8 +60,8 @@ fn fill(tree: &Tree, rng: &mut Rng, prefix: &str) -> u64 {
             tree.prepare("", None, blocks)
         });
         let done = match prepared {
-            Some(graft) => graft.and_then(|graft| {
-                batch.graft(key, graft);
+            Some(ingest) => ingest.and_then(|ingest| {
+                batch.ingest(key, ingest);
                 tree.apply(batch)
             }),
             None => {

@@ -72,7 +72,7 @@ impl<'a> Walk<'a> {
             let logical = walk.logical(&root, span.keys())?;
             walk.usage.logical_bytes = walk.usage.logical_bytes.saturating_add(logical);
         }
-        walk.settle()?;
+        walk.finish()?;
         Ok(walk.usage)
     }
 
@@ -156,7 +156,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Follows the child lists: first below what only the ranges refer to, then below the rest.
-    fn settle(&mut self) -> Result<()> {
+    fn finish(&mut self) -> Result<()> {
         let mut todo: Vec<NodeId> = self.counted.keys().copied().collect();
         let mut exclusive: HashSet<NodeId> = HashSet::new();
         let mut shared: Vec<NodeId> = Vec::new();
@@ -253,7 +253,7 @@ fn gotos_in(run: &RunView, range: &KeyRange) -> Vec<(KeyRange, RangeMsg)> {
 fn part_of_run(run: &RunView, range: &KeyRange) -> (u64, u64) {
     let run = match run {
         RunView::Mem(run) => {
-            let bytes = run.weigh(range, true).bytes as u64;
+            let bytes = run.measure_pressure(range, true).bytes as u64;
             return (bytes, bytes);
         }
         RunView::Disk(run) => run,
@@ -286,7 +286,7 @@ fn missing(id: NodeId) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::node::buffer::MemRun;
+    use crate::node::buffer::Buffer;
     use crate::node::message::Target;
     use crate::shape::TreeShape;
     use ramet_block::{Device, Extent, MemDevice};
@@ -301,7 +301,7 @@ mod tests {
         let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
         let store = Store::new(dev, table, TreeShape::default(), 1 << 20, 10);
         let level = store.new_skeleton(Skeleton::empty(1, KeyRange::all()));
-        let mut run = MemRun::default();
+        let mut run = Buffer::default();
         let target = Target {
             translation: Translation::identity(),
             node: level,

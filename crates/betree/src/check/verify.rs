@@ -230,14 +230,14 @@ mod tests {
     use ramet_nodetable::NodeId;
 
     use super::*;
-    use crate::node::buffer::MemRun;
+    use crate::node::buffer::Buffer;
     use crate::node::message::Point;
     use crate::node::run_builder::RunBuilder;
     use crate::node::skeleton::Child;
     use crate::node::skeleton::Edge;
     use crate::shape::OpenOptions;
     use crate::shape::TreeShape;
-    use crate::store::fragments::Pieces;
+    use crate::store::fragments::Fragments;
     use crate::tree::api::Tree;
     use crate::tree::batch::Batch;
     use crate::tree::open::FormatOptions;
@@ -357,7 +357,7 @@ mod tests {
     #[test]
     fn t5_ranges_that_overlap() {
         let got = found(|store, root| {
-            let mut run = MemRun::default();
+            let mut run = Buffer::default();
             let range = |lo: &'static str, hi: &'static str| {
                 KeyRange::new(Bytes::from(lo), Some(Bytes::from(hi)))
             };
@@ -381,7 +381,7 @@ mod tests {
         let tree = tree();
         let store = &tree.inner.store;
         let root = store.new_skeleton(Skeleton::clone(&tree.inner.state.lock().top));
-        store.write_back(&root, &mut Pieces::new()).unwrap();
+        store.write_back(&root, &mut Fragments::new()).unwrap();
         let mut record = store.record_of(&root).unwrap();
         record.children.pop();
         let commit = store

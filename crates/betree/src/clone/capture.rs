@@ -21,8 +21,8 @@
 //! clones are made of its place, and no clone waits for a flush.
 //!
 //! Each clone of such a chain adds a segment to the node of the one before. When a node has many, the background puts a
-//! copy of it in order ([`Store::mend`]), and the next clone goes on from that copy instead, with the segments that were
-//! added meanwhile on top ([`Mended`]).
+//! copy of it in order ([`CompactedCopies::make`]), and the next clone goes on from that copy instead, with the segments that were
+//! added meanwhile on top ([`CompactedCopy`]).
 //!
 //! A range that lies in one leaf and is small is copied instead: into the buffer, as puts over a null.
 
@@ -30,12 +30,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::clone::compacted::{BUFFER_PART, CROWDED_MAX, CompactedCopies};
+use crate::clone::compacted::{BUFFER_PART, CompactedCopies, OVER_FANOUT_MAX};
 use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg, Target};
 use crate::node::run_view::RunView;
@@ -57,17 +57,17 @@ pub(crate) enum Captured {
     /// becomes such a copy too.
     Message { msg: RangeMsg, moves: bool },
     /// The state itself, over nothing, in the source's key space: cheaper than a share of a node when it is small.
-    Copy(MemRun),
+    Copy(Buffer),
     /// Something has to be done first, without locks.
-    First(Chore),
+    Requires(Prerequisite),
 }
 
 /// What makes a clone possible, or cheap again.
-pub(crate) enum Chore {
+pub(crate) enum Prerequisite {
     /// So much of the memory buffer is about the range that it is better referred to.
     Freeze,
     /// The node has too many segments.
-    Mend(Skeleton),
+    CompactedCopy(Skeleton),
     /// The node is too high: what waits above this range goes down, and the node is flattened.
     Sink(KeyRange),
 }
@@ -75,7 +75,7 @@ pub(crate) enum Chore {
 /// What waits above the lowest node that covers a range.
 enum Layer {
     /// A copy, in the source's key space.
-    Messages(MemRun),
+    Messages(Buffer),
     /// Few points of a run, not copied yet: those of a part of the source, and the translation from its key space.
     Points {
         run: RunView,
@@ -89,7 +89,7 @@ enum Layer {
 /// A part of what waits, for the node that is made.
 enum Joined {
     /// Copied, in the node's key space.
-    Messages(MemRun),
+    Messages(Buffer),
     /// A clip, in the source's key space.
     Segment(SegRef),
 }
@@ -101,8 +101,8 @@ impl Layer {
         store: &Store,
         range: &KeyRange,
         translation: &Translation,
-    ) -> Result<MemRun> {
-        let mut all = MemRun::default();
+    ) -> Result<Buffer> {
+        let mut all = Buffer::default();
         match self {
             Layer::Messages(run) => return Ok(run.extract(range, translation)),
             Layer::Points {
@@ -154,7 +154,7 @@ impl Layer {
 /// What a clone puts up with.
 #[derive(Clone, Copy)]
 pub(crate) struct CloneTerms {
-    /// With anything that a [`Chore`] would mend.
+    /// A capture takes the source as it is, without any [`Prerequisite`] first.
     pub(crate) patient: bool,
     /// Targets of a greater height are refused.
     pub(crate) height_max: u8,
@@ -180,14 +180,14 @@ impl CloneTerms {
 /// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
 pub(crate) fn capture(
     (store, compacted): (&Store, &CompactedCopies),
-    buffer: &MemRun,
+    buffer: &Buffer,
     root: &Arc<Handle>,
     range: &KeyRange,
     terms: CloneTerms,
 ) -> Result<Captured> {
     let patient = terms.patient;
-    if !patient && weighs_more(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
-        return Ok(Captured::First(Chore::Freeze));
+    if !patient && exceeds(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
+        return Ok(Captured::Requires(Prerequisite::Freeze));
     }
     let mut node = Some((root.clone(), Translation::identity()));
     // What waits, newest first.
@@ -302,7 +302,7 @@ pub(crate) fn capture(
                 ..terms
             };
             if terms.has_to_sink(handle.height().saturating_sub(1))? {
-                return Ok(Captured::First(Chore::Sink(range.clone())));
+                return Ok(Captured::Requires(Prerequisite::Sink(range.clone())));
             }
             let msg = RangeMsg::Goto(Target {
                 translation,
@@ -319,8 +319,8 @@ pub(crate) fn capture(
         },
         None => Skeleton::empty(1, range.clone()),
     };
-    if !patient && store.is_crowded(&copy, CROWDED_MAX) {
-        return Ok(Captured::First(Chore::Mend(copy)));
+    if !patient && store.is_over_fanout(&copy, OVER_FANOUT_MAX) {
+        return Ok(Captured::Requires(Prerequisite::CompactedCopy(copy)));
     }
     let moves = is_own
         || waiting.is_none_or(|bytes| bytes > store.shape.clone_waiting_bytes)
@@ -341,7 +341,7 @@ pub(crate) fn capture(
         }
     }
     if terms.has_to_sink(copy.height_below())? {
-        return Ok(Captured::First(Chore::Sink(range.clone())));
+        return Ok(Captured::Requires(Prerequisite::Sink(range.clone())));
     }
     copy.height = copy.label()?;
     let node = store.new_skeleton(copy);
@@ -367,13 +367,13 @@ impl Store {
     /// Whether more than `limit` bytes of points of `run` lie in `part`.
     fn is_more(&self, run: &RunView, part: &KeyRange, limit: usize) -> Result<bool> {
         match run {
-            RunView::Mem(run) => Ok(weighs_more(run, part, limit)),
+            RunView::Mem(run) => Ok(exceeds(run, part, limit)),
             RunView::Disk(_) => {
                 // Of the blocks at the borders most may lie outside.
                 let bytes = run.estimate_bytes(part);
                 Ok(bytes > limit
                     && (bytes > limit + 2 * self.shape.block_bytes
-                        || run.weigh(self, part, false)?.bytes > limit))
+                        || run.measure_pressure(self, part, false)?.bytes > limit))
             }
         }
     }
@@ -402,7 +402,10 @@ impl Store {
             if self.is_more(&run, &part, most - sum)? {
                 return Ok(true);
             }
-            sum += run.weigh(self, &part, false)?.bytes.min(most - sum);
+            sum += run
+                .measure_pressure(self, &part, false)?
+                .bytes
+                .min(most - sum);
         }
         if sum <= limit {
             return Ok(false);
@@ -472,7 +475,7 @@ fn small_state(
     base: Option<&(Arc<Handle>, Translation)>,
     range: &KeyRange,
     above: &[Layer],
-) -> Result<Option<MemRun>> {
+) -> Result<Option<Buffer>> {
     if base.is_some_and(|(node, _)| node.kind() != Kind::Leaf) {
         return Ok(None);
     }
@@ -494,7 +497,7 @@ fn small_state(
         }
         merge.push_older(MappedCursor::new(&run, range, translation, 0));
     }
-    let mut state = MemRun::default();
+    let mut state = Buffer::default();
     state.add_range(range.clone(), RangeMsg::Null);
     while merge.advance(store)? {
         let value = match merge.value() {
@@ -518,8 +521,8 @@ fn small_state(
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
-fn weighs_more(run: &MemRun, range: &KeyRange, limit: usize) -> bool {
-    // Each range message counts for as much as it adds to `MemRun::size_bytes`.
+fn exceeds(run: &Buffer, range: &KeyRange, limit: usize) -> bool {
+    // Each range message counts for as much as it adds to `Buffer::size_bytes`.
     let mut sum = run.ranges_in(range).take(limit / 48 + 1).count() * 48;
     for (key, point) in run.points_in(range) {
         sum += key.len() + point.payload_bytes() + 48;

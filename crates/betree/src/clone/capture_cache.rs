@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 
 use crate::clone::capture::Captured;
 use crate::key::range::KeyRange;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{HEIGHT_MAX, Skeleton};
 use crate::shape::Seq;
@@ -50,7 +50,7 @@ struct Small {
     /// Which memory buffer there was.
     buffers: u64,
     range: KeyRange,
-    state: MemRun,
+    state: Buffer,
 }
 
 /// Most larger sources that are kept.
@@ -71,19 +71,19 @@ impl Shared {
 }
 
 #[derive(Default)]
-pub(crate) struct Prepared {
+pub(crate) struct CaptureCache {
     sources: Mutex<Vec<Source>>,
     small: Mutex<VecDeque<Small>>,
     shared: Mutex<VecDeque<Shared>>,
 }
 
-impl Prepared {
+impl CaptureCache {
     /// Keeps what `range` is after batch `seq` under the root `top`.
     pub(crate) fn keep(&self, seq: Seq, top: Arc<Skeleton>, range: KeyRange, found: Captured) {
         let is_refused = match &found {
             Captured::Message { msg, .. } => is_refused(msg),
             Captured::Copy(_) => false,
-            Captured::First(_) => true,
+            Captured::Requires(_) => true,
         };
         if is_refused {
             return;
@@ -148,7 +148,7 @@ impl Prepared {
     }
 
     /// Keeps `state`, all of `range` while the memory buffer is number `buffers`.
-    pub(crate) fn keep_small(&self, buffers: u64, range: &KeyRange, state: &MemRun) {
+    pub(crate) fn keep_small(&self, buffers: u64, range: &KeyRange, state: &Buffer) {
         // It may lead to nodes.
         if state
             .ranges_in(range)
@@ -171,10 +171,10 @@ impl Prepared {
     /// All of `range` when the memory buffer, number `buffers`, has become `buffer`, if that is known and no more than `limit` bytes.
     pub(crate) fn small(
         &self,
-        (buffers, buffer): (u64, &MemRun),
+        (buffers, buffer): (u64, &Buffer),
         range: &KeyRange,
         limit: usize,
-    ) -> Option<MemRun> {
+    ) -> Option<Buffer> {
         let small = self.small.lock();
         let known = small
             .iter()

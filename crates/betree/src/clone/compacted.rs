@@ -12,17 +12,17 @@ use crate::sync::Mutex;
 
 /// A node whose segments were merged and whose leaves were rewritten on the side, for clones that go on from it.
 #[derive(Debug)]
-pub(crate) struct Mended {
+pub(crate) struct CompactedCopy {
     from: Skeleton,
     to: Skeleton,
 }
 
 /// The newest compacted copies, oldest first.
 #[derive(Default)]
-pub(crate) struct CompactedCopies(Mutex<VecDeque<Mended>>);
+pub(crate) struct CompactedCopies(Mutex<VecDeque<CompactedCopy>>);
 
 /// Most nodes in order that are kept for the clones to come.
-const MENDED_MAX: usize = 4;
+const COPIES_MAX: usize = 4;
 
 impl CompactedCopies {
     /// Merges the segments of a copy of `node` and rewrites its leaves where that is due, for clones that go on from it.
@@ -30,15 +30,17 @@ impl CompactedCopies {
     /// segments only the newest are merged then, if that suffices.
     ///
     /// # Errors
-    /// Those of [`Store::tend`].
-    pub(crate) fn mend(&self, store: &Store, node: &Skeleton, urgent: bool) -> Result<()> {
+    /// Those of [`Store::maintain`].
+    pub(crate) fn make(&self, store: &Store, node: &Skeleton, urgent: bool) -> Result<()> {
         let from = self.in_order(node.clone());
         // A full volume has no use for copies.
-        let is_short = store.room_bytes() < 2 * store.slack_bytes();
-        if is_short || !store.is_crowded(&from, if urgent { CROWDED_MAX } else { CROWDED }) {
+        let is_short = store.unreserved_bytes() < 2 * store.deletion_reserve_bytes();
+        if is_short
+            || !store.is_over_fanout(&from, if urgent { OVER_FANOUT_MAX } else { OVER_FANOUT })
+        {
             return Ok(());
         }
-        bump(&store.counters.mends);
+        bump(&store.counters.compacted_copies);
         let mut to = from.clone();
         let tiers = Tiers::of_clones(&store.shape);
         if urgent {
@@ -46,64 +48,64 @@ impl CompactedCopies {
             let first = newest.max(to.merge_start(tiers));
             store.merge_from(&mut to, first)?;
         }
-        if !urgent || store.is_crowded(&to, CROWDED_MAX - 1) {
-            store.tend_to(&mut to, true, false, (CROWDED, tiers))?;
+        if !urgent || store.is_over_fanout(&to, OVER_FANOUT_MAX - 1) {
+            store.maintain_within(&mut to, true, false, (OVER_FANOUT, tiers))?;
         }
         let to = store.within_fanout(to, Some(&from))?;
-        let mut mended = self.0.lock();
-        let oldest = if mended.len() < MENDED_MAX {
+        let mut copies = self.0.lock();
+        let oldest = if copies.len() < COPIES_MAX {
             None
         } else {
-            mended.pop_front()
+            copies.pop_front()
         };
-        mended.push_back(Mended { from, to });
-        drop(mended);
+        copies.push_back(CompactedCopy { from, to });
+        drop(copies);
         // Its nodes may be the last ones.
         drop(oldest);
         Ok(())
     }
 
-    /// Lets go of mended nodes, which no checkpoint writes before a clone uses them.
+    /// Lets go of all copies. No checkpoint writes one before a clone uses it.
     pub(crate) fn forget(&self) {
         let all = std::mem::take(&mut *self.0.lock());
         drop(all);
     }
 
-    /// The node itself, or what it would be if it had grown from a mended one.
+    /// The node itself, or the node as it would be if it had grown from a compacted copy.
     pub(crate) fn in_order(&self, node: Skeleton) -> Skeleton {
-        let mended = self.0.lock();
-        let grown = mended
+        let copies = self.0.lock();
+        let grown = copies
             .iter()
             .rev()
             .find_map(|m| node.regrown(&m.from, &m.to));
-        drop(mended);
+        drop(copies);
         grown.unwrap_or(node)
     }
 }
 
 impl Store {
     /// Whether it is time to put a node that a clone made in order.
-    pub(crate) fn wants_mending(&self, node: &Handle) -> bool {
+    pub(crate) fn wants_compacted_copy(&self, node: &Handle) -> bool {
         self.dirty
             .skeleton(node)
-            .is_some_and(|node| self.is_crowded(&node, CROWDED))
+            .is_some_and(|node| self.is_over_fanout(&node, OVER_FANOUT))
     }
 }
 
 /// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
 /// takes space for ever: the fewer there are, the better.
-pub(crate) const CROWDED: usize = 2;
+pub(crate) const OVER_FANOUT: usize = 2;
 
 /// A clone does some of that itself when it finds so many times that.
-pub(crate) const CROWDED_MAX: usize = 4;
+pub(crate) const OVER_FANOUT_MAX: usize = 4;
 
 /// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer
 /// becomes segments of the root first, which are referred to.
 pub(crate) const BUFFER_PART: usize = 16;
 
 impl Store {
-    /// Whether a node has several times as many segments or messages as one that was tended.
-    pub(crate) fn is_crowded(&self, node: &Skeleton, times: usize) -> bool {
+    /// Whether a node has several times as many segments or messages as a node that was maintained.
+    pub(crate) fn is_over_fanout(&self, node: &Skeleton, times: usize) -> bool {
         let held: u64 = node.segs.iter().map(|s| s.bytes).sum();
         node.ages().len() > times * self.shape.segments
             || held > 2 * (times * self.shape.buffer_bytes) as u64

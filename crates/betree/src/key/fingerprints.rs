@@ -1,12 +1,12 @@
 //! The first eight bytes of sorted keys as integers, side by side: a search that touches few cache lines.
 //!
-//! Keys in a block or an index lie apart, so each step of a binary search over them waits for memory. Heads narrow
+//! Keys in a block or an index lie apart, so each step of a binary search over them waits for memory. Fingerprints narrow
 //! the search to the keys that begin like the wanted one.
 
 use std::ops::Range;
 
 #[derive(Debug, Default)]
-pub(crate) struct Heads(Vec<u64>);
+pub(crate) struct Fingerprints(Vec<u64>);
 
 /// Orders like the bytes, as far as eight bytes tell.
 fn head(bytes: &[u8]) -> u64 {
@@ -20,7 +20,7 @@ fn head(bytes: &[u8]) -> u64 {
     }
 }
 
-impl Heads {
+impl Fingerprints {
     /// Of keys in ascending order.
     pub(crate) fn new<'a>(keys: impl Iterator<Item = &'a [u8]>) -> Self {
         Self(keys.map(head).collect())
@@ -34,7 +34,7 @@ impl Heads {
         below..below + same.count()
     }
 
-    pub(crate) fn weight(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.0.len() * 8
     }
 }
@@ -57,12 +57,12 @@ mod tests {
             .collect();
         let mut sorted = keys.clone();
         sorted.sort();
-        let heads = Heads::new(sorted.iter().map(|k| &k[..]));
+        let fingerprints = Fingerprints::new(sorted.iter().map(|k| &k[..]));
         for key in keys
             .iter()
             .flat_map(|k| [k.clone(), k[..k.len() / 2].to_vec()])
         {
-            let range = heads.narrow(&key);
+            let range = fingerprints.narrow(&key);
             assert!(sorted[..range.start].iter().all(|k| *k < key));
             assert!(sorted[range.end..].iter().all(|k| *k > key));
             let exact = sorted.partition_point(|k| *k < key);

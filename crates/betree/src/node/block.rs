@@ -13,7 +13,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use ramet_block::encoding::{DecodeError, Reader, Writer};
 
-use crate::key::fingerprints::Heads;
+use crate::key::fingerprints::Fingerprints;
 use crate::key::range::shared_prefix;
 use crate::node::handle::Kind;
 use crate::node::message::{Patch, Point};
@@ -146,7 +146,7 @@ pub(crate) struct Block {
     table: usize,
     points: usize,
     /// Of what follows the prefix in every [`SAMPLE`]-th key.
-    heads: Heads,
+    fingerprints: Fingerprints,
 }
 
 /// Where the parts of an entry lie in the block.
@@ -198,7 +198,7 @@ impl Block {
             table,
             points,
             raw: raw.clone(),
-            heads: Heads::default(),
+            fingerprints: Fingerprints::default(),
         };
         let mut last: Option<&[u8]> = None;
         for at in 0..points {
@@ -225,7 +225,8 @@ impl Block {
         if r.remaining() != 0 || points == 0 {
             return Err(MALFORMED);
         }
-        block.heads = Heads::new((0..points).step_by(SAMPLE).map(|at| block.rest(at)));
+        block.fingerprints =
+            Fingerprints::new((0..points).step_by(SAMPLE).map(|at| block.rest(at)));
         Ok(block)
     }
 
@@ -318,7 +319,7 @@ impl Block {
         let Some(rest) = key.strip_prefix(prefix) else {
             return (if key > prefix { self.points } else { 0 }, false);
         };
-        let samples = self.heads.narrow(rest);
+        let samples = self.fingerprints.narrow(rest);
         // The last sample that is below the key for certain is not looked at again.
         let mut lo = samples.start.checked_sub(1).map_or(0, |at| at * SAMPLE + 1);
         let mut hi = (samples.end * SAMPLE).min(self.points);
@@ -334,8 +335,8 @@ impl Block {
     }
 
     /// Memory that it takes, about, in bytes.
-    pub(crate) fn weight(&self) -> usize {
-        self.raw.len() + self.heads.weight() + 192
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.raw.len() + self.fingerprints.memory_bytes() + 192
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) struct RangeEntry {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct MemRun {
+pub(crate) struct Buffer {
     points: OrdMap<Bytes, Point>,
     ranges: OrdMap<Bytes, RangeEntry>,
     bytes: usize,
@@ -35,7 +35,7 @@ pub(crate) struct MemRun {
 
 /// What lies in a part of a run.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Weight {
+pub(crate) struct Pressure {
     /// Bytes of messages, with a fixed cost for each.
     pub(crate) bytes: usize,
     /// Messages.
@@ -56,7 +56,7 @@ fn range_cost(lo: &[u8], entry: &RangeEntry) -> usize {
     lo.len() + entry.hi.as_ref().map_or(0, Bytes::len) + prepend + MESSAGE_BYTES
 }
 
-impl MemRun {
+impl Buffer {
     pub(crate) fn is_empty(&self) -> bool {
         self.points.is_empty() && self.ranges.is_empty()
     }
@@ -283,7 +283,7 @@ impl MemRun {
     }
 
     /// Lays `newer` on top.
-    pub(crate) fn add_all(&mut self, newer: &MemRun) {
+    pub(crate) fn add_all(&mut self, newer: &Buffer) {
         for (lo, entry) in newer.ranges() {
             self.add_range(
                 KeyRange::new(lo.clone(), entry.hi.clone()),
@@ -298,7 +298,7 @@ impl MemRun {
     /// Lays what `newer` has in `range` on top, in the key space that `translation` leads to from that one.
     pub(crate) fn add_mapped(
         &mut self,
-        newer: &MemRun,
+        newer: &Buffer,
         range: &KeyRange,
         translation: &Translation,
     ) {
@@ -313,8 +313,8 @@ impl MemRun {
     }
 
     /// What lies in `range`, in the key space that `translation` leads to from this one.
-    pub(crate) fn extract(&self, range: &KeyRange, translation: &Translation) -> MemRun {
-        let mut out = MemRun::default();
+    pub(crate) fn extract(&self, range: &KeyRange, translation: &Translation) -> Buffer {
+        let mut out = Buffer::default();
         let back = translation.inverse(&range.lo);
         for (lo, entry) in self.ranges_in(range) {
             let clipped = KeyRange::new(lo.clone(), entry.hi.clone()).intersect(range);
@@ -338,8 +338,8 @@ impl MemRun {
 
     /// GOTOs, nulls and points as runs of their own, in this order, without empty ones. Laid on top of each other they
     /// are this run: its ranges are disjoint, and older than its points.
-    pub(crate) fn into_kinds(self) -> impl Iterator<Item = MemRun> {
-        let mut kinds = [MemRun::default(), MemRun::default(), MemRun::default()];
+    pub(crate) fn into_kinds(self) -> impl Iterator<Item = Buffer> {
+        let mut kinds = [Buffer::default(), Buffer::default(), Buffer::default()];
         for (lo, entry) in self.ranges {
             let kind = usize::from(matches!(entry.msg, RangeMsg::Null));
             kinds[kind].put_range(lo, entry);
@@ -352,12 +352,12 @@ impl MemRun {
 
     /// The run in parts of at most `ranges_max` range messages each, with the key at which each ends; the last one goes on.
     /// A run with points stays whole.
-    pub(crate) fn in_parts(self, ranges_max: usize) -> Vec<(Option<Bytes>, MemRun)> {
+    pub(crate) fn in_parts(self, ranges_max: usize) -> Vec<(Option<Bytes>, Buffer)> {
         if self.ranges.len() <= ranges_max || !self.points.is_empty() {
             return vec![(None, self)];
         }
         let mut parts = Vec::new();
-        let mut part = MemRun::default();
+        let mut part = Buffer::default();
         for (lo, entry) in self.ranges {
             if part.ranges.len() == ranges_max {
                 parts.push((Some(lo.clone()), std::mem::take(&mut part)));
@@ -369,8 +369,8 @@ impl MemRun {
     }
 
     /// What lies in `range`; of the points alone unless `with_ranges`.
-    pub(crate) fn weigh(&self, range: &KeyRange, with_ranges: bool) -> Weight {
-        let mut sum = Weight::default();
+    pub(crate) fn measure_pressure(&self, range: &KeyRange, with_ranges: bool) -> Pressure {
+        let mut sum = Pressure::default();
         for (key, point) in self.points_in(range) {
             sum.bytes += cost(key.len(), point);
             sum.count += 1;

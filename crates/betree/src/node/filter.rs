@@ -101,7 +101,7 @@ impl Filter {
     }
 
     /// Memory that it takes, in bytes.
-    pub(crate) fn weight(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         self.0.as_ref().map_or(0, |(_, slots)| slots.len())
     }
 

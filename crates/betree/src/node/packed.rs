@@ -6,7 +6,7 @@ use ramet_block::Codec;
 
 use crate::key::range::{KeyRange, successor_of_prefix};
 use crate::node::block::Block;
-use crate::node::buffer::{MESSAGE_BYTES, MemRun};
+use crate::node::buffer::{Buffer, MESSAGE_BYTES};
 use crate::node::filter::Filter;
 use crate::node::handle::Kind;
 use crate::node::message::Point;
@@ -40,8 +40,8 @@ impl PackedRun {
         self.index.blocks.iter().map(|m| m.raw_bytes as usize).sum()
     }
 
-    /// What it weighs for those who see all of it, in bytes.
-    pub(crate) fn weight_bytes(&self) -> usize {
+    /// Pressure of the run on an edge that sees all of it, in bytes.
+    pub(crate) fn pressure_bytes(&self) -> usize {
         let points = self.index.blocks.iter().map(|m| m.points as usize);
         self.size_bytes() + MESSAGE_BYTES * points.sum::<usize>()
     }
@@ -52,7 +52,7 @@ impl PackedRun {
         RUN_HEADER_BYTES
             + self.size_bytes()
             + index.sum::<usize>()
-            + self.index.filter.weight()
+            + self.index.filter.memory_bytes()
             + 16
     }
 
@@ -64,14 +64,14 @@ impl PackedRun {
         }
         let image = body.finish(Kind::Segment, std::iter::empty(), &self.index.filter);
         if let Some(index) = &image.index {
-            index.weighed.take_over(&self.index.weighed);
+            index.pressures.take_over(&self.index.pressures);
         }
         image
     }
 
     /// The same points in a map.
-    pub(crate) fn to_mem(&self) -> MemRun {
-        let mut run = MemRun::default();
+    pub(crate) fn to_mem(&self) -> Buffer {
+        let mut run = Buffer::default();
         for block in &self.blocks {
             for at in 0..block.len() {
                 let key = [block.prefix(), block.rest(at)].concat();
@@ -134,7 +134,8 @@ impl PackedBuilder {
         let index = Arc::new(RunIndex::new(Kind::Segment, self.metas, Vec::new(), filter));
         let blocks = self.packed;
         (!blocks.is_empty()).then(|| PackedRun {
-            memory_bytes: index.weight() + blocks.iter().map(|b| b.weight()).sum::<usize>(),
+            memory_bytes: index.memory_bytes()
+                + blocks.iter().map(|b| b.memory_bytes()).sum::<usize>(),
             index,
             blocks,
         })

@@ -9,7 +9,7 @@ use ramet_block::{BLOCK_BYTES, Codec, checksum};
 
 use crate::key::range::KeyRange;
 use crate::node::block::BlockBuilder;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::filter;
 use crate::node::filter::Filter;
 use crate::node::handle::{Handle, Kind};
@@ -258,7 +258,7 @@ pub(crate) struct RunImage {
 }
 
 /// The image of a segment that holds `run`.
-pub(crate) fn segment_image(run: &MemRun, codec: Codec, block_bytes: usize) -> RunImage {
+pub(crate) fn segment_image(run: &Buffer, codec: Codec, block_bytes: usize) -> RunImage {
     let mut builder = RunBuilder::new(Kind::Segment, codec, block_bytes);
     for (key, point) in run.points() {
         builder.add(key, point);

@@ -21,10 +21,10 @@ use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Codec, checksum};
 
 use crate::error::{Error, Result};
-use crate::key::fingerprints::Heads;
+use crate::key::fingerprints::Fingerprints;
 use crate::key::range::{KeyRange, below, shared_prefix};
 use crate::node::block::Block;
-use crate::node::buffer::Weight;
+use crate::node::buffer::Pressure;
 use crate::node::filter::Filter;
 use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
 use crate::node::message::{RangeMsg, Target};
@@ -59,30 +59,31 @@ pub(crate) struct RunIndex {
     pub(crate) ranges: Vec<(KeyRange, RangeMsg)>,
     /// Of the keys of points.
     pub(crate) filter: Filter,
-    /// Bytes that the first keys of all blocks share, and the heads of what follows.
+    /// Bytes that the first keys of all blocks share, and the fingerprints of what follows.
     shared: usize,
-    heads: Heads,
+    fingerprints: Fingerprints,
     /// Memory that all of it takes: the cache asks more often than there are ranges.
-    weight: usize,
-    /// What was weighed: a run does not change, and the blocks at the borders of a range are not read again for that.
-    pub(crate) weighed: Weighed,
+    memory_bytes: usize,
+    /// Pressures that were measured. A run does not change, so the blocks at the borders of a range need not be read again.
+    pub(crate) pressures: PressureCache,
 }
 
-/// Ranges of a segment whose weight is remembered, for each of its blocks, and memory that one takes, in bytes.
-const WEIGHED_PER_BLOCK: usize = 4;
-const WEIGHED_BYTES: usize = 160;
+/// Most ranges of a segment whose pressure is kept, for each of its blocks.
+const PRESSURES_PER_BLOCK: usize = 4;
+/// Memory of one kept pressure, in bytes.
+const PRESSURE_BYTES: usize = 160;
 
 /// What lies in ranges of a segment, with range messages and without.
 #[derive(Debug)]
-pub(crate) struct Weighed {
-    known: Mutex<HashMap<(KeyRange, bool), Weight>>,
+pub(crate) struct PressureCache {
+    known: Mutex<HashMap<(KeyRange, bool), Pressure>>,
     max: usize,
 }
 
-impl Weighed {
+impl PressureCache {
     fn new(kind: Kind, blocks: usize) -> Self {
         let max = match kind {
-            Kind::Segment => blocks.saturating_mul(WEIGHED_PER_BLOCK),
+            Kind::Segment => blocks.saturating_mul(PRESSURES_PER_BLOCK),
             Kind::Leaf | Kind::Skeleton => 0,
         };
         Self {
@@ -91,22 +92,22 @@ impl Weighed {
         }
     }
 
-    pub(crate) fn get(&self, range: &(KeyRange, bool)) -> Option<Weight> {
+    pub(crate) fn get(&self, range: &(KeyRange, bool)) -> Option<Pressure> {
         self.known.lock().get(range).copied()
     }
 
-    pub(crate) fn insert(&self, range: (KeyRange, bool), weight: Weight) {
+    pub(crate) fn insert(&self, range: (KeyRange, bool), pressure: Pressure) {
         let mut known = self.known.lock();
         if known.len() >= self.max {
             known.clear();
         }
         if self.max > 0 {
-            known.insert(range, weight);
+            known.insert(range, pressure);
         }
     }
 
     /// Of the same run at another place.
-    pub(crate) fn take_over(&self, other: &Weighed) {
+    pub(crate) fn take_over(&self, other: &PressureCache) {
         *self.known.lock() = std::mem::take(&mut other.known.lock());
     }
 }
@@ -135,15 +136,15 @@ impl RunIndex {
             _ => 0,
         };
         let mut index = Self {
-            heads: Heads::new(blocks.iter().map(|b| &b.first_key[shared..])),
-            weighed: Weighed::new(kind, blocks.len()),
+            fingerprints: Fingerprints::new(blocks.iter().map(|b| &b.first_key[shared..])),
+            pressures: PressureCache::new(kind, blocks.len()),
             blocks,
             ranges,
             filter,
             shared,
-            weight: 0,
+            memory_bytes: 0,
         };
-        index.weight = index.weigh_all();
+        index.memory_bytes = index.measure_memory();
         index
     }
 
@@ -240,7 +241,7 @@ impl RunIndex {
         let Some(rest) = key.strip_prefix(shared) else {
             return if key > shared { self.blocks.len() } else { 0 };
         };
-        let among = self.heads.narrow(rest);
+        let among = self.fingerprints.narrow(rest);
         let within = self.blocks[among.clone()].partition_point(|b| is_before(&b.first_key));
         among.start + within
     }
@@ -286,11 +287,11 @@ impl RunIndex {
     }
 
     /// Memory that it takes, roughly, in bytes: always the same.
-    pub(crate) fn weight(&self) -> usize {
-        self.weight
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.memory_bytes
     }
 
-    fn weigh_all(&self) -> usize {
+    fn measure_memory(&self) -> usize {
         let blocks = self
             .blocks
             .iter()
@@ -312,9 +313,9 @@ impl RunIndex {
         size_of::<Self>()
             + blocks.sum::<usize>()
             + ranges.sum::<usize>()
-            + self.weighed.max * WEIGHED_BYTES
-            + self.filter.weight()
-            + self.heads.weight()
+            + self.pressures.max * PRESSURE_BYTES
+            + self.filter.memory_bytes()
+            + self.fingerprints.memory_bytes()
     }
 }
 

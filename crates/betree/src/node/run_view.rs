@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::key::range::{KeyRange, below};
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
 use crate::node::packed::PackedRun;
@@ -22,7 +22,7 @@ pub(crate) struct DiskRun {
 
 #[derive(Clone, Debug)]
 pub(crate) enum RunView {
-    Mem(Arc<MemRun>),
+    Mem(Arc<Buffer>),
     Disk(DiskRun),
 }
 
@@ -97,7 +97,9 @@ impl RunView {
     /// Mean bytes of a point of the whole run, from the index alone.
     pub(crate) fn point_bytes_mean(&self) -> usize {
         match self {
-            RunView::Mem(run) => run.size_bytes() / run.weigh(&KeyRange::all(), true).count.max(1),
+            RunView::Mem(run) => {
+                run.size_bytes() / run.measure_pressure(&KeyRange::all(), true).count.max(1)
+            }
             RunView::Disk(run) => {
                 let (bytes, points) =
                     run.index.blocks.iter().fold((0usize, 0usize), |(b, n), m| {
@@ -111,7 +113,7 @@ impl RunView {
     /// Stored bytes of the blocks that `range` meets, from the index alone.
     pub(crate) fn estimate_bytes(&self, range: &KeyRange) -> usize {
         let run = match self {
-            RunView::Mem(run) => return run.weigh(range, true).bytes,
+            RunView::Mem(run) => return run.measure_pressure(range, true).bytes,
             RunView::Disk(run) => run,
         };
         let blocks = &run.index.blocks;

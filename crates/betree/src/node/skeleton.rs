@@ -19,7 +19,7 @@
 //!
 //! Keeps T1 (edges ascend from the node's low end), T2 (an edge's range shares what its
 //! translation strips), T3 (heights fall along edges and targets), T4 (ordinals
-//! ascend and lie below `next_ord`; pieces of one segment share one, with ascending disjoint clips).
+//! ascend and lie below `next_ord`; fragments of one segment share one, with ascending disjoint clips).
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
 /// More edges or segments than any sound node has; bounds what a decoder allocates.
 const ITEMS_MAX: u32 = 1 << 20;
 
-/// Nodes above this height are flattened when the node above them is tended, as far as that helps.
+/// Nodes above this height are flattened when the node above them is maintained, as far as that helps.
 pub(crate) const HEIGHT_SOFT: u8 = 24;
 /// Clones of a greater height first have their source flushed and flattened.
 pub(crate) const HEIGHT_PATIENT: u8 = 64;
@@ -104,7 +104,7 @@ impl SegRef {
         2 * self.ord
     }
 
-    /// Whether a segment with this ordinal and clip may follow: newer, or a further piece of the same one.
+    /// Whether a segment with this ordinal and clip may follow: newer, or a further fragment of the same one.
     pub(crate) fn comes_before(&self, ord: u64, clip: &KeyRange) -> bool {
         self.ord < ord || self.ord == ord && self.clip.hi.as_ref().is_some_and(|hi| *hi <= clip.lo)
     }
@@ -309,7 +309,7 @@ impl Skeleton {
     }
 
     /// Memory that it takes, about, in bytes, with the handles of all that it refers to: often they are there for it alone.
-    pub(crate) fn weight(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         // Neighbours often lead to the same node.
         let mut last = None;
         let edges = self.edges.iter().map(|e| {

@@ -36,7 +36,9 @@ pub(crate) fn put_translation(w: &mut Writer, translation: &Translation) {
     put_bytes(w, &translation.prepend);
 }
 
-pub(crate) fn take_translation(r: &mut Reader<'_>) -> std::result::Result<Translation, DecodeError> {
+pub(crate) fn take_translation(
+    r: &mut Reader<'_>,
+) -> std::result::Result<Translation, DecodeError> {
     let strip = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
     Ok(Translation {
         strip,

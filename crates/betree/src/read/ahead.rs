@@ -46,7 +46,7 @@ impl Store {
             let at = blocks.start + found.len();
             let ahead = AHEAD_MAX.min(blocks.end - at - 1);
             let read = self.blocks(&run, at, ahead, job.keeping, false)?;
-            bytes += read.iter().map(|b| b.weight()).sum::<usize>();
+            bytes += read.iter().map(|b| b.memory_bytes()).sum::<usize>();
             found.extend(read);
         }
         Ok((blocks.start, found))

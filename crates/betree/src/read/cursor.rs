@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::block::Block;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::message::Point;
 use crate::node::run_view::{DiskRun, RunView};
 use crate::store::cache::Keeping;
@@ -31,7 +31,7 @@ const PAGE_POINTS: usize = 64;
 
 #[derive(Debug)]
 struct MemSource {
-    run: Arc<MemRun>,
+    run: Arc<Buffer>,
     page: Vec<(Bytes, Point)>,
     /// What is still to come; `None` when nothing is.
     left: Option<KeyRange>,

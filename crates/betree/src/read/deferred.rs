@@ -1,7 +1,7 @@
 //! One key as of one moment, in two steps: what memory says at once, what lies below when it is asked for.
 //!
 //! A [`Snapshot`](crate::Snapshot) shares the memory buffer, so whoever writes while it lives copies the parts that he
-//! changes. A peek takes the one message about its key out of the buffer instead, and the root below it.
+//! changes. A deferred lookup takes the one message about its key out of the buffer instead, and the root below it.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use bytes::Bytes;
 
 use crate::error::Result;
 use crate::key::translation::Translation;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
 use crate::read::cut::Base;
 use crate::read::lookup::descend;
 use crate::store::store::Store;
 
-/// The value of one key at the moment of [`Tree::peek`](crate::Tree::peek).
+/// The value of one key at the moment of [`Tree::lookup_deferred`](crate::Tree::lookup_deferred).
 #[derive(Debug)]
-pub struct Peek<'a> {
+pub struct DeferredLookup<'a> {
     store: &'a Store,
     found: Found,
 }
@@ -33,11 +33,11 @@ enum Found {
     },
 }
 
-impl<'a> Peek<'a> {
+impl<'a> DeferredLookup<'a> {
     /// `own` makes the key one's own, if what lies below is needed.
     pub(crate) fn new<K: AsRef<[u8]>>(
         store: &'a Store,
-        (buffer, root): (&MemRun, &Arc<Handle>),
+        (buffer, root): (&Buffer, &Arc<Handle>),
         key: K,
         own: impl FnOnce(K) -> Bytes,
     ) -> Self {

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::{KeyRange, below};
-use crate::node::buffer::{MESSAGE_BYTES, Weight};
+use crate::node::buffer::{MESSAGE_BYTES, Pressure};
 use crate::node::filter;
 use crate::node::message::Point;
 use crate::node::run_view::RunView;
@@ -31,22 +31,22 @@ impl RunView {
     }
 
     /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
-    pub(crate) fn weigh(
+    pub(crate) fn measure_pressure(
         &self,
         store: &Store,
         range: &KeyRange,
         with_ranges: bool,
-    ) -> Result<Weight> {
+    ) -> Result<Pressure> {
         let run = match self {
-            RunView::Mem(run) => return Ok(run.weigh(range, with_ranges)),
+            RunView::Mem(run) => return Ok(run.measure_pressure(range, with_ranges)),
             RunView::Disk(run) => run,
         };
-        let mut sum = Weight::default();
+        let mut sum = Pressure::default();
         if range.is_empty() {
             return Ok(sum);
         }
         let asked = (range.clone(), with_ranges);
-        if let Some(known) = run.index.weighed.get(&asked) {
+        if let Some(known) = run.index.pressures.get(&asked) {
             return Ok(known);
         }
         for (covered, _) in run.index.ranges_in(range).filter(|_| with_ranges) {
@@ -80,7 +80,7 @@ impl RunView {
                 sum.deletes += usize::from(matches!(point, Point::Delete));
             }
         }
-        run.index.weighed.insert(asked, sum);
+        run.index.pressures.insert(asked, sum);
         Ok(sum)
     }
 }

@@ -54,7 +54,7 @@ pub(crate) struct TreeScan {
     /// What the cache keeps of the leaves.
     keeping: Keeping,
     /// Bytes that are wanted of them if it keeps few.
-    passing_bytes: usize,
+    drop_behind_bytes: usize,
     /// The leaf that was opened last.
     leaf: Option<NodeId>,
     /// Nodes asked for, in the order in which they will come.
@@ -107,7 +107,7 @@ impl TreeScan {
             ahead,
             is_open: false,
             keeping: Keeping::All,
-            passing_bytes: 0,
+            drop_behind_bytes: 0,
             leaf: None,
             jobs: VecDeque::new(),
         }
@@ -145,9 +145,9 @@ impl TreeScan {
     }
 
     /// Leaves the blocks of leaves out of the cache, but for those at the ends of requests. About `len_bytes` of values are wanted.
-    pub(crate) fn pass(&mut self, len_bytes: usize) {
+    pub(crate) fn drop_behind(&mut self, len_bytes: usize) {
         self.keeping = Keeping::Ends;
-        self.passing_bytes = len_bytes;
+        self.drop_behind_bytes = len_bytes;
     }
 
     /// Goes to the next key with a value; `false` when there is none.
@@ -266,7 +266,7 @@ impl TreeScan {
             let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
             let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
             let (run, read) = if passes && read.is_none() {
-                let wanted_bytes = self.passing_bytes;
+                let wanted_bytes = self.drop_behind_bytes;
                 store.run_whole(&leaf, &translation.range(&far), wanted_bytes, self.keeping)?
             } else {
                 (store.run(&leaf)?, read)

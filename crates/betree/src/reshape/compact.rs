@@ -11,7 +11,7 @@ use crate::key::translation::Translation;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::reshape::gather::{Gathered, Gatherer, PUSH_BYTES};
 use crate::shape::TreeShape;
-use crate::store::space::Room;
+use crate::store::reservation::SpaceReservation;
 use crate::store::store::Store;
 
 /// A segment of which less than this part is alive is copied.
@@ -65,12 +65,14 @@ impl Store {
                     continue;
                 }
                 let with_ranges = seg.ranges_step() >= watermark;
-                let weight =
-                    self.run(&seg.run)?
-                        .weigh(self, &seg.translation.range(&part), with_ranges)?;
-                if weight.count > 0 {
+                let pressure = self.run(&seg.run)?.measure_pressure(
+                    self,
+                    &seg.translation.range(&part),
+                    with_ranges,
+                )?;
+                if pressure.count > 0 {
                     sees = true;
-                    live[n] += weight.bytes as u64;
+                    live[n] += pressure.bytes as u64;
                 }
             }
             if !sees {
@@ -102,25 +104,25 @@ impl Store {
             // One that is not written yet costs nothing as it is.
             let whole = match self.run(&seg.run)? {
                 run if run.is_fresh() => 0,
-                run => run.weigh(self, &KeyRange::all(), false)?.bytes as u64,
+                run => run.measure_pressure(self, &KeyRange::all(), false)?.bytes as u64,
             };
             let is_worth =
                 whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / LIVE_PART;
-            let room = if is_worth {
+            let reservation = if is_worth {
                 {
                     // What others share does not become free.
                     let bytes = seg.bytes + PUSH_BYTES;
                     let is_shared = self.refs(&seg.run)? > 1;
                     self.if_possible(if is_shared {
-                        self.take_spare_room(bytes)
+                        self.reserve_spare(bytes)
                     } else {
-                        self.take_room(bytes)
+                        self.reserve(bytes)
                     })?
                 }
             } else {
                 None
             };
-            let Some(_room) = room else {
+            let Some(_reservation) = reservation else {
                 at += 1;
                 continue;
             };
@@ -141,7 +143,7 @@ impl Store {
                     clip: seg.clip.clone(),
                     translation: Translation::identity(),
                     goto_height: 0,
-                    bytes: left.weight_bytes() as u64,
+                    bytes: left.pressure_bytes() as u64,
                     run: self.new_packed(left),
                 };
             }
@@ -155,10 +157,10 @@ impl Store {
     pub(crate) fn merge_segments(
         &self,
         node: &mut Skeleton,
-        settle: bool,
+        deep: bool,
         tiers: Tiers,
     ) -> Result<()> {
-        if settle {
+        if deep {
             let written = node.segs.iter().rposition(|seg| !seg.run.is_fresh());
             let from = written.map_or(0, |at| at + 1);
             let mut runs = [0, 0];
@@ -185,10 +187,12 @@ impl Store {
         }
     }
 
-    /// Merges the segments from `from` on; `false` when there is no room, or one cannot be read.
+    /// Merges the segments from `from` on; `false` when there is no space, or one of them cannot be read.
     pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
         let sum: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
-        let Some(_room) = self.if_possible(self.room_to_merge(&node.segs[from..], sum))? else {
+        let Some(_reservation) =
+            self.if_possible(self.reserve_to_merge(&node.segs[from..], sum))?
+        else {
             return Ok(false);
         };
         bump(&self.counters.segment_merges);
@@ -203,13 +207,13 @@ impl Store {
         Ok(true)
     }
 
-    /// Room to write segments of `sum` bytes as one. Where many small ones become few blocks, that may use the slack.
-    fn room_to_merge(&self, segs: &[SegRef], sum: u64) -> Result<Room<'_>> {
+    /// Reserves the space to write segments of `sum` bytes as one. Where many small ones become few blocks, that may use the deletion reserve.
+    fn reserve_to_merge(&self, segs: &[SegRef], sum: u64) -> Result<SpaceReservation> {
         let bytes = sum.next_multiple_of(BLOCK_BYTES);
         if 2 * bytes <= segs.len() as u64 * BLOCK_BYTES {
-            self.take_room(bytes)
+            self.reserve(bytes)
         } else {
-            self.take_spare_room(bytes + PUSH_BYTES)
+            self.reserve_spare(bytes + PUSH_BYTES)
         }
     }
 
@@ -265,13 +269,13 @@ mod tests {
 
     /// How often a message was copied in the mean, and the most ages there were, when each round adds a segment of one size and
     /// every `late`th merge comes a dozen rounds late.
-    fn copies_each(rounds: u64, crowded: usize, tiers: Tiers, late: usize) -> (f64, usize) {
+    fn copies_each(rounds: u64, over_fanout: usize, tiers: Tiers, late: usize) -> (f64, usize) {
         let (mut ages, mut copied, mut merges, mut longest) = (Vec::new(), 0, 0, 0);
         for _ in 0..rounds {
             ages.push((ages.len(), 1));
             longest = longest.max(ages.len());
             let patience = if (merges + 1) % late == 0 { 12 } else { 0 };
-            if ages.len() > crowded + patience {
+            if ages.len() > over_fanout + patience {
                 let from = merged_from(&ages, tiers);
                 let sum = ages[from..].iter().map(|(_, bytes)| bytes).sum();
                 ages.truncate(from);

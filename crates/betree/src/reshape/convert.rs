@@ -262,7 +262,7 @@ impl Store {
             if !part.is_empty()
                 && self
                     .run(&seg.run)?
-                    .weigh(self, &seg.translation.range(&part), with_ranges)?
+                    .measure_pressure(self, &seg.translation.range(&part), with_ranges)?
                     .count
                     > 0
             {
@@ -302,7 +302,7 @@ impl Store {
         let mut bytes = run.estimate_bytes(&inside);
         // Of few blocks most may lie outside: then count what is inside.
         if bytes <= 4 * self.shape.block_bytes
-            && let Some(exact) = if_readable(run.weigh(self, &inside, false))?
+            && let Some(exact) = if_readable(run.measure_pressure(self, &inside, false))?
         {
             if exact.count == 0 {
                 return Ok(None);

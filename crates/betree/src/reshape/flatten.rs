@@ -24,7 +24,7 @@ use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::read::cut::Base;
@@ -42,7 +42,7 @@ struct Builder<'a> {
     store: &'a Store,
     /// Edges of the node under construction, with absolute keys, and the messages for them.
     edges: Vec<Edge>,
-    points: MemRun,
+    points: Buffer,
     done: Vec<Edge>,
     /// End of the last edge.
     hi: Option<Bytes>,
@@ -108,7 +108,7 @@ impl Store {
         let mut builder = Builder {
             store: self,
             edges: Vec::new(),
-            points: MemRun::default(),
+            points: Buffer::default(),
             done: Vec::new(),
             hi: None,
             bytes: 0,
@@ -211,7 +211,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn node_over(&self, edges: Vec<Edge>, points: MemRun, hi: Option<Bytes>) -> Result<Edge> {
+    fn node_over(&self, edges: Vec<Edge>, points: Buffer, hi: Option<Bytes>) -> Result<Edge> {
         let lo = edges[0].lo.clone();
         let live_bytes = edges
             .iter()
@@ -260,7 +260,7 @@ impl Builder<'_> {
                 let end = more
                     .first()
                     .map_or_else(|| hi.clone(), |e| Some(e.lo.clone()));
-                above.push(self.node_over(part.to_vec(), MemRun::default(), end)?);
+                above.push(self.node_over(part.to_vec(), Buffer::default(), end)?);
                 rest = more;
             }
             edges = above;

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::packed::{PackedBuilder, PackedRun};
 use crate::node::skeleton::SegRef;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
@@ -15,7 +15,7 @@ pub(crate) const DELETES_PER_LEAF_BYTES: usize = 2048;
 /// Messages taken out of the segments of a node.
 pub(crate) struct Gathered {
     /// Range messages alone, older than the points.
-    pub(crate) ranges: MemRun,
+    pub(crate) ranges: Buffer,
     pub(crate) points: Option<PackedRun>,
 }
 
@@ -40,7 +40,7 @@ impl Gathered {
 /// blocks, and nothing is looked up; range messages are laid on top of each other in a map.
 pub(crate) struct Gatherer<'a> {
     store: &'a Store,
-    ranges: MemRun,
+    ranges: Buffer,
     points: PackedBuilder,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Gatherer<'a> {
     pub(crate) fn new(store: &'a Store) -> Self {
         Self {
             store,
-            ranges: MemRun::default(),
+            ranges: Buffer::default(),
             points: PackedBuilder::new(store.shape.block_bytes),
         }
     }

@@ -1,7 +1,7 @@
 //! Structural work: messages move down, range messages become edges, nodes split, merge and collapse.
 //!
 //! Everything here builds new nodes from old ones and publishes nothing; a failure leaves the tree as it was.
-//! [`Store::tend`] brings one interior node within its limits:
+//! [`Store::maintain`] brings one interior node within its limits:
 //!
 //! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
 //!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning. Children that clones
@@ -14,10 +14,10 @@
 //!    hands down what it would write here and soon after in the child.
 //! 4. *Coalesce* small neighbouring leaves, merge small segments, drop segments that no edge sees.
 //!
-//! Without room for the nodes that a step makes the step is left out and the messages stay where they are, so that
-//! what is in memory can always be written as it is. The checkpoint after frees what other steps replaced, and
-//! makes room for the next ones. When room is short, everything goes down that can, because deletions free
-//! space only at the leaves.
+//! A step without space for the nodes that it makes is left out, and its messages stay where they are:
+//! nodes in memory can always be written as they are. The next checkpoint frees what other steps
+//! replaced, and so makes space for the steps to come. When space is short, all messages go down that
+//! can, because deletions free space only at the leaves.
 //!
 //! A step that meets what cannot be read is left out as well: one bad block keeps the messages for its leaf, and nothing else,
 //! from moving. A range message over the whole of it needs no look at it.
@@ -31,7 +31,7 @@ use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, min_hi};
 use crate::key::translation::Translation;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
 use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
@@ -47,54 +47,54 @@ const FRESH_PER_LEAF: usize = 4;
 
 impl Store {
     /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
-    /// a free label. With `settle` range messages are pushed as deep as they go.
-    pub(crate) fn tend(&self, node: &mut Skeleton, top: bool, settle: bool) -> Result<()> {
+    /// a free label. With `deep` range messages are pushed as deep as they go.
+    pub(crate) fn maintain(&self, node: &mut Skeleton, top: bool, deep: bool) -> Result<()> {
         // What waits in the root is in memory for the most part: a checkpoint hands it down.
-        let buffers = if top && !settle { 8 } else { 1 };
-        self.tend_to(node, top, settle, (buffers, Tiers::of_tree(&self.shape)))
+        let buffers = if top && !deep { 8 } else { 1 };
+        self.maintain_within(node, top, deep, (buffers, Tiers::of_tree(&self.shape)))
     }
 
     /// The same for a node that may hold so many times its buffer, and what becomes of its segments.
-    pub(crate) fn tend_to(
+    pub(crate) fn maintain_within(
         &self,
         node: &mut Skeleton,
         top: bool,
-        settle: bool,
+        deep: bool,
         (buffers, tiers): (usize, Tiers),
     ) -> Result<()> {
         self.convert(node, top)?;
         // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
         self.flatten_high(
             node,
-            if settle {
+            if deep {
                 HEIGHT_SOFT
             } else {
                 HEIGHT_PATIENT - 1
             },
         )?;
-        let mut pending = self.weigh_edges(node)?;
-        let is_sweeping = self.healing.is_sweeping();
+        let mut pending = self.pending_of_edges(node)?;
+        let is_sweeping = self.space_debt.is_sweeping();
         let limit = if is_sweeping { 0 } else { self.buffer_limit() };
         if limit == 0 {
             self.hold_back(node, &mut pending);
         }
-        self.rewrite_due(node, &mut pending, limit == 0, settle && is_sweeping)?;
-        self.relieve(node, &mut pending, buffers * limit, settle)?;
-        if settle && is_sweeping {
+        self.rewrite_due(node, &mut pending, limit == 0, deep && is_sweeping)?;
+        self.relieve(node, &mut pending, buffers * limit, deep)?;
+        if deep && is_sweeping {
             self.sweep(node, &mut pending)?;
         }
         self.coalesce(node, &mut pending)?;
         self.drop_dead_segments(node)?;
         self.compact_segments(node)?;
-        self.merge_segments(node, settle, tiers)
+        self.merge_segments(node, deep, tiers)
     }
 
-    /// `None` when the step is to be left out: there was no room, or something on its way cannot be read.
+    /// `None` when the step is to be left out: there was no space for it, or a node on its way cannot be read.
     pub(crate) fn if_possible<T>(&self, done: Result<T>) -> Result<Option<T>> {
         match done {
             Ok(done) => Ok(Some(done)),
             Err(Error::NoSpace) => {
-                self.healing.set_due();
+                self.space_debt.set_due();
                 Ok(None)
             }
             // No sweep is due for it: that would read the same.
@@ -106,17 +106,20 @@ impl Store {
         }
     }
 
-    /// Bytes of messages that a node may hold: less from when half of the volume is in use on, and none when room is
-    /// short, since what waits in segments is written once more before any of it is free.
+    /// Bytes of messages that a node may hold. The limit falls from when half of the volume is in use on,
+    /// and is 0 when space is short, since messages in segments are written once more before any of
+    /// their space is free.
     fn buffer_limit(&self) -> usize {
         let half = (self.table.stats().total / 2).max(1);
-        let spare = self.room_bytes().saturating_sub(2 * self.slack_bytes());
+        let spare = self
+            .unreserved_bytes()
+            .saturating_sub(2 * self.deletion_reserve_bytes());
         let part = u128::from(spare.min(half)) * self.shape.buffer_bytes as u128 / u128::from(half);
         usize::try_from(part).unwrap_or(usize::MAX)
     }
 
     /// Rewrites the leaves that do not wait until there is pressure: those that lose much, shared ones with abundant
-    /// messages, and all with abundant messages when room is short.
+    /// messages, and all with abundant messages when space is short.
     fn rewrite_due(
         &self,
         node: &mut Skeleton,
@@ -148,8 +151,8 @@ impl Store {
         pending: &mut Vec<Pending>,
         at: usize,
     ) -> Result<usize> {
-        let room = self.room_to_rewrite(&node.edges[at], pending[at]);
-        let written = room.and_then(|()| self.rewrite(node, at, at));
+        let checked = self.check_space_to_rewrite(&node.edges[at], pending[at]);
+        let written = checked.and_then(|()| self.rewrite(node, at, at));
         let Some(edges) = self.if_possible(written)? else {
             pending[at].stays = true;
             return Ok(1);
@@ -173,7 +176,7 @@ impl Store {
         node: &mut Skeleton,
         pending: &mut Vec<Pending>,
         limit: usize,
-        settle: bool,
+        deep: bool,
     ) -> Result<()> {
         let mut total: usize = pending.iter().map(|p| p.bytes).sum();
         // What they delete is not free before they arrive.
@@ -190,7 +193,7 @@ impl Store {
                 let enough = waits.deletes >= deletes_max || waits.fresh >= fresh_max;
                 !node.edges[*at].is_above_leaf() && (waits.ranges > 0 || enough)
             };
-            let forced = settle.then(|| candidates.clone().find(is_forced)).flatten();
+            let forced = deep.then(|| candidates.clone().find(is_forced)).flatten();
             let fullest = (total > limit)
                 .then(|| candidates.max_by_key(|&at| pending[at].bytes))
                 .flatten();
@@ -203,8 +206,8 @@ impl Store {
                 total -= waits - pending[at].bytes;
                 continue;
             }
-            let pushed = self.push(node, at, pending[at], settle);
-            let had_room = !matches!(pushed, Err(Error::NoSpace));
+            let pushed = self.push(node, at, pending[at], deep);
+            let had_space = !matches!(pushed, Err(Error::NoSpace));
             if let Some(edges) = self.if_possible(pushed)? {
                 total -= waits;
                 let done = Pending {
@@ -213,8 +216,8 @@ impl Store {
                 };
                 pending.splice(at..=at, std::iter::repeat_n(done, edges.len()));
                 node.edges.splice(at..=at, edges);
-            } else if !had_room && self.cut_out(node, at, pending)? {
-                // A part of the messages may find room where all do not.
+            } else if !had_space && self.cut_out(node, at, pending)? {
+                // A part of the messages may find space where all of them do not.
                 total = pending.iter().map(|p| p.bytes).sum();
             } else {
                 pending[at].stays = true;
@@ -236,8 +239,8 @@ impl Store {
         range: &KeyRange,
         watermark: u64,
         segs: &[SegRef],
-    ) -> Result<MemRun> {
-        let mut all = MemRun::default();
+    ) -> Result<Buffer> {
+        let mut all = Buffer::default();
         for seg in segs.iter().filter(|s| s.points_step() >= watermark) {
             let part = seg.clip.intersect(range);
             if part.is_empty() {
@@ -260,19 +263,19 @@ impl Store {
     }
 
     /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
-    fn push(&self, node: &Skeleton, at: usize, waits: Pending, settle: bool) -> Result<Vec<Edge>> {
+    fn push(&self, node: &Skeleton, at: usize, waits: Pending, deep: bool) -> Result<Vec<Edge>> {
         let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
         let (mut child, lift) = self.open_child(node, at)?;
         let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64 + PUSH_BYTES;
-        let room = if waits.removes() {
-            self.take_room(bytes)
+        let reservation = if waits.removes() {
+            self.reserve(bytes)
         } else {
-            self.take_spare_room(bytes)
+            self.reserve_spare(bytes)
         }?;
         bump(&self.counters.flushes);
         self.give(&mut child, messages);
-        drop(room);
-        self.tend(&mut child, false, settle)?;
+        drop(reservation);
+        self.maintain(&mut child, false, deep)?;
         self.close_child(node, at, child, lift)
     }
 
@@ -347,7 +350,7 @@ impl Store {
                 clip: node.range().intersect(&points.span()),
                 translation: Translation::identity(),
                 goto_height: 0,
-                bytes: points.weight_bytes() as u64,
+                bytes: points.pressure_bytes() as u64,
                 run: self.new_packed(points),
             });
         }
@@ -357,7 +360,7 @@ impl Store {
     /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
     /// pointed at, nor a null that waits. Range messages are read as a whole with the index of their segment, so many of
     /// them become several segments of one age, side by side.
-    pub(crate) fn push_run(&self, node: &mut Skeleton, run: MemRun) {
+    pub(crate) fn push_run(&self, node: &mut Skeleton, run: Buffer) {
         for kind in run.into_kinds() {
             let is_null = kind.ranges().any(|(_, e)| matches!(e.msg, RangeMsg::Null));
             if is_null && failpoints::is_on(Fault::NullLost) {
@@ -383,7 +386,7 @@ impl Store {
         }
     }
 
-    pub(crate) fn goto_height(&self, run: &MemRun) -> u8 {
+    pub(crate) fn goto_height(&self, run: &Buffer) -> u8 {
         let heights = run.ranges().filter_map(|(_, e)| match &e.msg {
             RangeMsg::Goto(t) => Some(t.node.height() + 1),
             RangeMsg::Null => None,
@@ -475,22 +478,22 @@ impl Store {
                 let messages = self.gather_edge(node, at, bounds.common_prefix_len())?;
                 let (mut child, lift) = self.open_child(node, at)?;
                 let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64;
-                let room = self.take_spare_room(bytes + PUSH_BYTES)?;
+                let reservation = self.reserve_spare(bytes + PUSH_BYTES)?;
                 self.give(&mut child, messages);
-                drop(room);
+                drop(reservation);
                 self.sink(
                     &mut child,
                     &Translation::stripping(lift).range(range),
                     false,
                 )?;
                 self.close_child(node, at, child, lift)?
-            } else if self.weigh_edges(node)?[at].count > 0 {
+            } else if self.pending_of_edges(node)?[at].count > 0 {
                 self.rewrite(node, at, at)?
             } else {
                 return Ok(());
             };
             node.edges.splice(at..=at, edges);
         }
-        self.tend(node, top, false)
+        self.maintain(node, top, false)
     }
 }

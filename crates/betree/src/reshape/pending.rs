@@ -18,9 +18,9 @@ pub(crate) struct Pending {
     pub(crate) deletes: usize,
     /// Range messages.
     pub(crate) ranges: usize,
-    /// Nothing is to be pushed down any more: that was done, or there was no room.
+    /// Nothing is to be pushed down any more: that was done, or there was no space for it.
     pub(crate) stays: bool,
-    /// There is no room to push all that waits in the node, and this part of it removes nothing.
+    /// There is no space to push all that waits in the node, and this part of it removes nothing.
     pub(crate) held: bool,
 }
 
@@ -61,14 +61,14 @@ impl Store {
         }
     }
 
-    pub(crate) fn weigh_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
+    pub(crate) fn pending_of_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {
         (0..node.edges.len())
-            .map(|at| self.weigh_edge(node, at))
+            .map(|at| self.pending_of_edge(node, at))
             .collect()
     }
 
     /// What an edge sees in the node's segments.
-    pub(crate) fn weigh_edge(&self, node: &Skeleton, at: usize) -> Result<Pending> {
+    pub(crate) fn pending_of_edge(&self, node: &Skeleton, at: usize) -> Result<Pending> {
         let edge = &node.edges[at];
         let range = node.edge_range(at);
         let mut sum = Pending::default();
@@ -81,15 +81,16 @@ impl Store {
             let run = self.run(&seg.run)?;
             let inside = seg.translation.range(&part);
             // Range messages that have become edges count no more.
-            let weight = run.weigh(self, &inside, seg.ranges_step() >= edge.watermark)?;
-            sum.bytes += weight.bytes;
-            sum.fresh += if run.is_fresh() { weight.bytes } else { 0 };
-            sum.count += weight.count;
-            sum.deletes += weight.deletes;
-            if weight.deletes > 0 {
-                sum.dropped += weight.deletes * self.point_bytes_below(edge)?;
+            let pressure =
+                run.measure_pressure(self, &inside, seg.ranges_step() >= edge.watermark)?;
+            sum.bytes += pressure.bytes;
+            sum.fresh += if run.is_fresh() { pressure.bytes } else { 0 };
+            sum.count += pressure.count;
+            sum.deletes += pressure.deletes;
+            if pressure.deletes > 0 {
+                sum.dropped += pressure.deletes * self.point_bytes_below(edge)?;
             }
-            if weight.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
+            if pressure.count > 0 && run.has_ranges() && seg.ranges_step() >= edge.watermark {
                 let back = seg.translation.inverse(&part.lo);
                 for (covered, _) in run.ranges_in(&inside) {
                     let covered = back.range(&covered);

@@ -40,7 +40,7 @@ impl Store {
 
     /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave crumbs.
     pub(crate) fn coalesce(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
-        let crowded = node.width() > self.shape.fanout;
+        let over_fanout = node.width() > self.shape.fanout;
         let size = |edge: &Edge, p: &Pending| match &edge.child {
             None => Some(p.bytes),
             Some(c) if c.node.kind() == Kind::Leaf => {
@@ -49,7 +49,7 @@ impl Store {
             }
             Some(_) => None,
         };
-        let least = if crowded { 2 } else { 4 };
+        let least = if over_fanout { 2 } else { 4 };
         let mut from = 0;
         while from < node.edges.len() {
             let (mut to, mut sum, mut leaves) = (from, 0, 0);
@@ -63,8 +63,8 @@ impl Store {
             }
             let joined = if leaves >= least {
                 // Others may share them.
-                let room = self.take_spare_room(sum as u64).map(drop);
-                self.if_possible(room.and_then(|()| self.rewrite(node, from, to - 1)))?
+                let reserved = self.reserve_spare(sum as u64).map(drop);
+                self.if_possible(reserved.and_then(|()| self.rewrite(node, from, to - 1)))?
             } else {
                 None
             };
@@ -174,10 +174,10 @@ impl<'a> LeafWriter<'a> {
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
         let image = builder.finish(std::iter::empty());
         let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
-            && self.store.room_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
+            && self.store.unreserved_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
         let node = match self.store.write_run(image, self.via) {
             Err(Error::NoSpace) if fragments && entries.len() > 1 => {
-                // There is room, and no hole that is long enough.
+                // There is space, and no hole that is long enough.
                 let (left, right) = entries.split_at(entries.len() / 2);
                 let pivot = right[0]
                     .0

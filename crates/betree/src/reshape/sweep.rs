@@ -1,29 +1,32 @@
-//! Healing: what was left out for want of room is made up for, and what is dead goes.
+//! Sweeps: a volume that was full pays its space debt.
 //!
-//! On a full volume structural steps are left out, and the messages stay where they are. A flush comes only to
-//! nodes that get messages, so nobody would come back to them, not even after the volume has room again; deletions among
-//! them would hold the space of what they delete for ever. So a step that is left out makes healing *due*:
+//! On a full volume structural steps are left out, and their messages stay where they are. A flush
+//! visits only nodes that get messages, so no flush would come back to the steps, not even after the
+//! volume has space again; deletions among the messages would hold the space of what they delete for
+//! ever. So a step that is left out makes a sweep *due*:
 //!
 //! ```text
-//!   step left out ──> due ──> sweep, part of the next checkpoint with more room than the last one found too little
+//!   step left out ──> due ──> sweep, part of the next checkpoint with more space than the last sweep had
 //!                      ^          │ a step is left out again
 //!                      └──────────┘
 //! ```
 //!
-//! No step was left out for the crumbs that a volume keeps when it is emptied after that: nodes of which little shows. So
-//! from then on space is *scarce*, until half of the volume is free and most of what nodes take is alive, and each
-//! checkpoint makes healing due that finds more than half of it dead.
+//! A volume that is emptied afterwards keeps crumbs: nodes of which little shows. No step was left
+//! out for them. So a step that is left out also marks space as *short*, until half of the volume is
+//! free and most of what nodes take is alive. While space is short, a checkpoint that finds more than
+//! half of the space of nodes dead makes a sweep due.
 //!
-//! Whether healing is due, or space scarce, goes with every checkpoint in its superblock, so a volume that was closed, or
-//! crashed, in the middle of it goes on when it is opened. Admission makes it due as well before it refuses anything.
+//! Both marks go with every checkpoint, as one bit of its superblock: a volume that is closed or
+//! crashes in the middle goes on paying when it is opened. Admission makes a sweep due as well before
+//! it refuses a batch.
 //!
-//! A *sweep* tends every interior node, reading skeletons and the segments in them, no leaves. It pushes everything down
-//! that can be, rewrites leaves where that gives back a sixteenth of them, and gives edges that show little
-//! of a node their own copy of that part, as far as all such copies together stay smaller than the node. The space
-//! comes back with the checkpoint that it is part of.
+//! A *sweep* maintains every interior node. It reads skeletons and their segments, and no leaves. It
+//! pushes down all messages that it can, rewrites leaves where that gives back a sixteenth of them, and
+//! gives edges that show little of a node their own copy of that part, as long as all these copies
+//! together stay smaller than the node. The space comes back with the checkpoint of the sweep.
 //!
-//! Room for pushing all that waits for an edge may be missing where the deletions among it would free plenty.
-//! Then the edge is cut, and a window that fits is pushed: where the most is removed.
+//! The space to push all that waits for an edge may be missing although the deletions among it would
+//! free plenty. Then the edge is cut, and the window is pushed that fits and removes the most.
 
 use std::sync::atomic::Ordering;
 
@@ -31,7 +34,7 @@ use bytes::Bytes;
 
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, below, shared_prefix};
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{Edge, Skeleton};
@@ -44,15 +47,17 @@ const GAIN: u64 = 16;
 
 impl Store {
     /// Whether a sweep would get further than the last one.
-    pub(crate) fn can_heal(&self) -> bool {
-        let least = self.healing.room_least.load(Ordering::Relaxed);
-        self.healing.is_due() && self.room_bytes() >= least.max(self.shape.leaf_bytes as u64)
+    pub(crate) fn can_sweep(&self) -> bool {
+        let least = self.space_debt.sweep_least_bytes.load(Ordering::Relaxed);
+        self.space_debt.is_due()
+            && self.unreserved_bytes() >= least.max(self.shape.leaf_bytes as u64)
     }
 
-    /// While space is scarce, makes healing due when more than half of what nodes take is dead, and more than a leaf.
+    /// While space is short, makes a sweep due when more than half of the space of nodes is dead, and
+    /// more than a leaf.
     pub(crate) fn look_for_dead(&self, root: &Skeleton) {
-        let healing = &self.healing;
-        if !healing.scarce.load(Ordering::Relaxed) {
+        let debt = &self.space_debt;
+        if !debt.is_short.load(Ordering::Relaxed) {
             return;
         }
         let space = self.table.stats();
@@ -61,39 +66,39 @@ impl Store {
         let dead = space.node_bytes.saturating_sub(alive);
         let leaf = self.shape.leaf_bytes as u64;
         if dead <= leaf || dead <= space.node_bytes / 2 {
-            let is_over = space.free > space.total / 2 && !healing.is_due();
-            healing.scarce.store(!is_over, Ordering::Relaxed);
-            healing.dead_seen.store(0, Ordering::Relaxed);
-        } else if dead.abs_diff(healing.dead_seen.swap(dead, Ordering::Relaxed)) > leaf {
-            // What a sweep could not clear away, the next one cannot either.
-            healing.set_due();
+            let is_over = space.free > space.total / 2 && !debt.is_due();
+            debt.is_short.store(!is_over, Ordering::Relaxed);
+            debt.dead_seen.store(0, Ordering::Relaxed);
+        } else if dead.abs_diff(debt.dead_seen.swap(dead, Ordering::Relaxed)) > leaf {
+            // Dead space that a sweep could not clear away, the next sweep cannot either.
+            debt.set_due();
         }
     }
 
     /// Runs a flush, as a sweep when one is due. Caller holds `structure`.
-    pub(crate) fn healing<T>(&self, flush: impl FnOnce() -> Result<T>) -> Result<T> {
-        if !self.can_heal() {
+    pub(crate) fn flush_or_sweep<T>(&self, flush: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.can_sweep() {
             return flush();
         }
-        let room = self.room_bytes();
-        let healing = &self.healing;
-        healing.due.store(false, Ordering::Relaxed);
-        healing.sweeping.store(true, Ordering::Relaxed);
+        let before = self.unreserved_bytes();
+        let debt = &self.space_debt;
+        debt.due.store(false, Ordering::Relaxed);
+        debt.sweeping.store(true, Ordering::Relaxed);
         let done = flush();
-        healing.sweeping.store(false, Ordering::Relaxed);
+        debt.sweeping.store(false, Ordering::Relaxed);
         if done.is_err() {
-            healing.set_due();
+            debt.set_due();
         }
-        let least = if healing.is_due() {
-            room + self.shape.leaf_bytes as u64
+        let least = if debt.is_due() {
+            before + self.shape.leaf_bytes as u64
         } else {
             0
         };
-        healing.room_least.store(least, Ordering::Relaxed);
+        debt.sweep_least_bytes.store(least, Ordering::Relaxed);
         done
     }
 
-    /// Tends the children to which nothing was pushed.
+    /// Maintains the children to which nothing was pushed.
     pub(crate) fn sweep(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
         let mut at = 0;
         while at < node.edges.len() {
@@ -113,7 +118,7 @@ impl Store {
             let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
             // What waits for the edge goes on waiting.
             let watermark = node.edges[at].watermark;
-            self.tend(&mut child, false, true)?;
+            self.maintain(&mut child, false, true)?;
             if self.structural_work() == before && !shows_little {
                 at += 1;
                 continue;
@@ -124,7 +129,7 @@ impl Store {
             node.edges.splice(at..=at, edges);
             pending.remove(at);
             for new in at..at + made {
-                pending.insert(new, self.weigh_edge(node, new)?);
+                pending.insert(new, self.pending_of_edge(node, new)?);
             }
             at += made;
         }
@@ -146,7 +151,7 @@ impl Store {
         pending.removes() && (!is_kept || pending.dropped > pending.bytes)
     }
 
-    /// Segments are not free before all that waits in them has gone. So where room is short a node hands down all or
+    /// Segments are not free before all that waits in them has gone. So where space is short a node hands down all or
     /// nothing, apart from what frees space.
     pub(crate) fn hold_back(&self, node: &Skeleton, pending: &mut [Pending]) {
         let frees = |at: usize, waits: Pending| Self::frees(&node.edges[at], waits);
@@ -155,34 +160,34 @@ impl Store {
             .filter(|&(at, &waits)| !frees(at, waits))
             .map(|(_, waits)| waits.bytes - waits.fresh)
             .sum();
-        let kept = self.slack_bytes() / 2 + self.shape.leaf_bytes as u64;
-        if takes == 0 || self.room_bytes() >= kept + takes as u64 {
+        let kept = self.deletion_reserve_bytes() / 2 + self.shape.leaf_bytes as u64;
+        if takes == 0 || self.unreserved_bytes() >= kept + takes as u64 {
             return;
         }
-        self.healing.set_due();
+        self.space_debt.set_due();
         for (at, waits) in pending.iter_mut().enumerate() {
             waits.held = !frees(at, *waits);
         }
     }
 
-    /// Whether there is room to write a leaf anew. Only where most of it goes, or of what waits, that may use the slack: the
+    /// Checks that there is space to write a leaf anew. Only where most of it goes, or of what waits, that may use the deletion reserve: the
     /// lower half for one that is then free, since deletions need it on their way down.
     ///
     /// # Errors
     /// `NoSpace` when there is none, and what reading the table answers.
-    pub(crate) fn room_to_rewrite(&self, edge: &Edge, pending: Pending) -> Result<()> {
+    pub(crate) fn check_space_to_rewrite(&self, edge: &Edge, pending: Pending) -> Result<()> {
         let live = edge.live_bytes();
         let takes = live
             .saturating_add(pending.bytes)
             .saturating_sub(pending.dropped) as u64;
         let kept = if !Self::frees(edge, pending) {
-            self.slack_bytes() / 2
+            self.deletion_reserve_bytes() / 2
         } else if self.is_shared(edge)? && 4 * takes > live as u64 {
-            self.slack_bytes() / 4
+            self.deletion_reserve_bytes() / 4
         } else {
             0
         };
-        if self.room_bytes() < takes.saturating_add(kept) {
+        if self.unreserved_bytes() < takes.saturating_add(kept) {
             return Err(Error::NoSpace);
         }
         Ok(())
@@ -210,7 +215,7 @@ impl Store {
         Ok(2 * refs * least <= whole)
     }
 
-    /// Cuts an edge for whose messages there is no room, so that a part of them can be pushed. The other parts stay where they
+    /// Cuts an edge for whose messages there is no space, so that a part of them can be pushed. The other parts stay where they
     /// are. `false` when nothing can be cut.
     pub(crate) fn cut_out(
         &self,
@@ -218,8 +223,8 @@ impl Store {
         at: usize,
         pending: &mut Vec<Pending>,
     ) -> Result<bool> {
-        let room = self.room_bytes();
-        if room < 8 * PUSH_BYTES {
+        let space = self.unreserved_bytes();
+        if space < 8 * PUSH_BYTES {
             return Ok(false);
         }
         let range = node.edge_range(at);
@@ -237,7 +242,7 @@ impl Store {
             .map(|e| up.key(&e.lo))
             .collect();
         // What was pushed is written again when it reaches the leaves.
-        let budget = usize::try_from(room / 3).unwrap_or(usize::MAX);
+        let budget = usize::try_from(space / 3).unwrap_or(usize::MAX);
         let window = window(&messages, &range, &pivots, budget);
         if window == range || window.is_empty() {
             return Ok(false);
@@ -269,11 +274,11 @@ impl Store {
             };
             pending.remove(part);
             for new in part..part + made {
-                let weight = Pending {
+                let waits = Pending {
                     stays: !in_window,
-                    ..self.weigh_edge(node, new)?
+                    ..self.pending_of_edge(node, new)?
                 };
-                pending.insert(new, weight);
+                pending.insert(new, waits);
             }
         }
         Ok(true)
@@ -292,7 +297,7 @@ impl Store {
 }
 
 /// The part of `range` whose messages take up to `budget` bytes, from where they remove the most between two of `pivots`.
-fn window(messages: &MemRun, range: &KeyRange, pivots: &[Bytes], budget: usize) -> KeyRange {
+fn window(messages: &Buffer, range: &KeyRange, pivots: &[Bytes], budget: usize) -> KeyRange {
     let points = messages.points().map(|(key, point)| {
         let bytes = key.len() + point.payload_bytes() + 48;
         (key, bytes, matches!(point, Point::Delete))

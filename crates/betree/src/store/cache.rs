@@ -21,9 +21,9 @@ pub(crate) struct ByBytes;
 impl Weighter<CacheKey, Cached> for ByBytes {
     fn weight(&self, _key: &CacheKey, value: &Cached) -> u64 {
         match value {
-            Cached::Skeleton(node) => node.weight() as u64,
-            Cached::Index(index) => index.weight() as u64,
-            Cached::Block(block) => block.weight() as u64 + 64,
+            Cached::Skeleton(node) => node.memory_bytes() as u64,
+            Cached::Index(index) => index.memory_bytes() as u64,
+            Cached::Block(block) => block.memory_bytes() as u64 + 64,
         }
     }
 }

@@ -9,19 +9,19 @@ use crate::store::store::Store;
 
 impl Store {
     /// The leaf at a place that a record of the journal names.
-    pub(crate) fn named_leaf(&self, place: Place) -> Arc<Handle> {
+    pub(crate) fn pinned_leaf(&self, place: Place) -> Arc<Handle> {
         self.unrecorded(Kind::Leaf, place, Vec::new(), true)
     }
 
     /// Number and bytes of the places of dead leaves that records of the journal name.
-    pub(crate) fn dead_named(&self) -> (usize, u64) {
-        let dead = self.dead_named.lock();
+    pub(crate) fn deferred_frees(&self) -> (usize, u64) {
+        let dead = self.deferred_frees.lock();
         (dead.len(), dead.iter().map(|extent| extent.len).sum())
     }
 
     /// The checkpoint that has no need of the records that named the oldest `count` of them is durable.
-    pub(crate) fn free_dead_named(&self, count: usize) {
-        let dead: Vec<Extent> = self.dead_named.lock().drain(..count).collect();
+    pub(crate) fn free_deferred(&self, count: usize) {
+        let dead: Vec<Extent> = self.deferred_frees.lock().drain(..count).collect();
         self.table.free_discarded(dead);
     }
 }

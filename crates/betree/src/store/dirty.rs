@@ -12,23 +12,24 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::{Handle, Place, Stage};
 use crate::node::packed::PackedRun;
 use crate::node::skeleton::Skeleton;
+use crate::store::reservation::SpaceReservation;
 use crate::sync::Mutex;
 
 /// Contents of a node that no checkpoint names yet.
 #[derive(Debug)]
 pub(crate) enum Contents {
     Skeleton(Arc<Skeleton>),
-    Run(Arc<MemRun>),
+    Run(Arc<Buffer>),
     Packed(Arc<PackedRun>),
     /// They are on the device.
     Written {
         children: Vec<Arc<Handle>>,
         /// A record of the journal names the place.
-        is_named: bool,
+        is_pinned_by_journal: bool,
     },
 }
 
@@ -36,7 +37,7 @@ impl Contents {
     /// Memory that contents take which are not written yet, in bytes.
     fn memory_bytes(&self) -> u64 {
         let bytes = match self {
-            Contents::Skeleton(node) => node.weight(),
+            Contents::Skeleton(node) => node.memory_bytes(),
             Contents::Run(run) => run.memory_bytes(),
             Contents::Packed(run) => run.memory_bytes,
             Contents::Written { .. } => 0,
@@ -49,8 +50,8 @@ impl Contents {
 #[derive(Debug)]
 pub(crate) struct DirtyNode {
     pub(crate) contents: Contents,
-    /// Space that writing it takes, in bytes.
-    pub(crate) owes: u64,
+    /// Space that the write takes; `None` for a node that is written.
+    pub(crate) reservation: Option<SpaceReservation>,
 }
 
 /// Hashes a node id: ids are given away one by one, so all that matters is that their bits spread.
@@ -121,12 +122,12 @@ impl DirtyTable {
     }
 
     /// The contents of a segment that is neither written nor packed yet.
-    pub(crate) fn run(&self, handle: &Handle) -> Option<Arc<MemRun>> {
+    pub(crate) fn run(&self, handle: &Handle) -> Option<Arc<Buffer>> {
         self.segment(handle)?.err()
     }
 
     /// The contents of a segment that is not written yet, packed or not.
-    pub(crate) fn segment(&self, handle: &Handle) -> Option<Result<Arc<PackedRun>, Arc<MemRun>>> {
+    pub(crate) fn segment(&self, handle: &Handle) -> Option<Result<Arc<PackedRun>, Arc<Buffer>>> {
         if !handle.is_fresh() {
             return None;
         }
@@ -147,11 +148,15 @@ impl DirtyTable {
 
     /// Says that a record of the journal names the place: it is not free before the next checkpoint then, however short the
     /// node lives.
-    pub(crate) fn set_named(&self, handle: &Handle) {
+    pub(crate) fn pin_by_journal(&self, handle: &Handle) {
         let mut shard = self.shard(handle.id().0).lock();
         let node = shard.get_mut(&handle.id().0);
-        if let Some(Contents::Written { is_named, .. }) = node.map(|node| &mut node.contents) {
-            *is_named = true;
+        if let Some(Contents::Written {
+            is_pinned_by_journal,
+            ..
+        }) = node.map(|node| &mut node.contents)
+        {
+            *is_pinned_by_journal = true;
         }
     }
 
@@ -172,20 +177,20 @@ impl DirtyTable {
         drop(old);
     }
 
-    /// The node is written at `place`. Returns the space that this took no more than, in bytes.
+    /// The node is written at `place`. Returns its reservation, to be committed.
     pub(crate) fn set_written(
         &self,
         handle: &Handle,
         place: Place,
         children: Vec<Arc<Handle>>,
-    ) -> u64 {
+    ) -> Option<SpaceReservation> {
         handle.set_place(place);
         let written = DirtyNode {
             contents: Contents::Written {
                 children,
-                is_named: false,
+                is_pinned_by_journal: false,
             },
-            owes: 0,
+            reservation: None,
         };
         let old = self
             .shard(handle.id().0)
@@ -196,7 +201,7 @@ impl DirtyTable {
         let old = old.expect("a node is in the table until a checkpoint names it");
         self.memory_bytes
             .fetch_sub(old.contents.memory_bytes(), Ordering::Relaxed);
-        old.owes
+        old.reservation
     }
 
     /// Lets go of a node. Its last reference is gone, or a durable checkpoint names it.

@@ -1,9 +1,9 @@
 //! Writing into fragmented space: a segment that no hole takes whole becomes several.
 //!
 //! A checkpoint writes the segments of the memory buffer, megabytes each, and must succeed on a
-//! volume whose free space lies in holes the size of a leaf. Such a segment is cut by key until the pieces fit.
+//! volume whose free space lies in holes the size of a leaf. Such a segment is cut by key until the fragments fit.
 //! Every node that refers to it is still in memory only, and is written with references to the
-//! pieces instead: same ordinal, disjoint clips, so that each key sees what it saw.
+//! fragments instead: same ordinal, disjoint clips, so that each key sees what it saw.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use ramet_nodetable::NodeId;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::run_builder::segment_image;
 use crate::node::skeleton::{SegRef, Skeleton};
@@ -22,22 +22,22 @@ use crate::store::store::Store;
 
 /// One of the segments that stand for a larger one.
 #[derive(Debug)]
-pub(crate) struct Piece {
+pub(crate) struct Fragment {
     /// What it holds, in the key space of the segment.
     range: KeyRange,
     pub(crate) run: Arc<Handle>,
     bytes: u64,
 }
 
-/// Segments that were written in pieces, in key order.
-pub(crate) type Pieces = HashMap<NodeId, Vec<Piece>>;
+/// Segments that were written in fragments, in key order.
+pub(crate) type Fragments = HashMap<NodeId, Vec<Fragment>>;
 
 impl Store {
     /// Writes `run` as several segments, each as long as there is a hole for it.
     ///
     /// # Errors
     /// `NoSpace` when there is none even for a single message; nothing stays allocated then.
-    pub(crate) fn write_in_pieces(&self, run: &MemRun) -> Result<Vec<Piece>> {
+    pub(crate) fn write_fragments(&self, run: &Buffer) -> Result<Vec<Fragment>> {
         let mut done = Vec::new();
         let mut todo = Vec::from(halves(KeyRange::all(), run)?);
         while let Some((range, part)) = todo.pop() {
@@ -46,7 +46,7 @@ impl Store {
                 self.shape.codec,
                 self.shape.block_bytes,
             )) {
-                Ok(run) => done.push(Piece {
+                Ok(run) => done.push(Fragment {
                     range,
                     run,
                     bytes: part.size_bytes() as u64,
@@ -60,7 +60,7 @@ impl Store {
 }
 
 /// Cuts `run`, which lies in `range`, in two; the right one first.
-fn halves(range: KeyRange, run: &MemRun) -> Result<[(KeyRange, MemRun); 2]> {
+fn halves(range: KeyRange, run: &Buffer) -> Result<[(KeyRange, Buffer); 2]> {
     let middle = middle(run).ok_or(Error::NoSpace)?;
     let left = KeyRange::new(range.lo, Some(middle.clone()));
     let right = KeyRange::new(middle, range.hi);
@@ -72,7 +72,7 @@ fn halves(range: KeyRange, run: &MemRun) -> Result<[(KeyRange, MemRun); 2]> {
 }
 
 /// A key with messages on both sides.
-fn middle(run: &MemRun) -> Option<Bytes> {
+fn middle(run: &Buffer) -> Option<Bytes> {
     let mut sum = 0;
     let later = run.points().skip_while(|(key, point)| {
         sum += key.len() + point.payload_bytes() + 48;
@@ -92,18 +92,18 @@ fn middle(run: &MemRun) -> Option<Bytes> {
 }
 
 impl Skeleton {
-    /// The same node with pieces in place of the segments that were written so; `None` when it refers to none.
-    pub(crate) fn with_pieces(&self, pieces: &Pieces) -> Option<Skeleton> {
+    /// The same node with fragments in place of the segments that were written so; `None` when it refers to none.
+    pub(crate) fn with_fragments(&self, fragments: &Fragments) -> Option<Skeleton> {
         if !self
             .segs
             .iter()
-            .any(|seg| pieces.contains_key(&seg.run.id()))
+            .any(|seg| fragments.contains_key(&seg.run.id()))
         {
             return None;
         }
         let mut segs = Vec::with_capacity(self.segs.len());
         for seg in &self.segs {
-            let Some(parts) = pieces.get(&seg.run.id()) else {
+            let Some(parts) = fragments.get(&seg.run.id()) else {
                 segs.push(seg.clone());
                 continue;
             };
@@ -139,7 +139,7 @@ mod tests {
     fn halves_hold_everything_once() {
         for points in 0..6usize {
             for ranges in 0..4usize {
-                let mut run = MemRun::default();
+                let mut run = Buffer::default();
                 for n in 0..ranges {
                     let at = |n: usize| Bytes::from(vec![b'a' + 3 * n as u8]);
                     run.add_range(

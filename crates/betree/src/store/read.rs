@@ -333,7 +333,7 @@ impl Store {
             Ok(match keeping {
                 Keeping::All if alone => Bytes::from(self.read_alone(addr, len)?),
                 Keeping::All => Bytes::from(self.read(addr, len)?),
-                Keeping::Ends => self.read_passing(addr, len)?,
+                Keeping::Ends => self.read_lent(addr, len)?,
             })
         };
         let bytes: Result<_> = read(guards.len());

@@ -27,7 +27,7 @@ const RAW_BYTES_MAX: u64 = 16 << 20;
 
 impl Store {
     /// Reads what somebody else keeps, and nobody here for long: a slice of it holds the whole buffer.
-    pub(crate) fn read_passing(&self, addr: u64, len: usize) -> Result<Bytes> {
+    pub(crate) fn read_lent(&self, addr: u64, len: usize) -> Result<Bytes> {
         let mut buffer = self.spare.0.lock().pop().unwrap_or_default();
         if buffer.len() < len {
             // Nothing of the old one is wanted, nor room for more.
@@ -51,16 +51,16 @@ impl Store {
         wanted_bytes: usize,
         keeping: Keeping,
     ) -> Result<(RunView, Option<Found>)> {
-        let (mut found, mut passed) = (None, None);
+        let (mut found, mut read_extent) = (None, None);
         if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
             self.cached((leaf.id().0, 0), || {
                 let place = self.place(leaf)?;
                 let len = place.used_bytes as usize;
                 let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
                 let read = is_most.then(|| {
-                    let bytes = self.read_passing(place.extent.addr, len)?;
+                    let bytes = self.read_lent(place.extent.addr, len)?;
                     // Others leave to the cache of the device what they do not keep themselves.
-                    passed = (keeping == Keeping::Ends).then_some(place.extent);
+                    read_extent = (keeping == Keeping::Ends).then_some(place.extent);
                     let index = self.decode_front(leaf, &place, &bytes)?;
                     Ok::<_, Error>((bytes, index))
                 });
@@ -73,7 +73,8 @@ impl Store {
                 Ok(Cached::Index(Arc::new(index)))
             })?;
         }
-        let dropped = passed.and_then(|extent| self.passed.lock().note(leaf.id(), extent));
+        let dropped =
+            read_extent.and_then(|extent| self.drop_behind.lock().note(leaf.id(), extent));
         if let Some(dropped) = dropped {
             self.dev.forget_read(dropped.addr, dropped.len);
         }

@@ -22,7 +22,7 @@ use ramet_block::{BLOCK_BYTES, Device, Extent};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::counters::Counters;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::{Handle, Kind, Owner, Place, Stage};
 use crate::node::packed::PackedRun;
 use crate::node::run_index::RUN_HEADER_BYTES;
@@ -31,9 +31,10 @@ use crate::shape::TreeShape;
 use crate::store::buffers::Spare;
 use crate::store::cache::{ByBytes, CacheKey, Cached};
 use crate::store::dirty::{ById, Contents, DirtyNode, DirtyTable};
-use crate::store::drop_behind::Passed;
+use crate::store::drop_behind::DropBehind;
 use crate::store::jobs::ReadAhead;
-use crate::store::shortage::Healing;
+use crate::store::reservation::SpaceReservation;
+use crate::store::space_debt::SpaceDebt;
 use crate::sync::{Cache, Mutex, cache};
 
 /// Most nodes remembered as not worth flattening.
@@ -47,19 +48,19 @@ pub(crate) struct Store {
     pub(crate) counters: Counters,
     /// Nodes that no checkpoint names.
     pub(crate) dirty: DirtyTable,
-    /// Space that the next checkpoint takes to write what is in memory only, in bytes.
-    pub(crate) owed_bytes: AtomicU64,
+    /// Sum of all space reservations, in bytes.
+    pub(crate) reserved: Arc<AtomicU64>,
     /// Bytes of messages in the memory buffer.
     pub(crate) buffered_bytes: AtomicU64,
-    /// Steps that were left out for want of room.
-    pub(crate) healing: Healing,
+    /// Steps that were left out for want of space.
+    pub(crate) space_debt: SpaceDebt,
     /// Bytes of messages that wait in the root for interior nodes.
     pub(crate) waiting_bytes: AtomicU64,
     /// Places of dead leaves that records of the journal name, oldest first.
-    pub(crate) dead_named: Mutex<Vec<Extent>>,
+    pub(crate) deferred_frees: Mutex<Vec<Extent>>,
     pub(crate) read_ahead: ReadAhead,
     pub(crate) spare: Arc<Spare>,
-    pub(crate) passed: Mutex<Passed>,
+    pub(crate) drop_behind: Mutex<DropBehind>,
     pub(crate) cache: Cache<CacheKey, Cached, ByBytes>,
     /// Held while nodes are claimed that one request reads, so that two who want the same do not get half of them each.
     pub(crate) claiming: Mutex<()>,
@@ -93,14 +94,14 @@ impl Store {
             shape,
             counters: Counters::default(),
             dirty: DirtyTable::default(),
-            owed_bytes: AtomicU64::new(0),
+            reserved: Arc::default(),
             buffered_bytes: AtomicU64::new(0),
-            healing: Healing::default(),
+            space_debt: SpaceDebt::default(),
             waiting_bytes: AtomicU64::new(0),
-            dead_named: Mutex::new(Vec::new()),
+            deferred_frees: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
             spare: Arc::default(),
-            passed: Mutex::default(),
+            drop_behind: Mutex::default(),
             cache: cache(items, cache_bytes, ByBytes),
             claiming: Mutex::new(()),
             handles: Mutex::default(),
@@ -146,9 +147,12 @@ impl Store {
             Contents::Packed(run) => run.stored_bytes_max(),
             Contents::Written { .. } => 0,
         };
-        let owes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
-        self.owed_bytes.fetch_add(owes, Ordering::Relaxed);
-        self.enter(kind, height, None, DirtyNode { contents, owes })
+        let bytes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
+        let node = DirtyNode {
+            contents,
+            reservation: Some(SpaceReservation::new(&self.reserved, bytes)),
+        };
+        self.enter(kind, height, None, node)
     }
 
     /// The handle of a node that is written and in no checkpoint yet.
@@ -157,10 +161,17 @@ impl Store {
         kind: Kind,
         place: Place,
         children: Vec<Arc<Handle>>,
-        is_named: bool,
+        is_pinned_by_journal: bool,
     ) -> Arc<Handle> {
-        let contents = Contents::Written { children, is_named };
-        self.enter(kind, 0, Some(place), DirtyNode { contents, owes: 0 })
+        let contents = Contents::Written {
+            children,
+            is_pinned_by_journal,
+        };
+        let node = DirtyNode {
+            contents,
+            reservation: None,
+        };
+        self.enter(kind, 0, Some(place), node)
     }
 
     fn enter(&self, kind: Kind, height: u8, place: Option<Place>, node: DirtyNode) -> Arc<Handle> {
@@ -184,7 +195,7 @@ impl Store {
         )
     }
 
-    pub(crate) fn new_segment(&self, run: MemRun) -> Arc<Handle> {
+    pub(crate) fn new_segment(&self, run: Buffer) -> Arc<Handle> {
         self.fresh(Kind::Segment, 0, Contents::Run(Arc::new(run)))
     }
 
@@ -249,14 +260,22 @@ impl Owner for Store {
         let Some(node) = self.dirty.remove(handle.id().0) else {
             return;
         };
-        match (&node.contents, handle.place()) {
-            (Contents::Written { is_named: true, .. }, Some(place))
-                if !failpoints::is_on(Fault::NamedLeafFreedAtOnce) =>
-            {
-                self.dead_named.lock().push(place.extent);
+        let DirtyNode {
+            contents,
+            reservation,
+        } = node;
+        match (&contents, handle.place()) {
+            (
+                Contents::Written {
+                    is_pinned_by_journal: true,
+                    ..
+                },
+                Some(place),
+            ) if !failpoints::is_on(Fault::PinnedLeafFreedAtOnce) => {
+                self.deferred_frees.lock().push(place.extent);
             }
             (Contents::Written { .. }, Some(place)) => self.table.free_unpublished(place.extent),
-            _ => self.settle(node.owes),
+            _ => reservation.into_iter().for_each(SpaceReservation::release),
         }
     }
 }

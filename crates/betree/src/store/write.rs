@@ -11,7 +11,7 @@ use crate::node::handle::{Handle, Kind, Place};
 use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
 use crate::store::cache::Cached;
-use crate::store::fragments::Pieces;
+use crate::store::fragments::Fragments;
 use crate::store::store::Store;
 
 /// How a node gets to the device.
@@ -39,9 +39,11 @@ impl Store {
         self.dirty.set_packed(handle, packed);
     }
 
-    /// Writes a run now, when that leaves room for the next checkpoint; it is durable with the next checkpoint that names it.
+    /// Writes a run now, if that leaves space for the next checkpoint. The run is durable with the next
+    /// checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
-        let _room = self.take_room((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
+        let _reservation =
+            self.reserve((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
         let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
         let handle = self.unrecorded(image.kind, place, image.children, false);
         // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
@@ -82,7 +84,7 @@ impl Store {
         if let Err(e) = written {
             self.table.free_unpublished(extent);
             if is_no_space(&e) {
-                // The host could not promise room. Nothing refers to the node yet.
+                // The host could not promise the space. Nothing refers to the node yet.
                 return Err(Error::NoSpace);
             }
             return Err(io_error("writing a node")(e));
@@ -101,8 +103,8 @@ impl Store {
     }
 
     /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
-    /// hole takes goes to `pieces` and stays fresh.
-    pub(crate) fn write_back(&self, handle: &Arc<Handle>, pieces: &mut Pieces) -> Result<()> {
+    /// hole takes goes to `fragments` and stays fresh.
+    pub(crate) fn write_back(&self, handle: &Arc<Handle>, fragments: &mut Fragments) -> Result<()> {
         let (codec, block_bytes) = (self.shape.codec, self.shape.block_bytes);
         if let Some(segment) = self.dirty.segment(handle) {
             let image = match &segment {
@@ -112,7 +114,7 @@ impl Store {
             let len = image.bytes.len() as u64;
             match self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache) {
                 Ok(place) => {
-                    // The next flush weighs it.
+                    // The next flush measures its pressure.
                     if let Some(index) = image.index {
                         let index = Cached::Index(Arc::new(index));
                         self.cache.insert((handle.id().0, 0), index);
@@ -124,14 +126,14 @@ impl Store {
                         Ok(packed) => Arc::new(packed.to_mem()),
                         Err(run) => run,
                     };
-                    // It settles when the last node that refers to it has gone: other pieces may find no room, and then
-                    // all of it is written once more.
-                    pieces.insert(handle.id(), self.write_in_pieces(&run)?);
+                    // Its reservation is released when the last node that refers to it has gone: other fragments
+                    // may find no space, and then all of the segment is written once more.
+                    fragments.insert(handle.id(), self.write_fragments(&run)?);
                 }
                 Err(error) => return Err(error),
             }
         } else if let Some(node) = self.dirty.skeleton(handle) {
-            let node = node.with_pieces(pieces).map_or(node, Arc::new);
+            let node = node.with_fragments(fragments).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
             let place = self.write_node(Kind::Skeleton, bytes, sum, true, Via::Cache)?;
@@ -144,8 +146,9 @@ impl Store {
     }
 
     fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
-        let owes = self.dirty.set_written(handle, place, children);
-        self.settle(owes);
+        if let Some(reservation) = self.dirty.set_written(handle, place, children) {
+            reservation.commit();
+        }
     }
 
     /// What the node table is told about a written node.

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::tree::inner::Inner;
 
-/// Batches that remove something and take no more than this together may use up the slack when there is no other way, before
+/// Batches that remove something and take no more than this together may use up the deletion reserve when there is no other way, before
 /// it is looked for again, in bytes.
 const LAST_RESORT_BYTES: u64 = 32 << 10;
 /// Least reserve of which some is lent to them then, and how much of it at most, in bytes.
@@ -40,10 +40,10 @@ impl Inner {
             self.check_alive()?;
             // A checkpoint holds what it moves twice, and as much again may come meanwhile. What is fresh beyond a checkpoint of
             // everything is held by snapshots, and waiting does not help.
-            let crowded =
+            let is_full =
                 self.store.dirty.memory_bytes() > 3 * self.fresh_limit() && self.is_behind();
             let room = journal.room_for(bytes);
-            if let (false, Some(queued)) = (crowded, room) {
+            if let (false, Some(queued)) = (is_full, room) {
                 return self.drain_journal(journal, queued);
             }
             if room.is_none() && journal.is_short_of_host() && !self.is_behind() {
@@ -85,34 +85,34 @@ impl Inner {
         written.inspect_err(|error| self.poison(error))
     }
 
-    /// Refuses what could not be written any more, after healing and checkpoints have given back what they can: it
+    /// Refuses what could not be written any more, after sweeps and checkpoints have given back what they can: it
     /// gives up when several of them in a row gained nothing. A batch that removes something is refused later
-    /// than one that only adds: it may go halfway into the slack, and so leaves room to apply it.
+    /// than one that only adds: it may go halfway into the deletion reserve, and so leaves the space to apply it.
     pub(crate) fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
         let store = &self.store;
         let (mut best, mut stalled) = (0, 0);
         loop {
             let growth = if frees {
-                store.slack_bytes() / 4
+                store.deletion_reserve_bytes() / 4
             } else {
-                store.liability_bytes() + bytes as u64 / 2
+                store.backlog_reserve_bytes() + bytes as u64 / 2
             };
             let wanted = growth + bytes as u64;
-            if store.room_bytes() < wanted {
-                // Others may have given the host room back.
+            if store.unreserved_bytes() < wanted {
+                // Others may have given space back to the host.
                 store.table.look_at_host();
             }
-            let room = store.room_bytes();
-            if room >= wanted && store.secure(wanted) || frees && self.is_last_resort(bytes) {
+            let space = store.unreserved_bytes();
+            if space >= wanted && store.secure(wanted) || frees && self.is_last_resort(bytes) {
                 return Ok(());
             }
             let seq = self.state.lock().seq;
             if self.exhausted_at.load(Ordering::Relaxed) == seq + 1 {
                 break;
             }
-            // Work takes room before it gives some back: what it empties is shared by its next rounds.
-            stalled = if room > best { 0 } else { stalled + 1 };
-            best = best.max(room);
+            // Work takes space before it gives some back: what it empties is shared by its next rounds.
+            stalled = if space > best { 0 } else { stalled + 1 };
+            best = best.max(space);
             if stalled > STALLED_ROUNDS_MAX {
                 self.exhausted_at.store(seq + 1, Ordering::Relaxed);
                 break;
@@ -120,7 +120,7 @@ impl Inner {
             if stalled > 0 {
                 // Without a flush that holds what was freed, and with a look at every node.
                 drop(self.structure.lock());
-                store.healing.demand();
+                store.space_debt.demand();
             }
             self.checkpoint()?;
         }
@@ -136,7 +136,7 @@ impl Inner {
         Err(Error::NoSpace)
     }
 
-    /// Whether checkpoints gained nothing before so little was removed that they would not now either, and there is room to
+    /// Whether checkpoints gained nothing before so little was removed that they would not now either, and there is space to
     /// write it.
     fn is_last_resort(&self, bytes: usize) -> bool {
         let charge = bytes as u64 + LAST_RESORT_OVERHEAD;
@@ -148,8 +148,8 @@ impl Inner {
             0..RESERVE_LENDING => space.backed_reserved,
             reserved => reserved - lent,
         };
-        let has_room = space.backed >= self.store.owed_bytes() + kept + charge;
-        let take = |left: u64| left.checked_sub(charge).filter(|_| has_room);
+        let has_space = space.backed >= self.store.reserved_bytes() + kept + charge;
+        let take = |left: u64| left.checked_sub(charge).filter(|_| has_space);
         let left = &self.last_resort;
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
             .is_ok()

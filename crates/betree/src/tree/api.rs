@@ -8,12 +8,12 @@ use crate::check::usage::Usage;
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
-use crate::read::deferred::Peek;
+use crate::read::deferred::DeferredLookup;
 use crate::read::diff::{Diff, Span};
 use crate::shape::Seq;
 use crate::stats::Stats;
 use crate::tree::batch::{Batch, batch_bytes, check};
-use crate::tree::ingest::Graft;
+use crate::tree::ingest::Ingest;
 use crate::tree::inner::Inner;
 use crate::tree::record;
 use crate::tree::snapshot::{Scan, Snapshot};
@@ -39,24 +39,24 @@ impl Tree {
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        let peek = {
+        let lookup = {
             let state = self.inner.state.lock();
-            Peek::new(
+            DeferredLookup::new(
                 &self.inner.store,
                 (&state.buffer, &state.root),
                 key,
                 Bytes::copy_from_slice,
             )
         };
-        peek.get()
+        lookup.get()
     }
 
     /// One key as of this call, to be looked for later: what is done in between, such as letting go of locks, does not
     /// show. Never reads from the device.
     #[must_use]
-    pub fn peek(&self, key: Bytes) -> Peek<'_> {
+    pub fn lookup_deferred(&self, key: Bytes) -> DeferredLookup<'_> {
         let state = self.inner.state.lock();
-        Peek::new(
+        DeferredLookup::new(
             &self.inner.store,
             (&state.buffer, &state.root),
             key,
@@ -135,7 +135,7 @@ impl Tree {
     /// Applies a batch atomically. It is visible on return, and durable after a later [`Tree::sync`].
     ///
     /// # Errors
-    /// `NoSpace` when a batch that puts or patches has no room, `Invalid` for keys, values or ranges out of
+    /// `NoSpace` when a batch that puts or patches has no space, `Invalid` for keys, values or ranges out of
     /// bounds, `Poisoned` and `ReadOnly`. Nothing is changed then. With [`OpenOptions::sync_each`] also those of
     /// [`Tree::sync`]; the batch is visible then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
@@ -152,7 +152,7 @@ impl Tree {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
         inner.admit(record.len())?;
-        batch.grafts().try_for_each(Graft::claim)?;
+        batch.ingests().try_for_each(Ingest::claim)?;
         let seq = inner.apply(batch, Some(&record), None)?;
         if inner.sync_each {
             inner.sync_to(seq)?;
@@ -161,7 +161,7 @@ impl Tree {
     }
 
     /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible, in place of
-    /// whatever the range holds then, when a batch with [`Batch::graft`] is applied; the journal only names the leaves,
+    /// whatever the range holds then, when a batch with [`Batch::ingest`] is applied; the journal only names the leaves,
     /// so every byte is written once. Keys are relative to the prefix given there. To be called without locks that others
     /// need: it writes.
     ///
@@ -173,13 +173,13 @@ impl Tree {
         lo: impl Into<Bytes>,
         hi: Option<Bytes>,
         entries: impl IntoIterator<Item = (Bytes, Bytes)>,
-    ) -> Result<Graft> {
+    ) -> Result<Ingest> {
         let range = KeyRange::new(lo.into(), hi);
         self.inner.prepare(range, entries.into_iter())
     }
 
     /// Replaces `[lo, hi)` by `entries`, ascending keys of it, at once and however many: leaves are built from the
-    /// stream, a leaf's worth in memory at a time, and grafted by one batch. Returns as [`Tree::apply`].
+    /// stream, a leaf's worth in memory at a time, and ingested by one batch. Returns as [`Tree::apply`].
     ///
     /// # Errors
     /// Those of [`Tree::prepare`] and [`Tree::apply`].
@@ -190,14 +190,14 @@ impl Tree {
         entries: impl IntoIterator<Item = (Bytes, Bytes)>,
     ) -> Result<Seq> {
         let mut batch = Batch::new();
-        batch.graft(Bytes::new(), self.prepare(lo, hi, entries)?);
+        batch.ingest(Bytes::new(), self.prepare(lo, hi, entries)?);
         self.apply(batch)
     }
 
     /// So many bytes of consecutive values are worth [`Tree::prepare`]; fewer are better put.
     #[must_use]
-    pub fn graft_bytes(&self) -> usize {
-        self.inner.store.shape.graft_bytes
+    pub fn ingest_bytes(&self) -> usize {
+        self.inner.store.shape.ingest_bytes
     }
 
     /// Longest batch that can be applied, in bytes of keys and values with some room for overhead.

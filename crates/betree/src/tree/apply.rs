@@ -3,28 +3,28 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::clone::capture::{Captured, Chore, CloneTerms, capture};
+use crate::clone::capture::{Captured, CloneTerms, Prerequisite, capture};
 use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::destination;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::shape::Seq;
 use crate::tree::batch::{Batch, Op};
 use crate::tree::inner::{Inner, State};
-use crate::tree::write_set::Touched;
+use crate::tree::write_set::WriteSet;
 
 /// What the sources of a batch's clones were in one state of the tree, for each of its operations.
-struct Foreseen {
+struct OptimisticCapture {
     seq: Seq,
     top: Arc<Skeleton>,
     captured: Vec<Option<Captured>>,
 }
 
-impl Foreseen {
+impl OptimisticCapture {
     /// Whether `state` is the one that was looked at.
     fn is_of(&self, state: &State) -> bool {
         self.seq == state.seq && Arc::ptr_eq(&self.top, &state.top)
@@ -33,7 +33,7 @@ impl Foreseen {
 
 /// The state of the tree at some time, to look for sources of clones in.
 struct Now {
-    buffer: MemRun,
+    buffer: Buffer,
     frozen: u64,
     root: Arc<Handle>,
     top: Arc<Skeleton>,
@@ -61,7 +61,7 @@ impl Inner {
         captured: Option<Captured>,
         terms: CloneTerms,
         made: &mut Vec<Arc<Handle>>,
-    ) -> Result<std::result::Result<(), Chore>> {
+    ) -> Result<std::result::Result<(), Prerequisite>> {
         match op {
             Op::Put { key, value } => state.buffer.add_point(key, Point::Put(value)),
             Op::Delete { key } => state.buffer.add_point(key, Point::Delete),
@@ -71,9 +71,9 @@ impl Inner {
             Op::DeleteRange { lo, hi } => state
                 .buffer
                 .add_range(KeyRange::new(lo, hi), RangeMsg::Null),
-            Op::Graft { prefix, graft } => {
-                bump(&self.store.counters.grafts);
-                for (range, msg) in graft.messages(&prefix) {
+            Op::Ingest { prefix, ingest } => {
+                bump(&self.store.counters.ingests);
+                for (range, msg) in ingest.messages(&prefix) {
                     state.buffer.add_range(range, msg);
                 }
             }
@@ -96,7 +96,7 @@ impl Inner {
                     }
                 };
                 match captured {
-                    Captured::First(chore) => return Ok(Err(chore)),
+                    Captured::Requires(prerequisite) => return Ok(Err(prerequisite)),
                     Captured::Message { msg, moves } => {
                         if let RangeMsg::Goto(target) = &msg {
                             made.push(target.node.clone());
@@ -138,16 +138,18 @@ impl Inner {
             height_max,
         };
         for round in 0.. {
-            let mut foreseen = clones.then(|| self.foresee(&batch, terms)).transpose()?;
+            let mut optimistic = clones
+                .then(|| self.capture_optimistically(&batch, terms))
+                .transpose()?;
             let mut state = self.state.lock();
             // What holds no more goes without the lock.
-            let mut captured = foreseen.as_mut().filter(|f| f.is_of(&state));
+            let mut captured = optimistic.as_mut().filter(|f| f.is_of(&state));
             // A clone may find that something has to be done first: the batch is tried on the side.
             let saved = clones.then(|| state.buffer.clone());
             let (mut trouble, mut made) = (None, Vec::new());
-            // Only clones make a second round, and only grafts are looked at again. An operation that is not copied
+            // Only clones make a second round, and only ingests are looked at again. An operation that is not copied
             // costs half as much.
-            let ops = if clones || batch.grafts().next().is_some() {
+            let ops = if clones || batch.ingests().next().is_some() {
                 batch.ops.clone()
             } else {
                 std::mem::take(&mut batch.ops)
@@ -157,8 +159,8 @@ impl Inner {
                 let apply = || self.apply_op(&mut state, op, captured, terms, &mut made);
                 match self.poisoning(apply) {
                     Ok(Ok(())) => {}
-                    Ok(Err(chore)) => {
-                        trouble = Some(Ok(chore));
+                    Ok(Err(prerequisite)) => {
+                        trouble = Some(Ok(prerequisite));
                         break;
                     }
                     Err(error) => {
@@ -172,7 +174,7 @@ impl Inner {
                     state.buffer = saved;
                 }
                 drop(state);
-                terms.patient = match self.do_first(trouble?) {
+                terms.patient = match self.meet(trouble?) {
                     Ok(()) => round >= 2,
                     // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
                     Err(Error::NoSpace | Error::ReadOnly) => true,
@@ -187,9 +189,9 @@ impl Inner {
             let seq = state.seq;
             if let (Some(record), Some(journal)) = (record, &self.journal) {
                 // A record may be written as soon as it is queued.
-                let grafts = batch.grafts();
-                grafts.for_each(|graft| graft.set_named(&self.store));
-                journal.append(seq, &[record], batch.grafts().next().is_some());
+                let ingests = batch.ingests();
+                ingests.for_each(|ingest| ingest.pin_by_journal(&self.store));
+                journal.append(seq, &[record], batch.ingests().next().is_some());
             }
             let full = state.buffer.memory_bytes() > self.store.shape.memory_bytes;
             if full {
@@ -208,7 +210,7 @@ impl Inner {
                     w.checkpoint |= is_much;
                 });
             }
-            self.mend_soon(made);
+            self.make_compacted_copy_soon(made);
             return Ok(seq);
         }
         unreachable!("a patient clone asks for nothing")
@@ -216,16 +218,20 @@ impl Inner {
 
     /// Captures the clones of `batch` without the lock, so that no I/O happens under it: it loads the nodes on the way, and what
     /// it finds holds as long as nothing else is applied or moved, for sources that the batch does not change itself before.
-    fn foresee(&self, batch: &Batch, terms: CloneTerms) -> Result<Foreseen> {
+    fn capture_optimistically(
+        &self,
+        batch: &Batch,
+        terms: CloneTerms,
+    ) -> Result<OptimisticCapture> {
         let now = Now::of(&self.state.lock());
         let mut captured = Vec::with_capacity(batch.ops.len());
-        let mut touched = Touched::new(&batch.ops);
+        let mut write_set = WriteSet::new(&batch.ops);
         for (at, op) in batch.ops.iter().enumerate() {
             let Some(source) = op.source().filter(|source| !source.is_empty()) else {
                 captured.push(None);
                 continue;
             };
-            let changes = touched.meets(at, &source);
+            let changes = write_set.meets(at, &source);
             let terms = if changes {
                 // Whether it nests too deep is not known yet.
                 let height_max = HEIGHT_MAX_REPLAYED;
@@ -237,7 +243,7 @@ impl Inner {
                 terms
             };
             let known = (!changes)
-                .then(|| self.prepared.take(now.seq, &now.top, &source))
+                .then(|| self.capture_cache.take(now.seq, &now.top, &source))
                 .flatten();
             let found = match known {
                 Some(found) => found,
@@ -246,21 +252,21 @@ impl Inner {
             captured.push((!changes).then_some(found));
         }
         let Now { seq, top, .. } = now;
-        Ok(Foreseen { seq, top, captured })
+        Ok(OptimisticCapture { seq, top, captured })
     }
 
     /// Captures `source` as it is `now`.
     fn capture(&self, now: &Now, source: &KeyRange, terms: CloneTerms) -> Result<Captured> {
         let limit = self.store.shape.clone_copy_bytes;
         if let Some(state) = self
-            .prepared
+            .capture_cache
             .small((now.frozen, &now.buffer), source, limit)
         {
             return Ok(Captured::Copy(state));
         }
         let is_below = now.buffer.ranges_in(source).next().is_none()
             && now.buffer.points_in(source).next().is_none();
-        if is_below && let Some(msg) = self.prepared.shared(&now.top, source) {
+        if is_below && let Some(msg) = self.capture_cache.shared(&now.top, source) {
             return Ok(Captured::Message { msg, moves: false });
         }
         let found = capture(
@@ -271,10 +277,10 @@ impl Inner {
             terms,
         )?;
         match &found {
-            Captured::Copy(state) => self.prepared.keep_small(now.frozen, source, state),
+            Captured::Copy(state) => self.capture_cache.keep_small(now.frozen, source, state),
             // Who is patient takes what the next one would rather have put in order first.
             Captured::Message { msg, moves: false } if is_below && !terms.patient => {
-                self.prepared.keep_shared(&now.top, source, msg);
+                self.capture_cache.keep_shared(&now.top, source, msg);
             }
             _ => {}
         }
@@ -289,14 +295,15 @@ impl Inner {
             height_max: HEIGHT_MAX_REPLAYED,
         };
         let found = self.capture(&now, source, terms)?;
-        let chore = match found {
-            Captured::First(chore) => chore,
+        let prerequisite = match found {
+            Captured::Requires(prerequisite) => prerequisite,
             found => {
-                self.prepared.keep(now.seq, now.top, source.clone(), found);
+                self.capture_cache
+                    .keep(now.seq, now.top, source.clone(), found);
                 return Ok(());
             }
         };
-        match self.do_first(chore) {
+        match self.meet(prerequisite) {
             // The clone itself will put up with it, or tell.
             Err(Error::NoSpace) => Ok(()),
             Err(error) if error.is_of_a_read() => Ok(()),
@@ -305,20 +312,20 @@ impl Inner {
     }
 
     /// Lets go of what was found for clones that did not come, with the nodes made for them.
-    pub(crate) fn forget_prepared(&self) {
-        self.prepared.forget();
+    pub(crate) fn clear_capture_cache(&self) {
+        self.capture_cache.forget();
     }
 
-    fn do_first(&self, chore: Chore) -> Result<()> {
+    fn meet(&self, prerequisite: Prerequisite) -> Result<()> {
         bump(&self.store.counters.clone_waits);
-        match chore {
-            Chore::Freeze => {
+        match prerequisite {
+            Prerequisite::Freeze => {
                 self.freeze(&mut self.state.lock());
                 // What fills leaves goes into them once, before two ranges share it.
                 self.flush(false)
             }
-            Chore::Mend(node) => self.mend(&node, true),
-            Chore::Sink(range) => {
+            Prerequisite::CompactedCopy(node) => self.make_compacted_copy(&node, true),
+            Prerequisite::Sink(range) => {
                 let _structure = self.structure.lock();
                 self.freeze(&mut self.state.lock());
                 self.rebuild(|store, root| store.sink(root, &range, true))
@@ -326,22 +333,22 @@ impl Inner {
         }
     }
 
-    /// Has the newest of these nodes that is crowded put in order in the background.
-    fn mend_soon(&self, made: Vec<Arc<Handle>>) {
-        let crowded = made
+    /// Asks the flusher for a compacted copy of the newest of these nodes that is over its fanout.
+    fn make_compacted_copy_soon(&self, made: Vec<Arc<Handle>>) {
+        let over_fanout = made
             .into_iter()
             .rev()
-            .find(|node| self.store.wants_mending(node));
-        if crowded.is_some() && !self.threads.lock().is_empty() {
-            self.wanted.lock().mend = crowded;
+            .find(|node| self.store.wants_compacted_copy(node));
+        if over_fanout.is_some() && !self.threads.lock().is_empty() {
+            self.wanted.lock().compacted_copy = over_fanout;
             self.work.notify_all();
         }
     }
 
     /// Builds the node that clones go on from, instead of `node`. Alone, since two would do the same work.
-    pub(crate) fn mend(&self, node: &Skeleton, urgent: bool) -> Result<()> {
-        let _mending = self.mending.lock();
-        match self.compacted.mend(&self.store, node, urgent) {
+    pub(crate) fn make_compacted_copy(&self, node: &Skeleton, urgent: bool) -> Result<()> {
+        let _compacting = self.compacting.lock();
+        match self.compacted.make(&self.store, node, urgent) {
             // Nobody needs the copy, and whoever reads what is damaged is told.
             Err(error) if error.is_of_a_read() => {
                 tracing::debug!(%error, "a node stays as it is");

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, if_readable};
-use crate::tree::heap_trim::Trim;
+use crate::tree::heap_trim::HeapTrim;
 use crate::tree::inner::Inner;
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
@@ -17,31 +17,37 @@ impl Inner {
         let Some(journal) = &self.journal else {
             return false;
         };
-        self.store.can_heal()
+        self.store.can_sweep()
             || self.has_to_checkpoint()
                 && (journal.used_bytes() > journal.capacity_bytes() / 2
                     || self.holds_much()
-                    || self.store.dead_named().1 > self.volume_bytes.load(Ordering::Relaxed) / 8
+                    || self.store.deferred_frees().1
+                        > self.volume_bytes.load(Ordering::Relaxed) / 8
                     || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }
 
     fn flusher(&self) {
         loop {
-            let (flush, mend) = {
+            let (flush, uncompacted) = {
                 let mut wanted = self.wanted.lock();
-                while !wanted.flush && wanted.mend.is_none() && !wanted.stop {
+                while !wanted.flush && wanted.compacted_copy.is_none() && !wanted.stop {
                     self.work.wait(&mut wanted);
                 }
                 if wanted.stop {
                     return;
                 }
-                (std::mem::take(&mut wanted.flush), wanted.mend.take())
+                (
+                    std::mem::take(&mut wanted.flush),
+                    wanted.compacted_copy.take(),
+                )
             };
             let mut done = self.check_alive();
-            if let Some(node) = mend {
+            if let Some(node) = uncompacted {
                 done = done
                     .and_then(|()| if_readable(self.store.skeleton(&node)))
-                    .and_then(|node| node.map_or(Ok(()), |node| self.mend(&node, false)));
+                    .and_then(|node| {
+                        node.map_or(Ok(()), |node| self.make_compacted_copy(&node, false))
+                    });
             }
             if flush {
                 done = done.and_then(|()| self.flush_if_possible(false));
@@ -55,7 +61,7 @@ impl Inner {
         }
     }
 
-    fn is_trim_due(&self, trim: &mut Trim) -> bool {
+    fn is_trim_due(&self, trim: &mut HeapTrim) -> bool {
         let (seq, counters) = (self.state.lock().seq, &self.store.counters);
         let read = counters.bytes_read.load(Ordering::Relaxed);
         let cache = self.store.cache_capacity();
@@ -73,7 +79,7 @@ impl Inner {
     }
 
     fn keeper(&self) {
-        let mut trim = Trim::default();
+        let mut trim = HeapTrim::default();
         let mut since = Instant::now();
         loop {
             let (asked, journal) = {
@@ -146,7 +152,7 @@ impl Inner {
 
     pub(crate) fn stop(&self) {
         self.store.read_ahead.stop();
-        self.want(|w| (w.stop, w.mend) = (true, None));
+        self.want(|w| (w.stop, w.compacted_copy) = (true, None));
         let threads: Vec<_> = self.threads.lock().drain(..).collect();
         for thread in threads {
             if thread.join().is_err() {

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, successor_of_prefix};
 use crate::key::translation::destination;
 use crate::shape::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
-use crate::tree::ingest::Graft;
+use crate::tree::ingest::Ingest;
 
 /// One change of the key space. Keys and values are bytes; keys order bytewise.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,12 +53,12 @@ pub enum Op {
         /// What the copies gain in front.
         prefix: Bytes,
     },
-    /// The range of the graft, behind the prefix, holds exactly the entries of the graft.
-    Graft {
+    /// The range of the ingest, behind the prefix, holds exactly the entries of the ingest.
+    Ingest {
         /// What the keys gain in front.
         prefix: Bytes,
         /// Range and entries.
-        graft: Graft,
+        ingest: Ingest,
     },
 }
 
@@ -72,7 +72,7 @@ impl Op {
     }
 
     /// The ranges in which it may change what is there, or where that lies.
-    pub(crate) fn touched(&self) -> impl Iterator<Item = KeyRange> {
+    pub(crate) fn written_ranges(&self) -> impl Iterator<Item = KeyRange> {
         let (one, other) = match self {
             Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => {
                 let next = Bytes::from([key, &[0][..]].concat());
@@ -90,7 +90,7 @@ impl Op {
                     (!source.is_empty()).then(|| destination(&source, *strip as usize, prefix).0);
                 (source, copy)
             }
-            Op::Graft { .. } => (KeyRange::all(), None),
+            Op::Ingest { .. } => (KeyRange::all(), None),
         };
         let ranges = std::iter::once(one).chain(other);
         ranges.filter(|range| !range.is_empty())
@@ -101,8 +101,8 @@ impl Op {
         match self {
             Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => range.contains(key),
             _ => self
-                .touched()
-                .any(|touched| !touched.intersect(range).is_empty()),
+                .written_ranges()
+                .any(|written| !written.intersect(range).is_empty()),
         }
     }
 }
@@ -203,18 +203,18 @@ impl Batch {
     }
 
     /// Replaces the range that was prepared, behind `prefix`, by the entries that were
-    /// ([`Tree::prepare`](crate::Tree::prepare)). A graft is applied once.
-    pub fn graft(&mut self, prefix: impl Into<Bytes>, graft: Graft) {
-        self.ops.push(Op::Graft {
+    /// ([`Tree::prepare`](crate::Tree::prepare)). An ingest is applied once.
+    pub fn ingest(&mut self, prefix: impl Into<Bytes>, ingest: Ingest) {
+        self.ops.push(Op::Ingest {
             prefix: prefix.into(),
-            graft,
+            ingest,
         });
     }
 
-    /// Its grafts.
-    pub(crate) fn grafts(&self) -> impl Iterator<Item = &Graft> {
+    /// Its ingests.
+    pub(crate) fn ingests(&self) -> impl Iterator<Item = &Ingest> {
         self.ops.iter().filter_map(|op| match op {
-            Op::Graft { graft, .. } => Some(graft),
+            Op::Ingest { ingest, .. } => Some(ingest),
             _ => None,
         })
     }
@@ -232,7 +232,7 @@ pub(crate) fn batch_bytes(batch: &Batch) -> usize {
             // At most a copy of a skeleton and a small segment.
             Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 4096,
             // The entries have their space already.
-            Op::Graft { prefix, graft } => 2 * prefix.len() + graft.record_bytes(),
+            Op::Ingest { prefix, ingest } => 2 * prefix.len() + ingest.record_bytes(),
         })
         .sum()
 }
@@ -247,8 +247,8 @@ pub(crate) fn check(batch: &Batch) -> Result<()> {
             Op::Patch { key, offset, bytes } => (key, *offset as usize + bytes.len()),
             Op::Delete { key } => (key, 0),
             Op::DeleteRange { lo, .. } => (lo, 0),
-            Op::Graft { prefix, graft } => {
-                graft.check(prefix)?;
+            Op::Ingest { prefix, ingest } => {
+                ingest.check(prefix)?;
                 (prefix, 0)
             }
             Op::CloneRange {

@@ -27,7 +27,7 @@ use crate::error::{Error, Result, io_error};
 use crate::journal::journal::Journal;
 use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
-use crate::store::fragments::Pieces;
+use crate::store::fragments::Fragments;
 use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
@@ -104,25 +104,31 @@ impl Inner {
         self.store.look_for_dead(&top);
         drop(top);
         self.flush_if_possible(true)?;
-        // On a full volume nobody may build on segments that are about to be written in pieces: they would be written
+        // On a full volume nobody may build on segments that are about to be written in fragments: they would be written
         // twice.
-        let is_short = self.store.room_bytes() < 2 * self.store.slack_bytes();
-        let structure = is_short.then(|| (self.structure.lock(), self.mending.lock()));
+        let is_short = self.store.unreserved_bytes() < 2 * self.store.deletion_reserve_bytes();
+        let structure = is_short.then(|| (self.structure.lock(), self.compacting.lock()));
         // What no clone went on from would take space for nothing.
         self.compacted.forget();
-        self.forget_prepared();
-        let (root, seq, cut, dead, heals) = {
+        self.clear_capture_cache();
+        let (root, seq, cut, dead, space_debt) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
             // What is dead now was named by records before the cut.
-            let (dead, _) = self.store.dead_named();
-            let heals = self.store.healing.goes_on();
-            (state.root.clone(), state.seq, journal.cut(), dead, heals)
+            let (dead, _) = self.store.deferred_frees();
+            let space_debt = self.store.space_debt.outlasts_checkpoint();
+            (
+                state.root.clone(),
+                state.seq,
+                journal.cut(),
+                dead,
+                space_debt,
+            )
         };
-        let mut pieces = Pieces::new();
-        let fresh = write_fresh(&self.store, &root, &mut pieces)?;
-        if !pieces.is_empty() {
-            self.refer_to(&pieces, &root)?;
+        let mut fragments = Fragments::new();
+        let fresh = write_fresh(&self.store, &root, &mut fragments)?;
+        if !fragments.is_empty() {
+            self.refer_to(&fragments, &root)?;
         }
         drop(structure);
         let new: Vec<_> = fresh
@@ -159,7 +165,7 @@ impl Inner {
         next.next_seq = seq + 1;
         next.volume_bytes = self.volume_bytes.load(Ordering::Relaxed);
         next.clean = clean;
-        next.heals = heals;
+        next.space_debt = space_debt;
         if failpoints::is_on(Fault::JournalReleasedEarly) {
             journal.release(cut);
         }
@@ -181,12 +187,12 @@ impl Inner {
             .reclaimed
             .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
         self.store.table.committed(commit);
-        let dead = if failpoints::is_on(Fault::NamedLeafFreedAtEnd) {
-            self.store.dead_named().0
+        let dead = if failpoints::is_on(Fault::PinnedLeafFreedAtEnd) {
+            self.store.deferred_frees().0
         } else {
             dead
         };
-        self.store.free_dead_named(dead);
+        self.store.free_deferred(dead);
         journal.release(cut);
         journal.give_back();
         self.store.trim_host();
@@ -196,14 +202,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Lets go of the segments that were written in pieces, with the contents of the root that still refer to them.
-    fn refer_to(&self, pieces: &Pieces, root: &Arc<Handle>) -> Result<()> {
+    /// Lets go of the segments that were written in fragments, with the contents of the root that still refer to them.
+    fn refer_to(&self, fragments: &Fragments, root: &Arc<Handle>) -> Result<()> {
         let written = self.store.skeleton(root)?;
         let mut state = self.state.lock();
         let old = state.top.clone();
         if Arc::ptr_eq(&state.root, root) {
             state.top = written;
-        } else if let Some(top) = state.top.with_pieces(pieces) {
+        } else if let Some(top) = state.top.with_fragments(fragments) {
             state.set_root(&self.store, top);
         }
         drop(state);
@@ -258,7 +264,11 @@ impl Inner {
 
 /// Writes every node below `root` that is in memory only, and returns all that no checkpoint names yet,
 /// children before parents.
-fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result<Vec<Arc<Handle>>> {
+fn write_fresh(
+    store: &Store,
+    root: &Arc<Handle>,
+    fragments: &mut Fragments,
+) -> Result<Vec<Arc<Handle>>> {
     enum Step {
         Enter(Arc<Handle>),
         Leave(Arc<Handle>),
@@ -269,13 +279,13 @@ fn write_fresh(store: &Store, root: &Arc<Handle>, pieces: &mut Pieces) -> Result
     while let Some(step) = steps.pop() {
         match step {
             Step::Leave(handle) => {
-                store.write_back(&handle, pieces)?;
+                store.write_back(&handle, fragments)?;
                 done.extend(
-                    pieces
+                    fragments
                         .get(&handle.id())
                         .into_iter()
                         .flatten()
-                        .map(|piece| piece.run.clone()),
+                        .map(|fragment| fragment.run.clone()),
                 );
                 done.push(handle);
             }
@@ -310,7 +320,7 @@ mod tests {
 
     use super::*;
     use crate::key::range::KeyRange;
-    use crate::node::buffer::MemRun;
+    use crate::node::buffer::Buffer;
     use crate::node::handle::Kind;
     use crate::node::message::Point;
     use crate::node::skeleton::Skeleton;
@@ -362,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_segment_in_pieces_owes_its_space_until_nobody_refers_to_it() {
+    fn a_segment_in_fragments_reserves_its_space_until_its_last_reference_goes() {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(4 << 20));
         Tree::format(&dev, &FormatOptions::default()).unwrap();
         let open = OpenOptions {
@@ -371,10 +381,10 @@ mod tests {
         };
         let tree = Tree::open(dev, open).unwrap();
         let store = &tree.inner.store;
-        let before = store.owed_bytes();
+        let before = store.reserved_bytes();
         let mut root = Skeleton::empty(1, KeyRange::all());
         for name in ["a", "b"] {
-            let mut run = MemRun::default();
+            let mut run = Buffer::default();
             for number in 0..10 {
                 let key = Bytes::from(format!("{name}{number}"));
                 run.add_point(key, Point::Put(Bytes::from(vec![7; 1000])));
@@ -382,8 +392,8 @@ mod tests {
             store.push_run(&mut root, run);
         }
         let root = store.new_skeleton(root);
-        let owed = store.owed_bytes();
-        assert!(owed >= before + 20_000);
+        let reserved = store.reserved_bytes();
+        assert!(reserved >= before + 20_000);
 
         // Holes of a block, for one segment.
         let blocks = std::iter::from_fn(|| store.table.alloc_reserved(BLOCK_BYTES).ok());
@@ -392,28 +402,32 @@ mod tests {
         for hole in holes().take(5) {
             store.table.free_unpublished(hole);
         }
-        let mut pieces = Pieces::new();
-        let written = write_fresh(store, &root, &mut pieces);
+        let mut fragments = Fragments::new();
+        let written = write_fresh(store, &root, &mut fragments);
         assert!(matches!(written, Err(Error::NoSpace)));
-        assert_eq!(pieces.len(), 1, "the other one found no room");
-        drop(pieces);
-        assert_eq!(store.owed_bytes(), owed, "all is to be written still");
+        assert_eq!(fragments.len(), 1, "the other one found no space");
+        drop(fragments);
+        assert_eq!(
+            store.reserved_bytes(),
+            reserved,
+            "all is to be written still"
+        );
 
         // For both, and the node.
         for hole in holes().skip(5).take(10) {
             store.table.free_unpublished(hole);
         }
-        let mut pieces = Pieces::new();
-        let written = write_fresh(store, &root, &mut pieces).unwrap();
-        assert_eq!(pieces.len(), 2);
-        assert!(store.owed_bytes() < owed);
+        let mut fragments = Fragments::new();
+        let written = write_fresh(store, &root, &mut fragments).unwrap();
+        assert_eq!(fragments.len(), 2);
+        assert!(store.reserved_bytes() < reserved);
         drop(written);
         assert_eq!(
-            store.owed_bytes(),
+            store.reserved_bytes(),
             before,
-            "the pieces are referred to instead"
+            "the fragments are referred to instead"
         );
-        drop((root, pieces));
-        assert_eq!(store.owed_bytes(), before);
+        drop((root, fragments));
+        assert_eq!(store.reserved_bytes(), before);
     }
 }

@@ -15,14 +15,14 @@ const TICKS_MIN: u32 = 10;
 
 /// What had passed when memory was given back last.
 #[derive(Debug, Default)]
-pub(crate) struct Trim {
+pub(crate) struct HeapTrim {
     seq: Seq,
     ticks: u32,
     written: u64,
     read: u64,
 }
 
-impl Trim {
+impl HeapTrim {
     /// Whether it is time. To be asked at each tick, with the number of the last batch, the bytes of nodes `written` and `read` so
     /// far, and those that the cache holds at most: what is read replaces no more than that.
     pub(crate) fn is_due(&mut self, seq: Seq, written: u64, read: u64, cache: u64) -> bool {
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn memory_is_given_back_once_after_much_was_written_and_nothing_more_is() {
-        let mut trim = Trim::default();
+        let mut trim = HeapTrim::default();
         assert!(!trim.is_due(0, 0, 0, 256 * MIB));
         assert!(!trim.is_due(7, 63 * MIB, 0, 256 * MIB));
         assert!(!trim.is_due(7, 63 * MIB, 0, 256 * MIB), "too little");
@@ -57,7 +57,7 @@ mod tests {
 
     #[test]
     fn reads_count_when_they_went_through_the_whole_cache_and_now_and_then() {
-        let mut trim = Trim::default();
+        let mut trim = HeapTrim::default();
         for _ in 0..20 {
             assert!(!trim.is_due(0, 0, 255 * MIB, 256 * MIB));
         }

@@ -1,4 +1,4 @@
-//! Grafts: large values are written once, straight into leaves, and enter the tree by GOTO.
+//! Ingests: large values are written once, straight into leaves, and enter the tree by GOTO.
 //!
 //! ```text
 //!  prepare   entries -> leaves -> extents      no lock, nothing refers to them yet
@@ -11,7 +11,7 @@
 //! that is worth an extent of its own is never in the journal, and one that is not always is, so no record waits
 //! for a later one to say where its value is.
 //!
-//! Keys of a graft are relative: a prefix is put in front of them when it is applied, so that leaves can be written before
+//! Keys of an ingest are relative: a prefix is put in front of them when it is applied, so that leaves can be written before
 //! the caller takes the locks that decide where they go.
 //!
 //! An extent that a record of the journal names keeps its bytes until a checkpoint is durable that has no need of the
@@ -39,22 +39,22 @@ use crate::store::store::Store;
 use crate::store::write::Via;
 use crate::tree::inner::Inner;
 
-/// Entries in leaves of their own, which no key leads to until [`Batch::graft`](crate::Batch::graft) is applied.
+/// Entries in leaves of their own, which no key leads to until [`Batch::ingest`](crate::Batch::ingest) is applied.
 /// Their space is free again when the last copy is dropped unapplied.
 #[derive(Clone, Debug)]
-pub struct Graft(Arc<Grafted>);
+pub struct Ingest(Arc<Ingested>);
 
 #[derive(Debug)]
-struct Grafted {
+struct Ingested {
     /// What it replaces, behind the prefix.
     range: KeyRange,
     /// Their ranges cut `range` into pieces without gaps; none when it holds nothing.
-    leaves: Vec<GraftLeaf>,
+    leaves: Vec<IngestLeaf>,
     is_applied: AtomicBool,
 }
 
 #[derive(Debug)]
-struct GraftLeaf {
+struct IngestLeaf {
     lo: Bytes,
     /// Leading bytes of the relative keys that the leaf leaves out.
     lift: usize,
@@ -62,19 +62,19 @@ struct GraftLeaf {
     node: Arc<Handle>,
 }
 
-impl PartialEq for Graft {
+impl PartialEq for Ingest {
     fn eq(&self, other: &Self) -> bool {
-        let leaf = |leaf: &GraftLeaf| (leaf.lo.clone(), leaf.lift, leaf.place);
+        let leaf = |leaf: &IngestLeaf| (leaf.lo.clone(), leaf.lift, leaf.place);
         let (a, b) = (&self.0, &other.0);
         a.range == b.range && a.leaves.iter().map(leaf).eq(b.leaves.iter().map(leaf))
     }
 }
 
-impl Eq for Graft {}
+impl Eq for Ingest {}
 
-impl Graft {
-    fn new(range: KeyRange, leaves: Vec<GraftLeaf>) -> Self {
-        Self(Arc::new(Grafted {
+impl Ingest {
+    fn new(range: KeyRange, leaves: Vec<IngestLeaf>) -> Self {
+        Self(Arc::new(Ingested {
             range,
             leaves,
             is_applied: AtomicBool::new(false),
@@ -105,15 +105,15 @@ impl Graft {
     /// Claims it for one batch: its extents are named by one record at most.
     pub(crate) fn claim(&self) -> Result<()> {
         if self.0.is_applied.swap(true, Ordering::Relaxed) {
-            return Err(Error::Invalid("a graft is applied once"));
+            return Err(Error::Invalid("an ingest is applied once"));
         }
         Ok(())
     }
 
     /// Says that a record of the journal names the extents.
-    pub(crate) fn set_named(&self, store: &Store) {
+    pub(crate) fn pin_by_journal(&self, store: &Store) {
         let nodes = self.0.leaves.iter().map(|leaf| &leaf.node);
-        nodes.for_each(|node| store.dirty.set_named(node));
+        nodes.for_each(|node| store.dirty.pin_by_journal(node));
     }
 
     /// Bytes that it takes in a record or in memory, about.
@@ -128,12 +128,12 @@ impl Graft {
         if let Some(first) = leaves.first()
             && first.lo != self.0.range.lo
         {
-            return Err(Error::Invalid("the leaves of a graft leave a gap"));
+            return Err(Error::Invalid("the leaves of an ingest leave a gap"));
         }
         for (at, leaf) in leaves.iter().enumerate() {
             let range = self.leaf_range(at);
             if range.is_empty() || !range.shares_prefix(leaf.lift) {
-                return Err(Error::Invalid("the leaves of a graft do not follow"));
+                return Err(Error::Invalid("the leaves of an ingest do not follow"));
             }
             if prefix.len() + leaf.lo.len() > KEY_BYTES_MAX {
                 return Err(Error::Invalid("a key is too long"));
@@ -156,7 +156,7 @@ impl Graft {
         }
     }
 
-    /// Decodes what [`Graft::encode`] wrote; `leaf_at` finds the leaf at a place that the record names.
+    /// Decodes what [`Ingest::encode`] wrote; `leaf_at` finds the leaf at a place that the record names.
     pub(crate) fn decode(
         r: &mut Reader<'_>,
         leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
@@ -180,10 +180,10 @@ impl Graft {
                 checksum: r.u64()?,
             };
             let node = leaf_at(place).ok_or(DecodeError::Value {
-                field: "extent of a graft",
+                field: "extent of an ingest",
                 found: extent.addr,
             })?;
-            leaves.push(GraftLeaf {
+            leaves.push(IngestLeaf {
                 lo,
                 lift,
                 place,
@@ -200,7 +200,7 @@ impl Inner {
         &self,
         range: KeyRange,
         entries: impl Iterator<Item = (Bytes, Bytes)>,
-    ) -> Result<Graft> {
+    ) -> Result<Ingest> {
         if self.journal.is_none() {
             return Err(Error::ReadOnly);
         }
@@ -210,14 +210,14 @@ impl Inner {
                 self.poison(error);
             }
         })?;
-        Ok(Graft::new(range, leaves))
+        Ok(Ingest::new(range, leaves))
     }
 
     fn write_leaves(
         &self,
         range: &KeyRange,
         entries: impl Iterator<Item = (Bytes, Bytes)>,
-    ) -> Result<Vec<GraftLeaf>> {
+    ) -> Result<Vec<IngestLeaf>> {
         let mut writer = LeafWriter::new(&self.store, range.lo.clone(), 0, Via::Bulk);
         let mut last: Option<Bytes> = None;
         // Admitted a leaf at a time: who streams more than fits gets what checkpoints give back on the way.
@@ -225,7 +225,7 @@ impl Inner {
         for (key, value) in entries {
             if !range.contains(&key) || last.as_ref().is_some_and(|last| *last >= key) {
                 return Err(Error::Invalid(
-                    "the keys of a graft do not ascend in its range",
+                    "the keys of an ingest do not ascend in its range",
                 ));
             }
             if key.len() > KEY_BYTES_MAX || value.len() > VALUE_BYTES_MAX {
@@ -243,9 +243,9 @@ impl Inner {
         let leaves = edges.into_iter().filter_map(|edge| {
             let child = edge.child?;
             let place = child.node.unrecorded_place()?;
-            let counter = &self.store.counters.graft_bytes;
+            let counter = &self.store.counters.ingest_bytes;
             counter.fetch_add(place.extent.len, Ordering::Relaxed);
-            Some(GraftLeaf {
+            Some(IngestLeaf {
                 lo: edge.lo,
                 lift: child.translation.strip,
                 place,
@@ -258,9 +258,9 @@ impl Inner {
 
 /// The leaves that the records of a journal name, by address. Holding it keeps all of them.
 #[derive(Default)]
-pub(crate) struct NamedLeaves(HashMap<u64, (Place, Arc<Handle>)>);
+pub(crate) struct PinnedLeaves(HashMap<u64, (Place, Arc<Handle>)>);
 
-impl NamedLeaves {
+impl PinnedLeaves {
     /// Takes the place out of the free space; `None` when it is not free there.
     pub(crate) fn pin(&mut self, store: &Store, place: Place) -> Option<Arc<Handle>> {
         if let Some((known, node)) = self.0.get(&place.extent.addr) {
@@ -269,7 +269,7 @@ impl NamedLeaves {
         if !store.table.pin(place.extent) {
             return None;
         }
-        let node = store.named_leaf(place);
+        let node = store.pinned_leaf(place);
         self.0.insert(place.extent.addr, (place, node.clone()));
         Some(node)
     }

@@ -5,15 +5,15 @@
 //!                 │ full, or a clone's source, or a checkpoint: becomes the root's newest segment
 //!                 v
 //!            root skeleton (an Arc, replaced whole)
-//!                 │ flusher: tend() from the top, then publish
+//!                 │ flusher: maintain() from the top, then publish
 //!                 v
 //!            nodes below, immutable
 //! ```
 //!
-//! Lock order: `checkpointing`, `structure`, `mending`, `state`, then the locks inside journal, store and node table. `state`
+//! Lock order: `checkpointing`, `structure`, `compacting`, `state`, then the locks inside journal, store and node table. `state`
 //! is held over memory work only. `structure` is held by whoever builds a new root; it is
 //! not needed for reading, writing or freezing the buffer, which only appends to the root's segments, and
-//! [`Inner::publish`] carries such segments over. `mending` is held by whoever puts a node in order for clones.
+//! [`Inner::publish`] carries such segments over. `compacting` is held by whoever puts a node in order for clones.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -23,12 +23,12 @@ use std::time::Instant;
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Label, Superblock, Uuid};
 
-use crate::clone::capture_cache::Prepared;
+use crate::clone::capture_cache::CaptureCache;
 use crate::clone::compacted::CompactedCopies;
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
-use crate::node::buffer::MemRun;
+use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
@@ -40,7 +40,7 @@ use crate::tree::signals::Wanted;
 
 /// What a mutex of microseconds protects.
 pub(crate) struct State {
-    pub(crate) buffer: MemRun,
+    pub(crate) buffer: Buffer,
     /// Buffers that were frozen.
     pub(crate) frozen: u64,
     pub(crate) root: Arc<Handle>,
@@ -55,7 +55,7 @@ impl State {
         let top = store.skeleton(&root)?;
         store.set_waiting(&top);
         Ok(Self {
-            buffer: MemRun::default(),
+            buffer: Buffer::default(),
             frozen: 0,
             top,
             root,
@@ -84,8 +84,8 @@ pub(crate) struct Inner {
     pub(crate) journal: Option<Journal>,
     pub(crate) state: Mutex<State>,
     pub(crate) structure: Mutex<()>,
-    pub(crate) mending: Mutex<()>,
-    pub(crate) prepared: Prepared,
+    pub(crate) compacting: Mutex<()>,
+    pub(crate) capture_cache: CaptureCache,
     pub(crate) compacted: CompactedCopies,
     pub(crate) checkpointing: Mutex<Superblock>,
     pub(crate) last_checkpoint: Mutex<Instant>,
@@ -93,7 +93,7 @@ pub(crate) struct Inner {
     pub(crate) checkpointed_seq: AtomicU64,
     /// One more than the number of the batch after which checkpoints had no more space to give back; 0 for none.
     pub(crate) exhausted_at: AtomicU64,
-    /// Bytes of batches that may use up the slack before another way is looked for.
+    /// Bytes of batches that may use up the deletion reserve before another way is looked for.
     pub(crate) last_resort: AtomicU64,
     pub(crate) failure: OnceLock<Arc<str>>,
     pub(crate) wanted: Mutex<Wanted>,
@@ -140,8 +140,8 @@ impl Inner {
             last_resort: AtomicU64::new(0),
             state: Mutex::new(state),
             structure: Mutex::new(()),
-            mending: Mutex::new(()),
-            prepared: Prepared::default(),
+            compacting: Mutex::new(()),
+            capture_cache: CaptureCache::default(),
             compacted: CompactedCopies::default(),
             checkpointing: Mutex::new(sb),
             last_checkpoint: Mutex::new(Instant::now()),

@@ -25,7 +25,7 @@ use crate::store::store::Store;
 use crate::sync::Mutex;
 use crate::tree::api::Tree;
 use crate::tree::batch::check;
-use crate::tree::ingest::NamedLeaves;
+use crate::tree::ingest::PinnedLeaves;
 use crate::tree::inner::{Inner, State, empty_root, machine_cache_bytes};
 use crate::tree::record;
 
@@ -130,7 +130,7 @@ impl Tree {
                 .map_err(|_| Error::Invalid("the fanout is out of range"))?,
             codec: options.codec.unwrap_or(shape.codec),
             clean: true,
-            heals: false,
+            space_debt: false,
             label: options.label.clone(),
         };
         let roots = NodeTable::format(dev, usable(&sb))?;
@@ -185,8 +185,8 @@ impl Tree {
             .unwrap_or_else(machine_cache_bytes)
             .max(1 << 20);
         let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
-        if sb.heals {
-            store.healing.set_due();
+        if sb.space_debt {
+            store.space_debt.set_due();
         }
         let root = match sb.root_node {
             0 => empty_root(&store),
@@ -203,7 +203,7 @@ impl Tree {
         };
         if !options.read_only {
             // Also what an earlier mount took, when the host has no more.
-            let _ = store.secure(store.slack_bytes());
+            let _ = store.secure(store.deletion_reserve_bytes());
         }
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());
@@ -216,7 +216,7 @@ impl Tree {
             detail,
         };
         // Replaying takes space: what the journal names is taken out of it first.
-        let mut named = NamedLeaves::default();
+        let mut pinned = PinnedLeaves::default();
         Journal::replay(
             &*dev,
             sb.journal,
@@ -224,7 +224,7 @@ impl Tree {
             sb.epoch,
             sb.journal_start,
             &mut |_, bytes| {
-                let mut pin = |place| named.pin(&inner.store, place);
+                let mut pin = |place| pinned.pin(&inner.store, place);
                 let decoded = record::decode(bytes, &mut pin);
                 decoded.map(drop).map_err(|e| corrupt(e.to_string()))
             },
@@ -240,7 +240,7 @@ impl Tree {
                 if failpoints::is_on(Fault::RecordNotReplayed) && seq % 8 == 0 {
                     return Ok(());
                 }
-                let mut find = |place| named.find(place);
+                let mut find = |place| pinned.find(place);
                 let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
                 check(&batch).map_err(|e| corrupt(e.to_string()))?;
                 inner.apply(batch, None, Some(seq))?;
@@ -253,7 +253,7 @@ impl Tree {
                 Ok(())
             },
         )?;
-        drop(named);
+        drop(pinned);
         if options.read_only {
             let tree = Tree::from_inner(Arc::new(inner));
             if !options.manual {

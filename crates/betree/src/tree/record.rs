@@ -8,7 +8,7 @@ use ramet_block::encoding::{DecodeError, Reader, Writer};
 use crate::node::handle::{Handle, Place};
 use crate::node::wire::{MALFORMED, put_hi, take_hi};
 use crate::tree::batch::{Batch, Op};
-use crate::tree::ingest::Graft;
+use crate::tree::ingest::Ingest;
 
 fn take(r: &mut Reader<'_>) -> Result<Bytes, DecodeError> {
     Ok(Bytes::copy_from_slice(r.bytes(usize::MAX)?))
@@ -52,10 +52,10 @@ pub(crate) fn encode(batch: &Batch, bytes: usize) -> Vec<u8> {
                 w.varint(u64::from(*strip));
                 w.bytes(prefix);
             }
-            Op::Graft { prefix, graft } => {
+            Op::Ingest { prefix, ingest } => {
                 w.u8(5);
                 w.bytes(prefix);
-                graft.encode(&mut w);
+                ingest.encode(&mut w);
             }
         }
     }
@@ -93,9 +93,9 @@ pub(crate) fn decode(
                 strip: narrow(r.varint()?)?,
                 prefix: take(&mut r)?,
             },
-            5 => Op::Graft {
+            5 => Op::Ingest {
                 prefix: take(&mut r)?,
-                graft: Graft::decode(&mut r, leaf_at)?,
+                ingest: Ingest::decode(&mut r, leaf_at)?,
             },
             _ => return Err(MALFORMED),
         };
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
     use crate::shape::TreeShape;
     use crate::store::store::Store;
-    use crate::tree::ingest::NamedLeaves;
+    use crate::tree::ingest::PinnedLeaves;
     use ramet_block::{Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 
@@ -130,16 +130,16 @@ mod tests {
             used_bytes: 0x0f00,
             checksum: 0x1122_3344_5566_7788,
         };
-        let mut named = NamedLeaves::default();
-        let graft = {
-            let bytes = graft_record();
-            let mut pin = |place| named.pin(&store, place);
+        let mut pinned = PinnedLeaves::default();
+        let ingest = {
+            let bytes = ingest_record();
+            let mut pin = |place| pinned.pin(&store, place);
             decode(&bytes, &mut pin).expect("as in docs/format.md")
         };
-        assert_eq!(encode(&graft, 0), graft_record());
-        batch.ops.extend(graft.ops);
+        assert_eq!(encode(&ingest, 0), ingest_record());
+        batch.ops.extend(ingest.ops);
         let bytes = encode(&batch, 0);
-        let mut find = |place| named.find(place);
+        let mut find = |place| pinned.find(place);
         assert_eq!(decode(&bytes, &mut find), Ok(batch));
         // Golden: a put of "a" to "1" alone.
         let mut put = Batch::new();
@@ -149,11 +149,14 @@ mod tests {
             assert!(decode(&bytes[..cut], &mut find).is_err(), "cut at {cut}");
         }
         place.checksum += 1;
-        assert!(named.pin(&store, place).is_none(), "two nodes in one place");
+        assert!(
+            pinned.pin(&store, place).is_none(),
+            "two nodes in one place"
+        );
     }
 
     /// One leaf for the keys `p` + `[a1, a2)`, as in `docs/format.md`.
-    fn graft_record() -> Vec<u8> {
+    fn ingest_record() -> Vec<u8> {
         let mut bytes = vec![1, 5, 1, b'p', 2, b'a', b'1', 1, 2, b'a', b'2', 1];
         bytes.extend([2, b'a', b'1', 2, 0x80, 0x04, 1, 0x80, 0x1e]);
         bytes.extend(0x1122_3344_5566_7788u64.to_le_bytes());
@@ -161,9 +164,9 @@ mod tests {
     }
 
     #[test]
-    fn a_graft_names_only_free_space_and_ranges_that_follow() {
+    fn a_ingest_names_only_free_space_and_ranges_that_follow() {
         let store = store();
-        let good = graft_record();
+        let good = ingest_record();
         // The varint of the address and of the length in blocks, of the used bytes, of the lifted bytes.
         let (addr, len, used, lift) = (16, 18, 19, 15);
         let forged: [(&[(usize, u8)], &str); 7] = [
@@ -180,8 +183,8 @@ mod tests {
             for (at, byte) in changes {
                 bytes[*at] = *byte;
             }
-            let mut named = NamedLeaves::default();
-            let mut pin = |place| named.pin(&store, place);
+            let mut pinned = PinnedLeaves::default();
+            let mut pin = |place| pinned.pin(&store, place);
             let refused = match decode(&bytes, &mut pin) {
                 Ok(batch) => crate::tree::batch::check(&batch).is_err(),
                 Err(_) => true,

@@ -74,22 +74,26 @@ impl Inner {
         drop(old);
     }
 
-    /// Brings the root within its limits; with `settle` range messages go as deep as they can.
-    pub(crate) fn flush(&self, settle: bool) -> Result<()> {
+    /// Brings the root within its limits; with `deep` range messages go as deep as they can.
+    pub(crate) fn flush(&self, deep: bool) -> Result<()> {
         // Writers go on, and whoever changes the structure need not wait.
         let top = self.state.lock().top.clone();
         top.segs.iter().for_each(|seg| self.store.pack(&seg.run));
         drop(top);
         let _structure = self.structure.lock();
         let store = &self.store;
-        let tend = || self.rebuild(|store, root| store.tend(root, true, settle));
-        if settle { store.healing(tend) } else { tend() }
+        let maintain = || self.rebuild(|store, root| store.maintain(root, true, deep));
+        if deep {
+            store.flush_or_sweep(maintain)
+        } else {
+            maintain()
+        }
     }
 
     /// The same as far as it goes: on a full volume, or where something cannot be read, messages stay where they are, and what
     /// is in memory becomes durable all the same.
-    pub(crate) fn flush_if_possible(&self, settle: bool) -> Result<()> {
-        match self.flush(settle) {
+    pub(crate) fn flush_if_possible(&self, deep: bool) -> Result<()> {
+        match self.flush(deep) {
             Ok(()) | Err(Error::NoSpace) => Ok(()),
             Err(error) if error.is_of_a_read() => {
                 tracing::warn!(%error, "all messages stay where they are");

@@ -8,7 +8,7 @@ use crate::node::handle::Handle;
 pub(crate) struct Wanted {
     pub(crate) flush: bool,
     /// A node to be put in order for the clones to come.
-    pub(crate) mend: Option<Arc<Handle>>,
+    pub(crate) compacted_copy: Option<Arc<Handle>>,
     pub(crate) checkpoint: bool,
     /// What is queued for the journal written out.
     pub(crate) journal: bool,

@@ -96,8 +96,8 @@ impl Scan {
     /// Says that what is read is kept by somebody else, or not wanted again: it goes past the cache of nodes, which keeps
     /// what others want. About `len_bytes` of values are wanted: a leaf that is hardly longer may be read whole.
     #[must_use]
-    pub fn passing(mut self, len_bytes: usize) -> Self {
-        self.scan.pass(len_bytes);
+    pub fn drop_behind(mut self, len_bytes: usize) -> Self {
+        self.scan.drop_behind(len_bytes);
         self
     }
 

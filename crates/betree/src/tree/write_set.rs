@@ -1,6 +1,6 @@
 //! What the operations of a batch may change, as far as it was gone through.
 //!
-//! A clone of a source that an operation before it in the batch changes cannot be foreseen. A batch may hold a clone for each of many
+//! A clone of a source that an operation before it in the batch changes cannot be captured optimistically. A batch may hold a clone for each of many
 //! thousand hard links, so they are not compared with each other one by one: what all but the last few operations touch
 //! is kept as disjoint ranges.
 
@@ -15,7 +15,7 @@ use crate::tree::batch::Op;
 const ONE_BY_ONE_MAX: usize = 32;
 
 /// What the first operations of a batch touch.
-pub(crate) struct Touched<'a> {
+pub(crate) struct WriteSet<'a> {
     ops: &'a [Op],
     /// Operations before this one are in `ranges`.
     kept: usize,
@@ -23,7 +23,7 @@ pub(crate) struct Touched<'a> {
     ranges: BTreeMap<Bytes, Option<Bytes>>,
 }
 
-impl<'a> Touched<'a> {
+impl<'a> WriteSet<'a> {
     pub(crate) fn new(ops: &'a [Op]) -> Self {
         Self {
             ops,
@@ -36,7 +36,7 @@ impl<'a> Touched<'a> {
     pub(crate) fn meets(&mut self, at: usize, range: &KeyRange) -> bool {
         if at - self.kept > ONE_BY_ONE_MAX {
             for op in &self.ops[self.kept..at] {
-                op.touched().for_each(|range| self.keep(range));
+                op.written_ranges().for_each(|range| self.keep(range));
             }
             self.kept = at;
         }
@@ -125,7 +125,7 @@ mod tests {
                     }
                 })
                 .collect();
-            let mut touched = Touched::new(&ops);
+            let mut write_set = WriteSet::new(&ops);
             for at in 0..=ops.len() {
                 let range = if rng.random_bool(0.1) {
                     range(&mut rng)
@@ -133,13 +133,13 @@ mod tests {
                     narrow(&mut rng)
                 };
                 let one_by_one = ops[..at].iter().any(|op| op.touches(&range));
-                let told = touched.meets(at, &range);
+                let told = write_set.meets(at, &range);
                 assert_eq!(told, one_by_one, "seed {seed}, {at}: {range:?}");
                 met[usize::from(told)] += 1;
             }
-            assert!(touched.kept > 200);
-            let firsts = touched.ranges.iter().skip(1);
-            for ((_, end), (first, _)) in touched.ranges.iter().zip(firsts) {
+            assert!(write_set.kept > 200);
+            let firsts = write_set.ranges.iter().skip(1);
+            for ((_, end), (first, _)) in write_set.ranges.iter().zip(firsts) {
                 assert!(end.as_ref().is_some_and(|end| end < first), "seed {seed}");
             }
         }

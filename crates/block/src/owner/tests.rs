@@ -184,7 +184,7 @@ fn superblock(generation: u64) -> Superblock {
         fanout: 64,
         codec: Codec::Raw,
         clean: true,
-        heals: false,
+        space_debt: false,
         label: Label::default(),
     }
 }

@@ -24,7 +24,7 @@ const CHECKSUM_AT: usize = BYTES - 8;
 const LABEL_AT: usize = 176;
 const FIELDS_END: usize = LABEL_AT + Label::BYTES_MAX;
 const FLAG_CLEAN: u32 = 1;
-const FLAG_HEALS: u32 = 2;
+const FLAG_SPACE_DEBT: u32 = 2;
 
 const _: () = assert!(FIELDS_END <= CHECKSUM_AT);
 const _: () = assert!(SLOTS[0][1] + BLOCK_BYTES <= AREA_END);
@@ -78,7 +78,7 @@ pub struct Superblock {
     /// Whether the volume was unmounted, so that the journal holds nothing to replay.
     pub clean: bool,
     /// Whether steps were left out for want of room, and are still to be made up for.
-    pub heals: bool,
+    pub space_debt: bool,
     /// Name that people gave to the volume.
     pub label: Label,
 }
@@ -153,7 +153,7 @@ impl Superblock {
         w.raw(&MAGIC);
         w.u32(self.format_version);
         let flag = |is_set, flag| if is_set { flag } else { 0 };
-        w.u32(flag(self.clean, FLAG_CLEAN) | flag(self.heals, FLAG_HEALS));
+        w.u32(flag(self.clean, FLAG_CLEAN) | flag(self.space_debt, FLAG_SPACE_DEBT));
         w.raw(&self.uuid);
         w.u64(self.generation);
         w.u64(self.epoch);
@@ -244,7 +244,7 @@ impl Superblock {
 
     fn decode_fields(format_version: u32, mut r: Reader<'_>) -> Result<Self, DecodeError> {
         let flags = r.u32()?;
-        if flags & !(FLAG_CLEAN | FLAG_HEALS) != 0 || format_version == 0 {
+        if flags & !(FLAG_CLEAN | FLAG_SPACE_DEBT) != 0 || format_version == 0 {
             return Err(DecodeError::Value {
                 field: "version or flags",
                 found: flags.into(),
@@ -285,7 +285,7 @@ impl Superblock {
                 .ok_or_else(|| unknown("level of the codec", level))?
             },
             clean: flags & FLAG_CLEAN != 0,
-            heals: flags & FLAG_HEALS != 0,
+            space_debt: flags & FLAG_SPACE_DEBT != 0,
             label: {
                 let reserved = r.u32()?;
                 if reserved != 0 {
@@ -355,7 +355,7 @@ pub(super) mod tests {
             fanout: 64,
             codec: Codec::Lz4,
             clean: true,
-            heals: false,
+            space_debt: false,
             label: "Bücher".parse().expect("a label"),
         }
     }

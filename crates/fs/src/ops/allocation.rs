@@ -360,12 +360,12 @@ impl Volume {
         let topology = self.topology.read();
         let map = keys::map(&topology.path(inode)?);
         if few {
-            let peeks: Vec<_> = chunks
-                .map(|number| (number, self.tree.peek(keys::chunk(&map, number))))
+            let lookups: Vec<_> = chunks
+                .map(|number| (number, self.tree.lookup_deferred(keys::chunk(&map, number))))
                 .collect();
             drop(topology);
-            for (number, peek) in peeks {
-                if let Some(value) = peek.get()? {
+            for (number, lookup) in lookups {
+                if let Some(value) = lookup.get()? {
                     visit(number, Chunk::decode(&value)?);
                 }
             }

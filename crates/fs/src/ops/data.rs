@@ -4,14 +4,14 @@
 //! is a hole. Two rules keep reading and growing simple: no block lies at or beyond the size
 //! rounded up, and bytes of the last block beyond the size are zero. Writing never reads: a whole
 //! block is put, a part of one is patched blindly, and a long run of whole blocks is written straight into leaves
-//! that the tree then grafts.
+//! that the tree then ingests.
 //!
 //! A file that never had a hole has as many blocks as its size takes. Of any other one `allocation.rs` tells which there are.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Graft, Snapshot, successor_of_prefix};
+use ramet_betree::{Ingest, Snapshot, successor_of_prefix};
 
 use crate::error::{Error, Result};
 use crate::format::keys;
@@ -30,7 +30,7 @@ pub const FILE_BYTES_MAX: u64 = 1 << 62;
 /// Up to this many blocks are removed one by one, which is cheaper than one structural message.
 pub(crate) const FEW_BLOCKS: u64 = 8;
 /// A read of so many blocks goes past the cache of the tree: the caller, the kernel as a rule, keeps them itself.
-const PASSING_BLOCKS: u64 = 32;
+const DROP_BEHIND_BLOCKS: u64 = 32;
 
 /// The blocks that a range of bytes touches.
 pub(crate) struct Span {
@@ -69,7 +69,7 @@ pub(crate) type Few = Vec<(Bytes, Bytes)>;
 struct Run {
     first: u64,
     last: u64,
-    graft: Graft,
+    ingest: Ingest,
 }
 
 /// Counts the blocks that a write of `span` allocates, by the map of a file that is sparse then, and sets the new size.
@@ -115,8 +115,8 @@ impl Contents {
             return Ok(());
         }
         let mut scan = self.snapshot.scan(&key(first), Some(&key(last))).eager();
-        if last - first >= PASSING_BLOCKS {
-            scan = scan.passing(span.len()?);
+        if last - first >= DROP_BEHIND_BLOCKS {
+            scan = scan.drop_behind(span.len()?);
         }
         while scan.advance()? {
             fill(block_number(&self.blocks, scan.key())?, scan.value());
@@ -205,7 +205,7 @@ impl Volume {
         let inode = self.regular(ino)?;
         let span = Span::new(offset, data.len() as u64)?;
         self.orphan_if_large(&inode, span.end)?;
-        if let Some(run) = self.graft_blocks(&span, data)? {
+        if let Some(run) = self.ingest_blocks(&span, data)? {
             return self.write_batch(&inode, offset, data, Some(run), writer);
         }
         if !data.is_empty() && span.last() - span.first() == 1 {
@@ -228,12 +228,12 @@ impl Volume {
 
     /// Writes the whole blocks of `span` to leaves, where no path leads yet and without any lock, when they are worth it
     /// and there is room.
-    fn graft_blocks(&self, span: &Span, data: &[u8]) -> Result<Option<Run>> {
+    fn ingest_blocks(&self, span: &Span, data: &[u8]) -> Result<Option<Run>> {
         let (first, last) = (span.offset.div_ceil(BLOCK_BYTES), span.end / BLOCK_BYTES);
         let at = |number: u64| {
             usize::try_from(number * BLOCK_BYTES - span.offset).expect("inside of the data")
         };
-        if last <= first || at(last) - at(first) < self.tree.graft_bytes() {
+        if last <= first || at(last) - at(first) < self.tree.ingest_bytes() {
             return Ok(None);
         }
         let run = Bytes::copy_from_slice(&data[at(first)..at(last)]);
@@ -241,7 +241,11 @@ impl Volume {
         let entries = (first..last).zip((0..run.len()).step_by(BLOCK));
         let entries = entries.map(|(number, at)| (key(number), run.slice(at..at + BLOCK)));
         match self.tree.prepare(key(first), Some(key(last)), entries) {
-            Ok(graft) => Ok(Some(Run { first, last, graft })),
+            Ok(ingest) => Ok(Some(Run {
+                first,
+                last,
+                ingest,
+            })),
             // Smaller pieces may fit.
             Err(ramet_betree::Error::NoSpace) => Ok(None),
             Err(error) => Err(error.into()),
@@ -310,8 +314,8 @@ impl Volume {
             Some(copy) => copy.slice(range),
             None => Bytes::copy_from_slice(&data[range]),
         };
-        let grafted = run.as_ref().map_or(0..0, |run| run.first..run.last);
-        let single = (span.first()..span.last()).filter(|number| !grafted.contains(number));
+        let ingested = run.as_ref().map_or(0..0, |run| run.first..run.last);
+        let single = (span.first()..span.last()).filter(|number| !ingested.contains(number));
         for number in single {
             let start = number * BLOCK_BYTES;
             let (from, to) = (span.offset.max(start), span.end.min(start + BLOCK_BYTES));
@@ -327,7 +331,7 @@ impl Volume {
             }
         }
         if let Some(run) = run {
-            tx.batch.graft(blocks, run.graft);
+            tx.batch.ingest(blocks, run.ingest);
         }
     }
 

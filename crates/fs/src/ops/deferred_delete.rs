@@ -160,7 +160,7 @@ impl Volume {
 
     /// The number of the deleted entry at a name, if there is one. The caller holds the names of the directory.
     fn deleted_at(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Ino>> {
-        let (peek, acc) = {
+        let (lookup, acc) = {
             let topology = self.topology.read();
             let at = match topology.kept_dir_path(dir) {
                 Ok(at) if at.reach != Reach::Orphan => at,
@@ -168,9 +168,12 @@ impl Volume {
                 Ok(_) | Err(Error::Stale) => return Ok(None),
                 Err(other) => return Err(other),
             };
-            (self.tree.peek(keys::entry(&at.path, name)), at.acc)
+            (
+                self.tree.lookup_deferred(keys::entry(&at.path, name)),
+                at.acc,
+            )
         };
-        match peek.get()?.as_ref().map(Entry::decode).transpose()? {
+        match lookup.get()?.as_ref().map(Entry::decode).transpose()? {
             Some(Entry::Deleted(deleted)) => Ok(Some(Ino(deleted.stored ^ acc))),
             Some(Entry::Inode { .. } | Entry::Link(_)) | None => Ok(None),
         }

@@ -211,7 +211,7 @@ impl History {
         }
         let seen = Seen::of(&self.volume())?;
         if seen.digest() != self.seen.digest() {
-            // Grafted data is written before its operation shows.
+            // Ingested data is written before its operation shows.
             self.recorder.applied(log_len, seen.digest());
         }
         self.seen = seen;
@@ -456,9 +456,9 @@ impl History {
                 volume.write(ino, offset as u64, &data, None).map(drop)
             }
             _ => {
-                // Whole blocks, which are grafted.
+                // Whole blocks, which are ingested.
                 let data = self.bytes(FILE_BYTES_MAX / 2);
-                self.recorder.report.grafts += u64::from(data.len() > 8192);
+                self.recorder.report.ingests += u64::from(data.len() > 8192);
                 let offset = offset / 4096 * 4096;
                 volume.write(ino, offset as u64, &data, None).map(drop)
             }

@@ -179,8 +179,10 @@ impl History {
     fn applied(&mut self, log_len: usize, changes: &[Change]) {
         let report = &mut self.recorder.report;
         report.clones += changes.iter().filter(|c| c.source().is_some()).count() as u64;
-        let grafts = changes.iter().filter(|c| matches!(c, Change::Graft { .. }));
-        report.grafts += grafts.count() as u64;
+        let ingests = changes
+            .iter()
+            .filter(|c| matches!(c, Change::Ingest { .. }));
+        report.ingests += ingests.count() as u64;
         self.model.apply(changes);
         self.models.push(self.model.clone());
         self.recorder.applied(log_len, digest(&self.model));
@@ -220,9 +222,9 @@ impl History {
     fn plan_interruptions(&mut self) -> VecDeque<(Vec<Change>, Batch)> {
         let mut next = VecDeque::new();
         let mut model = self.model.clone();
-        let graft = self.generator.graft(&model);
-        let (lo, hi) = graft.replaced().expect("a graft replaces a range");
-        let mut wanted = vec![vec![graft], vec![Change::DeleteRange { lo, hi }]];
+        let ingest = self.generator.ingest(&model);
+        let (lo, hi) = ingest.replaced().expect("an ingest replaces a range");
+        let mut wanted = vec![vec![ingest], vec![Change::DeleteRange { lo, hi }]];
         for _ in 0..self.rng.below(14) {
             wanted.push(self.generator.changes(&model));
         }

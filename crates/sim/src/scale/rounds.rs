@@ -95,7 +95,7 @@ pub struct Sample {
     /// Clones so far that had to wait for something to be done first.
     pub clone_waits: u64,
     /// Nodes put in order so far for the clones to come.
-    pub mends: u64,
+    pub compacted_copies: u64,
     /// Bytes written in a round by cause, mean.
     pub written: WrittenBytes,
 }
@@ -106,7 +106,7 @@ fn written_each(from: &WrittenBytes, to: &WrittenBytes, rounds: u32) -> WrittenB
     WrittenBytes {
         journal: mean(|w| w.journal),
         leaves: mean(|w| w.leaves),
-        grafts: mean(|w| w.grafts),
+        ingests: mean(|w| w.ingests),
         segments: mean(|w| w.segments),
         copied: mean(|w| w.copied),
         skeletons: mean(|w| w.skeletons),
@@ -316,7 +316,7 @@ impl Rounds {
                 height: stats.height,
                 rewrites: stats.paths.rewrites,
                 clone_waits: stats.paths.clone_waits,
-                mends: stats.paths.mends,
+                compacted_copies: stats.paths.compacted_copies,
                 written: written_each(&last_written, &stats.written, round - last_round),
             };
             each(&sample);

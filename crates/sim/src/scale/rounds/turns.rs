@@ -45,7 +45,7 @@ pub struct Turns {
     /// Clones that had to wait for something to be done first.
     pub clone_waits: u64,
     /// Nodes put in order for the clones to come.
-    pub mends: u64,
+    pub compacted_copies: u64,
 }
 
 /// A volume as it was after some rounds.
@@ -134,7 +134,7 @@ impl History {
             clone_ns: median_of(&mut self.clones, |clone| clone.ns),
             background_ns: self.background_ns / clones,
             clone_waits: paths.clone_waits,
-            mends: paths.mends,
+            compacted_copies: paths.compacted_copies,
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Grafts and power cuts, where chance seldom leads.
+//! Ingests and power cuts, where chance seldom leads.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, Error, FormatOptions, Graft, OpenOptions, Tree};
+use ramet_betree::{Batch, Error, FormatOptions, Ingest, OpenOptions, Tree};
 use ramet_block::Device;
 use ramet_sim::{Fill, Keep, LoggedDevice, PowerCut, Rng, Setup, SparseDevice, Told, env_u64};
 
@@ -25,11 +25,11 @@ fn contents(tree: &Tree) -> Vec<(Bytes, Bytes)> {
 }
 
 /// Prepares single values until the volume takes no more.
-fn fill_up(tree: &Tree, fill: u8) -> Vec<Graft> {
+fn fill_up(tree: &Tree, fill: u8) -> Vec<Ingest> {
     let mut held = Vec::new();
     loop {
         match tree.prepare(Bytes::new(), None, entries(fill, 1)) {
-            Ok(graft) => held.push(graft),
+            Ok(ingest) => held.push(ingest),
             Err(Error::NoSpace) => return held,
             Err(error) => panic!("{error}"),
         }
@@ -55,8 +55,8 @@ fn a_dead_leaf_keeps_its_bytes_as_long_as_a_record_may_name_it() {
     held.truncate(held.len().checked_sub(10).expect("more than a few fit"));
     let replace = |fill, count| {
         let mut batch = Batch::new();
-        let graft = tree.prepare(Bytes::new(), None, entries(fill, count));
-        batch.graft(Bytes::new(), graft.expect("there is room"));
+        let ingest = tree.prepare(Bytes::new(), None, entries(fill, count));
+        batch.ingest(Bytes::new(), ingest.expect("there is room"));
         tree.apply(batch).expect("there is room");
     };
     replace(1, 4);
@@ -91,9 +91,9 @@ fn a_dead_leaf_keeps_its_bytes_as_long_as_a_record_may_name_it() {
     assert!(olds > 0 && news > 0);
 }
 
-/// The graft, and the null that removes it, wait together above nothing, or above a part of a leaf.
+/// The ingest, and the null that removes it, wait together above nothing, or above a part of a leaf.
 #[test]
-fn a_graft_is_applied_once_and_frees_its_space_when_it_is_not() {
+fn a_ingest_is_applied_once_and_frees_its_space_when_it_is_not() {
     for (manual, over_leaf) in [(true, false), (true, true), (false, false), (false, true)] {
         apply_once_and_free(manual, over_leaf);
     }
@@ -108,7 +108,7 @@ fn apply_once_and_free(manual: bool, over_leaf: bool) {
     let others = usize::from(over_leaf) * 100;
     let mut batch = Batch::new();
     for key in 0..others {
-        // On both sides of the graft.
+        // On both sides of the ingest.
         let side = if key % 2 == 0 { "Z" } else { "z" };
         batch.put(format!("{side}{key}"), vec![0; 60]);
     }
@@ -118,13 +118,13 @@ fn apply_once_and_free(manual: bool, over_leaf: bool) {
     }
     assert_eq!(tree.stats().leaves > 0, over_leaf);
     let free = tree.stats().free_bytes;
-    let graft = tree.prepare(Bytes::new(), None, entries(1, 20));
-    let graft = graft.expect("there is room");
+    let ingest = tree.prepare(Bytes::new(), None, entries(1, 20));
+    let ingest = ingest.expect("there is room");
     assert!(tree.stats().free_bytes + 20 * VALUE_BYTES as u64 <= free);
     // A checkpoint in between neither names nor frees it.
     tree.checkpoint().expect("there is room");
     let mut twice = Batch::new();
-    twice.graft("a", graft.clone());
+    twice.ingest("a", ingest.clone());
     tree.apply(twice.clone()).expect("once");
     assert!(matches!(tree.apply(twice), Err(Error::Invalid(_))));
     assert_eq!(contents(&tree).len(), 20 + others);
@@ -136,7 +136,7 @@ fn apply_once_and_free(manual: bool, over_leaf: bool) {
     tree.import("a", Some("b".into()), Vec::new())
         .expect("a range may become empty");
     assert_eq!(contents(&tree).len(), others);
-    drop(graft);
+    drop(ingest);
     for _ in 0..3 {
         tree.checkpoint().expect("there is room");
     }
@@ -168,7 +168,7 @@ fn an_import_replaces_a_range_atomically_and_survives_a_replay() {
         .expect("there is room");
     tree.sync().expect("in memory");
     let written = tree.stats().bytes_written;
-    assert!(tree.stats().paths.grafts == 1 && written > 0);
+    assert!(tree.stats().paths.ingests == 1 && written > 0);
     drop(tree);
     // In memory alone first.
     let only_read = OpenOptions {
@@ -248,16 +248,16 @@ fn random_overwrites_keep_no_large_dead_parts_of_leaves() {
 }
 
 /// Bytes of device writes per byte, writes per MiB, and reads and bytes read per byte by a cold scan, when blocks of 4 KiB
-/// are written in requests of one size: as puts, or grafted. The table in
+/// are written in requests of one size: as puts, or ingested. The table in
 /// `docs/decisions/02-large-writes-are-ingested.md`.
 #[test]
-#[ignore = "measures: cargo test --release -p ramet-sim --test graft -- --ignored --nocapture"]
-fn what_a_request_costs_put_and_grafted() {
+#[ignore = "measures: cargo test --release -p ramet-sim --test ingest -- --ignored --nocapture"]
+fn what_a_request_costs_put_and_ingested() {
     const BLOCK: usize = 4096;
     let len = usize::try_from(env_u64("RAMET_MIB", 256)).expect("a sane number") << 20;
     println!("{len} bytes; KiB per request, way, written, writes/MiB, read, reads/MiB");
     for kib in [16, 32, 64, 128, 256, 512, 1024] {
-        for is_grafted in [false, true] {
+        for is_ingested in [false, true] {
             let device = Arc::new(LoggedDevice::new(SparseDevice::new(4 << 30)));
             let dynamic: Arc<dyn Device> = device.clone();
             Tree::format(&dynamic, &FormatOptions::default()).expect("a new volume");
@@ -281,9 +281,9 @@ fn what_a_request_costs_put_and_grafted() {
                     .map(|at| (key(at), data.slice(at..at + BLOCK)));
                 let prefix = Bytes::from_static(b"/path/of/a/file/");
                 let mut batch = Batch::new();
-                if is_grafted {
-                    let graft = tree.prepare(key(0), Some(key(request)), entries);
-                    batch.graft(prefix, graft.expect("there is room"));
+                if is_ingested {
+                    let ingest = tree.prepare(key(0), Some(key(request)), entries);
+                    batch.ingest(prefix, ingest.expect("there is room"));
                 } else {
                     for (key, value) in entries {
                         batch.put([&prefix[..], &key[..]].concat(), value);
@@ -307,7 +307,7 @@ fn what_a_request_costs_put_and_grafted() {
             let mib = (len >> 20) as f64;
             println!(
                 "{kib:5} {} {:.3} {:.2} {:.3} {:.1}  {:?}",
-                if is_grafted { "graft" } else { "put  " },
+                if is_ingested { "ingest" } else { "put  " },
                 written as f64 / len as f64,
                 f64::from(count) / mib,
                 stats.bytes_read as f64 / len as f64,
