@@ -21,8 +21,8 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// A server of `volume`, for a kernel that offers `capabilities` of [`abi::init`], with or without
-    /// rings.
+    /// A server of `volume`, for a kernel that offers `capabilities` of [`abi::init`], with or
+    /// without rings.
     ///
     /// # Errors
     /// The system has no more threads.

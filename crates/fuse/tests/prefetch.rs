@@ -27,7 +27,8 @@ use rustix::io::Errno;
 /// An event that has not come after so long never comes.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A volume in memory that is opened and mounted again and again, so that the kernel knows none of its files.
+/// A volume in memory that is opened and mounted again and again, so that the kernel knows none of
+/// its files.
 struct Bed {
     device: Arc<dyn Device>,
     dir: tempfile::TempDir,
@@ -125,7 +126,8 @@ fn reads_of_all_files_in_order_need_few_requests() {
         if options == "no_ahead" {
             assert_eq!((reads, sent), ((DIRS * FILES) as u64, 0));
         } else {
-            // The scheduler decides how many readers are overtaken: `docs/decisions/17-small-files-are-sent-ahead.md`.
+            // The scheduler decides how many readers are overtaken:
+            // `docs/decisions/17-small-files-are-sent-ahead.md`.
             assert!(sent > (DIRS * FILES / 4) as u64, "`{options}`: {sent}");
             assert!(
                 reads + sent < (DIRS * FILES * 3 / 2) as u64,

@@ -1,8 +1,10 @@
-//! `ramet-package DIR`: writes what a package of Ramet has besides the command, made from the command line's own
-//! description: manual pages to `DIR/man`, completions for shells to `DIR/completions`.
+//! `ramet-package DIR`: writes the files of a package of Ramet besides the command. The command
+//! line's own description gives the manual pages in `DIR/man` and the completions for shells in
+//! `DIR/completions`.
 //!
-//! A page of a command is its description, options and subcommands, and then the sections of `man/`, written by hand:
-//! examples, files, exit statuses. `ramet.5` is written by hand as a whole. The daemon links none of this.
+//! A page of a command has its description, options and subcommands, and then the sections of
+//! `man/`, which are written by hand: examples, files, exit statuses. `ramet.5` is written by hand
+//! as a whole. The daemon does not link this crate.
 #![forbid(unsafe_code)]
 
 use std::fs;
@@ -137,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_name_what_they_describe_once() {
+    fn pages_name_their_command_once() {
         for (name, text) in pages().unwrap() {
             let text = String::from_utf8(text).unwrap();
             if text.starts_with(".so ") {

@@ -16,7 +16,7 @@ fn key(table: &str, n: u64) -> String {
     format!("{table}/{n:010}")
 }
 
-/// What key `n` holds before it is edited.
+/// The value of key `n` before it is edited.
 fn value(n: u64) -> Vec<u8> {
     (0..100)
         .map(|at| (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (at % 57)) as u8)
@@ -49,7 +49,7 @@ fn edit(store: &Tree, table: &str, keys: u64) -> ramet::Result<u64> {
     Ok(edited)
 }
 
-/// Compares every key with what it must hold; answers how many there are.
+/// Compares every key with its expected value. Answers the number of keys.
 fn verify(store: &Tree, table: &str) -> Result<u64, Box<dyn Error>> {
     let end = format!("{table}0");
     let mut count = 0;

@@ -1,9 +1,10 @@
-//! Ramet as a library: an ordered store of keys and values, in one file or on one block device, whose ranges are
-//! *cloned* in constant time.
+//! Ramet as a library: an ordered store of keys and values, in one file or on one block device,
+//! whose ranges are *cloned* in constant time.
 //!
-//! A clone is a copy: writable, independent of its source, as fast to read, and it takes space only for what
-//! changes on either side. Keys are byte strings up to [`KEY_BYTES_MAX`], values up to [`VALUE_BYTES_MAX`]. No FUSE and no
-//! mount is involved; a volume made here and a mounted one have the same format, but other keys.
+//! A clone is a copy. It can be written, does not depend on its source, is as fast to read, and
+//! takes space only for the changes on either side. Keys are byte strings up to [`KEY_BYTES_MAX`],
+//! values up to [`VALUE_BYTES_MAX`]. The library needs no FUSE and no mount. A volume of the
+//! library and a mounted one have the same format, but other keys.
 //!
 //! ```
 //! use ramet::{Batch, Options, Span};
@@ -23,7 +24,7 @@
 //! store.apply(batch)?; // all of it or nothing, also across a crash
 //! assert_eq!(store.get(b"users/bob")?.as_deref(), Some(&b"2"[..]));
 //!
-//! // What changed costs what changed, not the size of the tables.
+//! // The cost of a diff follows the changes, not the size of the tables.
 //! let diff = store.diff_range(&Span::prefix("users/"), &Span::prefix("trial/"));
 //! let found = diff.collect::<ramet::Result<Vec<_>>>()?;
 //! assert_eq!((found.len(), &found[0].key[..]), (1, &b"bob"[..]));
@@ -36,19 +37,23 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What there is
+//! # Overview
 //!
-//! - [`Options`] makes and opens a store; [`Tree`] is the open store, cheap to clone, for any number of threads.
-//! - [`Batch`]: put, delete, blind patches of bytes, deletion and clone of ranges; atomic as a whole.
-//! - [`Tree::get`], [`Tree::scan`], and [`Tree::snapshot`] for any number of reads of one moment, which never wait for
-//!   writers nor they for it.
-//! - [`Tree::diff_range`] and [`Snapshot::diff_range`]: what differs between two ranges or two moments.
-//! - [`Tree::usage`]: what space a range takes, and what of it nobody else uses.
+//! - [`Options`] makes and opens a store; [`Tree`] is the open store, cheap to clone, for any
+//!   number of threads.
+//! - [`Batch`]: put, delete, blind patches of bytes, deletion and clone of ranges; atomic as a
+//!   whole.
+//! - [`Tree::get`], [`Tree::scan`], and [`Tree::snapshot`] for any number of reads of one moment.
+//!   Snapshots never wait for writers, and writers never wait for snapshots.
+//! - [`Tree::diff_range`] and [`Snapshot::diff_range`]: the differences between two ranges or two
+//!   moments.
+//! - [`Tree::usage`]: the space of a range, and the part of it that no other range shares.
 //! - [`Tree::sync`], [`Tree::checkpoint`], [`Tree::stats`], [`Tree::verify`], [`Tree::close`].
 //!
-//! Every change is visible when [`Tree::apply`] returns and durable after the next [`Tree::sync`], or within
-//! about a second. Dropping the last handle syncs as well, but only [`Tree::close`] and [`Tree::sync`] tell whether that succeeded.
-//! After a crash the store is as it was at one moment, no older than the last sync that returned.
+//! Every change is visible when [`Tree::apply`] returns. It is durable after the next
+//! [`Tree::sync`], or within about a second. Dropping the last handle syncs as well, but only
+//! [`Tree::close`] and [`Tree::sync`] tell whether that succeeded. After a crash the store is as it
+//! was at one moment, no older than the last sync that returned.
 //!
 //! # In memory, or anywhere else
 //!
@@ -88,51 +93,55 @@ pub use ramet_betree::{
     Stats, Tree, Usage, VALUE_BYTES_MAX, VOLUME_BYTES_MIN,
 };
 pub use ramet_block::{Codec, Device, FileDevice, MemDevice, ZstdLevel};
-/// The file-system layer: directories, files and clones of both, by inode number; see [`fs::Volume`].
+/// The file-system layer: directories, files and clones of both, by inode number; see
+/// [`fs::Volume`].
 #[cfg(feature = "fs")]
 pub use ramet_fs as fs;
 
-/// Why a store could not be made or opened.
+/// The reason why a store could not be made or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The file or block device: missing, there already, in use, not to be read.
+    /// The file or block device is missing, exists already, is in use, or cannot be read.
     #[error(transparent)]
     Device(#[from] ramet_block::OpenError),
-    /// Another process or machine writes to it, or its owner cannot be told.
+    /// Another process or machine writes to the device, or its owner is not known.
     #[error(transparent)]
     Owner(#[from] ClaimError),
-    /// What is on it.
+    /// The contents of the device are no sound store.
     #[error(transparent)]
     Store(#[from] Error),
 }
 
-/// The wait for an owner that may be alive needs no word here: the caller waits for the answer.
+/// Ignores the message about a wait for an owner: the caller waits for the answer anyway.
 fn quietly(_: &str) {}
 
-/// How to make or open a store.
+/// Options for making and opening a store.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Memory for cached nodes, in bytes; `None` takes a quarter of the machine's.
+    /// Memory for cached nodes, in bytes; `None` takes a quarter of the machine's memory.
     pub cache_bytes: Option<u64>,
-    /// Compression of what is written; `None` takes the default for a new store, and for an old one what
-    /// it was made with.
+    /// Compression of data that is written; `None` takes the default for a new store, and the
+    /// store's own compression for an old one.
     pub compression: Option<Codec>,
-    /// Refuse every change. Nothing is written, and others may read at the same time.
+    /// Refuse every change. The device is not written, and other processes may read at the same
+    /// time.
     pub read_only: bool,
 }
 
 impl Options {
-    /// Makes a store of `bytes`, at least [`VOLUME_BYTES_MIN`] and a multiple of 4096, in a new sparse file, and opens it.
+    /// Makes a store of `bytes`, at least [`VOLUME_BYTES_MIN`] and a multiple of 4096, in a new
+    /// sparse file, and opens it.
     ///
     /// # Errors
-    /// `Device` when the file exists or cannot be made; `Store` when it is too small, which makes no file, or the device fails.
+    /// `Device` when the file exists or cannot be made. `Store` when `bytes` is too small, in which
+    /// case no file is made, or when the device fails.
     pub fn create(
         &self,
         path: impl AsRef<Path>,
         bytes: u64,
     ) -> std::result::Result<Tree, OpenError> {
         if bytes < VOLUME_BYTES_MIN {
-            // Before there is a file.
+            // The check comes before the file is made.
             return Err(Error::Invalid("a volume takes at least 4 MiB").into());
         }
         let device = create_image(path.as_ref(), bytes)?;
@@ -140,10 +149,10 @@ impl Options {
         Ok(self.create_on(Arc::new(owned))?)
     }
 
-    /// Makes a store over whatever `device` holds, and opens it.
+    /// Makes a store over the old contents of `device`, and opens it.
     ///
     /// # Errors
-    /// `Invalid` when the device is too small, and what the device answers.
+    /// `Invalid` when the device is too small, and the errors of the device.
     pub fn create_on(&self, device: Arc<dyn Device>) -> Result<Tree> {
         let uuid = Uuid::random().map_err(|e| Error::Io {
             what: "a random number",
@@ -158,12 +167,14 @@ impl Options {
         self.open_on(device)
     }
 
-    /// Opens the store in a file or on a block device, after a crash with everything that was synced. One process at
-    /// a time, or any number of readers. When the store was not closed, and the process that had it open is not known to have
-    /// ended, as on another machine, this waits ten seconds for a sign of life.
+    /// Opens the store in a file or on a block device. After a crash the store has all changes that
+    /// were synced. One process may open a store at a time, or any number of readers. If the store
+    /// was not closed, its last process may still be alive, as on another machine. This call then
+    /// waits ten seconds for a sign of life.
     ///
     /// # Errors
-    /// `Device` when it is missing or in use, `Owner` when it is in use elsewhere; `Store` when it is no store, or damaged.
+    /// `Device` when the file is missing or in use. `Owner` when the store is in use elsewhere.
+    /// `Store` when the contents are no store, or damaged.
     pub fn open(&self, path: impl AsRef<Path>) -> std::result::Result<Tree, OpenError> {
         let access = if self.read_only {
             Access::ReadOnly
@@ -181,7 +192,7 @@ impl Options {
     /// Opens the store on `device`.
     ///
     /// # Errors
-    /// `NotAVolume`, `Corrupt`, and what the device answers.
+    /// `NotAVolume`, `Corrupt`, and the errors of the device.
     pub fn open_on(&self, device: Arc<dyn Device>) -> Result<Tree> {
         let options = OpenOptions {
             cache_bytes: self.cache_bytes,

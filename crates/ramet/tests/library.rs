@@ -1,4 +1,4 @@
-//! The library as a user of it sees it.
+//! The public interface of the library.
 
 use std::sync::Arc;
 

@@ -10,8 +10,8 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 /// `f_type` of every FUSE mount (`FUSE_SUPER_MAGIC` of the kernel's magic.h).
 const FUSE_MAGIC: i64 = 0x6573_5546;
 
-/// The type byte of Ramet's own ioctls; nothing in the kernel that handles ioctls before FUSE does
-/// uses it.
+/// The type byte of Ramet's own ioctls. No part of the kernel that handles ioctls before FUSE uses
+/// this byte.
 const GROUP: u32 = b'R' as u32;
 
 /// An ioctl whose number tells how many bytes it transfers.
@@ -41,14 +41,14 @@ unsafe impl Ioctl for SizedCall<'_> {
     }
 }
 
-/// Sends one of Ramet's ioctls to a descriptor on a FUSE mount; `buffer` is what goes in, comes
-/// out, or both, as the number says.
+/// Sends one of Ramet's ioctls to a descriptor on a FUSE mount. `buffer` holds the input, the
+/// output, or both, as the number says.
 ///
 /// # Errors
-/// `ENOTTY` when `fd` is not on a FUSE mount; otherwise what the daemon answered.
+/// `ENOTTY` when `fd` is not on a FUSE mount; otherwise the error of the daemon.
 ///
 /// # Panics
-/// If `number` is not one of Ramet's, or transfers more bytes than `buffer` has.
+/// When `number` is not one of Ramet's, or transfers more bytes than `buffer` has.
 pub fn control_ioctl(fd: impl AsFd, number: u32, buffer: &mut [u8]) -> io::Result<()> {
     let size = (number >> 16) as usize & 0x3fff;
     assert_eq!((number >> 8) & 0xff, GROUP, "an ioctl that is not Ramet's");
@@ -60,8 +60,8 @@ pub fn control_ioctl(fd: impl AsFd, number: u32, buffer: &mut [u8]) -> io::Resul
         return Err(Errno::NOTTY.into());
     }
     let call = SizedCall { number, buffer };
-    // SAFETY: the descriptor is on FUSE and the buffer is long enough, just checked; so the call
-    // touches nothing but the buffer, see the implementation of `Ioctl` above.
+    // SAFETY: the descriptor is on FUSE and the buffer is long enough, as was just checked. So the
+    // call touches nothing but the buffer, see the implementation of `Ioctl` above.
     Ok(unsafe { rustix::ioctl::ioctl(fd, call) }?)
 }
 

@@ -1,14 +1,16 @@
-//! Descriptors that programs started by this one get.
+//! Descriptors that child programs of this process inherit.
 
 use std::io;
 
-/// Keeps all descriptors but standard input, output and error from programs that this process starts from now on.
+/// Keeps all descriptors but standard input, output and error from programs that this process
+/// starts from now on.
 ///
 /// # Errors
-/// The kernel does not do it, and procfs does not tell which there are.
+/// The kernel lacks the call, and procfs does not list the descriptors.
 pub fn keep_descriptors_from_programs() -> io::Result<()> {
     const FIRST: libc::c_uint = 3;
-    // SAFETY: three numbers; a flag of descriptors is set, and none of them is closed in this process.
+    // SAFETY: the call takes three numbers. It sets a flag of descriptors, and closes none of them
+    // in this process.
     let done = unsafe {
         libc::syscall(
             libc::SYS_close_range,
@@ -20,12 +22,13 @@ pub fn keep_descriptors_from_programs() -> io::Result<()> {
     if done == 0 {
         return Ok(());
     }
-    // Linux before 5.11.
+    // Linux before 5.11 lacks the flag.
     for entry in std::fs::read_dir("/proc/self/fd")? {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.parse().ok());
         if let Some(number) = number.filter(|&number: &libc::c_int| number > 2) {
-            // SAFETY: as above. The descriptor of the listing itself may be gone already: an error that changes nothing.
+            // SAFETY: as above. The descriptor of the listing itself may be gone already, and its
+            // error changes nothing.
             unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) };
         }
     }

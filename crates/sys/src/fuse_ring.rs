@@ -2,8 +2,8 @@
 //!
 //! The kernel keeps a queue of requests for each processor. A server *registers* entries with a
 //! queue: two buffers, into which the kernel copies one request, and from which it takes the
-//! answer. Each answer is committed together with the wish for the next request, so one system call
-//! answers and asks (`fuse_uring_cmd` in the kernel's `fs/fuse/dev_uring.c`).
+//! answer. Each answer is committed together with the wish for the next request. So one system call
+//! sends an answer and fetches a request (`fuse_uring_cmd` in the kernel's `fs/fuse/dev_uring.c`).
 //!
 //! ```text
 //! header    0  struct fuse_in_header on the way in, fuse_out_header on the way out
@@ -11,11 +11,11 @@
 //!         256  flags, 8 bytes
 //!         264  commit id, 8 bytes
 //!         272  bytes of the payload, 4 bytes, and 12 reserved ones
-//! payload   0  what follows the structure of the operation: names, data; the answer on the way out
+//! payload   0  the bytes behind the structure of the operation: names, data; the answer on the way out
 //! ```
 //!
-//! The kernel touches the buffers only while a command is under way, and a [`FuseRing`] hands out
-//! references to them only while none is.
+//! The kernel touches the buffers only while a command is under way. A [`FuseRing`] hands out
+//! references to the buffers only while no command is.
 
 use std::io;
 use std::marker::PhantomData;
@@ -44,7 +44,7 @@ const PAYLOAD_BYTES_AT: usize = 272;
 const OUT_BYTES: usize = 16;
 const PAGE_BYTES: usize = 4096;
 
-/// A submission, byte for byte: only the field that `io-uring` has no setter for.
+/// The bytes of a submission, with the one field that `io-uring` has no setter for.
 #[repr(C)]
 struct Submission {
     before: [u8; 24],
@@ -55,7 +55,7 @@ struct Submission {
 const _: () = assert!(size_of::<Submission>() == size_of::<squeue::Entry128>());
 const _: () = assert!(offset_of!(Submission, len) == 24);
 
-/// Pages of this process's own, which may outlive their owner.
+/// Pages of this process that may outlive their owner.
 struct Pages {
     start: NonNull<u8>,
     len: usize,
@@ -67,7 +67,7 @@ impl Pages {
         let len = bytes.next_multiple_of(PAGE_BYTES);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
-        // SAFETY: new pages wherever the kernel wants them, so nothing that exists changes.
+        // SAFETY: the kernel chooses the place of the new pages, so nothing that exists changes.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
@@ -84,17 +84,17 @@ impl Pages {
     }
 
     fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the pages are mapped, so long, zeroed at first and this value's alone. The kernel
-        // reads and writes them only while a command of the ring is under way, and `FuseRing` does
-        // not call this then.
+        // SAFETY: the pages are mapped, have this length, were zeroed at first, and belong to this
+        // value alone. The kernel reads and writes them only while a command of the ring is under
+        // way, and `FuseRing` does not call this then.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody uses the pages any more: the kernel has no command
-        // that names them, or `FuseRing` would not have dropped this value.
+        // SAFETY: mapped by `new`, and unused from now on: the kernel has no command that names the
+        // pages, or `FuseRing` would not have dropped this value.
         unsafe {
             libc::munmap(self.start.as_ptr().cast(), self.len);
         }
@@ -105,15 +105,15 @@ impl Drop for Pages {
 pub struct RingRequest<'a> {
     /// `struct fuse_in_header` comes first.
     pub header: &'a [u8],
-    /// The structure of the operation comes first; what follows that is old.
+    /// The structure of the operation comes first; the bytes behind it are old.
     pub operation: &'a [u8],
-    /// Room for the answer. What follows the structure of the operation comes first.
+    /// Room for the answer. The request's bytes behind its structure come first.
     pub payload: &'a mut [u8],
     /// Bytes of `payload` that belong to the request.
     pub payload_bytes: usize,
 }
 
-/// What ended a wait.
+/// The event that ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waited {
     /// A request lies in the entry.
@@ -122,7 +122,7 @@ pub enum Waited {
     Woken,
 }
 
-/// Which command a completion is of.
+/// The kind of command that a completion belongs to.
 const COMMAND: u64 = 0;
 const WAKE: u64 = 1;
 
@@ -135,7 +135,7 @@ impl Wake for Bell {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // A counter that is full has rung already.
+        // A full counter has rung already, so the error is ignored.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 }
@@ -146,19 +146,19 @@ pub struct FuseRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry>,
     bell: Arc<Bell>,
     was_woken: bool,
-    /// Taken away only when the kernel may still write to them.
+    /// The pages stay behind only when the kernel may still write to them.
     header: Option<Pages>,
     payload: Option<Pages>,
     queue: u16,
     /// Whether there is a command that the kernel has not completed.
     is_under_way: bool,
-    /// The io_uring takes commands from one thread only.
+    /// Marks the ring as `!Send`: the io_uring takes commands from one thread only.
     of_one_thread: PhantomData<*mut ()>,
 }
 
 impl FuseRing {
-    /// An io_uring of the calling thread and an entry with `payload_bytes` of room, for the queue of
-    /// processor `queue` of the connection `device`. Nothing is registered yet.
+    /// Makes an io_uring of the calling thread and an entry with `payload_bytes` of room, for the
+    /// queue of processor `queue` of the connection `device`. The entry is not registered yet.
     ///
     /// # Errors
     /// The system has no io_uring for this process, or no memory.
@@ -184,17 +184,18 @@ impl FuseRing {
     /// Whether this process can have an io_uring as entries of queues need it.
     ///
     /// # Errors
-    /// Why it cannot.
+    /// The reason why it cannot.
     pub fn probe() -> io::Result<()> {
         Self::ring().map(drop)
     }
 
-    /// The thread gets completions where it asks for them (`DEFER_TASKRUN`): a thread that answers
-    /// asks with each answer, and is not interrupted in between.
+    /// Makes an io_uring that delivers completions only when its thread asks for them
+    /// (`DEFER_TASKRUN`). A thread that answers asks with each answer, and is not interrupted in
+    /// between.
     fn ring() -> io::Result<IoUring<squeue::Entry128, cqueue::Entry>> {
         let mut builder = IoUring::builder();
         builder.setup_single_issuer().setup_defer_taskrun();
-        // One command and one wait for the bell.
+        // The queue holds one command and one wait for the bell.
         builder.build(2)
     }
 
@@ -210,7 +211,7 @@ impl FuseRing {
     /// The kernel refuses the entry.
     ///
     /// # Panics
-    /// If the entry is registered already.
+    /// When the entry is registered already.
     pub fn register(&mut self) -> io::Result<()> {
         assert!(!self.is_under_way, "an entry is registered once");
         let buffers = [&self.header, &self.payload]
@@ -251,14 +252,15 @@ impl FuseRing {
         }
     }
 
-    /// Takes what the kernel has handed over so far, without waiting: whether that is a request.
+    /// Takes the completions that the kernel has handed over so far, without waiting. Answers
+    /// whether a request lies in the entry.
     ///
     /// # Errors
     /// As [`Self::wait`].
     pub fn look(&mut self) -> io::Result<bool> {
         const GETEVENTS: u32 = 1;
         let pushed = u32::try_from(self.ring.submission().len()).expect("two at most");
-        // SAFETY: no argument points anywhere. What is submitted was checked by `push`.
+        // SAFETY: no argument is a pointer. `push` checked the submitted commands.
         let entered = unsafe {
             self.ring
                 .submitter()
@@ -275,7 +277,7 @@ impl FuseRing {
     /// The request that [`Self::wait`] or [`Self::look`] found.
     ///
     /// # Panics
-    /// If the kernel has the entry.
+    /// When the kernel has the entry.
     pub fn request(&mut self) -> RingRequest<'_> {
         assert!(!self.is_under_way, "the kernel has the entry");
         let header = self.header.as_mut().expect("kept until drop").as_mut();
@@ -290,11 +292,11 @@ impl FuseRing {
         }
     }
 
-    /// Gives the kernel the answer with the next [`Self::wait`] or [`Self::look`]: `out` and the first
-    /// `payload_bytes` of the payload.
+    /// Gives the kernel the answer with the next [`Self::wait`] or [`Self::look`]: `out` and the
+    /// first `payload_bytes` of the payload.
     ///
     /// # Panics
-    /// If the kernel has the entry.
+    /// When the kernel has the entry.
     pub fn answer(&mut self, out: &[u8; OUT_BYTES], payload_bytes: u32) {
         assert!(!self.is_under_way, "the kernel has the entry");
         let header = self.header.as_mut().expect("kept until drop").as_mut();
@@ -310,12 +312,12 @@ impl FuseRing {
     fn push(&mut self, command: squeue::Entry128) {
         self.is_under_way = true;
         let command = command.user_data(COMMAND);
-        // SAFETY: the command names the file registered by `new` and, if it registers, buffers that
-        // live until it is completed: `drop` keeps them otherwise.
+        // SAFETY: the command names the file registered by `new`. A command that registers names
+        // buffers that live until it is completed: `drop` keeps them otherwise.
         unsafe { self.ring.submission().push(&command) }.expect("one command at a time");
     }
 
-    /// Has each use of a waker complete something.
+    /// Has each use of a waker complete a command.
     fn listen_to_bell(&mut self) {
         const IN: u32 = 1;
         let bell = Fd(self.bell.0.as_raw_fd());
@@ -343,7 +345,7 @@ impl FuseRing {
 
     fn hear_bell(&mut self, goes_on: bool) {
         self.was_woken = true;
-        // Silent again; it may have rung several times.
+        // The read makes the bell silent again, however often it has rung.
         let _ = rustix::io::read(&self.bell.0, &mut [0; 8]);
         if !goes_on {
             self.listen_to_bell();
@@ -374,7 +376,7 @@ fn command(queue: u16, commit_id: u64) -> [u8; 80] {
 mod tests {
     use super::*;
 
-    /// What is not FUSE has no commands; the entry is free again.
+    /// A file that is not on FUSE has no such commands, and the entry is free again.
     #[test]
     fn a_file_that_is_not_fuse_refuses_the_entry() {
         if FuseRing::probe().is_err() {

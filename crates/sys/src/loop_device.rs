@@ -40,11 +40,11 @@ const LOOP_GET_STATUS64: u32 = 0x4c05;
 /// Major number of loop devices (`LOOP_MAJOR` of linux/major.h).
 const LOOP_MAJOR: u32 = 7;
 
-/// The status of the loop device `fd`; `None` for any other file, and for a loop device that shows
-/// nothing.
+/// The status of the loop device `fd`; `None` for any other file, and for a loop device without a
+/// file.
 ///
 /// # Errors
-/// Those of fstat(2), and of the ioctl when it is refused.
+/// The errors of fstat(2), and of the ioctl when it is refused.
 pub fn loop_status(fd: impl AsFd) -> io::Result<Option<LoopStatus>> {
     let fd = fd.as_fd();
     let found = rustix::fs::fstat(fd)?;
@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_no_loop_device_shows_nothing() {
+    fn file_that_is_no_loop_device_has_no_status() {
         for file in [
             tempfile::tempfile().unwrap(),
             File::open("/dev/null").unwrap(),

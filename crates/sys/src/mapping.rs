@@ -1,4 +1,4 @@
-//! Pages of memory that several may share.
+//! Pages of memory that several processes may share.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -16,7 +16,7 @@ pub(crate) fn map_shared(
         Some((fd, offset)) => (libc::MAP_SHARED, fd.as_raw_fd(), offset),
         None => (libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0),
     };
-    // SAFETY: new pages wherever the kernel wants them, so nothing that exists changes.
+    // SAFETY: the kernel chooses the place of the new pages, so nothing that exists changes.
     let pages = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, fd, offset) };
     if pages == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -24,13 +24,14 @@ pub(crate) fn map_shared(
     Ok(NonNull::new(pages.cast()).ok_or(io::ErrorKind::OutOfMemory)?)
 }
 
-/// Writes `bytes` at `offset` of a file as programs do that map it: the bytes are on no device yet,
-/// and the file system was not asked. For tests of mounts.
+/// Writes `bytes` at `offset` of a file through a mapping. Afterwards the bytes are on no device
+/// yet, and the file system has not been called. For tests of mounts.
 ///
 /// The process is killed (`SIGBUS`) if another one makes the file shorter meanwhile.
 ///
 /// # Errors
-/// `EINVAL` if the bytes lie in more than one page, or behind the end; otherwise those of mmap(2).
+/// `EINVAL` if the bytes lie in more than one page, or behind the end; otherwise the errors of
+/// mmap(2).
 pub fn write_mapped(file: impl AsFd, offset: u64, bytes: &[u8]) -> io::Result<()> {
     const PAGE: usize = 4096;
     let fd = file.as_fd();
@@ -42,8 +43,8 @@ pub fn write_mapped(file: impl AsFd, offset: u64, bytes: &[u8]) -> io::Result<()
         return Err(Errno::INVAL.into());
     };
     let page = map_shared(PAGE, Some((fd, base)))?;
-    // SAFETY: the page was just mapped, is this call's alone and does not overlap `bytes`, which
-    // fit into it from `start` on, as was checked; nothing uses the page afterwards.
+    // SAFETY: the page was just mapped, belongs to this call alone and does not overlap `bytes`,
+    // which fit into it from `start` on, as was checked. The page is not used afterwards.
     unsafe {
         let to = page.as_ptr().add(start);
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_mapped_is_written() {
+    fn bytes_stored_through_a_mapping_are_written() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(9000).unwrap();
         write_mapped(&file, 4100, b"mapped").unwrap();

@@ -6,12 +6,12 @@ use std::os::fd::{AsFd, AsRawFd};
 
 use rustix::io::Errno;
 
-/// How a byte range is locked.
+/// The kind of lock of a byte range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeLock {
-    /// Beside no other lock.
+    /// The lock excludes every other lock.
     Exclusive,
-    /// Beside other shared locks.
+    /// The lock allows other shared locks.
     Shared,
 }
 
@@ -26,7 +26,7 @@ impl RangeLock {
         request.l_whence = libc::SEEK_SET as libc::c_short;
         let offset = |at: u64| i64::try_from(at).unwrap_or(i64::MAX);
         request.l_start = offset(range.start);
-        // Of length 0 is a lock of all up to the end of any file.
+        // A lock of length 0 reaches up to the end of any file.
         request.l_len = match offset(range.end) {
             i64::MAX => 0,
             end => (end - request.l_start).max(1),
@@ -35,12 +35,13 @@ impl RangeLock {
     }
 }
 
-/// Locks a byte range of an open file until its last descriptor is closed; an end above `i64::MAX`
-/// is that of any file. `false` when another open file has a lock that excludes it.
+/// Locks a byte range of an open file until its last descriptor is closed. An end above `i64::MAX`
+/// means the end of any file. Answers `false` when another open file has a lock that excludes this
+/// one.
 ///
 /// # Errors
-/// `EBADF` for an exclusive lock when the descriptor may not write, and what a file system
-/// answers that has no such locks.
+/// `EBADF` for an exclusive lock when the descriptor may not write, and the error of a file system
+/// without these locks.
 pub fn lock_range(fd: impl AsFd, range: &Range<u64>, lock: RangeLock) -> io::Result<bool> {
     let request = lock.request(range);
     // SAFETY: the kernel reads one `struct flock64` from a live variable, and writes nothing.

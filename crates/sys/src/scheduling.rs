@@ -1,15 +1,16 @@
-//! When and where a thread runs.
+//! Scheduling class and processors of a thread.
 
 use std::io;
 
 use rustix::thread::{CpuSet, Pid, gettid, sched_setaffinity};
 
-/// When the scheduler lets a thread run.
+/// The scheduling class of a thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SchedulingClass {
-    /// In its turn (`SCHED_OTHER`).
+    /// The thread runs in its turn (`SCHED_OTHER`).
     Normal,
-    /// When nothing else wants its processor (`SCHED_IDLE`); to the others that processor is idle.
+    /// The thread runs when no other thread wants its processor (`SCHED_IDLE`). To the others that
+    /// processor counts as idle.
     Idle,
 }
 
@@ -27,8 +28,8 @@ pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<(
     let priority: libc::c_int = 0;
     let thread = thread.as_raw_nonzero().get();
     // SAFETY: the kernel reads one `struct sched_param`, which is one `int`, from a live variable,
-    // and writes nothing. The call is made by its number: the function of some C libraries is for
-    // whole processes.
+    // and writes nothing. The call is made by its number, because the function of some C libraries
+    // changes whole processes.
     let done = unsafe {
         libc::syscall(
             libc::SYS_sched_setscheduler,
@@ -43,9 +44,10 @@ pub fn set_scheduling_class(thread: Pid, class: SchedulingClass) -> io::Result<(
     }
 }
 
-/// Has the calling thread run in its turn, on all processors that it may use. A new thread inherits
-/// class and processors of the thread that made it, and a thread that answers requests stays on one
-/// processor and may be in the idle class. Errors are ignored: the thread then runs as it did.
+/// Puts the calling thread into the normal class, on all processors that it may use. A new thread
+/// inherits class and processors of the thread that made it, and a thread that answers requests
+/// stays on one processor and may be in the idle class. Errors are ignored: the thread then runs as
+/// before.
 pub fn run_anywhere() {
     let mut all = CpuSet::new();
     (0..CpuSet::MAX_CPU).for_each(|cpu| all.set(cpu));
@@ -77,8 +79,8 @@ mod tests {
 
     #[test]
     fn the_class_of_no_thread_is_an_error() {
-        let nobody = Pid::from_raw(i32::MAX).unwrap();
-        let error = set_scheduling_class(nobody, SchedulingClass::Idle).unwrap_err();
+        let missing = Pid::from_raw(i32::MAX).unwrap();
+        let error = set_scheduling_class(missing, SchedulingClass::Idle).unwrap_err();
         assert_eq!(Errno::from_io_error(&error), Some(Errno::SRCH));
     }
 }

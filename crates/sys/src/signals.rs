@@ -1,12 +1,12 @@
-//! Signals that a process was started without.
+//! Signals that were blocked when the process started.
 
 use std::io;
 use std::mem::MaybeUninit;
 
-/// Lets every signal through to the calling thread, and to the threads that it starts, whatever its starter blocked.
+/// Unblocks every signal for the calling thread, and for the threads that it starts.
 ///
 /// # Errors
-/// None that Linux documents for it.
+/// Linux documents no error of this call.
 pub fn unblock_signals() -> io::Result<()> {
     let mut none = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: `sigemptyset` fills the set, which lives here, and `pthread_sigmask` only reads it.

@@ -1,10 +1,11 @@
-//! What the heap gives back, in a process of its own: the resident set is that of all threads, so nothing may run beside it.
+//! Pages that the heap gives back. The test has a process of its own: the resident set is that of
+//! all threads, so no other test may run beside it.
 #![cfg(target_env = "gnu")]
 
 use ramet_sys::release_free_memory;
 
 #[test]
-fn memory_between_what_is_held_goes_back() {
+fn free_pages_between_used_ones_go_back() {
     let resident_mib = || {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         let pages: u64 = statm.split(' ').nth(1).unwrap().parse().unwrap();

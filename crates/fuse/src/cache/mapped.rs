@@ -63,7 +63,8 @@ impl Mapped {
         self.shard(ino).lock().contains_key(&ino)
     }
 
-    /// Whether the kernel has written pages of the file back: a program maps it, and stores into it.
+    /// Whether the kernel has written pages of the file back: a program maps it, and stores into
+    /// it.
     pub(crate) fn is_written_back(&self, ino: Ino) -> bool {
         self.shard(ino).lock().get(&ino) == Some(&true)
     }
@@ -77,7 +78,8 @@ impl Tail {
         (offset < end).then_some(Self { offset, end })
     }
 
-    /// Number of its bytes that become contents when the file grows by a write that begins at `start`.
+    /// Number of its bytes that become contents when the file grows by a write that begins at
+    /// `start`.
     pub(crate) fn exposed(self, start: u64) -> usize {
         let bytes = start.min(self.end).saturating_sub(self.offset);
         usize::try_from(bytes).expect("less than a page")

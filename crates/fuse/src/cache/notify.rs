@@ -59,8 +59,8 @@ impl Kernel {
         contents.write(device, store.as_bytes()).is_ok()
     }
 
-    /// Has the kernel put zeros into one page of a file, from `offset` on. Waits for the lock of the
-    /// page, as [`Kernel::store`] does.
+    /// Has the kernel put zeros into one page of a file, from `offset` on. Waits for the lock of
+    /// the page, as [`Kernel::store`] does.
     pub(crate) fn store_zeros(&self, ino: Ino, offset: u64, len: usize) {
         let store = Notification::store(ino, offset, len);
         if let Err(error) = self.send(&store, &[&vec![0; len]]) {

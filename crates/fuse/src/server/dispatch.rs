@@ -92,8 +92,8 @@ impl Server {
         None
     }
 
-    /// The part of a request that goes on once the kernel has written back the pages of its file; `None`
-    /// for a request that does not wait for that.
+    /// The part of a request that goes on once the kernel has written back the pages of its file;
+    /// `None` for a request that does not wait for them.
     pub(crate) fn waits_for_pages(
         &self,
         header: &Header,
