@@ -10,10 +10,14 @@
 //!            nodes below, immutable
 //! ```
 //!
-//! Lock order: `checkpointing`, `structure`, `compacting`, `state`, then the locks inside journal, store and node table. `state`
-//! is held over memory work only. `structure` is held by whoever builds a new root; it is
+//! Lock order: `checkpointing`, `structure`, `compacting`, `state`, then the locks inside capture cache, compacted copies,
+//! journal, store and node table. `last_checkpoint`, `wanted` and `threads` are held for a moment, below all of these, and
+//! no lock is taken under them.
+//!
+//! `state` is held over memory work, with one exception: a clone whose source changed after the optimistic capture
+//! captures again under it, and may read from the device. `structure` is held by a thread that builds a new root. It is
 //! not needed for reading, writing or freezing the buffer, which only appends to the root's segments, and
-//! [`Inner::publish`] carries such segments over. `compacting` is held by whoever puts a node in order for clones.
+//! [`Inner::publish`] carries these segments over. `compacting` is held by a thread that makes a compacted copy.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
