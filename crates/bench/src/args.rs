@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{Experiment, Peer, Profile};
+use crate::meter::Profile;
+use crate::peer::Peer;
+use crate::plan::Experiment;
 
 /// Measures Ramet beside other file systems: the same load on the same device, counted and timed.
 #[derive(Debug, Parser)]

@@ -13,7 +13,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{Bench, Compare, Fs, Join, Verb};
 use crate::error::{At, Error, Result};
-use crate::{Experiment, Plan, Profile, Report};
+use crate::experiments::run;
+use crate::meter::Profile;
+use crate::movement;
+use crate::plan::{Experiment, Plan};
+use crate::report::Report;
 
 const DEVICE_BYTES: u64 = 8 << 30;
 const FULL_REPEAT: u32 = 3;
@@ -90,7 +94,7 @@ fn measure(args: &Fs) -> Result<()> {
     create(&args.out)?;
     let bar = ProgressBar::new_spinner();
     bar.enable_steady_tick(Duration::from_millis(200));
-    let measured = crate::run(&plan, &mut |what| bar.set_message(what.to_string()));
+    let measured = run(&plan, &mut |what| bar.set_message(what.to_string()));
     bar.finish_and_clear();
     let (report, ended) = measured?;
     let (json, table) = save(&report, &args.out)?;
@@ -143,7 +147,7 @@ fn compare(args: &Compare) -> Result<()> {
             before.scale, after.scale
         );
     }
-    let all = crate::compare(&before, &after);
+    let all = movement::compare(&before, &after);
     let mut shown = 0;
     for movement in all.iter().filter(|movement| args.all || movement.matters()) {
         let figure = &movement.before;

@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use tempfile::TempDir;
 
-use crate::Plan;
 use crate::command::{run, version};
 use crate::device::{LoopDevice, Requests};
 use crate::disk;
@@ -15,6 +14,7 @@ use crate::floor::Floor;
 use crate::memory::drop_caches;
 use crate::meter::{Cost, Pass};
 use crate::peer::Peer;
+use crate::plan::Plan;
 use crate::throttle::Throttle;
 use crate::trace::Tracer;
 

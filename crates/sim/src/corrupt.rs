@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use ramet_betree::{Batch, Error, OpenOptions, Tree};
 use ramet_block::Device;
 
-use crate::crash::{guarded, told};
+use crate::outcome::{guarded, told};
 use crate::step::apply;
 use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
 

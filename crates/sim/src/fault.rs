@@ -14,8 +14,9 @@ use parking_lot::Mutex;
 use ramet_betree::{Error, OpenOptions, Tree};
 use ramet_block::Device;
 
-use crate::crash::{digest, digest_of, guarded, none_of, told, verify};
 use crate::disk::{Keep, LoggedDevice, PowerCut};
+use crate::outcome::{guarded, told};
+use crate::state::{digest, digest_of, none_of, verify};
 use crate::step::apply;
 use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
 

@@ -20,10 +20,12 @@ mod fault;
 mod generate;
 mod host;
 mod model;
+mod outcome;
 mod rng;
 mod run;
 pub mod scale;
 mod shrink;
+mod state;
 mod step;
 
 pub use corrupt::{Structure, Verdicts, Victim};

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use ramet_betree::{FormatOptions, OpenOptions, PathCounts, Snapshot, Stats, Tree, TreeShape};
 use ramet_block::{Codec, Device};
 
-use crate::crash::guarded;
+use crate::outcome::guarded;
 use crate::step::apply;
 use crate::{Change, Model, Rng, SparseDevice, Step};
 

@@ -5,7 +5,7 @@
 //! `RAMET_CYCLES` its length.
 //!
 //! Fault model: after a power cut everything before the last sync is there, and of what came later any part of 4096 bytes, the
-//! last write torn at a sector (`disk.rs`). What of the history is left is judged elsewhere (`crash.rs`); here
+//! last write torn at a sector (`disk.rs`). What of the history is left is judged elsewhere (`crash/run.rs`); here
 //! all of it is removed.
 
 use std::sync::Arc;

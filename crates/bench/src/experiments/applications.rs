@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
-use super::Run;
+use super::run::Run;
 use crate::command::run as run_program;
 use crate::error::{At, Result};
 use crate::load;

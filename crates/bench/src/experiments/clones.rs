@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use rand::Rng;
 
-use super::Run;
+use super::run::Run;
 use crate::error::{At, Result};
 use crate::load;
 use crate::meter::Cost;

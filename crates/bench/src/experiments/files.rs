@@ -1,6 +1,6 @@
 //! Large files, and what depends on the size of a file.
 
-use super::Run;
+use super::run::Run;
 use crate::error::{At, Result};
 use crate::load;
 use crate::meter::Profile;

@@ -1,6 +1,6 @@
 //! Trees of many files.
 
-use super::Run;
+use super::run::Run;
 use crate::command::run as run_program;
 use crate::error::{At, Result};
 use crate::load;

@@ -14,7 +14,9 @@ use ramet_fs::{
     OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 
-use super::{CrashPlan, Death, Opener, Recorder, told};
+use super::plan::CrashPlan;
+use super::recorder::{Death, Opener, Recorder};
+use crate::outcome::told;
 use crate::{Rng, Setup, SparseDevice};
 
 /// Longest file, in bytes.

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use ramet_betree::{Batch, Error, OpenOptions, Snapshot, Tree};
+use ramet_block::Device;
 use ramet_block::superblock::read_superblock;
-use ramet_block::{Device, checksum};
 
-use super::{CrashPlan, Death, Opener, Recorder, told};
+use super::plan::CrashPlan;
+use super::recorder::{Death, Opener, Recorder};
+use crate::outcome::told;
+use crate::state::{digest, digest_of, verify};
 use crate::step::{apply, batch};
 use crate::{Change, Fill, Generator, Mix, Model, Rng, Setup, SparseDevice};
 
@@ -56,47 +59,6 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         told("scan", digest_of(&tree))
     });
     Ok((history.recorder, open))
-}
-
-pub(crate) fn verify(tree: &Tree) -> Result<(), String> {
-    let violations = told("verify", tree.verify(&mut |_| {}))?;
-    match violations.first() {
-        None => Ok(()),
-        Some(first) => Err(format!(
-            "{} violations, the first: {first}",
-            violations.len()
-        )),
-    }
-}
-
-/// Keys and values, with their lengths, as one string of bytes.
-#[derive(Default)]
-struct Digest(Vec<u8>);
-
-impl Digest {
-    fn add(&mut self, key: &[u8], value: &[u8]) {
-        for part in [key, value] {
-            self.0.extend((part.len() as u64).to_le_bytes());
-            self.0.extend_from_slice(part);
-        }
-    }
-}
-
-pub(crate) fn digest(model: &Model) -> u64 {
-    let mut digest = Digest::default();
-    for (key, value) in model.range(b"", None) {
-        digest.add(key, value);
-    }
-    checksum(&digest.0)
-}
-
-pub(crate) fn digest_of(tree: &Tree) -> ramet_betree::Result<u64> {
-    let mut digest = Digest::default();
-    let mut scan = tree.scan(b"", None);
-    while scan.advance()? {
-        digest.add(scan.key(), scan.value());
-    }
-    Ok(checksum(&digest.0))
 }
 
 /// What others do while a sync is under way.

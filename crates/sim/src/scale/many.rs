@@ -10,7 +10,7 @@ use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::Device;
 
-use super::{cold, median, nanoseconds, settled_bytes};
+use super::measure::{cold, median, nanoseconds, settled_bytes};
 use crate::{Rng, SparseDevice};
 
 const VALUE_BYTES: usize = 1000;

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
 use ramet_block::Device;
 
-use super::nanoseconds;
+use super::measure::nanoseconds;
 use crate::{Rng, SparseDevice};
 
 const VALUE_BYTES: usize = 40;

@@ -20,9 +20,9 @@ use std::sync::Arc;
 use ramet_betree::Tree;
 use rustix::time::ClockId;
 
-use super::{Cloned, Rounds, clock_ns, median_of};
+use super::history::{Cloned, Rounds, clock_ns, median_of};
 use crate::SparseDevice;
-use crate::scale::settled_bytes;
+use crate::scale::measure::settled_bytes;
 
 /// What was measured in one history of one repetition.
 #[derive(Clone, Debug)]

@@ -1,17 +1,4 @@
-//! Experiments on clones at scale, each with the counts that it is judged by.
-//!
-//! The same code runs small as a test and large as `cargo run --release -p ramet-sim --example scale`.
-//! Figures are counts of nodes, reads and bytes; times are reported and never judged.
-
-mod many;
-mod ranges;
-mod rounds;
-mod zones;
-
-pub use many::{Deletion, Many, ManySample, PrivatePart};
-pub use ranges::{Lookups, Ranges, RangesReport};
-pub use rounds::{Edited, Rounds, Sample, Turns};
-pub use zones::{Zones, ZonesReport};
+//! Measures that the experiments share.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,7 +9,11 @@ use ramet_block::Device;
 use crate::SparseDevice;
 
 /// What a read-only opening of the device's bytes, with nothing cached, reads for `work`.
-fn cold<T>(device: &SparseDevice, open: &OpenOptions, work: impl FnOnce(&Tree) -> T) -> (T, Stats) {
+pub(super) fn cold<T>(
+    device: &SparseDevice,
+    open: &OpenOptions,
+    work: impl FnOnce(&Tree) -> T,
+) -> (T, Stats) {
     let image: Arc<dyn Device> = Arc::new(device.image());
     let options = OpenOptions {
         read_only: true,
@@ -39,17 +30,17 @@ fn cold<T>(device: &SparseDevice, open: &OpenOptions, work: impl FnOnce(&Tree) -
 }
 
 /// The middle of what was measured; 0 of nothing.
-fn median(values: &mut [u64]) -> u64 {
+pub(super) fn median(values: &mut [u64]) -> u64 {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0)
 }
 
-fn nanoseconds(clock: Instant) -> u64 {
+pub(super) fn nanoseconds(clock: Instant) -> u64 {
     u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Space in use once everything dead is freed.
-fn settled_bytes(tree: &Tree) -> u64 {
+pub(super) fn settled_bytes(tree: &Tree) -> u64 {
     let mut last = u64::MAX;
     loop {
         tree.checkpoint().expect("checkpoint");
