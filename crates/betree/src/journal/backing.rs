@@ -1,11 +1,13 @@
 //! Which parts of the region have room on the host of a sparse device.
 //!
-//! A frame is written to parts that are *backed*: the host has given room for them, so the write does not fail for want of it. The
-//! first parts are backed from the start on and stay so; others become it when frames come there. Where the host refuses, the
-//! journal goes on at its first parts, when they are released. So it is as long as the host allows, and in any case long enough
-//! to say what is removed. The last of what a host has is for contents: a journal does not grow then, and gives back what it took.
+//! A frame is written to parts that are *backed*: the host has given room for them, so the write
+//! does not fail for want of it. The first parts are backed from the start on and stay so; other
+//! parts become backed when frames reach them. Where the host refuses, the journal goes on at its
+//! first parts, when they are released. So the journal is as long as the host allows, and in any
+//! case long enough for the records of removals. The last free space of a host is for contents: the
+//! journal does not grow into it, and gives back the space that it took.
 //!
-//! What an earlier mount took is not known, and taken again without effect.
+//! Parts that an earlier mount took are not known; taking them again has no effect.
 
 use std::io;
 use std::sync::Arc;
@@ -19,11 +21,11 @@ use crate::sync::Mutex;
 const PART_BYTES: u64 = 1 << 20;
 /// First bytes of the region that are always backed.
 const KEPT_BYTES: u64 = 4 << 20;
-/// With less on the host the journal takes no more, unless what is to be written is long, and needs it.
+/// With less space left on the host the journal takes no more, unless a long frame needs it.
 const LEFT_BYTES: u64 = 16 << 20;
 const LONG_BYTES: u64 = KEPT_BYTES / 2;
 
-/// The parts of a journal's region. On a device that is not sparse all are backed.
+/// The parts of a journal's region. On a device that is not sparse all parts are backed.
 pub(super) struct Backing {
     dev: Arc<dyn Device>,
     region: Extent,
@@ -36,7 +38,7 @@ pub(super) struct Backing {
 }
 
 impl Backing {
-    /// Nothing is known of `region` yet.
+    /// The state of `region` when nothing is known of it yet.
     pub(super) fn new(dev: Arc<dyn Device>, region: Extent) -> Self {
         let count =
             usize::try_from(region.len.div_ceil(PART_BYTES)).expect("a region of few parts");
@@ -50,7 +52,8 @@ impl Backing {
         }
     }
 
-    /// Takes room for the first parts. A host that refuses is asked again when there is something to write.
+    /// Takes room for the first parts. A host that refuses is asked again when a frame is to be
+    /// written.
     pub(super) fn keep_first(&self) {
         let _ = self.secure(0, KEPT_BYTES.min(self.region.len));
     }
@@ -64,10 +67,10 @@ impl Backing {
         parts_of(start, end).all(|part| parts.get(part).copied().unwrap_or(true))
     }
 
-    /// Has all of `[start, end)` backed.
+    /// Makes all of `[start, end)` backed.
     ///
     /// # Errors
-    /// [`is_no_space`] when the host refuses, else what it answered.
+    /// [`is_no_space`] when the host refuses, else the error of the device.
     pub(super) fn secure(&self, start: u64, end: u64) -> io::Result<()> {
         let Some(parts) = &self.parts else {
             return Ok(());
@@ -104,8 +107,8 @@ impl Backing {
         self.dev.host_free_bytes().unwrap_or(0) < LEFT_BYTES
     }
 
-    /// When the host is short of room, gives it back the parts that are neither kept nor in use. Requires that nobody writes to the
-    /// region meanwhile. Best effort.
+    /// When the host is short of room, gives it back the parts that are neither kept nor in use.
+    /// Requires that no thread writes to the region meanwhile. Best effort.
     pub(super) fn give_back(&self, is_used: impl Fn(u64, u64) -> bool) {
         let Some(parts) = self.parts.as_ref().filter(|_| self.is_host_short()) else {
             return;
@@ -121,7 +124,7 @@ impl Backing {
             drop(parts);
             self.is_refused.store(true, Ordering::Relaxed);
             let (at, len) = self.place_of(part);
-            // What stays allocated is taken again without effect.
+            // A part that stays allocated is taken again without effect.
             let _ = self.dev.discard(at, len);
         }
     }

@@ -1,23 +1,24 @@
 //! The bytes of one journal frame. `docs/format.md` draws them.
 //!
 //! ```text
-//! 0         8      12    16        24     32     40      48              56         64           68            72          76     80
-//! | checksum | magic | mask | uuid low | epoch | frame | offset | durable before | first seq | payload len | record count | stored len | codec | records .. | zeros to 4096 |
+//!   0 checksum        8 magic           12 mask          16 uuid low      24 epoch       32 frame
+//!  40 offset         48 durable before  56 first seq     64 payload len   68 record count
+//!  72 stored len     76 codec           80 records ..., then zeros to a multiple of 4096
 //! ```
 //!
-//! The checksum covers everything from byte 8 to the end of the records, as it lies on the device.
-//! The padding is not covered: nothing is lost with it.
+//! The checksum covers the stored bytes from byte 8 to the end of the records. The padding is not
+//! covered: nothing is lost with it.
 //!
-//! **Packed frames.** Records repeat keys and much of what they hold, so a frame of some length is
-//! compressed when it is written, by the thread that writes it and outside of all locks. Its place was
-//! given away before, when nobody knew what it would come to: a frame *takes* what its records take
-//! raw, the next one starts behind that, and the blocks between are not written.
+//! **Packed frames.** Records repeat keys and values, so a frame of some length is compressed when
+//! it is written, by the thread that writes it and outside of all locks. Its place was given away
+//! before, when its compressed length was not known: a frame *takes* the space of its raw records,
+//! the next frame starts behind that, and the blocks between are not written.
 //!
-//! **The magic marks frames, and nothing else.** What users write ends up inside records, so a file
-//! could hold the image of a frame, and recovery, looking for the next frame in the remains of an
-//! older lap, could take it for one. Every block of a frame but the first therefore has the word
-//! where a magic would stand XORed with `mask`, chosen by the writer (almost always 0) so that none
-//! of them reads as the magic.
+//! **The magic marks frames, and nothing else.** Data of users ends up inside records, so a file
+//! could hold the image of a frame. A recovery that looks for the next frame in the remains of an
+//! older lap could take it for one. In every block of a frame but the first, the word at the place
+//! of the magic is therefore XORed with `mask`. The writer chooses the mask (almost always 0) so
+//! that none of these words reads as the magic.
 
 use std::borrow::Cow;
 
@@ -33,35 +34,35 @@ pub(super) const HEADER_BYTES: usize = 80;
 /// Bytes before the body of each record: sequence number and length.
 pub(super) const RECORD_HEADER_BYTES: usize = 12;
 
-/// A frame of so many blocks is compressed. A shorter one is a lone fsync of little, which has somebody waiting for it
-/// and could save a block or two.
+/// A frame of so many blocks is compressed. A shorter frame is a lone fsync of little data: a
+/// thread waits for it, and packing could save a block or two.
 const PACKED_BLOCKS_MIN: usize = 4;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
-/// Bytes of the checksum, and where what it covers begins.
+/// Bytes of the checksum, and the start of the bytes that it covers.
 const MAGIC_AT: usize = 8;
 
 const _: () = assert!(HEADER_BYTES < BLOCK);
 
-/// Whose journal a frame belongs to.
+/// The volume and the mount to which a frame belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Timeline {
     /// Low half of the volume's UUID: frames of an older volume in the same place are no frames.
     pub(super) uuid_low: u64,
-    /// One per read-write mount: frames that a recovery dropped stay dropped.
+    /// One number for each read-write mount: frames that a recovery dropped stay dropped.
     pub(super) epoch: u64,
 }
 
-/// What a frame says about itself.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// XORed into the magic's place of each further block.
+    /// XORed into the word at the place of the magic in each further block.
     pub(super) mask: u32,
-    /// Whose frame it is.
+    /// Timeline of the frame.
     pub(super) timeline: Timeline,
-    /// Where it stands.
+    /// Position of the frame.
     pub(super) at: JournalPos,
-    /// Frames with a smaller number were durable, or released, when this one was written.
+    /// Frames with a smaller number were durable, or released, when this frame was written.
     pub(super) durable_before: u64,
     /// Sequence number of the first record.
     pub(super) first_seq: u64,
@@ -69,15 +70,15 @@ pub(super) struct Header {
     pub(super) payload_len: u32,
     /// Number of records, at least one.
     pub(super) record_count: u32,
-    /// Bytes of records on the device, no more than raw.
+    /// Bytes of stored records, no more than raw.
     pub(super) stored_len: u32,
-    /// How they are stored there: tag of a [`Codec`].
+    /// Storage of the records: tag of a [`Codec`].
     pub(super) codec: u32,
 }
 
 impl Header {
     /// Reads the header at the start of `block`; `None` when no frame starts there. The checksum is
-    /// not looked at: it needs the whole frame.
+    /// not verified: that needs the whole frame.
     pub(super) fn decode(block: &[u8]) -> Option<Header> {
         let mut fields = Reader::new(block.get(MAGIC_AT..HEADER_BYTES)?);
         let mut u64 = || fields.u64().ok();
@@ -103,7 +104,7 @@ impl Header {
         is_frame.then_some(header)
     }
 
-    /// The header with its checksum not yet set.
+    /// The header without its checksum.
     fn encode(&self) -> Vec<u8> {
         let mut fields = Writer::with_capacity(HEADER_BYTES);
         fields.u64(0);
@@ -122,7 +123,7 @@ impl Header {
         fields.into_vec()
     }
 
-    /// Bytes of header and records as they lie on the device.
+    /// Bytes of the stored header and records.
     pub(super) fn covered_bytes(&self) -> u64 {
         HEADER_BYTES as u64 + u64::from(self.stored_len)
     }
@@ -138,7 +139,7 @@ pub(super) fn padded(len_bytes: u64) -> u64 {
     len_bytes.next_multiple_of(BLOCK_BYTES)
 }
 
-/// Whether `bytes`, header and records as they lie on the device, carry their own checksum.
+/// Whether `bytes`, the stored header and records, carry their own checksum.
 pub(super) fn is_intact(bytes: &[u8]) -> bool {
     let sum = Reader::new(bytes).u64();
     let is_right = |sum| sum == checksum(&bytes[MAGIC_AT..]);
@@ -150,7 +151,8 @@ fn word_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
 }
 
-/// Where the magic would stand in each block after the first, if all of that word is records.
+/// The places of the word of the magic in the blocks after the first, as far as all of the word is
+/// records.
 fn further_words(len: usize) -> impl Iterator<Item = usize> {
     (BLOCK + MAGIC_AT..)
         .step_by(BLOCK)
@@ -166,7 +168,8 @@ fn apply_mask(bytes: &mut [u8], mask: u32) {
     }
 }
 
-/// A mask under which no further block reads as a frame: a frame of n blocks rules out fewer than n.
+/// A mask under which no further block reads as a frame. A frame of n blocks rules out fewer than n
+/// masks.
 fn choose_mask(bytes: &[u8]) -> u32 {
     (0..=u32::MAX)
         .find(|mask| further_words(bytes.len()).all(|at| word_at(bytes, at) != MAGIC ^ mask))
@@ -176,11 +179,11 @@ fn choose_mask(bytes: &[u8]) -> u32 {
 /// A frame that still gathers records.
 #[derive(Debug, Default)]
 pub(super) struct FrameBuilder {
-    /// Room for the header, then records.
+    /// The space of the header, then records.
     bytes: Writer,
     first_seq: u64,
     record_count: u32,
-    /// A record names extents, which are to be durable before the frame is written.
+    /// Whether a record names extents, which must be durable before the frame is written.
     pub(super) names_extents: bool,
 }
 
@@ -189,12 +192,12 @@ impl FrameBuilder {
         self.record_count == 0
     }
 
-    /// Bytes of header and records as they stand; 0 without records.
+    /// Bytes of header and raw records; 0 without records.
     pub(super) fn covered_bytes(&self) -> u64 {
         self.bytes.len() as u64
     }
 
-    /// Bytes of header and records after one more record of `len` bytes.
+    /// Bytes of header and records with one more record of `len` bytes.
     pub(super) fn covered_bytes_with(&self, len: usize) -> u64 {
         self.bytes.len().max(HEADER_BYTES) as u64 + (RECORD_HEADER_BYTES + len) as u64
     }
@@ -214,7 +217,8 @@ impl FrameBuilder {
         self.record_count += 1;
     }
 
-    /// The bytes for the device, a whole number of blocks: packed with `codec` if that saves some.
+    /// The bytes for the device, a whole number of blocks: packed with `codec` if that saves a
+    /// block.
     pub(super) fn finish(
         self,
         codec: Codec,
@@ -251,7 +255,7 @@ impl FrameBuilder {
     }
 }
 
-/// Packs what follows the header if that saves a block of the device, and says whether it did.
+/// Packs the bytes behind the header if that saves a block of the device; says whether it did.
 fn pack(codec: Codec, bytes: &mut Vec<u8>) -> bool {
     let blocks = |payload: &[u8]| (HEADER_BYTES + payload.len()).div_ceil(BLOCK);
     let payload = &bytes[HEADER_BYTES..];
@@ -267,8 +271,8 @@ fn pack(codec: Codec, bytes: &mut Vec<u8>) -> bool {
     true
 }
 
-/// The records of an intact frame, raw. `bytes` are header and records as they were read; the mask is
-/// taken off in place. `None` when they are not what the header says. At most the memory of a
+/// The raw records of an intact frame. `bytes` are the stored header and records; the mask is taken
+/// off in place. `None` when the records contradict the header. Takes at most the memory of a
 /// longest frame, if the header is of a frame that fits the region.
 pub(super) fn payload<'a>(header: &Header, bytes: &'a mut [u8]) -> Option<Cow<'a, [u8]>> {
     apply_mask(bytes, header.mask);
@@ -281,7 +285,7 @@ pub(super) fn payload<'a>(header: &Header, bytes: &'a mut [u8]) -> Option<Cow<'a
     }
 }
 
-/// Takes the records of a frame apart, in order. `None` in place of one that does not follow the format.
+/// The records of a frame, in order. `None` in place of a record that does not follow the format.
 pub(super) fn records<'a>(
     header: &Header,
     payload: &'a [u8],

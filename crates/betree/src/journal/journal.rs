@@ -1,9 +1,9 @@
-//! The redo journal: what was applied since the last checkpoint, in a preallocated circular region.
+//! The redo journal: records since the last checkpoint, in a preallocated circular region.
 //!
 //! Records gather in memory, in the order in which they are appended, in *frames*: whole blocks, so
-//! that no write ever touches a block that holds durable records. A commit writes what has gathered,
-//! one sequential write a frame, and syncs the device once; everybody who waits for one of those
-//! records waits for that one sync, and while it runs the next group gathers.
+//! that no write ever touches a block that holds durable records. A commit writes the frames that
+//! have gathered, one sequential write a frame, and syncs the device once. All threads that wait
+//! for one of those records wait for that one sync, and while it runs the next group gathers.
 //!
 //! ```text
 //!        released                     durable        next
@@ -21,20 +21,22 @@
 //! - J2: no frame is written over a byte at or after `released` of the lap before.
 //! - J3: `durable_seq` only covers records whose frames were written before a sync that succeeded,
 //!   or that a durable checkpoint made needless.
-//! - J5: a frame with records that name extents is written after a device sync that follows the writes of
-//!   those extents; the extents keep their bytes until the frame is released.
-//! - J4: after a failed write or sync nothing is ever reported durable again: what the device still
-//!   holds of that write is unknown, and a second sync that succeeds proves nothing about it. A write for which there
-//!   was no room is no failure: its frame stays queued, in its place, and nobody was told that it is durable.
+//! - J5: a frame with records that name extents is written after a device sync that follows the
+//!   writes of those extents; the extents keep their bytes until the frame is released.
+//! - J4: after a failed write or sync no record is ever reported durable again. Which bytes of that
+//!   write the device still holds is unknown, and a second sync that succeeds proves nothing about
+//!   them. A write for which there was no room is no failure: its frame stays queued, in its place,
+//!   and no caller was told that it is durable.
 //!
 //! Concurrency: one mutex, never held over I/O. One thread at a time is the *leader* and writes;
 //! `append`, `cut` and `release` never wait for it.
 //!
-//! It does not know what records mean, and it does not wait for checkpoints: with no room left
-//! `commit` fails with `NoSpace` and loses nothing, and a checkpoint serves the caller as well.
+//! The journal does not know the meaning of records, and it does not wait for checkpoints. With no
+//! room left `commit` fails with `NoSpace` and loses nothing, and a checkpoint serves the caller as
+//! well.
 //!
-//! On a sparse device only a part of the region may have room on the host (`backing.rs`). Where the host refuses more, a frame starts
-//! the next lap early, which a replay expects of every frame.
+//! On a sparse device only a part of the region may have room on the host (`backing.rs`). Where the
+//! host refuses more, a frame starts the next lap early, which a replay expects of every frame.
 
 #[cfg(test)]
 #[path = "tests/mod.rs"]
@@ -61,7 +63,7 @@ pub(crate) fn record_bytes_max(region_bytes: u64) -> usize {
     frame.saturating_sub(HEADER_BYTES + RECORD_HEADER_BYTES)
 }
 
-/// Where a frame of `len_bytes` starts when `offset` is the end of the one before it.
+/// The start of a frame of `len_bytes` when `offset` is the end of the frame before it.
 fn place(region_bytes: u64, offset: u64, len_bytes: u64) -> u64 {
     let left = region_bytes - offset % region_bytes;
     if len_bytes <= left {
@@ -80,41 +82,42 @@ struct Sealed {
     last_seq: u64,
 }
 
-/// What a sealed frame is made of.
+/// The contents of a sealed frame.
 enum Frame {
     Gathered(FrameBuilder),
     /// The bytes for the device, which had no room for them.
     Encoded(Vec<u8>),
 }
 
-/// What one leader writes.
+/// The frames that one leader writes.
 struct Group {
     frames: VecDeque<Sealed>,
     durable_before: u64,
 }
 
-/// Everything the mutex protects.
+/// The state under the mutex.
 struct Queue {
     open: FrameBuilder,
     sealed: VecDeque<Sealed>,
     /// Bytes of the region that `sealed` takes.
     sealed_bytes: u64,
-    /// Where the next frame to be sealed goes, if it fits there.
+    /// The place of the next frame to be sealed, if it fits there.
     next: JournalPos,
     /// Offset below which space may be reused.
     released: u64,
     /// Cuts that were not released yet, with the last sequence number before each.
     cuts: VecDeque<(JournalPos, u64)>,
     appended_seq: Option<u64>,
-    /// Written, perhaps not synced: everything up to this sequence number, frames below this number.
+    /// Written, perhaps not synced: all records up to this sequence number, and frames below this
+    /// number.
     written_seq: u64,
     written_frame: u64,
-    /// Durable: everything up to this sequence number, frames below this number.
+    /// Durable: all records up to this sequence number, and frames below this number.
     durable_seq: u64,
     durable_frame: u64,
     /// A thread is writing or syncing.
     has_leader: bool,
-    /// Why nothing is written any more.
+    /// The reason why no frame is written any more.
     failure: Option<Arc<str>>,
 }
 
@@ -123,7 +126,7 @@ pub(crate) struct Journal {
     dev: Arc<dyn Device>,
     region: Extent,
     timeline: Timeline,
-    /// How frames are packed that are worth it.
+    /// Codec of the frames that are worth packing.
     codec: Codec,
     backing: Backing,
     queue: Mutex<Queue>,
@@ -147,12 +150,13 @@ impl Journal {
     }
 
     /// A journal whose next frame goes to `at`, the answer of [`Journal::replay`] (or the default
-    /// position in a new volume). Frames are packed in a volume with a codec, and with a fast one whichever that is: somebody
-    /// waits for them, and they are soon gone.
+    /// position in a new volume). In a volume with a codec frames are packed, always with a fast
+    /// codec: threads wait for a frame, and it is soon gone.
     ///
-    /// Before the first commit a superblock must be durable that names `epoch`, a number never
-    /// used for this volume before, and `at` as the start of a replay: frames before `at` count as
-    /// released. Nothing is read or written here; of a sparse device some of the region is allocated.
+    /// Before the first commit a superblock must be durable that names `epoch`, a number never used
+    /// for this volume before, and `at` as the start of a replay: frames before `at` count as
+    /// released. Nothing is read or written here; some of the region is allocated on a sparse
+    /// device.
     ///
     /// # Panics
     /// When the region cannot hold a journal, which a replay of it reports as an error.
@@ -204,9 +208,9 @@ impl Journal {
         }
     }
 
-    /// Queues a record, given in parts, behind all that were queued before. Memory only: durable
-    /// after a [`Journal::commit`] of `seq`. With `names_extents` what has been written to the device before is made
-    /// durable before the record is (J5).
+    /// Queues a record, given in parts, behind all queued records. Works in memory only: the record
+    /// is durable after a [`Journal::commit`] of `seq`. With `names_extents` all earlier writes to
+    /// the device are made durable before the record is written (J5).
     ///
     /// # Panics
     /// When `seq` is not above that of the record before (J1), or the record is longer than
@@ -230,14 +234,15 @@ impl Journal {
         queue.appended_seq = Some(seq);
     }
 
-    /// Makes everything appended up to and including `seq` durable. Many threads may call at once:
-    /// whoever finds no leader leads, and one device sync serves all that had appended before it.
-    /// A `seq` beyond the last one appended stands for that one.
+    /// Makes all records up to and including `seq` durable. Many threads may call at once: a thread
+    /// that finds no leader leads, and one device sync serves all threads that had appended before
+    /// it. A `seq` beyond the last appended record stands for that record.
     ///
     /// # Errors
-    /// `NoSpace` when the region is full up to frames that are not released, or the host has no room for more of it: nothing
-    /// is lost, call again after a [`Journal::release`] (which may have made `seq` durable by itself).
-    /// `Io` when a write or the sync failed; from then on, for every caller and for ever, `Poisoned`.
+    /// `NoSpace` when the region is full up to frames that are not released, or the host has no
+    /// room for more of it. Nothing is lost then: call again after a [`Journal::release`] (which
+    /// may have made `seq` durable by itself). `Io` when a write or the sync failed; from then on
+    /// `Poisoned`, for every caller and for ever.
     pub(crate) fn commit(&self, seq: u64) -> Result<()> {
         let mut queue = self.queue.lock();
         let seq = seq.min(queue.appended_seq.unwrap_or(0));
@@ -258,8 +263,9 @@ impl Journal {
         }
     }
 
-    /// Hands everything queued to the device without a sync, to bound the memory it takes. Does
-    /// nothing while another thread writes, and leaves queued what the region has no room for.
+    /// Writes all queued frames to the device without a sync, to bound the memory of the queue.
+    /// Does nothing while another thread writes. Frames for which the region has no room stay
+    /// queued.
     ///
     /// # Errors
     /// As [`Journal::commit`], except `NoSpace`.
@@ -272,10 +278,10 @@ impl Journal {
         self.write_group_of(queue)
     }
 
-    /// The same, behind a thread that writes.
+    /// The same, but waits for the end of a write of another thread.
     ///
     /// # Errors
-    /// Those of [`Journal::write_queued`].
+    /// As [`Journal::write_queued`].
     pub(crate) fn write_queued_next(&self) -> Result<()> {
         let mut queue = self.queue.lock();
         while queue.has_leader {
@@ -291,15 +297,15 @@ impl Journal {
             return Ok(());
         }
         match self.lead(queue, group, false) {
-            // It stays queued.
+            // The frame stays queued.
             Err(Error::NoSpace) => Ok(()),
             done => done.map(drop),
         }
     }
 
     #[cfg(test)]
-    /// Everything up to and including this sequence number is durable; 0 as long as nothing that
-    /// was appended here is.
+    /// All records up to and including this sequence number are durable; 0 while no appended record
+    /// is.
     pub(crate) fn durable_seq(&self) -> u64 {
         self.queue.lock().durable_seq
     }
@@ -309,8 +315,8 @@ impl Journal {
         self.queue.lock().durable_frame
     }
 
-    /// A position with everything appended so far before it, and everything appended later after
-    /// it: where a replay on top of a checkpoint of this moment starts. Memory only.
+    /// A position between all records appended so far and all records appended later. A replay on
+    /// top of a checkpoint of this moment starts there. Works in memory only.
     pub(crate) fn cut(&self) -> JournalPos {
         let mut queue = self.queue.lock();
         self.seal(&mut queue);
@@ -320,9 +326,9 @@ impl Journal {
         at
     }
 
-    /// Says that a checkpoint is durable from which a replay starts at `pos`, an answer of
-    /// [`Journal::cut`]. The space before it may be reused, and what is still queued from before it
-    /// counts as durable and is not written any more.
+    /// Tells the journal that a checkpoint is durable from which a replay starts at `pos`, an
+    /// answer of [`Journal::cut`]. The space before `pos` may be reused. Records from before `pos`
+    /// that are still queued count as durable and are not written any more.
     pub(crate) fn release(&self, pos: JournalPos) {
         let mut queue = self.queue.lock();
         assert!(
@@ -352,8 +358,8 @@ impl Journal {
         self.led.notify_all();
     }
 
-    /// Gives the host of a sparse device back what it is short of and the journal can do without. Does nothing while another thread
-    /// writes.
+    /// Gives space that the journal can do without back to the host of a sparse device, if the host
+    /// is short of it. Does nothing while another thread writes.
     pub(crate) fn give_back(&self) {
         let mut queue = self.queue.lock();
         if queue.has_leader || queue.failure.is_some() {
@@ -389,9 +395,9 @@ impl Journal {
         self.region.len
     }
 
-    /// Bytes that wait in memory to be written, if a record of `bytes` can be appended and later be committed
-    /// without a release in between, whatever frames it and the queued ones end up in. One frame of reserve is kept
-    /// for callers that ask at the same time.
+    /// Bytes that wait in memory to be written, if a record of `bytes` can be appended and later be
+    /// committed without a release in between, in any division of the queue into frames. One frame
+    /// of reserve is kept for callers that ask at the same time.
     pub(crate) fn room_for(&self, bytes: usize) -> Option<u64> {
         let (queued, next, end, front) = {
             let queue = self.queue.lock();
@@ -422,7 +428,8 @@ impl Journal {
         self.backing.is_refused()
     }
 
-    /// The start of the next lap, if `len_bytes` from there on are released and have room on the host.
+    /// The start of the next lap, if `len_bytes` from there on are released and have room on the
+    /// host.
     fn front(&self, queue: &Queue, len_bytes: u64) -> Option<u64> {
         let start = queue.next.offset.next_multiple_of(self.region.len);
         let end = start + len_bytes;
@@ -430,13 +437,13 @@ impl Journal {
         (is_free && self.backing.is_backed(0, len_bytes)).then_some(start)
     }
 
-    /// Whether there is room on the host for what lies between two offsets, less than a lap apart.
+    /// Whether the host has given room for the bytes between two offsets, less than a lap apart.
     fn is_backed(&self, from: u64, to: u64) -> bool {
         self.laps(from, to)
             .all(|(start, end)| self.backing.is_backed(start, end))
     }
 
-    /// Takes room of the host for what lies between two offsets, less than a lap apart.
+    /// Takes room of the host for the bytes between two offsets, less than a lap apart.
     fn secure(&self, from: u64, to: u64) -> std::io::Result<()> {
         self.laps(from, to)
             .try_for_each(|(start, end)| self.backing.secure(start, end))
@@ -450,8 +457,8 @@ impl Journal {
         [first, (0, rest)].into_iter()
     }
 
-    /// Offset after everything queued and one more record of `record` bytes, in the worst way of
-    /// dividing them into frames.
+    /// The offset after all queued records and one more record of `record` bytes, in the worst
+    /// division into frames.
     fn end_with(&self, queue: &Queue, record: Option<usize>) -> u64 {
         let after = |offset: u64, covered: u64| match padded(covered) {
             0 => offset,
@@ -464,7 +471,7 @@ impl Journal {
         apart.max(together)
     }
 
-    /// Gives the open frame its place, if it holds anything.
+    /// Gives the open frame its place, if it holds a record.
     fn seal(&self, queue: &mut Queue) {
         if queue.open.is_empty() {
             return;
@@ -497,7 +504,7 @@ impl Journal {
         };
     }
 
-    /// Takes everything queued that fits the region. Keeps J2.
+    /// Takes all queued frames that fit the region. Keeps J2.
     fn take_group(&self, queue: &mut Queue) -> Group {
         self.seal(queue);
         let limit = queue.released + self.region.len;
@@ -517,7 +524,7 @@ impl Journal {
         }
     }
 
-    /// Writes a group, and syncs if asked to, with the queue unlocked meanwhile.
+    /// Writes a group, and syncs if `sync` says so; the queue is unlocked meanwhile.
     fn lead<'a>(
         &'a self,
         mut queue: MutexGuard<'a, Queue>,
@@ -530,7 +537,7 @@ impl Journal {
         }
         queue.has_leader = true;
         let outcome = MutexGuard::unlocked(&mut queue, || {
-            // A device that panics must not leave the others waiting for this leader.
+            // If the device panics, the other threads must not wait for this leader.
             let panic = PoisonOnPanic(self);
             let outcome = self.write_group(&mut group, sync);
             std::mem::forget(panic);
@@ -561,7 +568,7 @@ impl Journal {
         }
     }
 
-    /// Frames that were written are no longer in the group, those for which there was no room still are.
+    /// Frames that were written leave the group; frames for which there was no room stay in it.
     fn write_group(&self, group: &mut Group, sync: bool) -> Result<()> {
         let failed = |what| {
             move |source: std::io::Error| {
@@ -611,7 +618,8 @@ impl Journal {
         Ok(())
     }
 
-    /// A sync that fails is a failure, for want of room too: what was lost may be durable for somebody else.
+    /// A sync that fails is a failure, for want of room too: another caller may count the lost
+    /// bytes as durable.
     fn sync_device(&self, what: &'static str) -> Result<()> {
         self.dev.sync().map_err(|source| Error::Io {
             what,
@@ -621,10 +629,10 @@ impl Journal {
 }
 
 impl Queue {
-    /// Frames that a leader could not write are the first ones again.
+    /// Puts frames that a leader could not write back to the front of the queue.
     fn take_back(&mut self, frames: VecDeque<Sealed>) {
         for sealed in frames.into_iter().rev() {
-            // A checkpoint may have made it needless meanwhile.
+            // A checkpoint may have made the frame needless meanwhile.
             if sealed.at.frame >= self.durable_frame {
                 self.sealed_bytes += sealed.len_bytes;
                 self.sealed.push_front(sealed);

@@ -2,17 +2,17 @@
 //!
 //! The frame numbered *n* after `offset` starts at `offset`, or, when it did not fit before the end
 //! of the region, at the next multiple of the region's length. A frame counts when its checksum
-//! holds and its header names this volume, this epoch, this number and this very offset; so neither
-//! an older lap, nor an older mount, nor a misdirected write passes. The first place with no such
-//! frame is the end: what lies beyond it was never acknowledged, because a commit syncs all frames
-//! before its own.
+//! holds and its header names this volume, this epoch, this number and this offset; so no older
+//! lap, no older mount and no misdirected write passes. The first place without a valid frame is
+//! the end of the journal. Frames beyond it were never acknowledged, because a commit syncs all
+//! frames before its own.
 //!
-//! One case is told apart. If a later frame is there and says that the missing one was durable when
-//! it was written, then the medium lost acknowledged records, and recovery says so instead of
-//! quietly going back in time. Only the place where the next frame can start is searched, one frame's
-//! length, so that the cost is bounded.
+//! One case is told apart. If a later frame is there and says that the missing frame was durable
+//! when it was written, then the medium lost acknowledged records, and recovery says so instead of
+//! silently going back in time. Only the places where the next frame can start are searched, one
+//! frame's length, so that the cost is bounded.
 //!
-//! Memory: two longest frames at most, whatever the headers say. Any bytes whatever end in an answer.
+//! Memory: two longest frames at most, for any headers. Any bytes end in an answer.
 
 use std::sync::Arc;
 
@@ -34,11 +34,11 @@ struct Reader<'a> {
 }
 
 /// Calls `visit(seq, record)` for each record of each frame from `start` on, in order, and returns
-/// where the next frame goes. Nothing is written.
+/// the place of the next frame. Nothing is written.
 ///
 /// # Errors
 /// `Io` when the device fails, `Corrupt` when acknowledged records are missing or an intact frame
-/// holds nonsense, `Invalid` when no journal fits `region`, and what `visit` answers.
+/// holds nonsense, `Invalid` when no journal fits `region`, and the errors of `visit`.
 pub(super) fn replay(
     dev: &dyn Device,
     region: Extent,
@@ -117,7 +117,8 @@ impl Reader<'_> {
         Ok(bytes)
     }
 
-    /// The frame that comes at `at`, here or at the start of the next lap, with header and records.
+    /// The frame with number and offset `at`, here or at the start of the next lap, with header and
+    /// records.
     fn next_frame(&self, at: JournalPos) -> Result<Option<(Header, Vec<u8>)>> {
         let here = self.frame_at(at)?;
         if here.is_some() || at.offset.is_multiple_of(self.region.len) {
@@ -141,8 +142,8 @@ impl Reader<'_> {
         Ok(bytes.map(|bytes| (header, bytes)))
     }
 
-    /// The header at the start of `block`, if it is of this timeline, names the offset at which it
-    /// stands and has a length that fits there.
+    /// The header at the start of `block`, if it is of this timeline, names `offset` and has a
+    /// length that fits there.
     fn plausible(&self, block: &[u8], offset: u64) -> Option<Header> {
         let header = Header::decode(block)?;
         let len_max = frame_bytes_max(self.region.len).min(self.lap_end(offset) - offset);
@@ -163,7 +164,7 @@ impl Reader<'_> {
     fn check_nothing_lost(&self, end: JournalPos) -> Result<()> {
         let lap_end = self.lap_end(end.offset);
         let reach = frame_bytes_max(self.region.len);
-        // The missing frame lay at the end position or at the start of the next lap, and the one
+        // The missing frame lay at the end position or at the start of the next lap. The frame
         // after it starts at most a frame's length later.
         let here = (end.offset, (end.offset + reach).min(lap_end - BLOCK_BYTES));
         let next_lap = (lap_end, lap_end + reach);

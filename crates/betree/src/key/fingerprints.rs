@@ -1,14 +1,15 @@
-//! The first eight bytes of sorted keys as integers, side by side: a search that touches few cache lines.
+//! The first eight bytes of sorted keys as integers, side by side: a search over them touches few
+//! cache lines.
 //!
-//! Keys in a block or an index lie apart, so each step of a binary search over them waits for memory. Fingerprints narrow
-//! the search to the keys that begin like the wanted one.
+//! Keys in a block or an index lie apart, so each step of a binary search over them waits for
+//! memory. Fingerprints narrow the search to the keys that begin like the wanted key.
 
 use std::ops::Range;
 
 #[derive(Debug, Default)]
 pub(crate) struct Fingerprints(Vec<u64>);
 
-/// Orders like the bytes, as far as eight bytes tell.
+/// An integer that orders like the first eight bytes.
 fn head(bytes: &[u8]) -> u64 {
     match bytes.first_chunk() {
         Some(first) => u64::from_be_bytes(*first),
@@ -21,12 +22,12 @@ fn head(bytes: &[u8]) -> u64 {
 }
 
 impl Fingerprints {
-    /// Of keys in ascending order.
+    /// The fingerprints of keys in ascending order.
     pub(crate) fn new<'a>(keys: impl Iterator<Item = &'a [u8]>) -> Self {
         Self(keys.map(head).collect())
     }
 
-    /// The keys before the range are below `key`, those behind it are above.
+    /// The keys before the range are below `key`, the keys behind it are above `key`.
     pub(crate) fn narrow(&self, key: &[u8]) -> Range<usize> {
         let wanted = head(key);
         let below = self.0.partition_point(|&head| head < wanted);

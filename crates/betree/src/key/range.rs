@@ -1,15 +1,16 @@
 //! The algebra of keys along an edge: ranges, common prefixes and translations.
 //!
-//! A key that crosses an edge loses the bytes that all keys of the edge share (*lift*) and gains the
-//! bytes that the child still carries in front of them (*translation prefix*; BetrFS 0.5, section 3.2).
-//! Both are one function, [`Translation`]: `strip` bytes off, `prepend` in front. It is defined on a range whose
-//! keys all start with the same `strip` bytes, and on such a range it keeps the order, so a
-//! range maps to a range. The laws that the rest of the tree leans on, tested below over every small
-//! case:
+//! A key that crosses an edge loses the bytes that all keys of the edge share (*lift*) and gains
+//! the bytes that the child still carries in front of them (*translation prefix*; BetrFS 0.5,
+//! section 3.2). Both are one function, [`Translation`]: it takes `strip` bytes off and puts
+//! `prepend` in front. It is defined on a range whose keys all start with the same `strip` bytes.
+//! On such a range it keeps the order, so a range maps to a range. The rest of the tree relies on
+//! these laws, which are tested below over every small case:
 //!
 //! - L1 `f.then(&g).key(k) == g.key(f.key(k))`
-//! - L2 `f.inverse(p).key(f.key(k)) == k`, where `p` is what `f` strips
-//! - L3 `k` in `r` iff `f.key(k)` in `f.range(r)`, for every `k` that starts with what `f` strips
+//! - L2 `f.inverse(p).key(f.key(k)) == k`, where `p` holds the bytes that `f` strips
+//! - L3 `k` in `r` iff `f.key(k)` in `f.range(r)`, for every `k` that starts with the bytes `f`
+//!   strips
 //! - L4 `r.common_prefix_len()` is the longest prefix that all possible keys of `r` share
 
 use std::cmp::Ordering;
@@ -71,7 +72,7 @@ impl KeyRange {
         self.lo <= other.lo && cmp_hi(other.hi.as_deref(), self.hi.as_deref()).is_le()
     }
 
-    /// What both hold; empty ranges come out with `lo >= hi`.
+    /// The keys in both ranges; an empty intersection has `lo >= hi`.
     pub(crate) fn intersect(&self, other: &KeyRange) -> KeyRange {
         let lo = if self.lo >= other.lo {
             self.lo.clone()
@@ -96,7 +97,7 @@ impl KeyRange {
     /// Length of the longest prefix that all keys of the range share (law L4).
     pub(crate) fn common_prefix_len(&self) -> usize {
         let Some(hi) = &self.hi else {
-            // Only a run of 0xff bytes is shared by everything above `lo`.
+            // Keys without an end share with `lo` only its leading 0xff bytes.
             return self.lo.iter().take_while(|&&byte| byte == 0xff).count();
         };
         let shared = self

@@ -56,11 +56,11 @@ impl Translation {
         }
     }
 
-    /// The image of a range end; `prefix` is what is stripped.
+    /// The image of a range end; `prefix` is the stripped prefix.
     pub(crate) fn hi(&self, prefix: &[u8], hi: Option<&Bytes>) -> Option<Bytes> {
         match hi {
             Some(hi) if hi.starts_with(prefix) => Some(self.key(hi)),
-            // An end that leaves the prefix is the end of everything with the prefix.
+            // An end that leaves the prefix is the end of all keys with the prefix.
             _ => successor_of_prefix(&self.prepend),
         }
     }
@@ -90,7 +90,7 @@ impl Translation {
         }
     }
 
-    /// The way back, for keys that start with `key_in`'s first `strip` bytes (law L2).
+    /// The translation back, for keys that start with the first `strip` bytes of `key_in` (law L2).
     pub(crate) fn inverse(&self, key_in: &Bytes) -> Translation {
         Translation {
             strip: self.prepend.len(),
@@ -99,7 +99,8 @@ impl Translation {
     }
 }
 
-/// Where `[lo, hi)` goes when its first `strip` bytes become `prefix`: the range, and the way back.
+/// The destination of `[lo, hi)` when its first `strip` bytes become `prefix`: the range, and the
+/// translation back.
 pub(crate) fn destination(
     source: &KeyRange,
     strip: usize,

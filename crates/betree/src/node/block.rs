@@ -4,9 +4,10 @@
 //! | prefix | entry 0 | entry 1 | ... | offset of each entry |
 //! ```
 //!
-//! A block is checked whole when it is read: order of keys, offsets, lengths. From then on every entry is found
-//! through the table of offsets, so a lookup is a binary search over the bytes as they lie, and a value is a
-//! slice of the block. Keys cost a scan the copy of what follows the prefix. Byte layout: `docs/format.md`, "Runs".
+//! A block is checked whole when it is read: order of keys, offsets, lengths. From then on every
+//! entry is found through the table of offsets: a lookup is a binary search over the stored bytes,
+//! and a value is a slice of the block. A scan copies only the rest of a key behind the prefix.
+//! Byte layout: `docs/format.md`, "Runs".
 
 use std::ops::Range;
 
@@ -23,9 +24,9 @@ use crate::shape::VALUE_BYTES_MAX;
 const PUT: u64 = 0;
 const DELETE: u64 = 1;
 const PATCH: u64 = 2;
-/// In what a patch begins with: it is as long as the patch before it.
+/// Bit in the first varint of a patch: the patch is as long as the patch before it.
 const SAME_LEN: u64 = 1;
-/// One key in so many has its head at hand.
+/// One key in so many has a fingerprint.
 const SAMPLE: usize = 8;
 /// Blocks up to this length have offsets of two bytes, longer ones of four.
 const SHORT_BYTES_MAX: usize = u16::MAX as usize;
@@ -34,15 +35,16 @@ fn offset_bytes(block_bytes: usize) -> usize {
     if block_bytes <= SHORT_BYTES_MAX { 2 } else { 4 }
 }
 
-/// Where a point lies in [`BlockBuilder::bytes`]: its key, then its payload, up to the next one.
+/// The place of a point in [`BlockBuilder::bytes`]: its key, then its payload, up to the next
+/// point.
 struct Gathered {
     start: usize,
     key_len: usize,
-    /// What the entry says about its payload.
+    /// The varint of the entry in front of its payload.
     tag: u64,
 }
 
-/// Gathers the points of a block; its prefix is known only when it is full.
+/// Gathers the points of a block. The prefix of the block is known only when the block is full.
 #[derive(Default)]
 pub(crate) struct BlockBuilder {
     points: Vec<Gathered>,
@@ -67,7 +69,7 @@ impl BlockBuilder {
         }
     }
 
-    /// The same for a put, whose value need not be one's own.
+    /// Adds a put; `value` may be borrowed.
     pub(crate) fn add_put(&mut self, key: &[u8], value: &[u8]) {
         self.begin(key, (value.len() as u64) << 2 | PUT);
         self.bytes.extend_from_slice(value);
@@ -91,7 +93,7 @@ impl BlockBuilder {
         self.points.is_empty()
     }
 
-    /// Bytes of the block so far, about.
+    /// Estimated bytes of the block so far.
     pub(crate) fn len_bytes(&self) -> usize {
         let shared = self.prefix_len * self.points.len().saturating_sub(1);
         self.bytes.len() + 6 * self.points.len() - shared
@@ -142,18 +144,18 @@ impl BlockBuilder {
 pub(crate) struct Block {
     raw: Bytes,
     prefix: Range<usize>,
-    /// Where the offsets of the entries begin.
+    /// Start of the table of offsets.
     table: usize,
     points: usize,
-    /// Of what follows the prefix in every [`SAMPLE`]-th key.
+    /// Fingerprints of every [`SAMPLE`]-th key, without the prefix.
     fingerprints: Fingerprints,
 }
 
-/// Where the parts of an entry lie in the block.
+/// The places of the parts of an entry in the block.
 struct Entry {
     rest: Range<usize>,
     tag: u64,
-    /// Length of a put's value, number of patches.
+    /// Length of the value of a put, or number of patches.
     count: usize,
 }
 
@@ -256,12 +258,12 @@ impl Block {
         self.points
     }
 
-    /// What all keys begin with.
+    /// The prefix of all keys.
     pub(crate) fn prefix(&self) -> &[u8] {
         &self.raw[self.prefix.clone()]
     }
 
-    /// What follows the prefix in the key of a point.
+    /// The key of a point, without the prefix.
     pub(crate) fn rest(&self, at: usize) -> &[u8] {
         &self.raw[self.entry(at).rest]
     }
@@ -271,7 +273,7 @@ impl Block {
         key.strip_prefix(self.prefix()) == Some(self.rest(0))
     }
 
-    /// What follows the prefix, and where the value of a put lies.
+    /// The key of a point without the prefix, and the place of the value of a put.
     pub(crate) fn rest_and_value(&self, at: usize) -> (&[u8], Option<Range<usize>>) {
         let entry = self.entry(at);
         let end = entry.rest.end;
@@ -313,14 +315,14 @@ impl Block {
         }
     }
 
-    /// The first point whose key is not below `key`, and whether it is `key`'s.
+    /// The first point whose key is not below `key`, and whether its key is `key`.
     pub(crate) fn seek(&self, key: &[u8]) -> (usize, bool) {
         let prefix = self.prefix();
         let Some(rest) = key.strip_prefix(prefix) else {
             return (if key > prefix { self.points } else { 0 }, false);
         };
         let samples = self.fingerprints.narrow(rest);
-        // The last sample that is below the key for certain is not looked at again.
+        // The last sample that is certainly below the key need not be compared again.
         let mut lo = samples.start.checked_sub(1).map_or(0, |at| at * SAMPLE + 1);
         let mut hi = (samples.end * SAMPLE).min(self.points);
         while lo < hi {
@@ -334,13 +336,14 @@ impl Block {
         (lo, false)
     }
 
-    /// Memory that it takes, about, in bytes.
+    /// Memory of the block, in bytes; an estimate.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.raw.len() + self.fingerprints.memory_bytes() + 192
     }
 }
 
-/// Patches as they lie in an entry: what is edited often is edited alike, so a length is said where it changes.
+/// The bytes of patches in an entry. Patches of one value often have the same length, so a length
+/// is stored only where it changes.
 fn encode_patches(patches: &[Patch]) -> Vec<u8> {
     let mut w = Writer::new();
     let (mut after, mut len) = (0, None);
@@ -372,7 +375,7 @@ fn check_patches(r: &mut Reader<'_>, count: usize) -> std::result::Result<(), De
             r.take(len)?;
         }
         let gap = usize::try_from(head >> 1).map_err(|_| MALFORMED)?;
-        // The first one has none before it.
+        // The first patch has no patch before it.
         if len == 0 || len > VALUE_BYTES_MAX || gap > VALUE_BYTES_MAX - len {
             return Err(MALFORMED);
         }
@@ -423,7 +426,7 @@ mod tests {
 
     #[test]
     fn every_point_is_found_and_nothing_else() {
-        // The last is longer than offsets of two bytes reach.
+        // The last block is longer than offsets of two bytes reach.
         for (prefix, value_bytes) in [(&b""[..], 0), (b"dir/\xff", 20), (b"a", 3000)] {
             let points = sample(prefix, value_bytes);
             let block = build(&points);
@@ -433,7 +436,7 @@ mod tests {
                 assert_eq!(block.seek(key), (at, true));
                 assert_eq!(block.point(at), *point);
                 assert_eq!([block.prefix(), block.rest(at)].concat(), *key);
-                // The least key above this one is not there.
+                // The least key above this key is not in the block.
                 assert_eq!(block.seek(&[key, &[0][..]].concat()), (at + 1, false));
             }
             assert_eq!(block.seek(b""), (0, points[0].0.is_empty()));
@@ -444,8 +447,8 @@ mod tests {
         }
     }
 
-    /// Every byte set to a few other values, without the checksum that would tell: an error, or a block
-    /// whose entries can all be looked at.
+    /// Every byte is set to a few other values, without the checksum that would find it. Decoding
+    /// gives an error, or a block whose entries can all be read.
     #[test]
     fn damaged_blocks_do_not_panic() {
         let points = sample(b"dir/", 9);

@@ -3,7 +3,8 @@
 //! Both maps are persistent (structure-sharing), so a reader's view is a clone in O(1) and a writer
 //! copies only the path that it changes.
 //!
-//! Keeps: ranges are disjoint and non-empty, neighbouring nulls are one, and no point is older than a range over it.
+//! Keeps: ranges are disjoint and non-empty, neighbouring nulls are one, and no point is older than
+//! a range over it.
 
 use std::ops::Bound;
 
@@ -16,8 +17,7 @@ use crate::node::message::{Point, RangeMsg};
 
 /// Bytes that one message costs beside key and payload, in the accounting of buffers.
 pub(crate) const MESSAGE_BYTES: usize = 48;
-/// Memory that one message takes beyond that: its place in the map, and the allocations of key and
-/// payload.
+/// Memory of one message beyond that: its place in the map, and the allocations of key and payload.
 const MEMORY_ENTRY_BYTES: usize = 240;
 
 #[derive(Clone, Debug)]
@@ -33,14 +33,14 @@ pub(crate) struct Buffer {
     bytes: usize,
 }
 
-/// What lies in a part of a run.
+/// The messages in a part of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pressure {
     /// Bytes of messages, with a fixed cost for each.
     pub(crate) bytes: usize,
     /// Messages.
     pub(crate) count: usize,
-    /// Of these, deletions of one key.
+    /// Deletions of one key among the messages.
     pub(crate) deletes: usize,
 }
 
@@ -66,8 +66,8 @@ impl Buffer {
         self.bytes
     }
 
-    /// Memory that it takes, about, in bytes: small messages take several times what they take in
-    /// a run on the device.
+    /// Memory of the messages, in bytes; an estimate. Small messages take several times their size
+    /// in a run on the device.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.bytes + (self.points.len() + self.ranges.len()) * MEMORY_ENTRY_BYTES
     }
@@ -84,7 +84,7 @@ impl Buffer {
         Some(entry)
     }
 
-    /// The narrowest range around all its messages that takes no longer keys than theirs.
+    /// The narrowest range around all messages whose ends are no longer than their keys.
     pub(crate) fn span(&self) -> KeyRange {
         let first_point = self.points.get_min().map(|(key, _)| key);
         let first_range = self.ranges.get_min().map(|(lo, _)| lo);
@@ -109,9 +109,9 @@ impl Buffer {
         self.points.get(key)
     }
 
-    /// Puts a point on top of what is there.
+    /// Puts a point on top of the older state of its key.
     pub(crate) fn add_point(&mut self, key: Bytes, mut point: Point) {
-        // What a put or a delete covers does not matter, and is found when it is replaced.
+        // State under a put or a delete does not matter, and is found when it is replaced.
         if !point.is_final() {
             match self.points.get(&key) {
                 Some(older) => point = point.over(older),
@@ -186,7 +186,7 @@ impl Buffer {
         }
     }
 
-    /// Takes out what it says of `key` alone.
+    /// Removes the point of `key`.
     pub(crate) fn forget_point(&mut self, key: &[u8]) {
         if let Some(old) = self.points.remove(key) {
             self.bytes -= cost(key.len(), &old);
@@ -295,7 +295,7 @@ impl Buffer {
         }
     }
 
-    /// Lays what `newer` has in `range` on top, in the key space that `translation` leads to from that one.
+    /// Lays the part of `newer` in `range` on top, translated by `translation`.
     pub(crate) fn add_mapped(
         &mut self,
         newer: &Buffer,
@@ -312,7 +312,7 @@ impl Buffer {
         }
     }
 
-    /// What lies in `range`, in the key space that `translation` leads to from this one.
+    /// The messages in `range`, translated by `translation`.
     pub(crate) fn extract(&self, range: &KeyRange, translation: &Translation) -> Buffer {
         let mut out = Buffer::default();
         let back = translation.inverse(&range.lo);
@@ -326,7 +326,7 @@ impl Buffer {
         out
     }
 
-    /// Takes out the range message that covers all of `range`, if one does.
+    /// Removes the range message that covers all of `range`, if there is one.
     pub(crate) fn take_cover(&mut self, range: &KeyRange) -> Option<RangeMsg> {
         let (lo, entry) = self.range_over(&range.lo)?;
         if !KeyRange::new(lo.clone(), entry.hi.clone()).covers(range) {
@@ -336,8 +336,8 @@ impl Buffer {
         self.take_range(&lo).map(|entry| entry.msg)
     }
 
-    /// GOTOs, nulls and points as runs of their own, in this order, without empty ones. Laid on top of each other they
-    /// are this run: its ranges are disjoint, and older than its points.
+    /// GOTOs, nulls and points as runs of their own, in this order, without empty runs. Laid on top
+    /// of each other they are this run again: its ranges are disjoint, and older than its points.
     pub(crate) fn into_kinds(self) -> impl Iterator<Item = Buffer> {
         let mut kinds = [Buffer::default(), Buffer::default(), Buffer::default()];
         for (lo, entry) in self.ranges {
@@ -350,8 +350,8 @@ impl Buffer {
         kinds.into_iter().filter(|run| !run.is_empty())
     }
 
-    /// The run in parts of at most `ranges_max` range messages each, with the key at which each ends; the last one goes on.
-    /// A run with points stays whole.
+    /// The run in parts of at most `ranges_max` range messages each, with the end of each part; the
+    /// last part has no end. A run with points stays whole.
     pub(crate) fn in_parts(self, ranges_max: usize) -> Vec<(Option<Bytes>, Buffer)> {
         if self.ranges.len() <= ranges_max || !self.points.is_empty() {
             return vec![(None, self)];
@@ -368,7 +368,7 @@ impl Buffer {
         parts
     }
 
-    /// What lies in `range`; of the points alone unless `with_ranges`.
+    /// The messages in `range`; only the points unless `with_ranges`.
     pub(crate) fn measure_pressure(&self, range: &KeyRange, with_ranges: bool) -> Pressure {
         let mut sum = Pressure::default();
         for (key, point) in self.points_in(range) {

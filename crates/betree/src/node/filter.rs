@@ -1,12 +1,14 @@
-//! Filters: what tells most keys that a run does not hold, without a read.
+//! Filters: most keys that a run does not hold are recognised without a read.
 //!
-//! A binary fuse filter (Graf and Lemire, "Binary Fuse Filters: Fast and Smaller Than Xor Filters", 2022): a
-//! key has three slots in three neighbouring segments of an array of bytes, and the filter may hold the key
-//! if the three bytes XOR to its fingerprint. Nine bits per key and one wrong answer in 256; a Bloom filter of that
-//! size is wrong five times as often, and a lookup asks a filter for each segment on its way.
+//! A binary fuse filter (Graf and Lemire, "Binary Fuse Filters: Fast and Smaller Than Xor Filters",
+//! 2022): a key has three slots in three neighbouring segments of an array of bytes, and the filter
+//! may hold the key if the three bytes XOR to its fingerprint. A key takes nine bits, and one
+//! answer in 256 is wrong. A Bloom filter of that size is wrong five times as often, and a lookup
+//! asks a filter for each segment on its way.
 //!
-//! The filter of a run is in the run's own key space, made when the run is written, and lies in its front part
-//! under the checksum of that. Range messages are not in it. Byte layout: `docs/format.md`, "Filters".
+//! The filter of a run is in the key space of the run. It is made when the run is written, and lies
+//! in the front part of the run under its checksum. Range messages are not in it. Byte layout:
+//! `docs/format.md`, "Filters".
 
 use bytes::Bytes;
 use ramet_block::encoding::{DecodeError, Reader, Writer};
@@ -21,7 +23,7 @@ const SEGMENT_LOG_MAX: u8 = 18;
 /// Attempts with other seeds; each fails with a probability of a few in a hundred at most.
 const SEEDS_MAX: u64 = 32;
 
-/// The hash of a key that filters are made of.
+/// The hash of a key, from which filters are made.
 pub(crate) fn hash(key: &[u8]) -> u64 {
     ramet_block::hash(key)
 }
@@ -39,7 +41,7 @@ fn mix(mut h: u64) -> u64 {
 struct Geometry {
     seed: u64,
     segment_log: u8,
-    /// Segments in which a key's first slot may lie; two more follow.
+    /// Segments in which the first slot of a key may lie; two more segments follow.
     segments: u32,
 }
 
@@ -64,12 +66,12 @@ impl Geometry {
     }
 }
 
-/// A filter, or none: then any key may be there.
+/// A filter, or none. Without a filter any key may be in the run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Filter(Option<(Geometry, Bytes)>);
 
 impl Filter {
-    /// Whether a key with this hash may be there; `false` is certain.
+    /// Whether a key with this hash may be in the run; `false` is certain.
     pub(crate) fn may_hold(&self, hash: u64) -> bool {
         let Some((geometry, slots)) = &self.0 else {
             return true;
@@ -79,7 +81,7 @@ impl Filter {
         !is_denied && fingerprint == slots[at[0]] ^ slots[at[1]] ^ slots[at[2]]
     }
 
-    /// Decodes what [`Filter::encode`] made; no bytes are no filter.
+    /// Decodes the bytes of [`Filter::encode`]; no bytes are no filter.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         if bytes.is_empty() {
             return Ok(Self(None));
@@ -100,12 +102,12 @@ impl Filter {
         Ok(Self(Some((geometry, slots))))
     }
 
-    /// Memory that it takes, in bytes.
+    /// Memory of the filter, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.0.as_ref().map_or(0, |(_, slots)| slots.len())
     }
 
-    /// A filter that holds these hashes; none when there are none, or two that are the same.
+    /// A filter of these hashes; none when there are no hashes, or when two of them are equal.
     pub(crate) fn of(hashes: &[u64]) -> Self {
         if hashes.is_empty() {
             return Self(None);
@@ -122,7 +124,7 @@ impl Filter {
         Self(found)
     }
 
-    /// Its bytes; none for no filter.
+    /// The bytes of the filter; none for no filter.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let Some((geometry, slots)) = &self.0 else {
             return Vec::new();
@@ -137,7 +139,8 @@ impl Filter {
     }
 }
 
-/// Exponent of the segments' length, and how many there are, for so many keys: the figures of the paper.
+/// Exponent of the length of the segments, and their number, for so many keys: the figures of the
+/// paper.
 fn size_for(keys: usize) -> (u8, u32) {
     let ln = (keys.max(2) as f64).ln();
     let log = ((ln / 3.33f64.ln() + 2.25).floor() as u8).min(SEGMENT_LOG_MAX);
@@ -150,7 +153,7 @@ fn size_for(keys: usize) -> (u8, u32) {
     )
 }
 
-/// Peels keys off that are alone in a slot, and sets these slots in the opposite order.
+/// Peels off keys that are alone in a slot, and sets these slots in the opposite order.
 fn fill(geometry: &Geometry, hashes: &[u64]) -> Option<Vec<u8>> {
     let slots = geometry.slots();
     let mut count = vec![0u32; slots];

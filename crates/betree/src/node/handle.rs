@@ -1,4 +1,4 @@
-//! Identity of a node in memory: its id, what it is, how far it got, and where its bytes lie.
+//! Identity of a node in memory: id, kind, height, stage and place.
 //!
 //! ```text
 //!  Fresh --written--> Written --checkpoint durable--> Recorded
@@ -6,9 +6,9 @@
 //!                      its space goes with the handle
 //! ```
 //!
-//! A handle holds no contents: those of a node that no checkpoint names are in the table of dirty nodes
-//! ([`crate::store::dirty`]), the others in the cache. The owner of that table hears of it when the last reference to a
-//! handle goes.
+//! A handle holds no contents. The contents of a node that no checkpoint names are in the table of
+//! dirty nodes ([`crate::store::dirty`]); contents of other nodes are in the cache. The owner of
+//! that table is told when the last reference to a handle goes.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use ramet_block::Extent;
 use ramet_nodetable::{NodeId, NodeKind};
 
-/// What a node holds.
+/// The kind of a node, as the node table stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -35,16 +35,16 @@ impl Kind {
     }
 }
 
-/// Where a node's bytes lie.
+/// The place of the bytes of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     pub(crate) extent: Extent,
     pub(crate) used_bytes: u32,
-    /// Of the whole node, or of the front part of a run.
+    /// Checksum of the whole node, or of the front part of a run.
     pub(crate) checksum: u64,
 }
 
-/// How far a node got on its way to the device.
+/// The stage of a node on its way to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Stage {
@@ -53,7 +53,7 @@ pub(crate) enum Stage {
     Recorded,
 }
 
-/// Keeper of the nodes that no checkpoint names.
+/// Owner of the nodes that no checkpoint names.
 pub(crate) trait Owner: Send + Sync {
     /// The last reference to `handle` goes.
     fn dropped(&self, handle: &Handle);
@@ -64,16 +64,16 @@ pub(crate) struct Handle {
     id: NodeId,
     kind: Kind,
     height: u8,
-    /// A [`Stage`], which only rises.
+    /// A [`Stage`]; it only rises.
     stage: AtomicU8,
     place: OnceLock<Place>,
     owner: Weak<dyn Owner>,
 }
 
-/// Memory that a handle takes with its entry among all handles, about, in bytes.
+/// Memory of a handle and of its entry in the table of handles, in bytes; an estimate.
 pub(crate) const HANDLE_BYTES: usize = size_of::<Handle>() + 48;
 
-/// Memory that an allocation of a few bytes takes beyond these, about, in bytes.
+/// Memory of a small allocation beyond its bytes, in bytes; an estimate.
 pub(crate) const ALLOCATION_BYTES: usize = 32;
 
 impl Handle {
@@ -110,12 +110,12 @@ impl Handle {
         self.stage.load(Ordering::Acquire)
     }
 
-    /// The node is at least at `stage` from now on, and its place is known.
+    /// Raises the node to `stage`, if it is below. The place of the node is known.
     pub(crate) fn rise(&self, stage: Stage) {
         self.stage.fetch_max(stage as u8, Ordering::Release);
     }
 
-    /// Whether it is in memory only.
+    /// Whether the node is in memory only.
     pub(crate) fn is_fresh(&self) -> bool {
         self.stage() == Stage::Fresh as u8
     }
@@ -125,12 +125,12 @@ impl Handle {
         self.stage() == Stage::Recorded as u8
     }
 
-    /// Where the bytes lie, as far as that is known: always once the node is written.
+    /// The place of the node, if it is known. The place of a written node is always known.
     pub(crate) fn place(&self) -> Option<Place> {
         self.place.get().copied()
     }
 
-    /// Keeps the place. A node has one place for life, so it does not matter which of two callers is first.
+    /// Sets the place. A node has one place for life, so the order of two callers does not matter.
     pub(crate) fn set_place(&self, place: Place) {
         let _ = self.place.set(place);
     }

@@ -1,9 +1,10 @@
-//! Messages: what a buffer says about a key or a range until it reaches a leaf.
+//! Messages: changes of a key or a range that wait in buffers until they reach a leaf.
 //!
 //! A [`Point`] is about one key. Two points about the same key become one ([`Point::over`]), so a
-//! buffer holds at most one per key and needs no time stamps. A range message ([`RangeMsg`]) replaces
-//! everything older in its range, by nothing or by what another node holds (GOTO; BetrFS 0.5,
-//! section 3.3). Inside one buffer the range messages are disjoint and older than its points.
+//! buffer holds at most one per key and needs no time stamps. A range message ([`RangeMsg`])
+//! replaces all older state in its range, by nothing or by the contents of another node (GOTO;
+//! BetrFS 0.5, section 3.3). Inside one buffer the range messages are disjoint and older than its
+//! points.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use bytes::Bytes;
 use crate::key::translation::Translation;
 use crate::node::handle::Handle;
 
-/// Bytes blindly written into a value.
+/// Bytes that are written into a value without reading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Patch {
     pub(crate) offset: u32,
@@ -25,14 +26,14 @@ impl Patch {
     }
 }
 
-/// What a buffer knows about one key.
+/// A change of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Point {
     /// The value.
     Put(Bytes),
     /// The key is absent.
     Delete,
-    /// Written into whatever older state holds: disjoint, sorted by offset, none empty.
+    /// Writes into the older value: patches are disjoint, sorted by offset, and not empty.
     Patch(Arc<[Patch]>),
 }
 
@@ -56,7 +57,7 @@ impl Point {
         }
     }
 
-    /// The value after `self` was applied to `base`.
+    /// The value when `self` is applied to `base`.
     pub(crate) fn apply(&self, base: Option<&Bytes>) -> Option<Bytes> {
         match self {
             Point::Put(value) => Some(value.clone()),
@@ -65,7 +66,7 @@ impl Point {
         }
     }
 
-    /// Bytes that it counts for in a buffer, without its key.
+    /// Bytes that the message counts for in a buffer, without its key.
     pub(crate) fn payload_bytes(&self) -> usize {
         match self {
             Point::Put(value) => value.len(),
@@ -74,7 +75,7 @@ impl Point {
         }
     }
 
-    /// The same message without a hold on the block that it was read from.
+    /// The same message without a reference to the block that it was read from.
     pub(crate) fn detached(&self) -> Point {
         match self {
             Point::Put(value) => Point::Put(Bytes::copy_from_slice(value)),
@@ -104,11 +105,11 @@ fn patched(base: Option<&Bytes>, patches: &[Patch]) -> Bytes {
     value.into()
 }
 
-/// Patches of both, the newer ones on top; neighbours that touch become one.
+/// The patches of both; newer patches win, and adjoining patches become one.
 fn union(newer: &[Patch], older: &[Patch]) -> Arc<[Patch]> {
     let mut pieces: Vec<Patch> = newer.to_vec();
     for old in older {
-        // What of `old` shows between the newer patches.
+        // The parts of `old` that show between the newer patches.
         let mut at = old.offset as usize;
         for new in newer
             .iter()
@@ -157,25 +158,26 @@ fn slice(patch: &Patch, from: usize, to: usize) -> Patch {
     }
 }
 
-/// Where the keys of a GOTO's range are to be found.
+/// A node that holds the keys of the range of a GOTO.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
-    /// From the key space of the buffer that holds the GOTO to the target's.
+    /// From the key space of the buffer of the GOTO to that of the target.
     pub(crate) translation: Translation,
     pub(crate) node: Arc<Handle>,
 }
 
-/// What replaces everything older in a range.
+/// The new state of a range, which replaces all older state.
 #[derive(Clone, Debug)]
 pub(crate) enum RangeMsg {
     /// Nothing.
     Null,
-    /// What the target holds.
+    /// The contents of the target.
     Goto(Target),
 }
 
 impl RangeMsg {
-    /// The same message in the key space that `translation` leads from: keys there are first translated.
+    /// The same message in the key space that `translation` maps from: its keys are translated
+    /// first.
     pub(crate) fn behind(&self, translation: &Translation) -> RangeMsg {
         match self {
             RangeMsg::Null => RangeMsg::Null,
@@ -193,7 +195,7 @@ mod tests {
 
     #[test]
     fn patches_compose_like_writes_in_order() {
-        // Every pair of short patches over every short base.
+        // Every pair of short patches is laid over every short base.
         let mut cases = 0;
         for (o1, n1) in (0..5).flat_map(|o| (1..4).map(move |n| (o, n))) {
             for (o2, n2) in (0..5).flat_map(|o| (1..4).map(move |n| (o, n))) {

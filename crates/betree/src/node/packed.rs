@@ -13,19 +13,20 @@ use crate::node::message::Point;
 use crate::node::run_builder::{Blocks, Body, RawBlock, RunImage};
 use crate::node::run_index::{BlockMeta, RUN_HEADER_BYTES, RunIndex};
 
-/// The points of a segment that is in memory only, in the blocks in which it will be written: they take a third of the
-/// memory of a map, and a merge goes through them in order.
+/// The points of a segment that is in memory only, sorted into the blocks in which they will be
+/// written. Blocks take a third of the memory of a map, and a merge reads them in order.
 #[derive(Debug)]
 pub(crate) struct PackedRun {
-    /// Without places and checksums.
+    /// The index, without the places and checksums of blocks.
     pub(crate) index: Arc<RunIndex>,
     pub(crate) blocks: Vec<Arc<Block>>,
-    /// Memory that it takes, about, in bytes. Counted once: what is taken off must be what was put on.
+    /// Memory of the run, in bytes; an estimate. It is computed once: the sum of all runs subtracts
+    /// the same number that it added.
     pub(crate) memory_bytes: usize,
 }
 
 impl PackedRun {
-    /// A range around all its points that takes no longer keys than theirs.
+    /// A range around all points whose ends are no longer than their keys.
     pub(crate) fn span(&self) -> KeyRange {
         let lo = self.index.blocks.first().map(|meta| meta.first_key.clone());
         let hi = self.blocks.last().and_then(|block| {
@@ -35,7 +36,7 @@ impl PackedRun {
         KeyRange::new(lo.unwrap_or_default(), hi)
     }
 
-    /// Bytes of its points.
+    /// Bytes of the points.
     pub(crate) fn size_bytes(&self) -> usize {
         self.index.blocks.iter().map(|m| m.raw_bytes as usize).sum()
     }
@@ -46,7 +47,7 @@ impl PackedRun {
         self.size_bytes() + MESSAGE_BYTES * points.sum::<usize>()
     }
 
-    /// No image of it is longer, in bytes.
+    /// Upper bound of the length of its image, in bytes.
     pub(crate) fn stored_bytes_max(&self) -> usize {
         let index = self.index.blocks.iter().map(|m| m.first_key.len() + 40);
         RUN_HEADER_BYTES
@@ -126,7 +127,7 @@ impl PackedBuilder {
         });
     }
 
-    /// `None` without points.
+    /// The run; `None` without points.
     pub(crate) fn finish(mut self) -> Option<PackedRun> {
         let last = self.blocks.seal();
         self.take(last);

@@ -17,7 +17,7 @@ use crate::node::message::{Point, RangeMsg};
 use crate::node::run_index::{BlockMeta, RUN_HEADER_BYTES, RUN_MAGIC, RunIndex};
 use crate::node::wire::{put_bytes, put_hi, put_translation};
 
-/// Cuts points in key order into blocks, as they are before compression.
+/// Cuts points in key order into blocks before compression.
 pub(crate) struct Blocks {
     block_bytes: usize,
     block: BlockBuilder,
@@ -33,7 +33,7 @@ impl Blocks {
         }
     }
 
-    /// Adds a point above all others; yields the block that it fills.
+    /// Adds a point above all others, and returns the block that it fills.
     pub(crate) fn add(&mut self, key: &[u8], point: &Point) -> Option<RawBlock> {
         self.hashes.push(filter::hash(key));
         self.block.add(key, point);
@@ -52,7 +52,7 @@ impl Blocks {
             .flatten()
     }
 
-    /// The block at hand, if there is one.
+    /// The block under construction, if it has a point.
     pub(crate) fn seal(&mut self) -> Option<RawBlock> {
         if self.block.is_empty() {
             return None;
@@ -68,7 +68,7 @@ impl Blocks {
     }
 }
 
-/// The bytes of a block before compression, and what the index says about it.
+/// The bytes of a block before compression, and its entry in the index.
 pub(crate) struct RawBlock {
     pub(crate) first_key: Bytes,
     pub(crate) raw: Vec<u8>,
@@ -76,13 +76,13 @@ pub(crate) struct RawBlock {
     pub(crate) deletes: u32,
 }
 
-/// After so many blocks that do not compress, the next ones hardly do either,
+/// After so many blocks in a row that do not compress, the next blocks hardly compress either,
 const MISSES_MAX: u32 = 4;
 
-/// and only one in so many is tried.
+/// and only one block in so many is tried.
 const TRY_EACH: u32 = 8;
 
-/// The blocks of a run one after the other, as they are stored.
+/// The stored blocks of a run, one after the other.
 pub(crate) struct Body {
     codec: Codec,
     bytes: Vec<u8>,
@@ -125,7 +125,7 @@ impl Body {
         self.bytes.extend_from_slice(stored);
     }
 
-    /// The image, with these range messages (disjoint, in order) and this filter.
+    /// The image of the run, with these range messages (disjoint, in order) and this filter.
     pub(crate) fn finish<'a>(
         self,
         kind: Kind,
@@ -168,7 +168,7 @@ impl Body {
         let index_len =
             u32::try_from(RUN_HEADER_BYTES + index.len()).expect("a run index is far below 4 GiB");
         let used = index_len as usize + self.bytes.len();
-        // With room for what fills the last block of the extent.
+        // The capacity covers the fill of the last block of the extent.
         let mut w = Writer::with_capacity(
             used + usize::try_from(BLOCK_BYTES).expect("a block fits memory"),
         );
@@ -234,7 +234,7 @@ impl RunBuilder {
         }
     }
 
-    /// The image, with these range messages (disjoint, in order).
+    /// The image of the run, with these range messages (disjoint, in order).
     pub(crate) fn finish<'a>(
         mut self,
         ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
@@ -251,9 +251,9 @@ pub(crate) struct RunImage {
     pub(crate) kind: Kind,
     pub(crate) bytes: Vec<u8>,
     pub(crate) checksum: u64,
-    /// Targets of its GOTOs, one entry for each.
+    /// Targets of the GOTOs, one entry for each GOTO.
     pub(crate) children: Vec<Arc<Handle>>,
-    /// Without range messages: what a read of the front part would give.
+    /// The index of a run without range messages: a read of the front part would give the same.
     pub(crate) index: Option<RunIndex>,
 }
 

@@ -5,10 +5,10 @@
 //! | header | index | range messages | filter | block 0 | block 1 | ... |
 //! ```
 //!
-//! The node table holds the checksum of `[0, index_len)`; the index holds one for each block, so a block
-//! (*basement node* in a leaf) is read and verified alone. The filter tells most keys that are not in the run
-//! without reading a block. In a leaf every message is a put and there are no range messages. Byte layout:
-//! `docs/format.md`, "Runs".
+//! The node table holds the checksum of `[0, index_len)`; the index holds a checksum of each block,
+//! so a block (*basement node* in a leaf) is read and verified alone. The filter recognises most
+//! keys that are not in the run without reading a block. In a leaf every message is a put and there
+//! are no range messages. Byte layout: `docs/format.md`, "Runs".
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -34,13 +34,13 @@ use crate::sync::Mutex;
 pub(crate) const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
 /// Bytes before the index entries.
 pub(crate) const RUN_HEADER_BYTES: usize = 32;
-/// No block holds more than this, compressed or not; a decoder allocates no more.
+/// Upper bound of the length of a block, compressed or not; a decoder allocates no more.
 const BLOCK_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Clone, Debug)]
 pub(crate) struct BlockMeta {
     pub(crate) first_key: Bytes,
-    /// From the start of the run.
+    /// Offset from the start of the run.
     pub(crate) offset: u32,
     pub(crate) stored_bytes: u32,
     pub(crate) raw_bytes: u32,
@@ -55,16 +55,18 @@ pub(crate) struct BlockMeta {
 #[derive(Debug)]
 pub(crate) struct RunIndex {
     pub(crate) blocks: Vec<BlockMeta>,
-    /// Disjoint, in order.
+    /// Disjoint range messages, in order.
     pub(crate) ranges: Vec<(KeyRange, RangeMsg)>,
-    /// Of the keys of points.
+    /// The filter of the keys of points.
     pub(crate) filter: Filter,
-    /// Bytes that the first keys of all blocks share, and the fingerprints of what follows.
+    /// Length of the prefix that the first keys of all blocks share; the fingerprints are of the
+    /// rest.
     shared: usize,
     fingerprints: Fingerprints,
-    /// Memory that all of it takes: the cache asks more often than there are ranges.
+    /// Memory of the index, computed once: the cache asks for it often.
     memory_bytes: usize,
-    /// Pressures that were measured. A run does not change, so the blocks at the borders of a range need not be read again.
+    /// Pressures that were measured. A run does not change, so the blocks at the borders of a range
+    /// need not be read again.
     pub(crate) pressures: PressureCache,
 }
 
@@ -73,7 +75,7 @@ const PRESSURES_PER_BLOCK: usize = 4;
 /// Memory of one kept pressure, in bytes.
 const PRESSURE_BYTES: usize = 160;
 
-/// What lies in ranges of a segment, with range messages and without.
+/// The pressure of ranges of a segment, with range messages and without.
 #[derive(Debug)]
 pub(crate) struct PressureCache {
     known: Mutex<HashMap<(KeyRange, bool), Pressure>>,
@@ -106,13 +108,13 @@ impl PressureCache {
         }
     }
 
-    /// Of the same run at another place.
+    /// Takes the pressures of the same run at another place.
     pub(crate) fn take_over(&self, other: &PressureCache) {
         *self.known.lock() = std::mem::take(&mut other.known.lock());
     }
 }
 
-/// Length of the checksummed front part, from the first [`RUN_HEADER_BYTES`] of a run.
+/// Length of the front part under the checksum, from the first [`RUN_HEADER_BYTES`] of a run.
 pub(crate) fn index_len(head: &[u8], used_bytes: u32) -> Option<usize> {
     let mut r = Reader::new(head);
     let magic = r.u32().ok()?;
@@ -148,7 +150,8 @@ impl RunIndex {
         index
     }
 
-    /// Decodes `[0, index_len)`, whose checksum has been verified. `handle` finds the node of a GOTO.
+    /// Decodes `[0, index_len)`, whose checksum has been verified. `handle` finds the node of a
+    /// GOTO.
     pub(crate) fn decode(
         front: &[u8],
         kind: Kind,
@@ -208,7 +211,7 @@ impl RunIndex {
                 1 => {
                     let translation = take_translation(&mut r)?;
                     let (id, height) = (r.u64()?, r.u8()?);
-                    // No node could be above a target of the greatest height.
+                    // A target of the greatest height could have no node above it.
                     if !range.shares_prefix(translation.strip) || height == u8::MAX {
                         return Err(MALFORMED);
                     }
@@ -232,7 +235,8 @@ impl RunIndex {
         self.blocks_before(key, not_above).checked_sub(1)
     }
 
-    /// How many blocks begin with a key that `is_before`: all below `key` are, and none above it.
+    /// The number of blocks that begin with a key that `is_before`. The function holds for all keys
+    /// below `key`, and for none above it.
     fn blocks_before(&self, key: &[u8], is_before: impl Fn(&[u8]) -> bool) -> usize {
         let first = self.blocks.first();
         let Some(shared) = first.and_then(|b| b.first_key.get(..self.shared)) else {
@@ -286,7 +290,7 @@ impl RunIndex {
             .take_while(|(r, _)| below(&r.lo, range.hi.as_deref()) && !range.is_empty())
     }
 
-    /// Memory that it takes, roughly, in bytes: always the same.
+    /// Memory of the index, in bytes; an estimate that never changes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.memory_bytes
     }
@@ -296,7 +300,7 @@ impl RunIndex {
             .blocks
             .iter()
             .map(|b| size_of::<BlockMeta>() + b.first_key.len() + ALLOCATION_BYTES);
-        // Neighbours often lead to the same node.
+        // Neighbours often refer to the same node.
         let mut last = None;
         let ranges = self.ranges.iter().map(|(range, msg)| {
             let target = match msg {
@@ -320,13 +324,13 @@ impl RunIndex {
 }
 
 impl BlockMeta {
-    /// Where it ends, from the start of the run.
+    /// End of the block, from the start of the run.
     pub(crate) fn end(&self) -> u32 {
         self.offset + self.stored_bytes
     }
 
-    /// Verifies and decodes the block; `next` is the first key of the block behind it, `addr` where it lies, for the
-    /// message.
+    /// Verifies and decodes the block. `next` is the first key of the block behind it; `addr` is
+    /// its address, for error messages.
     pub(crate) fn decode(
         &self,
         kind: Kind,
@@ -360,7 +364,8 @@ impl BlockMeta {
         if !block.starts_with_key(&self.first_key) {
             return Err(corrupt("its first key is not the index's".into()));
         }
-        // Cursors look for the end of a range only in the last block that the index says holds keys of it.
+        // A cursor looks for the end of a range only in the last block that may hold keys of it by
+        // the index.
         if next.is_some_and(|next| block.seek(next).0 < block.len()) {
             return Err(corrupt("its keys reach into the next block's".into()));
         }
@@ -390,7 +395,7 @@ mod tests {
         }
         let index = builder.finish(std::iter::empty()).index.expect("a leaf");
         let first = index.blocks.iter().position(|meta| meta.codec == codec);
-        // The multiple of 8 that follows 30.
+        // The first multiple of 8 after 30.
         assert_eq!(first, Some(32));
         assert!(index.blocks[32..].iter().all(|meta| meta.codec == codec));
     }

@@ -26,11 +26,11 @@ pub(crate) enum RunView {
     Disk(DiskRun),
 }
 
-/// What a run's range messages say at one key.
+/// The range messages of a run at one key.
 pub(crate) enum RangeAt {
-    /// One covers the key: its end and message.
+    /// A range message covers the key: its range and message.
     Covered(KeyRange, RangeMsg),
-    /// None does; the next one starts here.
+    /// No range message covers the key; the next one starts here.
     Until(Option<Bytes>),
 }
 
@@ -86,7 +86,7 @@ impl RunView {
         }
     }
 
-    /// Whether it is in memory only.
+    /// Whether the run is in memory only.
     pub(crate) fn is_fresh(&self) -> bool {
         match self {
             RunView::Mem(_) => true,

@@ -6,20 +6,21 @@
 //!                                 v                        v               v
 //! ```
 //!
-//! The edges cut the node's key range into pieces without gaps; a piece has a child, or nothing below it. A
-//! key's messages in this node are those of the segments whose clip holds the key and whose ordinal is
-//! not below the watermark of the key's edge. Flushing an edge moves what is visible there to the child and raises
-//! the watermark; a segment that no edge sees any more is dropped. A copy of a node copies the skeleton
-//! (kilobytes) and shares the segments, so unsharing never copies messages: the quadratic growth of
-//! chained clones in BetrFS 0.5 (its section 5.2) does not arise.
+//! The edges cut the node's key range into parts without gaps; a part has a child, or nothing below
+//! it. The messages of a key in this node are in the segments whose clip holds the key and whose
+//! ordinal is not below the watermark of the key's edge. A flush of an edge moves its visible
+//! messages to the child and raises the watermark; a segment that no edge sees any more is dropped.
+//! A copy of a node copies the skeleton (kilobytes) and shares the segments, so unsharing never
+//! copies messages: the quadratic growth of chained clones in BetrFS 0.5 (its section 5.2) does not
+//! arise.
 //!
-//! Watermarks count half steps: the ranges of segment `ord` lie at step `2 * ord`, its points, which are
-//! newer, at `2 * ord + 1`. So an edge can hide a segment's range messages, once they have become
-//! edges, and still show its points.
+//! Watermarks count half steps: the ranges of segment `ord` lie at step `2 * ord`, its points,
+//! which are newer, at `2 * ord + 1`. So an edge can hide the range messages of a segment, once
+//! they have become edges, and still show its points.
 //!
-//! Keeps T1 (edges ascend from the node's low end), T2 (an edge's range shares what its
-//! translation strips), T3 (heights fall along edges and targets), T4 (ordinals
-//! ascend and lie below `next_ord`; fragments of one segment share one, with ascending disjoint clips).
+//! Keeps T1 (edges ascend from the node's low end), T2 (the range of an edge shares the bytes that
+//! its translation strips), T3 (heights fall along edges and targets), T4 (ordinals ascend and lie
+//! below `next_ord`; fragments of one segment share an ordinal, with ascending disjoint clips).
 
 use std::sync::Arc;
 
@@ -37,35 +38,36 @@ use crate::node::wire::{
 };
 
 const SKELETON_MAGIC: u32 = u32::from_le_bytes(*b"RSKL");
-/// More edges or segments than any sound node has; bounds what a decoder allocates.
+/// More edges or segments than any sound node has. It bounds the memory that a decoder allocates.
 const ITEMS_MAX: u32 = 1 << 20;
 
-/// Nodes above this height are flattened when the node above them is maintained, as far as that helps.
+/// Nodes above this height are flattened when the node above them is maintained, if that makes them
+/// lower.
 pub(crate) const HEIGHT_SOFT: u8 = 24;
-/// Clones of a greater height first have their source flushed and flattened.
+/// A clone of a greater height first has its source flushed and flattened.
 pub(crate) const HEIGHT_PATIENT: u8 = 64;
-/// No clone is made of a greater height. Heights grow by one for each clone of a range that holds the clone
-/// before; those that flattening cannot take back double the logical size each time.
+/// No clone is made of a greater height. Heights grow by one for each clone of a range that holds
+/// the clone before. A height that flattening cannot take back doubles the logical size each time.
 pub(crate) const HEIGHT_MAX: u8 = 160;
-/// The same for clones from the journal: a replay may meet a tree that is flushed to another degree, and must not refuse
-/// what was accepted.
+/// The limit for clones from the journal. A replay may meet a tree that is flushed to another
+/// degree, and must not refuse a clone that was accepted.
 pub(crate) const HEIGHT_MAX_REPLAYED: u8 = 240;
 
-/// What an edge leads to.
+/// The node below an edge.
 #[derive(Clone, Debug)]
 pub(crate) struct Child {
-    /// From this node's key space to the child's.
+    /// From the key space of this node to that of the child.
     pub(crate) translation: Translation,
     pub(crate) node: Arc<Handle>,
-    /// Bytes of the child that the edge can see, estimated when the edge was made.
+    /// Bytes of the child that the edge shows, estimated when the edge was made.
     pub(crate) live_bytes: u64,
 }
 
-/// One piece of the node's key range, up to the next edge's `lo`.
+/// One part of the node's key range, up to the `lo` of the next edge.
 #[derive(Clone, Debug)]
 pub(crate) struct Edge {
     pub(crate) lo: Bytes,
-    /// Half step below which this piece sees no messages of this node.
+    /// Half step below which this part sees no messages of this node.
     pub(crate) watermark: u64,
     pub(crate) child: Option<Child>,
 }
@@ -76,7 +78,7 @@ impl Edge {
         self.child.as_ref().is_none_or(|c| c.node.height() == 0)
     }
 
-    /// Bytes that it shows, estimated.
+    /// Bytes that the edge shows, estimated.
     pub(crate) fn live_bytes(&self) -> usize {
         let bytes = self.child.as_ref().map_or(0, |c| c.live_bytes);
         usize::try_from(bytes).unwrap_or(usize::MAX)
@@ -89,9 +91,9 @@ pub(crate) struct SegRef {
     pub(crate) run: Arc<Handle>,
     /// Age: higher is newer.
     pub(crate) ord: u64,
-    /// What of the segment belongs here, in this node's key space.
+    /// The part of the segment that this node sees, in the key space of this node.
     pub(crate) clip: KeyRange,
-    /// From this node's key space to the segment's.
+    /// From the key space of this node to that of the segment.
     pub(crate) translation: Translation,
     /// Greatest height of a GOTO target in the segment, plus one; zero without.
     pub(crate) goto_height: u8,
@@ -104,7 +106,8 @@ impl SegRef {
         2 * self.ord
     }
 
-    /// Whether a segment with this ordinal and clip may follow: newer, or a further fragment of the same one.
+    /// Whether a segment with this ordinal and clip may follow: a newer segment, or a further
+    /// fragment of this one.
     pub(crate) fn comes_before(&self, ord: u64, clip: &KeyRange) -> bool {
         self.ord < ord || self.ord == ord && self.clip.hi.as_ref().is_some_and(|hi| *hi <= clip.lo)
     }
@@ -117,16 +120,16 @@ impl SegRef {
 #[derive(Clone, Debug)]
 pub(crate) struct Skeleton {
     pub(crate) height: u8,
-    /// End of the node's key range; its start is the first edge's `lo`.
+    /// End of the node's key range; its start is the `lo` of the first edge.
     pub(crate) hi: Option<Bytes>,
     pub(crate) edges: Vec<Edge>,
-    /// Oldest first.
+    /// Segments, oldest first.
     pub(crate) segs: Vec<SegRef>,
     pub(crate) next_ord: u64,
 }
 
 impl Skeleton {
-    /// A node without anything below or in it.
+    /// A node without children and messages.
     pub(crate) fn empty(height: u8, range: KeyRange) -> Self {
         let edge = Edge {
             lo: range.lo,
@@ -163,12 +166,12 @@ impl Skeleton {
         KeyRange::new(self.edges[at].lo.clone(), self.edge_hi(at))
     }
 
-    /// The half step from which on new messages count.
+    /// The first half step of new messages.
     pub(crate) fn next_step(&self) -> u64 {
         2 * self.next_ord
     }
 
-    /// Segments that `edge` may see messages of, newest first.
+    /// Segments of which `edge` may see messages, newest first.
     pub(crate) fn visible<'a>(
         &'a self,
         edge: &'a Edge,
@@ -179,7 +182,7 @@ impl Skeleton {
             .take_while(|s| s.points_step() >= edge.watermark)
     }
 
-    /// Where the segments of each age begin, and their bytes together, oldest first.
+    /// The first segment of each age, and the bytes of the age, oldest first.
     pub(crate) fn ages(&self) -> Vec<(usize, u64)> {
         let mut ages: Vec<(usize, u64)> = Vec::new();
         for (at, seg) in self.segs.iter().enumerate() {
@@ -191,8 +194,8 @@ impl Skeleton {
         ages
     }
 
-    /// A copy of what the node is in `range` (in its own key space, and inside its range), in the same key space. Takes
-    /// memory for that only, however large the node is.
+    /// A copy of the part of the node in `range`, which lies inside its range, in the same key
+    /// space. It takes memory for that part only, however large the node is.
     pub(crate) fn clipped(&self, range: &KeyRange) -> Skeleton {
         if range.covers(&self.range()) {
             return self.clone();
@@ -249,7 +252,7 @@ impl Skeleton {
         }
     }
 
-    /// Node ids that it refers to, one entry for each reference.
+    /// The children of the node, one entry for each reference.
     pub(crate) fn children(&self) -> impl Iterator<Item = &Arc<Handle>> {
         let below = self
             .edges
@@ -272,10 +275,11 @@ impl Skeleton {
         edges.chain(gotos).max().unwrap_or(0)
     }
 
-    /// The label that keeps T3. Clones below [`HEIGHT_MAX`] leave room for the few levels that splits add.
+    /// The label that keeps T3. Clones below [`HEIGHT_MAX`] leave room for the few levels that
+    /// splits add.
     ///
     /// # Errors
-    /// `Corrupt` when none is left, as below a node that no volume can hold.
+    /// `Corrupt` when no label is left, as above a node that no volume can hold.
     pub(crate) fn label(&self) -> error::Result<u8> {
         let label = self.height_below().checked_add(1);
         label.ok_or_else(|| Error::Corrupt {
@@ -285,7 +289,8 @@ impl Skeleton {
         })
     }
 
-    /// Bytes that the edges meeting `range` can see below, estimated. Over nothing it is what waits that can be read.
+    /// Bytes that the edges meeting `range` can see below, estimated. Where an edge has no child,
+    /// the readable messages count.
     pub(crate) fn live_bytes_in(&self, range: &KeyRange) -> u64 {
         let meets = |at: &usize| !self.edge_range(*at).intersect(range).is_empty();
         let mut children = (0..self.edges.len())
@@ -302,15 +307,17 @@ impl Skeleton {
         children.map(|c| c.live_bytes).fold(0, u64::saturating_add)
     }
 
-    /// Gives back the room for edges and segments to come: from now on it does not change.
+    /// Shrinks the lists of edges and segments to their length: the node does not change from now
+    /// on.
     pub(crate) fn shrink(&mut self) {
         self.edges.shrink_to_fit();
         self.segs.shrink_to_fit();
     }
 
-    /// Memory that it takes, about, in bytes, with the handles of all that it refers to: often they are there for it alone.
+    /// Memory of the node, in bytes; an estimate. It counts the handles of all children: often only
+    /// this node refers to them.
     pub(crate) fn memory_bytes(&self) -> usize {
-        // Neighbours often lead to the same node.
+        // Neighbours often refer to the same node.
         let mut last = None;
         let edges = self.edges.iter().map(|e| {
             let child = e.child.as_ref().map_or(0, |c| {
@@ -328,7 +335,7 @@ impl Skeleton {
         size_of::<Self>() + edges.sum::<usize>() + segs.sum::<usize>()
     }
 
-    /// No encoding of it is longer, in bytes.
+    /// Upper bound of the length of its encoding, in bytes.
     pub(crate) fn encoded_bytes_max(&self) -> usize {
         let edges = self
             .edges

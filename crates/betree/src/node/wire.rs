@@ -1,4 +1,4 @@
-//! Encodings that runs, skeletons and blocks have in common.
+//! Encodings that runs, skeletons and blocks share.
 
 use bytes::Bytes;
 use ramet_block::encoding::{DecodeError, Reader, Writer};

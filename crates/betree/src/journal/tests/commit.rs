@@ -25,7 +25,7 @@ fn nothing_is_durable_before_a_commit() {
     journal.commit(99).unwrap();
 }
 
-/// J5, also when nobody asked for a sync.
+/// J5, also when no caller asked for a sync.
 #[test]
 fn what_a_record_names_is_durable_before_the_record_is_written() {
     let (mut whole, mut lost) = (0, 0);

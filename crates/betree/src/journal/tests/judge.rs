@@ -1,8 +1,10 @@
-//! The invariants of the journal, judged from what the device was asked and what was told.
+//! The invariants of the journal, judged from the calls of the device and the answers of the
+//! journal.
 //!
-//! [`violations`] knows no more than a log: writes and syncs of the device in order, and between them what the journal
-//! said is durable and which space it was given back. The log of a journal at work has none; each test changes it in one place
-//! and expects the number of the invariant that is broken then.
+//! [`violations`] sees only a log: writes and syncs of the device in order, and between them the
+//! durable numbers that the journal reported and the space that was released. The log of a journal
+//! at work has no violations; each test changes it in one place and expects the number of the
+//! invariant that is broken then.
 
 use super::*;
 use crate::journal::frame::{HEADER_BYTES, Header, payload, records};
@@ -21,9 +23,9 @@ enum Event {
         seq: u64,
         addr: u64,
     },
-    /// Everything up to and including this was called durable.
+    /// All records up to and including this number were reported durable.
     Durable(u64),
-    /// A checkpoint of everything up to and including `seq` is durable, which begins its replay at `at`.
+    /// A checkpoint of all records up to and including `seq` is durable; its replay begins at `at`.
     Released {
         at: JournalPos,
         seq: u64,
@@ -102,7 +104,7 @@ fn violations(log: &[Event]) -> Vec<&'static str> {
     found
 }
 
-/// Notes what it is asked.
+/// A device that logs its calls.
 #[derive(Default)]
 struct Noting {
     log: Mutex<Vec<Event>>,
@@ -141,8 +143,8 @@ impl Device for Noting {
     }
 }
 
-/// Ten frames of an eighth of the region each, so that the journal goes round after a release in the middle, and one
-/// that names a block.
+/// Ten frames of an eighth of the region each, so that the journal wraps after a release in the
+/// middle, and one frame that names a block.
 fn honest() -> Vec<Event> {
     let dev = Arc::new(Noting::default());
     let journal = open(dev.clone(), JournalPos::default());
@@ -170,7 +172,7 @@ fn honest() -> Vec<Event> {
     std::mem::take(&mut *dev.log.lock())
 }
 
-/// Place in the log of the n-th event that is asked for.
+/// Place in the log of the n-th event of a kind.
 fn nth(log: &[Event], n: usize, is_it: impl Fn(&Event) -> bool) -> usize {
     let mut places = (0..log.len()).filter(|&at| is_it(&log[at]));
     places.nth(n).unwrap()
@@ -240,7 +242,7 @@ fn j3_durable_before_it_was_written() {
 fn j4_durable_after_a_sync_that_failed() {
     let mut log = honest();
     let at = nth(&log, 3, |event| matches!(event, Event::Sync { .. }));
-    // A second one succeeds, which proves nothing.
+    // A second sync succeeds, which proves nothing.
     log.insert(at, Event::Sync { done: false });
     assert_eq!(violations(&log), ["J4"]);
 }

@@ -1,8 +1,8 @@
 //! Tests of the journal on simulated devices.
 //!
-//! `CrashDevice` keeps what was written and not synced apart, and makes the image of a crash from
-//! the durable bytes plus any choice of the 512-byte sectors written since. Seeds are printed when
-//! a test fails, and taken from `RAMET_SEED`.
+//! `CrashDevice` keeps writes that are not synced apart, and makes the image of a crash from the
+//! durable bytes plus any choice of the 512-byte sectors written since. Seeds are printed when a
+//! test fails, and taken from `RAMET_SEED`.
 
 mod commit;
 mod judge;
@@ -73,7 +73,7 @@ impl CrashDevice {
         })
     }
 
-    /// What a crash now may leave: each sector of each unsynced write is there or not.
+    /// An image that a crash may leave now: each sector of each unsynced write is there or not.
     fn crash(&self, rng: &mut Rng) -> MemDevice {
         let state = self.state.lock();
         let mut bytes = state.durable.clone();
@@ -175,7 +175,7 @@ fn put(journal: &Journal, seq: u64, len: usize) {
     journal.commit(seq).unwrap();
 }
 
-/// Bytes of which a codec makes a tenth, about.
+/// Bytes that a codec compresses to a tenth, about.
 fn text(seed: u64, len: usize) -> Vec<u8> {
     let mut rng = Rng(seed);
     let lines = (0..)
@@ -183,7 +183,7 @@ fn text(seed: u64, len: usize) -> Vec<u8> {
     lines.take(len).collect()
 }
 
-/// Where in the device a frame lies.
+/// The place of a frame in the device.
 fn place_of(at: JournalPos) -> usize {
     usize::try_from(REGION.addr + at.offset % REGION.len).unwrap()
 }

@@ -1,4 +1,4 @@
-//! What a replay finds, after crashes, in old frames and in damaged ones; and the bytes of a frame.
+//! Replays after crashes, over old frames and damaged frames; and the bytes of a frame.
 
 use ramet_block::checksum;
 
@@ -107,7 +107,7 @@ fn a_tail_torn_at_any_byte_ends_before_its_frame() {
 /// A packed frame between two small ones, the place of the packed one, and the end.
 fn packed_frames() -> (Vec<u8>, JournalPos, JournalPos) {
     let dev = memory();
-    // What an earlier lap left.
+    // Bytes that an earlier lap left.
     dev.write_at(REGION.addr, &noise(9, 40 * BLOCK)).unwrap();
     let journal = open(dev.clone(), JournalPos::default());
     put(&journal, 1, 100);
@@ -203,7 +203,7 @@ fn short_frames_and_those_of_a_volume_without_a_codec_stay_raw() {
     }
 }
 
-/// Headers that lie under a right checksum.
+/// Forged headers under a right checksum.
 #[test]
 fn forged_lengths_and_codecs_of_a_packed_frame_are_refused() {
     let (bytes, packed, _) = packed_frames();
@@ -211,7 +211,7 @@ fn forged_lengths_and_codecs_of_a_packed_frame_are_refused() {
     let field =
         |at: usize| u32::from_le_bytes(bytes[start + at..start + at + 4].try_into().unwrap());
     let (payload_len, stored_len, codec) = (field(64), field(72), field(76));
-    // At, value, whether the frame still looks like one.
+    // Place, value, and whether the frame still looks like one.
     let forged = [
         (64, payload_len + 1, true),
         (64, payload_len - 1, true),
@@ -225,7 +225,7 @@ fn forged_lengths_and_codecs_of_a_packed_frame_are_refused() {
     for (at, value, is_frame) in forged {
         let mut bytes = bytes.clone();
         bytes[start + at..start + at + 4].copy_from_slice(&value.to_le_bytes());
-        // No later frame tells that this one is missing.
+        // No later frame shows that this one is missing.
         bytes[start + stored_len as usize + HEADER_BYTES..].fill(0);
         let sum = checksum(&bytes[start + 8..start + HEADER_BYTES + stored_len as usize]);
         bytes[start..start + 8].copy_from_slice(&sum.to_le_bytes());
@@ -250,7 +250,7 @@ fn a_raw_frame_that_claims_more_records_than_it_stores_is_refused() {
     assert!(matches!(answer, Err(Error::Corrupt { .. })), "{answer:?}");
 }
 
-/// Written by hand: frames of both codecs are read whatever the volume writes.
+/// Bytes written by hand: frames of both codecs are read by any volume.
 #[test]
 fn bytes_of_packed_frames_are_pinned() {
     let body = vec![b'a'; 20_000];
@@ -292,7 +292,7 @@ fn any_flipped_bit_of_the_last_frame_drops_it() {
     let bytes = bytes_of(&*dev);
     let covered = HEADER_BYTES + RECORD_HEADER_BYTES + 200;
     for byte in 0..BLOCK {
-        // Every bit of header and record header, one bit of the others.
+        // Every bit of header and record header, one bit of the other bytes.
         let bits = if byte < HEADER_BYTES + RECORD_HEADER_BYTES {
             0..8
         } else {
@@ -416,7 +416,7 @@ fn a_dropped_tail_stays_dropped_after_the_next_mount() {
     for seq in 2..5 {
         put(&journal, seq, 10);
     }
-    // A mount that recovered record 1 only, in a new epoch, and writes one frame in place of 2.
+    // A mount recovered record 1 only, in a new epoch, and writes one frame in place of frame 2.
     let journal = Journal::open(dev.clone(), REGION, UUID, EPOCH + 1, Codec::Raw, cut);
     put(&journal, 2, 20);
     let (found, at) = replay_as(&*dev, UUID, EPOCH + 1, cut).unwrap();
@@ -430,8 +430,9 @@ fn an_image_of_a_frame_inside_a_record_is_not_taken_for_one() {
     let journal = open(dev.clone(), JournalPos::default());
     put(&journal, 1, 10);
     let torn = journal.cut();
-    // What would follow the record's own frame, forged one block into it: found there if the
-    // record's first block is lost and the forged one took its number and place.
+    // The frame that would follow the record's own frame, forged one block into it. A replay would
+    // find it if the first block of the record were lost and the forged frame took its number and
+    // place.
     let inside = JournalPos {
         offset: torn.offset + BLOCK_BYTES,
         frame: torn.frame + 1,
@@ -500,9 +501,9 @@ fn the_journal_runs_many_laps_and_any_crash_leaves_a_prefix() {
     }
 }
 
-/// Random appends, commits, writes, cuts and releases, with a crash image checked after each: the
-/// records after the released position are there, in order, none missing in the middle, and at
-/// least up to the acknowledged one.
+/// Random appends, commits, writes, cuts and releases, with a crash image checked after each. The
+/// records after the released position are there, in order, without gaps, and at least up to the
+/// acknowledged record.
 fn run_laps(seed: u64) {
     let mut rng = Rng(seed);
     let dev = CrashDevice::new();
