@@ -1,10 +1,11 @@
 //! Reading leaves before a scan comes to them.
 //!
-//! A scan that goes on beyond one leaf asks for the next few ([`ReadAhead::ask`]). A few threads read them, and
-//! the scan takes their blocks when it gets there ([`Job::collect`]). The blocks belong to the scan: a cache under
-//! pressure cannot drop them before they were used, and what a scan has in flight is bounded by its jobs. A job that
-//! nobody has begun is taken back rather than waited for, and a job that failed is read again by the scan,
-//! which then tells why. Without threads, as in tests that count reads, nothing is asked for.
+//! A scan that goes on beyond one leaf asks for the next few leaves ([`ReadAhead::ask`]). A few
+//! threads read them, and the scan takes their blocks when it gets there ([`Job::collect`]). The
+//! blocks belong to the scan: a cache under pressure cannot drop them before the scan uses them,
+//! and the jobs of a scan bound its reads in flight. A job that no thread has begun is taken back
+//! rather than waited for. A job that failed is read again by the scan, which then reports the
+//! cause. Without threads, as in tests that count reads, no job is made.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::store::jobs::{Found, JOB_BYTES_MAX, Job};
 use crate::store::store::Store;
 
 impl Store {
-    /// Whether a scan of `range` of a leaf begins with what is in the cache.
+    /// Whether the first and the last block of `range` of a leaf are in the cache.
     pub(crate) fn has_at_hand(&self, leaf: &Arc<Handle>, range: &KeyRange) -> bool {
         self.cached_index(leaf).is_some_and(|index| {
             let blocks = index.blocks_in(range);

@@ -1,9 +1,9 @@
-//! Cursors over the points of a run, in the key space of whoever scans, and their merge.
+//! Cursors over the points of a run, in the key space of the scan, and their merge.
 //!
-//! A cursor keeps the key that it stands on in one buffer. In a block all keys share a prefix, so the translation
-//! is applied to the prefix once per block, and a step copies only what follows it. Values are looked at where
-//! they lie. [`Merge`] is a binary heap of cursors by key, the newest first among equals: a run that nothing
-//! lies over costs a step and no comparison.
+//! A cursor keeps the key under it in one buffer. All keys of a block share a prefix, so the
+//! translation is applied to the prefix once per block, and a step copies only the rest of a key.
+//! Values are read in place. [`Merge`] is a binary heap of cursors by key, the newest first among
+//! equal keys: a run that no other run overlaps costs a step and no comparison.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -22,9 +22,11 @@ use crate::node::run_view::{DiskRun, RunView};
 use crate::store::cache::Keeping;
 use crate::store::store::Store;
 
-/// Blocks beyond the wanted one that a cursor reads at a time at most; it begins with fewer and doubles them.
+/// Most blocks beyond the wanted block that a cursor reads at a time. A cursor begins with fewer
+/// and doubles them.
 pub(crate) const AHEAD_MAX: usize = 63;
-/// Blocks beyond its range that a cursor reads on for those that follow it, when many before are there.
+/// Most blocks beyond its range that a cursor reads for the cursors that follow it, when many
+/// blocks before its range are in the cache.
 const BEYOND_MAX: usize = 2 * AHEAD_MAX + 1;
 /// Points taken at a time from a run in memory.
 const PAGE_POINTS: usize = 64;
@@ -33,7 +35,7 @@ const PAGE_POINTS: usize = 64;
 struct MemSource {
     run: Arc<Buffer>,
     page: Vec<(Bytes, Point)>,
-    /// What is still to come; `None` when nothing is.
+    /// The range still to come; `None` at the end.
     left: Option<KeyRange>,
 }
 
@@ -41,21 +43,22 @@ struct MemSource {
 struct DiskSource {
     run: DiskRun,
     range: KeyRange,
-    /// The next block, and one after the last.
+    /// From the next block to the end of the last block.
     blocks: Range<usize>,
     /// The block under the cursor.
     block: Option<Arc<Block>>,
-    /// The next blocks, as far as they are read.
+    /// The next blocks that are read.
     ready: VecDeque<Arc<Block>>,
     ahead: usize,
-    /// Blocks after the last one that somebody will want soon.
+    /// Blocks after the last one that another cursor is going to want soon.
     beyond: usize,
     keeping: Keeping,
-    /// While it asks for a little more each time, the device is not to read more than that.
+    /// Whether the device reads no more than the cursor asks for. True while the cursor asks for a
+    /// little more each time.
     alone: bool,
 }
 
-/// What a cursor had read when it was dropped, for the next one on the same run.
+/// Blocks that a dropped cursor had read, for the next cursor on the same run.
 pub(crate) struct Left {
     run: NodeId,
     first: usize,
@@ -68,26 +71,27 @@ enum Source {
     Disk(DiskSource),
 }
 
-/// Walks the points of a run in order; keys are translated.
+/// Goes through the points of a run in order; keys are translated.
 #[derive(Debug)]
 pub(crate) struct MappedCursor {
     source: Source,
-    /// From the run's key space to the scan's.
+    /// From the key space of the run to that of the scan.
     back: Translation,
     key: Vec<u8>,
-    /// Bytes of `key` that are the same for all of a block.
+    /// Bytes of `key` that are the same for all keys of a block.
     base: usize,
-    /// Bytes after the block's prefix that the translation takes off.
+    /// Bytes after the prefix of the block that the translation strips.
     skip: usize,
-    /// The point under the cursor, and one after the last of what is loaded.
+    /// The point under the cursor, and the end of the loaded points.
     at: usize,
     end: usize,
-    /// Where the value lies in the block, if the point is a put.
+    /// The place of the value in the block, if the point is a put.
     value: Option<Range<usize>>,
 }
 
 impl MappedCursor {
-    /// Points of `run` that `translation` makes visible in `range`. It stands before the first one.
+    /// Points of `run` that `translation` makes visible in `range`. The cursor stands before the
+    /// first one.
     pub(crate) fn new(
         run: &RunView,
         range: &KeyRange,
@@ -125,21 +129,23 @@ impl MappedCursor {
         }
     }
 
-    /// Says what of its blocks the cache is to keep.
+    /// Sets which blocks the cache keeps.
     pub(crate) fn keep(&mut self, keeping: Keeping) {
         if let Source::Disk(disk) = &mut self.source {
             disk.keeping = keeping;
         }
     }
 
-    /// Says that nobody knows how far it will go: the device is to add no guess to its own.
+    /// Marks the end of the scan as unknown: the device must not read more than the cursor asks
+    /// for.
     pub(crate) fn guess_alone(&mut self) {
         if let Source::Disk(disk) = &mut self.source {
             disk.alone = true;
         }
     }
 
-    /// Blocks that were read for it before: the first of them is block `first` of its run.
+    /// Takes blocks that were read for the cursor before: the first of them is block `first` of its
+    /// run.
     pub(crate) fn offer(&mut self, first: usize, blocks: impl Iterator<Item = Arc<Block>>) {
         if let Source::Disk(disk) = &mut self.source
             && disk.block.is_none()
@@ -149,8 +155,9 @@ impl MappedCursor {
         }
     }
 
-    /// Goes on where a cursor on the same run ended, and reads on for the next one: `far`, in the run's key space, is
-    /// what will be scanned. So the pieces of a long scan share requests to the segments over them.
+    /// Goes on where a cursor on the same run ended, and reads on for the next cursor. `far` is the
+    /// rest of the scan, in the key space of the run. So the pieces of a long scan share requests
+    /// to the segments over them.
     pub(crate) fn carry_on(&mut self, left: &mut Vec<Left>, far: &KeyRange) {
         let Source::Disk(disk) = &mut self.source else {
             return;
@@ -164,8 +171,8 @@ impl MappedCursor {
         }
     }
 
-    /// Reads on for the next scan when the blocks before are in the cache: then somebody goes through the run piece by piece,
-    /// as a file is read in requests.
+    /// Reads on for the next scan when the blocks before are in the cache: then a reader goes
+    /// through the run piece by piece, as a file is read in requests.
     pub(crate) fn follow(&mut self, store: &Store) {
         let Source::Disk(disk) = &mut self.source else {
             return;
@@ -179,7 +186,8 @@ impl MappedCursor {
         let behind = [1, 2, 4, 8, 16].into_iter();
         let behind = behind.take_while(|&n| n <= end && is_here(end - n)).last();
         let left = disk.run.index.blocks.len() - blocks.end;
-        // Four times as far as that went already, and twice that when it was far: a block of a segment lies over much of the leaves.
+        // The cursor reads four times the blocks behind it, and eight times when they are many: a
+        // block of a segment lies over many leaves.
         let beyond = match behind.unwrap_or(0) {
             n @ 0..4 => 4 * n,
             n => 8 * n,
@@ -190,7 +198,7 @@ impl MappedCursor {
         disk.ahead = disk.ahead.max(beyond);
     }
 
-    /// Where the block lies that it begins with, in bytes of the device, if it reads that alone.
+    /// The bytes of the device in which the first block lies, if the cursor reads that block alone.
     fn first_read(&self, store: &Store) -> Option<Range<u64>> {
         match &self.source {
             Source::Disk(disk)
@@ -245,7 +253,7 @@ impl MappedCursor {
     }
 
     /// Loads the next block or page; `false` when there is none.
-    // Apart, so that a step of `advance` stays small.
+    // A function of its own, so that a step of `advance` stays small.
     #[inline(never)]
     fn load(&mut self, store: &Store) -> Result<bool> {
         match &mut self.source {
@@ -261,7 +269,7 @@ impl MappedCursor {
                 if let Some((last, _)) = mem.page.last()
                     && self.end == PAGE_POINTS
                 {
-                    // The least key above `last` is `last` with a zero byte behind it.
+                    // The least key above `last` is `last` followed by a zero byte.
                     let lo = Bytes::from([&last[..], &[0]].concat());
                     mem.left = Some(KeyRange::new(lo, range.hi));
                 }
@@ -282,7 +290,7 @@ impl MappedCursor {
                 let block = disk.ready.pop_front().expect("a read yields a block");
                 let metas = &disk.run.index.blocks;
                 let (lo, hi) = (&disk.range.lo, disk.range.hi.as_deref());
-                // Only the blocks at the borders hold points outside.
+                // Only the blocks at the borders hold points outside the range.
                 if metas[number].first_key < *lo {
                     self.at = block.seek(lo).0;
                 }
@@ -352,7 +360,7 @@ pub(crate) struct Merge {
     /// Cursors that stand on a point: a heap by key, then by age.
     heap: Vec<usize>,
     started: bool,
-    /// What is known about the key, if more than one cursor said something.
+    /// The join of the messages about the key, if more than one cursor stands on it.
     joined: Option<Point>,
 }
 
@@ -361,7 +369,7 @@ impl Merge {
         self.cursors.push(cursor);
     }
 
-    /// Blocks beyond the wanted one that any of its cursors would read next.
+    /// The most blocks beyond the wanted block that one of its cursors would read next.
     pub(crate) fn ahead(&self) -> usize {
         let disks = self
             .cursors
@@ -373,7 +381,7 @@ impl Merge {
         disks.max().unwrap_or(0)
     }
 
-    /// What its cursors had read.
+    /// The blocks that its cursors had read.
     pub(crate) fn into_left(self) -> Vec<Left> {
         let cursors = self.cursors.into_iter();
         cursors.filter_map(MappedCursor::into_left).collect()
@@ -400,7 +408,7 @@ impl Merge {
         }
     }
 
-    /// Moves a cursor of the heap on, and out of it at its end.
+    /// Moves a cursor of the heap on, and out of the heap at its end.
     fn step(&mut self, store: &Store, at: usize) -> Result<()> {
         if !self.cursors[self.heap[at]].advance(store)? {
             self.heap.swap_remove(at);
@@ -433,7 +441,7 @@ impl Merge {
         if self.heap.len() <= 1 {
             return Ok(!self.heap.is_empty());
         }
-        // Whoever else stands on the key is a child of the top, the newest of them first.
+        // Other cursors on the same key are children of the top, the newest of them first.
         while self.heap.len() > 1 {
             let second = if self.heap.len() > 2 && self.comes_before(2, 1) {
                 2
@@ -454,7 +462,8 @@ impl Merge {
         Ok(true)
     }
 
-    /// Has the device read the first blocks of all cursors together, since each is waited for.
+    /// Makes the device read the first blocks of all cursors together, since the scan waits for
+    /// each.
     fn expect(&self, store: &Store) {
         if self.cursors.len() < 2 {
             return;
@@ -463,7 +472,7 @@ impl Merge {
             .cursors
             .iter()
             .filter_map(|cursor| cursor.first_read(store));
-        // The first one is read at once.
+        // The first block is read at once.
         for read in reads.skip(1) {
             store.dev.expect_read(read.start, read.end - read.start);
         }
@@ -473,12 +482,12 @@ impl Merge {
         &self.cursors[self.heap[0]]
     }
 
-    /// The key. Requires that [`Merge::advance`] said `true`, as all that follow.
+    /// The key. This and the following methods require that [`Merge::advance`] returned `true`.
     pub(crate) fn key(&self) -> &[u8] {
         self.top().key()
     }
 
-    /// The value where it lies, if there is one message about the key and it is a put.
+    /// The value in place, if there is one message about the key and it is a put.
     pub(crate) fn value(&self) -> Option<&[u8]> {
         match self.joined {
             None => self.top().value(),
@@ -486,12 +495,12 @@ impl Merge {
         }
     }
 
-    /// The join of what all cursors say about the key.
+    /// The join of the messages of all cursors about the key.
     pub(crate) fn point(&self) -> Point {
         self.joined.clone().unwrap_or_else(|| self.top().point())
     }
 
-    /// The next key and what all cursors say about it.
+    /// The next key, with the join of the messages about it.
     pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
         Ok(self
             .advance(store)?
@@ -517,7 +526,7 @@ mod tests {
         Store::new(dev, table, TreeShape::default(), 1 << 20, 10)
     }
 
-    /// Every checksum holds, each block is in order, and so are their first keys.
+    /// Every checksum holds, each block is in order, and so are the first keys of the blocks.
     #[test]
     fn a_block_that_reaches_into_the_next_is_corrupt() {
         let store = store();

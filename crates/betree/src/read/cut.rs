@@ -13,7 +13,7 @@ use crate::node::run_view::{RangeAt, RunView};
 use crate::node::skeleton::Skeleton;
 use crate::store::store::Store;
 
-/// What lies under the overlays of a piece.
+/// The node under the overlays of a piece.
 #[derive(Clone, Debug)]
 pub(crate) enum Base {
     Nothing,
@@ -25,17 +25,18 @@ pub(crate) enum Base {
 /// The uniform piece of a node that starts at a given key.
 pub(crate) struct Cut {
     pub(crate) hi: Option<Bytes>,
-    /// Pieces up to here, and perhaps beyond `hi`, have the same base.
+    /// Pieces up to this key, and perhaps beyond `hi`, have the same base.
     pub(crate) reach: Option<Bytes>,
     /// Runs whose points show, newest first, with the translation from the node's key space.
     pub(crate) overlays: Vec<(RunView, Translation)>,
     pub(crate) base: Base,
 }
 
-/// Children whose skeletons a scan that reads on looks at together.
+/// Most children whose skeletons a scan that reads on loads together.
 pub(crate) const NEIGHBOURS_MAX: usize = 32;
 
-/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager` all of that will be read.
+/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager`
+/// the caller is going to read all of `[lo, hi)`.
 pub(crate) fn cut(
     store: &Store,
     node: &Skeleton,
@@ -97,10 +98,10 @@ pub(crate) fn cut(
     })
 }
 
-/// Nodes that lead out of a child's range, or not down, are forged: no write makes them.
+/// An edge that leads out of the range of its child, or not down, is forged: no write makes it.
 pub(crate) fn outside(node: &Skeleton) -> Error {
     let detail = format!(
-        "a node of height {} is looked for keys that it does not hold",
+        "a node of height {} is searched for keys that it does not hold",
         node.height
     );
     Error::Corrupt {
@@ -128,7 +129,8 @@ pub(crate) fn check_falls(height: u8, base: &Base) -> Result<()> {
     }
 }
 
-/// What a range message of `run` puts at `lo`, if one covers it; `end` shrinks to where that changes.
+/// The base that a range message of `run` puts at `lo`, if one covers it; `end` shrinks to the end
+/// of the message, or to the start of the next.
 fn under_range(
     run: &RunView,
     translation: &Translation,
@@ -136,7 +138,7 @@ fn under_range(
     end: &mut Option<Bytes>,
 ) -> Option<Base> {
     let back = translation.inverse(lo);
-    // An end beyond what translates back is no border within the piece.
+    // A bound whose key does not translate back is no border within the piece.
     let mut shrink = |bound: Option<Bytes>| {
         if let Some(bound) = bound
             && bound.starts_with(&translation.prepend)
@@ -161,7 +163,8 @@ fn under_range(
     }
 }
 
-/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen through `translation`.
+/// The same for a buffer that is not part of a node: the memory buffer over the whole tree, seen
+/// through `translation`.
 pub(crate) fn cut_buffer(
     run: &RunView,
     translation: &Translation,

@@ -1,7 +1,9 @@
-//! One key as of one moment, in two steps: what memory says at once, what lies below when it is asked for.
+//! A lookup of one key at one moment, in two steps: the first takes the answer of memory, the
+//! second reads the nodes below on demand.
 //!
-//! A [`Snapshot`](crate::Snapshot) shares the memory buffer, so whoever writes while it lives copies the parts that he
-//! changes. A deferred lookup takes the one message about its key out of the buffer instead, and the root below it.
+//! A [`Snapshot`](crate::Snapshot) shares the memory buffer, so a writer copies the parts that it
+//! changes while the snapshot lives. A deferred lookup takes the one message about its key out of
+//! the buffer instead, and the root below it.
 
 use std::sync::Arc;
 
@@ -34,7 +36,7 @@ enum Found {
 }
 
 impl<'a> DeferredLookup<'a> {
-    /// `own` makes the key one's own, if what lies below is needed.
+    /// `own` makes an owned key, if the nodes below are needed.
     pub(crate) fn new<K: AsRef<[u8]>>(
         store: &'a Store,
         (buffer, root): (&Buffer, &Arc<Handle>),

@@ -1,18 +1,20 @@
-//! Differences of two ranges at the cost of what differs.
+//! Differences of two ranges, at the cost of the differing parts.
 //!
-//! A clone and its source lead, far down, to the same nodes. Both ranges are cut into uniform pieces as a
-//! scan cuts them ([`crate::scan`]), from the left and in step, in the key space of the ranges without what they
-//! strip. Of the two pieces at the front
+//! A clone and its source lead, far down, to the same nodes. Both ranges are cut into uniform
+//! pieces as a scan cuts them ([`crate::read::scan`]), from the left and in step, in the key space
+//! of the ranges without the stripped bytes. The two pieces at the front are compared:
 //!
-//! - both lie over the same node, seen through the same translation: what the node holds is equal and is not read.
-//!   Only messages that wait above it on one side alone can make a difference: their keys are looked up on
-//!   both sides. Runs that both sides have next to the node count as part of it;
-//! - else the higher one is opened. Heights fall along every edge, so a node that both sides reach is met
-//!   on both at the same time;
-//! - two different leaves, or a leaf and nothing, are merged entry by entry.
+//! - If both lie over the same node, seen through the same translation, the contents of the node
+//!   are equal and are not read. Only messages above the node on one side alone can make a
+//!   difference: their keys are looked up on both sides. Runs that both sides have next to the node
+//!   count as part of it.
+//! - Else the higher piece is opened. Heights fall along every edge, so a node that both sides
+//!   reach is met on both at the same time.
+//! - Two different leaves, or a leaf and nothing, are merged entry by entry.
 //!
-//! Equality is never guessed: a piece is skipped only if the same node with the same messages over it shows
-//! the same keys. What was shared once and was written anew on one side is compared by its entries.
+//! Equality is never guessed: a piece is skipped only if the same node with the same messages over
+//! it shows the same keys. Keys that were shared once and were written anew on one side are
+//! compared by their entries.
 
 use std::sync::Arc;
 
@@ -30,7 +32,7 @@ use crate::read::lookup::{View, descend};
 use crate::read::scan::{Frame, TreeScan, frames_of_view};
 use crate::store::store::Store;
 
-/// A range of keys that all start with the same bytes, and are told without them.
+/// A range of keys that all start with the same bytes, and are shown without them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     pub(crate) range: KeyRange,
@@ -38,7 +40,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// Keys that start with `prefix`, told by what follows it.
+    /// Keys that start with `prefix`, shown without it.
     #[must_use]
     pub fn prefix(prefix: impl Into<Bytes>) -> Self {
         let lo = prefix.into();
@@ -50,7 +52,8 @@ impl Span {
         }
     }
 
-    /// Keys of `[lo, hi)`, told without their first `strip` bytes; no `hi` is the end of the key space.
+    /// Keys of `[lo, hi)`, shown without their first `strip` bytes; no `hi` is the end of the key
+    /// space.
     ///
     /// # Errors
     /// `Invalid` when the keys of the range do not all share these bytes.
@@ -68,7 +71,7 @@ impl Span {
         &self.range
     }
 
-    /// The range as it is told.
+    /// The range without the stripped bytes.
     fn told(&self) -> KeyRange {
         if self.range.is_empty() {
             return KeyRange::new(Bytes::new(), Some(Bytes::new()));
@@ -77,10 +80,10 @@ impl Span {
     }
 }
 
-/// A key whose value is not the same in two ranges.
+/// A key whose values in the two ranges differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Without what the ranges strip.
+    /// The key without the stripped bytes.
     pub key: Bytes,
     /// The value in the first range, if it has the key.
     pub before: Option<Bytes>,
@@ -95,11 +98,11 @@ struct Pair {
     merges: [Merge; 2],
     /// The next point of each side, in front of its merge.
     next: [Option<(Bytes, Point)>; 2],
-    /// What lies below the points of both sides, when that is the same: newest runs first.
+    /// The runs below the points of both sides, newest first, and the base, when they are the same.
     older: Option<(Vec<(RunView, Translation)>, Base)>,
 }
 
-/// The differences of two ranges, in key order, found as they are asked for. After an error it ends.
+/// The differences of two ranges, in key order, found on demand. After an error it ends.
 pub struct Diff {
     store: Arc<Store>,
     sides: [TreeScan; 2],
@@ -110,7 +113,8 @@ pub struct Diff {
 impl Diff {
     pub(crate) fn new(store: Arc<Store>, views: [&View; 2], spans: [&Span; 2]) -> Self {
         let [a, b] = spans.map(Span::told);
-        // Both sides are made to cover the same range; a side has nothing where it ends early.
+        // Both sides are made to cover the same range; a side that ends early has nothing in the
+        // rest.
         let whole = match (a.is_empty(), b.is_empty()) {
             (true, _) => b.clone(),
             (_, true) => a.clone(),
@@ -141,13 +145,13 @@ impl Diff {
         }
     }
 
-    /// Leaves out the differences below `key`, which is told without what the ranges strip. They cost nothing.
+    /// Leaves out the differences below `key`, which lacks the stripped bytes. They cost nothing.
     pub fn skip_to(&mut self, key: &[u8]) {
         let mut key = Bytes::copy_from_slice(key);
         if let Some(pair) = self.pair.take()
             && let Some(next) = pair.next.iter().flatten().map(|(next, _)| next).min()
         {
-            // What lies before the next point is done.
+            // The part before the next point is done.
             key = key.max(next.clone());
             for (side, piece) in self.sides.iter_mut().zip(pair.pieces) {
                 side.put_back(piece);
@@ -212,7 +216,7 @@ impl Iterator for Diff {
     }
 }
 
-/// `told` of a view, seen through `up`, and nothing in the rest of `whole`.
+/// The part `told` of a view, seen through `up`, and nothing in the rest of `whole`.
 fn side_over(view: &View, told: &KeyRange, up: Translation, whole: &KeyRange) -> TreeScan {
     let nothing = |range: KeyRange| Frame {
         reach: range.hi.clone(),
@@ -251,8 +255,9 @@ fn height(base: &Base) -> Option<u8> {
     }
 }
 
-/// Whether two translations do the same to the keys of a range that begins with `lo`. Both are defined there, so all
-/// its keys share what either strips; what they put in its place is then the same for all if it is for `lo`.
+/// Whether two translations map the keys of a range that begins with `lo` alike. Both are defined
+/// there, so all keys share the bytes that either strips: the results are equal for all keys if
+/// they are equal for `lo`.
 fn same_translation(a: &Translation, b: &Translation, lo: &Bytes) -> bool {
     a == b || a.key(lo) == b.key(lo)
 }
@@ -271,7 +276,7 @@ fn same_run(a: &RunView, b: &RunView) -> bool {
     match (a, b) {
         (RunView::Mem(a), RunView::Mem(b)) => Arc::ptr_eq(a, b),
         (RunView::Disk(a), RunView::Disk(b)) => a.handle.id() == b.handle.id(),
-        // A segment that was written between the two looks: its points are compared.
+        // A segment that was written between the two captures: its points are compared.
         _ => false,
     }
 }
@@ -345,7 +350,7 @@ impl Pair {
         Ok(None)
     }
 
-    /// The value of a key about which its side says `found` above what both sides share.
+    /// The value of a key on one side; `found` is the message of that side above the shared runs.
     fn value(&self, store: &Store, key: &Bytes, found: Option<Point>) -> Result<Option<Bytes>> {
         let mut found = found;
         let Some((runs, base)) = &self.older else {
@@ -370,12 +375,13 @@ impl Pair {
 }
 
 impl TreeScan {
-    /// The leftmost piece that is still to be done.
+    /// The leftmost piece that is not done.
     fn front(&self) -> Option<&Frame> {
         self.frames.last()
     }
 
-    /// Replaces the leftmost piece by the pieces of its node. False when it lies over no interior node.
+    /// Replaces the leftmost piece by the pieces of its node. False when it lies over no interior
+    /// node.
     fn open_front(&mut self, store: &Store) -> Result<bool> {
         let frame = self.frames.pop_if(
             |frame| matches!(&frame.base, Base::Node(node, _) if node.kind() == Kind::Skeleton),
@@ -404,7 +410,7 @@ impl TreeScan {
         self.frames.push(piece);
     }
 
-    /// Leaves out what lies below `key`.
+    /// Leaves out the pieces below `key`.
     fn skip_to(&mut self, key: &Bytes) {
         while let Some(front) = self.frames.last_mut() {
             if front.range.hi.as_ref().is_some_and(|hi| hi <= key) {

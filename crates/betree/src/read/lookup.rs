@@ -1,4 +1,4 @@
-//! One key looked up, from the memory buffer down to the leaf.
+//! Lookups of one key, from the memory buffer down to the leaf.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ impl View {
     }
 }
 
-/// Follows one key down; `found` is what the newer levels know about it.
+/// Follows one key down; `found` is the message of newer levels about it.
 pub(crate) fn descend(
     store: &Store,
     mut base: Base,

@@ -1,4 +1,4 @@
-//! Points of one run, and the bytes of it that lie in a range.
+//! Points of one run, and the bytes of a run that lie in a range.
 
 use bytes::Bytes;
 
@@ -30,7 +30,7 @@ impl RunView {
         }
     }
 
-    /// What lies in `range`, exact at the borders; of the points alone unless `with_ranges`.
+    /// The messages in `range`, exact at the borders; only the points unless `with_ranges`.
     pub(crate) fn measure_pressure(
         &self,
         store: &Store,

@@ -1,10 +1,11 @@
-//! Reading: point lookups and streaming range scans over the DAG.
+//! Streaming range scans over the DAG.
 //!
-//! Both go from the root down and never apply a message in place: a shared leaf is seen through
-//! different edges by different clones. A scan cuts its range, lazily and from the left, into pieces on
-//! which the structure is uniform ([`cut`]): one edge, one set of visible segments, no border of a range message. On
-//! such a piece the points of the segments met on the way down lie as overlays over whatever the edge, or
-//! the newest range message, leads to. At a leaf the overlays and the leaf are merged.
+//! A scan goes from the root down and never applies a message in place: different clones see a
+//! shared leaf through different edges. It cuts its range, lazily and from the left, into pieces on
+//! which the structure is uniform ([`cut`]): one edge, one set of visible segments, no border of a
+//! range message. The points of the segments on the way down lie as overlays over the child of the
+//! edge, or over the target of the newest range message. At a leaf the overlays and the leaf are
+//! merged.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -27,42 +28,43 @@ use crate::store::cache::Keeping;
 use crate::store::jobs::{Job, Wanted};
 use crate::store::store::Store;
 
-/// A piece of the scan still to be done, in the scan's key space.
+/// A piece that is still to be scanned, in the key space of the scan.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     pub(crate) range: KeyRange,
-    /// The base shows through the same translation up to here: what ends before is only what lies over it.
+    /// The base shows through the same translation up to this key. Only overlays end before it.
     pub(crate) reach: Option<Bytes>,
     pub(crate) base: Base,
-    /// Newest first, with the translation from the scan's key space. Only their points count.
+    /// Newest first, with the translation from the key space of the scan. Only their points count.
     pub(crate) overlays: Arc<[(RunView, Translation)]>,
 }
 
 /// A streaming scan: keys with values, in order.
 #[derive(Debug)]
 pub(crate) struct TreeScan {
-    /// What no frame covers yet.
+    /// The part that no frame covers yet.
     rest: Option<(View, KeyRange)>,
     pub(crate) frames: Vec<Frame>,
     merge: Merge,
-    /// The value under the scan, unless it is taken from where it lies.
+    /// The value under the scan, unless it is read in place.
     value: Option<Bytes>,
-    /// Blocks beyond the wanted one that a cursor reads at a time.
+    /// Blocks beyond the wanted block that a cursor reads at a time.
     ahead: usize,
-    /// Nobody said where it ends: only what it went through so far tells how far it may go.
+    /// Whether the end of the scan is unknown. Then only the keys so far show how far it may go.
     is_open: bool,
-    /// What the cache keeps of the leaves.
+    /// Which blocks of leaves the cache keeps.
     keeping: Keeping,
-    /// Bytes that are wanted of them if it keeps few.
+    /// Bytes that the caller wants of the leaves, if the cache keeps few blocks.
     drop_behind_bytes: usize,
     /// The leaf that was opened last.
     leaf: Option<NodeId>,
-    /// Nodes asked for, in the order in which they will come.
+    /// Jobs for nodes ahead, in the order of the scan.
     jobs: VecDeque<Arc<Job>>,
 }
 
-/// The pieces of the image of `range` under `translation`, in the key space of `range`, the leftmost one last: one for each
-/// range message of the memory buffer there, and one for each gap.
+/// The pieces of the image of `range` under `translation`, in the key space of `range`, the
+/// leftmost one last: one piece for each range message of the memory buffer there, and one for each
+/// gap.
 pub(crate) fn frames_of_view(
     view: &View,
     range: KeyRange,
@@ -77,7 +79,7 @@ pub(crate) fn frames_of_view(
     frames
 }
 
-/// Cuts the leftmost piece off what is left of a view.
+/// Cuts the leftmost piece off the rest of a view.
 fn next_of_view(rest: &mut Option<(View, KeyRange)>, translation: &Translation) -> Option<Frame> {
     let (view, range) = rest.take().filter(|(_, range)| !range.is_empty())?;
     let (hi, over) = cut_buffer(&view.buffer, translation, &range.lo, range.hi.clone());
@@ -126,7 +128,7 @@ impl TreeScan {
         scan
     }
 
-    /// Scans `range` of what `base` holds.
+    /// Scans `range` of `base`.
     pub(crate) fn of_base(base: Base, range: KeyRange) -> Self {
         let overlays = Arc::from([]);
         let frame = Frame {
@@ -144,7 +146,8 @@ impl TreeScan {
         self.ahead = AHEAD_MAX;
     }
 
-    /// Leaves the blocks of leaves out of the cache, but for those at the ends of requests. About `len_bytes` of values are wanted.
+    /// Leaves the blocks of leaves out of the cache, except those at the ends of requests. About
+    /// `len_bytes` of values are wanted.
     pub(crate) fn drop_behind(&mut self, len_bytes: usize) {
         self.keeping = Keeping::Ends;
         self.drop_behind_bytes = len_bytes;
@@ -170,7 +173,7 @@ impl TreeScan {
         }
     }
 
-    /// The key. Requires that [`TreeScan::advance`] said `true`, as the next one.
+    /// The key. This and the next method require that [`TreeScan::advance`] returned `true`.
     pub(crate) fn key(&self) -> &[u8] {
         self.merge.key()
     }
@@ -182,7 +185,7 @@ impl TreeScan {
         }
     }
 
-    /// The value without a copy: a slice of its block, which it keeps in memory.
+    /// The value without a copy: a slice of its block, which stays in memory with it.
     pub(crate) fn value_bytes(&self) -> Bytes {
         let known = self
             .value
@@ -243,7 +246,7 @@ impl TreeScan {
         }
         let mut left = merge.into_left();
         let end = self.end(&range);
-        // Of what lies over a leaf a block goes further than of the leaf.
+        // A block of an overlay covers more keys than a block of the leaf.
         let above = if self.is_open && self.ahead < AHEAD_MAX {
             0
         } else {
@@ -252,7 +255,7 @@ impl TreeScan {
         for (run, translation) in overlays.iter() {
             let mut cursor = MappedCursor::new(run, &range, translation, above);
             if self.ahead == AHEAD_MAX {
-                // As far as the translation goes.
+                // The end of the keys that the translation maps alike.
                 let alike = successor_of_prefix(&range.lo[..translation.strip]);
                 let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
                 cursor.carry_on(&mut left, &translation.range(&far));
@@ -262,7 +265,7 @@ impl TreeScan {
         }
         if let Some((leaf, translation)) = leaf {
             let read = self.collect(&leaf);
-            // What the scan will see of it, in this piece and those that come after it.
+            // The part of the leaf that the scan is going to see, in this piece and the next ones.
             let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
             let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
             let (run, read) = if passes && read.is_none() {
@@ -284,7 +287,8 @@ impl TreeScan {
             }
             self.merge.push_older(cursor);
             if !self.is_open {
-                // The first leaf may be all that is asked for; what comes after it is up to the end.
+                // The first leaf may be all that the caller wants. From the second leaf on the scan
+                // reads to its end.
                 self.ahead = AHEAD_MAX;
             }
             let is_next = self
@@ -298,7 +302,7 @@ impl TreeScan {
         Ok(())
     }
 
-    /// Where the scan ends, when `range` is the piece at hand.
+    /// The end of the scan, when `range` is the current piece.
     fn end(&self, range: &KeyRange) -> Option<Bytes> {
         match (&self.rest, self.frames.first()) {
             (Some((_, rest)), _) => rest.hi.clone(),
@@ -307,15 +311,15 @@ impl TreeScan {
         }
     }
 
-    /// The blocks of a leaf that were asked for, if they were.
+    /// The blocks of a leaf that a job has read, if there is one.
     fn collect(&mut self, leaf: &Handle) -> Option<(usize, Vec<Arc<Block>>)> {
         let at = self.jobs.iter().position(|job| job.is_of(leaf))?;
-        // What was asked for before it is not wanted any more.
+        // Nodes before it are not wanted any more.
         self.jobs.drain(..at).for_each(|job| job.cancel());
         self.jobs.pop_front()?.collect()
     }
 
-    /// Asks for the leaves that come next, as far as that is known without reading.
+    /// Makes jobs for the next leaves that are known without a read.
     fn look_ahead(&mut self, store: &Store, here: NodeId) {
         let depth = store
             .read_ahead
@@ -414,8 +418,10 @@ impl TreeScan {
     }
 }
 
-/// Of the first `left` leaves under a range of `base` those that are not at hand, and interior nodes that have to be read
-/// to tell. `live_bytes` are those of values in the range if it is all that is seen of `base`, else 0. Range messages on the way are not looked at: under them it guesses wrong.
+/// The leaves among the first `left` under a range of `base` that are not in the cache, and the
+/// interior nodes that have to be read to find them. `live_bytes` are the bytes of values in the
+/// range if the scan sees no more of `base`, else 0. Range messages on the way are ignored: under
+/// them the list is a wrong guess.
 fn list_ahead(
     store: &Store,
     base: &Base,
