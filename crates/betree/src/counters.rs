@@ -13,16 +13,16 @@ pub(crate) struct Counters {
     pub(crate) bytes_read: AtomicU64,
     /// Lookups in runs that the filter answered.
     pub(crate) filter_denials: AtomicU64,
-    /// Leaves that scans asked for before they came to them.
+    /// Leaves that scans asked for before they reached them.
     pub(crate) leaves_ahead: AtomicU64,
     pub(crate) leaf_bytes: AtomicU64,
-    /// Of the leaves, those that were ingested.
+    /// The ingested leaves, in bytes.
     pub(crate) ingest_bytes: AtomicU64,
     pub(crate) segment_bytes: AtomicU64,
-    /// Of the segments, what was copied from others that were written before.
+    /// The bytes of segments that were copied from segments written before.
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) skeleton_bytes: AtomicU64,
-    // Structural paths taken.
+    // How often each structural path was taken.
     pub(crate) splits: AtomicU64,
     pub(crate) flushes: AtomicU64,
     pub(crate) rewrites: AtomicU64,

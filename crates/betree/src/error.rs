@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-/// What can go wrong below the file system.
+/// An error below the file system.
 #[derive(Clone, Debug, Error)]
 pub enum Error {
-    /// The device has no room for what was asked. Nothing was changed.
+    /// The device has no space for the change. Nothing was changed.
     #[error("no space left on the volume")]
     NoSpace,
     /// The arguments contradict the documented requirements. Nothing was changed.
@@ -16,22 +16,23 @@ pub enum Error {
     /// The device failed.
     #[error("{what}: {source}")]
     Io {
-        /// What was being done.
+        /// The action that failed.
         what: &'static str,
-        /// What the device answered.
+        /// The error of the device.
         source: Arc<std::io::Error>,
     },
-    /// Bytes on the device are not what was written there.
+    /// Bytes on the device are not those that were written there.
     #[error("corrupt {what} at byte {addr}: {detail}")]
     Corrupt {
         /// The structure.
         what: &'static str,
-        /// Where it lies, in bytes from the start of the device.
+        /// The address of the structure, in bytes from the start of the device.
         addr: u64,
-        /// What was expected and found.
+        /// The expected and the found value.
         detail: String,
     },
-    /// An earlier write or sync failed, or a thread panicked, so the volume takes no writes until it is opened again.
+    /// An earlier write or sync failed, or a thread panicked, so the volume takes no writes until
+    /// it is opened again.
     #[error("the volume stopped taking writes after a failure: {0}")]
     Poisoned(Arc<str>),
     /// The volume was opened read-only.
@@ -42,11 +43,11 @@ pub enum Error {
     NotAVolume(String),
 }
 
-/// What [`Error::Io`] says of nodes that cannot be read.
+/// The action of an [`Error::Io`] when a node cannot be read.
 pub(crate) const READING_A_NODE: &str = "reading a node";
 
 impl Error {
-    /// Whether something could not be read: what is in memory is as good as before.
+    /// Whether the error is of a read. Then the state in memory is as good as before.
     pub(crate) fn is_of_a_read(&self) -> bool {
         match self {
             Error::Corrupt { .. } => true,
@@ -56,7 +57,7 @@ impl Error {
     }
 }
 
-/// `None` for what cannot be read.
+/// `None` for an error of a read.
 pub(crate) fn if_readable<T>(done: Result<T>) -> Result<Option<T>> {
     match done {
         Ok(done) => Ok(Some(done)),

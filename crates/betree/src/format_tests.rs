@@ -195,7 +195,8 @@ fn run_has_its_golden_bytes() {
     );
 }
 
-/// Every byte of every structure, set to a few other values: an error or a sound structure, never a panic.
+/// Every byte of every structure is set to a few other values: decoding gives an error or a sound
+/// structure, never a panic.
 #[test]
 fn damaged_nodes_do_not_panic() {
     let store = store();
@@ -273,7 +274,7 @@ fn forged_skeletons_are_found_by_number() {
     forge("T4", &|n| n.next_ord = 1);
 }
 
-/// A segment is written alike whether it was packed before or not.
+/// A segment has the same bytes whether it was packed before or not.
 #[test]
 fn a_packed_run_has_the_image_of_its_map() {
     let mut run = Buffer::default();

@@ -5,9 +5,9 @@ use ramet_block::Codec;
 /// Sizes that shape the tree. Tests make them tiny so that every structural path is taken.
 #[derive(Clone, Debug)]
 pub struct TreeShape {
-    /// Aimed-at bytes of a leaf.
+    /// Target size of a leaf, in bytes.
     pub leaf_bytes: usize,
-    /// Aimed-at bytes of a basement node and of a block of a segment.
+    /// Target size of a basement node and of a block of a segment, in bytes.
     pub block_bytes: usize,
     /// Most children of an interior node.
     pub fanout: usize,
@@ -15,25 +15,26 @@ pub struct TreeShape {
     pub buffer_bytes: usize,
     /// Bytes of messages above which the memory buffer becomes a segment of the root.
     pub memory_bytes: usize,
-    /// No leaf is rewritten before the messages that wait for it reach this part of its size, in 1/256; a shared one is then,
-    /// others when the node above holds more than its buffer.
+    /// No leaf is rewritten before the messages that wait for it reach this part of its size, in
+    /// 1/256. A shared leaf is rewritten then; a private leaf when the node above holds more than
+    /// its buffer.
     pub theta_256: usize,
     /// Most segments of a node before small ones are merged.
     pub segments: usize,
     /// A range that lies in one leaf and is no larger is cloned as a copy.
     pub clone_copy_bytes: usize,
-    /// What waits above the source of a clone is copied when it is no more than this. More of it moves to
-    /// a node that source and copy share.
+    /// Messages above the source of a clone are copied when they are no more than this. More
+    /// messages move to a node that source and copy share.
     pub clone_waiting_bytes: usize,
     /// Compression of leaves and segments.
     pub codec: Codec,
-    /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Ingest`]). The tree itself takes
-    /// ingests of any size; this is for whoever decides.
+    /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Ingest`]).
+    /// The tree itself takes ingests of any size; this value is for its callers.
     pub ingest_bytes: usize,
 }
 
 impl TreeShape {
-    /// Most range messages of one segment. A reader loads them all when it meets the segment.
+    /// Most range messages of one segment. A reader that meets the segment loads them all.
     pub(crate) fn ranges_per_segment(&self) -> usize {
         (self.block_bytes / 4).max(16)
     }
@@ -68,7 +69,7 @@ pub struct OpenOptions {
     pub shape: Option<crate::TreeShape>,
     /// Compression of blocks written from now on; `None` takes the volume's.
     pub codec: Option<ramet_block::Codec>,
-    /// Run no background work: the caller drives everything through [`Tree::checkpoint`]. For tests.
+    /// Run no background work: the caller does all work through [`Tree::checkpoint`]. For tests.
     pub manual: bool,
     /// Make each batch durable before [`Tree::apply`] returns.
     pub sync_each: bool,

@@ -1,12 +1,14 @@
-//! Model-checked schedules of the concurrent parts, with `shuttle`: `RUSTFLAGS="--cfg shuttle" cargo test
-//! -p ramet-betree --lib shuttled`.
+//! Model-checked schedules of the concurrent parts, with `shuttle`: `RUSTFLAGS="--cfg shuttle"
+//! cargo test -p ramet-betree --lib shuttled`.
 //!
-//! One thread runs at a time, and at each lock, condition, device sync and journal write the checker decides which
-//! one goes on: half of the schedules at random, half by PCT (few, well-placed switches). A schedule that fails is
-//! printed, and `RAMET_SEED` and `RAMET_SCHEDULES` say where to begin and how many to run. The checker also finds
-//! threads that wait for each other for ever.
+//! One thread runs at a time, and at each lock, condition, device sync and journal write the
+//! checker decides which thread goes on: half of the schedules at random, half by PCT (few,
+//! well-placed switches). A schedule that fails is printed. `RAMET_SEED` is the first schedule, and
+//! `RAMET_SCHEDULES` their number. The checker also finds threads that wait for each other for
+//! ever.
 //!
-//! Locks inside the node table and the devices are the real ones: no thread gives way while it holds one.
+//! Locks inside the node table and the devices are the real ones: no thread yields while it holds
+//! one.
 
 mod journal;
 mod tree;
@@ -44,16 +46,18 @@ fn explore(schedules: usize, body: impl Fn() + Clone + Send + Sync + 'static) {
 struct Disk {
     now: MemDevice,
     state: parking_lot::Mutex<Durable>,
-    /// Writes below this address are where threads take turns: the journal's.
+    /// Writes below this address, those of the journal, are points at which the checker may switch
+    /// threads.
     turns_below: u64,
 }
 
 struct Durable {
     bytes: Vec<u8>,
     unsynced: Vec<(usize, Vec<u8>)>,
-    /// Writes and syncs that still succeed; the one after them fails, and nothing else.
+    /// Writes and syncs that still succeed; only the one after them fails.
     left: Option<u32>,
-    /// Syncs that still succeed; the one after them fails, and all that overlap it or come later.
+    /// Syncs that still succeed; the sync after them fails, with all syncs that overlap it or come
+    /// later.
     syncs_left: u32,
 }
 
@@ -75,7 +79,7 @@ impl Disk {
         self.state.lock().syncs_left = syncs;
     }
 
-    /// What a power cut at this moment leaves, at worst.
+    /// The worst image that a power cut at this moment leaves.
     fn durable(&self) -> MemDevice {
         let bytes = self.state.lock().bytes.clone();
         let image = MemDevice::new(bytes.len() as u64);
@@ -87,7 +91,7 @@ impl Disk {
         match &mut state.left {
             Some(0) => {
                 state.left = None;
-                // What the device held of them is gone: a later sync says nothing about it.
+                // The device has lost these writes: a later sync says nothing about them.
                 state.unsynced.clear();
                 Err(io::Error::other("a failure of the device"))
             }

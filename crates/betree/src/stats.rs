@@ -1,4 +1,4 @@
-//! What a tree tells about itself.
+//! Counters and sizes that a tree reports.
 
 use std::ops::AddAssign;
 
@@ -13,21 +13,22 @@ pub struct Stats {
     pub label: Label,
     /// Size of the volume.
     pub device_bytes: u64,
-    /// Bytes of keys and values that can be read, each clone counted in full; an estimate from the root's
-    /// edges, without what is in memory.
+    /// Bytes of keys and values that can be read, each clone counted in full. An estimate from the
+    /// edges of the root, without messages in memory.
     pub logical_bytes: u64,
-    /// Space in use, with what only a checkpoint will free.
+    /// Space in use, with the space that only a checkpoint will free.
     pub allocated_bytes: u64,
-    /// Space left.
+    /// Free space.
     pub free_bytes: u64,
-    /// Part of the free space that no new data gets: it is kept back for checkpoints and deletions, or what was accepted
-    /// is still going to take it.
+    /// Part of the free space that no new data gets. It is kept for checkpoints and deletions, or
+    /// accepted messages are still going to take it.
     pub reserved_bytes: u64,
     /// Freed space that the next checkpoint makes usable.
     pub pending_free_bytes: u64,
-    /// What the host of a sparse device still gives, as far as is known; `None` for other devices.
+    /// Free space of the host of a sparse device, as far as it is known; `None` for other devices.
     pub host_free_bytes: Option<u64>,
-    /// Room of the host that a sparse device takes; `None` for other devices, or if it cannot be told.
+    /// Space of the host that a sparse device takes; `None` for other devices, or if it cannot be
+    /// known.
     pub host_allocated_bytes: Option<u64>,
     /// Nodes in the node table.
     pub nodes: u64,
@@ -63,30 +64,32 @@ pub struct Stats {
     pub bytes_read: u64,
     /// Lookups in leaves and segments that a filter answered, without a read.
     pub filter_denials: u64,
-    /// Leaves that scans asked for before they came to them.
+    /// Leaves that scans asked for before they reached them.
     pub leaves_ahead: u64,
     /// Bytes of nodes written.
     pub bytes_written: u64,
-    /// All that was written, by cause.
+    /// All bytes written, by cause.
     pub written: WrittenBytes,
     /// How often each structural path was taken since the volume was opened.
     pub paths: PathCounts,
-    /// Why the volume takes no writes any more, if so.
+    /// Why the volume takes no writes any more, if it does not.
     pub poisoned: Option<String>,
 }
 
-/// Bytes handed to the device since the volume was opened, without the few of the node table and superblocks.
+/// Bytes written to the device since the volume was opened, without the few of the node table and
+/// superblocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WrittenBytes {
     /// Frames of the journal.
     pub journal: u64,
-    /// Leaves written anew with what waited for them.
+    /// Leaves written anew with the messages that waited for them.
     pub leaves: u64,
     /// Leaves that were ingested.
     pub ingests: u64,
     /// Messages that rest in interior nodes over a checkpoint.
     pub segments: u64,
-    /// Of these, copied from segments that were written before, to merge them or to free what is dead in them.
+    /// Segments copied from segments that were written before, to merge them or to free dead
+    /// messages in them. They are a part of `segments`.
     pub copied: u64,
     /// Interior nodes without their messages.
     pub skeletons: u64,
@@ -103,9 +106,9 @@ pub struct PathCounts {
     pub rewrites: u64,
     /// Runs of small leaves joined.
     pub coalesces: u64,
-    /// Interior nodes that were no more than their only edge.
+    /// Interior nodes replaced by their only edge.
     pub collapses: u64,
-    /// Nodes that had become too high rebuilt as balanced trees over the same nodes further down.
+    /// Nodes that had become too high, rebuilt as balanced trees over the same nodes further down.
     pub flattens: u64,
     /// Segments of a node merged.
     pub segment_merges: u64,
@@ -115,11 +118,11 @@ pub struct PathCounts {
     pub goto_waits: u64,
     /// Range messages that became edges.
     pub conversions: u64,
-    /// ... with part of the edge left over on the right.
+    /// Conversions with a part of the edge left over on the right.
     pub overlaps_left: u64,
-    /// ... with part of the edge left over on the left.
+    /// Conversions with a part of the edge left over on the left.
     pub overlaps_right: u64,
-    /// ... with parts left over on both sides.
+    /// Conversions with parts of the edge left over on both sides.
     pub overlaps_both: u64,
     /// Shared nodes of which a private copy was made.
     pub unshares: u64,
@@ -129,9 +132,9 @@ pub struct PathCounts {
     pub reclaimed: u64,
     /// Ranges replaced by leaves that were written before.
     pub ingests: u64,
-    /// Nodes put in order for the clones to come.
+    /// Compacted copies made for later clones.
     pub compacted_copies: u64,
-    /// Clones that had to do something first: to put a node in order, or to move messages out of their way.
+    /// Clones that had prerequisites: a compacted copy, or messages moved out of their way.
     pub clone_waits: u64,
     /// Checkpoints written.
     pub checkpoints: u64,

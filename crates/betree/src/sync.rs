@@ -1,8 +1,9 @@
-//! The locks and the cache that the concurrent parts are built on.
+//! The locks and the cache of the concurrent parts.
 //!
-//! Under `--cfg shuttle`, for tests only, they are those of a model checker, which runs threads one at a
-//! time and switches between them at every lock in ways that it chooses: see [`crate::shuttled`]. Atomics stay
-//! those of the standard library: all of them are counters and hints, and nothing is published through them.
+//! Under `--cfg shuttle`, for tests only, they are those of a model checker, which runs threads one
+//! at a time and switches between them at every lock in ways that it chooses: see
+//! [`crate::shuttled`]. Atomics stay those of the standard library: all of them are counters and
+//! hints, and no data is published through them.
 
 #[cfg(all(shuttle, test))]
 pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard, cache};
@@ -11,12 +12,12 @@ pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(all(shuttle, test)))]
 pub(crate) use quick_cache::sync::{Cache, GuardResult};
 
-/// The least room of a part of the cache that is locked as one, in bytes. An entry has to find a place in its part: the front of a run
-/// with very many range messages takes a megabyte.
+/// The least size of a part of the cache that has a lock of its own, in bytes. An entry has to fit
+/// its part: the front of a run with very many range messages takes a megabyte.
 #[cfg(not(all(shuttle, test)))]
 const SHARD_BYTES_MIN: u64 = 32 << 20;
 
-/// A cache for entries that weigh `capacity` together, of about `items` of them.
+/// A cache for entries of `capacity` bytes together, about `items` of them.
 #[cfg(not(all(shuttle, test)))]
 pub(crate) fn cache<K, V, W>(items: usize, capacity: u64, weighter: W) -> Cache<K, V, W>
 where
@@ -30,7 +31,7 @@ where
         .weight_capacity(capacity);
     let most = usize::try_from(capacity / SHARD_BYTES_MIN).unwrap_or(usize::MAX);
     let usual = 4 * std::thread::available_parallelism().map_or(1, usize::from);
-    // A power of two, or the next one is taken.
+    // The cache rounds the number of parts up to a power of two, so it is one already.
     let shards = 1 << most.clamp(1, usual).ilog2();
     let options = options.shards(shards).build();
     let options = options.expect("both capacities are given");
@@ -50,7 +51,8 @@ mod modelled {
     #[derive(Debug, Default)]
     pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);
 
-    /// The inner guard is away only within [`MutexGuard::unlocked`] and while a condition is waited for.
+    /// The inner guard is away only within [`MutexGuard::unlocked`] and while its thread waits for
+    /// a condition.
     pub(crate) struct MutexGuard<'a, T> {
         mutex: &'a Mutex<T>,
         guard: Option<shuttle::sync::MutexGuard<'a, T>>,
@@ -112,7 +114,7 @@ mod modelled {
             guard.guard = Some(again);
         }
 
-        /// There is no time: whoever waits for a while gives way once and looks again.
+        /// The model has no time: a thread that waits for a while yields once and looks again.
         pub(crate) fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _: Duration) {
             MutexGuard::unlocked(guard, shuttle::thread::yield_now);
         }
@@ -145,8 +147,8 @@ mod modelled {
         }
     }
 
-    /// Forgets at any moment what it likes, and lets two threads load the same entry: more than the real cache
-    /// does. Values are dropped without its lock.
+    /// The model of the cache drops any entry at any moment, and lets two threads load the same
+    /// entry. The real cache does both less often. Values are dropped without its lock.
     pub(crate) struct Cache<K, V, W> {
         map: Mutex<BTreeMap<K, V>>,
         weighter: W,

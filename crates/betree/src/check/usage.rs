@@ -1,12 +1,15 @@
-//! What space a range takes, and what of it nobody else uses: from the node table, skeletons and the front parts of
-//! segments and of the few leaves at the borders, without reading leaves.
+//! The space that ranges take, and the part of it that only they use: from the node table,
+//! skeletons and the front parts of segments and of the few leaves at the borders, without reading
+//! leaves.
 //!
-//! A node belongs to the ranges alone when all its references come from nodes that belong to them alone, or from
-//! the nodes on the way to them. So the walk goes down to the references that lie within the ranges, counts them, and
-//! follows the child lists of the node table below every node whose references are all counted. What
-//! is reached and not counted in full is shared. Runs that straddle a border belong to what leads to them;
-//! their part is estimated by blocks.
+//! A node belongs to the ranges alone when all its references come from nodes that belong to them
+//! alone, or from the nodes on the way to them. So the walk goes down to the references that lie
+//! within the ranges, counts them, and follows the child lists of the node table below every node
+//! whose references are all counted. A node that is reached and not counted in full is shared. A
+//! run that straddles a border belongs to the node that refers to it; its part is estimated by
+//! blocks.
 //!
+//! All numbers are of one checkpoint, since only a checkpoint knows the counts.
 //! All of that is of one checkpoint, since only a checkpoint knows the counts.
 
 use std::collections::{HashMap, HashSet};
@@ -28,16 +31,17 @@ use crate::store::store::Store;
 /// Space of some ranges, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Keys and values that can be read, an estimate: what other ranges share counts in full.
+    /// Keys and values that can be read, an estimate. Data shared with other ranges counts in full.
     pub logical_bytes: u64,
-    /// Space of what these ranges share with others.
+    /// Space that these ranges share with others.
     pub shared_bytes: u64,
-    /// Space that only these ranges use, which comes back when they are deleted. More may come back: messages that
-    /// others share and have flushed already stay until the last of them lets go.
+    /// Space that only these ranges use. It comes back when they are deleted. More may come back:
+    /// messages that other ranges share and have flushed already stay until the last of these
+    /// ranges is gone.
     pub exclusive_bytes: u64,
 }
 
-/// What only `spans` use under the root of a checkpoint, which stays the newest one meanwhile.
+/// The usage of `spans` under the root of a checkpoint, which stays the newest one meanwhile.
 pub(crate) fn usage_of(store: &Store, root: u64, spans: &[Span]) -> Result<Usage> {
     Walk::run(store, root, spans)
 }
@@ -46,7 +50,8 @@ pub(crate) struct Walk<'a> {
     store: &'a Store,
     /// References found so far that go when the ranges go.
     counted: HashMap<NodeId, u64>,
-    /// Logical bytes of parts of nodes: a chain of doubling clones leads to each of its nodes very often.
+    /// Logical bytes of parts of nodes: a chain of doubling clones leads to each of its nodes very
+    /// often.
     known: HashMap<(NodeId, KeyRange), u64>,
     usage: Usage,
 }
@@ -80,12 +85,13 @@ impl<'a> Walk<'a> {
         self.store.table.get(id)?.ok_or_else(|| missing(id))
     }
 
-    /// A reference that lies within the ranges, held by a node that is private or not.
+    /// A reference that lies within the ranges; `private` says whether the node that holds it is
+    /// private.
     fn reach(&mut self, id: NodeId, private: bool) {
         *self.counted.entry(id).or_default() += u64::from(private);
     }
 
-    /// A node that may lie in `range` in part only; `private`: by a single path, which leads here.
+    /// A node that may lie in `range` in part only; `private`: only one path leads to it.
     fn border(&mut self, node: &Arc<Handle>, range: &KeyRange, private: bool) -> Result<()> {
         if node.kind() != Kind::Skeleton {
             let (_, stored) = part_of_run(&self.store.run(node)?, range);
@@ -112,7 +118,7 @@ impl<'a> Walk<'a> {
             let private = private && self.record(seg.run.id())?.refs == 1;
             let inside = seg.translation.range(&clip);
             self.take(part_of_run(&run, &inside).1, private);
-            // The clip of a GOTO to what the ranges see of it tells whether it goes with them.
+            // A GOTO belongs to the ranges if the ranges see all of its clip.
             for (whole, msg) in gotos_in(&run, &inside) {
                 if let RangeMsg::Goto(target) = msg {
                     check_falls(
@@ -126,7 +132,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// A reference that shows the node in `whole` of the referring node's keys.
+    /// A reference that shows the node in the range `whole` of the keys of the referring node.
     fn descend(
         &mut self,
         node: &Arc<Handle>,
@@ -155,7 +161,8 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Follows the child lists: first below what only the ranges refer to, then below the rest.
+    /// Follows the child lists: first below nodes to which only the ranges refer, then below the
+    /// rest.
     fn finish(&mut self) -> Result<()> {
         let mut todo: Vec<NodeId> = self.counted.keys().copied().collect();
         let mut exclusive: HashSet<NodeId> = HashSet::new();
@@ -228,8 +235,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Bytes below the edge that `piece` is all of, if it leads to the leaf `child`. Interior children are looked into: what
-/// waits in one is no part of its live bytes.
+/// Bytes below the edge whose range is all of `piece`, if it leads to the leaf `child`. Interior
+/// children are opened: the messages that wait in them are no part of their live bytes.
 fn whole_leaf(skeleton: &Skeleton, piece: &KeyRange, child: &Arc<Handle>) -> Option<u64> {
     let at = skeleton.edge_of(&piece.lo);
     let edge = skeleton.edges[at].child.as_ref()?;
@@ -237,7 +244,7 @@ fn whole_leaf(skeleton: &Skeleton, piece: &KeyRange, child: &Arc<Handle>) -> Opt
     (is_whole && child.kind() == Kind::Leaf).then_some(edge.live_bytes)
 }
 
-/// Range messages that meet `range`, whole.
+/// The range messages that overlap `range`, not clipped.
 fn gotos_in(run: &RunView, range: &KeyRange) -> Vec<(KeyRange, RangeMsg)> {
     match run {
         RunView::Disk(run) => run.index.ranges_in(range).cloned().collect(),
@@ -248,8 +255,8 @@ fn gotos_in(run: &RunView, range: &KeyRange) -> Vec<(KeyRange, RangeMsg)> {
     }
 }
 
-/// Bytes of the points of a run in `range`, before and after compression. A block that straddles a border
-/// counts for a half.
+/// Bytes of the points of a run in `range`, before and after compression. A block that straddles a
+/// border counts half.
 fn part_of_run(run: &RunView, range: &KeyRange) -> (u64, u64) {
     let run = match run {
         RunView::Mem(run) => {
@@ -266,7 +273,7 @@ fn part_of_run(run: &RunView, range: &KeyRange) -> (u64, u64) {
         if block.intersect(range).is_empty() {
             break;
         }
-        // The last block ends somewhere: taken as whole when the range begins before it.
+        // The last block has no known end. It counts as whole when the range begins before it.
         let last = block.hi.is_none() && range.contains(&block.lo);
         let part = 2 - u64::from(!(last || range.covers(&block)));
         sum.0 += u64::from(blocks[at].raw_bytes) * part / 2;
@@ -292,7 +299,7 @@ mod tests {
     use ramet_block::{Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 
-    /// Followed, forged messages like this one could lead round in a circle for ever.
+    /// A walk that followed forged messages like this one could go round in a circle for ever.
     #[test]
     fn a_goto_that_does_not_lead_down_is_corrupt() {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
@@ -321,7 +328,7 @@ mod tests {
         assert!(matches!(found, Err(Error::Corrupt { .. })), "{found:?}");
     }
 
-    /// Every round has the keys of the one before twice: 2^70 of them in the end.
+    /// Every round holds the keys of the round before twice: 2^70 of them in the end.
     #[test]
     fn more_than_can_be_counted_is_the_most_that_can() {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));

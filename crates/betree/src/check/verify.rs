@@ -1,17 +1,19 @@
-//! The invariants of the tree, one function each. `fsck` and the tests run them; see `docs/invariants.md`.
+//! The invariants of the tree, one function each. `fsck` and the tests run them; see
+//! `docs/invariants.md`.
 //!
 //! - T1 Edges ascend from the node's low end and cover its range without gaps.
-//! - T2 All keys of an edge, a clip or a GOTO share what its translation strips.
+//! - T2 All keys of an edge, a clip or a GOTO share the bytes that its translation strips.
 //! - T3 Heights fall along edges, and from a node to the GOTO targets in its segments.
-//! - T4 Ordinals of segments ascend and lie below the node's next one; those that share one have ascending, disjoint clips.
+//! - T4 Ordinals of segments ascend and lie below the node's next one; segments that share an
+//!   ordinal have ascending, disjoint clips.
 //! - T5 Points of a run ascend; range messages are disjoint and ascend; a leaf holds puts only.
 //! - T6 A node that is referred to has a record of the kind and height that the reference says.
-//! - T7 The child list in a node's record is what the node refers to.
-//! - T8 The key range of an interior node covers what each edge that leads there shows of it.
+//! - T7 The child list in the record of a node names the nodes to which the node refers.
+//! - T8 The key range of an interior node covers the keys that each edge to it shows.
 //! - T9 The bytes of a node carry the checksum in its record, and decode.
 //!
-//! T1, T2 and T4 within a node and T5 within a run are also checked by the decoders, so bytes that break them
-//! are found as T9. N-invariants are the node table's.
+//! T1, T2 and T4 within a node and T5 within a run are also checked by the decoders, so bytes that
+//! break them are found as T9. N-invariants are those of the node table.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -26,7 +28,8 @@ use crate::node::skeleton::{SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor};
 use crate::store::store::Store;
 
-/// Checks all nodes below `root`, and the node table; a violation is one line that starts with the invariant's number.
+/// Checks all nodes below `root`, and the node table; a violation is one line that starts with the
+/// number of the invariant.
 pub(crate) fn verify(
     store: &Store,
     root: Arc<Handle>,
@@ -56,10 +59,10 @@ pub(crate) fn verify(
     Ok(found)
 }
 
-/// The invariant that a node breaks which cannot be read.
+/// The invariant that an unreadable node breaks.
 fn number(error: &Error) -> &'static str {
     match error {
-        // Its record, or that there is none.
+        // The record of the node is wrong or missing.
         Error::Corrupt { what, .. } if what.starts_with("node") => "T6",
         _ => "T9",
     }
@@ -177,7 +180,7 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
     found
 }
 
-/// T8 of one interior node. Children that cannot be read are told when their turn comes.
+/// T8 of one interior node. Children that cannot be read are reported when they are visited.
 fn check_ranges(store: &Store, handle: &Handle, node: &Skeleton) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for (at, edge) in node.edges.iter().enumerate() {
@@ -279,7 +282,7 @@ mod tests {
         tree
     }
 
-    /// The numbers of what is found when the root is another.
+    /// The numbers of the violations that are found with another root.
     fn found(forge: impl FnOnce(&Store, &mut Skeleton)) -> Vec<String> {
         let tree = tree();
         let store = &tree.inner.store;

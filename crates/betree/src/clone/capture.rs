@@ -1,12 +1,13 @@
 //! Clones: one GOTO in the memory buffer.
 //!
-//! A clone of a source range needs a node that holds all of the range's state, so that a GOTO can point at
-//! it. The descent follows the range down while a single edge covers it, and takes along what
-//! waits above ([`capture`]): few messages are copied, segments of which much is wanted are referred to, clipped. It
-//! ends at the lowest common ancestor (BetrFS 0.5, section 3.3), and the target is
+//! A clone of a source range needs a node that holds all state of the range, so that a GOTO can
+//! point at it. The descent follows the range down while a single edge covers it, and collects the
+//! messages above ([`capture`]): few messages are copied; a segment of which the range wants much
+//! is referred to, clipped. The descent ends at the lowest common ancestor (BetrFS 0.5, section
+//! 3.3). The target is
 //!
-//! - that node itself, seen through the range, when nothing waited above it,
-//! - else a copy of its skeleton with what waited as its newest segments: the segments and
+//! - that node itself, seen through the range, when no messages waited above it,
+//! - else a copy of its skeleton with the waiting messages as its newest segments: the segments and
 //!   children below are shared, nothing is flushed or copied.
 //!
 //! ```text
@@ -16,15 +17,16 @@
 //!     N  s1 s2                            T  s1 s2 [m m m]        (children of N)
 //! ```
 //!
-//! The source gets a GOTO to the copy as well when the node was its own, or when much waited above it or in it: what waited
-//! moves down into the node that both share, and the next clone finds nothing above. So a message is written once, however many
-//! clones are made of its place, and no clone waits for a flush.
+//! The source gets a GOTO to the copy as well when only the source showed the node, or when many
+//! messages waited above it or in it: these messages move down into the node that both share, and
+//! the next clone finds nothing above. So a message is written once, however many clones are made
+//! of its place, and no clone waits for a flush.
 //!
-//! Each clone of such a chain adds a segment to the node of the one before. When a node has many, the background puts a
-//! copy of it in order ([`CompactedCopies::make`]), and the next clone goes on from that copy instead, with the segments that were
-//! added meanwhile on top ([`CompactedCopy`]).
+//! Each clone of such a chain adds a segment to the node of the clone before. When a node has many,
+//! the flusher makes a compacted copy of it ([`CompactedCopies::make`]). The next clone goes on
+//! from that copy instead, with the segments that were added meanwhile on top ([`CompactedCopy`]).
 //!
-//! A range that lies in one leaf and is small is copied instead: into the buffer, as puts over a null.
+//! A small range that lies in one leaf is copied instead: into the buffer, as puts over a null.
 
 use std::sync::Arc;
 
@@ -43,59 +45,64 @@ use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::store::store::Store;
 
-/// A segment is referred to when at least one part in so many is wanted; else a clone would keep much alive
-/// for little.
+/// A segment is referred to when the range wants at least one part in so many of it. Else a clone
+/// would keep much space alive for a few messages.
 const WANTED_PART: usize = 8;
-/// However large a segment is, no more is copied out of it than so many times what a clone copies in any case: somebody waits.
+/// A clone copies at most so many times `clone_copy_bytes` out of a segment of any size, since a
+/// caller waits for it.
 const COPIED_MAX: usize = 8;
-/// Messages are gathered to see what newer ones leave of them when they are up to so many times that.
+/// Messages are gathered, to count those that newer messages leave, when they are at most so many
+/// times that limit.
 const GATHERED_MAX: usize = 16;
 
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
-    /// The range message that a copy of the range is; its translation leads from the source's keys. With `moves` the source
-    /// becomes such a copy too.
+    /// The range message of a copy of the range; its translation maps the keys of the source. With
+    /// `moves` the source becomes such a copy too.
     Message { msg: RangeMsg, moves: bool },
-    /// The state itself, over nothing, in the source's key space: cheaper than a share of a node when it is small.
+    /// The state itself, over nothing, in the key space of the source: cheaper than a share of a
+    /// node when it is small.
     Copy(Buffer),
-    /// Something has to be done first, without locks.
+    /// Work that is to be done first, without locks.
     Requires(Prerequisite),
 }
 
-/// What makes a clone possible, or cheap again.
+/// Work that makes a clone possible, or cheap again.
 pub(crate) enum Prerequisite {
-    /// So much of the memory buffer is about the range that it is better referred to.
+    /// So many messages of the memory buffer are about the range that it is better referred to.
     Freeze,
     /// The node has too many segments.
     CompactedCopy(Skeleton),
-    /// The node is too high: what waits above this range goes down, and the node is flattened.
+    /// The node is too high: messages above this range go down, and the node is flattened.
     Sink(KeyRange),
 }
 
-/// What waits above the lowest node that covers a range.
+/// Messages above the lowest node that covers a range.
 enum Layer {
-    /// A copy, in the source's key space.
+    /// A copy, in the key space of the source.
     Messages(Buffer),
-    /// Few points of a run, not copied yet: those of a part of the source, and the translation from its key space.
+    /// Few points of a run, not copied yet: the part of the source that they lie in, and the
+    /// translation from its key space.
     Points {
         run: RunView,
         part: KeyRange,
         translation: Translation,
     },
-    /// A clip, in the source's key space.
+    /// A clip, in the key space of the source.
     Segment(SegRef),
 }
 
-/// A part of what waits, for the node that is made.
+/// A part of the waiting messages, for the node that is made.
 enum Joined {
-    /// Copied, in the node's key space.
+    /// Copied, in the key space of the node.
     Messages(Buffer),
-    /// A clip, in the source's key space.
+    /// A clip, in the key space of the source.
     Segment(SegRef),
 }
 
 impl Layer {
-    /// What a layer of messages has of `range`, the source, in the key space that `translation` leads to.
+    /// The messages of a layer in `range`, the source, in the key space that `translation` leads
+    /// to.
     fn messages(
         &self,
         store: &Store,
@@ -151,7 +158,7 @@ impl Layer {
     }
 }
 
-/// What a clone puts up with.
+/// The limits of a clone.
 #[derive(Clone, Copy)]
 pub(crate) struct CloneTerms {
     /// A capture takes the source as it is, without any [`Prerequisite`] first.
@@ -161,8 +168,8 @@ pub(crate) struct CloneTerms {
 }
 
 impl CloneTerms {
-    /// Whether a target over nodes of height `below` is too high as it is: what waits above it sinks first, and it is
-    /// flattened.
+    /// Whether a target over nodes of height `below` is too high as it is. Then the messages above
+    /// it sink first, and it is flattened.
     ///
     /// # Errors
     /// `Invalid` when no clone may be so high.
@@ -177,7 +184,7 @@ impl CloneTerms {
     }
 }
 
-/// Finds or makes a node that holds all of `range`, of the state made of `buffer` over `root`.
+/// Finds or makes a node that holds all of `range`, in the state of `buffer` over `root`.
 pub(crate) fn capture(
     (store, compacted): (&Store, &CompactedCopies),
     buffer: &Buffer,
@@ -190,7 +197,7 @@ pub(crate) fn capture(
         return Ok(Captured::Requires(Prerequisite::Freeze));
     }
     let mut node = Some((root.clone(), Translation::identity()));
-    // What waits, newest first.
+    // Waiting messages, newest first.
     let mut above: Vec<Layer> = Vec::new();
     let cover = buffer.range_over(&range.lo).filter(|(lo, entry)| {
         let covered = KeyRange::new((*lo).clone(), entry.hi.clone());
@@ -211,9 +218,9 @@ pub(crate) fn capture(
         ));
     }
 
-    // The skeleton to share, when the range spans several of its edges or much waits in it.
+    // The skeleton to share, when the range spans several of its edges or many messages wait in it.
     let mut lca: Option<Arc<Skeleton>> = None;
-    // Whether nothing but the range is seen of the lowest skeleton.
+    // Whether the lowest skeleton shows only the range.
     let mut is_own = false;
     while let Some((handle, translation)) = node.clone() {
         if handle.kind() == Kind::Leaf {
@@ -273,7 +280,8 @@ pub(crate) fn capture(
             above.push(Layer::Messages(part));
             if let Some(msg) = cover {
                 is_own = false;
-                // `extract` has put the target's translation behind the way back; here the keys are the source's.
+                // `extract` has put the translation of the target behind the way back; here the
+                // keys are those of the source.
                 node = target_of(msg);
                 break;
             }
@@ -283,7 +291,7 @@ pub(crate) fn capture(
     if let Some(state) = small_state(store, node.as_ref(), range, &above)? {
         return Ok(Captured::Copy(state));
     }
-    // To the key space of the node that is made.
+    // The translation to the key space of the node that is made.
     let down = match (&node, &lca) {
         (Some((_, translation)), Some(_)) => translation.clone(),
         _ => Translation::identity(),
@@ -296,7 +304,8 @@ pub(crate) fn capture(
     };
     let mut copy = match node {
         Some((handle, translation)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
-            // Nothing waits above it, and what flattening did not help is as low as it gets.
+            // No messages wait above the node, and a node that flattening did not help is as low as
+            // it gets.
             let terms = CloneTerms {
                 patient: patient || store.is_unflattenable(handle.id()),
                 ..terms
@@ -369,7 +378,7 @@ impl Store {
         match run {
             RunView::Mem(run) => Ok(exceeds(run, part, limit)),
             RunView::Disk(_) => {
-                // Of the blocks at the borders most may lie outside.
+                // Most of the blocks at the borders may lie outside.
                 let bytes = run.estimate_bytes(part);
                 Ok(bytes > limit
                     && (bytes > limit + 2 * self.shape.block_bytes
@@ -378,7 +387,8 @@ impl Store {
         }
     }
 
-    /// Whether so much waits in a node for `inside`, a part of `edge`, that it is better referred to than copied.
+    /// Whether so many messages wait in a node for `inside`, a part of `edge`, that they are better
+    /// referred to than copied.
     fn holds_much(&self, node: &Skeleton, edge: &Edge, inside: &KeyRange) -> Result<bool> {
         let (mut parts, mut whole) = (Vec::new(), 0);
         for seg in node.visible(edge) {
@@ -389,7 +399,7 @@ impl Store {
             let part = seg.translation.range(&part);
             let run = self.run(&seg.run)?;
             if seg.ranges_step() >= edge.watermark && !run.ranges_in(&part).is_empty() {
-                // It may lead elsewhere.
+                // A GOTO among them may lead elsewhere.
                 return Ok(false);
             }
             whole += run.all_bytes();
@@ -410,12 +420,13 @@ impl Store {
         if sum <= limit {
             return Ok(false);
         }
-        // Newer messages may stand for most of it.
+        // Newer messages may replace most of them.
         let all = self.gather_range(inside, edge.watermark, &node.segs)?;
         Ok(all.size_bytes() > limit)
     }
 
-    /// Whether more waits in a node for some edge than a clone copies: two nodes that show it would both write it once more.
+    /// Whether more messages wait in a node for some edge than a clone copies: two nodes that show
+    /// them would both write them once more.
     fn waits_much(&self, node: &Skeleton) -> Result<bool> {
         let limit = self.shape.clone_waiting_bytes;
         for seg in &node.segs {
@@ -438,7 +449,8 @@ impl Store {
 }
 
 impl Skeleton {
-    /// The node with segments on top that another one got since its next ordinal was `seen`; now that is `next_ord`.
+    /// The node with the segments on top that another node got since its next ordinal was `seen`;
+    /// the next ordinal now is `next_ord`.
     pub(crate) fn with_newer(&self, newer: &[SegRef], seen: u64, next_ord: u64) -> Skeleton {
         let mut all = self.clone();
         all.segs.extend(newer.iter().map(|seg| SegRef {
@@ -467,9 +479,9 @@ fn over_leaf(
     Ok(node)
 }
 
-/// The state of `range` when it lies in one leaf, or over nothing, and is no larger than what a clone may copy. Moving small
-/// things as messages keeps crumbs of shared leaves out of the tree (the trade-off of zones in BetrFS 0.2,
-/// section 4, here for one leaf).
+/// The state of `range` when it lies in one leaf, or over nothing, and is no larger than a clone
+/// may copy. Copies of small ranges as messages keep crumbs of shared leaves out of the tree (the
+/// trade-off of zones in BetrFS 0.2, section 4, here for one leaf).
 fn small_state(
     store: &Store,
     base: Option<&(Arc<Handle>, Translation)>,
@@ -480,7 +492,8 @@ fn small_state(
         return Ok(None);
     }
     let limit = store.shape.clone_copy_bytes;
-    // Points are merged on the way; what lies on range messages is laid on top after that.
+    // Points are merged on the way; layers from the first range message on are laid on top after
+    // that.
     let merged_from = above.iter().rposition(Layer::has_ranges);
     let (on_top, merged) = above.split_at(merged_from.map_or(0, |at| at + 1));
     let mut merge = Merge::default();
@@ -520,7 +533,7 @@ fn small_state(
     Ok((state.size_bytes() <= limit).then_some(state))
 }
 
-/// Whether more than `limit` bytes of `run` lie in `range`; looks at no more of them than that takes.
+/// Whether more than `limit` bytes of `run` lie in `range`. It stops once they exceed the limit.
 fn exceeds(run: &Buffer, range: &KeyRange, limit: usize) -> bool {
     // Each range message counts for as much as it adds to `Buffer::size_bytes`.
     let mut sum = run.ranges_in(range).take(limit / 48 + 1).count() * 48;
@@ -540,7 +553,8 @@ fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Translation)> {
     }
 }
 
-/// The layers for a node in whose key space `translation` leads, the newest first: neighbouring copies as one, without empty ones.
+/// The layers for a node, the newest first; `translation` leads to its key space. Neighbouring
+/// copies become one, and empty ones are left out.
 fn join(
     store: &Store,
     layers: Vec<Layer>,

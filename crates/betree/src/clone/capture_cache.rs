@@ -1,14 +1,18 @@
-//! What was found for clones to come.
+//! The capture cache: captures that are kept for clones to come.
 //!
-//! A source that is so small that it is copied ([`Captured::Copy`]) is looked for once for each memory buffer: until the buffer is
-//! frozen it is what it was, under what the buffer has. So to clone a place again and again costs the same however deep it lies.
+//! A source that is so small that it is copied ([`Captured::Copy`]) is captured once for each
+//! memory buffer: until the buffer is frozen, the state below the buffer stays the same. So
+//! repeated clones of a place cost the same however deep it lies.
 //!
-//! A larger source of which the memory buffer has nothing is looked for once for each root: copies of an image that stays as it is share
-//! one node, and cost the same however high the tree over it is.
+//! A larger source of which the memory buffer holds no messages is captured once for each root:
+//! copies of an image that does not change share one node, and cost the same however high the tree
+//! over it is.
 //!
-//! A clone is announced before the locks that others need are taken ([`crate::tree::inner::Inner::prepare_clone`]), and what its source is
-//! then is most often what it is when the clone comes: nothing was applied and nothing moved. So it is kept until then. All
-//! that is kept is of one state of the tree, and a checkpoint lets go of it, with the nodes that were made for it.
+//! A clone is announced before the locks that other threads need are taken
+//! ([`crate::tree::inner::Inner::prepare_clone`]). The state of its source is most often still the
+//! same when the clone comes: no batch was applied and no message moved. So the capture is kept
+//! until then. All captures in the cache are of one state of the tree. A checkpoint drops them,
+//! with the nodes that were made for them.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
@@ -21,7 +25,7 @@ use crate::node::skeleton::{HEIGHT_MAX, Skeleton};
 use crate::shape::Seq;
 use crate::sync::Mutex;
 
-/// Whether the clone itself has to say that it nests too deep.
+/// Whether the clone itself has to report that it nests too deep.
 fn is_refused(msg: &RangeMsg) -> bool {
     matches!(msg, RangeMsg::Goto(target) if target.node.height() > HEIGHT_MAX)
 }
@@ -45,9 +49,9 @@ impl Source {
 /// Most small sources that are kept.
 const SMALL_MAX: usize = 8;
 
-/// All of a range, over nothing.
+/// The state of a range, over nothing.
 struct Small {
-    /// Which memory buffer there was.
+    /// Number of the memory buffer.
     buffers: u64,
     range: KeyRange,
     state: Buffer,
@@ -56,9 +60,9 @@ struct Small {
 /// Most larger sources that are kept.
 const SHARED_MAX: usize = 8;
 
-/// What shows all of a range that the memory buffer has nothing of.
+/// The target that shows all of a range of which the memory buffer holds no messages.
 struct Shared {
-    /// Kept from being another one, not from going.
+    /// The entry may be dropped at any time. While it exists, no other root takes its address.
     top: Weak<Skeleton>,
     range: KeyRange,
     target: RangeMsg,
@@ -78,7 +82,7 @@ pub(crate) struct CaptureCache {
 }
 
 impl CaptureCache {
-    /// Keeps what `range` is after batch `seq` under the root `top`.
+    /// Keeps the capture of `range` after batch `seq` under the root `top`.
     pub(crate) fn keep(&self, seq: Seq, top: Arc<Skeleton>, range: KeyRange, found: Captured) {
         let is_refused = match &found {
             Captured::Message { msg, .. } => is_refused(msg),
@@ -102,11 +106,11 @@ impl CaptureCache {
             found,
         });
         drop(sources);
-        // Nodes may go with it: without the lock.
+        // Nodes may be dropped with them, so the lock is not held.
         drop(old);
     }
 
-    /// What was found for `range` in that state.
+    /// The capture of `range` in that state.
     pub(crate) fn take(&self, seq: Seq, top: &Arc<Skeleton>, range: &KeyRange) -> Option<Captured> {
         let mut sources = self.sources.lock();
         let at = sources
@@ -115,7 +119,8 @@ impl CaptureCache {
         Some(sources.swap_remove(at).found)
     }
 
-    /// Keeps what shows all of `range` under the root `top`, while the memory buffer has nothing of it.
+    /// Keeps the target that shows all of `range` under the root `top`, while the memory buffer
+    /// holds no messages of the range.
     pub(crate) fn keep_shared(&self, top: &Arc<Skeleton>, range: &KeyRange, target: &RangeMsg) {
         if is_refused(target) {
             return;
@@ -136,11 +141,12 @@ impl CaptureCache {
             target: target.clone(),
         });
         drop(shared);
-        // Nodes may go with them: without the lock.
+        // Nodes may be dropped with them, so the lock is not held.
         drop((old, oldest));
     }
 
-    /// What shows all of `range` under the root `top`, while the memory buffer has nothing of it.
+    /// The target that shows all of `range` under the root `top`, while the memory buffer holds no
+    /// messages of the range.
     pub(crate) fn shared(&self, top: &Arc<Skeleton>, range: &KeyRange) -> Option<RangeMsg> {
         let shared = self.shared.lock();
         let found = shared.iter().find(|s| s.is_of(top) && s.range == *range)?;
@@ -149,7 +155,7 @@ impl CaptureCache {
 
     /// Keeps `state`, all of `range` while the memory buffer is number `buffers`.
     pub(crate) fn keep_small(&self, buffers: u64, range: &KeyRange, state: &Buffer) {
-        // It may lead to nodes.
+        // A GOTO would keep nodes alive.
         if state
             .ranges_in(range)
             .any(|(_, entry)| !matches!(entry.msg, RangeMsg::Null))
@@ -168,7 +174,8 @@ impl CaptureCache {
         });
     }
 
-    /// All of `range` when the memory buffer, number `buffers`, has become `buffer`, if that is known and no more than `limit` bytes.
+    /// All of `range` when the memory buffer, number `buffers`, has become `buffer`; `None` if that
+    /// is not known or more than `limit` bytes.
     pub(crate) fn small(
         &self,
         (buffers, buffer): (u64, &Buffer),
@@ -184,7 +191,7 @@ impl CaptureCache {
         if buffer.ranges_in(range).next().is_some() {
             return None;
         }
-        // Of what it has some was known already, and to write that once more changes nothing.
+        // The state may already hold some of these points; to write them once more changes nothing.
         for (key, point) in buffer.points_in(range) {
             match point {
                 Point::Delete => state.forget_point(key),
@@ -197,7 +204,7 @@ impl CaptureCache {
         Some(state)
     }
 
-    /// Lets go of what was found for clones that did not come.
+    /// Drops the captures of clones that did not come.
     pub(crate) fn forget(&self) {
         let all = std::mem::take(&mut *self.sources.lock());
         drop(all);

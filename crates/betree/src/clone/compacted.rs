@@ -1,4 +1,4 @@
-//! Compacted copies: what the clones to come of a node go on from.
+//! Compacted copies of nodes, from which later clones go on.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,8 @@ use crate::reshape::compact::Tiers;
 use crate::store::store::Store;
 use crate::sync::Mutex;
 
-/// A node whose segments were merged and whose leaves were rewritten on the side, for clones that go on from it.
+/// A node, and a copy of it made on the side: the segments of the copy are merged and its leaves
+/// rewritten, for later clones.
 #[derive(Debug)]
 pub(crate) struct CompactedCopy {
     from: Skeleton,
@@ -21,16 +22,17 @@ pub(crate) struct CompactedCopy {
 #[derive(Default)]
 pub(crate) struct CompactedCopies(Mutex<VecDeque<CompactedCopy>>);
 
-/// Most nodes in order that are kept for the clones to come.
+/// Most copies that are kept for later clones.
 const COPIES_MAX: usize = 4;
 
 impl CompactedCopies {
-    /// Merges the segments of a copy of `node` and rewrites its leaves where that is due, for clones that go on from it.
-    /// The tree itself stays as it is, so nothing else has to wait. A clone that waits for it is `urgent`: of its
-    /// segments only the newest are merged then, if that suffices.
+    /// Merges the segments of a copy of `node` and rewrites its leaves where that is due, for later
+    /// clones. The tree itself does not change, so no other thread has to wait. If a clone waits
+    /// for the copy it is `urgent`: then only the newest of its segments are merged, if that
+    /// suffices.
     ///
     /// # Errors
-    /// Those of [`Store::maintain`].
+    /// As [`Store::maintain`].
     pub(crate) fn make(&self, store: &Store, node: &Skeleton, urgent: bool) -> Result<()> {
         let from = self.in_order(node.clone());
         // A full volume has no use for copies.
@@ -60,7 +62,7 @@ impl CompactedCopies {
         };
         copies.push_back(CompactedCopy { from, to });
         drop(copies);
-        // Its nodes may be the last ones.
+        // The copy may hold the last references to nodes.
         drop(oldest);
         Ok(())
     }
@@ -84,7 +86,7 @@ impl CompactedCopies {
 }
 
 impl Store {
-    /// Whether it is time to put a node that a clone made in order.
+    /// Whether a node that a clone made is due for a compacted copy.
     pub(crate) fn wants_compacted_copy(&self, node: &Handle) -> bool {
         self.dirty
             .skeleton(node)
@@ -92,15 +94,17 @@ impl Store {
     }
 }
 
-/// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
-/// takes space for ever: the fewer there are, the better.
+/// A node gets a compacted copy when it has so many times the segments or messages of a maintained
+/// node. Older clones keep the merged segments, so each merge takes space for ever: fewer merges
+/// are better.
 pub(crate) const OVER_FANOUT: usize = 2;
 
-/// A clone does some of that itself when it finds so many times that.
+/// A clone does some of that work itself when it finds so many times that.
 pub(crate) const OVER_FANOUT_MAX: usize = 4;
 
-/// A range with more than one part in so many of what the memory buffer may hold is not copied out of it: the buffer
-/// becomes segments of the root first, which are referred to.
+/// A range with more than one part in so many of the messages that the memory buffer may hold is
+/// not copied out of it: the buffer becomes segments of the root first, and the clone refers to
+/// them.
 pub(crate) const BUFFER_PART: usize = 16;
 
 impl Store {
@@ -113,10 +117,11 @@ impl Store {
 }
 
 impl Skeleton {
-    /// What `to` grows to by the segments that make this node out of `from`; `None` when more than that was done.
+    /// The copy that `to` becomes with the segments that make this node out of `from`; `None` when
+    /// this node differs from `from` by more than new segments.
     pub(crate) fn regrown(&self, from: &Skeleton, to: &Skeleton) -> Option<Skeleton> {
         let newer = self.segs.get(from.segs.len()..)?;
-        // The newest first: they tell nodes of one chain apart.
+        // The newest segments first: they distinguish nodes of one chain.
         let older = &self.segs[..from.segs.len()];
         let same_segs = older.iter().zip(&from.segs).rev().all(|(a, b)| {
             a.run.id() == b.run.id()
@@ -138,7 +143,8 @@ impl Skeleton {
         same.then(|| to.with_newer(newer, from.next_ord, self.next_ord))
     }
 
-    /// Where the newest segments begin that have no more than `bytes` together, whole ages of them.
+    /// The first of the newest segments that have no more than `bytes` together, whole ages of
+    /// them.
     pub(crate) fn newest_within(&self, bytes: u64) -> usize {
         let mut sum = 0;
         let ages = self.ages().into_iter().rev();

@@ -1,4 +1,5 @@
-//! Group commit: leaders, those who wait for them, checkpoints that cut and release, and failures.
+//! Group commit: leaders, threads that wait for them, checkpoints that cut and release, and
+//! failures.
 
 use std::sync::Arc;
 
@@ -20,16 +21,16 @@ const REGION: Extent = Extent {
 };
 const WRITERS: usize = 3;
 const RECORDS: usize = 3;
-/// With these, all records together do not fit the region.
+/// Records of this size do not all fit the region.
 const RECORD_BYTES: usize = 9000;
 
-/// What the volume's lock and superblock are to the journal.
+/// The part of a volume that the journal needs: its lock and its superblock.
 struct Volume {
     disk: Arc<Disk>,
     journal: Journal,
     seq: Mutex<u64>,
     checkpointing: Mutex<()>,
-    /// Where a recovery would begin, and the last record before it.
+    /// The start of a recovery, and the last record before it.
     start: parking_lot::Mutex<(JournalPos, u64)>,
 }
 
@@ -51,7 +52,8 @@ impl Volume {
         let mut seq = self.seq.lock();
         *seq += 1;
         let filler = [u8::try_from(*seq % 251).unwrap(); RECORD_BYTES];
-        // Some name extents, which a commit makes durable with a sync of their own before it writes frames.
+        // Some records name extents: a commit makes them durable with a sync of their own before it
+        // writes frames.
         let names_extents = seq.is_multiple_of(3);
         self.journal
             .append(*seq, &[&seq.to_le_bytes(), &filler], names_extents);
@@ -70,7 +72,7 @@ impl Volume {
         self.journal.release(cut);
     }
 
-    /// A recovery from what is durable now finds every record in a row, `seq` among them.
+    /// A recovery from the durable bytes finds every record in a row, `seq` among them.
     fn assert_durable(&self, seq: u64) {
         let (start, before) = *self.start.lock();
         let mut last = before;
@@ -88,7 +90,8 @@ impl Volume {
         );
     }
 
-    /// Appends and commits; a journal that is full asks for a checkpoint. `false` when the device failed.
+    /// Appends and commits; a journal that is full asks for a checkpoint. `false` when the device
+    /// failed.
     fn write(&self) -> bool {
         let seq = self.append();
         loop {

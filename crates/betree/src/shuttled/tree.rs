@@ -1,4 +1,5 @@
-//! Publication of roots against freezing, readers and checkpoints; handles and cache entries that come and go.
+//! Publication of roots against freezing, readers and checkpoints; handles and cache entries that
+//! are made and dropped.
 
 use std::sync::{Arc, Weak};
 
@@ -47,7 +48,7 @@ fn key(prefix: &str, n: u64) -> String {
     format!("{prefix}/{n:03}")
 }
 
-/// A batch that says `n` at both ends of the key space, and brings a key of its own.
+/// A batch that puts `n` at both ends of the key space, and adds a key of its own.
 fn put(tree: &Tree, n: u64) {
     let mut batch = Batch::new();
     batch.put("a/first", n.to_string());
@@ -64,7 +65,7 @@ fn read(value: Option<Bytes>) -> u64 {
 
 const PUTS: u64 = 8;
 
-/// What a view shows is the state after one of the batches, whole. Returns which.
+/// A view shows the whole state after one of the batches. Returns the number of the batch.
 fn read_view(tree: &Tree) -> u64 {
     let view = tree.snapshot();
     let last = read(view.get(b"z/last").unwrap());
@@ -144,7 +145,8 @@ fn roots_are_published_over_what_was_frozen_meanwhile() {
     explore(200, publish);
 }
 
-/// Syncs beside checkpoints on a device that loses what it was given: each is told of that, whichever of them met it.
+/// Syncs beside checkpoints on a device that loses writes: each caller gets the error, whichever
+/// thread met it.
 fn lose() {
     let len = usize::try_from(VOLUME_BYTES_MIN).unwrap();
     let disk = Disk::new(len, 0, None);
@@ -196,7 +198,8 @@ fn what_is_synced_is_durable_whoever_is_told_of_a_failure() {
     explore(300, lose);
 }
 
-/// Readers of an old state while it is deleted, reclaimed and written over, with a cache that forgets.
+/// Readers of an old state while it is deleted, reclaimed and written over, with a cache that
+/// forgets.
 fn reclaim() {
     let (_disk, tree) = new_tree();
     (1..=PUTS).for_each(|n| put(&tree, n));
@@ -226,7 +229,7 @@ fn reclaim() {
     for thread in threads {
         thread.join().unwrap();
     }
-    // Nobody holds the old state any more: it goes.
+    // No reader holds the old state any more: its nodes are reclaimed.
     tree.checkpoint().unwrap();
     tree.checkpoint().unwrap();
     assert_eq!(tree.stats().zombies, 0);
@@ -239,7 +242,7 @@ fn what_a_reader_holds_is_not_written_over() {
     explore(200, reclaim);
 }
 
-/// Takes the handle of a node and lets it go, again and again.
+/// Takes the handle of a node and drops it, again and again.
 fn handles() {
     let (_disk, tree) = new_tree();
     (1..=3).for_each(|n| put(&tree, n));
