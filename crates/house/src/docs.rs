@@ -87,6 +87,28 @@ impl Document {
         lost
     }
 
+    /// Files that a table of steps (`| file | step |`) names twice: a way down visits each file once.
+    #[must_use]
+    pub fn visited_twice(&self) -> Vec<String> {
+        let mut twice = Vec::new();
+        let mut visited: Option<Vec<&str>> = None;
+        for (number, line) in prose(&self.text) {
+            match &mut visited {
+                _ if line == "| file | step |" => visited = Some(Vec::new()),
+                Some(_) if !line.starts_with('|') => visited = None,
+                Some(visited) => {
+                    let file = code_spans(line).next().unwrap_or_default();
+                    if visited.contains(&file) {
+                        twice.push(format!("{}:{number}: {file}", self.path.display()));
+                    }
+                    visited.push(file);
+                }
+                None => {}
+            }
+        }
+        twice
+    }
+
     fn leads_somewhere(&self, target: &str) -> bool {
         let file = target.split('#').next().expect("a split has a first part");
         let folder = self.path.parent().expect("a document lies in a folder");
@@ -159,6 +181,14 @@ mod tests {
         let document = document(&format!("{fenced}{whole}{long}\nWhoever reads.\n"));
         assert_eq!(document.long_lines(), [format!("docs/some.md:7: {long}")]);
         assert_eq!(document.open_subjects(), ["docs/some.md:8: Whoever reads."]);
+    }
+
+    #[test]
+    fn file_that_a_table_of_steps_names_twice_is_found() {
+        let head = "| file | step |\n| --- | --- |\n";
+        let rows = "| `a.rs` | one |\n| `b.rs` | two, as `a.rs` |\n";
+        let twice = document(&format!("{head}{rows}\n{head}{rows}| `a.rs` | again |\n"));
+        assert_eq!(twice.visited_twice(), ["docs/some.md:10: a.rs"]);
     }
 
     #[test]

@@ -38,18 +38,15 @@ fn main() {
         }
         "docs" => {
             for document in docs::documents() {
-                document
-                    .open_subjects()
-                    .iter()
-                    .for_each(|line| println!("subject: {line}"));
-                document
-                    .long_lines()
-                    .iter()
-                    .for_each(|line| println!("long: {line}"));
-                document
-                    .lost_files()
-                    .iter()
-                    .for_each(|line| println!("lost: {line}"));
+                let mistakes = [
+                    ("subject", document.open_subjects()),
+                    ("long", document.long_lines()),
+                    ("lost", document.lost_files()),
+                    ("twice", document.visited_twice()),
+                ];
+                for (kind, lines) in mistakes {
+                    lines.iter().for_each(|line| println!("{kind}: {line}"));
+                }
             }
         }
         _ => eprintln!("deps, table, sizes or words, and crates; or docs"),

@@ -64,3 +64,10 @@ fn documents_name_files_that_exist() {
         assert_eq!(document.lost_files(), Vec::<String>::new());
     }
 }
+
+#[test]
+fn ways_down_visit_each_file_once() {
+    for document in documents() {
+        assert_eq!(document.visited_twice(), Vec::<String>::new());
+    }
+}
