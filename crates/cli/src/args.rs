@@ -9,11 +9,11 @@ use ramet_block::{Codec, Label, Uuid};
 
 use crate::size::Size;
 
-/// A file system whose clones of files and whole trees are instant, whatever their size
+/// A file system with instant clones of files and whole trees of any size
 ///
-/// Ramet keeps files in a volume: an image file or a block device. A process in user space serves a mounted volume
-/// through FUSE. A clone of a file or a directory tree is a copy that can be written, takes space only for what changes on
-/// either side, and costs the same for ten files and for ten million.
+/// Ramet keeps files in a volume: an image file or a block device. A process in user space serves a
+/// mounted volume through FUSE. A clone of a file or a directory tree is a writable copy. It takes
+/// space only for the changes on either side, and costs the same for ten files and for ten million.
 #[derive(Debug, Parser)]
 #[command(name = "ramet", version)]
 pub struct Ramet {
@@ -25,66 +25,72 @@ pub struct Ramet {
 pub enum Verb {
     /// Make an empty volume in an image file or on a block device
     ///
-    /// An image file is created sparse, with the size that --size gives and with mode 0600. A block device is used whole.
-    /// A file or device that holds data is left alone unless --force is given. The user who runs the command owns the root
-    /// directory of the volume.
+    /// An image file is created sparse, with the size of --size and with mode 0600. A block device
+    /// is used as a whole. The command refuses a file or device that holds data unless --force is
+    /// given. The user of the command owns the root directory of the volume.
     Mkfs(Mkfs),
     /// Mount a volume on a directory
     ///
-    /// The command starts a daemon that serves the volume, and returns once the mount is usable. Only the user who mounts
-    /// may use the mount; everybody may use a mount of root's, as far as the modes of files allow. A volume that was not
-    /// unmounted in order is recovered from its journal first.
+    /// The command starts a daemon that serves the volume, and returns once the mount is usable.
+    /// A mount serves only the mounting user. A mount of root serves all users, as far
+    /// as the modes of files allow. A volume that was not unmounted in order is first recovered
+    /// from its journal.
     Mount(Mount),
     /// Unmount a volume
     ///
-    /// The command returns once everything is durable and the daemon has ended. It refuses while the volume is mounted on
-    /// a second directory too (mount --bind). It also removes the mount of a daemon that has died.
+    /// The command returns once everything is durable and the daemon has ended. It refuses while
+    /// the volume is mounted on a second directory too (mount --bind). It also removes the mount of
+    /// a daemon that has died.
     Umount(Umount),
     /// Clone a file or a directory tree, in constant time
     ///
-    /// DST becomes a copy of SRC, at once and as a whole. Both must be on the same mount. The caller needs the right to
-    /// make DST, and must own SRC. Afterwards the two are independent: either can be written, moved, cloned again or
-    /// removed.
+    /// DST becomes a copy of SRC, at once and as a whole. Both must be on the same mount. The
+    /// caller must be allowed to make DST, and must own SRC. Afterwards the two are independent:
+    /// either can be written, moved, cloned again or removed.
     Clone(Clone),
     /// Remove files and whole directory trees, each in constant time
     ///
-    /// The caller needs the right to remove each path, and must own it. The space comes back in the background.
+    /// The caller must be allowed to remove each path, and must own it. The space comes back in the
+    /// background.
     Rm(Rm),
     /// Make everything written so far durable
     ///
-    /// The effect is that of sync(2), which does not reach a FUSE file system: all data and all names of the volume are
-    /// on the device when the command returns.
+    /// All data and all names of the volume are on the device when the command returns. sync(2)
+    /// does not do this, because the request does not reach a FUSE file system.
     Sync(Sync),
     /// Check an unmounted volume
     ///
-    /// The volume is judged by what the next mount would find, after recovery from the journal, and nothing on it changes
-    /// unless --repair is given. The exit status is that of fsck(8): 0 without errors, 1 when all were corrected, 4 when
-    /// some are left, 8 when the check failed, 16 for a wrong command line.
+    /// The check looks at the state that the next mount would find, after recovery from the
+    /// journal. Nothing on the volume changes unless --repair is given. The exit status is that of
+    /// fsck(8): 0 without errors, 1 if all were corrected, 4 if some are left, 8 if the check
+    /// failed, 16 for a wrong command line.
     Fsck(Fsck),
-    /// Read everything on a mounted volume again, and repair what has a copy
+    /// Read everything on a mounted volume again, and repair it from copies where there are any
     ///
-    /// Every checksum is verified, and every file that damage harms is named. The command leaves half of the device's time
-    /// to others, and can be ended at any time. The exit status is that of fsck(8).
+    /// Every checksum is verified. The command names every file that damage harms. It leaves half
+    /// of the device's time to other programs, and can be ended at any time. The exit status is
+    /// that of fsck(8).
     Scrub(Scrub),
     /// Make a volume larger, mounted or not
     ///
     /// An image file grows with its volume. A volume never becomes smaller.
     Grow(Grow),
-    /// Show what a volume holds and what its daemon did
+    /// Show the counters of a volume and of its daemon
     ///
-    /// The counters are those of space, nodes, journal, cache and requests of the kernel. A volume that is not mounted is
-    /// shown as the next mount would find it.
+    /// The counters tell of space, nodes, journal, cache and requests of the kernel. A volume that
+    /// is not mounted is shown as the next mount would find it.
     Stat(Stat),
     /// Compare two directory trees of a mount
     ///
-    /// The time goes by what differs, not by the size of the trees. Each line names an entry that was added or removed, or
-    /// whose type, content or metadata differs; an added or removed directory stands for everything in it. The exit status
-    /// is that of diff(1): 0 for equal trees, 1 for different ones, 2 for a failure.
+    /// The comparison takes time for the differences, not for the size of the trees. Each line
+    /// names an entry that was added or removed, or whose type, content or metadata differs. An
+    /// added or removed directory stands for everything in it. The exit status is that of diff(1):
+    /// 0 for equal trees, 1 for different ones, 2 for a failure.
     Diff(Diff),
     /// Show the space of a directory tree
     ///
-    /// Logical bytes are those of all files. Shared bytes are also used by other trees, mostly clones. Exclusive bytes come
-    /// back when the tree is removed.
+    /// Logical bytes are those of all files. Shared bytes are also used by other trees, mostly
+    /// clones. Exclusive bytes come back when the tree is removed.
     Du(Du),
     /// Measure Ramet beside other file systems
     ///
@@ -95,13 +101,14 @@ pub enum Verb {
 
 #[derive(Debug, Args)]
 pub struct Mkfs {
-    /// Size of the volume in bytes, or with one of the suffixes K, M, G and T: 20G. Required for a new image file
+    /// Size of the volume in bytes, or with one of the suffixes K, M, G and T: 20G. Required for a
+    /// new image file
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
     /// Make the volume even if the file or device holds data, which is lost
     #[arg(long, short = 'f', short_alias = 'F')]
     pub force: bool,
-    /// Say what would be made and change nothing
+    /// Tell the size of the new volume and change nothing
     #[arg(long, short = 'n')]
     pub dry_run: bool,
     /// Print nothing but errors
@@ -153,25 +160,28 @@ pub struct Umount {
 
 #[derive(Debug, Args)]
 pub struct Clone {
-    /// Replace DST, whole and atomically, when it exists: a directory by a directory, anything else by
-    /// anything else
+    /// Replace DST, whole and atomically, when it exists: directories replace only directories, and
+    /// other files only other files
     #[arg(long)]
     pub replace: bool,
     /// Refuse when DST exists, as without any option
     #[arg(long, hide = true, conflicts_with = "replace")]
     pub no_replace: bool,
-    /// File or directory on a Ramet mount; a symbolic link is cloned itself, unless a slash follows
+    /// File or directory on a Ramet mount; of a symbolic link, the link itself, unless a slash
+    /// follows
     pub src: PathBuf,
-    /// Path of the copy on the same mount; with a slash at the end the directory that gets it, under its own name
+    /// Path of the copy on the same mount; with a slash at its end, the directory that gets the
+    /// copy under the name of SRC
     pub dst: PathBuf,
 }
 
 #[derive(Debug, Args)]
 pub struct Rm {
-    /// Say nothing of paths that do not exist
+    /// Ignore paths that do not exist
     #[arg(short, long)]
     pub force: bool,
-    /// Accepted as of rm(1): directories are removed with everything in them anyway
+    /// Accepted for compatibility with rm(1): directories are always removed with everything in
+    /// them
     #[arg(short, long, visible_short_alias = 'R')]
     pub recursive: bool,
     /// Files and directories on a Ramet mount
@@ -190,7 +200,8 @@ pub struct Sync {
 
 #[derive(Debug, Args)]
 pub struct Fsck {
-    /// Repair what can be repaired; changes that only a damaged superblock knew are lost
+    /// Repair the volume as far as possible; changes of which only a damaged superblock knew are
+    /// lost
     #[arg(long)]
     pub repair: bool,
     /// Check every file of every clone too, which takes as long as a walk over all of them
@@ -205,7 +216,7 @@ pub struct Fsck {
 
 #[derive(Debug, Args)]
 pub struct Scrub {
-    /// Read without pauses, so that others get less of the device
+    /// Read without pauses, so that other programs get less of the device
     #[arg(long)]
     pub fast: bool,
     /// Print the findings as JSON

@@ -1,4 +1,5 @@
-//! `ramet bench`: becomes `ramet-bench`, a program of its own, since a daemon needs none of what draws plots.
+//! `ramet bench`: runs `ramet-bench`, a program of its own, because a daemon does not need its
+//! plotting code.
 
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -9,7 +10,8 @@ use crate::failure::{Failure, reason};
 
 const PROGRAM: &str = "ramet-bench";
 
-/// Runs `ramet-bench` in place of this process: the one beside this program, else the one on the path. Returns only when that fails.
+/// Runs `ramet-bench` in place of this process: the one beside this program, else the one on the
+/// path. Returns only when that fails.
 pub fn run(args: &Bench) -> Failure {
     let us = std::env::current_exe();
     let beside = us.as_ref().map(|us| us.with_file_name(PROGRAM));
@@ -20,7 +22,7 @@ pub fn run(args: &Bench) -> Failure {
     let mut command = Command::new(&program);
     command.args(&args.args);
     if let Ok(us) = &us {
-        // What it measures is this very command.
+        // The benchmark measures this very command.
         command.env("RAMET_BIN", us);
     }
     let error = command.exec();

@@ -27,11 +27,11 @@ pub struct Root(OwnedFd);
 
 type Answer<T = ()> = rustix::io::Result<T>;
 
-/// What a last sync could not keep.
+/// The errors of a last sync.
 pub struct LastSync {
-    /// Why pages that were stored through mappings are lost.
+    /// The error by which pages that were stored through mappings are lost.
     pub write_back: Option<Errno>,
-    /// Why the daemon could not make everything durable.
+    /// The error by which the daemon could not make everything durable.
     pub daemon: Option<Errno>,
 }
 
@@ -41,7 +41,7 @@ impl Root {
         Ok(Root(openat(CWD, dir, flags, Mode::empty())?))
     }
 
-    /// The directory of a tree that is looked at, by the rules of [`resolve`].
+    /// Opens the directory of a tree, by the rules of [`resolve`].
     pub fn open_tree(dir: &Path) -> Outcome<Root> {
         let opened = resolve::readable(resolve::directory(dir)?);
         opened.map(Root).map_err(|e| Failure::system(dir, e))
@@ -57,7 +57,7 @@ impl Root {
         serde_json::from_value(self.stats_json()?).map_err(|_| Errno::PROTO)
     }
 
-    /// The daemon's counters as it tells them: a newer daemon may have more than we know.
+    /// The daemon's counters as JSON: a newer daemon may have more than this program knows.
     pub fn stats_json(&self) -> Answer<serde_json::Value> {
         let mut reply = vec![0; STAT_BYTES];
         self.call(STAT, &mut reply)?;
@@ -65,24 +65,25 @@ impl Root {
         serde_json::from_str(text).map_err(|_| Errno::PROTO)
     }
 
-    /// Hands to the daemon what programs have stored into mapped files.
+    /// Has the kernel hand stores into mapped files over to the daemon.
     pub fn write_back(&self) -> Answer {
         ramet_fs::fence::write_back(&self.0)
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
-    /// How often what was stored through mappings could not be written back; `None` of a daemon that does not tell.
+    /// Number of write-backs of mapped pages that have failed; `None` from a daemon that does not
+    /// tell.
     fn failed_write_backs(&self) -> Option<u64> {
         self.stats_json().ok()?.get(FAILED_WRITE_BACKS)?.as_u64()
     }
 
-    /// Makes everything written so far durable before the mount goes, and goes on where something cannot be kept.
+    /// Makes everything written so far durable before the mount goes, and goes on after an error.
     pub fn sync_at_last(&self) -> LastSync {
         let before = self.failed_write_backs();
         let mut written_back = self.write_back();
         if written_back.is_err() && before == self.failed_write_backs() {
-            // The kernel tells each error once: this one is of an earlier write-back, and nothing was lost now. It may have ended
-            // before all was written.
+            // The kernel tells each error once. This error belongs to an earlier write-back, and no
+            // data was lost now. The call may have ended before all pages were written.
             written_back = self.write_back();
         }
         let lost_now = before != self.failed_write_backs() || before.is_none();
@@ -100,7 +101,7 @@ impl Root {
 
     /// The names that differ between this tree and the one of `other`, on the same mount.
     pub fn diff(&self, other: &Root) -> Answer<Vec<Difference>> {
-        // Asked before the kernel writes back all of some other file system.
+        // Asks first, so that the kernel does not write back another file system as a whole.
         let mut request = DiffRequest {
             flags: DIFF_START,
             other: other.source(OsStr::new("."))?.ticket,
@@ -132,7 +133,7 @@ impl Root {
         self.call(GROW, &mut bytes.to_le_bytes())
     }
 
-    /// What the next part of a scrub found; the first one `starts` it.
+    /// The next findings of a scrub; the first call `starts` it.
     pub fn scrub_page(&self, starts: bool) -> Answer<ScrubPage> {
         let flags = if starts { SCRUB_START } else { 0 };
         let mut bytes = ScrubRequest { flags }.encode();
@@ -141,7 +142,8 @@ impl Root {
         serde_json::from_str(text).map_err(|_| Errno::PROTO)
     }
 
-    /// A ticket that names an entry of the directory, or the directory (`.`), in another call, once.
+    /// A token for an entry of the directory, or for the directory (`.`). The token names it in
+    /// another call, once.
     fn source(&self, name: &OsStr) -> Answer<SourceReply> {
         let request = NameRequest {
             name: name.as_bytes().to_vec(),
@@ -151,12 +153,12 @@ impl Root {
         decode_source_reply(&bytes).map_err(|_| Errno::PROTO)
     }
 
-    /// The entry `name`, a symbolic link itself.
+    /// Status of the entry `name`; of a symbolic link, its own.
     fn look_at(&self, name: &OsStr) -> Answer<Stat> {
         statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
-    /// Where the open directory is: absolute and without links.
+    /// The path of the open directory: absolute and without links.
     fn path(&self) -> Answer<PathBuf> {
         let link = format!("/proc/self/fd/{}", self.0.as_raw_fd());
         let path = readlinkat(CWD, link, Vec::new())?;
@@ -172,7 +174,7 @@ impl Root {
         decode_usage(&reply).map_err(|_| Errno::PROTO)
     }
 
-    /// The file system that it is on.
+    /// Number of the file system that the directory is on.
     pub fn device(&self) -> Answer<u64> {
         fstat(&self.0).map(|found| found.st_dev)
     }
@@ -186,7 +188,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
         .device()
         .map_err(|e| Failure::system(&target.path, e))?;
     if device != source.stat.st_dev {
-        // Whichever of the two is at fault: `--` of another file system, or of another volume.
+        // Finds out which of the two is on another file system or another volume.
         source.require_ramet(&args.src)?;
         target
             .root
@@ -205,7 +207,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
     }
     let request = CloneRequest {
         flags: if args.replace { CLONE_REPLACE } else { 0 },
-        source: source.ticket(&args.src)?,
+        source: source.token(&args.src)?,
         name: target.name.as_bytes().to_vec(),
     };
     let mut bytes = request.encode().map_err(|e| Failure::at(&target.path, e))?;
@@ -226,11 +228,11 @@ pub fn clone(args: &args::Clone) -> Outcome {
 
 const SAME: &str = "is the source itself";
 
-/// Where a clone goes.
+/// The destination of a clone.
 struct Target {
     root: Root,
     name: OsString,
-    /// For messages.
+    /// The path for messages.
     path: PathBuf,
 }
 
@@ -277,7 +279,7 @@ fn own_name(path: &Path) -> Option<&OsStr> {
     (name != "." && name != "..").then_some(name)
 }
 
-/// An object that a path led to. It is held open: while it is, no other object gets its inode number.
+/// An object that a path led to, held open: meanwhile no other object gets its inode number.
 struct Seen {
     object: OwnedFd,
     stat: Stat,
@@ -286,7 +288,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// The object at `path`: a symbolic link itself, unless a slash ends the path.
+    /// The object at `path`; at a symbolic link, the link itself, unless a slash ends the path.
     fn at(path: &Path) -> Outcome<Seen> {
         Seen::of(resolve::place(path)?).map_err(|e| Failure::system(path, e))
     }
@@ -312,7 +314,7 @@ impl Seen {
         (self.stat.st_dev, self.stat.st_ino) == (other.st_dev, other.st_ino)
     }
 
-    /// Whether it is the entry that `target` names.
+    /// Whether the object is the entry that `target` names.
     fn is_entry(&self, target: &Target) -> bool {
         let Some(entry) = self.entry.as_ref() else {
             return false;
@@ -332,7 +334,7 @@ impl Seen {
             return resolve::readable(&self.object).map(Root);
         };
         let dir = match entry.open_dir() {
-            // A link took its place.
+            // A link took the place of the directory.
             Err(Errno::LOOP | Errno::NOTDIR) => return Err(Errno::STALE),
             dir => dir?,
         };
@@ -343,8 +345,8 @@ impl Seen {
         }
     }
 
-    /// The daemon's ticket for the object.
-    fn ticket(&self, path: &Path) -> Outcome<u64> {
+    /// The daemon's token for the object.
+    fn token(&self, path: &Path) -> Outcome<u64> {
         let (root, name) = self.control(path)?;
         let reply = root.source(name).map_err(|e| mounted(path, e))?;
         if reply.ino != self.stat.st_ino {
@@ -353,14 +355,15 @@ impl Seen {
         Ok(reply.ticket)
     }
 
-    /// A directory to call the daemon on, and the name of the object there. A directory is named by itself: its path may be a
-    /// mount point, which is not on the file system above.
+    /// A directory to call the daemon on, and the name of the object there. A directory is named by
+    /// `.`: its path may be a mount point, which is not on the file system above.
     fn control(&self, path: &Path) -> Outcome<(Root, &OsStr)> {
         let failed = |e| Failure::system(path, e);
         if self.is_dir() {
             match self.open_dir() {
                 Ok(dir) => return Ok((dir, OsStr::new("."))),
-                // The owner may clone a directory that may only be searched.
+                // The owner may clone a directory that may only be searched, so the directory above
+                // it is used.
                 Err(Errno::ACCESS) if self.entry.is_some() => {}
                 Err(e) => return Err(failed(e)),
             }
@@ -378,7 +381,7 @@ impl Seen {
     }
 }
 
-/// A clone that was refused. The answer is of source and destination alike.
+/// A refused clone. The daemon's error may concern source or destination.
 struct Refused<'a> {
     src: &'a Path,
     source: &'a Stat,
@@ -388,7 +391,7 @@ struct Refused<'a> {
 }
 
 impl Refused<'_> {
-    /// Why the clone of this user was refused.
+    /// The reason why the clone of `user` was refused.
     fn why(&self, user: u32, e: Errno) -> Failure {
         let is_dir = |stat: &Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
         let is_device = matches!(
@@ -419,12 +422,10 @@ impl Refused<'_> {
                 Failure::at(self.src, "only its owner or root may clone it")
             }
             Errno::PERM if is_device => Failure::at(self.src, "only root may clone a device"),
-            Errno::PERM => {
-                Failure::at(self.dst, "only its owner or root may replace what is there")
-            }
+            Errno::PERM => Failure::at(self.dst, "only its owner or root may replace it"),
             Errno::MLINK => Failure::at(
                 self.dst,
-                "too many files in what is there have names outside of it (hard links) to replace \
+                "too many of its files have names outside of it (hard links) to replace \
                  it at once: 'rm -r' removes it name by name",
             ),
             Errno::NOENT | Errno::STALE => Failure::system(self.src, Errno::STALE),
@@ -433,7 +434,8 @@ impl Refused<'_> {
     }
 }
 
-/// Removes each path, and goes on behind one that cannot be removed. The exit status is that of rm(1).
+/// Removes each path, and goes on after one that cannot be removed. The exit status is that of
+/// rm(1).
 pub fn remove(args: &args::Rm) -> Outcome<u8> {
     let mut status = 0;
     for path in &args.paths {
@@ -473,13 +475,13 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
     }
 }
 
-/// Refuses to replace or remove an entry that something is mounted on or below, as rmdir(2) does: the kernel does not tell the
-/// daemon of mounts.
+/// Refuses to replace or remove an entry with a mount on or below it, as rmdir(2) does: the kernel
+/// does not tell the daemon of mounts.
 fn refuse_if_mounted_on(root: &Root, name: &OsStr, path: &Path) -> Outcome {
     let dir = root.path().map_err(|e| Failure::system(path, e))?;
     match mounts::below(&dir.join(name))? {
         Some(dir) => {
-            let why = format!("busy: something is mounted on {}", dir.display());
+            let why = format!("busy: a file system is mounted on {}", dir.display());
             Err(Failure::at(path, why))
         }
         None => Ok(()),
@@ -491,12 +493,12 @@ fn removal_refusal(path: &Path, seen: &Stat, e: Errno) -> Failure {
     match e {
         Errno::PERM if is_tree => Failure::at(
             path,
-            "only its owner or root may remove a tree at once ('rm -r' asks each directory instead)",
+            "only its owner or root may remove a tree at once ('rm -r' removes it entry by entry)",
         ),
         Errno::PERM => Failure::at(path, "only its owner or root may remove it"),
         Errno::MLINK => Failure::at(
             path,
-            "too many files in it have names outside of it (hard links) to remove it at once: \
+            "too many of its files have names outside of it (hard links) to remove it at once: \
              'rm -r' removes it name by name",
         ),
         e => mounted(path, e),
@@ -505,7 +507,7 @@ fn removal_refusal(path: &Path, seen: &Stat, e: Errno) -> Failure {
 
 pub fn sync(args: &args::Sync) -> Outcome {
     let root = Root::open_dir(&args.dir).map_err(|e| Failure::system(&args.dir, e))?;
-    // Asked before the kernel writes back all of some other file system.
+    // Asks first, so that the kernel does not write back another file system as a whole.
     root.stats_json().map_err(|e| mounted(&args.dir, e))?;
     root.sync().map_err(|e| mounted(&args.dir, e))?;
     if args.checkpoint {
@@ -515,7 +517,7 @@ pub fn sync(args: &args::Sync) -> Outcome {
     Ok(())
 }
 
-/// A refusal of the daemon, or that there is none.
+/// The failure for an error of the daemon, or for a path without one.
 pub fn mounted(path: &Path, e: Errno) -> Failure {
     match e {
         Errno::NOTTY | Errno::NOSYS | Errno::OPNOTSUPP => Failure::at(path, "not on a Ramet mount"),

@@ -23,12 +23,12 @@ use crate::log::Log;
 use crate::refusal::refusal;
 use crate::{host, inherited, output, owner};
 
-/// What the daemon says on its standard output when the mount is usable.
+/// The line on standard output that the daemon writes when the mount is usable.
 pub const READY: &str = "ready";
-/// How a line before that begins which the user should read.
+/// The beginning of a line before that for the user.
 pub const NOTE: &str = "note: ";
 
-/// What to mount where.
+/// A volume, its mount point, and the options of the mount.
 pub struct Plan {
     pub volume: PathBuf,
     pub dir: PathBuf,
@@ -36,8 +36,8 @@ pub struct Plan {
     pub cache_bytes: Option<u64>,
 }
 
-/// Serves until the mount is gone, then closes the volume. As a daemon (`report`) it first tells
-/// the waiting `ramet mount` how it went.
+/// Serves until the mount is gone, then closes the volume. As a daemon (`report`), first tells the
+/// waiting `ramet mount` the outcome.
 pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
     inherited::let_go()?;
     let log = Log::to_stderr();
@@ -63,7 +63,7 @@ pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
     };
     let mut out = std::io::stdout();
     let told = out.write_all(lines.as_bytes()).and_then(|()| out.flush());
-    // The starter has heard why.
+    // The starter has got the failure.
     let serving = match started {
         Ok(serving) => serving,
         Err(failure) => {
@@ -72,14 +72,14 @@ pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
         }
     };
     if told.is_err() {
-        // Whoever asked for the mount is gone (interrupted): nobody would unmount it.
+        // The starter was interrupted and is gone, so no process would unmount the volume.
         serving
             .unmounter
             .unmount()
             .map_err(|e| refusal(&plan.dir, e))?;
     }
     silence_stdout()?;
-    // The starter has gone: only the log is left to tell.
+    // The starter has gone, so a failure goes to the log.
     Ok(match serving.until_unmounted() {
         Ok(()) => 0,
         Err(failure) => {
@@ -89,13 +89,13 @@ pub fn serve(plan: Plan, report: bool) -> Outcome<u8> {
     })
 }
 
-/// A mounted volume and what ends it.
+/// A mounted volume and the handle that ends its mount.
 struct Serving {
     volume: Arc<Volume>,
     mounted: Mounted,
     unmounter: Unmounter,
     name: PathBuf,
-    /// What the user should know of the way of requests.
+    /// A note for the user about the transport.
     rings: Option<String>,
 }
 
@@ -122,7 +122,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         } else {
             AccessTime::Never
         },
-        // What is durable beyond what `dirsync` asks for does no harm.
+        // `dirsync` asks for less durability, and more does no harm.
         sync_each: plan.options.durability != Durability::OnRequest,
         ..OpenOptions::default()
     };
@@ -136,7 +136,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         owner::take(&plan.volume, Arc::new(device), Contents::Volume, note)?
     };
     let volume = Volume::open(device, options).map_err(|e| Failure::at(&plan.volume, e))?;
-    // Before the mount: a signal that arrives right after it must find a clean way out.
+    // The handlers come before the mount: a signal right after it must find a clean way out.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::new(format!("cannot handle signals: {}", reason(&e))))?;
     let (mounted, rings) = match mount_telling(&volume, plan) {
@@ -162,7 +162,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     })
 }
 
-/// Mounts. Tells what the user should know of the rings that the mount has, or was to have.
+/// Mounts. Answers the mount and a note for the user about its rings.
 fn mount_telling(
     volume: &Arc<Volume>,
     plan: &Plan,
@@ -194,7 +194,7 @@ fn mount_telling(
 }
 
 impl Serving {
-    /// What the user should know of the mount.
+    /// Notes for the user about the mount.
     fn notes(&self) -> Vec<String> {
         let mut notes = inherited::threats();
         notes.extend(self.rings.clone());
@@ -203,8 +203,8 @@ impl Serving {
 
     fn until_unmounted(self) -> Outcome {
         let served = self.mounted.wait();
-        // Closed whatever happened: what was written must become durable also when the connection
-        // to the kernel broke.
+        // The volume is closed in any case: its changes must become durable also when the
+        // connection to the kernel broke.
         let closed = self.volume.close();
         if let Err(e) = &closed {
             error!("the volume could not be closed: {e}");
@@ -215,17 +215,17 @@ impl Serving {
     }
 }
 
-/// How long a signal waits for what programs have stored into mapped files.
+/// How long a signal waits for the write-back of mapped files.
 const WRITE_BACK_PATIENCE: Timespec = Timespec {
     tv_sec: 10,
     tv_nsec: 0,
 };
 
-/// Has the kernel hand over what programs have stored into mapped files of the mount at `dir`, by
-/// `ramet sync`.
+/// Has the kernel write back the mapped files of the mount at `dir`, by `ramet sync`.
 ///
-/// Another process asks. A thread that waits for an answer of its own process cannot be killed, and
-/// keeps `/dev/fuse` open: a daemon that is killed meanwhile would leave a mount that answers nobody.
+/// Another process sends the request. A thread that waits for an answer of its own process cannot
+/// be killed, and keeps `/dev/fuse` open. A daemon that is killed meanwhile would leave a mount
+/// without answers.
 fn write_back(dir: &Path) -> io::Result<()> {
     let mut sync = Command::new("/proc/self/exe")
         .arg("sync")
@@ -257,8 +257,8 @@ fn write_back(dir: &Path) -> io::Result<()> {
     )))
 }
 
-/// Unmounts on SIGTERM, SIGINT and SIGHUP. While files are open the mount stays, but everything
-/// written so far is made durable, as a machine that shuts down may not ask twice.
+/// Unmounts on SIGTERM, SIGINT and SIGHUP. While files are open the mount stays. Everything written
+/// so far is made durable all the same, because a machine that shuts down may not ask twice.
 fn spawn_signal_thread(
     mut signals: Signals,
     (unmounter, volume): (Unmounter, Arc<Volume>),
@@ -269,7 +269,7 @@ fn spawn_signal_thread(
         for signal in signals.forever() {
             info!(signal, "asked to end");
             if let Err(e) = write_back(&dir) {
-                warn!("what is stored into mapped files may be missing: {e}");
+                warn!("stores into mapped files may be missing: {e}");
             }
             if let Err(e) = volume.sync_all() {
                 error!("cannot make everything durable: {e}");
@@ -284,7 +284,7 @@ fn spawn_signal_thread(
         .map_err(|e| Failure::new(format!("cannot start a thread: {}", reason(&e))))
 }
 
-/// The daemon must not keep the pipe, or a terminal, of whoever started it.
+/// Closes the daemon's copy of the pipe or terminal of its starter.
 fn silence_stdout() -> Outcome {
     let path = Path::new("/dev/null");
     let null = std::fs::OpenOptions::new()
@@ -294,8 +294,8 @@ fn silence_stdout() -> Outcome {
     rustix::stdio::dup2_stdout(null).map_err(|e| Failure::system(path, e))
 }
 
-/// Whether the volume was closed in order, so that its journal is empty; `None` when it cannot be
-/// told (no permission, or somebody mounted it again).
+/// Whether the volume was closed in order, so that its journal is empty; `None` when the volume
+/// cannot be read, or is mounted again.
 pub fn closed_cleanly(volume: &Path) -> Option<bool> {
     let device = FileDevice::open(volume, Access::ReadOnly).ok()?;
     read_superblock(&device).ok().map(|sb| sb.clean)

@@ -1,7 +1,7 @@
-//! `ramet diff`: what differs between two directory trees of a mount.
+//! `ramet diff`: the differences between two directory trees of a mount.
 //!
-//! One name a line, escaped so that no name can forge a line or drive a terminal: what is not printable ASCII is
-//! written as `\\xNN`, and a backslash as `\\\\`.
+//! Each line has one name, escaped so that no name can forge a line or drive a terminal: a byte
+//! that is not printable ASCII is written as `\\xNN`, and a backslash as `\\\\`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::output;
 
 const DIFFERENT: u8 = 1;
 
-/// Exit status of diff(1).
+/// Compares the trees. The exit status is that of diff(1).
 pub fn run(args: &Diff) -> Outcome<u8> {
     compare(args).map_err(|failure| failure.with_status(status::DIFF_TROUBLE))
 }
@@ -85,7 +85,7 @@ fn as_line(difference: &Difference) -> String {
     format!("{word:<18} {path}{slash}\n")
 }
 
-/// `path` as it is shown, and `path_hex`, its bytes, when that is not the same.
+/// `path` as it is shown, and `path_hex`, its bytes, when the two differ.
 fn as_json(difference: &Difference) -> Value {
     let path = escaped(&difference.path);
     let is_plain = path.as_bytes() == difference.path || difference.path.is_empty();

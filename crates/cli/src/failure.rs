@@ -1,4 +1,4 @@
-//! What the command says when it cannot: one line, what and why, and an exit status.
+//! Failures of the command: one line with a subject and a reason, and an exit status.
 
 use std::fmt;
 use std::path::Path;
@@ -6,10 +6,10 @@ use std::path::Path;
 use ramet_block::OpenError;
 use rustix::io::Errno;
 
-/// Exit statuses of fsck(8), which is where `ramet` differs from 0 and 1.
+/// Exit statuses. Those of fsck(8) differ from 0 and 1.
 pub mod status {
     pub const FAILED: u8 = 1;
-    /// Of a comparison that failed, as of diff(1).
+    /// A comparison that failed, as with diff(1).
     pub const DIFF_TROUBLE: u8 = 2;
     pub const FSCK_CORRECTED: u8 = 1;
     pub const FSCK_UNCORRECTED: u8 = 4;
@@ -34,12 +34,12 @@ impl Failure {
         }
     }
 
-    /// The same words with another exit status.
+    /// The same message with another exit status.
     pub fn with_status(self, status: u8) -> Failure {
         Failure { status, ..self }
     }
 
-    /// The same as a failure of a check, whose exit status 1 says that errors were corrected.
+    /// The same failure for a check, where exit status 1 means that errors were corrected.
     pub fn of_check(self) -> Failure {
         match self.status {
             status::FAILED => self.with_status(status::FSCK_OPERATIONAL),
@@ -47,7 +47,7 @@ impl Failure {
         }
     }
 
-    /// `path: why`, with a cause in words a user can act on.
+    /// `path: why`, with a reason that the user can act on.
     pub fn at(path: &Path, why: impl fmt::Display) -> Failure {
         Failure::new(format!("{}: {why}", path.display()))
     }
@@ -57,7 +57,7 @@ impl Failure {
         Failure::new(error.to_string())
     }
 
-    /// Why a volume could not be opened.
+    /// The failure for a volume that cannot be opened.
     pub fn device(error: OpenError) -> Failure {
         match error {
             OpenError::NotFound(path) => Failure::at(&path, "no such file or directory"),
@@ -77,13 +77,13 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // One line whatever an error below put into its text.
+        // An error below may have line breaks in its text.
         f.write_str(&self.message.replace('\n', "; "))
     }
 }
 
-/// Whether this is what a mount answers whose daemon is dead. `ECANCELED` comes through io_uring, in the moment when the
-/// daemon dies.
+/// Whether `errno` is the answer of a mount whose daemon is dead. `ECANCELED` comes through
+/// io_uring, in the moment when the daemon dies.
 pub fn is_of_dead_mount(errno: Errno) -> bool {
     matches!(errno, Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
 }
@@ -105,7 +105,7 @@ pub fn reason(error: &std::io::Error) -> String {
         Some(Errno::STALE) => "was removed or replaced meanwhile",
         Some(Errno::EXIST) => "already exists",
         Some(Errno::NOTDIR) => "not a directory",
-        Some(Errno::BUSY) => "busy: something still uses it",
+        Some(Errno::BUSY) => "busy: a program still uses it",
         Some(Errno::IO) => "input/output error: the volume could not be read or written",
         Some(Errno::NAMETOOLONG) => "name is longer than 255 bytes",
         Some(Errno::LOOP) => "too many levels of symbolic links",
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failure_is_one_line_of_what_and_why() {
+    fn failure_is_one_line_of_a_subject_and_a_reason() {
         let shown = Failure::system(Path::new("/v"), Errno::NOENT).to_string();
         assert_eq!(shown, "/v: no such file or directory");
         let shown = Failure::system(Path::new("/v"), Errno::MFILE).to_string();

@@ -1,12 +1,12 @@
-//! `ramet fsck`: checks a volume that is not mounted. Exit status as of fsck(8).
+//! `ramet fsck`: checks a volume that is not mounted. The exit status is that of fsck(8).
 //!
 //! The check opens the volume as a mount would, with recovery from the journal, but on an overlay
-//! that keeps all changes in memory: a volume that was not unmounted is judged by what the next mount
-//! would find, and nothing on it changes. `--repair` does the same without the overlay.
+//! that keeps all changes in memory. So a volume that was not unmounted is judged by its state
+//! after recovery, and nothing on it changes. `--repair` does the same without the overlay.
 //!
-//! Nodes, checksums, references and space are checked once each, whatever the number of clones.
-//! `--files` adds the invariants of the file system, which shared nodes hide: it visits every file by
-//! every path.
+//! Nodes, checksums, references and space are checked once each, with any number of clones.
+//! `--files` adds the invariants of the file system, which shared nodes hide: it visits every file
+//! by every path.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::overlay::Overlay;
 use crate::owner;
 use crate::progress::Progress;
 
-/// What a check found.
+/// The findings of a check.
 struct Findings {
     nodes: u64,
     violations: Vec<String>,
-    /// What was given up to have a volume again.
+    /// The changes that were given up to have a volume again.
     lost: Vec<String>,
     /// Process that opened the volume for writing and has not closed it.
     owner: Option<String>,
@@ -36,7 +36,7 @@ struct Findings {
 
 pub fn run(args: &Fsck) -> Outcome<u8> {
     match check_and_repair(args) {
-        // Whoever reads JSON gets it in every case.
+        // A program that reads JSON gets it in every case.
         Err(failure) if args.json => {
             let report = json!({
                 "volume": args.volume.to_string_lossy(),
@@ -60,7 +60,7 @@ fn check_and_repair(args: &Fsck) -> Outcome<u8> {
         (first, status::FSCK_UNCORRECTED)
     } else {
         match check(args, Access::ReadWrite)? {
-            mended if mended.violations.is_empty() => (mended, status::FSCK_CORRECTED),
+            repaired if repaired.violations.is_empty() => (repaired, status::FSCK_CORRECTED),
             still => (still, status::FSCK_UNCORRECTED),
         }
     };
@@ -84,7 +84,7 @@ fn check_and_repair(args: &Fsck) -> Outcome<u8> {
         }
         let verdict = match (last.violations.len(), status) {
             (0, 0) => "clean".to_string(),
-            (0, _) => "mended".to_string(),
+            (0, _) => "repaired".to_string(),
             (n, _) => format!("{n} violations"),
         };
         say!(
@@ -111,7 +111,8 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
     let mut lost = None;
     let chosen = match read_superblock(&*device) {
         Err(e @ SuperblockError::NewestLost { .. }) => {
-            // First tried on the overlay: space that the older one names may have been given back since.
+            // The overlay is tried first: space that the older superblock names may have been given
+            // back since.
             lost = Some(e.to_string());
             go_back(&*device)
         }
@@ -120,7 +121,7 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
     chosen.map_err(|e| refused(path, e))?;
     let mut found = examine(args, device).map_err(|e| match &lost {
         Some(lost) => {
-            let why = format!("{lost}; it is of no use any more: {e}");
+            let why = format!("{lost}; it cannot be used any more: {e}");
             judged(path, why, is_damage(&e))
         }
         None => failed(path, e),
@@ -169,7 +170,7 @@ fn examine(args: &Fsck, device: Arc<dyn Device>) -> ramet_fs::Result<Findings> {
     })
 }
 
-/// Why no superblock could be chosen.
+/// The failure for a volume without a usable superblock.
 pub fn refused(path: &Path, error: SuperblockError) -> Failure {
     let damaged = matches!(
         error,
@@ -178,7 +179,7 @@ pub fn refused(path: &Path, error: SuperblockError) -> Failure {
     judged(path, error, damaged)
 }
 
-/// A failure of the check itself, or damage so deep that it ended the check.
+/// The failure for a check that failed, or for damage so deep that it ended the check.
 pub fn failed(path: &Path, error: ramet_fs::Error) -> Failure {
     let damaged = is_damage(&error);
     judged(path, error, damaged)

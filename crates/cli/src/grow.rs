@@ -1,4 +1,4 @@
-//! `ramet grow`: makes a volume larger, mounted or not. What is on it stays as and where it is.
+//! `ramet grow`: makes a volume larger, mounted or not. Its contents stay in place.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom};
@@ -44,7 +44,10 @@ fn grow_mounted(dir: &Path, size: Option<Size>) -> Outcome {
     };
     let bytes = wanted(dir, before, bytes)?;
     root.grow(bytes).map_err(|e| match e {
-        Errno::PERM => Failure::at(dir, "only root and who mounted it may grow it"),
+        Errno::PERM => Failure::at(
+            dir,
+            "only root and the user who mounted the volume may grow it",
+        ),
         e => mounted(dir, e),
     })?;
     tell(dir, before, bytes)
@@ -65,7 +68,7 @@ fn grow_unmounted(volume: &Path, device: FileDevice, size: Option<Size>) -> Outc
     tell(volume, before, grown?)
 }
 
-/// The volume that is mounted where `root` is, for its size.
+/// The volume that is mounted at `root`, whose size counts.
 fn volume_of(dir: &Path, root: &Root) -> Outcome<PathBuf> {
     let device = root.device().map_err(|e| Failure::system(dir, e))?;
     let mount = mounts::list()?.into_iter().find(|mount| {
@@ -82,7 +85,7 @@ fn whole(volume: &Path) -> Outcome<u64> {
     let failed = |e| Failure::system(volume, e);
     let kind = fs::metadata(volume).map_err(failed)?.file_type();
     if !kind.is_block_device() {
-        return Err(Failure::at(volume, "an image file: give --size N"));
+        return Err(Failure::at(volume, "is an image file: give --size N"));
     }
     let mut file = File::open(volume).map_err(failed)?;
     file.seek(SeekFrom::End(0)).map_err(failed)

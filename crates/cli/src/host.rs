@@ -1,4 +1,4 @@
-//! What the host of a volume still does, and what it has: a daemon that ends, room below an image.
+//! State of the host below a volume: a daemon that still ends, and the free space below an image.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,10 +13,11 @@ use crate::failure::{Failure, Outcome};
 use crate::mounts;
 use crate::size::Size;
 
-/// How long a volume is waited for that a daemon still writes after its mount is gone.
+/// How long a command waits for a daemon that still writes after its mount is gone.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Opens a volume. umount(8) returns while the daemon still closes it: that one is waited for, which is told to `note`.
+/// Opens a volume. umount(8) may return while the daemon still closes the volume. This call then
+/// waits for that daemon, and tells `note` so.
 pub fn open(volume: &Path, access: Access, note: &mut dyn FnMut(&str)) -> Outcome<FileDevice> {
     match FileDevice::open(volume, access) {
         Err(OpenError::Busy {
@@ -36,11 +37,12 @@ pub fn open(volume: &Path, access: Access, note: &mut dyn FnMut(&str)) -> Outcom
     .map_err(Failure::device)
 }
 
-/// Waits until nobody has the volume open, or patience ends.
+/// Waits until no process has the volume open, or patience ends.
 fn wait_for_end(volume: &Path) {
     let (ended, has_ended) = channel();
     let volume = volume.to_owned();
-    // The thread outlives a wait that ends early; it holds nothing then but its place in the line.
+    // The thread outlives a wait that ends early. It holds nothing then but its place in the queue
+    // for the lock.
     let waiting = thread::Builder::new().name("lock".into()).spawn(move || {
         let _ = ended.send(wait_for_lock(&volume).is_ok());
     });
@@ -49,7 +51,8 @@ fn wait_for_end(volume: &Path) {
     }
 }
 
-/// What the user should know when the file system below an image has less room than the image promises.
+/// A warning when the file system below an image has less free space than the volume may still
+/// take.
 pub fn shortage(volume: &Path, device: &dyn Device) -> Option<String> {
     if !device.is_sparse() {
         return None;
@@ -67,7 +70,7 @@ pub fn shortage(volume: &Path, device: &dyn Device) -> Option<String> {
     })
 }
 
-/// Waits until the daemon lets go of the volume, which is the last thing it does.
+/// Waits until the daemon releases the volume, which is its last step.
 pub fn wait_for_lock(volume: &Path) -> Outcome {
     let file = File::open(volume).map_err(|e| Failure::system(volume, e))?;
     rustix::fs::flock(&file, FlockOperation::LockShared).map_err(|e| Failure::system(volume, e))

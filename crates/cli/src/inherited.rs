@@ -1,16 +1,17 @@
-//! State that a daemon would have from the process that started it, and does not depend on.
+//! State of a daemon that does not depend on the process that started it.
 //!
 //! | state | the daemon |
 //! | --- | --- |
 //! | descriptors | keeps none: a lock or a pipe of the starter ends with the starter |
-//! | resource limits | raises each to what it may; a limit that would harm is told or refused |
-//! | signals | none is blocked; `SIGXCPU` and `SIGXFSZ` end nothing, and `SIGCHLD` is not ignored |
+//! | resource limits | raises each as far as it may, and tells or refuses a limit that would harm |
+//! | signals | blocks none; `SIGXCPU` and `SIGXFSZ` end nothing, and `SIGCHLD` is not ignored |
 //! | session, directory | has its own session and stands in `/` |
-//! | score of the OOM killer | is 0 |
+//! | score of the OOM killer | has 0 |
 //! | environment | reads `RAMET_LOG`, and `PATH` to find fusermount3 |
-//! | nice value, control group, namespaces | keeps: the user may have wanted them |
+//! | nice value, control group, namespaces | keeps: the user may have chosen them |
 //!
-//! The mask of `umask` does not matter: the kernel applies that of each program that creates a file, and the daemon creates none.
+//! The mask of `umask` does not matter. The kernel applies the mask of each program that creates a
+//! file, and the daemon creates none.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,8 +22,8 @@ use signal_hook::consts::{SIGCHLD, SIGXCPU, SIGXFSZ};
 
 use crate::failure::{Failure, Outcome};
 
-/// Every limit but those of core files, which protect the user's data from being written to a disk, and of the stack, which counts
-/// when a program begins.
+/// Every limit but two: that of core files, which keeps the user's data from being written to a
+/// disk, and that of the stack, which counts when a program begins.
 const RAISED: [Resource; 14] = [
     Resource::As,
     Resource::Cpu,
@@ -40,43 +41,47 @@ const RAISED: [Resource; 14] = [
     Resource::Sigpending,
 ];
 
-/// Before the daemon is started, in the process that starts it.
+/// Called before the daemon is started, in the process that starts it.
 pub fn hand_on_nothing() {
     raise_limits(geteuid().is_root());
-    // Without this call the daemon works too, and keeps what its starter had open.
+    // Without this call the daemon works too, and keeps the descriptors of its starter.
     let _ = ramet_sys::keep_descriptors_from_programs();
 }
 
-/// In the process that serves a mount, before it has threads.
+/// Called in the process that serves a mount, before it has threads.
 pub fn let_go() -> Outcome {
     raise_limits(false);
     let failed = |e: std::io::Error| Failure::new(format!("cannot handle signals: {e}"));
     ramet_sys::unblock_signals().map_err(failed)?;
     for signal in [SIGXCPU, SIGXFSZ] {
-        // A handler that does nothing: a write beyond a limit is an error then.
+        // A handler that does nothing makes a write beyond a limit an error.
         let flag = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register(signal, flag).map_err(failed)?;
     }
     Ok(())
 }
 
-/// In each process that may start fusermount3. A starter that ignored `SIGCHLD` would have left nothing to wait for.
+/// Called in each process that may start fusermount3. With an ignored `SIGCHLD`, a process cannot
+/// wait for its children.
 pub fn hear_of_children() {
-    // Without the handler fusermount3 does its work all the same, and an error tells that its end is not known.
+    // Without the handler fusermount3 does its work all the same, and only its exit status is
+    // unknown.
     let _ = signal_hook::flag::register(SIGCHLD, Arc::new(AtomicBool::new(false)));
 }
 
-/// In the daemon only: a process in the foreground keeps what its supervisor gave it.
+/// Called in the daemon only: a process in the foreground keeps the state that its supervisor gave
+/// it.
 pub fn become_a_daemon() {
-    // All fail only in ways that change nothing: already a leader, no such directory, no right to lower a score.
+    // Each call fails only in ways that change nothing: the process is a leader already, there is
+    // no such directory, or it has no right to lower a score.
     let _ = rustix::process::setsid();
     let _ = rustix::process::chdir("/");
     let _ = std::fs::write("/proc/self/oom_score_adj", "0");
-    // It is started as /proc/self/exe, and would be called so.
+    // The daemon is started as /proc/self/exe, and would have that name.
     let _ = rustix::thread::set_name(c"ramet");
 }
 
-/// Raises each limit to its hard one, and when `beyond` the hard ones too, as root may.
+/// Raises each limit to its hard limit, and with `beyond` the hard limits too, as root may.
 fn raise_limits(beyond: bool) {
     for resource in RAISED {
         let most = Rlimit {
@@ -91,12 +96,12 @@ fn raise_limits(beyond: bool) {
             current: maximum,
             maximum,
         };
-        // The limit stays, and is told if it harms.
+        // The limit stays, and the daemon tells of it if it harms.
         let _ = setrlimit(resource, raised);
     }
 }
 
-/// Refuses a volume that grows beyond the files that this process may write.
+/// Refuses a volume that is larger than the files that this process may write.
 pub fn may_write(volume: &Path, bytes: u64) -> Outcome {
     match getrlimit(Resource::Fsize).current {
         Some(limit) if limit < bytes => Err(Failure::at(
@@ -110,7 +115,7 @@ pub fn may_write(volume: &Path, bytes: u64) -> Outcome {
     }
 }
 
-/// Limits that stay and that will end the daemon, in words.
+/// Limits that stay and may end the daemon, in words.
 pub fn threats() -> Vec<String> {
     let limits = [
         (Resource::Cpu, "seconds of processor time", "-t"),

@@ -1,4 +1,4 @@
-//! The `ramet` command: volumes are made, mounted, cloned within, checked and looked at with it.
+//! The `ramet` command: makes, mounts, clones within, checks and shows volumes.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -62,13 +62,14 @@ pub fn command() -> clap::Command {
     Ramet::command()
 }
 
-/// The command lines of the names that mkfs(8), fsck(8), mount(8) and umount(8) call, for their manual.
+/// The command lines of the names that mkfs(8), fsck(8), mount(8) and umount(8) call, for their
+/// manual.
 #[must_use]
 pub fn commands_of_names() -> Vec<clap::Command> {
     names::commands()
 }
 
-/// Whether `-o` takes an option, which the manual must not name otherwise.
+/// Whether `-o` takes an option. The manual must name no other options.
 #[must_use]
 pub fn is_mount_option(option: &str) -> bool {
     names::mount::is_known(option)
@@ -93,9 +94,9 @@ fn run(verb: Verb) -> Outcome<u8> {
     Ok(0)
 }
 
-/// Shows help, or what is wrong with the command line, with the exit status of the verb.
+/// Prints help or the error of the command line. Answers the exit status of the verb.
 fn usage(line: &[OsString], error: &clap::Error) -> ExitCode {
-    // Nowhere left to tell when this fails.
+    // A closed standard error leaves no place for an error message.
     let _ = error.print();
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,

@@ -1,8 +1,9 @@
 //! Diagnostics of a process that serves a mount.
 //!
-//! No thread that serves waits for its diagnostics, and none ends by them: a line goes to a queue, and one thread writes the queue to
-//! standard error (`--log FILE` for a daemon). A line that finds the queue full, or that cannot be written (a full disk, a reader that
-//! has gone or does not read), is dropped and counted; the next line that can be written says how many were.
+//! A serving thread never waits for its diagnostics and never ends by them. A line goes to a queue,
+//! and one thread writes the queue to standard error (`--log FILE` for a daemon). A line is dropped
+//! and counted if the queue is full or the line cannot be written: the disk may be full, or the
+//! reader may be gone or not reading. The next line that can be written tells the count.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -11,18 +12,18 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 use std::time::Duration;
 
-/// Lines that wait to be written.
+/// Lines in the queue, at most.
 const LINES_MAX: usize = 1024;
-/// How long the end of the process waits for them.
+/// How long the end of the process waits for the queue.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 enum Message {
     Line(Vec<u8>),
-    /// Everything before it was written, or given up.
+    /// Every line before this message was written or dropped.
     Done(SyncSender<()>),
 }
 
-/// The queue of lines. Dropping the last one waits a moment for what is in it.
+/// The queue of lines. Dropping it waits a moment until the queue is empty.
 pub struct Log {
     queue: SyncSender<Message>,
     dropped: Arc<AtomicU64>,
@@ -32,7 +33,7 @@ impl Log {
     /// Diagnostics from the level in `RAMET_LOG` on, to standard error.
     ///
     /// # Errors
-    /// No thread can be had.
+    /// The system has no more threads.
     pub fn to_stderr() -> io::Result<Log> {
         let level = std::env::var("RAMET_LOG")
             .ok()
@@ -67,7 +68,7 @@ impl Drop for Log {
     fn drop(&mut self) {
         let (done, is_done) = sync_channel(1);
         if self.queue.try_send(Message::Done(done)).is_ok() {
-            // An error means that somebody does not read: the lines are lost.
+            // An error means that the reader does not read: the lines are lost.
             let _ = is_done.recv_timeout(PATIENCE);
         }
     }
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_nobody_reads_holds_nobody_up() {
+    fn log_without_a_reader_delays_no_thread() {
         let (reader, writer) = pipe().expect("there are pipes");
         let log = Log::to(writer).expect("there are threads");
         let long = format!("{}\n", "x".repeat(4095));
@@ -142,7 +143,7 @@ mod tests {
             line(&log, "later\n");
             said = lines.next().expect("it is open").expect("text");
         }
-        // Nobody reads: the end comes all the same.
+        // The log ends without a reader too.
         for _ in 0..LINES_MAX / 2 {
             line(&log, &long);
         }

@@ -1,4 +1,4 @@
-//! `ramet mkfs`: makes an empty volume, and never by mistake over something else.
+//! `ramet mkfs`: makes an empty volume, and never over other data by mistake.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,10 +19,10 @@ use crate::progress::Progress;
 use crate::size::Size;
 use crate::{host, owner};
 
-/// Block devices are looked at and discarded in pieces of this.
+/// Block devices are discarded in pieces of so many bytes.
 const PIECE_BYTES: u64 = 256 << 20;
-/// How much of each end of a block device is looked at: every partition table, boot sector, RAID
-/// label and superblock in use lies there.
+/// Bytes at each end of a block device that are searched for data: every partition table, boot
+/// sector, RAID label and superblock in use lies there.
 const END_BYTES: u64 = 1 << 20;
 
 pub fn run(args: &Mkfs) -> Outcome {
@@ -70,13 +70,13 @@ pub fn run(args: &Mkfs) -> Outcome {
     };
     let fresh = kind.is_none();
     if fresh {
-        // An image holds the files of every user of the mount, whatever their modes.
+        // An image holds the files of every user of the mount, with any modes.
         fs::set_permissions(path, PermissionsExt::from_mode(0o600))
             .map_err(|e| Failure::system(path, e))?;
     }
     let made = make(args, device, fresh);
     if made.is_err() && fresh {
-        // Nothing of anybody's was in it.
+        // The new image held no data of the user.
         let _ = fs::remove_file(path);
     }
     made
@@ -94,15 +94,15 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
         Some(size) => image.resize_anew(size.bytes().next_multiple_of(BLOCK_BYTES)),
         None => Ok(()),
     };
-    // Too short for a volume, so there is none to be careful with.
+    // The image is too short for a volume, so there is no volume to be careful with.
     if image.len_bytes() < AREA_END {
         resize().map_err(failed)?;
     }
     if image.len_bytes() < VOLUME_BYTES_MIN {
         return Err(too_small(path));
     }
-    // Before the first change: a volume that another machine has mounted must survive a mistaken
-    // `--force`.
+    // The claim comes before the first change: a volume that another machine has mounted must
+    // survive a mistaken `--force`.
     let device: Arc<dyn Device> =
         owner::take(path, image.clone(), Contents::Anything, &mut owner::tell)?;
     if !fresh {
@@ -131,7 +131,7 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
     tell(args, device.len_bytes())
 }
 
-/// Says what was made, or would be.
+/// Tells the user about the volume that was made, or would be.
 fn tell(args: &Mkfs, size_bytes: u64) -> Outcome {
     if !args.quiet {
         let would = if args.dry_run { "would be " } else { "" };
@@ -141,9 +141,9 @@ fn tell(args: &Mkfs, size_bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// Writes zeros over the superblock area, so that no program finds there what the device held
-/// before. The owner blocks stay, and the superblocks: a new volume goes on with the epochs of an
-/// old one, whose journal may still be there.
+/// Writes zeros over the superblock area, so that no program finds old data of the device there.
+/// The owner blocks stay, and so do the superblocks: a new volume goes on with the epochs of an old
+/// one, whose journal may still be there.
 fn wipe(device: &dyn Device) -> io::Result<()> {
     let zeros = [0; BLOCK_BYTES as usize];
     let keeps = |addr| is_place(addr) || SLOTS.iter().flatten().any(|copy| *copy == addr);
@@ -155,7 +155,7 @@ fn wipe(device: &dyn Device) -> io::Result<()> {
     device.sync()
 }
 
-/// Gives the device's old contents back; devices that cannot are left as they are.
+/// Gives the device's old contents back; devices without discard stay as they are.
 fn discard(device: &dyn Device) -> io::Result<()> {
     let total = device.len_bytes();
     let mut progress = Progress::new("discarding");
@@ -169,7 +169,7 @@ fn discard(device: &dyn Device) -> io::Result<()> {
     Ok(())
 }
 
-/// Fails when there is anything on `device` that somebody may want to keep.
+/// Fails when `device` holds data that the user may want to keep.
 fn refuse_data(path: &Path, device: &FileDevice, block_device: bool) -> Outcome {
     match read_superblock(device) {
         Err(SuperblockError::NotAVolume) => {}
@@ -207,7 +207,7 @@ fn ends_hold_data(device: &FileDevice) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Whether a file has a byte that is not zero; holes are passed over.
+/// Whether a file has a byte that is not zero; holes are skipped.
 fn file_holds_data(path: &Path) -> io::Result<bool> {
     let mut file = File::open(path)?;
     let total = file.metadata()?.len();
@@ -218,7 +218,7 @@ fn file_holds_data(path: &Path) -> io::Result<bool> {
         match rustix::fs::seek(&file, rustix::fs::SeekFrom::Data(at)) {
             Ok(data) => at = data,
             Err(rustix::io::Errno::NXIO) => return Ok(false),
-            // A file system without holes: every byte is data.
+            // The file system has no holes: every byte is data.
             Err(_) => {
                 file.seek(SeekFrom::Start(at))?;
             }

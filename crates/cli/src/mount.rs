@@ -1,7 +1,8 @@
 //! `ramet mount`: starts the daemon and waits until the mount is usable.
 //!
-//! The daemon is this program again, in a session of its own. Its standard output is a pipe to us:
-//! one line, `ready` or what went wrong. So an error of the daemon is shown where the user typed.
+//! The daemon is this program again, in a session of its own. Its standard output is a pipe to this
+//! process with one line: `ready` or a failure. So the user sees an error of the daemon on the
+//! terminal.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
@@ -18,8 +19,8 @@ use crate::size::Size;
 use crate::{daemon, inherited, mounts, output};
 
 pub fn run(args: &Mount) -> Outcome<u8> {
-    // Everything that can be refused before a daemon runs is refused here, in both roles: paths
-    // are made absolute because the daemon leaves the current directory.
+    // Both roles refuse here all that can be refused before a daemon runs. Paths are made absolute
+    // because the daemon leaves the current directory.
     let (plan, log) = plan(args)?;
     if args.foreground {
         return daemon::serve(plan, args.daemon);
@@ -34,7 +35,7 @@ pub fn check_options(args: &Mount) -> Outcome {
     Options::parse(args, "").map(drop)
 }
 
-/// Whether the mount can be tried: all that `run` looks at before it starts a daemon.
+/// Whether the mount can be tried: all checks of `run` before it starts a daemon.
 pub fn check(args: &Mount) -> Outcome {
     plan(args).map(drop)
 }
@@ -44,7 +45,7 @@ pub fn is_own(option: &str) -> bool {
     matches!(option.split_once('='), Some(("cache_size" | "log", _)))
 }
 
-/// What `-o` says, with what has an option of the command line too.
+/// The options of `-o`, and those that the command line has too.
 struct Options {
     mount: MountOptions,
     cache: Option<Size>,
@@ -74,7 +75,7 @@ impl Options {
     }
 }
 
-/// What to mount where, and the file for the daemon's diagnostics.
+/// The volume, its mount point and options, and the file for the daemon's diagnostics.
 fn plan(args: &Mount) -> Outcome<(daemon::Plan, Option<PathBuf>)> {
     let volume = args
         .volume
@@ -144,12 +145,13 @@ fn spawn(args: &Mount, plan: &daemon::Plan, log: Option<&Path>) -> Outcome<Child
 fn await_ready(mut child: Child) -> Outcome {
     let mut line = String::new();
     if let Some(pipe) = child.stdout.take() {
-        // Not to the end: a program that the daemon starts may hold the pipe open longer.
+        // The pipe is not read to its end: a program that the daemon starts may hold it open
+        // longer.
         let mut pipe = BufReader::new(pipe);
         loop {
             line.clear();
             let read = pipe.read_line(&mut line);
-            read.map_err(|e| Failure::new(format!("the daemon cannot be heard: {e}")))?;
+            read.map_err(|e| Failure::new(format!("cannot read from the daemon: {e}")))?;
             match line.trim_end().strip_prefix(daemon::NOTE) {
                 Some(note) => output::complain(note),
                 None => break,

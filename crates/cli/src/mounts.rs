@@ -1,4 +1,4 @@
-//! Which of the mounts are Ramet's.
+//! The Ramet mounts among all mounts.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
@@ -12,7 +12,7 @@ use crate::failure::{Failure, Outcome};
 
 /// File system type of Ramet mounts made by fusermount3, as mountinfo shows it.
 const FS_TYPE: &[u8] = b"fuse.ramet";
-/// Type of FUSE mounts that root made by mount(2); whose they are, the source must tell.
+/// Type of FUSE mounts that root made by mount(2). The source tells whether they are Ramet's.
 const BARE_TYPE: &[u8] = b"fuse";
 
 /// One Ramet mount.
@@ -22,7 +22,7 @@ pub struct RametMount {
     /// The volume, as it was given to the kernel when mounted (absolute).
     pub volume: PathBuf,
     pub read_only: bool,
-    /// Whether its type alone says that it is Ramet's.
+    /// Whether the type alone says that the mount is Ramet's.
     certain: bool,
 }
 
@@ -33,16 +33,18 @@ pub fn list() -> Outcome<Vec<RametMount>> {
     Ok(mounts)
 }
 
-/// The mount whose mount point is exactly `dir`; the newest when several are stacked. It may be
-/// another FUSE file system's, with a file as its source: the daemon must be asked, if it lives.
+/// The mount whose mount point is exactly `dir`; the newest when several are stacked. The mount may
+/// belong to another FUSE file system, with a file as its source: the daemon must be asked, if it
+/// lives.
 pub fn at(dir: &Path) -> Outcome<Option<RametMount>> {
     let dir = resolve(dir);
     let mut mounts = candidates()?.into_iter().rev();
-    // A volume that was moved or deleted since has a mount all the same.
+    // The mount of a volume that was moved or deleted since counts too.
     Ok(mounts.find(|m| m.dir == dir && (m.certain || m.volume.is_absolute())))
 }
 
-/// Where else this process sees what is mounted at `dir`, if it stays there when it is unmounted.
+/// Another mount point at which the file system that is mounted at `dir` stays when `dir` is
+/// unmounted.
 pub fn stays_at(dir: &Path) -> Outcome<Option<PathBuf>> {
     let mounts = all()?;
     Ok(mountinfo::stays_at(&mounts, &resolve(dir)).map(Path::to_path_buf))
@@ -95,8 +97,8 @@ fn is_volume(path: &Path) -> bool {
     })
 }
 
-/// The mount point as mountinfo spells it: absolute and without links, resolved by way of the
-/// parent, since the mount point itself cannot be looked at when its daemon is dead.
+/// The mount point as mountinfo spells it: absolute and without links. The path is resolved by way
+/// of the parent, because a mount point whose daemon is dead cannot be opened.
 pub fn resolve(dir: &Path) -> PathBuf {
     if let Ok(path) = dir.canonicalize() {
         return path;
@@ -111,7 +113,7 @@ pub fn resolve(dir: &Path) -> PathBuf {
     }
 }
 
-/// Whether a process sees a mount of `volume`, by whatever name.
+/// Whether a process sees a mount of `volume`, by any name.
 pub fn is_seen_by(process: u32, volume: &Path) -> bool {
     let Ok(mounts) = mountinfo::mounts_of(process) else {
         return false;
@@ -123,7 +125,7 @@ pub fn is_seen_by(process: u32, volume: &Path) -> bool {
     })
 }
 
-/// What tells a file or a block device from others, whatever its name.
+/// The identity of a file or a block device, independent of its name.
 fn identity(path: &Path) -> Option<(u64, u64, u64)> {
     let found = std::fs::metadata(path).ok()?;
     if found.file_type().is_block_device() {

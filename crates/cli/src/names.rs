@@ -1,11 +1,12 @@
 //! The names under which mkfs(8), fsck(8), mount(8) and umount(8) call this program.
 //!
-//! Each of them runs a program `NAME.TYPE`: `mkfs.ramet`, `fsck.ramet`, `mount.ramet`, `umount.ramet`, and the latter
-//! two also with the type `fuse.ramet`. All are links to this one binary, which looks at the name that it was called
-//! by. They take the options that these callers hand on, and exit with the statuses that these callers know.
+//! Each of them runs a program `NAME.TYPE`: `mkfs.ramet`, `fsck.ramet`, `mount.ramet`,
+//! `umount.ramet`, and the latter two also with the type `fuse.ramet`. All are links to this one
+//! binary, which looks at the name of its command line. The names take the options that these
+//! callers pass on, and exit with the statuses that these callers know.
 //!
-//! Without such a link, `mount -t fuse.ramet` runs mount.fuse(8), which runs `ramet VOLUME DIR -o OPTS` in turn: a
-//! command line whose first word is a path, where a verb would stand.
+//! Without such a link, `mount -t fuse.ramet` runs mount.fuse(8). That program runs `ramet VOLUME
+//! DIR -o OPTS` in turn: a command line whose first word is a path in place of a verb.
 
 pub mod fsck;
 pub mod mkfs;
@@ -47,7 +48,7 @@ impl Name {
         }
     }
 
-    /// What stands before a message, and in the usage.
+    /// The name before a message and in the usage.
     fn shown(self) -> &'static str {
         match self {
             Name::Mkfs => "mkfs.ramet",
@@ -71,7 +72,7 @@ impl Name {
         let matches = match command.try_get_matches_from(line) {
             Ok(matches) => matches,
             Err(error) => {
-                // A standard error that is closed leaves nowhere to tell.
+                // A closed standard error leaves no place for an error message.
                 let _ = error.print();
                 let is_usage = error.use_stderr();
                 return ExitCode::from(if is_usage { self.usage_status() } else { 0 });
@@ -114,7 +115,7 @@ fn parsed<T: Parser>(matches: &clap::ArgMatches) -> Outcome<T> {
     T::from_arg_matches(matches).map_err(Failure::new_from)
 }
 
-/// No verb has a slash in it, and no option begins with one.
+/// Whether a word is a path: no verb has a slash in it, and no option begins with one.
 fn is_path(word: &OsStr) -> bool {
     word.as_bytes().contains(&b'/') && !word.as_bytes().starts_with(b"-")
 }

@@ -1,7 +1,8 @@
-//! Words for the user: results on standard output, complaints on standard error.
+//! Output for the user: results on standard output, complaints on standard error.
 //!
-//! A reader that has gone (`ramet stat VOLUME | head -1`) ends the command as it ends any filter, by SIGPIPE and in silence. Results
-//! that cannot be written otherwise are a failure; complaints that cannot be written are dropped.
+//! If the reader of the results has gone (`ramet stat VOLUME | head -1`), the command ends in
+//! silence by SIGPIPE, as any filter does. Any other error of writing results is a failure.
+//! Complaints that cannot be written are dropped.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -25,20 +26,21 @@ pub fn result(text: impl fmt::Display) -> Outcome {
     let written = write!(out, "{text}").and_then(|()| out.flush());
     written.map_err(|error| {
         if error.kind() == ErrorKind::BrokenPipe {
-            // Does not return: this process ignores the signal, as each Rust program does, and others end by it.
+            // The call does not return. Every Rust program ignores the signal, and other programs
+            // end by it.
             let _ = signal_hook::low_level::emulate_default_handler(SIGPIPE);
         }
         Failure::system(Path::new("standard output"), error)
     })
 }
 
-/// Says on standard error why something was not done, or what the user should know.
+/// Tells the user on standard error why something was not done, or gives a note.
 pub fn complain(why: impl fmt::Display) {
     complain_as("ramet", why);
 }
 
 /// The same under another name of this program.
 pub fn complain_as(name: &str, why: impl fmt::Display) {
-    // Nowhere left to tell when this fails.
+    // A closed standard error leaves no place for an error message.
     let _ = writeln!(io::stderr(), "{name}: {why}");
 }

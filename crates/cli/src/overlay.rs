@@ -1,9 +1,9 @@
-//! A device whose changes stay in memory, so that a volume can be recovered and looked at without
-//! touching it.
+//! A device whose changes stay in memory, so that a volume can be recovered and read without
+//! changing it.
 //!
 //! Opening a volume after a crash replays its journal and writes a checkpoint. On an overlay all of
-//! that happens as it would at the next mount, and is forgotten afterwards. Memory: what recovery
-//! writes, which the size of the journal bounds.
+//! that happens as at the next mount, and is forgotten afterwards. The overlay needs memory for the
+//! writes of the recovery, which the size of the journal bounds.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use ramet_block::{BLOCK_BYTES, Device, FileDevice};
 /// A block that was written, by its number.
 type Blocks = BTreeMap<u64, Box<[u8]>>;
 
-/// Reads what was written here, else what the device below holds.
+/// A device that reads its own written blocks, and other blocks from the device below.
 pub struct Overlay {
     below: FileDevice,
     written: Mutex<Blocks>,
@@ -29,7 +29,7 @@ impl Overlay {
     }
 
     fn written(&self) -> MutexGuard<'_, Blocks> {
-        // Each change of the map is one insertion: nothing is half done after a panic.
+        // Each change of the map is one insertion: no change is half done after a panic.
         self.written.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -98,7 +98,7 @@ impl Device for Overlay {
     }
 
     fn discard(&self, _addr: u64, _len: u64) -> io::Result<()> {
-        // Discarded bytes may read as anything.
+        // Discarded bytes may read as any bytes.
         Ok(())
     }
 }
@@ -109,7 +109,7 @@ mod tests {
     use ramet_block::{Access, create_image};
 
     #[test]
-    fn what_is_written_is_read_back_and_the_device_keeps_what_it_had() {
+    fn written_bytes_are_read_back_and_the_device_stays_unchanged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         let image = create_image(&path, 64 << 10).unwrap();

@@ -1,4 +1,4 @@
-//! Taking a volume to write to it, with a word when that takes long.
+//! Becoming the owner of a volume before writing to it, with a note when that takes long.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use ramet_block::{ClaimError, Device, OwnedDevice};
 use crate::failure::{Failure, Outcome};
 use crate::output;
 
-/// Makes the volume on `device` this process's own. `note` is told, before a wait, what for.
+/// Makes this process the owner of the volume on `device`. Before a wait, `note` gets the reason.
 pub fn take(
     path: &Path,
     device: Arc<dyn Device>,
@@ -26,7 +26,7 @@ pub fn take(
     })
 }
 
-/// Says a note of a command that the user waits for.
+/// Shows a note of a command that the user waits for.
 pub fn tell(note: &str) {
     output::complain(note);
 }

@@ -1,4 +1,4 @@
-//! The reason why a mount was refused, with what the user can do about it.
+//! The reason why a mount was refused, and the remedy.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use rustix::process::geteuid;
 
 use crate::failure::{Failure, reason};
 
-/// What a container has to be started with.
+/// The options that a container needs for FUSE.
 const CONTAINER: &str = "in a container, start it with --device /dev/fuse --cap-add SYS_ADMIN";
 
-/// Why the kernel or fusermount3 refused a mount, in words.
+/// The reason why the kernel or fusermount3 refused a mount, in words.
 pub fn refusal(dir: &Path, error: ramet_fuse::Error) -> Failure {
     let ramet_fuse::Error::Mount { source, .. } = &error else {
         return Failure::at(dir, error);
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusals_tell_what_a_container_needs() {
+    fn refusals_tell_the_options_that_a_container_needs() {
         let perm = || std::io::Error::from(Errno::PERM);
         let helper = || std::io::Error::other("fusermount3: mount failed: Operation not permitted");
         let missing = || std::io::Error::from(Errno::NOENT);

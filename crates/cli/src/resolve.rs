@@ -1,17 +1,22 @@
 //! Paths, each resolved once.
 //!
-//! A path that is resolved twice may lead to two objects: a user who may rename entries on the way puts a symbolic link in the place
-//! of a directory between the check of a path and its use. So a path is walked once, component by component, from descriptor to
-//! descriptor, and all that follows works on the descriptors: permissions, kinds and identities are those of the opened object.
+//! A path that is resolved twice may lead to two objects. Another user that may rename entries on
+//! the way can put a symbolic link in the place of a directory between the check of a path and its
+//! use. So a path is walked once, component by component, from descriptor to descriptor. All later
+//! steps work on the descriptors: permissions, kinds and identities are those of the opened object.
 //!
-//! The last component is never followed, unless a slash, `.` or `..` ends the path. A symbolic link on the way is followed
+//! The last component is never followed, unless a slash, `.` or `..` ends the path. A symbolic link
+//! on the way is followed under these conditions:
 //!
-//! - by root only when nobody but root could have put it there: root owns the link, and also the directory that holds it, in which
-//!   nobody else may rename entries (not writable by group or others, or sticky);
-//! - by anybody else unless the directory that holds it is sticky and writable by others, and neither the caller, root nor the owner of
-//!   that directory owns the link. The kernel applies the same rule to other programs when `fs.protected_symlinks` is set.
+//! - Root follows a link only if no other user could have put it there. Root must own the link, and
+//!   also the directory that holds it, in which no other user may rename entries (not writable by
+//!   group or others, or sticky).
+//! - Any other user follows a link, with one exception: the directory that holds it is sticky and
+//!   writable by others, and neither the caller, root nor the owner of that directory owns the
+//!   link. The kernel applies the same rule to other programs when `fs.protected_symlinks` is set.
 //!
-//! Root's rule is the stricter one, since a link that a user controls leads root where that user may not go.
+//! The rule for root is stricter, because a link under a user's control leads root to a place where
+//! that user may not go.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -27,17 +32,17 @@ use crate::failure::{Failure, Outcome};
 
 /// Symbolic links that one path may go through, as in the kernel.
 const LINKS_MAX: usize = 40;
-/// `f_type` of procfs, whose links are followed by the kernel alone: their text is not where they lead.
+/// `f_type` of procfs. The kernel alone follows its links, because their text is not their target.
 const PROC_MAGIC: u64 = 0x9fa0;
 
 const STICKY: u32 = 0o1000;
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 
-/// Where a path leads. The descriptors are opened with `O_PATH`.
+/// The place that a path leads to. The descriptors are opened with `O_PATH`.
 #[derive(Debug)]
 pub enum Place {
-    /// A directory that the path names by itself: `/`, `.`, `..`, or a path with a slash at its end.
+    /// A directory that the path names itself: `/`, `.`, `..`, or a path with a slash at its end.
     Directory(OwnedFd),
     /// An entry of a directory, there or not.
     Entry(Entry),
@@ -73,20 +78,20 @@ pub fn readable(dir: impl AsFd) -> rustix::io::Result<OwnedFd> {
     openat(dir, ".", READ_DIR, Mode::empty())
 }
 
-/// Where `path` leads.
+/// The place that `path` leads to.
 ///
 /// # Errors
-/// A component that is missing, no directory, or a link that is not followed.
+/// A component is missing, is no directory, or is a link that is not followed.
 pub fn place(path: &Path) -> Outcome<Place> {
     let bytes = path.as_os_str().as_bytes();
     let names_directory = bytes.ends_with(b"/");
     Walk::new(path)?.run(!names_directory)
 }
 
-/// The entry that `path` names, whether it is there or not. Slashes at its end are left out.
+/// The entry that `path` names, whether it exists or not. Slashes at its end are left out.
 ///
 /// # Errors
-/// Those of [`place`], and a path that names no entry.
+/// The errors of [`place`], and a path that names no entry.
 pub fn entry(path: &Path) -> Outcome<Entry> {
     match Walk::new(path)?.run(true)? {
         Place::Entry(entry) => Ok(entry),
@@ -97,7 +102,7 @@ pub fn entry(path: &Path) -> Outcome<Entry> {
 /// The directory that `path` leads to; a link at its end is followed.
 ///
 /// # Errors
-/// Those of [`place`], and an object of another kind.
+/// The errors of [`place`], and an object of another kind.
 pub fn directory(path: &Path) -> Outcome<OwnedFd> {
     match Walk::new(path)?.run(false)? {
         Place::Directory(dir) => Ok(dir),
@@ -105,7 +110,7 @@ pub fn directory(path: &Path) -> Outcome<OwnedFd> {
     }
 }
 
-/// A path on its way.
+/// The walk along a path.
 struct Walk<'a> {
     path: &'a Path,
     at: OwnedFd,
@@ -162,7 +167,7 @@ impl<'a> Walk<'a> {
                         self.path,
                         format!(
                             "the symbolic link '{link}' on this path is under the control of \
-                             another user ({owner}): name where it leads to instead"
+                             another user ({owner}): give the path that it leads to instead"
                         ),
                     ));
                 }

@@ -1,7 +1,9 @@
-//! `ramet scrub`: reads everything on a mounted volume again and repairs what has a copy. Exit status as of fsck(8).
+//! `ramet scrub`: reads everything on a mounted volume again and repairs from copies where there
+//! are any. The exit status is that of fsck(8).
 //!
-//! The daemon reads a few megabytes for each call; here it is paced, so that the device has as much time for others as
-//! for this. Ended at any time, nothing is left to do.
+//! The daemon reads a few megabytes for each call. This command paces the calls, so that other
+//! programs get the device for half of the time. The command can be ended at any time, and leaves
+//! nothing to clean up.
 
 use std::time::Instant;
 

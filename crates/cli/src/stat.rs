@@ -41,7 +41,7 @@ fn counters(target: &Path) -> Outcome<Value> {
         }
         Err(e) => return Err(Failure::device(e)),
     };
-    // After a crash: as the next mount would find it, without changing it.
+    // After a crash, the volume is shown as the next mount would find it, and stays unchanged.
     let device = Arc::new(Overlay::new(device));
     let volume =
         Volume::open(device, OpenOptions::default()).map_err(|e| Failure::at(target, e))?;
@@ -49,7 +49,7 @@ fn counters(target: &Path) -> Outcome<Value> {
     volume.close().map_err(|e| Failure::at(target, e))?;
     let mut counters = counters.map_err(|e| Failure::at(target, e))?;
     if let Value::Object(counters) = &mut counters {
-        // No process serves it.
+        // No process serves the volume.
         counters.shift_remove("pid");
     }
     Ok(counters)
@@ -65,7 +65,7 @@ fn ask_daemon(dir: &Path) -> Outcome<Value> {
     })
 }
 
-/// One counter a line, in the order of the JSON; units are told by the names.
+/// Prints one counter a line, in the order of the JSON. The names tell the units.
 fn show(counters: &Map<String, Value>) -> Outcome {
     for (name, value) in counters.iter().filter(|(_, value)| !value.is_null()) {
         let number = value.as_u64();

@@ -19,7 +19,7 @@ use crate::host::wait_for_lock;
 use crate::mounts::RametMount;
 use crate::{daemon, mounts, output};
 
-/// How long a daemon takes to end before somebody who waits for it wants to know why.
+/// How long a command waits for the end of a daemon before it tells the user so.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 pub fn run(args: &Umount) -> Outcome {
@@ -30,7 +30,7 @@ pub fn run(args: &Umount) -> Outcome {
     let root = match Root::open_dir(&dir) {
         Ok(root) => root,
         Err(e) if is_of_dead_mount(e) => return detach(&dir, UnmountFlags::DETACH),
-        // Root may unmount what it may not look into: another user's mount.
+        // Root may unmount a mount of another user without a look into it.
         Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => {
             refuse_if_it_stays(&dir)?;
             detach(&dir, UnmountFlags::empty())?;
@@ -48,11 +48,12 @@ pub fn run(args: &Umount) -> Outcome {
         Err(e) => return Err(Failure::system(&dir, e)),
     };
     let pid = i32::try_from(stats.pid).ok().and_then(Pid::from_raw);
-    // Opened while the daemon is alive for certain: its number could be another process's later.
+    // The descriptor is opened while the daemon is certainly alive: its number could belong to
+    // another process later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     refuse_if_it_stays(&dir)?;
     let last = root.sync_at_last();
-    // After a failure that ended writing nobody else says why.
+    // After a failure that ended writing, only the counters tell the reason.
     let cause = last.daemon.and_then(|_| root.stats().ok()?.poisoned);
     drop(root);
     detach(&dir, UnmountFlags::empty())?;
@@ -66,19 +67,19 @@ pub fn run(args: &Umount) -> Outcome {
     closed(&mount)
 }
 
-/// In words, what could not be kept; never anything that a sync acknowledged.
+/// The lost changes in words. A change that a sync acknowledged is never among them.
 fn lost(last: &LastSync, cause: Option<&str>) -> Option<String> {
     let why = |errno: Errno| reason(&errno.into());
-    let kept = "what a sync acknowledged is there";
+    let kept = "every acknowledged sync is kept";
     match (last.daemon, last.write_back) {
         (Some(errno), _) => {
             let why = cause.map_or_else(|| why(errno), str::to_owned);
             Some(format!(
-                "what was written after the last sync is lost: {why}; {kept}"
+                "changes after the last sync are lost: {why}; {kept}"
             ))
         }
         (None, Some(errno)) => Some(format!(
-            "something that a program stored through a mapping, and did not sync, is lost: {}; {kept}",
+            "data that a program stored through a mapping and did not sync is lost: {}; {kept}",
             why(errno)
         )),
         (None, None) => None,
@@ -97,7 +98,8 @@ fn closed(mount: &RametMount) -> Outcome {
     Ok(())
 }
 
-/// The daemon serves until the last mount of its volume is gone, so it would not end.
+/// Refuses if the mount stays elsewhere. The daemon serves until the last mount of its volume is
+/// gone, so it would not end.
 fn refuse_if_it_stays(dir: &Path) -> Outcome {
     let Some(other) = mounts::stays_at(dir)? else {
         return Ok(());
@@ -109,14 +111,14 @@ fn refuse_if_it_stays(dir: &Path) -> Outcome {
     Err(Failure::at(dir, why))
 }
 
-/// Waits for the daemon of the mount that was at `dir`, and says so when that takes long.
+/// Waits for the daemon of the mount that was at `dir`, and tells the user so if that takes long.
 fn waiting<T>(dir: &Path, wait: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         let (ended, has_ended) = channel::<()>();
         scope.spawn(move || {
             if has_ended.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-                // Which of the two cannot be told from here.
-                let why = "unmounted here; the daemon still writes, or it is still mounted in another mount namespace, waiting";
+                // This process cannot tell which of the two holds.
+                let why = "unmounted here; the daemon still writes, or the volume is still mounted in another mount namespace, waiting";
                 output::complain(format_args!("{}: {why}", dir.display()));
             }
         });
@@ -135,7 +137,7 @@ fn wait_for_end(daemon: &OwnedFd) -> Result<(), Errno> {
     }
 }
 
-/// Unmounts: by ourselves when we may, else through fusermount3.
+/// Unmounts: by a system call if this user may, else through fusermount3.
 pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
     match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
         Ok(()) => return Ok(()),
@@ -170,6 +172,6 @@ pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
 fn busy(dir: &Path) -> Failure {
     Failure::at(
         dir,
-        "busy: a file on it is open, or somebody's current directory is there",
+        "busy: a file on it is open, or a process has its current directory there",
     )
 }

@@ -1,8 +1,8 @@
-//! `fsck.ramet`: checks a volume as fsck(8) asks for it.
+//! `fsck.ramet`: checks a volume for fsck(8).
 //!
-//! With `-a` or `-p`, as at boot, a volume that was unmounted in order is left alone, and one that was not is recovered
-//! from its journal: every mount does the same, and a file system that survives crashes needs no look at each of its
-//! nodes. Without them, or with `-f`, everything is checked.
+//! With `-a` or `-p`, as at boot, a volume that was unmounted in order is left alone. Another
+//! volume is recovered from its journal, as every mount would do it: a file system that survives
+//! crashes needs no check of each node. Without them, or with `-f`, everything is checked.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,11 +16,12 @@ use crate::failure::{Failure, Outcome, status};
 use crate::output::say;
 use crate::{args, fsck, mounts};
 
-/// Check a Ramet volume that is not mounted, as fsck(8) asks for it
+/// Check a Ramet volume that is not mounted, for fsck(8)
 #[derive(Debug, Parser)]
 #[command(name = "fsck.ramet", version, disable_version_flag = true)]
 pub struct Args {
-    /// Recover a volume that was not unmounted in order, and check no more than that unless -f is given; -p means the same
+    /// Recover a volume that was not unmounted in order, and check nothing else unless -f is given;
+    /// -p means the same
     #[arg(short = 'a', visible_short_alias = 'p', conflicts_with_all = ["yes", "no"])]
     pub automatic: bool,
     /// Repair everything that can be repaired
@@ -77,7 +78,7 @@ pub fn run(args: &Args) -> Outcome<u8> {
     })
 }
 
-/// Does what a mount and an unmount would do to a volume that was not unmounted in order.
+/// Recovers a volume that was not unmounted in order, as a mount and an unmount would.
 fn recover(path: &Path) -> Outcome {
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
     let device = FileDevice::open(path, Access::ReadWrite);

@@ -1,4 +1,5 @@
-//! `mount.ramet` and `mount.fuse.ramet`: mounts a volume for mount(8), so from a line of fstab(5) too.
+//! `mount.ramet` and `mount.fuse.ramet`: mounts a volume for mount(8), and so from a line of
+//! fstab(5).
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ const USAGE: u8 = 1;
 const SYSTEM: u8 = 2;
 const MOUNT_FAILED: u8 = 32;
 
-/// Mount a Ramet volume, as mount(8) asks for it
+/// Mount a Ramet volume, for mount(8)
 ///
 /// The command returns once the volume is usable.
 #[derive(Debug, Parser)]
@@ -35,7 +36,7 @@ pub struct Args {
     /// Accepted for mount(8): no file lists the mounts besides the kernel's
     #[arg(short = 'n')]
     pub no_table: bool,
-    /// Say what was mounted
+    /// Report the new mount
     #[arg(short = 'v')]
     pub verbose: bool,
     /// Mount read-only
@@ -44,7 +45,7 @@ pub struct Args {
     /// Mount read-write: the default
     #[arg(short = 'w', conflicts_with = "read_only")]
     pub read_write: bool,
-    /// Mount in the mount namespace that this file stands for
+    /// Mount in the mount namespace of this file
     #[arg(short = 'N', value_name = "FILE")]
     pub namespace: Option<PathBuf>,
     /// Accepted for mount(8): ramet and fuse.ramet are the same
@@ -73,7 +74,7 @@ pub fn run(args: &Args) -> Outcome<u8> {
     if options.iter().any(|option| option == "remount") {
         return remount(args, &options);
     }
-    options.retain(|option| !says_who_may_mount(option));
+    options.retain(|option| !is_about_users(option));
     if args.sloppy {
         options.retain(|option| is_known(option));
     }
@@ -108,8 +109,8 @@ pub fn run(args: &Args) -> Outcome<u8> {
     Ok(0)
 }
 
-/// Has umount(8) call `umount.ramet`, by an entry in the table of libmount. Without one, umount(8) of root sees no more
-/// of a mount than that it is FUSE, and does not wait for the daemon.
+/// Has umount(8) call `umount.ramet`, by an entry in the table of libmount. Without the entry,
+/// umount(8) of root knows only that the mount is a FUSE mount, and does not wait for the daemon.
 fn have_umount_wait(dir: &Path) {
     let Ok(Some(mount)) = mounts::at(dir) else {
         return;
@@ -129,8 +130,8 @@ fn enter(namespace: &Path) -> Outcome {
         .map_err(|e| failed(e.into()))
 }
 
-/// Changes the options of a mount that stands. The kernel does it alone: the daemon has no part in it, so the options
-/// of Ramet itself stay as they are.
+/// Changes the options of a mount that exists. The kernel does it alone: the daemon has no part in
+/// it, so Ramet's own options stay as they are.
 fn remount(args: &Args, options: &[String]) -> Outcome<u8> {
     let mut command = Command::new("mount");
     // Without `-i` mount(8) would call this helper again.
@@ -153,8 +154,8 @@ fn remount(args: &Args, options: &[String]) -> Outcome<u8> {
         .unwrap_or(MOUNT_FAILED))
 }
 
-/// Whether mount(8) has acted on an option, and hands it on all the same.
-fn says_who_may_mount(option: &str) -> bool {
+/// Whether mount(8) has acted on an option, and passes it on all the same.
+fn is_about_users(option: &str) -> bool {
     let name = option.split_once('=').map_or(option, |(name, _)| name);
     matches!(
         name,
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn sloppy_options_are_those_that_nobody_knows() {
+    fn sloppy_options_are_the_unknown_ones() {
         assert!(is_known("noatime") && is_known("cache_size=1G") && is_known("x-anything"));
         assert!(!is_known("data=ordered"));
     }

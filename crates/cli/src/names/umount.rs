@@ -1,5 +1,5 @@
-//! `umount.ramet` and `umount.fuse.ramet`: umount(8) then waits, as `ramet umount` does, until everything is durable and
-//! the daemon has ended.
+//! `umount.ramet` and `umount.fuse.ramet`: with them umount(8) waits, as `ramet umount` does, until
+//! everything is durable and the daemon has ended.
 
 use std::path::PathBuf;
 
@@ -12,16 +12,16 @@ use crate::{args, mounts, umount};
 /// The exit status of umount(8) for an unmount that failed.
 const UMOUNT_FAILED: u8 = 32;
 
-/// Unmount a Ramet volume, as umount(8) asks for it
+/// Unmount a Ramet volume, for umount(8)
 ///
 /// The command returns once everything is durable and the daemon has ended.
 #[derive(Debug, Parser)]
 #[command(name = "umount.ramet", version)]
 pub struct Args {
-    /// Detach the mount now; the daemon ends when nothing uses it any more
+    /// Detach the mount now; the daemon ends when no program uses it any more
     #[arg(short = 'l')]
     pub lazy: bool,
-    /// Abort requests that are under way, so that a daemon that hangs is no obstacle
+    /// Abort requests that are under way, also of a daemon that hangs
     #[arg(short = 'f', conflicts_with = "lazy")]
     pub force: bool,
     /// Accepted for umount(8)
