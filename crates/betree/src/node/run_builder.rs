@@ -132,36 +132,12 @@ impl Body {
         ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
         filter: &Filter,
     ) -> RunImage {
-        let mut children = Vec::new();
-        let mut tail = Writer::new();
-        let mut count = 0u32;
-        for (range, msg) in ranges {
-            count += 1;
-            put_bytes(&mut tail, &range.lo);
-            put_hi(&mut tail, range.hi.as_ref());
-            match msg {
-                RangeMsg::Null => tail.u8(0),
-                RangeMsg::Goto(target) => {
-                    tail.u8(1);
-                    put_translation(&mut tail, &target.translation);
-                    tail.u64(target.node.id().0);
-                    tail.u8(target.node.height());
-                    children.push(target.node.clone());
-                }
-            }
-        }
+        let (count, range_bytes, children) = encode_ranges(ranges);
         let mut index = Writer::new();
-        for meta in &self.metas {
-            put_bytes(&mut index, &meta.first_key);
-            index.u32(meta.offset);
-            index.u32(meta.stored_bytes);
-            index.u32(meta.raw_bytes);
-            index.u32(meta.points);
-            index.u32(meta.deletes);
-            index.u8(meta.codec.tag());
-            index.u64(meta.checksum);
-        }
-        index.raw(&tail.into_vec());
+        self.metas
+            .iter()
+            .for_each(|meta| meta.encode_entry(&mut index));
+        index.raw(&range_bytes);
         let filter_bytes = filter.encode();
         index.raw(&filter_bytes);
         let index = index.into_vec();
@@ -199,6 +175,30 @@ impl Body {
             index,
         }
     }
+}
+
+/// Range messages as they lie in an index: how many, their bytes, and the targets of the GOTOs.
+fn encode_ranges<'a>(
+    ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
+) -> (u32, Vec<u8>, Vec<Arc<Handle>>) {
+    let (mut count, mut children) = (0, Vec::new());
+    let mut w = Writer::new();
+    for (range, msg) in ranges {
+        count += 1;
+        put_bytes(&mut w, &range.lo);
+        put_hi(&mut w, range.hi.as_ref());
+        match msg {
+            RangeMsg::Null => w.u8(0),
+            RangeMsg::Goto(target) => {
+                w.u8(1);
+                put_translation(&mut w, &target.translation);
+                w.u64(target.node.id().0);
+                w.u8(target.node.height());
+                children.push(target.node.clone());
+            }
+        }
+    }
+    (count, w.into_vec(), children)
 }
 
 /// Builds the image of a run from points in key order.

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_block::codec::decompress;
-use ramet_block::encoding::{DecodeError, Reader};
+use ramet_block::encoding::{DecodeError, Reader, Writer};
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Codec, checksum};
 
@@ -28,7 +28,7 @@ use crate::node::buffer::Pressure;
 use crate::node::filter::Filter;
 use crate::node::handle::{ALLOCATION_BYTES, HANDLE_BYTES, Handle, Kind};
 use crate::node::message::{RangeMsg, Target};
-use crate::node::wire::{MALFORMED, take_bytes, take_hi, take_translation};
+use crate::node::wire::{MALFORMED, put_bytes, take_bytes, take_hi, take_translation};
 use crate::sync::Mutex;
 
 pub(crate) const RUN_MAGIC: u32 = u32::from_le_bytes(*b"RRUN");
@@ -170,58 +170,23 @@ impl RunIndex {
         let (block_count, range_count) = (blocks, ranges);
         let (mut blocks, mut ranges) = (Vec::new(), Vec::new());
         for _ in 0..block_count {
-            let first_key = Bytes::copy_from_slice(take_bytes(&mut r)?);
-            let (offset, stored_bytes, raw_bytes, points, deletes) =
-                (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
-            let codec = Codec::from_tag(r.u8()?).map_err(|_| MALFORMED)?;
-            let checksum = r.u64()?;
-            let offset = offset.checked_add(len).ok_or(MALFORMED)?;
-            let end = offset.checked_add(stored_bytes).ok_or(MALFORMED)?;
-            let ordered = blocks.last().map_or(offset == len, |b: &BlockMeta| {
-                b.first_key < first_key && b.end() == offset
-            });
-            if end > used || raw_bytes as usize > BLOCK_BYTES_MAX || deletes > points || !ordered {
+            let meta = BlockMeta::decode_entry(&mut r, len)?;
+            let is_next =
+                |last: &BlockMeta| last.first_key < meta.first_key && last.end() == meta.offset;
+            let is_ordered = blocks.last().map_or(meta.offset == len, is_next);
+            if meta.end() > used || !is_ordered {
                 return Err(MALFORMED);
             }
-            blocks.push(BlockMeta {
-                first_key,
-                offset,
-                stored_bytes,
-                raw_bytes,
-                points,
-                deletes,
-                codec,
-                checksum,
-            });
+            blocks.push(meta);
         }
         for _ in 0..range_count {
-            let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
-            let hi = take_hi(&mut r)?;
-            let range = KeyRange::new(lo, hi);
-            let ordered = ranges
-                .last()
-                .is_none_or(|(last, _): &(KeyRange, RangeMsg)| {
-                    last.hi.as_ref().is_some_and(|end| *end <= range.lo)
-                });
-            if kind == Kind::Leaf || range.is_empty() || !ordered {
+            let (range, msg) = take_range_message(&mut r, handle)?;
+            let ends_before = |(last, _): &(KeyRange, RangeMsg)| {
+                last.hi.as_ref().is_some_and(|end| *end <= range.lo)
+            };
+            if kind == Kind::Leaf || !ranges.last().is_none_or(ends_before) {
                 return Err(MALFORMED);
             }
-            let msg = match r.u8()? {
-                0 => RangeMsg::Null,
-                1 => {
-                    let translation = take_translation(&mut r)?;
-                    let (id, height) = (r.u64()?, r.u8()?);
-                    // A target of the greatest height could have no node above it.
-                    if !range.shares_prefix(translation.strip) || height == u8::MAX {
-                        return Err(MALFORMED);
-                    }
-                    RangeMsg::Goto(Target {
-                        translation,
-                        node: handle(id, height).ok_or(MALFORMED)?,
-                    })
-                }
-                _ => return Err(MALFORMED),
-            };
             ranges.push((range, msg));
         }
         let filter = Filter::decode(r.take(filter_len as usize)?)?;
@@ -329,8 +294,48 @@ impl BlockMeta {
         self.offset + self.stored_bytes
     }
 
-    /// Verifies and decodes the block. `next` is the first key of the block behind it; `addr` is
-    /// its address, for error messages.
+    /// Encodes the entry of the block in the index, whose `offset` counts from the first block.
+    pub(crate) fn encode_entry(&self, w: &mut Writer) {
+        put_bytes(w, &self.first_key);
+        w.u32(self.offset);
+        w.u32(self.stored_bytes);
+        w.u32(self.raw_bytes);
+        w.u32(self.points);
+        w.u32(self.deletes);
+        w.u8(self.codec.tag());
+        w.u64(self.checksum);
+    }
+
+    /// Decodes an entry of the index of a run whose blocks begin at `blocks_start`.
+    fn decode_entry(
+        r: &mut Reader<'_>,
+        blocks_start: u32,
+    ) -> std::result::Result<Self, DecodeError> {
+        let first_key = Bytes::copy_from_slice(take_bytes(r)?);
+        let (offset, stored_bytes, raw_bytes) = (r.u32()?, r.u32()?, r.u32()?);
+        let (points, deletes) = (r.u32()?, r.u32()?);
+        let codec = Codec::from_tag(r.u8()?).map_err(|_| MALFORMED)?;
+        let checksum = r.u64()?;
+        let offset = offset.checked_add(blocks_start).ok_or(MALFORMED)?;
+        // Keeps `BlockMeta::end` within 32 bits.
+        offset.checked_add(stored_bytes).ok_or(MALFORMED)?;
+        if raw_bytes as usize > BLOCK_BYTES_MAX || deletes > points {
+            return Err(MALFORMED);
+        }
+        Ok(Self {
+            first_key,
+            offset,
+            stored_bytes,
+            raw_bytes,
+            points,
+            deletes,
+            codec,
+            checksum,
+        })
+    }
+
+    /// Verifies and decodes the block; `next` is the first key of the block behind it, `addr` where it lies, for the
+    /// message.
     pub(crate) fn decode(
         &self,
         kind: Kind,
@@ -371,6 +376,35 @@ impl BlockMeta {
         }
         Ok(block)
     }
+}
+
+/// Decodes a range message of an index; `handle` finds the node of a GOTO.
+fn take_range_message(
+    r: &mut Reader<'_>,
+    handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
+) -> std::result::Result<(KeyRange, RangeMsg), DecodeError> {
+    let lo = Bytes::copy_from_slice(take_bytes(r)?);
+    let range = KeyRange::new(lo, take_hi(r)?);
+    if range.is_empty() {
+        return Err(MALFORMED);
+    }
+    let msg = match r.u8()? {
+        0 => RangeMsg::Null,
+        1 => {
+            let translation = take_translation(r)?;
+            let (id, height) = (r.u64()?, r.u8()?);
+            // No node could be above a target of the greatest height.
+            if !range.shares_prefix(translation.strip) || height == u8::MAX {
+                return Err(MALFORMED);
+            }
+            RangeMsg::Goto(Target {
+                translation,
+                node: handle(id, height).ok_or(MALFORMED)?,
+            })
+        }
+        _ => return Err(MALFORMED),
+    };
+    Ok((range, msg))
 }
 
 #[cfg(test)]

@@ -414,74 +414,93 @@ impl Skeleton {
             next_ord,
         };
         for _ in 0..edges {
-            let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
-            let watermark = r.varint()?;
-            let child = match r.u8()? {
-                0 => None,
-                1 => {
-                    let translation = take_translation(&mut r)?;
-                    let (id, child_height, live_bytes) = (r.u64()?, r.u8()?, r.varint()?);
-                    if child_height >= height {
-                        return Err(MALFORMED);
-                    }
-                    Some(Child {
-                        translation,
-                        node: handle(id, child_height).ok_or(MALFORMED)?,
-                        live_bytes,
-                    })
-                }
-                _ => return Err(MALFORMED),
-            };
-            if node.edges.last().is_some_and(|last: &Edge| last.lo >= lo) {
+            let edge = Edge::decode(&mut r, height, handle)?;
+            if node.edges.last().is_some_and(|last| last.lo >= edge.lo) {
                 return Err(MALFORMED);
             }
-            node.edges.push(Edge {
-                lo,
-                watermark,
-                child,
-            });
+            node.edges.push(edge);
         }
         for at in 0..node.edges.len() {
             let range = node.edge_range(at);
-            let strip = node.edges[at]
-                .child
-                .as_ref()
-                .map_or(0, |c| c.translation.strip);
+            let strip = node.edges[at].child.as_ref();
+            let strip = strip.map_or(0, |child| child.translation.strip);
             if range.is_empty() || !range.shares_prefix(strip) {
                 return Err(MALFORMED);
             }
         }
         for _ in 0..segs {
-            let (id, ord) = (r.u64()?, r.varint()?);
-            let lo = Bytes::copy_from_slice(take_bytes(&mut r)?);
-            let clip = KeyRange::new(lo, take_hi(&mut r)?);
-            let translation = take_translation(&mut r)?;
-            let (goto_height, bytes) = (r.u8()?, r.varint()?);
-            let ordered = node
-                .segs
-                .last()
-                .is_none_or(|last: &SegRef| last.comes_before(ord, &clip));
-            if !ordered
-                || ord >= next_ord
-                || goto_height > height
-                || clip.is_empty()
-                || !clip.shares_prefix(translation.strip)
+            let seg = SegRef::decode(&mut r, run)?;
+            let is_ordered = |last: &SegRef| last.comes_before(seg.ord, &seg.clip);
+            if !node.segs.last().is_none_or(is_ordered)
+                || seg.ord >= next_ord
+                || seg.goto_height > height
             {
                 return Err(MALFORMED);
             }
-            node.segs.push(SegRef {
-                run: run(id).ok_or(MALFORMED)?,
-                ord,
-                clip,
-                translation,
-                goto_height,
-                bytes,
-            });
+            node.segs.push(seg);
         }
         if r.remaining() != 0 {
             return Err(MALFORMED);
         }
         node.shrink();
         Ok(node)
+    }
+}
+
+impl Edge {
+    /// Decodes an edge of a node of `height`; `handle` finds the node of the child.
+    fn decode(
+        r: &mut Reader<'_>,
+        height: u8,
+        handle: &mut dyn FnMut(u64, u8) -> Option<Arc<Handle>>,
+    ) -> Result<Self, DecodeError> {
+        let lo = Bytes::copy_from_slice(take_bytes(r)?);
+        let watermark = r.varint()?;
+        let child = match r.u8()? {
+            0 => None,
+            1 => {
+                let translation = take_translation(r)?;
+                let (id, child_height, live_bytes) = (r.u64()?, r.u8()?, r.varint()?);
+                if child_height >= height {
+                    return Err(MALFORMED);
+                }
+                Some(Child {
+                    translation,
+                    node: handle(id, child_height).ok_or(MALFORMED)?,
+                    live_bytes,
+                })
+            }
+            _ => return Err(MALFORMED),
+        };
+        Ok(Self {
+            lo,
+            watermark,
+            child,
+        })
+    }
+}
+
+impl SegRef {
+    /// Decodes a reference to a segment; `run` finds its node.
+    fn decode(
+        r: &mut Reader<'_>,
+        run: &mut dyn FnMut(u64) -> Option<Arc<Handle>>,
+    ) -> Result<Self, DecodeError> {
+        let (id, ord) = (r.u64()?, r.varint()?);
+        let lo = Bytes::copy_from_slice(take_bytes(r)?);
+        let clip = KeyRange::new(lo, take_hi(r)?);
+        let translation = take_translation(r)?;
+        let (goto_height, bytes) = (r.u8()?, r.varint()?);
+        if clip.is_empty() || !clip.shares_prefix(translation.strip) {
+            return Err(MALFORMED);
+        }
+        Ok(Self {
+            run: run(id).ok_or(MALFORMED)?,
+            ord,
+            clip,
+            translation,
+            goto_height,
+            bytes,
+        })
     }
 }
