@@ -1,9 +1,11 @@
 //! Numbers that an open tree tells: counts of its work, its memory, and the space that ranges use.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::check::usage::{Usage, usage_of};
+use crate::counters::Counters;
 use crate::error::{Error, Result};
+use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::node::skeleton::Skeleton;
 use crate::read::diff::Span;
@@ -53,7 +55,7 @@ impl Inner {
             )
         };
         let c = &store.counters;
-        let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             uuid: self.uuid,
             label: self.label.clone(),
@@ -76,10 +78,7 @@ impl Inner {
             buffered_ranges,
             checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos())
                 .unwrap_or(u64::MAX),
-            journal_bytes: self
-                .journal
-                .as_ref()
-                .map_or(0, crate::journal::journal::Journal::used_bytes),
+            journal_bytes: self.journal.as_ref().map_or(0, Journal::used_bytes),
             seq,
             cache_hits: get(&c.cache_hits),
             cache_misses: get(&c.cache_misses),
@@ -90,38 +89,49 @@ impl Inner {
             filter_denials: get(&c.filter_denials),
             leaves_ahead: get(&c.leaves_ahead),
             bytes_written: c.bytes_written(),
-            written: WrittenBytes {
-                journal: self.journal.as_ref().map_or(0, |j| j.written_bytes()),
-                leaves: get(&c.leaf_bytes).saturating_sub(get(&c.ingest_bytes)),
-                ingests: get(&c.ingest_bytes),
-                segments: get(&c.segment_bytes),
-                copied: get(&c.copied_bytes),
-                skeletons: get(&c.skeleton_bytes),
-            },
-            paths: PathCounts {
-                splits: get(&c.splits),
-                flushes: get(&c.flushes),
-                rewrites: get(&c.rewrites),
-                coalesces: get(&c.coalesces),
-                collapses: get(&c.collapses),
-                flattens: get(&c.flattens),
-                segment_merges: get(&c.segment_merges),
-                goto_sinks: get(&c.goto_sinks),
-                goto_waits: get(&c.goto_waits),
-                conversions: get(&c.conversions),
-                overlaps_left: get(&c.overlaps_left),
-                overlaps_right: get(&c.overlaps_right),
-                overlaps_both: get(&c.overlaps_both),
-                unshares: get(&c.unshares),
-                prunes: get(&c.prunes),
-                reclaimed: get(&c.reclaimed),
-                ingests: get(&c.ingests),
-                compacted_copies: get(&c.compacted_copies),
-                clone_waits: get(&c.clone_waits),
-                checkpoints: get(&c.checkpoints),
-            },
+            written: written_bytes(c, self.journal.as_ref().map_or(0, Journal::written_bytes)),
+            paths: path_counts(c),
             poisoned: self.failure().map(|text| text.to_string()),
         }
+    }
+}
+
+/// What was written, `journal` bytes of it to the journal.
+fn written_bytes(c: &Counters, journal: u64) -> WrittenBytes {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    WrittenBytes {
+        journal,
+        leaves: get(&c.leaf_bytes).saturating_sub(get(&c.ingest_bytes)),
+        ingests: get(&c.ingest_bytes),
+        segments: get(&c.segment_bytes),
+        copied: get(&c.copied_bytes),
+        skeletons: get(&c.skeleton_bytes),
+    }
+}
+
+fn path_counts(c: &Counters) -> PathCounts {
+    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    PathCounts {
+        splits: get(&c.splits),
+        flushes: get(&c.flushes),
+        rewrites: get(&c.rewrites),
+        coalesces: get(&c.coalesces),
+        collapses: get(&c.collapses),
+        flattens: get(&c.flattens),
+        segment_merges: get(&c.segment_merges),
+        goto_sinks: get(&c.goto_sinks),
+        goto_waits: get(&c.goto_waits),
+        conversions: get(&c.conversions),
+        overlaps_left: get(&c.overlaps_left),
+        overlaps_right: get(&c.overlaps_right),
+        overlaps_both: get(&c.overlaps_both),
+        unshares: get(&c.unshares),
+        prunes: get(&c.prunes),
+        reclaimed: get(&c.reclaimed),
+        ingests: get(&c.ingests),
+        compacted_copies: get(&c.compacted_copies),
+        clone_waits: get(&c.clone_waits),
+        checkpoints: get(&c.checkpoints),
     }
 }
 

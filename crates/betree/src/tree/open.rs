@@ -19,8 +19,8 @@ use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 use crate::error::{Error, Result};
 use crate::journal::frame::{REGION_BYTES_MIN, is_valid_region};
 use crate::journal::journal::Journal;
-use crate::node::handle::Kind;
-use crate::shape::{OpenOptions, TreeShape};
+use crate::node::handle::{Handle, Kind};
+use crate::shape::{OpenOptions, Seq, TreeShape};
 use crate::store::store::Store;
 use crate::sync::Mutex;
 use crate::tree::api::Tree;
@@ -157,50 +157,12 @@ impl Tree {
             dev.sync()
                 .map_err(io("syncing what an earlier mount wrote"))?;
         }
-        let mut sb = read_superblock(&*dev)?;
+        let sb = read_superblock(&*dev)?;
         if !options.read_only {
-            // A power cut may have torn the second copy of either slot. The first one is written over by the checkpoint after
-            // the next, and nothing of the slot would be left if that were torn as well.
-            for bad in scrub_copies(&*dev, &sb, false).map_err(io("repairing a superblock"))? {
-                tracing::info!(
-                    addr = bad.addr,
-                    detail = bad.detail,
-                    "wrote a copy of the superblock anew"
-                );
-            }
+            repair_copies(&*dev, &sb)?;
         }
-        let mut shape = options
-            .shape
-            .clone()
-            .unwrap_or_else(|| shape_of(&sb, options.cache_bytes));
-        shape.codec = options.codec.unwrap_or(shape.codec);
-        let roots = TableRoots {
-            node_table: sb.node_table,
-            space_map: sb.space_map,
-            refcounts: sb.refcounts,
-        };
-        let table = NodeTable::open(&dev, roots, usable(&sb), options.read_only)?;
-        let cache_bytes = options
-            .cache_bytes
-            .unwrap_or_else(machine_cache_bytes)
-            .max(1 << 20);
-        let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
-        if sb.space_debt {
-            store.space_debt.set_due();
-        }
-        let root = match sb.root_node {
-            0 => empty_root(&store),
-            id => {
-                let record = store.table.get(NodeId(id))?.ok_or_else(|| Error::Corrupt {
-                    what: "superblock",
-                    addr: 0,
-                    detail: format!("the root is node {id}, which has no record"),
-                })?;
-                store
-                    .recorded(NodeId(id), Kind::Skeleton, record.height)
-                    .expect("nothing is known of any node yet")
-            }
-        };
+        let store = open_store(&dev, &sb, &options)?;
+        let root = root_of(&store, sb.root_node)?;
         if !options.read_only {
             // Also what an earlier mount took, when the host has no more.
             let _ = store.secure(store.deletion_reserve_bytes());
@@ -208,52 +170,7 @@ impl Tree {
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());
         inner.sync_each = options.sync_each;
-
-        let uuid_low = uuid_low(&sb.uuid);
-        let corrupt = |detail: String| Error::Corrupt {
-            what: "journal record",
-            addr: sb.journal.addr,
-            detail,
-        };
-        // Replaying takes space: what the journal names is taken out of it first.
-        let mut pinned = PinnedLeaves::default();
-        Journal::replay(
-            &*dev,
-            sb.journal,
-            uuid_low,
-            sb.epoch,
-            sb.journal_start,
-            &mut |_, bytes| {
-                let mut pin = |place| pinned.pin(&inner.store, place);
-                let decoded = record::decode(bytes, &mut pin);
-                decoded.map(drop).map_err(|e| corrupt(e.to_string()))
-            },
-        )?;
-        let mut replayed = 0u64;
-        let end = Journal::replay(
-            &*dev,
-            sb.journal,
-            uuid_low,
-            sb.epoch,
-            sb.journal_start,
-            &mut |seq, bytes| {
-                if failpoints::is_on(Fault::RecordNotReplayed) && seq % 8 == 0 {
-                    return Ok(());
-                }
-                let mut find = |place| pinned.find(place);
-                let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
-                check(&batch).map_err(|e| corrupt(e.to_string()))?;
-                inner.apply(batch, None, Some(seq))?;
-                if inner.store.dirty.memory_bytes() > 2 * inner.store.shape.memory_bytes as u64
-                    && !options.read_only
-                {
-                    inner.flush_if_possible(false)?;
-                }
-                replayed += 1;
-                Ok(())
-            },
-        )?;
-        drop(pinned);
+        let (end, replayed) = replay(&inner, &sb, options.read_only)?;
         if options.read_only {
             let tree = Tree::from_inner(Arc::new(inner));
             if !options.manual {
@@ -261,27 +178,7 @@ impl Tree {
             }
             return Ok(tree);
         }
-
-        // A new epoch must be durable before its first frame, together with where its frames start.
-        sb.epoch += u64::from(!failpoints::is_on(Fault::EpochNotRaised));
-        sb.clean = false;
-        inner.journal = Some(Journal::open(
-            dev.clone(),
-            sb.journal,
-            uuid_low,
-            sb.epoch,
-            inner.store.shape.codec,
-            end,
-        ));
-        if replayed > 0 {
-            tracing::info!(replayed, "recovered from the journal");
-        } else if !failpoints::is_on(Fault::EpochNotDurable) {
-            sb.generation += 1;
-            sb.journal_start = end;
-            write_superblock(&*dev, &sb)?;
-            dev.sync().map_err(io("syncing a superblock"))?;
-        }
-        inner.checkpointing = Mutex::new(sb);
+        begin_epoch(&mut inner, sb, end, replayed)?;
         let inner = Arc::new(inner);
         if replayed > 0 {
             inner.checkpoint()?;
@@ -294,6 +191,130 @@ impl Tree {
         }
         Ok(tree)
     }
+}
+
+/// Writes bad copies of the superblock anew.
+fn repair_copies(dev: &dyn Device, sb: &Superblock) -> Result<()> {
+    // A power cut may have torn the second copy of either slot. The first one is written over by the checkpoint after
+    // the next, and nothing of the slot would be left if that were torn as well.
+    for bad in scrub_copies(dev, sb, false).map_err(io("repairing a superblock"))? {
+        tracing::info!(
+            addr = bad.addr,
+            detail = bad.detail,
+            "wrote a copy of the superblock anew"
+        );
+    }
+    Ok(())
+}
+
+/// The store of the volume that `sb` describes.
+fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> Result<Arc<Store>> {
+    let shape = options.shape.clone();
+    let mut shape = shape.unwrap_or_else(|| shape_of(sb, options.cache_bytes));
+    shape.codec = options.codec.unwrap_or(shape.codec);
+    let roots = TableRoots {
+        node_table: sb.node_table,
+        space_map: sb.space_map,
+        refcounts: sb.refcounts,
+    };
+    let table = NodeTable::open(dev, roots, usable(sb), options.read_only)?;
+    let cache_bytes = options.cache_bytes.unwrap_or_else(machine_cache_bytes);
+    let cache_bytes = cache_bytes.max(1 << 20);
+    let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
+    if sb.space_debt {
+        store.space_debt.set_due();
+    }
+    Ok(store)
+}
+
+/// The root that the superblock names; 0 stands for that of an empty tree.
+fn root_of(store: &Store, root_node: u64) -> Result<Arc<Handle>> {
+    if root_node == 0 {
+        return Ok(empty_root(store));
+    }
+    let id = NodeId(root_node);
+    let record = store.table.get(id)?.ok_or_else(|| Error::Corrupt {
+        what: "superblock",
+        addr: 0,
+        detail: format!("the root is node {root_node}, which has no record"),
+    })?;
+    let root = store.recorded(id, Kind::Skeleton, record.height);
+    Ok(root.expect("nothing is known of any node yet"))
+}
+
+/// Lays the records of the journal into the memory buffer. Returns where the journal ends, and how many there were.
+fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos, u64)> {
+    let for_each = |each: &mut dyn FnMut(Seq, &[u8]) -> Result<()>| {
+        Journal::replay(
+            &*inner.store.dev,
+            sb.journal,
+            uuid_low(&sb.uuid),
+            sb.epoch,
+            sb.journal_start,
+            each,
+        )
+    };
+    let corrupt = |detail: String| Error::Corrupt {
+        what: "journal record",
+        addr: sb.journal.addr,
+        detail,
+    };
+    // Replaying takes space: what the journal names is taken out of it first.
+    let mut pinned = PinnedLeaves::default();
+    for_each(&mut |_, bytes| {
+        let mut pin = |place| pinned.pin(&inner.store, place);
+        let decoded = record::decode(bytes, &mut pin);
+        decoded.map(drop).map_err(|e| corrupt(e.to_string()))
+    })?;
+    let mut replayed = 0u64;
+    let end = for_each(&mut |seq, bytes| {
+        if failpoints::is_on(Fault::RecordNotReplayed) && seq % 8 == 0 {
+            return Ok(());
+        }
+        let mut find = |place| pinned.find(place);
+        let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
+        check(&batch).map_err(|e| corrupt(e.to_string()))?;
+        inner.apply(batch, None, Some(seq))?;
+        let fresh_max = 2 * inner.store.shape.memory_bytes as u64;
+        if inner.store.dirty.memory_bytes() > fresh_max && !read_only {
+            inner.flush_if_possible(false)?;
+        }
+        replayed += 1;
+        Ok(())
+    })?;
+    Ok((end, replayed))
+}
+
+/// Opens the journal under a new epoch, which goes on at `end`.
+fn begin_epoch(
+    inner: &mut Inner,
+    mut sb: Superblock,
+    end: JournalPos,
+    replayed: u64,
+) -> Result<()> {
+    let dev = inner.store.dev.clone();
+    // A new epoch must be durable before its first frame, together with where its frames start.
+    sb.epoch += u64::from(!failpoints::is_on(Fault::EpochNotRaised));
+    sb.clean = false;
+    inner.journal = Some(Journal::open(
+        dev.clone(),
+        sb.journal,
+        uuid_low(&sb.uuid),
+        sb.epoch,
+        inner.store.shape.codec,
+        end,
+    ));
+    if replayed > 0 {
+        // The checkpoint that follows makes the epoch durable.
+        tracing::info!(replayed, "recovered from the journal");
+    } else if !failpoints::is_on(Fault::EpochNotDurable) {
+        sb.generation += 1;
+        sb.journal_start = end;
+        write_superblock(&*dev, &sb)?;
+        dev.sync().map_err(io("syncing a superblock"))?;
+    }
+    inner.checkpointing = Mutex::new(sb);
+    Ok(())
 }
 
 pub(crate) fn uuid_low(uuid: &[u8; 16]) -> u64 {
