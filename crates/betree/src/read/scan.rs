@@ -21,7 +21,7 @@ use crate::node::block::Block;
 use crate::node::handle::{Handle, Kind};
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
-use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::read::cursor::{AHEAD_MAX, Left, MappedCursor, Merge};
 use crate::read::cut::{Base, NEIGHBOURS_MAX, check_falls, cut, cut_buffer};
 use crate::read::lookup::View;
 use crate::store::cache::Keeping;
@@ -246,58 +246,80 @@ impl TreeScan {
         }
         let mut left = merge.into_left();
         let end = self.end(&range);
-        // A block of an overlay covers more keys than a block of the leaf.
+        self.open_overlays(store, &overlays, &range, end.as_ref(), &mut left);
+        if let Some((leaf, translation)) = leaf {
+            // What the scan will see of it, in this piece and those that come after it.
+            let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
+            self.open_leaf(store, (leaf, translation), &range, &far, &mut left)?;
+        }
+        Ok(())
+    }
+
+    /// Merges what lies over `range`. Cursors before it had read `left`, and the scan ends at `end`.
+    fn open_overlays(
+        &mut self,
+        store: &Store,
+        overlays: &[(RunView, Translation)],
+        range: &KeyRange,
+        end: Option<&Bytes>,
+        left: &mut Vec<Left>,
+    ) {
+        // Of what lies over a leaf a block goes further than of the leaf.
         let above = if self.is_open && self.ahead < AHEAD_MAX {
             0
         } else {
             self.ahead
         };
-        for (run, translation) in overlays.iter() {
-            let mut cursor = MappedCursor::new(run, &range, translation, above);
+        for (run, translation) in overlays {
+            let mut cursor = MappedCursor::new(run, range, translation, above);
             if self.ahead == AHEAD_MAX {
                 // The end of the keys that the translation maps alike.
                 let alike = successor_of_prefix(&range.lo[..translation.strip]);
-                let far = KeyRange::new(range.lo.clone(), min_hi(end.clone(), alike));
-                cursor.carry_on(&mut left, &translation.range(&far));
+                let far = KeyRange::new(range.lo.clone(), min_hi(end.cloned(), alike));
+                cursor.carry_on(left, &translation.range(&far));
                 cursor.follow(store);
             }
             self.merge.push_older(cursor);
         }
-        if let Some((leaf, translation)) = leaf {
-            let read = self.collect(&leaf);
-            // The part of the leaf that the scan is going to see, in this piece and the next ones.
-            let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
-            let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
-            let (run, read) = if passes && read.is_none() {
-                let wanted_bytes = self.drop_behind_bytes;
-                store.run_whole(&leaf, &translation.range(&far), wanted_bytes, self.keeping)?
-            } else {
-                (store.run(&leaf)?, read)
-            };
-            let mut cursor = MappedCursor::new(&run, &range, &translation, self.ahead);
-            cursor.keep(self.keeping);
-            if self.is_open {
-                cursor.guess_alone();
-            }
-            if self.ahead == AHEAD_MAX {
-                cursor.carry_on(&mut left, &translation.range(&far));
-            }
-            if let Some((first, blocks)) = read {
-                cursor.offer(first, blocks.into_iter());
-            }
-            self.merge.push_older(cursor);
-            if !self.is_open {
-                // The first leaf may be all that the caller wants. From the second leaf on the scan
-                // reads to its end.
-                self.ahead = AHEAD_MAX;
-            }
-            let is_next = self
-                .leaf
-                .replace(leaf.id())
-                .is_some_and(|id| id != leaf.id());
-            if is_next && self.ahead == AHEAD_MAX {
-                self.look_ahead(store, leaf.id());
-            }
+    }
+
+    /// Merges the leaf under `range`, which the scan will see as far as `far`, and asks for those that come after it.
+    fn open_leaf(
+        &mut self,
+        store: &Store,
+        (leaf, translation): (Arc<Handle>, Translation),
+        range: &KeyRange,
+        far: &KeyRange,
+        left: &mut Vec<Left>,
+    ) -> Result<()> {
+        let read = self.collect(&leaf);
+        let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
+        let (run, read) = if passes && read.is_none() {
+            let wanted_bytes = self.drop_behind_bytes;
+            store.run_whole(&leaf, &translation.range(far), wanted_bytes, self.keeping)?
+        } else {
+            (store.run(&leaf)?, read)
+        };
+        let mut cursor = MappedCursor::new(&run, range, &translation, self.ahead);
+        cursor.keep(self.keeping);
+        if self.is_open {
+            cursor.guess_alone();
+        }
+        if self.ahead == AHEAD_MAX {
+            cursor.carry_on(left, &translation.range(far));
+        }
+        if let Some((first, blocks)) = read {
+            cursor.offer(first, blocks.into_iter());
+        }
+        self.merge.push_older(cursor);
+        if !self.is_open {
+            // The first leaf may be all that is asked for; what comes after it is up to the end.
+            self.ahead = AHEAD_MAX;
+        }
+        let before = self.leaf.replace(leaf.id());
+        let is_next = before.is_some_and(|id| id != leaf.id());
+        if is_next && self.ahead == AHEAD_MAX {
+            self.look_ahead(store, leaf.id());
         }
         Ok(())
     }
