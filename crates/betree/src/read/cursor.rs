@@ -474,7 +474,7 @@ impl Merge {
             .filter_map(|cursor| cursor.first_read(store));
         // The first block is read at once.
         for read in reads.skip(1) {
-            store.dev.expect_read(read.start, read.end - read.start);
+            store.device.expect(read);
         }
     }
 

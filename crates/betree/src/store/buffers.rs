@@ -9,18 +9,40 @@ const SPARE_MAX: usize = 4;
 
 /// Buffers that wait to be used again.
 #[derive(Debug, Default)]
-pub(crate) struct Spare(pub(crate) Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Spare(Mutex<Vec<Vec<u8>>>);
+
+impl Spare {
+    /// A buffer whose first `len` bytes are used.
+    pub(crate) fn lend(self: &Arc<Self>, len: usize) -> Lent {
+        let mut buffer = self.0.lock().pop().unwrap_or_default();
+        if buffer.len() < len {
+            // Nothing of the old one is wanted, nor room for more.
+            buffer = vec![0; len];
+        }
+        Lent {
+            buffer,
+            len,
+            spare: Arc::clone(self),
+        }
+    }
+}
 
 /// The first `len` bytes of a buffer that goes back when nobody looks at them any more.
 pub(crate) struct Lent {
-    pub(crate) buffer: Vec<u8>,
-    pub(crate) len: usize,
-    pub(crate) spare: Arc<Spare>,
+    buffer: Vec<u8>,
+    len: usize,
+    spare: Arc<Spare>,
 }
 
 impl AsRef<[u8]> for Lent {
     fn as_ref(&self) -> &[u8] {
         &self.buffer[..self.len]
+    }
+}
+
+impl AsMut<[u8]> for Lent {
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[..self.len]
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod buffers;
 pub(crate) mod cache;
 pub(crate) mod deferred;
+pub(crate) mod device;
 pub(crate) mod dirty;
 pub(crate) mod drop_behind;
 pub(crate) mod fragments;

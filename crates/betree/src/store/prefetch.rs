@@ -139,7 +139,7 @@ impl Store {
             let start = first.extent.addr;
             let len = last.extent.addr - start + u64::from(last.used_bytes);
             let len = usize::try_from(len).expect("some segments fit memory");
-            let Ok(bytes) = self.read(start, len) else {
+            let Ok(bytes) = self.device.read(start, len) else {
                 continue;
             };
             for (place, node, guard) in claimed {

@@ -1,7 +1,6 @@
 //! Reads of skeletons, indexes and blocks through the cache.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -11,7 +10,7 @@ use ramet_block::failpoints::{self, Fault};
 use ramet_nodetable::NodeId;
 
 use crate::counters::bump;
-use crate::error::{Error, READING_A_NODE, Result, io_error};
+use crate::error::{Error, Result};
 use crate::node::block::Block;
 use crate::node::handle::{Handle, Kind, Place};
 use crate::node::run_index::{RunIndex, index_len};
@@ -109,37 +108,6 @@ impl Store {
         Ok(place)
     }
 
-    pub(crate) fn read(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
-        let mut buf = vec![0; len];
-        self.read_to(addr, &mut buf)?;
-        Ok(buf)
-    }
-
-    /// The same into memory that is there.
-    pub(crate) fn read_to(&self, addr: u64, buf: &mut [u8]) -> Result<()> {
-        self.count_read(buf.len());
-        self.dev
-            .read_at(addr, buf)
-            .map_err(io_error(READING_A_NODE))
-    }
-
-    /// The same, and nothing beyond that is read for later.
-    fn read_alone(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
-        let mut buf = vec![0; len];
-        self.count_read(len);
-        self.dev
-            .read_alone_at(addr, &mut buf)
-            .map_err(io_error(READING_A_NODE))?;
-        Ok(buf)
-    }
-
-    fn count_read(&self, len: usize) {
-        bump(&self.counters.node_reads);
-        self.counters
-            .bytes_read
-            .fetch_add(len as u64, Ordering::Relaxed);
-    }
-
     /// The skeleton of an interior node.
     pub(crate) fn skeleton(&self, handle: &Handle) -> Result<Arc<Skeleton>> {
         if let Some(node) = self.dirty.skeleton(handle) {
@@ -147,7 +115,9 @@ impl Store {
         }
         let loaded = self.cached((handle.id().0, 0), || {
             let place = self.place(handle)?;
-            let bytes = self.read(place.extent.addr, place.used_bytes as usize)?;
+            let bytes = self
+                .device
+                .read(place.extent.addr, place.used_bytes as usize)?;
             let node = self.decode_skeleton(handle, &place, &bytes)?;
             Ok(Cached::Skeleton(Arc::new(node)))
         })?;
@@ -207,14 +177,16 @@ impl Store {
         let place = self.place(handle)?;
         let guess = (place.used_bytes as usize).min(ahead.max(4096));
         let least = guess.min(4096);
-        let mut front = match self.read(place.extent.addr, guess) {
+        let mut front = match self.device.read(place.extent.addr, guess) {
             // It may be something that nobody asked for.
-            Err(_) if guess > least => self.read(place.extent.addr, least)?,
+            Err(_) if guess > least => self.device.read(place.extent.addr, least)?,
             read => read?,
         };
         let len = front_len(&place, &front)?;
         if len > front.len() {
-            let rest = self.read(place.extent.addr + front.len() as u64, len - front.len())?;
+            let rest = self
+                .device
+                .read(place.extent.addr + front.len() as u64, len - front.len())?;
             front.extend_from_slice(&rest);
         }
         let index = self.keep_front(handle, &place, &front, len)?;
@@ -331,9 +303,9 @@ impl Store {
         let read = |blocks: usize| {
             let len = (metas[at + blocks - 1].end() - start) as usize;
             Ok(match keeping {
-                Keeping::All if alone => Bytes::from(self.read_alone(addr, len)?),
-                Keeping::All => Bytes::from(self.read(addr, len)?),
-                Keeping::Ends => self.read_lent(addr, len)?,
+                Keeping::All if alone => Bytes::from(self.device.read_alone(addr, len)?),
+                Keeping::All => Bytes::from(self.device.read(addr, len)?),
+                Keeping::Ends => self.device.read_lent(addr, len)?,
             })
         };
         let bytes: Result<_> = read(guards.len());

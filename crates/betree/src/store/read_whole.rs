@@ -17,7 +17,7 @@ use crate::key::range::KeyRange;
 use crate::node::handle::Handle;
 use crate::node::run_index::RunIndex;
 use crate::node::run_view::RunView;
-use crate::store::buffers::{Lent, WHOLE_BYTES_MAX};
+use crate::store::buffers::WHOLE_BYTES_MAX;
 use crate::store::cache::{Cached, Keeping};
 use crate::store::jobs::Found;
 use crate::store::store::Store;
@@ -26,22 +26,6 @@ use crate::store::store::Store;
 const RAW_BYTES_MAX: u64 = 16 << 20;
 
 impl Store {
-    /// Reads what somebody else keeps, and nobody here for long: a slice of it holds the whole buffer.
-    pub(crate) fn read_lent(&self, addr: u64, len: usize) -> Result<Bytes> {
-        let mut buffer = self.spare.0.lock().pop().unwrap_or_default();
-        if buffer.len() < len {
-            // Nothing of the old one is wanted, nor room for more.
-            buffer = vec![0; len];
-        }
-        let mut lent = Lent {
-            buffer,
-            len,
-            spare: Arc::clone(&self.spare),
-        };
-        self.read_to(addr, &mut lent.buffer[..len])?;
-        Ok(Bytes::from_owner(lent))
-    }
-
     /// A leaf that is wanted in `range`, and its blocks there if they came with it; `wanted_bytes` are wanted of this and other leaves. What
     /// is wrong with a block, or cannot be read, is told to whoever reads that alone.
     pub(crate) fn run_whole(
@@ -58,7 +42,7 @@ impl Store {
                 let len = place.used_bytes as usize;
                 let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
                 let read = is_most.then(|| {
-                    let bytes = self.read_lent(place.extent.addr, len)?;
+                    let bytes = self.device.read_lent(place.extent.addr, len)?;
                     // Others leave to the cache of the device what they do not keep themselves.
                     read_extent = (keeping == Keeping::Ends).then_some(place.extent);
                     let index = self.decode_front(leaf, &place, &bytes)?;
@@ -73,10 +57,8 @@ impl Store {
                 Ok(Cached::Index(Arc::new(index)))
             })?;
         }
-        let dropped =
-            read_extent.and_then(|extent| self.drop_behind.lock().note(leaf.id(), extent));
-        if let Some(dropped) = dropped {
-            self.dev.forget_read(dropped.addr, dropped.len);
+        if let Some(extent) = read_extent {
+            self.device.drop_behind(leaf.id(), extent);
         }
         Ok((self.run(leaf)?, found))
     }

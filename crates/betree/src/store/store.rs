@@ -28,10 +28,9 @@ use crate::node::packed::PackedRun;
 use crate::node::run_index::RUN_HEADER_BYTES;
 use crate::node::skeleton::Skeleton;
 use crate::shape::TreeShape;
-use crate::store::buffers::Spare;
 use crate::store::cache::{ByBytes, CacheKey, Cached};
+use crate::store::device::NodeDevice;
 use crate::store::dirty::{ById, Contents, DirtyNode, DirtyTable};
-use crate::store::drop_behind::DropBehind;
 use crate::store::jobs::ReadAhead;
 use crate::store::reservation::SpaceReservation;
 use crate::store::space_debt::SpaceDebt;
@@ -45,7 +44,8 @@ pub(crate) struct Store {
     pub(crate) dev: Arc<dyn Device>,
     pub(crate) table: NodeTable,
     pub(crate) shape: TreeShape,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) device: NodeDevice,
     /// Nodes that no checkpoint names.
     pub(crate) dirty: DirtyTable,
     /// Sum of all space reservations, in bytes.
@@ -59,8 +59,6 @@ pub(crate) struct Store {
     /// Places of dead leaves that records of the journal name, oldest first.
     pub(crate) deferred_frees: Mutex<Vec<Extent>>,
     pub(crate) read_ahead: ReadAhead,
-    pub(crate) spare: Arc<Spare>,
-    pub(crate) drop_behind: Mutex<DropBehind>,
     pub(crate) cache: Cache<CacheKey, Cached, ByBytes>,
     /// Held while nodes are claimed that one request reads, so that two who want the same do not get half of them each.
     pub(crate) claiming: Mutex<()>,
@@ -88,11 +86,14 @@ impl Store {
         let items = usize::try_from(cache_bytes / 16384)
             .unwrap_or(usize::MAX)
             .max(64);
+        let counters = Arc::new(Counters::default());
+        let device = NodeDevice::new(dev.clone(), counters.clone());
         Arc::new_cyclic(|me| Self {
             dev,
+            device,
             table,
             shape,
-            counters: Counters::default(),
+            counters,
             dirty: DirtyTable::default(),
             reserved: Arc::default(),
             buffered_bytes: AtomicU64::new(0),
@@ -100,8 +101,6 @@ impl Store {
             waiting_bytes: AtomicU64::new(0),
             deferred_frees: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
-            spare: Arc::default(),
-            drop_behind: Mutex::default(),
             cache: cache(items, cache_bytes, ByBytes),
             claiming: Mutex::new(()),
             handles: Mutex::default(),

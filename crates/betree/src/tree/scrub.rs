@@ -200,7 +200,9 @@ impl Scrub {
         }
         let place = store.place(node)?;
         self.done_bytes += place.extent.len;
-        let bytes = store.read(place.extent.addr, place.used_bytes as usize)?;
+        let bytes = store
+            .device
+            .read(place.extent.addr, place.used_bytes as usize)?;
         if node.kind() == Kind::Skeleton {
             let skeleton = store.decode_skeleton(node, &place, &bytes)?;
             self.visit_children(visit, &skeleton);
