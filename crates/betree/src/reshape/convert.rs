@@ -24,6 +24,42 @@ enum Piece {
     },
 }
 
+/// What becomes of a piece.
+enum Fate {
+    /// An edge.
+    Edge {
+        child: Option<Child>,
+        watermark: u64,
+    },
+    /// It stays with the edge's child. A GOTO over it may wait to sink into that.
+    Stays { goto_waits: bool },
+}
+
+/// Decides what becomes of the pieces of `edge`. A range message becomes edges when messages cover the whole edge, and a
+/// GOTO also when the child is not above its target, so that it can sink no further.
+fn fates(edge: &Edge, pieces: Vec<(KeyRange, Piece)>) -> Vec<(KeyRange, Fate)> {
+    let is_covered = |(_, piece): &(KeyRange, Piece)| matches!(piece, Piece::Covered { .. });
+    let whole = pieces.iter().all(is_covered);
+    let child = edge.child.as_ref().map(|child| &child.node);
+    let sinks_into = child.filter(|node| node.kind() == Kind::Skeleton);
+    let can_sink = |child: &Option<Child>| match child {
+        None => true,
+        Some(target) => sinks_into.is_some_and(|node| node.height() > target.node.height()),
+    };
+    let fate = |piece| match piece {
+        Piece::Covered {
+            child, points_step, ..
+        } if whole || !can_sink(&child) => Fate::Edge {
+            child,
+            watermark: points_step + 6 * u64::from(failpoints::is_on(Fault::WatermarkTooHigh)),
+        },
+        Piece::Covered { goto, .. } => Fate::Stays { goto_waits: goto },
+        Piece::Kept => Fate::Stays { goto_waits: false },
+    };
+    let pieces = pieces.into_iter();
+    pieces.map(|(range, piece)| (range, fate(piece))).collect()
+}
+
 impl Skeleton {
     /// Whether this edge and the one before could be one.
     fn shows_more_of_the_same(&self, at: usize) -> bool {
@@ -157,6 +193,7 @@ impl Store {
         Ok(pieces)
     }
 
+    /// Puts the edges that take the place of edge `edge_at`, which was cut into `pieces`, behind those of `out`.
     fn convert_edge(
         &self,
         node: &Skeleton,
@@ -165,92 +202,75 @@ impl Store {
         out: &mut Vec<Edge>,
     ) -> Result<()> {
         let edge = &node.edges[edge_at];
-        let whole = pieces
-            .iter()
-            .all(|(_, p)| matches!(p, Piece::Covered { .. }));
-        let sinks_into = edge
-            .child
-            .as_ref()
-            .filter(|c| c.node.kind() == Kind::Skeleton)
-            .map(|c| c.node.height());
         let count = pieces.len();
-        let mut kept_here = false;
-        let mut kept = Vec::new();
-        for (n, (range, piece)) in pieces.into_iter().enumerate() {
-            let mut goto_waits = false;
-            if let Piece::Covered {
-                child,
-                points_step,
-                goto,
-            } = piece
-            {
-                let can_sink = match &child {
-                    None => true,
-                    Some(target) => sinks_into.is_some_and(|h| h > target.node.height()),
-                };
-                if whole || !can_sink {
-                    bump(&self.counters.conversions);
-                    match (count == 1, n == 0, n + 1 == count) {
-                        (true, _, _) => {
-                            if edge.child.is_some() {
-                                bump(&self.counters.prunes);
-                            }
-                        }
-                        (_, true, _) => bump(&self.counters.overlaps_left),
-                        (_, _, true) => bump(&self.counters.overlaps_right),
-                        _ => bump(&self.counters.overlaps_both),
-                    }
+        // Edges in `out` that keep the child, and whether a GOTO waits for each.
+        let mut kept: Vec<(usize, bool)> = Vec::new();
+        let mut goes_on = false;
+        for (n, (range, fate)) in fates(edge, pieces).into_iter().enumerate() {
+            match fate {
+                Fate::Edge { child, watermark } => {
+                    self.count_conversion(edge, n, count);
                     let child = match child {
-                        Some(c) => self.narrow(c, &range)?,
+                        Some(child) => self.narrow(child, &range)?,
                         None => None,
                     };
                     out.push(Edge {
                         lo: range.lo,
-                        watermark: points_step
-                            + 6 * u64::from(failpoints::is_on(Fault::WatermarkTooHigh)),
+                        watermark,
                         child,
                     });
-                    kept_here = false;
-                    continue;
+                    goes_on = false;
                 }
-                if goto {
-                    bump(&self.counters.goto_waits);
+                Fate::Stays { goto_waits } => {
+                    if goto_waits {
+                        bump(&self.counters.goto_waits);
+                    }
+                    if !goes_on {
+                        kept.push((out.len(), false));
+                        out.push(Edge {
+                            lo: range.lo,
+                            watermark: edge.watermark,
+                            child: edge.child.clone(),
+                        });
+                        goes_on = true;
+                    }
+                    if let Some((_, waits)) = kept.last_mut() {
+                        *waits |= goto_waits;
+                    }
                 }
-                goto_waits = goto;
-            }
-            if !kept_here {
-                kept.push((out.len(), false));
-                out.push(Edge {
-                    lo: range.lo,
-                    watermark: edge.watermark,
-                    child: edge.child.clone(),
-                });
-                kept_here = true;
-            }
-            if let Some((_, waits)) = kept.last_mut() {
-                *waits |= goto_waits;
             }
         }
-        if count == 1
-            || kept.len() == 1 && out[kept[0].0].lo == edge.lo && kept[0].0 + 1 == out.len()
-        {
+        let is_whole =
+            matches!(kept[..], [(at, _)] if out[at].lo == edge.lo && at + 1 == out.len());
+        if count == 1 || is_whole {
             return Ok(());
         }
         // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
         // keeps its child, which is higher than the target.
-        for at in kept
-            .into_iter()
-            .filter_map(|(at, goto_waits)| (!goto_waits).then_some(at))
-        {
-            let hi = out
-                .get(at + 1)
-                .map_or_else(|| node.edge_hi(edge_at), |next| Some(next.lo.clone()));
+        for (at, _) in kept.into_iter().filter(|(_, goto_waits)| !goto_waits) {
+            let hi = match out.get(at + 1) {
+                Some(next) => Some(next.lo.clone()),
+                None => node.edge_hi(edge_at),
+            };
             let range = KeyRange::new(out[at].lo.clone(), hi);
             if let Some(child) = out[at].child.take() {
                 out[at].child = self.narrow(child, &range)?;
             }
         }
         Ok(())
+    }
+
+    /// Counts that piece `n` of the `count` pieces of `edge` becomes an edge.
+    fn count_conversion(&self, edge: &Edge, n: usize, count: usize) {
+        let counters = &self.counters;
+        bump(&counters.conversions);
+        match (count == 1, n == 0, n + 1 == count) {
+            (true, _, _) if edge.child.is_none() => {}
+            (true, _, _) => bump(&counters.prunes),
+            (_, true, _) => bump(&counters.overlaps_left),
+            (_, _, true) => bump(&counters.overlaps_right),
+            _ => bump(&counters.overlaps_both),
+        }
     }
 
     /// Whether edge `at` sees a message in `range`, a part of its own.
