@@ -36,7 +36,7 @@ impl CompactedCopies {
     pub(crate) fn make(&self, store: &Store, node: &Skeleton, urgent: bool) -> Result<()> {
         let from = self.in_order(node.clone());
         // A full volume has no use for copies.
-        let is_short = store.unreserved_bytes() < 2 * store.deletion_reserve_bytes();
+        let is_short = store.space.unreserved_bytes() < 2 * store.space.deletion_reserve_bytes();
         if is_short
             || !store.is_over_fanout(&from, if urgent { OVER_FANOUT_MAX } else { OVER_FANOUT })
         {

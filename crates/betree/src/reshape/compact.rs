@@ -114,9 +114,9 @@ impl Store {
                     let bytes = seg.bytes + PUSH_BYTES;
                     let is_shared = self.refs(&seg.run)? > 1;
                     self.if_possible(if is_shared {
-                        self.reserve_spare(bytes)
+                        self.space.reserve_spare(bytes)
                     } else {
-                        self.reserve(bytes)
+                        self.space.reserve(bytes)
                     })?
                 }
             } else {
@@ -211,9 +211,9 @@ impl Store {
     fn reserve_to_merge(&self, segs: &[SegRef], sum: u64) -> Result<SpaceReservation> {
         let bytes = sum.next_multiple_of(BLOCK_BYTES);
         if 2 * bytes <= segs.len() as u64 * BLOCK_BYTES {
-            self.reserve(bytes)
+            self.space.reserve(bytes)
         } else {
-            self.reserve_spare(bytes + PUSH_BYTES)
+            self.space.reserve_spare(bytes + PUSH_BYTES)
         }
     }
 

@@ -112,8 +112,9 @@ impl Store {
     fn buffer_limit(&self) -> usize {
         let half = (self.table.stats().total / 2).max(1);
         let spare = self
+            .space
             .unreserved_bytes()
-            .saturating_sub(2 * self.deletion_reserve_bytes());
+            .saturating_sub(2 * self.space.deletion_reserve_bytes());
         let part = u128::from(spare.min(half)) * self.shape.buffer_bytes as u128 / u128::from(half);
         usize::try_from(part).unwrap_or(usize::MAX)
     }
@@ -268,9 +269,9 @@ impl Store {
         let (mut child, lift) = self.open_child(node, at)?;
         let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64 + PUSH_BYTES;
         let reservation = if waits.removes() {
-            self.reserve(bytes)
+            self.space.reserve(bytes)
         } else {
-            self.reserve_spare(bytes)
+            self.space.reserve_spare(bytes)
         }?;
         bump(&self.counters.flushes);
         self.give(&mut child, messages);
@@ -478,7 +479,7 @@ impl Store {
                 let messages = self.gather_edge(node, at, bounds.common_prefix_len())?;
                 let (mut child, lift) = self.open_child(node, at)?;
                 let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64;
-                let reservation = self.reserve_spare(bytes + PUSH_BYTES)?;
+                let reservation = self.space.reserve_spare(bytes + PUSH_BYTES)?;
                 self.give(&mut child, messages);
                 drop(reservation);
                 self.sink(

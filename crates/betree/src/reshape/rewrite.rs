@@ -63,7 +63,7 @@ impl Store {
             }
             let joined = if leaves >= least {
                 // Others may share them.
-                let reserved = self.reserve_spare(sum as u64).map(drop);
+                let reserved = self.space.reserve_spare(sum as u64).map(drop);
                 self.if_possible(reserved.and_then(|()| self.rewrite(node, from, to - 1)))?
             } else {
                 None
@@ -174,7 +174,7 @@ impl<'a> LeafWriter<'a> {
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
         let image = builder.finish(std::iter::empty());
         let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
-            && self.store.unreserved_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
+            && self.store.space.unreserved_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
         let node = match self.store.write_run(image, self.via) {
             Err(Error::NoSpace) if fragments && entries.len() > 1 => {
                 // There is space, and no hole that is long enough.

@@ -50,7 +50,7 @@ impl Store {
     pub(crate) fn can_sweep(&self) -> bool {
         let least = self.space_debt.sweep_least_bytes.load(Ordering::Relaxed);
         self.space_debt.is_due()
-            && self.unreserved_bytes() >= least.max(self.shape.leaf_bytes as u64)
+            && self.space.unreserved_bytes() >= least.max(self.shape.leaf_bytes as u64)
     }
 
     /// While space is short, makes a sweep due when more than half of the space of nodes is dead, and
@@ -80,7 +80,7 @@ impl Store {
         if !self.can_sweep() {
             return flush();
         }
-        let before = self.unreserved_bytes();
+        let before = self.space.unreserved_bytes();
         let debt = &self.space_debt;
         debt.due.store(false, Ordering::Relaxed);
         debt.sweeping.store(true, Ordering::Relaxed);
@@ -160,8 +160,8 @@ impl Store {
             .filter(|&(at, &waits)| !frees(at, waits))
             .map(|(_, waits)| waits.bytes - waits.fresh)
             .sum();
-        let kept = self.deletion_reserve_bytes() / 2 + self.shape.leaf_bytes as u64;
-        if takes == 0 || self.unreserved_bytes() >= kept + takes as u64 {
+        let kept = self.space.deletion_reserve_bytes() / 2 + self.shape.leaf_bytes as u64;
+        if takes == 0 || self.space.unreserved_bytes() >= kept + takes as u64 {
             return;
         }
         self.space_debt.set_due();
@@ -181,13 +181,13 @@ impl Store {
             .saturating_add(pending.bytes)
             .saturating_sub(pending.dropped) as u64;
         let kept = if !Self::frees(edge, pending) {
-            self.deletion_reserve_bytes() / 2
+            self.space.deletion_reserve_bytes() / 2
         } else if self.is_shared(edge)? && 4 * takes > live as u64 {
-            self.deletion_reserve_bytes() / 4
+            self.space.deletion_reserve_bytes() / 4
         } else {
             0
         };
-        if self.unreserved_bytes() < takes.saturating_add(kept) {
+        if self.space.unreserved_bytes() < takes.saturating_add(kept) {
             return Err(Error::NoSpace);
         }
         Ok(())
@@ -223,7 +223,7 @@ impl Store {
         at: usize,
         pending: &mut Vec<Pending>,
     ) -> Result<bool> {
-        let space = self.unreserved_bytes();
+        let space = self.space.unreserved_bytes();
         if space < 8 * PUSH_BYTES {
             return Ok(false);
         }

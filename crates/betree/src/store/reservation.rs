@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 ///     └─ NoSpace: the step is left out
 /// ```
 ///
-/// 1. A step that makes nodes *reserves* what they take at most (`Store::reserve`,
-///    `Store::reserve_spare`) before it makes the first one. This is the only point of refusal.
-/// 2. Each fresh node reserves what it takes at most ([`SpaceReservation::new`]) and holds that in the
+/// 1. A step that makes nodes *reserves* what they take at most (`Space::reserve`,
+///    `Space::reserve_spare`) before it makes the first one. This is the only point of refusal.
+/// 2. Each fresh node reserves what it takes at most (`Space::reserve_fresh`) and holds that in the
 ///    table of dirty nodes. The step *releases* its own reservation when its nodes hold theirs.
 /// 3. The write of the node *commits* the reservation of the node: its extent is counted by the node
 ///    table from then on. The extent is no longer than the reservation, and often shorter, since

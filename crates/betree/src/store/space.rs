@@ -15,20 +15,46 @@
 //!
 //! Reserved space is backed on a sparse device: its host cannot refuse it later.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use ramet_block::BLOCK_BYTES;
+use ramet_nodetable::NodeTable;
 
 use crate::error::{Error, Result};
 use crate::node::handle::Kind;
 use crate::node::skeleton::{Edge, Skeleton};
+use crate::shape::TreeShape;
 use crate::store::reservation::SpaceReservation;
-use crate::store::store::Store;
+
+/// Space of a volume beyond what its nodes take; see the module header.
+///
+/// All counts are atomics: a reservation is counted before it is compared with what is left.
+pub(crate) struct Space {
+    table: Arc<NodeTable>,
+    shape: Arc<TreeShape>,
+    /// Sum of all space reservations, in bytes.
+    reserved: Arc<AtomicU64>,
+    /// Bytes of messages in the memory buffer.
+    buffered_bytes: AtomicU64,
+    /// Bytes of messages that wait in the root for interior nodes.
+    waiting_bytes: AtomicU64,
+}
 
 /// Most rounds in which the host of a sparse device is given space back at once.
 const TRIM_ROUNDS: u32 = 4;
 
-impl Store {
+impl Space {
+    pub(crate) fn new(table: Arc<NodeTable>, shape: Arc<TreeShape>) -> Self {
+        Self {
+            table,
+            shape,
+            reserved: Arc::default(),
+            buffered_bytes: AtomicU64::new(0),
+            waiting_bytes: AtomicU64::new(0),
+        }
+    }
+
     /// Space that no new data gets, in bytes: several leaves, so that deletions can be applied to the
     /// leaves that hold what they delete. Half of it is for deletions alone.
     pub(crate) fn deletion_reserve_bytes(&self) -> u64 {
@@ -48,7 +74,7 @@ impl Store {
             .saturating_sub(self.reserved_bytes())
     }
 
-    /// Whether [`Store::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked for
+    /// Whether [`Space::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked for
     /// more of its host if need be.
     pub(crate) fn secure(&self, bytes: u64) -> bool {
         self.table.secure(self.reserved_bytes() + bytes)
@@ -99,6 +125,16 @@ impl Store {
             0
         };
         self.waiting_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The memory buffer holds `bytes` of messages.
+    pub(crate) fn set_buffered(&self, bytes: u64) {
+        self.buffered_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Reserves what a fresh node of `bytes` takes, without a look at what is left.
+    pub(crate) fn reserve_fresh(&self, bytes: u64) -> SpaceReservation {
+        SpaceReservation::new(&self.reserved, bytes.next_multiple_of(BLOCK_BYTES))
     }
 
     /// Reserves `bytes` for nodes about to be made.

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Device, Extent};
+use ramet_block::{Device, Extent};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::counters::Counters;
@@ -33,6 +33,7 @@ use crate::store::device::NodeDevice;
 use crate::store::dirty::{ById, Contents, DirtyNode, DirtyTable};
 use crate::store::jobs::ReadAhead;
 use crate::store::reservation::SpaceReservation;
+use crate::store::space::Space;
 use crate::store::space_debt::SpaceDebt;
 use crate::sync::{Cache, Mutex, cache};
 
@@ -42,20 +43,15 @@ const UNFLATTENABLE_MAX: usize = 4096;
 /// All nodes of a volume.
 pub(crate) struct Store {
     pub(crate) dev: Arc<dyn Device>,
-    pub(crate) table: NodeTable,
-    pub(crate) shape: TreeShape,
+    pub(crate) table: Arc<NodeTable>,
+    pub(crate) shape: Arc<TreeShape>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) device: NodeDevice,
     /// Nodes that no checkpoint names.
     pub(crate) dirty: DirtyTable,
-    /// Sum of all space reservations, in bytes.
-    pub(crate) reserved: Arc<AtomicU64>,
-    /// Bytes of messages in the memory buffer.
-    pub(crate) buffered_bytes: AtomicU64,
+    pub(crate) space: Space,
     /// Steps that were left out for want of space.
     pub(crate) space_debt: SpaceDebt,
-    /// Bytes of messages that wait in the root for interior nodes.
-    pub(crate) waiting_bytes: AtomicU64,
     /// Places of dead leaves that records of the journal name, oldest first.
     pub(crate) deferred_frees: Mutex<Vec<Extent>>,
     pub(crate) read_ahead: ReadAhead,
@@ -86,8 +82,10 @@ impl Store {
         let items = usize::try_from(cache_bytes / 16384)
             .unwrap_or(usize::MAX)
             .max(64);
+        let (table, shape) = (Arc::new(table), Arc::new(shape));
         let counters = Arc::new(Counters::default());
         let device = NodeDevice::new(dev.clone(), counters.clone());
+        let space = Space::new(table.clone(), shape.clone());
         Arc::new_cyclic(|me| Self {
             dev,
             device,
@@ -95,10 +93,8 @@ impl Store {
             shape,
             counters,
             dirty: DirtyTable::default(),
-            reserved: Arc::default(),
-            buffered_bytes: AtomicU64::new(0),
+            space,
             space_debt: SpaceDebt::default(),
-            waiting_bytes: AtomicU64::new(0),
             deferred_frees: Mutex::new(Vec::new()),
             read_ahead: ReadAhead::default(),
             cache: cache(items, cache_bytes, ByBytes),
@@ -146,10 +142,9 @@ impl Store {
             Contents::Packed(run) => run.stored_bytes_max(),
             Contents::Written { .. } => 0,
         };
-        let bytes = (bytes as u64).next_multiple_of(BLOCK_BYTES);
         let node = DirtyNode {
             contents,
-            reservation: Some(SpaceReservation::new(&self.reserved, bytes)),
+            reservation: Some(self.space.reserve_fresh(bytes as u64)),
         };
         self.enter(kind, height, None, node)
     }

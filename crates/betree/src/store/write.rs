@@ -42,8 +42,9 @@ impl Store {
     /// Writes a run now, if that leaves space for the next checkpoint. The run is durable with the next
     /// checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
-        let _reservation =
-            self.reserve((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
+        let _reservation = self
+            .space
+            .reserve((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
         let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
         let handle = self.unrecorded(image.kind, place, image.children, false);
         // Whoever makes an edge to it looks at its index: what was just written is not read back for that.

@@ -93,17 +93,18 @@ impl Inner {
         let (mut best, mut stalled) = (0, 0);
         loop {
             let growth = if frees {
-                store.deletion_reserve_bytes() / 4
+                store.space.deletion_reserve_bytes() / 4
             } else {
-                store.backlog_reserve_bytes() + bytes as u64 / 2
+                store.space.backlog_reserve_bytes() + bytes as u64 / 2
             };
             let wanted = growth + bytes as u64;
-            if store.unreserved_bytes() < wanted {
+            if store.space.unreserved_bytes() < wanted {
                 // Others may have given space back to the host.
                 store.table.look_at_host();
             }
-            let space = store.unreserved_bytes();
-            if space >= wanted && store.secure(wanted) || frees && self.is_last_resort(bytes) {
+            let space = store.space.unreserved_bytes();
+            if space >= wanted && store.space.secure(wanted) || frees && self.is_last_resort(bytes)
+            {
                 return Ok(());
             }
             let seq = self.state.lock().seq;
@@ -148,7 +149,7 @@ impl Inner {
             0..RESERVE_LENDING => space.backed_reserved,
             reserved => reserved - lent,
         };
-        let has_space = space.backed >= self.store.reserved_bytes() + kept + charge;
+        let has_space = space.backed >= self.store.space.reserved_bytes() + kept + charge;
         let take = |left: u64| left.checked_sub(charge).filter(|_| has_space);
         let left = &self.last_resort;
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)

@@ -1,7 +1,6 @@
 //! Batches laid into the memory buffer, with the clones in them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crate::clone::capture::{Captured, CloneTerms, Prerequisite, capture};
 use crate::counters::bump;
@@ -197,9 +196,8 @@ impl Inner {
             if full {
                 self.freeze(&mut state);
             }
-            self.store
-                .buffered_bytes
-                .store(state.buffer.size_bytes() as u64, Ordering::Relaxed);
+            let buffered = state.buffer.size_bytes() as u64;
+            self.store.space.set_buffered(buffered);
             drop(state);
             if full {
                 // Not when the keeper looks next: until then as much again may come, and a checkpoint holds what it moves

@@ -106,7 +106,8 @@ impl Inner {
         self.flush_if_possible(true)?;
         // On a full volume nobody may build on segments that are about to be written in fragments: they would be written
         // twice.
-        let is_short = self.store.unreserved_bytes() < 2 * self.store.deletion_reserve_bytes();
+        let is_short =
+            self.store.space.unreserved_bytes() < 2 * self.store.space.deletion_reserve_bytes();
         let structure = is_short.then(|| (self.structure.lock(), self.compacting.lock()));
         // What no clone went on from would take space for nothing.
         self.compacted.forget();
@@ -195,7 +196,7 @@ impl Inner {
         self.store.free_deferred(dead);
         journal.release(cut);
         journal.give_back();
-        self.store.trim_host();
+        self.store.space.trim_host();
         bump(&self.store.counters.checkpoints);
         self.checkpointed_seq.store(seq, Ordering::Relaxed);
         *self.last_checkpoint.lock() = Instant::now();
@@ -381,7 +382,7 @@ mod tests {
         };
         let tree = Tree::open(dev, open).unwrap();
         let store = &tree.inner.store;
-        let before = store.reserved_bytes();
+        let before = store.space.reserved_bytes();
         let mut root = Skeleton::empty(1, KeyRange::all());
         for name in ["a", "b"] {
             let mut run = Buffer::default();
@@ -392,7 +393,7 @@ mod tests {
             store.push_run(&mut root, run);
         }
         let root = store.new_skeleton(root);
-        let reserved = store.reserved_bytes();
+        let reserved = store.space.reserved_bytes();
         assert!(reserved >= before + 20_000);
 
         // Holes of a block, for one segment.
@@ -408,7 +409,7 @@ mod tests {
         assert_eq!(fragments.len(), 1, "the other one found no space");
         drop(fragments);
         assert_eq!(
-            store.reserved_bytes(),
+            store.space.reserved_bytes(),
             reserved,
             "all is to be written still"
         );
@@ -420,14 +421,14 @@ mod tests {
         let mut fragments = Fragments::new();
         let written = write_fresh(store, &root, &mut fragments).unwrap();
         assert_eq!(fragments.len(), 2);
-        assert!(store.reserved_bytes() < reserved);
+        assert!(store.space.reserved_bytes() < reserved);
         drop(written);
         assert_eq!(
-            store.reserved_bytes(),
+            store.space.reserved_bytes(),
             before,
             "the fragments are referred to instead"
         );
         drop((root, fragments));
-        assert_eq!(store.reserved_bytes(), before);
+        assert_eq!(store.space.reserved_bytes(), before);
     }
 }

@@ -57,7 +57,7 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
         let top = store.skeleton(&root)?;
-        store.set_waiting(&top);
+        store.space.set_waiting(&top);
         Ok(Self {
             buffer: Buffer::default(),
             frozen: 0,
@@ -74,7 +74,7 @@ impl State {
             .iter()
             .map(|seg| seg.goto_height)
             .fold(root.height, u8::max);
-        store.set_waiting(&root);
+        store.space.set_waiting(&root);
         self.root = store.new_skeleton(root);
         self.top = store
             .dirty

@@ -63,7 +63,7 @@ impl Inner {
             logical_bytes: top.live_bytes_in(&KeyRange::all()),
             allocated_bytes: space.allocated,
             free_bytes: space.free,
-            reserved_bytes: space.free - store.available_bytes().min(space.free),
+            reserved_bytes: space.free - store.space.available_bytes().min(space.free),
             pending_free_bytes: space.pending_free,
             host_free_bytes: space.host_free,
             host_allocated_bytes: space

@@ -165,7 +165,7 @@ impl Tree {
         let root = root_of(&store, sb.root_node)?;
         if !options.read_only {
             // Also what an earlier mount took, when the host has no more.
-            let _ = store.secure(store.deletion_reserve_bytes());
+            let _ = store.space.secure(store.space.deletion_reserve_bytes());
         }
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
         let mut inner = Inner::new(store, None, state, sb.clone());

@@ -1,7 +1,5 @@
 //! The root: the memory buffer frozen into it, its shape, and the next one published.
 
-use std::sync::atomic::Ordering;
-
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::node::skeleton::Skeleton;
@@ -17,7 +15,7 @@ impl Inner {
         self.poisoning(|| {
             let run = std::mem::take(&mut state.buffer);
             state.frozen += 1;
-            self.store.buffered_bytes.store(0, Ordering::Relaxed);
+            self.store.space.set_buffered(0);
             let mut root = Skeleton::clone(&state.top);
             self.store.push_run(&mut root, run);
             state.set_root(&self.store, root);
