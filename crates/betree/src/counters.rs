@@ -46,6 +46,17 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Grows with every step that moves messages down.
+    pub(crate) fn structural_work(&self) -> u64 {
+        let steps = [
+            &self.rewrites,
+            &self.flushes,
+            &self.conversions,
+            &self.segment_merges,
+        ];
+        steps.iter().map(|n| n.load(Ordering::Relaxed)).sum()
+    }
+
     /// Bytes of all nodes that were written.
     pub(crate) fn bytes_written(&self) -> u64 {
         let parts = [&self.leaf_bytes, &self.segment_bytes, &self.skeleton_bytes];

@@ -40,6 +40,7 @@ fn range(lo: &'static str, hi: &'static str) -> KeyRange {
 fn sample_run(store: &Store) -> Buffer {
     let mut run = Buffer::default();
     let node = store
+        .handles
         .recorded(NodeId(7), Kind::Leaf, 0)
         .expect("no other kind is known");
     run.add_range(range("b", "c"), RangeMsg::Null);
@@ -73,6 +74,7 @@ fn sample_skeleton(store: &Store) -> Skeleton {
             prepend: key(prepend),
         },
         node: store
+            .handles
             .recorded(NodeId(id), Kind::Leaf, 0)
             .expect("no other kind is known"),
         live_bytes: 300,
@@ -101,6 +103,7 @@ fn sample_skeleton(store: &Store) -> Skeleton {
         next_ord: 1,
     };
     let run = store
+        .handles
         .recorded(NodeId(5), Kind::Segment, 0)
         .expect("no other kind is known");
     node.segs.push(SegRef {
@@ -116,13 +119,13 @@ fn sample_skeleton(store: &Store) -> Skeleton {
 }
 
 fn decode(store: &Store, bytes: &[u8]) -> Option<Skeleton> {
-    let mut node_of = |id, height| store.recorded_child(id, height);
-    let mut run_of = |id| store.recorded(NodeId(id), Kind::Segment, 0);
+    let mut node_of = |id, height| store.handles.recorded_child(id, height);
+    let mut run_of = |id| store.handles.recorded(NodeId(id), Kind::Segment, 0);
     Skeleton::decode(bytes, &mut node_of, &mut run_of).ok()
 }
 
 fn decode_front(store: &Store, front: &[u8], used: usize) -> Option<RunIndex> {
-    let mut node_of = |id, height| store.recorded(NodeId(id), Kind::Leaf, height);
+    let mut node_of = |id, height| store.handles.recorded(NodeId(id), Kind::Leaf, height);
     RunIndex::decode(
         front,
         Kind::Segment,
@@ -233,7 +236,7 @@ fn damaged_nodes_do_not_panic() {
 }
 
 fn handle(store: &Store, node: &Skeleton) -> Arc<Handle> {
-    store.new_skeleton(node.clone())
+    store.handles.new_skeleton(node.clone())
 }
 
 #[test]
@@ -268,6 +271,7 @@ fn forged_skeletons_are_found_by_number() {
     forge("T2", &|n| n.segs[0].translation.strip = 1);
     forge("T3", &|n| {
         n.edges[0].child.as_mut().expect("has one").node = store
+            .handles
             .recorded(NodeId(99), Kind::Skeleton, 1)
             .expect("no other kind is known")
     });

@@ -70,6 +70,7 @@ impl<'a> Walk<'a> {
         let root = NodeId(root);
         let record = walk.record(root)?;
         let root = store
+            .handles
             .recorded(root, Kind::Skeleton, record.height)
             .ok_or_else(|| missing(root))?;
         for span in spans.iter().filter(|span| !span.keys().is_empty()) {
@@ -307,7 +308,9 @@ mod tests {
         let roots = NodeTable::format(&dev, usable).expect("a new table");
         let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
         let store = Store::new(dev, table, TreeShape::default(), 1 << 20, 10);
-        let level = store.new_skeleton(Skeleton::empty(1, KeyRange::all()));
+        let level = store
+            .handles
+            .new_skeleton(Skeleton::empty(1, KeyRange::all()));
         let mut run = Buffer::default();
         let target = Target {
             translation: Translation::identity(),
@@ -317,7 +320,7 @@ mod tests {
         run.add_range(range("a", "c"), RangeMsg::Goto(target));
         let mut forged = Skeleton::empty(1, KeyRange::all());
         store.push_run(&mut forged, run);
-        let forged = store.new_skeleton(forged);
+        let forged = store.handles.new_skeleton(forged);
         let mut walk = Walk {
             store: &store,
             counted: HashMap::new(),

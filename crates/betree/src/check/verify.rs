@@ -289,7 +289,7 @@ mod tests {
         let mut state = tree.inner.state.lock();
         let mut root = Skeleton::clone(&state.top);
         forge(store, &mut root);
-        state.root = store.new_skeleton(root);
+        state.root = store.handles.new_skeleton(root);
         drop(state);
         numbers(&tree)
     }
@@ -366,7 +366,7 @@ mod tests {
             };
             run.forge_range(range("k01", "k05"), RangeMsg::Null);
             run.forge_range(range("k03", "k07"), RangeMsg::Null);
-            root.segs[0].run = store.new_segment(run);
+            root.segs[0].run = store.handles.new_segment(run);
         });
         assert_eq!(got, ["T5"]);
     }
@@ -374,7 +374,10 @@ mod tests {
     #[test]
     fn t6_a_child_without_a_record() {
         let got = found(|store, root| {
-            interior(root).node = store.recorded(NodeId(99_999), Kind::Skeleton, 1).unwrap();
+            interior(root).node = store
+                .handles
+                .recorded(NodeId(99_999), Kind::Skeleton, 1)
+                .unwrap();
         });
         assert_eq!(got, ["T6"]);
     }
@@ -383,15 +386,17 @@ mod tests {
     fn t7_a_record_that_lists_other_children() {
         let tree = tree();
         let store = &tree.inner.store;
-        let root = store.new_skeleton(Skeleton::clone(&tree.inner.state.lock().top));
+        let root = store
+            .handles
+            .new_skeleton(Skeleton::clone(&tree.inner.state.lock().top));
         store.write_back(&root, &mut Fragments::new()).unwrap();
-        let mut record = store.record_of(&root).unwrap();
+        let mut record = store.handles.record_of(&root).unwrap();
         record.children.pop();
         let commit = store
             .table
             .commit(vec![record], Some(root.id()), 0, &|_| true)
             .unwrap();
-        store.set_recorded(&root);
+        store.handles.set_recorded(&root);
         store.table.committed(commit);
         tree.inner.state.lock().root = root;
         assert_eq!(numbers(&tree)[0], "T7");
@@ -403,7 +408,7 @@ mod tests {
             let child = interior(root);
             let whole = store.skeleton(&child.node).unwrap();
             let part = whole.clipped(&whole.edge_range(whole.edges.len() - 1));
-            child.node = store.new_skeleton(part);
+            child.node = store.handles.new_skeleton(part);
         });
         assert_eq!(got, ["T8"]);
     }

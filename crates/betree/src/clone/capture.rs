@@ -307,7 +307,7 @@ pub(crate) fn capture(
             // No messages wait above the node, and a node that flattening did not help is as low as
             // it gets.
             let terms = CloneTerms {
-                patient: patient || store.is_unflattenable(handle.id()),
+                patient: patient || store.unflattenable.contains(handle.id()),
                 ..terms
             };
             if terms.has_to_sink(handle.height().saturating_sub(1))? {
@@ -353,7 +353,7 @@ pub(crate) fn capture(
         return Ok(Captured::Requires(Prerequisite::Sink(range.clone())));
     }
     copy.height = copy.label()?;
-    let node = store.new_skeleton(copy);
+    let node = store.handles.new_skeleton(copy);
     let msg = RangeMsg::Goto(Target {
         translation: down,
         node,

@@ -88,7 +88,8 @@ impl CompactedCopies {
 impl Store {
     /// Whether a node that a clone made is due for a compacted copy.
     pub(crate) fn wants_compacted_copy(&self, node: &Handle) -> bool {
-        self.dirty
+        self.handles
+            .dirty
             .skeleton(node)
             .is_some_and(|node| self.is_over_fanout(&node, OVER_FANOUT))
     }

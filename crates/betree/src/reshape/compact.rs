@@ -144,7 +144,7 @@ impl Store {
                     translation: Translation::identity(),
                     goto_height: 0,
                     bytes: left.pressure_bytes() as u64,
-                    run: self.new_packed(left),
+                    run: self.handles.new_packed(left),
                 };
             }
             at += 1;

@@ -56,14 +56,15 @@ impl Store {
         let mut at = 0;
         while at < node.edges.len() {
             let high = node.edges[at].child.as_ref().map(|c| &c.node);
-            let high = high.filter(|n| n.height() > height_soft && !self.is_unflattenable(n.id()));
+            let high =
+                high.filter(|n| n.height() > height_soft && !self.unflattenable.contains(n.id()));
             let Some((id, height)) = high.map(|n| (n.id(), n.height())) else {
                 at += 1;
                 continue;
             };
             let Some(edges) = self.flatten(node, at, height)? else {
                 // Nodes never change, so there is no point in trying this one again.
-                self.set_unflattenable(id);
+                self.unflattenable.insert(id);
                 at += 1;
                 continue;
             };
@@ -238,7 +239,7 @@ impl Builder<'_> {
             watermark: 0,
             child: Some(Child {
                 translation: Translation::stripping(lift),
-                node: self.store.new_skeleton(node),
+                node: self.store.handles.new_skeleton(node),
                 live_bytes,
             }),
         })

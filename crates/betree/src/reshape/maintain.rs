@@ -352,7 +352,7 @@ impl Store {
                 translation: Translation::identity(),
                 goto_height: 0,
                 bytes: points.pressure_bytes() as u64,
-                run: self.new_packed(points),
+                run: self.handles.new_packed(points),
             });
         }
     }
@@ -381,7 +381,7 @@ impl Store {
                     translation: Translation::identity(),
                     goto_height: self.goto_height(&part),
                     bytes: part.size_bytes() as u64,
-                    run: self.new_segment(part),
+                    run: self.handles.new_segment(part),
                 });
             }
         }
@@ -462,7 +462,7 @@ impl Store {
         Ok(Child {
             translation: Translation::stripping(lift + more),
             live_bytes: node.live_bytes_in(&node.range()),
-            node: self.new_skeleton(node),
+            node: self.handles.new_skeleton(node),
         })
     }
 

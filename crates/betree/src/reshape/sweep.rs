@@ -113,13 +113,13 @@ impl Store {
             }
             let refs = self.refs(&child.node)?;
             let whole = self.skeleton(&child.node)?.edges.len() as u64;
-            let before = self.structural_work();
+            let before = self.counters.structural_work();
             let (mut child, lift) = self.open_child(node, at)?;
             let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
             // What waits for the edge goes on waiting.
             let watermark = node.edges[at].watermark;
             self.maintain(&mut child, false, true)?;
-            if self.structural_work() == before && !shows_little {
+            if self.counters.structural_work() == before && !shows_little {
                 at += 1;
                 continue;
             }

@@ -247,14 +247,14 @@ fn handles() {
     let (_disk, tree) = new_tree();
     (1..=3).for_each(|n| put(&tree, n));
     tree.checkpoint().unwrap();
-    let id = NodeId(tree.inner.store.next_id() + 100);
+    let id = NodeId(tree.inner.store.handles.next_id() + 100);
     let seen: Arc<parking_lot::Mutex<Vec<Weak<Handle>>>> = Arc::default();
     let threads: Vec<_> = (0..3)
         .map(|_| {
             let (store, seen) = (tree.inner.store.clone(), seen.clone());
             thread::spawn(move || {
                 for _ in 0..4 {
-                    let handle = store.recorded(id, Kind::Leaf, 0).unwrap();
+                    let handle = store.handles.recorded(id, Kind::Leaf, 0).unwrap();
                     let mut others = seen.lock();
                     for other in others.iter().filter_map(Weak::upgrade) {
                         assert!(Arc::ptr_eq(&handle, &other), "two handles of one node");

@@ -1,27 +1,40 @@
-//! Leaves that a record of the journal names, and their space after their death.
+//! Deferred frees: space of dead leaves that records of the journal name.
 
 use std::sync::Arc;
 
 use ramet_block::Extent;
+use ramet_nodetable::NodeTable;
 
-use crate::node::handle::{Handle, Kind, Place};
-use crate::store::store::Store;
+use crate::sync::Mutex;
 
-impl Store {
-    /// The leaf at a place that a record of the journal names.
-    pub(crate) fn pinned_leaf(&self, place: Place) -> Arc<Handle> {
-        self.unrecorded(Kind::Leaf, place, Vec::new(), true)
+/// The places of dead leaves that records of the journal name, oldest first.
+pub(crate) struct DeferredFrees {
+    table: Arc<NodeTable>,
+    extents: Mutex<Vec<Extent>>,
+}
+
+impl DeferredFrees {
+    pub(crate) fn new(table: Arc<NodeTable>) -> Self {
+        Self {
+            table,
+            extents: Mutex::new(Vec::new()),
+        }
     }
 
-    /// Number and bytes of the places of dead leaves that records of the journal name.
-    pub(crate) fn deferred_frees(&self) -> (usize, u64) {
-        let dead = self.deferred_frees.lock();
-        (dead.len(), dead.iter().map(|extent| extent.len).sum())
+    pub(crate) fn push(&self, extent: Extent) {
+        self.extents.lock().push(extent);
+    }
+
+    /// Number and bytes of the places.
+    pub(crate) fn count_and_bytes(&self) -> (usize, u64) {
+        let extents = self.extents.lock();
+        let bytes = extents.iter().map(|extent| extent.len).sum();
+        (extents.len(), bytes)
     }
 
     /// The checkpoint that has no need of the records that named the oldest `count` of them is durable.
-    pub(crate) fn free_deferred(&self, count: usize) {
-        let dead: Vec<Extent> = self.deferred_frees.lock().drain(..count).collect();
+    pub(crate) fn free_oldest(&self, count: usize) {
+        let dead: Vec<Extent> = self.extents.lock().drain(..count).collect();
         self.table.free_discarded(dead);
     }
 }

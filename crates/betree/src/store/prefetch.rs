@@ -40,7 +40,7 @@ impl Store {
                 SEGMENT_READ_BYTES_MAX as usize
             } else {
                 let (least, most) = SEGMENT_FRONT_BYTES.into_inner();
-                match self.place(segment)?.used_bytes as usize {
+                match self.handles.place(segment)?.used_bytes as usize {
                     short if short <= most => most,
                     long => (long / SEGMENT_INDEX_PART).clamp(least, most),
                 }
@@ -98,7 +98,7 @@ impl Store {
                 continue;
             }
             // Whoever asks for it is told what is wrong with it.
-            let Ok(place) = self.place(node) else {
+            let Ok(place) = self.handles.place(node) else {
                 continue;
             };
             if place.used_bytes as usize <= longest {
@@ -163,7 +163,7 @@ impl Store {
             return None;
         }
         let meta = run.index.blocks.get(at)?;
-        let start = self.place(&run.handle).ok()?.extent.addr + u64::from(meta.offset);
+        let start = self.handles.place(&run.handle).ok()?.extent.addr + u64::from(meta.offset);
         Some(start..start + u64::from(meta.stored_bytes))
     }
 }

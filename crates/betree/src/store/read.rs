@@ -72,49 +72,13 @@ const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
 pub(crate) const SEGMENT_READ_BYTES_MAX: u32 = 2 << 20;
 
 impl Store {
-    pub(crate) fn place(&self, handle: &Handle) -> Result<Place> {
-        if let Some(place) = handle.place() {
-            return Ok(place);
-        }
-        assert!(
-            !handle.is_fresh(),
-            "the caller has seen that the node is not fresh"
-        );
-        let record = self.table.get(handle.id())?.ok_or_else(|| Error::Corrupt {
-            what: "node table",
-            addr: 0,
-            detail: format!("node {} is referred to and has no record", handle.id().0),
-        })?;
-        if record.kind != handle.kind().in_table() || record.height != handle.height() {
-            return Err(Error::Corrupt {
-                what: "node table",
-                addr: record.extent.addr,
-                detail: format!(
-                    "node {} is {:?} of height {}, expected {:?} of height {}",
-                    handle.id().0,
-                    record.kind,
-                    record.height,
-                    handle.kind(),
-                    handle.height()
-                ),
-            });
-        }
-        let place = Place {
-            extent: record.extent,
-            used_bytes: record.used_bytes,
-            checksum: record.checksum,
-        };
-        handle.set_place(place);
-        Ok(place)
-    }
-
     /// The skeleton of an interior node.
     pub(crate) fn skeleton(&self, handle: &Handle) -> Result<Arc<Skeleton>> {
-        if let Some(node) = self.dirty.skeleton(handle) {
+        if let Some(node) = self.handles.dirty.skeleton(handle) {
             return Ok(node);
         }
         let loaded = self.cached((handle.id().0, 0), || {
-            let place = self.place(handle)?;
+            let place = self.handles.place(handle)?;
             let bytes = self
                 .device
                 .read(place.extent.addr, place.used_bytes as usize)?;
@@ -135,8 +99,8 @@ impl Store {
         bytes: &[u8],
     ) -> Result<Skeleton> {
         verify(bytes, place, "skeleton")?;
-        let mut node_of = |id, height| self.recorded_child(id, height);
-        let mut run_of = |id| self.recorded(NodeId(id), Kind::Segment, 0);
+        let mut node_of = |id, height| self.handles.recorded_child(id, height);
+        let mut run_of = |id| self.handles.recorded(NodeId(id), Kind::Segment, 0);
         let node = Skeleton::decode(bytes, &mut node_of, &mut run_of)
             .map_err(|e| malformed("skeleton", place, &e))?;
         if node.height != handle.height() {
@@ -148,7 +112,7 @@ impl Store {
     /// A leaf or a segment.
     pub(crate) fn run(&self, handle: &Arc<Handle>) -> Result<RunView> {
         // One look: it may be packed or written between two.
-        match self.dirty.segment(handle) {
+        match self.handles.dirty.segment(handle) {
             Some(Err(run)) => return Ok(RunView::Mem(run)),
             Some(Ok(run)) => {
                 return Ok(RunView::Disk(DiskRun {
@@ -174,7 +138,7 @@ impl Store {
 
     /// Reads the front of a run, `ahead` bytes if it is so long. Blocks that come along whole stay in the cache.
     pub(crate) fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
-        let place = self.place(handle)?;
+        let place = self.handles.place(handle)?;
         let guess = (place.used_bytes as usize).min(ahead.max(4096));
         let least = guess.min(4096);
         let mut front = match self.device.read(place.extent.addr, guess) {
@@ -231,7 +195,7 @@ impl Store {
         front: &[u8],
     ) -> Result<RunIndex> {
         verify(front, place, RUN_FRONT)?;
-        let mut node_of = |id, height| self.recorded_child(id, height);
+        let mut node_of = |id, height| self.handles.recorded_child(id, height);
         RunIndex::decode(front, handle.kind(), place.used_bytes, &mut node_of)
             .map_err(|e| malformed(RUN_FRONT, place, &e))
     }
@@ -298,7 +262,7 @@ impl Store {
                 GuardResult::Value(_) | GuardResult::Timeout => break,
             }
         }
-        let place = self.place(&run.handle)?;
+        let place = self.handles.place(&run.handle)?;
         let addr = place.extent.addr + u64::from(start);
         let read = |blocks: usize| {
             let len = (metas[at + blocks - 1].end() - start) as usize;
@@ -368,7 +332,8 @@ impl Store {
 
     /// A skeleton that can be had without reading. Not counted as a use.
     pub(crate) fn skeleton_at_hand(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
-        self.dirty
+        self.handles
+            .dirty
             .skeleton(handle)
             .or_else(|| match self.cache.peek(&(handle.id().0, 0)) {
                 Some(Cached::Skeleton(node)) => Some(node),

@@ -38,7 +38,7 @@ impl Store {
         let (mut found, mut read_extent) = (None, None);
         if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
             self.cached((leaf.id().0, 0), || {
-                let place = self.place(leaf)?;
+                let place = self.handles.place(leaf)?;
                 let len = place.used_bytes as usize;
                 let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
                 let read = is_most.then(|| {

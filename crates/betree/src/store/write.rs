@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ramet_block::{BLOCK_BYTES, checksum, is_no_space};
-use ramet_nodetable::NewNode;
 
 use crate::error::{Error, Result, io_error};
 use crate::node::handle::{Handle, Kind, Place};
@@ -26,7 +25,12 @@ pub(crate) enum Via {
 impl Store {
     /// Packs a segment of points that is in memory only; no effect on others.
     pub(crate) fn pack(&self, handle: &Handle) {
-        let Some(run) = self.dirty.run(handle).filter(|run| run.range_count() == 0) else {
+        let Some(run) = self
+            .handles
+            .dirty
+            .run(handle)
+            .filter(|run| run.range_count() == 0)
+        else {
             return;
         };
         let mut builder = PackedBuilder::new(self.shape.block_bytes);
@@ -36,7 +40,7 @@ impl Store {
         let Some(packed) = builder.finish() else {
             return;
         };
-        self.dirty.set_packed(handle, packed);
+        self.handles.dirty.set_packed(handle, packed);
     }
 
     /// Writes a run now, if that leaves space for the next checkpoint. The run is durable with the next
@@ -46,7 +50,9 @@ impl Store {
             .space
             .reserve((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
         let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
-        let handle = self.unrecorded(image.kind, place, image.children, false);
+        let handle = self
+            .handles
+            .unrecorded(image.kind, place, image.children, false);
         // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
         if let Some(index) = image.index {
             let index = Cached::Index(Arc::new(index));
@@ -100,14 +106,16 @@ impl Store {
     /// Writes a new segment for a checkpoint.
     pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
         let place = self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache)?;
-        Ok(self.unrecorded(image.kind, place, image.children, false))
+        Ok(self
+            .handles
+            .unrecorded(image.kind, place, image.children, false))
     }
 
     /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
     /// hole takes goes to `fragments` and stays fresh.
     pub(crate) fn write_back(&self, handle: &Arc<Handle>, fragments: &mut Fragments) -> Result<()> {
         let (codec, block_bytes) = (self.shape.codec, self.shape.block_bytes);
-        if let Some(segment) = self.dirty.segment(handle) {
+        if let Some(segment) = self.handles.dirty.segment(handle) {
             let image = match &segment {
                 Err(run) => segment_image(run, codec, block_bytes),
                 Ok(packed) => packed.image(codec),
@@ -133,7 +141,7 @@ impl Store {
                 }
                 Err(error) => return Err(error),
             }
-        } else if let Some(node) = self.dirty.skeleton(handle) {
+        } else if let Some(node) = self.handles.dirty.skeleton(handle) {
             let node = node.with_fragments(fragments).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
@@ -147,23 +155,8 @@ impl Store {
     }
 
     fn become_written(&self, handle: &Handle, place: Place, children: Vec<Arc<Handle>>) {
-        if let Some(reservation) = self.dirty.set_written(handle, place, children) {
+        if let Some(reservation) = self.handles.dirty.set_written(handle, place, children) {
             reservation.commit();
         }
-    }
-
-    /// What the node table is told about a written node.
-    pub(crate) fn record_of(&self, handle: &Handle) -> Option<NewNode> {
-        let place = handle.unrecorded_place()?;
-        let children = self.dirty.written_children(handle)?;
-        Some(NewNode {
-            id: handle.id(),
-            extent: place.extent,
-            used_bytes: place.used_bytes,
-            checksum: place.checksum,
-            kind: handle.kind().in_table(),
-            height: handle.height(),
-            children: children.iter().map(|c| c.id()).collect(),
-        })
     }
 }

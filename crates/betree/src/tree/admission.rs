@@ -40,8 +40,8 @@ impl Inner {
             self.check_alive()?;
             // A checkpoint holds what it moves twice, and as much again may come meanwhile. What is fresh beyond a checkpoint of
             // everything is held by snapshots, and waiting does not help.
-            let is_full =
-                self.store.dirty.memory_bytes() > 3 * self.fresh_limit() && self.is_behind();
+            let is_full = self.store.handles.dirty.memory_bytes() > 3 * self.fresh_limit()
+                && self.is_behind();
             let room = journal.room_for(bytes);
             if let (false, Some(queued)) = (is_full, room) {
                 return self.drain_journal(journal, queued);
@@ -167,7 +167,7 @@ impl Inner {
     }
 
     pub(crate) fn holds_much(&self) -> bool {
-        self.store.dirty.memory_bytes() > self.fresh_limit()
+        self.store.handles.dirty.memory_bytes() > self.fresh_limit()
     }
 
     /// Whether something was applied that no checkpoint holds.

@@ -21,7 +21,7 @@ impl Inner {
             || self.has_to_checkpoint()
                 && (journal.used_bytes() > journal.capacity_bytes() / 2
                     || self.holds_much()
-                    || self.store.deferred_frees().1
+                    || self.store.handles.deferred.count_and_bytes().1
                         > self.volume_bytes.load(Ordering::Relaxed) / 8
                     || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
     }

@@ -116,7 +116,7 @@ impl Inner {
             let mut state = self.state.lock();
             self.freeze(&mut state);
             // What is dead now was named by records before the cut.
-            let (dead, _) = self.store.deferred_frees();
+            let (dead, _) = self.store.handles.deferred.count_and_bytes();
             let space_debt = self.store.space_debt.outlasts_checkpoint();
             (
                 state.root.clone(),
@@ -134,7 +134,7 @@ impl Inner {
         drop(structure);
         let new: Vec<_> = fresh
             .iter()
-            .filter_map(|h| self.store.record_of(h))
+            .filter_map(|h| self.store.handles.record_of(h))
             .collect();
         let pinned = |id: NodeId| self.store.is_pinned(id);
         let reclaim_max = self.reclaim_max(&new)?;
@@ -161,7 +161,7 @@ impl Inner {
         next.refcounts = commit.roots.refcounts;
         next.root_node = root.id().0;
         if !failpoints::is_on(Fault::NodeNumbersStale) {
-            next.next_node = self.store.next_id();
+            next.next_node = self.store.handles.next_id();
         }
         next.next_seq = seq + 1;
         next.volume_bytes = self.volume_bytes.load(Ordering::Relaxed);
@@ -180,7 +180,7 @@ impl Inner {
         *sb = next;
 
         for handle in &fresh {
-            self.store.set_recorded(handle);
+            self.store.handles.set_recorded(handle);
         }
         self.store.evict(&commit.removed);
         self.store
@@ -189,11 +189,11 @@ impl Inner {
             .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
         self.store.table.committed(commit);
         let dead = if failpoints::is_on(Fault::PinnedLeafFreedAtEnd) {
-            self.store.deferred_frees().0
+            self.store.handles.deferred.count_and_bytes().0
         } else {
             dead
         };
-        self.store.free_deferred(dead);
+        self.store.handles.deferred.free_oldest(dead);
         journal.release(cut);
         journal.give_back();
         self.store.space.trim_host();
@@ -294,17 +294,22 @@ fn write_fresh(
                 if handle.is_recorded() || !seen.insert(handle.id()) {
                     continue;
                 }
-                let children: Vec<Arc<Handle>> = if let Some(node) = store.dirty.skeleton(&handle) {
-                    node.children().cloned().collect()
-                } else if let Some(run) = store.dirty.run(&handle) {
-                    let gotos = run.ranges().filter_map(|(_, e)| match &e.msg {
-                        RangeMsg::Goto(target) => Some(target.node.clone()),
-                        RangeMsg::Null => None,
-                    });
-                    gotos.collect()
-                } else {
-                    store.dirty.written_children(&handle).unwrap_or_default()
-                };
+                let children: Vec<Arc<Handle>> =
+                    if let Some(node) = store.handles.dirty.skeleton(&handle) {
+                        node.children().cloned().collect()
+                    } else if let Some(run) = store.handles.dirty.run(&handle) {
+                        let gotos = run.ranges().filter_map(|(_, e)| match &e.msg {
+                            RangeMsg::Goto(target) => Some(target.node.clone()),
+                            RangeMsg::Null => None,
+                        });
+                        gotos.collect()
+                    } else {
+                        store
+                            .handles
+                            .dirty
+                            .written_children(&handle)
+                            .unwrap_or_default()
+                    };
                 steps.push(Step::Leave(handle));
                 // In the order of keys: scans go forwards.
                 steps.extend(children.into_iter().rev().map(Step::Enter));
@@ -366,7 +371,7 @@ mod tests {
         let nodes = below.map(|child| &child.node).chain([&root]);
         let places: Vec<u64> = nodes
             .filter(|node| node.kind() == Kind::Skeleton)
-            .map(|node| store.place(node).unwrap().extent.addr)
+            .map(|node| store.handles.place(node).unwrap().extent.addr)
             .collect();
         assert!(places.len() > 3, "{places:?}");
         assert!(places.is_sorted(), "{places:?}");
@@ -392,7 +397,7 @@ mod tests {
             }
             store.push_run(&mut root, run);
         }
-        let root = store.new_skeleton(root);
+        let root = store.handles.new_skeleton(root);
         let reserved = store.space.reserved_bytes();
         assert!(reserved >= before + 20_000);
 

@@ -113,7 +113,7 @@ impl Ingest {
     /// Says that a record of the journal names the extents.
     pub(crate) fn pin_by_journal(&self, store: &Store) {
         let nodes = self.0.leaves.iter().map(|leaf| &leaf.node);
-        nodes.for_each(|node| store.dirty.pin_by_journal(node));
+        nodes.for_each(|node| store.handles.dirty.pin_by_journal(node));
     }
 
     /// Bytes that it takes in a record or in memory, about.
@@ -269,7 +269,7 @@ impl PinnedLeaves {
         if !store.table.pin(place.extent) {
             return None;
         }
-        let node = store.pinned_leaf(place);
+        let node = store.handles.pinned_leaf(place);
         self.0.insert(place.extent.addr, (place, node.clone()));
         Some(node)
     }

@@ -75,8 +75,9 @@ impl State {
             .map(|seg| seg.goto_height)
             .fold(root.height, u8::max);
         store.space.set_waiting(&root);
-        self.root = store.new_skeleton(root);
+        self.root = store.handles.new_skeleton(root);
         self.top = store
+            .handles
             .dirty
             .skeleton(&self.root)
             .expect("a new skeleton is fresh");
@@ -235,7 +236,9 @@ impl Inner {
 
 /// The root of an empty tree.
 pub(crate) fn empty_root(store: &Store) -> Arc<Handle> {
-    store.new_skeleton(Skeleton::empty(1, KeyRange::all()))
+    store
+        .handles
+        .new_skeleton(Skeleton::empty(1, KeyRange::all()))
 }
 
 pub(crate) fn machine_cache_bytes() -> u64 {

@@ -74,7 +74,7 @@ impl Inner {
             leaves: space.leaves,
             zombies: space.zombies,
             height: u64::from(root.height()),
-            pending_message_bytes: buffered + store.dirty.memory_bytes(),
+            pending_message_bytes: buffered + store.handles.dirty.memory_bytes(),
             buffered_ranges,
             checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos())
                 .unwrap_or(u64::MAX),

@@ -238,7 +238,7 @@ fn root_of(store: &Store, root_node: u64) -> Result<Arc<Handle>> {
         addr: 0,
         detail: format!("the root is node {root_node}, which has no record"),
     })?;
-    let root = store.recorded(id, Kind::Skeleton, record.height);
+    let root = store.handles.recorded(id, Kind::Skeleton, record.height);
     Ok(root.expect("nothing is known of any node yet"))
 }
 
@@ -276,7 +276,7 @@ fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos
         check(&batch).map_err(|e| corrupt(e.to_string()))?;
         inner.apply(batch, None, Some(seq))?;
         let fresh_max = 2 * inner.store.shape.memory_bytes as u64;
-        if inner.store.dirty.memory_bytes() > fresh_max && !read_only {
+        if inner.store.handles.dirty.memory_bytes() > fresh_max && !read_only {
             inner.flush_if_possible(false)?;
         }
         replayed += 1;

@@ -183,11 +183,11 @@ impl Scrub {
     fn scrub_node(&mut self, visit: &Visit, found: &mut Vec<Damage>) -> Result<()> {
         let store = self.inner.store.clone();
         let node = &visit.node;
-        if let Some(skeleton) = store.dirty.skeleton(node) {
+        if let Some(skeleton) = store.handles.dirty.skeleton(node) {
             self.visit_children(visit, &skeleton);
             return Ok(());
         }
-        if let Some(run) = store.dirty.run(node) {
+        if let Some(run) = store.handles.dirty.run(node) {
             for (lo, entry) in run.ranges() {
                 let range = KeyRange::new(lo.clone(), entry.hi.clone());
                 self.visit_target(visit, &range, &entry.msg);
@@ -198,7 +198,7 @@ impl Scrub {
             // Packed points lead to nothing.
             return Ok(());
         }
-        let place = store.place(node)?;
+        let place = store.handles.place(node)?;
         self.done_bytes += place.extent.len;
         let bytes = store
             .device

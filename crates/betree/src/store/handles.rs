@@ -1,0 +1,263 @@
+//! Handles: every node that somebody in memory refers to, and the contents of those that no checkpoint names.
+//!
+//! A node never changes. "Changing" one makes a new node with a new id; the path to the root is copied
+//! in memory and written at the next checkpoint. A [`Handle`] is the shared, in-memory end of a node:
+//!
+//! ```text
+//!  Fresh(content) --write--> Written(extent) --checkpoint durable--> Recorded
+//!   in memory only            not in any checkpoint:                 counted by the node table,
+//!                             freed when the handle drops            lives as long as it is referenced there
+//! ```
+//!
+//! A fresh segment of points is at first the map that the memory buffer was, and is soon packed into blocks.
+//! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Handles::is_referred_to`]),
+//! so readers of older states never meet reused space.
+//!
+//! Concurrency: a lock over the map of all handles, held for a look-up, and those of the table of dirty nodes. None is held
+//! while a handle is dropped, since handles of other nodes go with its contents.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use ramet_block::failpoints::{self, Fault};
+use ramet_nodetable::{NewNode, NodeId, NodeTable};
+
+use crate::error::{Error, Result};
+use crate::node::buffer::Buffer;
+use crate::node::handle::{Handle, Kind, Owner, Place, Stage};
+use crate::node::packed::PackedRun;
+use crate::node::run_index::RUN_HEADER_BYTES;
+use crate::node::skeleton::Skeleton;
+use crate::store::deferred::DeferredFrees;
+use crate::store::dirty::{ById, Contents, DirtyNode, DirtyTable};
+use crate::store::reservation::SpaceReservation;
+use crate::store::space::Space;
+use crate::sync::Mutex;
+
+/// See the module header.
+pub(crate) struct Handles {
+    table: Arc<NodeTable>,
+    space: Arc<Space>,
+    /// Nodes that no checkpoint names.
+    pub(crate) dirty: DirtyTable,
+    pub(crate) deferred: DeferredFrees,
+    all: Mutex<ById<Weak<Handle>>>,
+    next_id: AtomicU64,
+    me: Weak<Handles>,
+}
+
+impl Handles {
+    /// New nodes get ids from `next_id` on.
+    pub(crate) fn new(table: Arc<NodeTable>, space: Arc<Space>, next_id: u64) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            deferred: DeferredFrees::new(table.clone()),
+            table,
+            space,
+            dirty: DirtyTable::default(),
+            all: Mutex::default(),
+            next_id: AtomicU64::new(next_id),
+            me: me.clone(),
+        })
+    }
+
+    /// The id that the next new node gets.
+    pub(crate) fn next_id(&self) -> u64 {
+        self.next_id.load(Ordering::Relaxed)
+    }
+
+    /// The handle of a node that a checkpoint names; `None` when the node is known to be of another kind or height.
+    pub(crate) fn recorded(&self, id: NodeId, kind: Kind, height: u8) -> Option<Arc<Handle>> {
+        let mut handles = self.all.lock();
+        let known = handles.get(&id.0).and_then(Weak::upgrade);
+        if let Some(handle) = known {
+            drop(handles);
+            return (handle.kind() == kind && handle.height() == height).then_some(handle);
+        }
+        let handle = Handle::new((id, kind, height), Stage::Recorded, None, self.me.clone());
+        handles.insert(id.0, Arc::downgrade(&handle));
+        Some(handle)
+    }
+
+    /// The same for a leaf or an interior node, whichever has this height.
+    pub(crate) fn recorded_child(&self, id: u64, height: u8) -> Option<Arc<Handle>> {
+        let kind = if height == 0 {
+            Kind::Leaf
+        } else {
+            Kind::Skeleton
+        };
+        self.recorded(NodeId(id), kind, height)
+    }
+
+    /// A new node, in memory only.
+    fn fresh(&self, kind: Kind, height: u8, contents: Contents) -> Arc<Handle> {
+        let bytes = match &contents {
+            Contents::Skeleton(node) => node.encoded_bytes_max(),
+            Contents::Run(run) => run.size_bytes() + RUN_HEADER_BYTES,
+            Contents::Packed(run) => run.stored_bytes_max(),
+            Contents::Written { .. } => 0,
+        };
+        let node = DirtyNode {
+            contents,
+            reservation: Some(self.space.reserve_fresh(bytes as u64)),
+        };
+        self.enter(kind, height, None, node)
+    }
+
+    /// The handle of a node that is written and in no checkpoint yet.
+    pub(crate) fn unrecorded(
+        &self,
+        kind: Kind,
+        place: Place,
+        children: Vec<Arc<Handle>>,
+        is_pinned_by_journal: bool,
+    ) -> Arc<Handle> {
+        let contents = Contents::Written {
+            children,
+            is_pinned_by_journal,
+        };
+        let node = DirtyNode {
+            contents,
+            reservation: None,
+        };
+        self.enter(kind, 0, Some(place), node)
+    }
+
+    fn enter(&self, kind: Kind, height: u8, place: Option<Place>, node: DirtyNode) -> Arc<Handle> {
+        let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
+        let stage = match place {
+            Some(_) => Stage::Written,
+            None => Stage::Fresh,
+        };
+        self.dirty.insert(id.0, node);
+        let handle = Handle::new((id, kind, height), stage, place, self.me.clone());
+        self.all.lock().insert(id.0, Arc::downgrade(&handle));
+        handle
+    }
+
+    pub(crate) fn new_skeleton(&self, mut node: Skeleton) -> Arc<Handle> {
+        node.shrink();
+        self.fresh(
+            Kind::Skeleton,
+            node.height,
+            Contents::Skeleton(Arc::new(node)),
+        )
+    }
+
+    pub(crate) fn new_segment(&self, run: Buffer) -> Arc<Handle> {
+        self.fresh(Kind::Segment, 0, Contents::Run(Arc::new(run)))
+    }
+
+    pub(crate) fn new_packed(&self, run: PackedRun) -> Arc<Handle> {
+        self.fresh(Kind::Segment, 0, Contents::Packed(Arc::new(run)))
+    }
+
+    /// The checkpoint that names the node is durable: the node table owns it from now on.
+    pub(crate) fn set_recorded(&self, handle: &Handle) {
+        if handle.unrecorded_place().is_some() {
+            handle.rise(Stage::Recorded);
+            drop(self.dirty.remove(handle.id().0));
+        }
+    }
+
+    /// Whether somebody in memory refers to a node.
+    pub(crate) fn is_referred_to(&self, id: NodeId) -> bool {
+        let handle = self.all.lock().get(&id.0).and_then(Weak::upgrade);
+        handle.is_some()
+    }
+
+    /// What the node table is told about a written node.
+    pub(crate) fn record_of(&self, handle: &Handle) -> Option<NewNode> {
+        let place = handle.unrecorded_place()?;
+        let children = self.dirty.written_children(handle)?;
+        Some(NewNode {
+            id: handle.id(),
+            extent: place.extent,
+            used_bytes: place.used_bytes,
+            checksum: place.checksum,
+            kind: handle.kind().in_table(),
+            height: handle.height(),
+            children: children.iter().map(|c| c.id()).collect(),
+        })
+    }
+
+    /// Where the bytes of a node that is not fresh lie.
+    pub(crate) fn place(&self, handle: &Handle) -> Result<Place> {
+        if let Some(place) = handle.place() {
+            return Ok(place);
+        }
+        assert!(
+            !handle.is_fresh(),
+            "the caller has seen that the node is not fresh"
+        );
+        let record = self.table.get(handle.id())?.ok_or_else(|| Error::Corrupt {
+            what: "node table",
+            addr: 0,
+            detail: format!("node {} is referred to and has no record", handle.id().0),
+        })?;
+        if record.kind != handle.kind().in_table() || record.height != handle.height() {
+            return Err(Error::Corrupt {
+                what: "node table",
+                addr: record.extent.addr,
+                detail: format!(
+                    "node {} is {:?} of height {}, expected {:?} of height {}",
+                    handle.id().0,
+                    record.kind,
+                    record.height,
+                    handle.kind(),
+                    handle.height()
+                ),
+            });
+        }
+        let place = Place {
+            extent: record.extent,
+            used_bytes: record.used_bytes,
+            checksum: record.checksum,
+        };
+        handle.set_place(place);
+        Ok(place)
+    }
+
+    /// The leaf at a place that a record of the journal names.
+    pub(crate) fn pinned_leaf(&self, place: Place) -> Arc<Handle> {
+        self.unrecorded(Kind::Leaf, place, Vec::new(), true)
+    }
+
+    fn forget(&self, id: NodeId) {
+        let mut handles = self.all.lock();
+        if handles
+            .get(&id.0)
+            .is_some_and(|weak| weak.strong_count() == 0)
+        {
+            handles.remove(&id.0);
+        }
+    }
+}
+
+impl Owner for Handles {
+    fn dropped(&self, handle: &Handle) {
+        self.forget(handle.id());
+        if handle.is_recorded() {
+            return;
+        }
+        let Some(node) = self.dirty.remove(handle.id().0) else {
+            return;
+        };
+        let DirtyNode {
+            contents,
+            reservation,
+        } = node;
+        match (&contents, handle.place()) {
+            (
+                Contents::Written {
+                    is_pinned_by_journal: true,
+                    ..
+                },
+                Some(place),
+            ) if !failpoints::is_on(Fault::PinnedLeafFreedAtOnce) => {
+                self.deferred.push(place.extent);
+            }
+            (Contents::Written { .. }, Some(place)) => self.table.free_unpublished(place.extent),
+            _ => reservation.into_iter().for_each(SpaceReservation::release),
+        }
+    }
+}
