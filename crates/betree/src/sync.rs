@@ -5,15 +5,26 @@
 //! [`crate::shuttled`]. Atomics stay those of the standard library: all of them are counters and
 //! hints, and no data is published through them.
 
-#[cfg(all(shuttle, test))]
-pub(crate) use modelled::{Cache, Condvar, GuardResult, Mutex, MutexGuard, cache};
+#[cfg(shuttle)]
+pub(crate) use modelled::{Cache, Condvar, Guard, GuardResult, Mutex, MutexGuard, cache};
 #[cfg(not(all(shuttle, test)))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(all(shuttle, test)))]
 pub(crate) use quick_cache::sync::{Cache, GuardResult};
 
-/// The least size of a part of the cache that has a lock of its own, in bytes. An entry has to fit
-/// its part: the front of a run with very many range messages takes a megabyte.
+/// The duty to load an entry of a cache: others who want the entry wait for it.
+#[cfg(not(all(shuttle, test)))]
+pub(crate) type Guard<'a, K, V, W> = quick_cache::sync::PlaceholderGuard<
+    'a,
+    K,
+    V,
+    W,
+    quick_cache::DefaultHashBuilder,
+    quick_cache::sync::DefaultLifecycle<K, V>,
+>;
+
+/// The least room of a part of the cache that is locked as one, in bytes. An entry has to find a place in its part: the front of a run
+/// with very many range messages takes a megabyte.
 #[cfg(not(all(shuttle, test)))]
 const SHARD_BYTES_MIN: u64 = 32 << 20;
 

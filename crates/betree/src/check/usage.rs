@@ -95,11 +95,11 @@ impl<'a> Walk<'a> {
     /// A node that may lie in `range` in part only; `private`: only one path leads to it.
     fn border(&mut self, node: &Arc<Handle>, range: &KeyRange, private: bool) -> Result<()> {
         if node.kind() != Kind::Skeleton {
-            let (_, stored) = part_of_run(&self.store.run(node)?, range);
+            let (_, stored) = part_of_run(&self.store.nodes.run(node)?, range);
             self.take(stored, private);
             return Ok(());
         }
-        let skeleton = self.store.skeleton(node)?;
+        let skeleton = self.store.nodes.skeleton(node)?;
         for at in 0..skeleton.edges.len() {
             let edge = skeleton.edge_range(at);
             if let Some(child) = &skeleton.edges[at].child {
@@ -115,7 +115,7 @@ impl<'a> Walk<'a> {
                 self.reach(seg.run.id(), private);
                 continue;
             }
-            let run = self.store.run(&seg.run)?;
+            let run = self.store.nodes.run(&seg.run)?;
             let private = private && self.record(seg.run.id())?.refs == 1;
             let inside = seg.translation.range(&clip);
             self.take(part_of_run(&run, &inside).1, private);
@@ -199,7 +199,7 @@ impl<'a> Walk<'a> {
     /// Bytes of keys and values in `range` of a node.
     fn logical(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
         if node.kind() != Kind::Skeleton {
-            return Ok(part_of_run(&self.store.run(node)?, range).0);
+            return Ok(part_of_run(&self.store.nodes.run(node)?, range).0);
         }
         let part = (node.id(), range.clone());
         if let Some(&known) = self.known.get(&part) {
@@ -211,11 +211,11 @@ impl<'a> Walk<'a> {
     }
 
     fn logical_of_skeleton(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
-        let skeleton = self.store.skeleton(node)?;
+        let skeleton = self.store.nodes.skeleton(node)?;
         let mut sum = 0u64;
         let mut lo = range.lo.clone();
         loop {
-            let piece = cut(self.store, &skeleton, &lo, range.hi.clone(), false)?;
+            let piece = cut(&self.store.nodes, &skeleton, &lo, range.hi.clone(), None)?;
             let here = KeyRange::new(lo, piece.hi.clone());
             for (run, translation) in &piece.overlays {
                 sum = sum.saturating_add(part_of_run(run, &translation.range(&here)).0);

@@ -76,13 +76,13 @@ fn check_node(
     let mut found = Vec::new();
     let children: Vec<Arc<Handle>> = match handle.kind() {
         Kind::Skeleton => {
-            let node = store.skeleton(handle)?;
+            let node = store.nodes.skeleton(handle)?;
             found.extend(check_skeleton(handle, &node));
             found.extend(check_ranges(store, handle, &node)?);
             node.children().cloned().collect()
         }
         Kind::Leaf | Kind::Segment => {
-            let run = store.run(handle)?;
+            let run = store.nodes.run(handle)?;
             found.extend(check_run(store, handle, &run)?);
             run.ranges_in(&KeyRange::all())
                 .into_iter()
@@ -191,7 +191,7 @@ fn check_ranges(store: &Store, handle: &Handle, node: &Skeleton) -> Result<Vec<S
         if child.node.kind() != Kind::Skeleton || !range.shares_prefix(child.translation.strip) {
             continue;
         }
-        let below = match store.skeleton(&child.node) {
+        let below = match store.nodes.skeleton(&child.node) {
             Ok(below) => below,
             Err(Error::Io { what, source }) => return Err(Error::Io { what, source }),
             Err(_) => continue,
@@ -217,7 +217,7 @@ fn check_run(store: &Store, handle: &Arc<Handle>, view: &RunView) -> Result<Vec<
     }
     let mut cursor = MappedCursor::new(view, &KeyRange::all(), &Translation::identity(), AHEAD_MAX);
     let mut last: Option<bytes::Bytes> = None;
-    while let Some((key, _)) = cursor.take(store)? {
+    while let Some((key, _)) = cursor.take(&store.nodes)? {
         if last.as_ref().is_some_and(|l| *l >= key) {
             found.push(format!("T5 node {}: keys out of order", handle.id().0));
         }
@@ -389,7 +389,10 @@ mod tests {
         let root = store
             .handles
             .new_skeleton(Skeleton::clone(&tree.inner.state.lock().top));
-        store.write_back(&root, &mut Fragments::new()).unwrap();
+        store
+            .write_back
+            .write_back(&root, &mut Fragments::new())
+            .unwrap();
         let mut record = store.handles.record_of(&root).unwrap();
         record.children.pop();
         let commit = store
@@ -406,7 +409,7 @@ mod tests {
     fn t8_a_child_that_lost_its_first_part() {
         let got = found(|store, root| {
             let child = interior(root);
-            let whole = store.skeleton(&child.node).unwrap();
+            let whole = store.nodes.skeleton(&child.node).unwrap();
             let part = whole.clipped(&whole.edge_range(whole.edges.len() - 1));
             child.node = store.handles.new_skeleton(part);
         });
@@ -439,6 +442,7 @@ mod tests {
             let mut leaf = RunBuilder::new(Kind::Leaf, Codec::Raw, 1024);
             leaf.add(b"k", &Point::Delete);
             let node = store
+                .write_back
                 .write_run(
                     leaf.finish(std::iter::empty()),
                     crate::store::write::Via::Cache,

@@ -128,7 +128,7 @@ impl Layer {
                 translation: inside,
             } => {
                 let mut cursor = MappedCursor::new(run, part, inside, AHEAD_MAX);
-                while let Some((key, point)) = cursor.take(store)? {
+                while let Some((key, point)) = cursor.take(&store.nodes)? {
                     all.push_point(translation.key(&key), point.detached());
                 }
             }
@@ -226,7 +226,7 @@ pub(crate) fn capture(
         if handle.kind() == Kind::Leaf {
             break;
         }
-        let skeleton = store.skeleton(&handle)?;
+        let skeleton = store.nodes.skeleton(&handle)?;
         bump(&store.counters.node_visits);
         let inside = translation.range(range);
         is_own = skeleton.range() == inside;
@@ -253,7 +253,7 @@ pub(crate) fn capture(
             if clip.is_empty() {
                 continue;
             }
-            let run = store.run(&seg.run)?;
+            let run = store.nodes.run(&seg.run)?;
             let with_ranges = seg.ranges_step() >= edge.watermark && run.has_ranges();
             let part = seg.translation.range(&clip);
             if !with_ranges && store.is_worth_sharing(&run, &part)? {
@@ -382,7 +382,7 @@ impl Store {
                 let bytes = run.estimate_bytes(part);
                 Ok(bytes > limit
                     && (bytes > limit + 2 * self.shape.block_bytes
-                        || run.measure_pressure(self, part, false)?.bytes > limit))
+                        || run.measure_pressure(&self.nodes, part, false)?.bytes > limit))
             }
         }
     }
@@ -397,7 +397,7 @@ impl Store {
                 continue;
             }
             let part = seg.translation.range(&part);
-            let run = self.run(&seg.run)?;
+            let run = self.nodes.run(&seg.run)?;
             if seg.ranges_step() >= edge.watermark && !run.ranges_in(&part).is_empty() {
                 // A GOTO among them may lead elsewhere.
                 return Ok(false);
@@ -413,7 +413,7 @@ impl Store {
                 return Ok(true);
             }
             sum += run
-                .measure_pressure(self, &part, false)?
+                .measure_pressure(&self.nodes, &part, false)?
                 .bytes
                 .min(most - sum);
         }
@@ -430,7 +430,7 @@ impl Store {
     fn waits_much(&self, node: &Skeleton) -> Result<bool> {
         let limit = self.shape.clone_waiting_bytes;
         for seg in &node.segs {
-            let run = self.run(&seg.run)?;
+            let run = self.nodes.run(&seg.run)?;
             if run.estimate_bytes(&seg.translation.range(&seg.clip)) <= limit {
                 continue;
             }
@@ -469,7 +469,10 @@ fn over_leaf(
     translation: Translation,
     range: &KeyRange,
 ) -> Result<Skeleton> {
-    let live_bytes = store.run(&leaf)?.estimate_bytes(&translation.range(range)) as u64;
+    let live_bytes = store
+        .nodes
+        .run(&leaf)?
+        .estimate_bytes(&translation.range(range)) as u64;
     let mut node = Skeleton::empty(1, range.clone());
     node.edges[0].child = Some(Child {
         translation,
@@ -504,7 +507,7 @@ fn small_state(
         merge.push_older(cursor);
     }
     if let Some((leaf, translation)) = base {
-        let run = store.run(leaf)?;
+        let run = store.nodes.run(leaf)?;
         if run.estimate_bytes(&translation.range(range)) > limit + 2 * store.shape.block_bytes {
             return Ok(None);
         }
@@ -512,7 +515,7 @@ fn small_state(
     }
     let mut state = Buffer::default();
     state.add_range(range.clone(), RangeMsg::Null);
-    while merge.advance(store)? {
+    while merge.advance(&store.nodes)? {
         let value = match merge.value() {
             Some(value) => Some(Bytes::copy_from_slice(value)),
             None => merge.point().detached().apply(None),

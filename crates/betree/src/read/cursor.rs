@@ -20,7 +20,7 @@ use crate::node::buffer::Buffer;
 use crate::node::message::Point;
 use crate::node::run_view::{DiskRun, RunView};
 use crate::store::cache::Keeping;
-use crate::store::store::Store;
+use crate::store::cache::NodeCache;
 
 /// Most blocks beyond the wanted block that a cursor reads at a time. A cursor begins with fewer
 /// and doubles them.
@@ -171,13 +171,13 @@ impl MappedCursor {
         }
     }
 
-    /// Reads on for the next scan when the blocks before are in the cache: then a reader goes
-    /// through the run piece by piece, as a file is read in requests.
-    pub(crate) fn follow(&mut self, store: &Store) {
+    /// Reads on for the next scan when the blocks before are in the cache: then somebody goes through the run piece by piece,
+    /// as a file is read in requests.
+    pub(crate) fn follow(&mut self, nodes: &NodeCache) {
         let Source::Disk(disk) = &mut self.source else {
             return;
         };
-        let is_here = |at: usize| store.is_block_cached(&disk.run.handle, at);
+        let is_here = |at: usize| nodes.is_block_cached(&disk.run.handle, at);
         let blocks = disk.blocks.clone();
         if disk.run.packed.is_some() || blocks.is_empty() || is_here(blocks.end - 1) {
             return;
@@ -192,19 +192,19 @@ impl MappedCursor {
             n @ 0..4 => 4 * n,
             n => 8 * n,
         };
-        let room = store.room_ahead() / store.shape.block_bytes.max(1);
+        let room = nodes.room_ahead() / nodes.block_bytes.max(1);
         let beyond = beyond.min(BEYOND_MAX).min(room).min(left);
         disk.beyond = disk.beyond.max(beyond);
         disk.ahead = disk.ahead.max(beyond);
     }
 
-    /// The bytes of the device in which the first block lies, if the cursor reads that block alone.
-    fn first_read(&self, store: &Store) -> Option<Range<u64>> {
+    /// Where the block lies that it begins with, in bytes of the device, if it reads that alone.
+    fn first_read(&self, nodes: &NodeCache) -> Option<Range<u64>> {
         match &self.source {
             Source::Disk(disk)
                 if disk.ahead == 0 && disk.ready.is_empty() && !disk.blocks.is_empty() =>
             {
-                store.uncached_block(&disk.run, disk.blocks.start)
+                nodes.uncached_block(&disk.run, disk.blocks.start)
             }
             _ => None,
         }
@@ -227,10 +227,10 @@ impl MappedCursor {
     }
 
     /// Goes to the next point; `false` when there is none.
-    pub(crate) fn advance(&mut self, store: &Store) -> Result<bool> {
+    pub(crate) fn advance(&mut self, nodes: &NodeCache) -> Result<bool> {
         self.at += 1;
         while self.at >= self.end {
-            if !self.load(store)? {
+            if !self.load(nodes)? {
                 return Ok(false);
             }
         }
@@ -255,7 +255,7 @@ impl MappedCursor {
     /// Loads the next block or page; `false` when there is none.
     // A function of its own, so that a step of `advance` stays small.
     #[inline(never)]
-    fn load(&mut self, store: &Store) -> Result<bool> {
+    fn load(&mut self, nodes: &NodeCache) -> Result<bool> {
         match &mut self.source {
             Source::Mem(mem) => {
                 mem.page.clear();
@@ -283,7 +283,7 @@ impl MappedCursor {
                 if disk.ready.is_empty() {
                     let ahead = disk.ahead.min(disk.blocks.len() + disk.beyond);
                     let alone = disk.alone && (1..AHEAD_MAX).contains(&disk.ahead);
-                    let blocks = store.blocks(&disk.run, number, ahead, disk.keeping, alone)?;
+                    let blocks = nodes.blocks(&disk.run, number, ahead, disk.keeping, alone)?;
                     disk.ready = blocks.into();
                     disk.ahead = disk.ahead.max((2 * disk.ahead + 1).min(AHEAD_MAX));
                 }
@@ -346,9 +346,9 @@ impl MappedCursor {
     }
 
     /// The next point with its key.
-    pub(crate) fn take(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
+    pub(crate) fn take(&mut self, nodes: &NodeCache) -> Result<Option<(Bytes, Point)>> {
         Ok(self
-            .advance(store)?
+            .advance(nodes)?
             .then(|| (Bytes::copy_from_slice(self.key()), self.point())))
     }
 }
@@ -408,9 +408,9 @@ impl Merge {
         }
     }
 
-    /// Moves a cursor of the heap on, and out of the heap at its end.
-    fn step(&mut self, store: &Store, at: usize) -> Result<()> {
-        if !self.cursors[self.heap[at]].advance(store)? {
+    /// Moves a cursor of the heap on, and out of it at its end.
+    fn step(&mut self, nodes: &NodeCache, at: usize) -> Result<()> {
+        if !self.cursors[self.heap[at]].advance(nodes)? {
             self.heap.swap_remove(at);
         }
         if self.heap.len() > 1 {
@@ -420,17 +420,17 @@ impl Merge {
     }
 
     /// Goes to the next key; `false` when there is none.
-    pub(crate) fn advance(&mut self, store: &Store) -> Result<bool> {
+    pub(crate) fn advance(&mut self, nodes: &NodeCache) -> Result<bool> {
         self.joined = None;
         if self.started {
             if !self.heap.is_empty() {
-                self.step(store, 0)?;
+                self.step(nodes, 0)?;
             }
         } else {
             self.started = true;
-            self.expect(store);
+            self.expect(nodes);
             for at in 0..self.cursors.len() {
-                if self.cursors[at].advance(store)? {
+                if self.cursors[at].advance(nodes)? {
                     self.heap.push(at);
                 }
             }
@@ -457,24 +457,23 @@ impl Merge {
             }
             let newer = self.joined.take().unwrap_or_else(|| top.point());
             self.joined = Some(newer.over(&other.point()));
-            self.step(store, second)?;
+            self.step(nodes, second)?;
         }
         Ok(true)
     }
 
-    /// Makes the device read the first blocks of all cursors together, since the scan waits for
-    /// each.
-    fn expect(&self, store: &Store) {
+    /// Has the device read the first blocks of all cursors together, since each is waited for.
+    fn expect(&self, nodes: &NodeCache) {
         if self.cursors.len() < 2 {
             return;
         }
         let reads = self
             .cursors
             .iter()
-            .filter_map(|cursor| cursor.first_read(store));
-        // The first block is read at once.
+            .filter_map(|cursor| cursor.first_read(nodes));
+        // The first one is read at once.
         for read in reads.skip(1) {
-            store.device.expect(read);
+            nodes.expect(read);
         }
     }
 
@@ -500,10 +499,10 @@ impl Merge {
         self.joined.clone().unwrap_or_else(|| self.top().point())
     }
 
-    /// The next key, with the join of the messages about it.
-    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Point)>> {
+    /// The next key and what all cursors say about it.
+    pub(crate) fn next(&mut self, nodes: &NodeCache) -> Result<Option<(Bytes, Point)>> {
         Ok(self
-            .advance(store)?
+            .advance(nodes)?
             .then(|| (Bytes::copy_from_slice(self.key()), self.point())))
     }
 }
@@ -515,6 +514,7 @@ mod tests {
     use crate::node::handle::Kind;
     use crate::node::run_builder::RunBuilder;
     use crate::shape::TreeShape;
+    use crate::store::store::Store;
     use ramet_block::{Codec, Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 
@@ -538,13 +538,14 @@ mod tests {
         }
         let image = builder.finish(std::iter::empty());
         let leaf = store
+            .write_back
             .write_run(image, crate::store::write::Via::Cache)
             .expect("there is room");
-        let run = store.run(&leaf).expect("its front is sound");
+        let run = store.nodes.run(&leaf).expect("its front is sound");
         let translation = Translation::prepending("aa".into());
         let mut cursor = MappedCursor::new(&run, &KeyRange::all(), &translation, AHEAD_MAX);
         let found = loop {
-            match cursor.take(&store) {
+            match cursor.take(&store.nodes) {
                 Ok(Some(_)) => {}
                 end => break end,
             }

@@ -11,7 +11,8 @@ use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::{RangeAt, RunView};
 use crate::node::skeleton::Skeleton;
-use crate::store::store::Store;
+use crate::store::cache::NodeCache;
+use crate::store::prefetch::Prefetcher;
 
 /// The node under the overlays of a piece.
 #[derive(Clone, Debug)]
@@ -35,14 +36,14 @@ pub(crate) struct Cut {
 /// Most children whose skeletons a scan that reads on loads together.
 pub(crate) const NEIGHBOURS_MAX: usize = 32;
 
-/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. With `eager`
-/// the caller is going to read all of `[lo, hi)`.
+/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. When all of that will be read, `eager` loads
+/// ahead.
 pub(crate) fn cut(
-    store: &Store,
+    nodes: &NodeCache,
     node: &Skeleton,
     lo: &Bytes,
     hi: Option<Bytes>,
-    eager: bool,
+    eager: Option<&Prefetcher>,
 ) -> Result<Cut> {
     if !node.range().contains(lo) {
         return Err(outside(node));
@@ -64,10 +65,10 @@ pub(crate) fn cut(
             continue;
         }
         end = min_hi(end, seg.clip.hi.clone());
-        if eager {
-            store.load_eagerly(&seg.run, wanted.covers(&seg.clip))?;
+        if let Some(prefetch) = eager {
+            prefetch.load_eagerly(&seg.run, wanted.covers(&seg.clip))?;
         }
-        let run = store.run(&seg.run)?;
+        let run = nodes.run(&seg.run)?;
         overlays.push((run.clone(), seg.translation.clone()));
         if seg.ranges_step() < edge.watermark || !run.has_ranges() {
             continue;

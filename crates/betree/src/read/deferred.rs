@@ -16,12 +16,12 @@ use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
 use crate::read::cut::Base;
 use crate::read::lookup::descend;
-use crate::store::store::Store;
+use crate::store::cache::NodeCache;
 
 /// The value of one key at the moment of [`Tree::lookup_deferred`](crate::Tree::lookup_deferred).
 #[derive(Debug)]
 pub struct DeferredLookup<'a> {
-    store: &'a Store,
+    nodes: &'a NodeCache,
     found: Found,
 }
 
@@ -38,7 +38,7 @@ enum Found {
 impl<'a> DeferredLookup<'a> {
     /// `own` makes an owned key, if the nodes below are needed.
     pub(crate) fn new<K: AsRef<[u8]>>(
-        store: &'a Store,
+        nodes: &'a NodeCache,
         (buffer, root): (&Buffer, &Arc<Handle>),
         key: K,
         own: impl FnOnce(K) -> Bytes,
@@ -59,7 +59,7 @@ impl<'a> DeferredLookup<'a> {
                 key: own(key),
             },
         };
-        Self { store, found }
+        Self { nodes, found }
     }
 
     /// The value; `None` without one.
@@ -69,7 +69,7 @@ impl<'a> DeferredLookup<'a> {
     pub fn get(self) -> Result<Option<Bytes>> {
         match self.found {
             Found::Value(value) => Ok(value),
-            Found::Below { base, key, newer } => descend(self.store, base, key, newer),
+            Found::Below { base, key, newer } => descend(self.nodes, base, key, newer),
         }
     }
 }

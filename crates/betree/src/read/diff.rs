@@ -30,7 +30,8 @@ use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::read::cut::Base;
 use crate::read::lookup::{View, descend};
 use crate::read::scan::{Frame, TreeScan, frames_of_view};
-use crate::store::store::Store;
+use crate::store::cache::NodeCache;
+use crate::store::prefetch::Prefetcher;
 
 /// A range of keys that all start with the same bytes, and are shown without them.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -104,14 +105,14 @@ struct Pair {
 
 /// The differences of two ranges, in key order, found on demand. After an error it ends.
 pub struct Diff {
-    store: Arc<Store>,
+    prefetch: Arc<Prefetcher>,
     sides: [TreeScan; 2],
     pair: Option<Pair>,
     failed: bool,
 }
 
 impl Diff {
-    pub(crate) fn new(store: Arc<Store>, views: [&View; 2], spans: [&Span; 2]) -> Self {
+    pub(crate) fn new(prefetch: Arc<Prefetcher>, views: [&View; 2], spans: [&Span; 2]) -> Self {
         let [a, b] = spans.map(Span::told);
         // Both sides are made to cover the same range; a side that ends early has nothing in the
         // rest.
@@ -138,7 +139,7 @@ impl Diff {
         };
         let sides = [side(0, &a), side(1, &b)];
         Self {
-            store,
+            prefetch,
             sides,
             pair: None,
             failed: false,
@@ -163,7 +164,7 @@ impl Diff {
     fn step(&mut self) -> Result<Option<Difference>> {
         loop {
             if let Some(pair) = &mut self.pair {
-                if let Some(difference) = pair.next(&self.store)? {
+                if let Some(difference) = pair.next(&self.prefetch.nodes)? {
                     return Ok(Some(difference));
                 }
                 self.pair = None;
@@ -176,7 +177,7 @@ impl Diff {
 
     /// Opens a node, or starts to compare the pieces at the front. False at the end.
     fn advance(&mut self) -> Result<bool> {
-        let store = &self.store;
+        let prefetch = &self.prefetch;
         let [left, right] = &mut self.sides;
         let (Some(a), Some(b)) = (left.front(), right.front()) else {
             return Ok(false);
@@ -189,7 +190,7 @@ impl Diff {
             } else {
                 &mut *right
             };
-            if higher.open_front(store)? {
+            if higher.open_front(prefetch)? {
                 return Ok(true);
             }
         }
@@ -198,7 +199,7 @@ impl Diff {
         };
         let hi = min_hi(a.range.hi.clone(), b.range.hi.clone());
         let pieces = [left.take_front(hi.as_ref()), right.take_front(hi.as_ref())];
-        self.pair = Some(Pair::new(store, pieces, same)?);
+        self.pair = Some(Pair::new(&prefetch.nodes, pieces, same)?);
         Ok(true)
     }
 }
@@ -282,7 +283,7 @@ fn same_run(a: &RunView, b: &RunView) -> bool {
 }
 
 impl Pair {
-    fn new(store: &Store, pieces: [Frame; 2], same: bool) -> Result<Self> {
+    fn new(nodes: &NodeCache, pieces: [Frame; 2], same: bool) -> Result<Self> {
         let [a, b] = &pieces;
         let shared = if same {
             let pairs = a.overlays.iter().rev().zip(b.overlays.iter().rev());
@@ -304,7 +305,7 @@ impl Pair {
                 merge.push_older(MappedCursor::new(run, &piece.range, translation, 0));
             }
             if let (false, Base::Node(leaf, translation)) = (same, &piece.base) {
-                let run = store.run(leaf)?;
+                let run = nodes.run(leaf)?;
                 merge.push_older(MappedCursor::new(
                     &run,
                     &piece.range,
@@ -316,7 +317,7 @@ impl Pair {
         };
         let mut merges = [merge(a)?, merge(b)?];
         let [left, right] = &mut merges;
-        let next = [left.next(store)?, right.next(store)?];
+        let next = [left.next(nodes)?, right.next(nodes)?];
         Ok(Self {
             pieces,
             merges,
@@ -325,7 +326,7 @@ impl Pair {
         })
     }
 
-    fn next(&mut self, store: &Store) -> Result<Option<Difference>> {
+    fn next(&mut self, nodes: &NodeCache) -> Result<Option<Difference>> {
         while let Some(key) = self
             .next
             .iter()
@@ -338,9 +339,9 @@ impl Pair {
             for (n, value) in values.iter_mut().enumerate() {
                 let found = self.next[n].take_if(|(at, _)| *at == key);
                 if found.is_some() {
-                    self.next[n] = self.merges[n].next(store)?;
+                    self.next[n] = self.merges[n].next(nodes)?;
                 }
-                *value = self.value(store, &key, found.map(|(_, point)| point))?;
+                *value = self.value(nodes, &key, found.map(|(_, point)| point))?;
             }
             let [before, after] = values;
             if before != after {
@@ -350,8 +351,8 @@ impl Pair {
         Ok(None)
     }
 
-    /// The value of a key on one side; `found` is the message of that side above the shared runs.
-    fn value(&self, store: &Store, key: &Bytes, found: Option<Point>) -> Result<Option<Bytes>> {
+    /// The value of a key about which its side says `found` above what both sides share.
+    fn value(&self, nodes: &NodeCache, key: &Bytes, found: Option<Point>) -> Result<Option<Bytes>> {
         let mut found = found;
         let Some((runs, base)) = &self.older else {
             return Ok(found.and_then(|point| point.apply(None)));
@@ -360,7 +361,7 @@ impl Pair {
             if found.as_ref().is_some_and(Point::is_final) {
                 break;
             }
-            if let Some(older) = run.point(store, &translation.key(key))? {
+            if let Some(older) = run.point(nodes, &translation.key(key))? {
                 found = Some(match found {
                     Some(newer) => newer.over(&older),
                     None => older,
@@ -369,7 +370,7 @@ impl Pair {
         }
         match found {
             Some(point) if point.is_final() => Ok(point.apply(None)),
-            found => descend(store, base.clone(), key.clone(), found),
+            found => descend(nodes, base.clone(), key.clone(), found),
         }
     }
 }
@@ -380,14 +381,13 @@ impl TreeScan {
         self.frames.last()
     }
 
-    /// Replaces the leftmost piece by the pieces of its node. False when it lies over no interior
-    /// node.
-    fn open_front(&mut self, store: &Store) -> Result<bool> {
+    /// Replaces the leftmost piece by the pieces of its node. False when it lies over no interior node.
+    fn open_front(&mut self, prefetch: &Prefetcher) -> Result<bool> {
         let frame = self.frames.pop_if(
             |frame| matches!(&frame.base, Base::Node(node, _) if node.kind() == Kind::Skeleton),
         );
         match frame {
-            Some(frame) => self.open(store, frame).map(|()| true),
+            Some(frame) => self.open(prefetch, frame).map(|()| true),
             None => Ok(false),
         }
     }

@@ -11,7 +11,7 @@ use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::run_view::{RangeAt, RunView};
 use crate::read::cut::{Base, check_falls, outside};
-use crate::store::store::Store;
+use crate::store::cache::NodeCache;
 
 /// A frozen state of the whole tree.
 #[derive(Clone, Debug)]
@@ -21,8 +21,8 @@ pub(crate) struct View {
 }
 
 impl View {
-    pub(crate) fn get(&self, store: &Store, key: &[u8]) -> Result<Option<Bytes>> {
-        let found = self.buffer.point(store, key)?;
+    pub(crate) fn get(&self, nodes: &NodeCache, key: &[u8]) -> Result<Option<Bytes>> {
+        let found = self.buffer.point(nodes, key)?;
         if found.as_ref().is_some_and(Point::is_final) {
             return Ok(found.and_then(|p| p.apply(None)));
         }
@@ -34,13 +34,13 @@ impl View {
             }
             RangeAt::Until(_) => Base::Node(self.root.clone(), Translation::identity()),
         };
-        descend(store, base, key, found)
+        descend(nodes, base, key, found)
     }
 }
 
 /// Follows one key down; `found` is the message of newer levels about it.
 pub(crate) fn descend(
-    store: &Store,
+    nodes: &NodeCache,
     mut base: Base,
     mut key: Bytes,
     mut found: Option<Point>,
@@ -55,9 +55,9 @@ pub(crate) fn descend(
         if !translation.is_identity() {
             key = translation.key(&key);
         }
-        bump(&store.counters.node_visits);
+        bump(&nodes.counters.node_visits);
         if node.kind() == Kind::Leaf {
-            let value = store.run(&node)?.point(store, &key)?;
+            let value = nodes.run(&node)?.point(nodes, &key)?;
             let point = match (found, value) {
                 (Some(newer), Some(older)) => newer.over(&older),
                 (Some(point), None) | (None, Some(point)) => point,
@@ -65,7 +65,7 @@ pub(crate) fn descend(
             };
             return Ok(point.apply(None));
         }
-        let skeleton = store.skeleton(&node)?;
+        let skeleton = nodes.skeleton(&node)?;
         if !skeleton.range().contains(&key) {
             return Err(outside(&skeleton));
         }
@@ -74,11 +74,11 @@ pub(crate) fn descend(
             Base::Node(c.node.clone(), c.translation.clone())
         });
         for seg in skeleton.visible(edge).filter(|s| s.clip.contains(&key)) {
-            bump(&store.counters.node_visits);
-            let run = store.run(&seg.run)?;
+            bump(&nodes.counters.node_visits);
+            let run = nodes.run(&seg.run)?;
             let moved = (!seg.translation.is_identity()).then(|| seg.translation.key(&key));
             let inside = moved.as_ref().unwrap_or(&key);
-            if let Some(older) = run.point(store, inside)? {
+            if let Some(older) = run.point(nodes, inside)? {
                 let point = match found {
                     Some(newer) => newer.over(&older),
                     None => older,

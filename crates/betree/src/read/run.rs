@@ -9,21 +9,21 @@ use crate::node::buffer::{MESSAGE_BYTES, Pressure};
 use crate::node::filter;
 use crate::node::message::Point;
 use crate::node::run_view::RunView;
-use crate::store::store::Store;
+use crate::store::cache::NodeCache;
 
 impl RunView {
-    pub(crate) fn point(&self, store: &Store, key: &[u8]) -> Result<Option<Point>> {
+    pub(crate) fn point(&self, nodes: &NodeCache, key: &[u8]) -> Result<Option<Point>> {
         match self {
             RunView::Mem(run) => Ok(run.point(key).cloned()),
             RunView::Disk(run) => {
                 if !run.index.filter.may_hold(filter::hash(key)) {
-                    bump(&store.counters.filter_denials);
+                    bump(&nodes.counters.filter_denials);
                     return Ok(None);
                 }
                 let Some(at) = run.index.block_of(key) else {
                     return Ok(None);
                 };
-                let block = store.block(run, at)?;
+                let block = nodes.block(run, at)?;
                 let (at, found) = block.seek(key);
                 Ok(found.then(|| block.point(at)))
             }
@@ -33,7 +33,7 @@ impl RunView {
     /// The messages in `range`, exact at the borders; only the points unless `with_ranges`.
     pub(crate) fn measure_pressure(
         &self,
-        store: &Store,
+        nodes: &NodeCache,
         range: &KeyRange,
         with_ranges: bool,
     ) -> Result<Pressure> {
@@ -70,7 +70,7 @@ impl RunView {
                 sum.deletes += meta.deletes as usize;
                 continue;
             }
-            let block = store.block(run, at)?;
+            let block = nodes.block(run, at)?;
             let end = range.hi.as_ref().map_or(block.len(), |hi| block.seek(hi).0);
             for at in block.seek(&range.lo).0..end {
                 let point = block.point(at);

@@ -21,12 +21,14 @@ use crate::node::block::Block;
 use crate::node::handle::{Handle, Kind};
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
+use crate::read::ahead::has_at_hand;
 use crate::read::cursor::{AHEAD_MAX, Left, MappedCursor, Merge};
 use crate::read::cut::{Base, NEIGHBOURS_MAX, check_falls, cut, cut_buffer};
 use crate::read::lookup::View;
 use crate::store::cache::Keeping;
+use crate::store::cache::NodeCache;
 use crate::store::jobs::{Job, Wanted};
-use crate::store::store::Store;
+use crate::store::prefetch::Prefetcher;
 
 /// A piece that is still to be scanned, in the key space of the scan.
 #[derive(Clone, Debug)]
@@ -154,9 +156,9 @@ impl TreeScan {
     }
 
     /// Goes to the next key with a value; `false` when there is none.
-    pub(crate) fn advance(&mut self, store: &Store) -> Result<bool> {
+    pub(crate) fn advance(&mut self, prefetch: &Prefetcher) -> Result<bool> {
         loop {
-            while self.merge.advance(store)? {
+            while self.merge.advance(&prefetch.nodes)? {
                 self.value = None;
                 if self.merge.value().is_some() {
                     return Ok(true);
@@ -169,7 +171,7 @@ impl TreeScan {
             let Some(frame) = self.next_frame() else {
                 return Ok(false);
             };
-            self.open(store, frame)?;
+            self.open(prefetch, frame)?;
         }
     }
 
@@ -195,8 +197,8 @@ impl TreeScan {
     }
 
     /// The next key with its value.
-    pub(crate) fn next(&mut self, store: &Store) -> Result<Option<(Bytes, Bytes)>> {
-        let found = self.advance(store)?;
+    pub(crate) fn next(&mut self, prefetch: &Prefetcher) -> Result<Option<(Bytes, Bytes)>> {
+        let found = self.advance(prefetch)?;
         Ok(found.then(|| (Bytes::copy_from_slice(self.key()), self.value_bytes())))
     }
 
@@ -208,28 +210,32 @@ impl TreeScan {
     }
 
     /// The next uniform piece over nothing or over a node that is not higher than `height`.
-    pub(crate) fn next_piece(&mut self, store: &Store, height: u8) -> Result<Option<Frame>> {
+    pub(crate) fn next_piece(
+        &mut self,
+        prefetch: &Prefetcher,
+        height: u8,
+    ) -> Result<Option<Frame>> {
         loop {
             let Some(frame) = self.next_frame() else {
                 return Ok(None);
             };
             match &frame.base {
-                Base::Node(node, _) if node.height() > height => self.open(store, frame)?,
-                Base::Draft(_) => self.open(store, frame)?,
+                Base::Node(node, _) if node.height() > height => self.open(prefetch, frame)?,
+                Base::Draft(_) => self.open(prefetch, frame)?,
                 Base::Node(..) | Base::Nothing => return Ok(Some(frame)),
             }
         }
     }
 
-    pub(crate) fn open(&mut self, store: &Store, frame: Frame) -> Result<()> {
+    pub(crate) fn open(&mut self, prefetch: &Prefetcher, frame: Frame) -> Result<()> {
         let leaf = match &frame.base {
             Base::Node(node, translation) if node.kind() == Kind::Skeleton => {
-                let (skeleton, translation) = (store.skeleton(node)?, translation.clone());
-                return self.split(store, frame, &skeleton, &translation);
+                let (skeleton, translation) = (prefetch.nodes.skeleton(node)?, translation.clone());
+                return self.split(prefetch, frame, &skeleton, &translation);
             }
             Base::Draft(skeleton) => {
                 let skeleton = skeleton.clone();
-                return self.split(store, frame, &skeleton, &Translation::identity());
+                return self.split(prefetch, frame, &skeleton, &Translation::identity());
             }
             Base::Node(leaf, translation) => Some((leaf.clone(), translation.clone())),
             Base::Nothing => None,
@@ -246,11 +252,11 @@ impl TreeScan {
         }
         let mut left = merge.into_left();
         let end = self.end(&range);
-        self.open_overlays(store, &overlays, &range, end.as_ref(), &mut left);
+        self.open_overlays(prefetch, &overlays, &range, end.as_ref(), &mut left);
         if let Some((leaf, translation)) = leaf {
             // What the scan will see of it, in this piece and those that come after it.
             let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
-            self.open_leaf(store, (leaf, translation), &range, &far, &mut left)?;
+            self.open_leaf(prefetch, (leaf, translation), &range, &far, &mut left)?;
         }
         Ok(())
     }
@@ -258,7 +264,7 @@ impl TreeScan {
     /// Merges what lies over `range`. Cursors before it had read `left`, and the scan ends at `end`.
     fn open_overlays(
         &mut self,
-        store: &Store,
+        prefetch: &Prefetcher,
         overlays: &[(RunView, Translation)],
         range: &KeyRange,
         end: Option<&Bytes>,
@@ -277,7 +283,7 @@ impl TreeScan {
                 let alike = successor_of_prefix(&range.lo[..translation.strip]);
                 let far = KeyRange::new(range.lo.clone(), min_hi(end.cloned(), alike));
                 cursor.carry_on(left, &translation.range(&far));
-                cursor.follow(store);
+                cursor.follow(&prefetch.nodes);
             }
             self.merge.push_older(cursor);
         }
@@ -286,7 +292,7 @@ impl TreeScan {
     /// Merges the leaf under `range`, which the scan will see as far as `far`, and asks for those that come after it.
     fn open_leaf(
         &mut self,
-        store: &Store,
+        prefetch: &Prefetcher,
         (leaf, translation): (Arc<Handle>, Translation),
         range: &KeyRange,
         far: &KeyRange,
@@ -296,9 +302,9 @@ impl TreeScan {
         let passes = self.keeping == Keeping::Ends && self.ahead == AHEAD_MAX;
         let (run, read) = if passes && read.is_none() {
             let wanted_bytes = self.drop_behind_bytes;
-            store.run_whole(&leaf, &translation.range(far), wanted_bytes, self.keeping)?
+            prefetch.run_whole(&leaf, &translation.range(far), wanted_bytes, self.keeping)?
         } else {
-            (store.run(&leaf)?, read)
+            (prefetch.nodes.run(&leaf)?, read)
         };
         let mut cursor = MappedCursor::new(&run, range, &translation, self.ahead);
         cursor.keep(self.keeping);
@@ -319,7 +325,7 @@ impl TreeScan {
         let before = self.leaf.replace(leaf.id());
         let is_next = before.is_some_and(|id| id != leaf.id());
         if is_next && self.ahead == AHEAD_MAX {
-            self.look_ahead(store, leaf.id());
+            self.look_ahead(prefetch, leaf.id());
         }
         Ok(())
     }
@@ -341,18 +347,16 @@ impl TreeScan {
         self.jobs.pop_front()?.collect()
     }
 
-    /// Makes jobs for the next leaves that are known without a read.
-    fn look_ahead(&mut self, store: &Store, here: NodeId) {
-        let depth = store
-            .read_ahead
-            .depth(store.shape.leaf_bytes, store.cache_capacity());
+    /// Asks for the leaves that come next, as far as that is known without reading.
+    fn look_ahead(&mut self, prefetch: &Prefetcher, here: NodeId) {
+        let depth = prefetch.depth();
         if depth == 0 {
             return;
         }
         let (mut next, mut left) = (Vec::new(), depth);
         for frame in self.frames.iter().rev() {
             let wanted = (&frame.range, 0);
-            list_ahead(store, &frame.base, wanted, &mut left, &mut next);
+            list_ahead(&prefetch.nodes, &frame.base, wanted, &mut left, &mut next);
         }
         for next in next {
             if next.node.id() == here || self.jobs.iter().any(|job| job.is_of(&next.node)) {
@@ -363,8 +367,8 @@ impl TreeScan {
             {
                 oldest.cancel();
             }
-            if let Some(job) = store.read_ahead.ask(next, self.keeping) {
-                bump(&store.counters.leaves_ahead);
+            if let Some(job) = prefetch.queue.ask(next, self.keeping) {
+                bump(&prefetch.nodes.counters.leaves_ahead);
                 self.jobs.push_back(job);
             }
         }
@@ -373,7 +377,7 @@ impl TreeScan {
     /// Replaces a piece over an interior node by its leftmost uniform piece and the rest.
     fn split(
         &mut self,
-        store: &Store,
+        prefetch: &Prefetcher,
         frame: Frame,
         skeleton: &Skeleton,
         translation: &Translation,
@@ -390,12 +394,18 @@ impl TreeScan {
             let onward = &skeleton.edges[skeleton.edge_of(&inside.lo)..];
             let meets = |seg: &SegRef| !seg.clip.intersect(&inside).is_empty();
             let segments = skeleton.visible(&onward[0]);
-            store.load_together(segments.map(|seg| (&seg.run, meets(seg))))?;
+            prefetch.load_together(segments.map(|seg| (&seg.run, meets(seg))));
             let neighbours = onward.iter().take(NEIGHBOURS_MAX);
             let children = neighbours.filter_map(|edge| edge.child.as_ref());
-            store.load_neighbours(children.map(|child| &child.node))?;
+            prefetch.load_neighbours(children.map(|child| &child.node));
         }
-        let piece = cut(store, skeleton, &inside.lo, inside.hi.clone(), eager)?;
+        let piece = cut(
+            &prefetch.nodes,
+            skeleton,
+            &inside.lo,
+            inside.hi.clone(),
+            eager.then_some(prefetch),
+        )?;
         if let Base::Node(here, _) = &same {
             check_falls(here.height(), &piece.base)?;
         }
@@ -445,7 +455,7 @@ impl TreeScan {
 /// range if the scan sees no more of `base`, else 0. Range messages on the way are ignored: under
 /// them the list is a wrong guess.
 fn list_ahead(
-    store: &Store,
+    nodes: &NodeCache,
     base: &Base,
     (range, live_bytes): (&KeyRange, u64),
     left: &mut usize,
@@ -457,12 +467,12 @@ fn list_ahead(
         Base::Node(node, translation) => {
             let inside = translation.range(range);
             let skeleton = match node.kind() {
-                Kind::Skeleton => store.skeleton_at_hand(node),
+                Kind::Skeleton => nodes.skeleton_at_hand(node),
                 Kind::Leaf | Kind::Segment => None,
             };
             let Some(skeleton) = skeleton else {
                 *left = left.saturating_sub(1);
-                if node.kind() == Kind::Skeleton || !store.has_at_hand(node, &inside) {
+                if node.kind() == Kind::Skeleton || !has_at_hand(nodes, node, &inside) {
                     out.push(Wanted {
                         node: node.clone(),
                         range: inside,
@@ -486,7 +496,7 @@ fn list_ahead(
         if let Some(child) = &skeleton.edges[at].child {
             let base = Base::Node(child.node.clone(), child.translation.clone());
             let live_bytes = if part == whole { child.live_bytes } else { 0 };
-            list_ahead(store, &base, (&part, live_bytes), left, out);
+            list_ahead(nodes, &base, (&part, live_bytes), left, out);
         }
     }
 }

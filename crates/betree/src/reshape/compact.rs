@@ -65,8 +65,8 @@ impl Store {
                     continue;
                 }
                 let with_ranges = seg.ranges_step() >= watermark;
-                let pressure = self.run(&seg.run)?.measure_pressure(
-                    self,
+                let pressure = self.nodes.run(&seg.run)?.measure_pressure(
+                    &self.nodes,
                     &seg.translation.range(&part),
                     with_ranges,
                 )?;
@@ -102,9 +102,12 @@ impl Store {
         while at < node.segs.len() {
             let seg = &node.segs[at];
             // One that is not written yet costs nothing as it is.
-            let whole = match self.run(&seg.run)? {
+            let whole = match self.nodes.run(&seg.run)? {
                 run if run.is_fresh() => 0,
-                run => run.measure_pressure(self, &KeyRange::all(), false)?.bytes as u64,
+                run => {
+                    run.measure_pressure(&self.nodes, &KeyRange::all(), false)?
+                        .bytes as u64
+                }
             };
             let is_worth =
                 whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / LIVE_PART;
@@ -165,7 +168,7 @@ impl Store {
             let from = written.map_or(0, |at| at + 1);
             let mut runs = [0, 0];
             for seg in &node.segs[from..] {
-                runs[usize::from(self.run(&seg.run)?.has_ranges())] += 1;
+                runs[usize::from(self.nodes.run(&seg.run)?.has_ranges())] += 1;
             }
             // A GOTO that a newer null covers keeps its target alive for as long as both wait.
             if runs[0] > 1 || runs[1] > 1 {

@@ -82,7 +82,7 @@ impl Store {
     pub(crate) fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
         let mut with_ranges = false;
         for seg in &node.segs {
-            with_ranges |= self.run(&seg.run)?.has_ranges();
+            with_ranges |= self.nodes.run(&seg.run)?.has_ranges();
         }
         if !with_ranges {
             return Ok(());
@@ -116,7 +116,7 @@ impl Store {
                 node.edges.drain(at + 1..end);
                 let range = node.edge_range(at);
                 if let Some(child) = &mut node.edges[at].child {
-                    let whole = self.skeleton(&child.node)?;
+                    let whole = self.nodes.skeleton(&child.node)?;
                     child.live_bytes = whole.live_bytes_in(&child.translation.range(&range));
                 }
             }
@@ -138,7 +138,7 @@ impl Store {
                 .visible(edge)
                 .filter(|s| s.ranges_step() >= edge.watermark)
             {
-                let run = self.run(&seg.run)?;
+                let run = self.nodes.run(&seg.run)?;
                 if !run.has_ranges() {
                     continue;
                 }
@@ -281,8 +281,9 @@ impl Store {
             let with_ranges = seg.ranges_step() >= edge.watermark;
             if !part.is_empty()
                 && self
+                    .nodes
                     .run(&seg.run)?
-                    .measure_pressure(self, &seg.translation.range(&part), with_ranges)?
+                    .measure_pressure(&self.nodes, &seg.translation.range(&part), with_ranges)?
                     .count
                     > 0
             {
@@ -297,7 +298,7 @@ impl Store {
     pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
         while child.node.kind() == Kind::Skeleton {
             // Of one that cannot be read nobody knows what is seen.
-            let Some(node) = if_readable(self.skeleton(&child.node))? else {
+            let Some(node) = if_readable(self.nodes.skeleton(&child.node))? else {
                 return Ok(Some(child));
             };
             let inside = child.translation.range(range);
@@ -315,14 +316,14 @@ impl Store {
                 ..below.clone()
             };
         }
-        let Some(run) = if_readable(self.run(&child.node))? else {
+        let Some(run) = if_readable(self.nodes.run(&child.node))? else {
             return Ok(Some(child));
         };
         let inside = child.translation.range(range);
         let mut bytes = run.estimate_bytes(&inside);
         // Of few blocks most may lie outside: then count what is inside.
         if bytes <= 4 * self.shape.block_bytes
-            && let Some(exact) = if_readable(run.measure_pressure(self, &inside, false))?
+            && let Some(exact) = if_readable(run.measure_pressure(&self.nodes, &inside, false))?
         {
             if exact.count == 0 {
                 return Ok(None);

@@ -115,7 +115,7 @@ impl Store {
             bytes: 0,
         };
         for _ in 0..PIECES_MAX {
-            let Some(piece) = pieces.next_piece(self, base_height)? else {
+            let Some(piece) = pieces.next_piece(&self.prefetch, base_height)? else {
                 return builder.finish().map(Some);
             };
             builder.add(&piece)?;
@@ -161,7 +161,7 @@ impl Builder<'_> {
         for (run, translation) in piece.overlays.iter() {
             merge.push_older(MappedCursor::new(run, range, translation, AHEAD_MAX));
         }
-        while let Some((key, point)) = merge.next(self.store)? {
+        while let Some((key, point)) = merge.next(&self.store.nodes)? {
             self.points.push_point(key, point.detached());
         }
         self.bytes += self.points.size_bytes() - before;

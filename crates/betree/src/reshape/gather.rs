@@ -68,7 +68,7 @@ impl<'a> Gatherer<'a> {
             if seg.points_step() < watermark || part.is_empty() {
                 continue;
             }
-            let run = self.store.run(&seg.run)?;
+            let run = self.store.nodes.run(&seg.run)?;
             if run.has_ranges()
                 && seg.ranges_step() >= watermark
                 && !run.ranges_in(&seg.translation.range(&part)).is_empty()
@@ -77,7 +77,7 @@ impl<'a> Gatherer<'a> {
             }
             merge.push_older(MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX));
         }
-        while merge.advance(self.store)? {
+        while merge.advance(&self.store.nodes)? {
             let key = &merge.key()[lift..];
             match merge.value() {
                 Some(value) => self.points.add_put(key, value),

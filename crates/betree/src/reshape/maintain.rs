@@ -247,7 +247,7 @@ impl Store {
             if part.is_empty() {
                 continue;
             }
-            let run = self.run(&seg.run)?;
+            let run = self.nodes.run(&seg.run)?;
             let inside = seg.translation.range(&part);
             let back = seg.translation.inverse(&part.lo);
             if seg.ranges_step() >= watermark {
@@ -256,7 +256,7 @@ impl Store {
                 }
             }
             let mut cursor = MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX);
-            while let Some((key, point)) = cursor.take(self)? {
+            while let Some((key, point)) = cursor.take(&self.nodes)? {
                 all.add_point(key, point.detached());
             }
         }
@@ -290,7 +290,7 @@ impl Store {
         if self.is_shared(&node.edges[at])? {
             bump(&self.counters.unshares);
         }
-        let whole = self.skeleton(&child.node)?;
+        let whole = self.nodes.skeleton(&child.node)?;
         let before = whole.range();
         let seen = child.translation.range(&range);
         if !before.covers(&seen) {
@@ -321,7 +321,7 @@ impl Store {
     fn unchanged_child(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Skeleton> {
         let child = node.edges[at].child.as_ref();
         let child = child.expect("it was opened");
-        let whole = self.skeleton(&child.node)?;
+        let whole = self.nodes.skeleton(&child.node)?;
         let mut copy = whole.clipped(&child.translation.range(&node.edge_range(at)));
         copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
         Ok(copy)

@@ -78,11 +78,11 @@ impl Store {
             if part.is_empty() {
                 continue;
             }
-            let run = self.run(&seg.run)?;
+            let run = self.nodes.run(&seg.run)?;
             let inside = seg.translation.range(&part);
             // Range messages that have become edges count no more.
             let pressure =
-                run.measure_pressure(self, &inside, seg.ranges_step() >= edge.watermark)?;
+                run.measure_pressure(&self.nodes, &inside, seg.ranges_step() >= edge.watermark)?;
             sum.bytes += pressure.bytes;
             sum.fresh += if run.is_fresh() { pressure.bytes } else { 0 };
             sum.count += pressure.count;
@@ -112,7 +112,7 @@ impl Store {
     fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {
         match &edge.child {
             Some(child) if child.node.kind() == Kind::Leaf => {
-                let leaf = if_readable(self.run(&child.node))?;
+                let leaf = if_readable(self.nodes.run(&child.node))?;
                 let bytes = leaf.map_or(0, |leaf| {
                     leaf.estimate_bytes(&child.translation.range(range))
                 });
@@ -129,6 +129,7 @@ impl Store {
             return Ok(0);
         }
         let bytes = self
+            .nodes
             .run(&seg.run)?
             .estimate_bytes(&seg.translation.range(&part));
         Ok(bytes.saturating_sub(self.shape.block_bytes))
@@ -138,7 +139,7 @@ impl Store {
     fn point_bytes_below(&self, edge: &Edge) -> Result<usize> {
         match &edge.child {
             Some(child) if child.node.kind() == Kind::Leaf => {
-                let leaf = if_readable(self.run(&child.node))?;
+                let leaf = if_readable(self.nodes.run(&child.node))?;
                 Ok(leaf.map_or(0, |leaf| leaf.point_bytes_mean()))
             }
             _ => Ok(0),

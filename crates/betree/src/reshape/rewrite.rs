@@ -30,7 +30,7 @@ impl Store {
         let draft = node.clipped(&range);
         let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
         let mut writer = LeafWriter::new(self, range.lo.clone(), node.next_step(), Via::Cache);
-        while let Some((key, value)) = scan.next(self)? {
+        while let Some((key, value)) = scan.next(&self.prefetch)? {
             writer.add(key, value)?;
         }
         let edges = writer.finish(range.hi)?;
@@ -175,7 +175,7 @@ impl<'a> LeafWriter<'a> {
         let image = builder.finish(std::iter::empty());
         let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
             && self.store.space.unreserved_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
-        let node = match self.store.write_run(image, self.via) {
+        let node = match self.store.write_back.write_run(image, self.via) {
             Err(Error::NoSpace) if fragments && entries.len() > 1 => {
                 // There is space, and no hole that is long enough.
                 let (left, right) = entries.split_at(entries.len() / 2);

@@ -112,7 +112,7 @@ impl Store {
                 continue;
             }
             let refs = self.refs(&child.node)?;
-            let whole = self.skeleton(&child.node)?.edges.len() as u64;
+            let whole = self.nodes.skeleton(&child.node)?.edges.len() as u64;
             let before = self.counters.structural_work();
             let (mut child, lift) = self.open_child(node, at)?;
             let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
@@ -234,7 +234,7 @@ impl Store {
         let messages = self.gather_range(&range, node.edges[at].watermark, &node.segs)?;
         let inside = child.translation.range(&range);
         let up = child.translation.inverse(&range.lo);
-        let below = self.skeleton(&child.node)?;
+        let below = self.nodes.skeleton(&child.node)?;
         let pivots: Vec<Bytes> = below
             .edges
             .iter()

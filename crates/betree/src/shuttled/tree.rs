@@ -261,7 +261,10 @@ fn handles() {
                     }
                     others.push(Arc::downgrade(&handle));
                     drop(others);
-                    assert!(store.is_pinned(id), "a node that is held counts as free");
+                    assert!(
+                        store.nodes.is_pinned(id),
+                        "a node that is held counts as free"
+                    );
                 }
             })
         })
@@ -269,7 +272,7 @@ fn handles() {
     for thread in threads {
         thread.join().unwrap();
     }
-    assert!(!tree.inner.store.is_pinned(id));
+    assert!(!tree.inner.store.nodes.is_pinned(id));
 }
 
 #[test]

@@ -1,12 +1,25 @@
-//! Parts of nodes in the cache, each weighed by its bytes.
+//! The node cache: parts of nodes in memory, each weighed by its bytes, and reads of those that are not there.
+//!
+//! Readers who want a part that is being read wait for that read. An entry that one thread has the duty to load is a
+//! [`Guard`]; a thread that holds guards never waits for other ones. The parts of the cache have a lock each, which is held
+//! over no read.
 
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quick_cache::Weighter;
+use ramet_nodetable::NodeId;
 
+use crate::counters::{Counters, bump};
+use crate::error::Result;
 use crate::node::block::Block;
+use crate::node::handle::Handle;
 use crate::node::run_index::RunIndex;
 use crate::node::skeleton::Skeleton;
+use crate::store::device::NodeDevice;
+use crate::store::handles::Handles;
+use crate::sync::{Cache, Guard, GuardResult, cache};
 
 #[derive(Clone)]
 pub(crate) enum Cached {
@@ -37,4 +50,159 @@ pub(crate) enum Keeping {
     All,
     /// The first and the last, which the requests before and after may need as well.
     Ends,
+}
+
+/// The key of a block of a run.
+pub(super) fn block_key(run: &Handle, at: usize) -> CacheKey {
+    let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
+    (run.id().0, part)
+}
+
+/// See the module header.
+pub(crate) struct NodeCache {
+    /// Dropped first: what is left in the cache has nobody to tell of its end then.
+    pub(super) handles: Arc<Handles>,
+    pub(super) device: Arc<NodeDevice>,
+    pub(crate) counters: Arc<Counters>,
+    /// What a read of the front of a run takes at least, and a block about, in bytes.
+    pub(crate) block_bytes: usize,
+    pub(super) parts: Cache<CacheKey, Cached, ByBytes>,
+}
+
+impl std::fmt::Debug for NodeCache {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeCache").finish_non_exhaustive()
+    }
+}
+
+impl NodeCache {
+    /// A cache of at most `cache_bytes`.
+    pub(crate) fn new(
+        handles: Arc<Handles>,
+        device: Arc<NodeDevice>,
+        counters: Arc<Counters>,
+        block_bytes: usize,
+        cache_bytes: u64,
+    ) -> Self {
+        let items = usize::try_from(cache_bytes / 16384).unwrap_or(usize::MAX);
+        Self {
+            handles,
+            device,
+            counters,
+            block_bytes,
+            parts: cache(items.max(64), cache_bytes, ByBytes),
+        }
+    }
+
+    /// The duty to load the skeleton or the index of a node, unless it is here or another thread has that duty.
+    pub(super) fn claim(&self, id: NodeId) -> Option<Guard<'_, CacheKey, Cached, ByBytes>> {
+        self.claim_part(&(id.0, 0))
+    }
+
+    /// The same for any part.
+    pub(super) fn claim_part(
+        &self,
+        key: &CacheKey,
+    ) -> Option<Guard<'_, CacheKey, Cached, ByBytes>> {
+        match self.parts.get_value_or_guard(key, Some(Duration::ZERO)) {
+            GuardResult::Guard(guard) => Some(guard),
+            GuardResult::Value(_) | GuardResult::Timeout => None,
+        }
+    }
+
+    /// Whether the skeleton or the index of a node is here.
+    pub(super) fn contains(&self, id: NodeId) -> bool {
+        self.parts.contains_key(&(id.0, 0))
+    }
+
+    /// Keeps the index of a run that was just written.
+    pub(super) fn keep_index(&self, run: NodeId, index: RunIndex) {
+        self.parts
+            .insert((run.0, 0), Cached::Index(Arc::new(index)));
+    }
+
+    /// Keeps an interior node that was just written.
+    pub(super) fn keep_skeleton(&self, id: NodeId, node: Arc<Skeleton>) {
+        self.parts.insert((id.0, 0), Cached::Skeleton(node));
+    }
+
+    pub(super) fn keep_block(&self, run: &Handle, at: usize, block: &Arc<Block>) {
+        let kept = Cached::Block(block.clone());
+        self.parts.insert(block_key(run, at), kept);
+    }
+
+    /// The index of a run, if it is in the cache. Not counted as a use.
+    pub(crate) fn cached_index(&self, handle: &Handle) -> Option<Arc<RunIndex>> {
+        match self.parts.peek(&(handle.id().0, 0)) {
+            Some(Cached::Index(index)) => Some(index),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn is_block_cached(&self, handle: &Handle, at: usize) -> bool {
+        u32::try_from(at + 1).is_ok_and(|part| self.parts.contains_key(&(handle.id().0, part)))
+    }
+
+    /// A skeleton that can be had without reading. Not counted as a use.
+    pub(crate) fn skeleton_at_hand(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
+        self.handles
+            .dirty
+            .skeleton(handle)
+            .or_else(|| match self.parts.peek(&(handle.id().0, 0)) {
+                Some(Cached::Skeleton(node)) => Some(node),
+                _ => None,
+            })
+    }
+
+    pub(crate) fn cached(
+        &self,
+        key: CacheKey,
+        load: impl FnOnce() -> Result<Cached>,
+    ) -> Result<Cached> {
+        let mut missed = false;
+        let found = self.parts.get_or_insert_with(&key, || {
+            missed = true;
+            load()
+        });
+        bump(if missed {
+            &self.counters.cache_misses
+        } else {
+            &self.counters.cache_hits
+        });
+        found
+    }
+
+    /// Nodes that are gone leave the cache.
+    pub(crate) fn evict(&self, ids: &[NodeId]) {
+        for id in ids {
+            self.parts.remove(&(id.0, 0));
+        }
+    }
+
+    /// Most bytes that the cache holds.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        self.parts.capacity()
+    }
+
+    /// Bytes in the cache.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.parts.weight()
+    }
+
+    /// Bytes of one node that may come into the cache before somebody asks for them.
+    pub(crate) fn room_ahead(&self) -> usize {
+        usize::try_from(self.parts.capacity() / 64).unwrap_or(usize::MAX)
+    }
+
+    /// Has the device read the addresses `range`, which are asked for soon.
+    pub(crate) fn expect(&self, range: Range<u64>) {
+        self.device.expect(range);
+    }
+
+    /// Whether a reader in memory refers to a node.
+    pub(crate) fn is_pinned(&self, id: NodeId) -> bool {
+        // A cached skeleton of a dead node is no reader; its handles would pin its children.
+        self.parts.remove(&(id.0, 0));
+        self.handles.is_referred_to(id)
+    }
 }

@@ -18,7 +18,7 @@ use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::run_builder::segment_image;
 use crate::node::skeleton::{SegRef, Skeleton};
-use crate::store::store::Store;
+use crate::store::write::WriteBack;
 
 /// One of the segments that stand for a larger one.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(crate) struct Fragment {
 /// Segments that were written in fragments, in key order.
 pub(crate) type Fragments = HashMap<NodeId, Vec<Fragment>>;
 
-impl Store {
+impl WriteBack {
     /// Writes `run` as several segments, each as long as there is a hole for it.
     ///
     /// # Errors

@@ -1,17 +1,20 @@
-//! Reads of more than one node or block in one request.
+//! The prefetcher: reads of more than one node or block in one request, and nodes that are read before a scan comes to them.
+//!
+//! One lock is held while the nodes of one request are claimed in the cache, over no read and no wait; the queue of the
+//! threads that read ahead has its own.
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::error::Result;
 use crate::node::handle::{Handle, Kind, Place};
 use crate::node::run_index::index_len;
-use crate::node::run_view::DiskRun;
-use crate::store::cache::Cached;
+use crate::store::cache::{Cached, NodeCache};
+use crate::store::device::NodeDevice;
+use crate::store::handles::Handles;
+use crate::store::jobs::ReadAhead;
 use crate::store::read::SEGMENT_READ_BYTES_MAX;
-use crate::store::store::Store;
-use crate::sync::GuardResult;
+use crate::sync::Mutex;
 
 /// A scan that reads on takes so much of a segment with its index, in bytes: most segments are no longer than the most, and in most of
 /// those that are the index is not.
@@ -28,14 +31,75 @@ const TOGETHER_BYTES: usize = 16 << 10;
 /// when no more than this lies between two of them: a disk passes it in a tenth of the time of a jump.
 const BETWEEN_BYTES: u64 = 64 << 10;
 
-impl Store {
+/// See the module header.
+pub(crate) struct Prefetcher {
+    pub(crate) nodes: Arc<NodeCache>,
+    pub(super) handles: Arc<Handles>,
+    pub(super) device: Arc<NodeDevice>,
+    pub(crate) queue: ReadAhead,
+    /// About what a leaf takes, in bytes.
+    leaf_bytes: usize,
+    /// Held while nodes are claimed that one request reads, so that two who want the same do not get half of them each.
+    claiming: Mutex<()>,
+}
+
+/// A short node that is not in the cache.
+struct Short<'a> {
+    place: Place,
+    node: &'a Arc<Handle>,
+    is_wanted: bool,
+}
+
+impl Short<'_> {
+    fn start(&self) -> u64 {
+        self.place.extent.addr
+    }
+
+    fn end(&self) -> u64 {
+        self.place.extent.addr + u64::from(self.place.used_bytes)
+    }
+}
+
+/// How many of the first nodes of `short`, which lie in order on the device, one request reads.
+fn near(short: &[Short<'_>]) -> usize {
+    let is_near = |(a, b): &(&Short<'_>, &Short<'_>)| {
+        b.start() <= a.end() + BETWEEN_BYTES
+            && b.end() - short[0].start() <= u64::from(SEGMENT_READ_BYTES_MAX)
+    };
+    let pairs = short.iter().zip(&short[1..]);
+    1 + pairs.take_while(is_near).count()
+}
+
+impl Prefetcher {
+    pub(crate) fn new(
+        nodes: Arc<NodeCache>,
+        handles: Arc<Handles>,
+        device: Arc<NodeDevice>,
+        leaf_bytes: usize,
+    ) -> Self {
+        Self {
+            nodes,
+            handles,
+            device,
+            queue: ReadAhead::default(),
+            leaf_bytes,
+            claiming: Mutex::new(()),
+        }
+    }
+
+    /// Leaves that a scan may ask the threads for at a time; 0 without threads.
+    pub(crate) fn depth(&self) -> usize {
+        let cache_bytes = self.nodes.capacity_bytes();
+        self.queue.depth(self.leaf_bytes, cache_bytes)
+    }
+
     /// Loads the front of a segment for a scan that reads on, with all that a long request gives if it wants the `whole`
     /// segment, as far as the cache has room.
     pub(crate) fn load_eagerly(&self, segment: &Handle, whole: bool) -> Result<()> {
-        if segment.is_fresh() || self.room_ahead() <= self.shape.block_bytes {
+        if segment.is_fresh() || self.nodes.room_ahead() <= self.nodes.block_bytes {
             return Ok(());
         }
-        self.cached((segment.id().0, 0), || {
+        self.nodes.cached((segment.id().0, 0), || {
             let ahead = if whole {
                 SEGMENT_READ_BYTES_MAX as usize
             } else {
@@ -45,14 +109,10 @@ impl Store {
                     long => (long / SEGMENT_INDEX_PART).clamp(least, most),
                 }
             };
-            self.load_index(segment, ahead.min(self.room_ahead()))
+            self.nodes
+                .load_index(segment, ahead.min(self.nodes.room_ahead()))
         })?;
         Ok(())
-    }
-
-    /// Bytes of one node that may come into the cache before somebody asks for them.
-    pub(crate) fn room_ahead(&self) -> usize {
-        usize::try_from(self.cache.capacity() / 64).unwrap_or(usize::MAX)
     }
 
     /// Loads short segments of a node, those that are wanted (with `true`) with those that lie close to them, in one request: those that
@@ -60,26 +120,23 @@ impl Store {
     pub(crate) fn load_together<'a>(
         &self,
         segments: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
-    ) -> Result<()> {
-        let longest = SEGMENT_TOGETHER_BYTES.min(self.room_ahead());
+    ) {
+        let longest = SEGMENT_TOGETHER_BYTES.min(self.nodes.room_ahead());
         self.read_together(segments, longest, |segment, place, front| {
             let len = index_len(front, place.used_bytes)?;
-            let index = self.keep_front(segment, place, front, len).ok()?;
+            let index = self.nodes.keep_front(segment, place, front, len).ok()?;
             Some(Cached::Index(Arc::new(index)))
-        })
+        });
     }
 
     /// The same for the skeletons of neighbours, the first of which is wanted: whoever reads on wants the others soon.
-    pub(crate) fn load_neighbours<'a>(
-        &self,
-        nodes: impl Iterator<Item = &'a Arc<Handle>>,
-    ) -> Result<()> {
+    pub(crate) fn load_neighbours<'a>(&self, nodes: impl Iterator<Item = &'a Arc<Handle>>) {
         let nodes = nodes.filter(|node| node.kind() == Kind::Skeleton);
         let nodes = nodes.enumerate().map(|(at, node)| (node, at == 0));
         self.read_together(nodes, TOGETHER_BYTES, |node, place, bytes| {
-            let skeleton = self.decode_skeleton(node, place, bytes).ok()?;
+            let skeleton = self.nodes.decode_skeleton(node, place, bytes).ok()?;
             Some(Cached::Skeleton(Arc::new(skeleton)))
-        })
+        });
     }
 
     /// Reads nodes of up to `longest` bytes that lie close to wanted ones with them, and keeps what `decode` makes of the bytes of each.
@@ -88,13 +145,30 @@ impl Store {
         nodes: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
         longest: usize,
         decode: impl Fn(&Handle, &Place, &[u8]) -> Option<Cached>,
-    ) -> Result<()> {
-        if self.room_ahead() < TOGETHER_BYTES {
-            return Ok(());
+    ) {
+        if self.nodes.room_ahead() < TOGETHER_BYTES {
+            return;
         }
+        let short = self.short(nodes, longest);
+        let mut rest = &short[..];
+        while !rest.is_empty() {
+            let (group, others) = rest.split_at(near(rest));
+            rest = others;
+            if group.iter().any(|short| short.is_wanted) {
+                self.read_group(group, &decode);
+            }
+        }
+    }
+
+    /// The nodes of up to `longest` bytes that are not in the cache, as they lie on the device.
+    fn short<'a>(
+        &self,
+        nodes: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
+        longest: usize,
+    ) -> Vec<Short<'a>> {
         let mut short = Vec::new();
         for (node, is_wanted) in nodes {
-            if node.is_fresh() || self.cache.contains_key(&(node.id().0, 0)) {
+            if node.is_fresh() || self.nodes.contains(node.id()) {
                 continue;
             }
             // Whoever asks for it is told what is wrong with it.
@@ -102,68 +176,49 @@ impl Store {
                 continue;
             };
             if place.used_bytes as usize <= longest {
-                short.push((place, node, is_wanted));
+                short.push(Short {
+                    place,
+                    node,
+                    is_wanted,
+                });
             }
         }
-        short.sort_unstable_by_key(|(place, ..)| place.extent.addr);
-        let end = |place: &Place| place.extent.addr + u64::from(place.used_bytes);
-        let mut rest = &short[..];
-        while let [(first, ..), ..] = rest {
-            let is_near = |(a, b): (&(Place, _, _), &(Place, _, _))| {
-                b.0.extent.addr <= end(&a.0) + BETWEEN_BYTES
-                    && end(&b.0) - first.extent.addr <= u64::from(SEGMENT_READ_BYTES_MAX)
-            };
-            let more = rest
-                .iter()
-                .zip(&rest[1..])
-                .take_while(|&pair| is_near(pair));
-            let (group, others) = rest.split_at(1 + more.count());
-            rest = others;
-            if !group.iter().any(|(.., is_wanted)| *is_wanted) {
-                continue;
-            }
-            // What somebody else reads just now is left to them. Never waits for that while it makes others wait.
-            let claiming = self.claiming.lock();
-            let claimed = group.iter().filter_map(|(place, node, _)| {
-                let key = (node.id().0, 0);
-                match self.cache.get_value_or_guard(&key, Some(Duration::ZERO)) {
-                    GuardResult::Guard(guard) => Some((place, node, guard)),
-                    GuardResult::Value(_) | GuardResult::Timeout => None,
-                }
-            });
-            let claimed = claimed.collect::<Vec<_>>();
-            drop(claiming);
-            let [(first, ..), .., (last, ..)] = &claimed[..] else {
-                continue;
-            };
-            let start = first.extent.addr;
-            let len = last.extent.addr - start + u64::from(last.used_bytes);
-            let len = usize::try_from(len).expect("some segments fit memory");
-            let Ok(bytes) = self.device.read(start, len) else {
-                continue;
-            };
-            for (place, node, guard) in claimed {
-                let from = (place.extent.addr - start) as usize;
-                // Two places that overlap are forged.
-                let kept = bytes
-                    .get(from..from + place.used_bytes as usize)
-                    .and_then(|bytes| decode(node, place, bytes));
-                if let Some(kept) = kept {
-                    // It stays out when the cache has given the place away meanwhile.
-                    let _ = guard.insert(kept);
-                }
-            }
-        }
-        Ok(())
+        short.sort_unstable_by_key(Short::start);
+        short
     }
 
-    /// Where a block lies on the device that has to be read from there.
-    pub(crate) fn uncached_block(&self, run: &DiskRun, at: usize) -> Option<Range<u64>> {
-        if run.packed.is_some() || self.is_block_cached(&run.handle, at) {
-            return None;
+    /// Reads the nodes of `group` that nobody else reads in one request.
+    fn read_group(
+        &self,
+        group: &[Short<'_>],
+        decode: &impl Fn(&Handle, &Place, &[u8]) -> Option<Cached>,
+    ) {
+        // What somebody else reads just now is left to them. Never waits for that while it makes others wait.
+        let claiming = self.claiming.lock();
+        let claimed = group.iter().filter_map(|short| {
+            let guard = self.nodes.claim(short.node.id())?;
+            Some((short, guard))
+        });
+        let claimed = claimed.collect::<Vec<_>>();
+        drop(claiming);
+        let [(first, _), .., (last, _)] = &claimed[..] else {
+            return;
+        };
+        let start = first.start();
+        let len = usize::try_from(last.end() - start).expect("some segments fit memory");
+        let Ok(bytes) = self.device.read(start, len) else {
+            return;
+        };
+        for (short, guard) in claimed {
+            let from = (short.start() - start) as usize;
+            // Two places that overlap are forged.
+            let kept = bytes
+                .get(from..from + short.place.used_bytes as usize)
+                .and_then(|bytes| decode(short.node, &short.place, bytes));
+            if let Some(kept) = kept {
+                // It stays out when the cache has given the place away meanwhile.
+                let _ = guard.insert(kept);
+            }
         }
-        let meta = run.index.blocks.get(at)?;
-        let start = self.handles.place(&run.handle).ok()?.extent.addr + u64::from(meta.offset);
-        Some(start..start + u64::from(meta.stored_bytes))
     }
 }

@@ -1,7 +1,7 @@
 //! Reads of skeletons, indexes and blocks through the cache.
 
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use ramet_block::checksum;
@@ -17,9 +17,8 @@ use crate::node::run_index::{RunIndex, index_len};
 use crate::node::run_view::{DiskRun, RunView};
 use crate::node::skeleton::Skeleton;
 use crate::node::wire::MALFORMED;
-use crate::store::cache::{CacheKey, Cached, Keeping};
-use crate::store::store::Store;
-use crate::sync::GuardResult;
+use crate::store::cache::{ByBytes, CacheKey, Cached, Keeping, NodeCache, block_key};
+use crate::sync::{Guard, GuardResult};
 
 /// How errors call the front part of a run.
 const RUN_FRONT: &str = "front of a run";
@@ -71,7 +70,7 @@ const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
 /// The same for a segment.
 pub(crate) const SEGMENT_READ_BYTES_MAX: u32 = 2 << 20;
 
-impl Store {
+impl NodeCache {
     /// The skeleton of an interior node.
     pub(crate) fn skeleton(&self, handle: &Handle) -> Result<Arc<Skeleton>> {
         if let Some(node) = self.handles.dirty.skeleton(handle) {
@@ -124,7 +123,7 @@ impl Store {
             None => {}
         }
         let loaded = self.cached((handle.id().0, 0), || {
-            self.load_index(handle, self.shape.block_bytes)
+            self.load_index(handle, self.block_bytes)
         })?;
         match loaded {
             Cached::Index(index) => Ok(RunView::Disk(DiskRun {
@@ -181,12 +180,6 @@ impl Store {
         Ok(index)
     }
 
-    pub(crate) fn keep_block(&self, handle: &Handle, at: usize, block: &Arc<Block>) {
-        let part = u32::try_from(at + 1).expect("blocks of a run fit 32 bits");
-        let kept = Cached::Block(block.clone());
-        self.cache.insert((handle.id().0, part), kept);
-    }
-
     /// The index that `front`, the front part of a run, holds.
     pub(crate) fn decode_index(
         &self,
@@ -231,77 +224,125 @@ impl Store {
         if let Some(packed) = &run.packed {
             return Ok(vec![packed.blocks[at].clone()]);
         }
-        let key = |n: usize| {
-            let part = u32::try_from(n + 1).expect("blocks of a run fit 32 bits");
-            (run.handle.id().0, part)
-        };
-        // Whoever else wants the block meanwhile waits for it instead of reading it too.
-        let mut guards = match self.cache.get_value_or_guard(&key(at), None) {
+        // Other threads that want the block wait for this read of it.
+        let key = block_key(&run.handle, at);
+        let guard = match self.parts.get_value_or_guard(&key, None) {
             GuardResult::Value(Cached::Block(block)) => {
                 bump(&self.counters.cache_hits);
                 return Ok(vec![block]);
             }
             GuardResult::Value(_) => return Err(two_kinds(&run.handle)),
-            GuardResult::Guard(guard) => vec![guard],
+            GuardResult::Guard(guard) => guard,
             GuardResult::Timeout => unreachable!("no time was set"),
         };
         bump(&self.counters.cache_misses);
-        let metas = &run.index.blocks;
-        let start = metas[at].offset;
-        let longest = match run.handle.kind() {
+        let mut request = BlockRequest {
+            cache: self,
+            run,
+            first: at,
+            guards: vec![guard],
+            keeping,
+            alone,
+        };
+        request.extend(ahead);
+        let place = self.handles.place(&run.handle)?;
+        let bytes = request.read(&place)?;
+        request.decode(&place, &bytes)
+    }
+
+    /// Where a block lies on the device that has to be read from there.
+    pub(crate) fn uncached_block(&self, run: &DiskRun, at: usize) -> Option<Range<u64>> {
+        if run.packed.is_some() || self.is_block_cached(&run.handle, at) {
+            return None;
+        }
+        let meta = run.index.blocks.get(at)?;
+        let place = self.handles.place(&run.handle).ok()?;
+        let start = place.extent.addr + u64::from(meta.offset);
+        Some(start..start + u64::from(meta.stored_bytes))
+    }
+}
+
+/// Blocks of a run that one request reads, each with the duty to load it.
+struct BlockRequest<'a> {
+    cache: &'a NodeCache,
+    run: &'a DiskRun,
+    /// Number of the first block.
+    first: usize,
+    guards: Vec<Guard<'a, CacheKey, Cached, ByBytes>>,
+    keeping: Keeping,
+    alone: bool,
+}
+
+impl BlockRequest<'_> {
+    /// Takes on up to `ahead` blocks more, as far as nobody has them or reads them.
+    fn extend(&mut self, ahead: usize) {
+        let metas = &self.run.index.blocks;
+        let start = metas[self.first].offset;
+        let longest = match self.run.handle.kind() {
             Kind::Segment => SEGMENT_READ_BYTES_MAX,
             Kind::Leaf | Kind::Skeleton => LEAF_READ_BYTES_MAX,
         };
-        for (n, meta) in metas.iter().enumerate().skip(at + 1).take(ahead) {
+        for (at, meta) in metas.iter().enumerate().skip(self.first + 1).take(ahead) {
             if meta.end() - start > longest {
-                break;
+                return;
             }
-            // Never waits while it makes others wait.
-            match self.cache.get_value_or_guard(&key(n), Some(Duration::ZERO)) {
-                GuardResult::Guard(guard) => guards.push(guard),
-                GuardResult::Value(_) | GuardResult::Timeout => break,
-            }
+            // A request never waits while it makes others wait.
+            let Some(guard) = self.cache.claim_part(&block_key(&self.run.handle, at)) else {
+                return;
+            };
+            self.guards.push(guard);
         }
-        let place = self.handles.place(&run.handle)?;
+    }
+
+    fn read_first(&self, count: usize, place: &Place) -> Result<Bytes> {
+        let metas = &self.run.index.blocks[self.first..self.first + count];
+        let start = metas[0].offset;
         let addr = place.extent.addr + u64::from(start);
-        let read = |blocks: usize| {
-            let len = (metas[at + blocks - 1].end() - start) as usize;
-            Ok(match keeping {
-                Keeping::All if alone => Bytes::from(self.device.read_alone(addr, len)?),
-                Keeping::All => Bytes::from(self.device.read(addr, len)?),
-                Keeping::Ends => self.device.read_lent(addr, len)?,
-            })
-        };
-        let bytes: Result<_> = read(guards.len());
-        let bytes = match bytes {
+        let len = (metas[count - 1].end() - start) as usize;
+        let device = &self.cache.device;
+        Ok(match self.keeping {
+            Keeping::All if self.alone => Bytes::from(device.read_alone(addr, len)?),
+            Keeping::All => Bytes::from(device.read(addr, len)?),
+            Keeping::Ends => device.read_lent(addr, len)?,
+        })
+    }
+
+    /// Reads the blocks of a run that lies at `place`.
+    fn read(&mut self, place: &Place) -> Result<Bytes> {
+        match self.read_first(self.guards.len(), place) {
             // It may be a block that nobody asked for.
-            Err(_) if guards.len() > 1 => {
-                guards.truncate(1);
-                read(1)?
+            Err(_) if self.guards.len() > 1 => {
+                self.guards.truncate(1);
+                self.read_first(1, place)
             }
-            bytes => bytes?,
-        };
-        let firsts = metas.iter().map(|meta| &meta.first_key);
-        let mut nexts = firsts.skip(at + 1);
-        let metas = &metas[at..at + guards.len()];
-        let last = guards.len() - 1;
-        let mut blocks = Vec::with_capacity(guards.len());
-        for (n, (meta, guard)) in metas.iter().zip(guards).enumerate() {
+            read => read,
+        }
+    }
+
+    /// The blocks that `bytes`, read from `place`, hold. Those that the cache is to keep go there.
+    fn decode(self, place: &Place, bytes: &Bytes) -> Result<Vec<Arc<Block>>> {
+        let metas = &self.run.index.blocks;
+        let start = metas[self.first].offset;
+        let last = self.guards.len() - 1;
+        let mut blocks = Vec::with_capacity(self.guards.len());
+        for (n, guard) in self.guards.into_iter().enumerate() {
+            let meta = &metas[self.first + n];
             let from = (meta.offset - start) as usize;
             let stored = from..from + meta.stored_bytes as usize;
-            let is_kept = match keeping {
+            let is_kept = match self.keeping {
                 Keeping::All => true,
                 Keeping::Ends => n == 0 || n == last,
             };
             // A slice of a long read, or of a buffer that is used again, would keep all of it.
-            let is_own = keeping == Keeping::All && stored.len() == bytes.len();
+            let is_own = self.keeping == Keeping::All && stored.len() == bytes.len();
             let stored = if !is_kept || is_own {
                 bytes.slice(stored)
             } else {
                 Bytes::copy_from_slice(&bytes[stored])
             };
+            let next = metas.get(self.first + n + 1).map(|next| &next.first_key);
             let addr = place.extent.addr + u64::from(meta.offset);
-            match meta.decode(run.handle.kind(), stored, nexts.next(), addr) {
+            match meta.decode(self.run.handle.kind(), stored, next, addr) {
                 Ok(block) => {
                     let block = Arc::new(block);
                     if is_kept {
@@ -316,63 +357,5 @@ impl Store {
             }
         }
         Ok(blocks)
-    }
-
-    /// The index of a run, if it is in the cache. Not counted as a use.
-    pub(crate) fn cached_index(&self, handle: &Handle) -> Option<Arc<RunIndex>> {
-        match self.cache.peek(&(handle.id().0, 0)) {
-            Some(Cached::Index(index)) => Some(index),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn is_block_cached(&self, handle: &Handle, at: usize) -> bool {
-        u32::try_from(at + 1).is_ok_and(|part| self.cache.contains_key(&(handle.id().0, part)))
-    }
-
-    /// A skeleton that can be had without reading. Not counted as a use.
-    pub(crate) fn skeleton_at_hand(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
-        self.handles
-            .dirty
-            .skeleton(handle)
-            .or_else(|| match self.cache.peek(&(handle.id().0, 0)) {
-                Some(Cached::Skeleton(node)) => Some(node),
-                _ => None,
-            })
-    }
-
-    pub(crate) fn cached(
-        &self,
-        key: CacheKey,
-        load: impl FnOnce() -> Result<Cached>,
-    ) -> Result<Cached> {
-        let mut missed = false;
-        let found = self.cache.get_or_insert_with(&key, || {
-            missed = true;
-            load()
-        });
-        bump(if missed {
-            &self.counters.cache_misses
-        } else {
-            &self.counters.cache_hits
-        });
-        found
-    }
-
-    /// Nodes that are gone leave the cache.
-    pub(crate) fn evict(&self, ids: &[NodeId]) {
-        for id in ids {
-            self.cache.remove(&(id.0, 0));
-        }
-    }
-
-    /// Most bytes that the cache holds.
-    pub(crate) fn cache_capacity(&self) -> u64 {
-        self.cache.capacity()
-    }
-
-    /// Bytes in the cache.
-    pub(crate) fn cached_bytes(&self) -> u64 {
-        self.cache.weight()
     }
 }

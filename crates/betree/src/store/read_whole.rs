@@ -20,12 +20,12 @@ use crate::node::run_view::RunView;
 use crate::store::buffers::WHOLE_BYTES_MAX;
 use crate::store::cache::{Cached, Keeping};
 use crate::store::jobs::Found;
-use crate::store::store::Store;
+use crate::store::prefetch::Prefetcher;
 
 /// Longest leaf that is decoded whole, in bytes: many times what a leaf is.
 const RAW_BYTES_MAX: u64 = 16 << 20;
 
-impl Store {
+impl Prefetcher {
     /// A leaf that is wanted in `range`, and its blocks there if they came with it; `wanted_bytes` are wanted of this and other leaves. What
     /// is wrong with a block, or cannot be read, is told to whoever reads that alone.
     pub(crate) fn run_whole(
@@ -36,8 +36,8 @@ impl Store {
         keeping: Keeping,
     ) -> Result<(RunView, Option<Found>)> {
         let (mut found, mut read_extent) = (None, None);
-        if !leaf.is_fresh() && self.cached_index(leaf).is_none() {
-            self.cached((leaf.id().0, 0), || {
+        if !leaf.is_fresh() && self.nodes.cached_index(leaf).is_none() {
+            self.nodes.cached((leaf.id().0, 0), || {
                 let place = self.handles.place(leaf)?;
                 let len = place.used_bytes as usize;
                 let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
@@ -45,11 +45,11 @@ impl Store {
                     let bytes = self.device.read_lent(place.extent.addr, len)?;
                     // Others leave to the cache of the device what they do not keep themselves.
                     read_extent = (keeping == Keeping::Ends).then_some(place.extent);
-                    let index = self.decode_front(leaf, &place, &bytes)?;
+                    let index = self.nodes.decode_front(leaf, &place, &bytes)?;
                     Ok::<_, Error>((bytes, index))
                 });
                 let Some(Ok((bytes, index))) = read else {
-                    return self.load_index(leaf, self.shape.block_bytes);
+                    return self.nodes.load_index(leaf, self.nodes.block_bytes);
                 };
                 // Before anybody finds the index: who waits for that, and reads on, finds what is kept too.
                 let at = (place.extent.addr, &bytes);
@@ -60,7 +60,7 @@ impl Store {
         if let Some(extent) = read_extent {
             self.device.drop_behind(leaf.id(), extent);
         }
-        Ok((self.run(leaf)?, found))
+        Ok((self.nodes.run(leaf)?, found))
     }
 
     /// The blocks of a leaf that are wanted in `range`, of its bytes, which were read from an address. What who reads on wants next
@@ -87,7 +87,7 @@ impl Store {
             .sum();
         let (kept, stop) = match keeping {
             Keeping::All => (0, metas.len()),
-            Keeping::Ends if rest_bytes <= self.room_ahead() && wanted.end < metas.len() => {
+            Keeping::Ends if rest_bytes <= self.nodes.room_ahead() && wanted.end < metas.len() => {
                 (last, metas.len())
             }
             Keeping::Ends => (wanted.end, wanted.end),
@@ -107,7 +107,7 @@ impl Store {
                 break;
             };
             if is_kept {
-                self.keep_block(leaf, at, &block);
+                self.nodes.keep_block(leaf, at, &block);
             }
             if at < wanted.end {
                 blocks.push(block);

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ramet_block::{BLOCK_BYTES, checksum, is_no_space};
+use ramet_block::{BLOCK_BYTES, Device, checksum, is_no_space};
+use ramet_nodetable::NodeTable;
 
+use crate::counters::Counters;
 use crate::error::{Error, Result, io_error};
 use crate::node::handle::{Handle, Kind, Place};
 use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
-use crate::store::cache::Cached;
+use crate::shape::TreeShape;
+use crate::store::cache::NodeCache;
 use crate::store::fragments::Fragments;
-use crate::store::store::Store;
+use crate::store::handles::Handles;
+use crate::store::space::Space;
 
 /// How a node gets to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +26,38 @@ pub(crate) enum Via {
     Bulk,
 }
 
-impl Store {
+/// Writes nodes. It has no lock: a fresh node is written by the checkpoint alone, and others have no handle yet.
+pub(crate) struct WriteBack {
+    dev: Arc<dyn Device>,
+    table: Arc<NodeTable>,
+    space: Arc<Space>,
+    handles: Arc<Handles>,
+    nodes: Arc<NodeCache>,
+    pub(super) shape: Arc<TreeShape>,
+    counters: Arc<Counters>,
+}
+
+impl WriteBack {
+    /// Writes to `dev`, in space that `table` gives.
+    pub(crate) fn new(
+        (dev, table): (Arc<dyn Device>, Arc<NodeTable>),
+        space: Arc<Space>,
+        handles: Arc<Handles>,
+        nodes: Arc<NodeCache>,
+        shape: Arc<TreeShape>,
+        counters: Arc<Counters>,
+    ) -> Self {
+        Self {
+            dev,
+            table,
+            space,
+            handles,
+            nodes,
+            shape,
+            counters,
+        }
+    }
+
     /// Packs a segment of points that is in memory only; no effect on others.
     pub(crate) fn pack(&self, handle: &Handle) {
         let Some(run) = self
@@ -55,8 +90,7 @@ impl Store {
             .unrecorded(image.kind, place, image.children, false);
         // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
         if let Some(index) = image.index {
-            let index = Cached::Index(Arc::new(index));
-            self.cache.insert((handle.id().0, 0), index);
+            self.nodes.keep_index(handle.id(), index);
         }
         Ok(handle)
     }
@@ -125,8 +159,7 @@ impl Store {
                 Ok(place) => {
                     // The next flush measures its pressure.
                     if let Some(index) = image.index {
-                        let index = Cached::Index(Arc::new(index));
-                        self.cache.insert((handle.id().0, 0), index);
+                        self.nodes.keep_index(handle.id(), index);
                     }
                     self.become_written(handle, place, image.children);
                 }
@@ -147,8 +180,7 @@ impl Store {
             let sum = checksum(&bytes);
             let place = self.write_node(Kind::Skeleton, bytes, sum, true, Via::Cache)?;
             let children = node.children().cloned().collect();
-            self.cache
-                .insert((handle.id().0, 0), Cached::Skeleton(node));
+            self.nodes.keep_skeleton(handle.id(), node);
             self.become_written(handle, place, children);
         }
         Ok(())

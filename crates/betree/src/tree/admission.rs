@@ -163,7 +163,8 @@ const FRESH_PART: u64 = 16;
 impl Inner {
     /// Memory of nodes that are not written from which on a checkpoint is due, in bytes.
     pub(crate) fn fresh_limit(&self) -> u64 {
-        (self.store.shape.memory_bytes as u64 * 4).max(self.store.cache_capacity() / FRESH_PART)
+        (self.store.shape.memory_bytes as u64 * 4)
+            .max(self.store.nodes.capacity_bytes() / FRESH_PART)
     }
 
     pub(crate) fn holds_much(&self) -> bool {

@@ -42,7 +42,7 @@ impl Tree {
         let lookup = {
             let state = self.inner.state.lock();
             DeferredLookup::new(
-                &self.inner.store,
+                &self.inner.store.nodes,
                 (&state.buffer, &state.root),
                 key,
                 Bytes::copy_from_slice,
@@ -57,7 +57,7 @@ impl Tree {
     pub fn lookup_deferred(&self, key: Bytes) -> DeferredLookup<'_> {
         let state = self.inner.state.lock();
         DeferredLookup::new(
-            &self.inner.store,
+            &self.inner.store.nodes,
             (&state.buffer, &state.root),
             key,
             |key| key,
@@ -103,7 +103,7 @@ impl Tree {
     #[must_use]
     pub fn diff_range(&self, a: &Span, b: &Span) -> Diff {
         let view = self.inner.view();
-        Diff::new(self.inner.store.clone(), [&view, &view], [a, b])
+        Diff::new(self.inner.store.prefetch.clone(), [&view, &view], [a, b])
     }
 
     /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before

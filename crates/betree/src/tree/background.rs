@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, if_readable};
+use crate::read::ahead::read_ahead_of;
 use crate::tree::heap_trim::HeapTrim;
 use crate::tree::inner::Inner;
 
@@ -44,7 +45,7 @@ impl Inner {
             let mut done = self.check_alive();
             if let Some(node) = uncompacted {
                 done = done
-                    .and_then(|()| if_readable(self.store.skeleton(&node)))
+                    .and_then(|()| if_readable(self.store.nodes.skeleton(&node)))
                     .and_then(|node| {
                         node.map_or(Ok(()), |node| self.make_compacted_copy(&node, false))
                     });
@@ -64,7 +65,7 @@ impl Inner {
     fn is_trim_due(&self, trim: &mut HeapTrim) -> bool {
         let (seq, counters) = (self.state.lock().seq, &self.store.counters);
         let read = counters.bytes_read.load(Ordering::Relaxed);
-        let cache = self.store.cache_capacity();
+        let cache = self.store.nodes.capacity_bytes();
         trim.is_due(seq, counters.bytes_written(), read, cache)
     }
 
@@ -140,18 +141,18 @@ impl Inner {
 
     /// Starts what reads ahead for scans.
     pub(crate) fn start_readers(self: &Arc<Self>) -> Result<()> {
-        self.store.read_ahead.start();
+        self.store.prefetch.queue.start();
         (0..crate::store::jobs::THREADS).try_for_each(|_| {
             self.spawn("ramet-read", |inner| {
                 let store = &inner.store;
-                let read = |node: &_, job: &_| store.read_ahead_of(node, job).ok();
-                store.read_ahead.work(read);
+                let read = |node: &_, job: &_| read_ahead_of(&store.prefetch, node, job).ok();
+                store.prefetch.queue.work(read);
             })
         })
     }
 
     pub(crate) fn stop(&self) {
-        self.store.read_ahead.stop();
+        self.store.prefetch.queue.stop();
         self.want(|w| (w.stop, w.compacted_copy) = (true, None));
         let threads: Vec<_> = self.threads.lock().drain(..).collect();
         for thread in threads {

@@ -136,7 +136,7 @@ impl Inner {
             .iter()
             .filter_map(|h| self.store.handles.record_of(h))
             .collect();
-        let pinned = |id: NodeId| self.store.is_pinned(id);
+        let pinned = |id: NodeId| self.store.nodes.is_pinned(id);
         let reclaim_max = self.reclaim_max(&new)?;
         let commit = match self
             .store
@@ -182,7 +182,7 @@ impl Inner {
         for handle in &fresh {
             self.store.handles.set_recorded(handle);
         }
-        self.store.evict(&commit.removed);
+        self.store.nodes.evict(&commit.removed);
         self.store
             .counters
             .reclaimed
@@ -205,7 +205,7 @@ impl Inner {
 
     /// Lets go of the segments that were written in fragments, with the contents of the root that still refer to them.
     fn refer_to(&self, fragments: &Fragments, root: &Arc<Handle>) -> Result<()> {
-        let written = self.store.skeleton(root)?;
+        let written = self.store.nodes.skeleton(root)?;
         let mut state = self.state.lock();
         let old = state.top.clone();
         if Arc::ptr_eq(&state.root, root) {
@@ -280,7 +280,7 @@ fn write_fresh(
     while let Some(step) = steps.pop() {
         match step {
             Step::Leave(handle) => {
-                store.write_back(&handle, fragments)?;
+                store.write_back.write_back(&handle, fragments)?;
                 done.extend(
                     fragments
                         .get(&handle.id())
@@ -366,7 +366,7 @@ mod tests {
         tree.checkpoint().unwrap();
         let store = &tree.inner.store;
         let root = tree.inner.state.lock().root.clone();
-        let node = store.skeleton(&root).unwrap();
+        let node = store.nodes.skeleton(&root).unwrap();
         let below = node.edges.iter().filter_map(|edge| edge.child.as_ref());
         let nodes = below.map(|child| &child.node).chain([&root]);
         let places: Vec<u64> = nodes

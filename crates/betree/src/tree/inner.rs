@@ -56,7 +56,7 @@ pub(crate) struct State {
 
 impl State {
     pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
-        let top = store.skeleton(&root)?;
+        let top = store.nodes.skeleton(&root)?;
         store.space.set_waiting(&top);
         Ok(Self {
             buffer: Buffer::default(),

@@ -31,7 +31,7 @@ impl Inner {
             let is_cut = inside != whole && child.node.height() > 0;
             // What cannot be read counts whole.
             let below = is_cut
-                .then(|| self.store.skeleton(&child.node).ok())
+                .then(|| self.store.nodes.skeleton(&child.node).ok())
                 .flatten();
             let bytes = below.map_or(child.live_bytes, |below| {
                 self.live_bytes_below(&below, &child.translation.range(&inside))
@@ -82,7 +82,7 @@ impl Inner {
             seq,
             cache_hits: get(&c.cache_hits),
             cache_misses: get(&c.cache_misses),
-            cached_bytes: store.cached_bytes(),
+            cached_bytes: store.nodes.memory_bytes(),
             node_reads: get(&c.node_reads),
             node_visits: get(&c.node_visits),
             bytes_read: get(&c.bytes_read),

@@ -51,7 +51,7 @@ impl Inner {
             };
             crate::counters::bump(&store.counters.collapses);
             let next_ord = root.next_ord;
-            let mut only = store.skeleton(&child.node)?.clipped(&KeyRange::all());
+            let mut only = store.nodes.skeleton(&child.node)?.clipped(&KeyRange::all());
             // Ordinals go on from the higher of both, so that segments frozen meanwhile stay newest.
             only.next_ord = only.next_ord.max(next_ord);
             *root = only;
@@ -76,7 +76,9 @@ impl Inner {
     pub(crate) fn flush(&self, deep: bool) -> Result<()> {
         // Writers go on, and whoever changes the structure need not wait.
         let top = self.state.lock().top.clone();
-        top.segs.iter().for_each(|seg| self.store.pack(&seg.run));
+        top.segs
+            .iter()
+            .for_each(|seg| self.store.write_back.pack(&seg.run));
         drop(top);
         let _structure = self.structure.lock();
         let store = &self.store;

@@ -204,13 +204,13 @@ impl Scrub {
             .device
             .read(place.extent.addr, place.used_bytes as usize)?;
         if node.kind() == Kind::Skeleton {
-            let skeleton = store.decode_skeleton(node, &place, &bytes)?;
+            let skeleton = store.nodes.decode_skeleton(node, &place, &bytes)?;
             self.visit_children(visit, &skeleton);
             return Ok(());
         }
         // Without a length that makes sense, nothing has the checksum of the front part.
         let front = index_len(&bytes, place.used_bytes).unwrap_or(bytes.len());
-        let index = store.decode_index(node, &place, &bytes[..front])?;
+        let index = store.nodes.decode_index(node, &place, &bytes[..front])?;
         for (range, msg) in &index.ranges {
             self.visit_target(visit, range, msg);
         }

@@ -24,7 +24,7 @@ impl Snapshot {
     /// # Errors
     /// As [`Tree::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
-        self.view.get(&self.inner.store, key)
+        self.view.get(&self.inner.store.nodes, key)
     }
 
     /// Streams `[lo, hi)` of this view in key order. With an end it soon reads ahead up to there; without one, as far again
@@ -50,7 +50,7 @@ impl Snapshot {
             return Err(Error::Invalid("the two views are of different trees"));
         }
         Ok(Diff::new(
-            self.inner.store.clone(),
+            self.inner.store.prefetch.clone(),
             [&self.view, &other.view],
             [a, b],
         ))
@@ -109,7 +109,7 @@ impl Scan {
         if self.failed {
             return Ok(false);
         }
-        let done = self.scan.advance(&self.inner.store);
+        let done = self.scan.advance(&self.inner.store.prefetch);
         self.failed = !matches!(done, Ok(true));
         done
     }
@@ -149,7 +149,7 @@ impl Iterator for Scan {
         if self.failed {
             return None;
         }
-        let next = self.scan.next(&self.inner.store).transpose();
+        let next = self.scan.next(&self.inner.store.prefetch).transpose();
         self.failed = !matches!(next, Some(Ok(_)));
         next
     }
