@@ -296,6 +296,7 @@ mod tests {
     use super::*;
     use crate::node::buffer::Buffer;
     use crate::node::message::Target;
+    use crate::reshape::make::NodeMaker;
     use crate::shape::TreeShape;
     use ramet_block::{Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
@@ -319,7 +320,7 @@ mod tests {
         let range = |lo: &'static str, hi: &'static str| KeyRange::new(lo.into(), Some(hi.into()));
         run.add_range(range("a", "c"), RangeMsg::Goto(target));
         let mut forged = Skeleton::empty(1, KeyRange::all());
-        store.push_run(&mut forged, run);
+        NodeMaker::of(&store).push_run(&mut forged, run);
         let forged = store.handles.new_skeleton(forged);
         let mut walk = Walk {
             store: &store,

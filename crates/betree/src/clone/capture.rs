@@ -43,6 +43,8 @@ use crate::node::message::{Point, RangeMsg, Target};
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
+use crate::reshape::gather::gather_range;
+use crate::reshape::make::NodeMaker;
 use crate::store::store::Store;
 
 /// A segment is referred to when the range wants at least one part in so many of it. Else a clone
@@ -273,9 +275,13 @@ pub(crate) fn capture(
                 });
                 continue;
             }
-            let mut part = store
-                .gather_range(&inside, edge.watermark, std::slice::from_ref(seg))?
-                .extract(&inside, &out);
+            let mut part = gather_range(
+                &store.nodes,
+                &inside,
+                edge.watermark,
+                std::slice::from_ref(seg),
+            )?
+            .extract(&inside, &out);
             let cover = part.take_cover(range);
             above.push(Layer::Messages(part));
             if let Some(msg) = cover {
@@ -328,7 +334,7 @@ pub(crate) fn capture(
         },
         None => Skeleton::empty(1, range.clone()),
     };
-    if !patient && store.is_over_fanout(&copy, OVER_FANOUT_MAX) {
+    if !patient && copy.is_over_fanout(&store.shape, OVER_FANOUT_MAX) {
         return Ok(Captured::Requires(Prerequisite::CompactedCopy(copy)));
     }
     let moves = is_own
@@ -337,7 +343,7 @@ pub(crate) fn capture(
     let out = down.inverse(&range.lo);
     for layer in above.into_iter().rev() {
         match layer {
-            Joined::Messages(run) => store.push_run(&mut copy, run),
+            Joined::Messages(run) => NodeMaker::of(store).push_run(&mut copy, run),
             Joined::Segment(seg) => {
                 copy.segs.push(SegRef {
                     ord: copy.next_ord,
@@ -420,8 +426,8 @@ impl Store {
         if sum <= limit {
             return Ok(false);
         }
-        // Newer messages may replace most of them.
-        let all = self.gather_range(inside, edge.watermark, &node.segs)?;
+        // Newer messages may stand for most of it.
+        let all = gather_range(&self.nodes, inside, edge.watermark, &node.segs)?;
         Ok(all.size_bytes() > limit)
     }
 

@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 
 use crate::counters::bump;
 use crate::error::Result;
-use crate::node::handle::Handle;
 use crate::node::skeleton::{Child, Skeleton};
-use crate::reshape::compact::Tiers;
+use crate::reshape::compact::{Compactor, Tiers};
+use crate::reshape::maintain::Maintainer;
+use crate::reshape::split::Splitter;
+use crate::shape::TreeShape;
 use crate::store::store::Store;
 use crate::sync::Mutex;
 
@@ -32,13 +34,16 @@ impl CompactedCopies {
     /// suffices.
     ///
     /// # Errors
-    /// As [`Store::maintain`].
+    /// Those of [`Maintainer::maintain`].
     pub(crate) fn make(&self, store: &Store, node: &Skeleton, urgent: bool) -> Result<()> {
         let from = self.in_order(node.clone());
         // A full volume has no use for copies.
         let is_short = store.space.unreserved_bytes() < 2 * store.space.deletion_reserve_bytes();
         if is_short
-            || !store.is_over_fanout(&from, if urgent { OVER_FANOUT_MAX } else { OVER_FANOUT })
+            || !from.is_over_fanout(
+                &store.shape,
+                if urgent { OVER_FANOUT_MAX } else { OVER_FANOUT },
+            )
         {
             return Ok(());
         }
@@ -48,12 +53,12 @@ impl CompactedCopies {
         if urgent {
             let newest = to.newest_within(store.shape.memory_bytes as u64 / BUFFER_PART as u64);
             let first = newest.max(to.merge_start(tiers));
-            store.merge_from(&mut to, first)?;
+            Compactor::of(store).merge_from(&mut to, first)?;
         }
-        if !urgent || store.is_over_fanout(&to, OVER_FANOUT_MAX - 1) {
-            store.maintain_within(&mut to, true, false, (OVER_FANOUT, tiers))?;
+        if !urgent || to.is_over_fanout(&store.shape, OVER_FANOUT_MAX - 1) {
+            Maintainer::of(store).maintain_within(&mut to, true, false, (OVER_FANOUT, tiers))?;
         }
-        let to = store.within_fanout(to, Some(&from))?;
+        let to = Splitter::of(store).within_fanout(to, Some(&from))?;
         let mut copies = self.0.lock();
         let oldest = if copies.len() < COPIES_MAX {
             None
@@ -85,19 +90,8 @@ impl CompactedCopies {
     }
 }
 
-impl Store {
-    /// Whether a node that a clone made is due for a compacted copy.
-    pub(crate) fn wants_compacted_copy(&self, node: &Handle) -> bool {
-        self.handles
-            .dirty
-            .skeleton(node)
-            .is_some_and(|node| self.is_over_fanout(&node, OVER_FANOUT))
-    }
-}
-
-/// A node gets a compacted copy when it has so many times the segments or messages of a maintained
-/// node. Older clones keep the merged segments, so each merge takes space for ever: fewer merges
-/// are better.
+/// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
+/// takes space for ever: the fewer there are, the better.
 pub(crate) const OVER_FANOUT: usize = 2;
 
 /// A clone does some of that work itself when it finds so many times that.
@@ -108,12 +102,11 @@ pub(crate) const OVER_FANOUT_MAX: usize = 4;
 /// them.
 pub(crate) const BUFFER_PART: usize = 16;
 
-impl Store {
+impl Skeleton {
     /// Whether a node has several times as many segments or messages as a node that was maintained.
-    pub(crate) fn is_over_fanout(&self, node: &Skeleton, times: usize) -> bool {
-        let held: u64 = node.segs.iter().map(|s| s.bytes).sum();
-        node.ages().len() > times * self.shape.segments
-            || held > 2 * (times * self.shape.buffer_bytes) as u64
+    pub(crate) fn is_over_fanout(&self, shape: &TreeShape, times: usize) -> bool {
+        let held: u64 = self.segs.iter().map(|s| s.bytes).sum();
+        self.ages().len() > times * shape.segments || held > 2 * (times * shape.buffer_bytes) as u64
     }
 }
 

@@ -1,5 +1,12 @@
 //! Upkeep of a node's segments: dead ones go, mostly dead ones are copied, many small ones are merged.
 
+use crate::counters::Counters;
+use crate::reshape::make::NodeMaker;
+use crate::reshape::pending::Survey;
+use crate::store::cache::NodeCache;
+use crate::store::handles::Handles;
+use crate::store::space::Space;
+use crate::store::space_debt::SpaceDebt;
 use std::sync::atomic::Ordering;
 
 use ramet_block::BLOCK_BYTES;
@@ -45,54 +52,31 @@ impl Tiers {
     }
 }
 
-impl Store {
-    /// Drops segments of which no edge sees a message, and narrows edges that see none.
-    pub(crate) fn drop_dead_segments(&self, node: &mut Skeleton) -> Result<()> {
-        let next_step = node.next_step();
-        let mut live = vec![0u64; node.segs.len()];
-        for at in 0..node.edges.len() {
-            let range = node.edge_range(at);
-            let watermark = node.edges[at].watermark;
-            let mut sees = false;
-            for (n, seg) in node
-                .segs
-                .iter()
-                .enumerate()
-                .filter(|(_, s)| s.points_step() >= watermark)
-            {
-                let part = seg.clip.intersect(&range);
-                if part.is_empty() {
-                    continue;
-                }
-                let with_ranges = seg.ranges_step() >= watermark;
-                let pressure = self.nodes.run(&seg.run)?.measure_pressure(
-                    &self.nodes,
-                    &seg.translation.range(&part),
-                    with_ranges,
-                )?;
-                if pressure.count > 0 {
-                    sees = true;
-                    live[n] += pressure.bytes as u64;
-                }
-            }
-            if !sees {
-                node.edges[at].watermark = next_step;
-            }
+/// Copies and merges segments.
+#[derive(Clone, Copy)]
+pub(crate) struct Compactor<'a> {
+    nodes: &'a NodeCache,
+    handles: &'a Handles,
+    space: &'a Space,
+    debt: &'a SpaceDebt,
+    survey: Survey<'a>,
+    maker: NodeMaker<'a>,
+    shape: &'a TreeShape,
+    counters: &'a Counters,
+}
+
+impl<'a> Compactor<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            nodes: &store.nodes,
+            handles: &store.handles,
+            space: &store.space,
+            debt: &store.space_debt,
+            survey: Survey::of(store),
+            maker: NodeMaker::of(store),
+            shape: &store.shape,
+            counters: &store.counters,
         }
-        let mut n = 0;
-        node.segs.retain_mut(|seg| {
-            seg.bytes = live[n];
-            n += 1;
-            seg.bytes > 0
-        });
-        let mut last_empty = None;
-        node.edges.retain(|edge| {
-            let empty = edge.child.is_none().then_some(edge.watermark);
-            let same = empty.is_some() && empty == last_empty;
-            last_empty = empty;
-            !same
-        });
-        Ok(())
     }
 
     /// Copies what is left of segments that are mostly dead. A segment on the device lives as long as one edge sees
@@ -105,7 +89,7 @@ impl Store {
             let whole = match self.nodes.run(&seg.run)? {
                 run if run.is_fresh() => 0,
                 run => {
-                    run.measure_pressure(&self.nodes, &KeyRange::all(), false)?
+                    run.measure_pressure(self.nodes, &KeyRange::all(), false)?
                         .bytes as u64
                 }
             };
@@ -115,8 +99,8 @@ impl Store {
                 {
                     // What others share does not become free.
                     let bytes = seg.bytes + PUSH_BYTES;
-                    let is_shared = self.refs(&seg.run)? > 1;
-                    self.if_possible(if is_shared {
+                    let is_shared = self.survey.refs(&seg.run)? > 1;
+                    self.debt.if_possible(if is_shared {
                         self.space.reserve_spare(bytes)
                     } else {
                         self.space.reserve(bytes)
@@ -131,7 +115,10 @@ impl Store {
             };
             bump(&self.counters.segment_merges);
             self.count_copied(&node.segs[at..=at]);
-            let Some(left) = self.if_possible(self.gather_all(node, &node.segs[at..=at]))? else {
+            let Some(left) = self
+                .debt
+                .if_possible(self.gather_all(node, &node.segs[at..=at]))?
+            else {
                 at += 1;
                 continue;
             };
@@ -193,20 +180,24 @@ impl Store {
     /// Merges the segments from `from` on; `false` when there is no space, or one of them cannot be read.
     pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
         let sum: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
-        let Some(_reservation) =
-            self.if_possible(self.reserve_to_merge(&node.segs[from..], sum))?
+        let Some(_reservation) = self
+            .debt
+            .if_possible(self.reserve_to_merge(&node.segs[from..], sum))?
         else {
             return Ok(false);
         };
         bump(&self.counters.segment_merges);
         self.count_copied(&node.segs[from..]);
-        let Some(merged) = self.if_possible(self.gather_all(node, &node.segs[from..]))? else {
+        let Some(merged) = self
+            .debt
+            .if_possible(self.gather_all(node, &node.segs[from..]))?
+        else {
             return Ok(false);
         };
         // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
         // watermark hid is not in it.
         node.segs.truncate(from);
-        self.push_gathered(node, merged);
+        self.maker.push_gathered(node, merged);
         Ok(true)
     }
 
@@ -230,12 +221,61 @@ impl Store {
 
     /// All that the edges of a node see of some of its segments.
     fn gather_all(&self, node: &Skeleton, segs: &[SegRef]) -> Result<Gathered> {
-        let mut all = Gatherer::new(self);
+        let mut all = Gatherer::new(self.nodes);
         for at in 0..node.edges.len() {
             all.add(&node.edge_range(at), node.edges[at].watermark, segs, 0)?;
         }
         Ok(all.finish())
     }
+}
+
+/// Drops segments of which no edge sees a message, and narrows edges that see none.
+pub(crate) fn drop_dead_segments(nodes: &NodeCache, node: &mut Skeleton) -> Result<()> {
+    let next_step = node.next_step();
+    let mut live = vec![0u64; node.segs.len()];
+    for at in 0..node.edges.len() {
+        let range = node.edge_range(at);
+        let watermark = node.edges[at].watermark;
+        let mut sees = false;
+        for (n, seg) in node
+            .segs
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| s.points_step() >= watermark)
+        {
+            let part = seg.clip.intersect(&range);
+            if part.is_empty() {
+                continue;
+            }
+            let with_ranges = seg.ranges_step() >= watermark;
+            let pressure = nodes.run(&seg.run)?.measure_pressure(
+                nodes,
+                &seg.translation.range(&part),
+                with_ranges,
+            )?;
+            if pressure.count > 0 {
+                sees = true;
+                live[n] += pressure.bytes as u64;
+            }
+        }
+        if !sees {
+            node.edges[at].watermark = next_step;
+        }
+    }
+    let mut n = 0;
+    node.segs.retain_mut(|seg| {
+        seg.bytes = live[n];
+        n += 1;
+        seg.bytes > 0
+    });
+    let mut last_empty = None;
+    node.edges.retain(|edge| {
+        let empty = edge.child.is_none().then_some(edge.watermark);
+        let same = empty.is_some() && empty == last_empty;
+        last_empty = empty;
+        !same
+    });
+    Ok(())
 }
 
 impl Skeleton {

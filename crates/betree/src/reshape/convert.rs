@@ -1,5 +1,7 @@
 //! Range messages become edges (BetrFS 0.5, section 3.3): whatever they cover is dropped unread.
 
+use crate::counters::Counters;
+use crate::store::cache::NodeCache;
 use bytes::Bytes;
 use ramet_block::failpoints::{self, Fault};
 
@@ -78,7 +80,21 @@ impl Skeleton {
     }
 }
 
-impl Store {
+/// Turns range messages into edges.
+#[derive(Clone, Copy)]
+pub(crate) struct Converter<'a> {
+    nodes: &'a NodeCache,
+    counters: &'a Counters,
+}
+
+impl<'a> Converter<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            nodes: &store.nodes,
+            counters: &store.counters,
+        }
+    }
+
     pub(crate) fn convert(&self, node: &mut Skeleton, top: bool) -> Result<()> {
         let mut with_ranges = false;
         for seg in &node.segs {
@@ -283,7 +299,7 @@ impl Store {
                 && self
                     .nodes
                     .run(&seg.run)?
-                    .measure_pressure(&self.nodes, &seg.translation.range(&part), with_ranges)?
+                    .measure_pressure(self.nodes, &seg.translation.range(&part), with_ranges)?
                     .count
                     > 0
             {
@@ -322,8 +338,8 @@ impl Store {
         let inside = child.translation.range(range);
         let mut bytes = run.estimate_bytes(&inside);
         // Of few blocks most may lie outside: then count what is inside.
-        if bytes <= 4 * self.shape.block_bytes
-            && let Some(exact) = if_readable(run.measure_pressure(&self.nodes, &inside, false))?
+        if bytes <= 4 * self.nodes.block_bytes
+            && let Some(exact) = if_readable(run.measure_pressure(self.nodes, &inside, false))?
         {
             if exact.count == 0 {
                 return Ok(None);
@@ -343,6 +359,7 @@ mod tests {
 
     use super::*;
     use crate::key::translation::Translation;
+    use crate::reshape::make::NodeMaker;
     use crate::shape::OpenOptions;
     use crate::tree::api::Tree;
     use crate::tree::open::FormatOptions;
@@ -363,7 +380,7 @@ mod tests {
         let store = &tree.inner.store;
         let interior = || Child {
             live_bytes: 7,
-            ..store
+            ..NodeMaker::of(store)
                 .child_of(Skeleton::empty(1, KeyRange::all()), 0)
                 .unwrap()
         };
@@ -389,7 +406,7 @@ mod tests {
                 .map(|(lo, &(watermark, child))| edge(lo, watermark, child));
             node.edges = edges.collect();
             node.hi = Some(Bytes::from_static(b"eb"));
-            store.join_alike(&mut node).unwrap();
+            Converter::of(store).join_alike(&mut node).unwrap();
             node.edges
         };
         let joined = left(&[(3, &child), (3, &child), (3, &child)]);

@@ -16,6 +16,13 @@
 //! nodes. What a doubling chain of clones makes has exponentially many pieces and stays as it is, with a
 //! height that its logical size pays for.
 
+use crate::counters::Counters;
+use crate::reshape::convert::Converter;
+use crate::reshape::make::NodeMaker;
+use crate::shape::TreeShape;
+use crate::store::handles::Handles;
+use crate::store::prefetch::Prefetcher;
+use crate::store::unflattenable::Unflattenable;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -39,7 +46,7 @@ const PIECES_MAX: usize = 1024;
 
 /// The bottom nodes of a tree that is being built, in key order.
 struct Builder<'a> {
-    store: &'a Store,
+    with: Flattener<'a>,
     /// Edges of the node under construction, with absolute keys, and the messages for them.
     edges: Vec<Edge>,
     points: Buffer,
@@ -50,7 +57,31 @@ struct Builder<'a> {
     bytes: usize,
 }
 
-impl Store {
+/// Takes nodes apart that clones have made too high.
+#[derive(Clone, Copy)]
+pub(crate) struct Flattener<'a> {
+    prefetch: &'a Prefetcher,
+    handles: &'a Handles,
+    converter: Converter<'a>,
+    maker: NodeMaker<'a>,
+    unflattenable: &'a Unflattenable,
+    shape: &'a TreeShape,
+    counters: &'a Counters,
+}
+
+impl<'a> Flattener<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            prefetch: &store.prefetch,
+            handles: &store.handles,
+            converter: Converter::of(store),
+            maker: NodeMaker::of(store),
+            unflattenable: &store.unflattenable,
+            shape: &store.shape,
+            counters: &store.counters,
+        }
+    }
+
     /// Flattens the interior children of `node` that are higher than `height_soft`.
     pub(crate) fn flatten_high(&self, node: &mut Skeleton, height_soft: u8) -> Result<()> {
         let mut at = 0;
@@ -107,7 +138,7 @@ impl Store {
         let draft = node.clipped(&range);
         let mut pieces = TreeScan::of_base(Base::Draft(Arc::new(draft)), range);
         let mut builder = Builder {
-            store: self,
+            with: *self,
             edges: Vec::new(),
             points: Buffer::default(),
             done: Vec::new(),
@@ -115,7 +146,7 @@ impl Store {
             bytes: 0,
         };
         for _ in 0..PIECES_MAX {
-            let Some(piece) = pieces.next_piece(&self.prefetch, base_height)? else {
+            let Some(piece) = pieces.next_piece(self.prefetch, base_height)? else {
                 return builder.finish().map(Some);
             };
             builder.add(&piece)?;
@@ -129,7 +160,7 @@ impl Store {
 
 impl Builder<'_> {
     fn per_node(&self) -> usize {
-        (self.store.shape.fanout * 3 / 4).max(2)
+        (self.with.shape.fanout * 3 / 4).max(2)
     }
 
     fn add(&mut self, piece: &Frame) -> Result<()> {
@@ -145,7 +176,7 @@ impl Builder<'_> {
         };
         if !self.extends_last(child.as_ref(), range) {
             if width(&self.edges) >= self.per_node()
-                || self.points.size_bytes() >= self.store.shape.buffer_bytes
+                || self.points.size_bytes() >= self.with.shape.buffer_bytes
             {
                 self.close_node()?;
             }
@@ -161,7 +192,7 @@ impl Builder<'_> {
         for (run, translation) in piece.overlays.iter() {
             merge.push_older(MappedCursor::new(run, range, translation, AHEAD_MAX));
         }
-        while let Some((key, point)) = merge.next(&self.store.nodes)? {
+        while let Some((key, point)) = merge.next(&self.with.prefetch.nodes)? {
             self.points.push_point(key, point.detached());
         }
         self.bytes += self.points.size_bytes() - before;
@@ -194,7 +225,7 @@ impl Builder<'_> {
                 .map_or_else(|| self.hi.clone(), |next| Some(next.lo.clone()));
             let range = KeyRange::new(edges[at].lo.clone(), hi);
             if let Some(child) = edges[at].child.take() {
-                edges[at].child = self.store.narrow(child, &range)?;
+                edges[at].child = self.with.converter.narrow(child, &range)?;
             }
         }
         Ok(edges)
@@ -229,7 +260,7 @@ impl Builder<'_> {
             next_ord: 0,
         };
         if !points.is_empty() {
-            self.store.push_run(&mut node, points);
+            self.with.maker.push_run(&mut node, points);
         }
         let lift = node.range().common_prefix_len();
         node.lift(lift);
@@ -239,7 +270,7 @@ impl Builder<'_> {
             watermark: 0,
             child: Some(Child {
                 translation: Translation::stripping(lift),
-                node: self.store.handles.new_skeleton(node),
+                node: self.with.handles.new_skeleton(node),
                 live_bytes,
             }),
         })
@@ -253,7 +284,7 @@ impl Builder<'_> {
         }
         self.close_node()?;
         let mut edges = std::mem::take(&mut self.done);
-        while width(&edges) > (self.store.shape.fanout / 2).max(2) {
+        while width(&edges) > (self.with.shape.fanout / 2).max(2) {
             let mut above = Vec::new();
             let mut rest = edges.as_slice();
             while !rest.is_empty() {

@@ -7,7 +7,7 @@ use crate::node::buffer::Buffer;
 use crate::node::packed::{PackedBuilder, PackedRun};
 use crate::node::skeleton::SegRef;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
-use crate::store::store::Store;
+use crate::store::cache::NodeCache;
 
 /// One deletion in so many bytes of a leaf is worth being pushed down at a checkpoint.
 pub(crate) const DELETES_PER_LEAF_BYTES: usize = 2048;
@@ -39,17 +39,17 @@ impl Gathered {
 /// Merges what is visible in segments, one range after the other. Where only points are it is a merge of cursors into
 /// blocks, and nothing is looked up; range messages are laid on top of each other in a map.
 pub(crate) struct Gatherer<'a> {
-    store: &'a Store,
+    nodes: &'a NodeCache,
     ranges: Buffer,
     points: PackedBuilder,
 }
 
 impl<'a> Gatherer<'a> {
-    pub(crate) fn new(store: &'a Store) -> Self {
+    pub(crate) fn new(nodes: &'a NodeCache) -> Self {
         Self {
-            store,
+            nodes,
             ranges: Buffer::default(),
-            points: PackedBuilder::new(store.shape.block_bytes),
+            points: PackedBuilder::new(nodes.block_bytes),
         }
     }
 
@@ -68,7 +68,7 @@ impl<'a> Gatherer<'a> {
             if seg.points_step() < watermark || part.is_empty() {
                 continue;
             }
-            let run = self.store.nodes.run(&seg.run)?;
+            let run = self.nodes.run(&seg.run)?;
             if run.has_ranges()
                 && seg.ranges_step() >= watermark
                 && !run.ranges_in(&seg.translation.range(&part)).is_empty()
@@ -77,7 +77,7 @@ impl<'a> Gatherer<'a> {
             }
             merge.push_older(MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX));
         }
-        while merge.advance(&self.store.nodes)? {
+        while merge.advance(self.nodes)? {
             let key = &merge.key()[lift..];
             match merge.value() {
                 Some(value) => self.points.add_put(key, value),
@@ -94,7 +94,7 @@ impl<'a> Gatherer<'a> {
         segs: &[SegRef],
         lift: usize,
     ) -> Result<()> {
-        let mixed = self.store.gather_range(range, watermark, segs)?;
+        let mixed = gather_range(self.nodes, range, watermark, segs)?;
         let mixed = mixed.extract(range, &Translation::stripping(lift));
         for (lo, entry) in mixed.ranges() {
             let covered = KeyRange::new(lo.clone(), entry.hi.clone());
@@ -116,3 +116,32 @@ impl<'a> Gatherer<'a> {
 
 /// Space that pushing into a child takes beside the messages and the child's skeleton, about, in bytes.
 pub(crate) const PUSH_BYTES: u64 = 32 << 10;
+
+/// What is visible of `segs` in `range`, with its range messages.
+pub(crate) fn gather_range(
+    nodes: &NodeCache,
+    range: &KeyRange,
+    watermark: u64,
+    segs: &[SegRef],
+) -> Result<Buffer> {
+    let mut all = Buffer::default();
+    for seg in segs.iter().filter(|s| s.points_step() >= watermark) {
+        let part = seg.clip.intersect(range);
+        if part.is_empty() {
+            continue;
+        }
+        let run = nodes.run(&seg.run)?;
+        let inside = seg.translation.range(&part);
+        let back = seg.translation.inverse(&part.lo);
+        if seg.ranges_step() >= watermark {
+            for (covered, msg) in run.ranges_in(&inside) {
+                all.add_range(back.range(&covered), msg.behind(&seg.translation));
+            }
+        }
+        let mut cursor = MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX);
+        while let Some((key, point)) = cursor.take(nodes)? {
+            all.add_point(key, point.detached());
+        }
+    }
+    Ok(all)
+}

@@ -1,11 +1,11 @@
 //! Structural work: messages move down, range messages become edges, nodes split, merge and collapse.
 //!
 //! Everything here builds new nodes from old ones and publishes nothing; a failure leaves the tree as it was.
-//! [`Store::maintain`] brings one interior node within its limits:
+//! [`Maintainer::maintain`] brings one interior node within its limits:
 //!
 //! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
 //!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning. Children that clones
-//!    have made too high are flattened (see [`crate::flatten`]).
+//!    have made too high are flattened (see [`crate::reshape::flatten`]).
 //! 2. *Rewrite* leaves that lose much of what they hold, and shared leaves for which messages of `theta` of their size
 //!    wait (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
 //!    relifting of leaves are this one operation.
@@ -25,17 +25,28 @@
 //! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
 //! its segments and children are shared until they are rewritten themselves.
 
-use ramet_block::failpoints::{self, Fault};
+use crate::counters::Counters;
+use crate::reshape::child::Children;
+use crate::reshape::compact::Compactor;
+use crate::reshape::compact::drop_dead_segments;
+use crate::reshape::convert::Converter;
+use crate::reshape::flatten::Flattener;
+use crate::reshape::make::NodeMaker;
+use crate::reshape::pending::Survey;
+use crate::reshape::rewrite::LeafRewriter;
+use crate::reshape::sweep::SpaceBalance;
+use crate::reshape::sweep::cut_out;
+use crate::shape::TreeShape;
+use crate::store::cache::NodeCache;
+use crate::store::space::Space;
+use crate::store::space_debt::SpaceDebt;
 
 use crate::counters::bump;
 use crate::error::{Error, Result};
-use crate::key::range::{KeyRange, min_hi};
+use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
-use crate::node::buffer::Buffer;
 use crate::node::handle::Kind;
-use crate::node::message::RangeMsg;
-use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, HEIGHT_SOFT, SegRef, Skeleton};
-use crate::read::cursor::{AHEAD_MAX, MappedCursor};
+use crate::node::skeleton::{Edge, HEIGHT_PATIENT, HEIGHT_SOFT, Skeleton};
 use crate::reshape::compact::Tiers;
 use crate::reshape::gather::{DELETES_PER_LEAF_BYTES, Gathered, Gatherer, PUSH_BYTES};
 use crate::reshape::pending::Pending;
@@ -45,13 +56,49 @@ use crate::store::store::Store;
 /// of its skeleton costs little beside them.
 const FRESH_PER_LEAF: usize = 4;
 
-impl Store {
+/// Brings interior nodes within their limits; see the module header. It calls all that follows.
+#[derive(Clone, Copy)]
+pub(crate) struct Maintainer<'a> {
+    nodes: &'a NodeCache,
+    space: &'a Space,
+    debt: &'a SpaceDebt,
+    shape: &'a TreeShape,
+    counters: &'a Counters,
+    survey: Survey<'a>,
+    balance: SpaceBalance<'a>,
+    maker: NodeMaker<'a>,
+    converter: Converter<'a>,
+    children: Children<'a>,
+    flattener: Flattener<'a>,
+    leaves: LeafRewriter<'a>,
+    compactor: Compactor<'a>,
+}
+
+impl<'a> Maintainer<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            nodes: &store.nodes,
+            space: &store.space,
+            debt: &store.space_debt,
+            shape: &store.shape,
+            counters: &store.counters,
+            survey: Survey::of(store),
+            balance: SpaceBalance::of(store),
+            maker: NodeMaker::of(store),
+            converter: Converter::of(store),
+            children: Children::of(store),
+            flattener: Flattener::of(store),
+            leaves: LeafRewriter::of(store),
+            compactor: Compactor::of(store),
+        }
+    }
+
     /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
     /// a free label. With `deep` range messages are pushed as deep as they go.
     pub(crate) fn maintain(&self, node: &mut Skeleton, top: bool, deep: bool) -> Result<()> {
         // What waits in the root is in memory for the most part: a checkpoint hands it down.
         let buffers = if top && !deep { 8 } else { 1 };
-        self.maintain_within(node, top, deep, (buffers, Tiers::of_tree(&self.shape)))
+        self.maintain_within(node, top, deep, (buffers, Tiers::of_tree(self.shape)))
     }
 
     /// The same for a node that may hold so many times its buffer, and what becomes of its segments.
@@ -62,9 +109,9 @@ impl Store {
         deep: bool,
         (buffers, tiers): (usize, Tiers),
     ) -> Result<()> {
-        self.convert(node, top)?;
+        self.converter.convert(node, top)?;
         // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
-        self.flatten_high(
+        self.flattener.flatten_high(
             node,
             if deep {
                 HEIGHT_SOFT
@@ -72,51 +119,25 @@ impl Store {
                 HEIGHT_PATIENT - 1
             },
         )?;
-        let mut pending = self.pending_of_edges(node)?;
-        let is_sweeping = self.space_debt.is_sweeping();
-        let limit = if is_sweeping { 0 } else { self.buffer_limit() };
+        let mut pending = self.survey.pending_of_edges(node)?;
+        let is_sweeping = self.debt.is_sweeping();
+        let limit = if is_sweeping {
+            0
+        } else {
+            self.balance.buffer_limit()
+        };
         if limit == 0 {
-            self.hold_back(node, &mut pending);
+            self.balance.hold_back(node, &mut pending);
         }
         self.rewrite_due(node, &mut pending, limit == 0, deep && is_sweeping)?;
         self.relieve(node, &mut pending, buffers * limit, deep)?;
         if deep && is_sweeping {
             self.sweep(node, &mut pending)?;
         }
-        self.coalesce(node, &mut pending)?;
-        self.drop_dead_segments(node)?;
-        self.compact_segments(node)?;
-        self.merge_segments(node, deep, tiers)
-    }
-
-    /// `None` when the step is to be left out: there was no space for it, or a node on its way cannot be read.
-    pub(crate) fn if_possible<T>(&self, done: Result<T>) -> Result<Option<T>> {
-        match done {
-            Ok(done) => Ok(Some(done)),
-            Err(Error::NoSpace) => {
-                self.space_debt.set_due();
-                Ok(None)
-            }
-            // No sweep is due for it: that would read the same.
-            Err(error) if error.is_of_a_read() => {
-                tracing::warn!(%error, "messages stay above what cannot be read");
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Bytes of messages that a node may hold. The limit falls from when half of the volume is in use on,
-    /// and is 0 when space is short, since messages in segments are written once more before any of
-    /// their space is free.
-    fn buffer_limit(&self) -> usize {
-        let half = (self.table.stats().total / 2).max(1);
-        let spare = self
-            .space
-            .unreserved_bytes()
-            .saturating_sub(2 * self.space.deletion_reserve_bytes());
-        let part = u128::from(spare.min(half)) * self.shape.buffer_bytes as u128 / u128::from(half);
-        usize::try_from(part).unwrap_or(usize::MAX)
+        self.leaves.coalesce(node, &mut pending)?;
+        drop_dead_segments(self.nodes, node)?;
+        self.compactor.compact_segments(node)?;
+        self.compactor.merge_segments(node, deep, tiers)
     }
 
     /// Rewrites the leaves that do not wait until there is pressure: those that lose much, shared ones with abundant
@@ -133,9 +154,10 @@ impl Store {
             let (edge, waits) = (&node.edges[at], pending[at]);
             let is_due = edge.is_above_leaf()
                 && !waits.held
-                && (self.frees_much(edge, waits)
-                    || self.is_abundant(edge, waits) && (is_short || self.is_shared(edge)?)
-                    || is_sweeping && self.gives_back(edge, waits)?);
+                && (self.survey.frees_much(edge, waits)
+                    || self.survey.is_abundant(edge, waits)
+                        && (is_short || self.survey.is_shared(edge)?)
+                    || is_sweeping && self.balance.gives_back(edge, waits)?);
             at += if is_due {
                 self.rewrite_edge(node, pending, at)?
             } else {
@@ -152,9 +174,11 @@ impl Store {
         pending: &mut Vec<Pending>,
         at: usize,
     ) -> Result<usize> {
-        let checked = self.check_space_to_rewrite(&node.edges[at], pending[at]);
-        let written = checked.and_then(|()| self.rewrite(node, at, at));
-        let Some(edges) = self.if_possible(written)? else {
+        let checked = self
+            .balance
+            .check_space_to_rewrite(&node.edges[at], pending[at]);
+        let written = checked.and_then(|()| self.leaves.rewrite(node, at, at));
+        let Some(edges) = self.debt.if_possible(written)? else {
             pending[at].stays = true;
             return Ok(1);
         };
@@ -186,7 +210,7 @@ impl Store {
         loop {
             let candidates = (0..node.edges.len()).filter(|&at| {
                 let (edge, waits) = (&node.edges[at], pending[at]);
-                let is_worth = !edge.is_above_leaf() || self.is_abundant(edge, waits);
+                let is_worth = !edge.is_above_leaf() || self.survey.is_abundant(edge, waits);
                 waits.count > 0 && !waits.stays && !waits.held && is_worth
             });
             let is_forced = |at: &usize| {
@@ -209,7 +233,7 @@ impl Store {
             }
             let pushed = self.push(node, at, pending[at], deep);
             let had_space = !matches!(pushed, Err(Error::NoSpace));
-            if let Some(edges) = self.if_possible(pushed)? {
+            if let Some(edges) = self.debt.if_possible(pushed)? {
                 total -= waits;
                 let done = Pending {
                     stays: true,
@@ -217,7 +241,7 @@ impl Store {
                 };
                 pending.splice(at..=at, std::iter::repeat_n(done, edges.len()));
                 node.edges.splice(at..=at, edges);
-            } else if !had_space && self.cut_out(node, at, pending)? {
+            } else if !had_space && cut_out(self.children, self.space, node, at, pending)? {
                 // A part of the messages may find space where all of them do not.
                 total = pending.iter().map(|p| p.bytes).sum();
             } else {
@@ -228,45 +252,16 @@ impl Store {
 
     /// All messages that an edge sees, without the first `lift` bytes of their keys.
     fn gather_edge(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Gathered> {
-        let mut all = Gatherer::new(self);
+        let mut all = Gatherer::new(self.nodes);
         let range = node.edge_range(at);
         all.add(&range, node.edges[at].watermark, &node.segs, lift)?;
         Ok(all.finish())
     }
 
-    /// What is visible of `segs` in `range`, with its range messages.
-    pub(crate) fn gather_range(
-        &self,
-        range: &KeyRange,
-        watermark: u64,
-        segs: &[SegRef],
-    ) -> Result<Buffer> {
-        let mut all = Buffer::default();
-        for seg in segs.iter().filter(|s| s.points_step() >= watermark) {
-            let part = seg.clip.intersect(range);
-            if part.is_empty() {
-                continue;
-            }
-            let run = self.nodes.run(&seg.run)?;
-            let inside = seg.translation.range(&part);
-            let back = seg.translation.inverse(&part.lo);
-            if seg.ranges_step() >= watermark {
-                for (covered, msg) in run.ranges_in(&inside) {
-                    all.add_range(back.range(&covered), msg.behind(&seg.translation));
-                }
-            }
-            let mut cursor = MappedCursor::new(&run, &part, &seg.translation, AHEAD_MAX);
-            while let Some((key, point)) = cursor.take(&self.nodes)? {
-                all.add_point(key, point.detached());
-            }
-        }
-        Ok(all)
-    }
-
     /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, waits: Pending, deep: bool) -> Result<Vec<Edge>> {
         let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
-        let (mut child, lift) = self.open_child(node, at)?;
+        let (mut child, lift) = self.children.open_child(node, at)?;
         let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64 + PUSH_BYTES;
         let reservation = if waits.removes() {
             self.space.reserve(bytes)
@@ -277,58 +272,11 @@ impl Store {
         self.give(&mut child, messages);
         drop(reservation);
         self.maintain(&mut child, false, deep)?;
-        self.close_child(node, at, child, lift)
-    }
-
-    /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
-    pub(crate) fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
-        let range = node.edge_range(at);
-        let child = node.edges[at]
-            .child
-            .as_ref()
-            .expect("only edges with an interior child are opened");
-        if self.is_shared(&node.edges[at])? {
-            bump(&self.counters.unshares);
-        }
-        let whole = self.nodes.skeleton(&child.node)?;
-        let before = whole.range();
-        let seen = child.translation.range(&range);
-        if !before.covers(&seen) {
-            // What is pushed there would be lost.
-            return Err(Error::Corrupt {
-                what: "skeleton",
-                addr: 0,
-                detail: format!("T8: node {} does not cover its edge", child.node.id().0),
-            });
-        }
-        let mut copy = whole.clipped(&seen);
-        let clipped = copy.range();
-        let last = copy.edges.len() - 1;
-        for (at, cut) in [
-            (0, before.lo != clipped.lo),
-            (last, before.hi != clipped.hi),
-        ] {
-            if cut && let Some(child) = copy.edges[at].child.take() {
-                copy.edges[at].child = self.narrow(child, &copy.edge_range(at))?;
-            }
-        }
-        let lift = range.common_prefix_len();
-        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
-        Ok((copy, lift))
-    }
-
-    /// What an open child was, in its key space; children at its ends may have been narrowed.
-    fn unchanged_child(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Skeleton> {
-        let child = node.edges[at].child.as_ref();
-        let child = child.expect("it was opened");
-        let whole = self.nodes.skeleton(&child.node)?;
-        let mut copy = whole.clipped(&child.translation.range(&node.edge_range(at)));
-        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
-        Ok(copy)
+        self.children.close_child(node, at, child, lift)
     }
 
     fn give(&self, child: &mut Skeleton, messages: Gathered) {
-        let goto_height = self.goto_height(&messages.ranges);
+        let goto_height = NodeMaker::goto_height(&messages.ranges);
         if goto_height > 0 {
             bump(&self.counters.goto_sinks);
             assert!(
@@ -336,140 +284,51 @@ impl Store {
                 "T3: a GOTO sinks only into nodes above its target"
             );
         }
-        self.push_gathered(child, messages);
+        self.maker.push_gathered(child, messages);
     }
 
-    /// Makes what was gathered the newest segments of `node`. Their clips are as narrow as what is in them, so nothing else
-    /// goes through them, and clones of what lies beside do not keep them.
-    pub(crate) fn push_gathered(&self, node: &mut Skeleton, messages: Gathered) {
-        self.push_run(node, messages.ranges);
-        if let Some(points) = messages.points {
-            let ord = node.next_ord;
-            node.next_ord += 1;
-            node.segs.push(SegRef {
-                ord,
-                clip: node.range().intersect(&points.span()),
-                translation: Translation::identity(),
-                goto_height: 0,
-                bytes: points.pressure_bytes() as u64,
-                run: self.handles.new_packed(points),
-            });
-        }
-    }
-
-    /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
-    /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
-    /// pointed at, nor a null that waits. Range messages are read as a whole with the index of their segment, so many of
-    /// them become several segments of one age, side by side.
-    pub(crate) fn push_run(&self, node: &mut Skeleton, run: Buffer) {
-        for kind in run.into_kinds() {
-            let is_null = kind.ranges().any(|(_, e)| matches!(e.msg, RangeMsg::Null));
-            if is_null && failpoints::is_on(Fault::NullLost) {
+    /// Maintains the children to which nothing was pushed.
+    pub(crate) fn sweep(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
+        let mut at = 0;
+        while at < node.edges.len() {
+            let child = node.edges[at].child.as_ref();
+            let Some(child) = child.filter(|c| c.node.kind() == Kind::Skeleton) else {
+                at += 1;
+                continue;
+            };
+            if pending[at].stays {
+                at += 1;
                 continue;
             }
-            let ord = node.next_ord;
-            node.next_ord += 1;
-            let mut rest = node.range();
-            for (end, part) in kind.in_parts(self.shape.ranges_per_segment()) {
-                let clip = KeyRange::new(rest.lo.clone(), min_hi(end.clone(), rest.hi.clone()));
-                if let Some(end) = end {
-                    rest.lo = end;
-                }
-                node.segs.push(SegRef {
-                    ord,
-                    clip: clip.intersect(&part.span()),
-                    translation: Translation::identity(),
-                    goto_height: self.goto_height(&part),
-                    bytes: part.size_bytes() as u64,
-                    run: self.handles.new_segment(part),
-                });
-            }
-        }
-    }
-
-    pub(crate) fn goto_height(&self, run: &Buffer) -> u8 {
-        let heights = run.ranges().filter_map(|(_, e)| match &e.msg {
-            RangeMsg::Goto(t) => Some(t.node.height() + 1),
-            RangeMsg::Null => None,
-        });
-        heights.max().unwrap_or(0)
-    }
-
-    /// The edges of the parent for a child that was opened and changed.
-    pub(crate) fn close_child(
-        &self,
-        node: &Skeleton,
-        at: usize,
-        child: Skeleton,
-        lift: usize,
-    ) -> Result<Vec<Edge>> {
-        let prefix = node.edges[at].lo.slice(..lift);
-        let up = Translation::prepending(prefix);
-        let watermark = node.next_step();
-        let mut edges = Vec::new();
-        let before = match child.width() > self.shape.fanout {
-            true => Some(self.unchanged_child(node, at, lift)?),
-            false => None,
-        };
-        for part in self.split(child, before.as_ref())? {
-            let inner = part.range();
-            let lo = up.key(&inner.lo);
-            if part.segs.is_empty() && part.edges.iter().all(|e| e.child.is_none()) {
-                edges.push(Edge {
-                    lo,
-                    watermark,
-                    child: None,
-                });
+            let refs = self.survey.refs(&child.node)?;
+            let whole = self.nodes.skeleton(&child.node)?.edges.len() as u64;
+            let before = self.counters.structural_work();
+            let (mut child, lift) = self.children.open_child(node, at)?;
+            let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
+            // What waits for the edge goes on waiting.
+            let watermark = node.edges[at].watermark;
+            self.maintain(&mut child, false, true)?;
+            if self.counters.structural_work() == before && !shows_little {
+                at += 1;
                 continue;
             }
-            let children = part.edges.iter().filter(|e| e.child.is_some()).count();
-            if part.segs.is_empty()
-                && children <= (self.shape.fanout / 8).max(1)
-                && part.edges.len() <= (self.shape.fanout / 2).max(1)
-            {
-                // A node with few children and no messages is better off as edges of its parent.
-                bump(&self.counters.collapses);
-                let down = Translation::stripping(lift);
-                edges.extend(part.edges.iter().map(|e| Edge {
-                    lo: up.key(&e.lo),
-                    watermark,
-                    child: e.child.as_ref().map(|c| Child {
-                        translation: down.then(&c.translation),
-                        ..c.clone()
-                    }),
-                }));
-                continue;
+            let mut edges = self.children.close_child(node, at, child, lift)?;
+            edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+            let made = edges.len();
+            node.edges.splice(at..=at, edges);
+            pending.remove(at);
+            for new in at..at + made {
+                pending.insert(new, self.survey.pending_of_edge(node, new)?);
             }
-            let child = self.child_of(part, lift)?;
-            edges.push(Edge {
-                lo,
-                watermark,
-                child: Some(child),
-            });
+            at += made;
         }
-        Ok(edges)
-    }
-
-    /// The child that a node becomes, whose key space already lacks `lift` bytes: relifted by what its keys still
-    /// share, with the label that fits.
-    ///
-    /// # Errors
-    /// `Corrupt` when no label is left.
-    pub(crate) fn child_of(&self, mut node: Skeleton, lift: usize) -> Result<Child> {
-        let more = node.range().common_prefix_len();
-        node.lift(more);
-        node.height = node.label()?;
-        Ok(Child {
-            translation: Translation::stripping(lift + more),
-            live_bytes: node.live_bytes_in(&node.range()),
-            node: self.handles.new_skeleton(node),
-        })
+        Ok(())
     }
 
     /// Pushes everything that waits above the lowest node covering `range` down to it, so that a clone of
     /// `range` can share that node as it is (BetrFS 0.5, section 3.3).
     pub(crate) fn sink(&self, node: &mut Skeleton, range: &KeyRange, top: bool) -> Result<()> {
-        self.convert(node, top)?;
+        self.converter.convert(node, top)?;
         let at = node.edge_of(&range.lo);
         let covers = node.edge_range(at).covers(range);
         let kind = node.edges[at].child.as_ref().map(|c| c.node.kind());
@@ -477,7 +336,7 @@ impl Store {
             let edges = if kind == Some(Kind::Skeleton) {
                 let bounds = node.edge_range(at);
                 let messages = self.gather_edge(node, at, bounds.common_prefix_len())?;
-                let (mut child, lift) = self.open_child(node, at)?;
+                let (mut child, lift) = self.children.open_child(node, at)?;
                 let bytes = messages.stored_bytes_max() + child.encoded_bytes_max() as u64;
                 let reservation = self.space.reserve_spare(bytes + PUSH_BYTES)?;
                 self.give(&mut child, messages);
@@ -487,9 +346,9 @@ impl Store {
                     &Translation::stripping(lift).range(range),
                     false,
                 )?;
-                self.close_child(node, at, child, lift)?
-            } else if self.pending_of_edges(node)?[at].count > 0 {
-                self.rewrite(node, at, at)?
+                self.children.close_child(node, at, child, lift)?
+            } else if self.survey.pending_of_edges(node)?[at].count > 0 {
+                self.leaves.rewrite(node, at, at)?
             } else {
                 return Ok(());
             };

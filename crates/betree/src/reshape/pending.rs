@@ -2,9 +2,12 @@
 
 use crate::error::{Result, if_readable};
 use crate::key::range::KeyRange;
-use crate::node::handle::Kind;
+use crate::node::handle::{Handle, Kind};
 use crate::node::skeleton::{Edge, SegRef, Skeleton};
+use crate::shape::TreeShape;
+use crate::store::cache::NodeCache;
 use crate::store::store::Store;
+use ramet_nodetable::NodeTable;
 
 /// How much waits for an edge.
 #[derive(Clone, Copy, Default)]
@@ -31,7 +34,32 @@ impl Pending {
     }
 }
 
-impl Store {
+/// Looks at the edges of a node: what waits for each, and who else refers to its child.
+#[derive(Clone, Copy)]
+pub(crate) struct Survey<'a> {
+    nodes: &'a NodeCache,
+    table: &'a NodeTable,
+    shape: &'a TreeShape,
+}
+
+impl<'a> Survey<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            nodes: &store.nodes,
+            table: &store.table,
+            shape: &store.shape,
+        }
+    }
+
+    /// References to a node as of the last checkpoint; at least one.
+    pub(crate) fn refs(&self, node: &Handle) -> Result<u64> {
+        if !node.is_recorded() {
+            return Ok(1);
+        }
+        let record = self.table.get(node.id())?;
+        Ok(record.map_or(1, |r| r.refs).max(1))
+    }
+
     /// Whether what waits is theta of what the edge shows, so that writing the leaf anew is worth it.
     pub(crate) fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
         pending.count > 0 && pending.bytes + pending.dropped >= self.theta_bytes(edge)
@@ -82,7 +110,7 @@ impl Store {
             let inside = seg.translation.range(&part);
             // Range messages that have become edges count no more.
             let pressure =
-                run.measure_pressure(&self.nodes, &inside, seg.ranges_step() >= edge.watermark)?;
+                run.measure_pressure(self.nodes, &inside, seg.ranges_step() >= edge.watermark)?;
             sum.bytes += pressure.bytes;
             sum.fresh += if run.is_fresh() { pressure.bytes } else { 0 };
             sum.count += pressure.count;

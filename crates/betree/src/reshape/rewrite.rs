@@ -1,5 +1,11 @@
 //! Leaves are written anew: unsharing, splitting, merging and relifting of leaves are this one operation.
 
+use crate::counters::Counters;
+use crate::reshape::pending::Survey;
+use crate::shape::TreeShape;
+use crate::store::prefetch::Prefetcher;
+use crate::store::space::Space;
+use crate::store::space_debt::SpaceDebt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -16,21 +22,50 @@ use crate::read::scan::TreeScan;
 use crate::reshape::gather::PUSH_BYTES;
 use crate::reshape::pending::Pending;
 use crate::store::store::Store;
-use crate::store::write::Via;
+use crate::store::write::{Via, WriteBack};
 
-impl Store {
+/// Writes leaves anew.
+#[derive(Clone, Copy)]
+pub(crate) struct LeafRewriter<'a> {
+    prefetch: &'a Prefetcher,
+    write_back: &'a WriteBack,
+    space: &'a Space,
+    debt: &'a SpaceDebt,
+    survey: Survey<'a>,
+    shape: &'a TreeShape,
+    counters: &'a Counters,
+}
+
+impl<'a> LeafRewriter<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            prefetch: &store.prefetch,
+            write_back: &store.write_back,
+            space: &store.space,
+            debt: &store.space_debt,
+            survey: Survey::of(store),
+            shape: &store.shape,
+            counters: &store.counters,
+        }
+    }
+
     /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.
     pub(crate) fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
         for edge in &node.edges[from..=to] {
-            if self.is_shared(edge)? {
+            if self.survey.is_shared(edge)? {
                 bump(&self.counters.unshares);
             }
         }
         let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
         let draft = node.clipped(&range);
         let mut scan = TreeScan::of_base(Base::Draft(Arc::new(draft)), range.clone());
-        let mut writer = LeafWriter::new(self, range.lo.clone(), node.next_step(), Via::Cache);
-        while let Some((key, value)) = scan.next(&self.prefetch)? {
+        let mut writer = LeafWriter::new(
+            (self.write_back, self.space, self.shape),
+            range.lo.clone(),
+            node.next_step(),
+            Via::Cache,
+        );
+        while let Some((key, value)) = scan.next(self.prefetch)? {
             writer.add(key, value)?;
         }
         let edges = writer.finish(range.hi)?;
@@ -64,7 +99,8 @@ impl Store {
             let joined = if leaves >= least {
                 // Others may share them.
                 let reserved = self.space.reserve_spare(sum as u64).map(drop);
-                self.if_possible(reserved.and_then(|()| self.rewrite(node, from, to - 1)))?
+                self.debt
+                    .if_possible(reserved.and_then(|()| self.rewrite(node, from, to - 1)))?
             } else {
                 None
             };
@@ -84,7 +120,9 @@ impl Store {
 
 /// Cuts a stream of keys into leaves.
 pub(crate) struct LeafWriter<'a> {
-    store: &'a Store,
+    write_back: &'a WriteBack,
+    space: &'a Space,
+    shape: &'a TreeShape,
     entries: Vec<(Bytes, Bytes)>,
     bytes: usize,
     /// Where the next leaf's range starts.
@@ -100,9 +138,16 @@ fn entry_bytes(key: &[u8], value: &[u8]) -> usize {
 
 impl<'a> LeafWriter<'a> {
     /// The edges to the leaves start at `lo` and get `watermark`.
-    pub(crate) fn new(store: &'a Store, lo: Bytes, watermark: u64, via: Via) -> Self {
+    pub(crate) fn new(
+        (write_back, space, shape): (&'a WriteBack, &'a Space, &'a TreeShape),
+        lo: Bytes,
+        watermark: u64,
+        via: Via,
+    ) -> Self {
         Self {
-            store,
+            write_back,
+            space,
+            shape,
             entries: Vec::new(),
             bytes: 0,
             lo,
@@ -115,7 +160,7 @@ impl<'a> LeafWriter<'a> {
     pub(crate) fn add(&mut self, key: Bytes, value: Bytes) -> Result<()> {
         self.bytes += entry_bytes(&key, &value);
         self.entries.push((key, value));
-        if self.bytes >= self.store.shape.leaf_bytes * 5 / 4 && self.entries.len() > 1 {
+        if self.bytes >= self.shape.leaf_bytes * 5 / 4 && self.entries.len() > 1 {
             self.cut()?;
         }
         Ok(())
@@ -123,7 +168,7 @@ impl<'a> LeafWriter<'a> {
 
     /// Writes a leaf of three to five quarters of the aimed-at size, cut where neighbours differ early.
     fn cut(&mut self) -> Result<()> {
-        let target = self.store.shape.leaf_bytes;
+        let target = self.shape.leaf_bytes;
         // Values that make up the size stay together with their keys: a file is read in such pieces.
         let most = target + target / 128;
         let mut sum = 0;
@@ -163,19 +208,15 @@ impl<'a> LeafWriter<'a> {
             return Ok(());
         }
         let lift = range.common_prefix_len();
-        let mut builder = RunBuilder::new(
-            Kind::Leaf,
-            self.store.shape.codec,
-            self.store.shape.block_bytes,
-        );
+        let mut builder = RunBuilder::new(Kind::Leaf, self.shape.codec, self.shape.block_bytes);
         for (key, value) in entries {
             builder.add_put(&key[lift..], value);
         }
         let live_bytes = entries.iter().map(|(k, v)| entry_bytes(k, v) as u64).sum();
         let image = builder.finish(std::iter::empty());
-        let fragments = image.bytes.len() > self.store.shape.leaf_bytes / 16
-            && self.store.space.unreserved_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
-        let node = match self.store.write_back.write_run(image, self.via) {
+        let fragments = image.bytes.len() > self.shape.leaf_bytes / 16
+            && self.space.unreserved_bytes() > image.bytes.len() as u64 + PUSH_BYTES;
+        let node = match self.write_back.write_run(image, self.via) {
             Err(Error::NoSpace) if fragments && entries.len() > 1 => {
                 // There is space, and no hole that is long enough.
                 let (left, right) = entries.split_at(entries.len() / 2);

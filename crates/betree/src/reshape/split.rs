@@ -2,6 +2,11 @@
 //!
 //! Edges without a child count for little: between two clones there is one, for the keys that neither has.
 
+use crate::counters::Counters;
+use crate::reshape::compact::drop_dead_segments;
+use crate::reshape::make::NodeMaker;
+use crate::shape::TreeShape;
+use crate::store::cache::NodeCache;
 use std::ops::Range;
 
 use crate::counters::bump;
@@ -52,7 +57,25 @@ enum Cuts {
     Even(usize),
 }
 
-impl Store {
+/// Cuts nodes with too many children.
+#[derive(Clone, Copy)]
+pub(crate) struct Splitter<'a> {
+    nodes: &'a NodeCache,
+    maker: NodeMaker<'a>,
+    shape: &'a TreeShape,
+    counters: &'a Counters,
+}
+
+impl<'a> Splitter<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            nodes: &store.nodes,
+            maker: NodeMaker::of(store),
+            shape: &store.shape,
+            counters: &store.counters,
+        }
+    }
+
     /// Cuts a node with too many children, preferring borders with a short common prefix (*preferential
     /// splitting*; BetrFS 0.5, section 4). One that has grown at an end since it was `before`, as with names that are made in
     /// order, is cut there.
@@ -90,7 +113,7 @@ impl Store {
         for to in cuts.into_iter().chain([node.edges.len()]) {
             let hi = node.edge_hi(to - 1);
             let mut part = node.clipped(&KeyRange::new(node.edges[from].lo.clone(), hi));
-            self.drop_dead_segments(&mut part)?;
+            drop_dead_segments(self.nodes, &mut part)?;
             // Where its children are close together it may have too many still.
             out.extend(self.split(part, None)?);
             from = to;
@@ -140,7 +163,7 @@ impl Store {
                 edges.push(Edge {
                     lo: part.range().lo,
                     watermark: 0,
-                    child: Some(self.child_of(part, 0)?),
+                    child: Some(self.maker.child_of(part, 0)?),
                 });
             }
             node = Skeleton {
@@ -188,7 +211,7 @@ mod tests {
     /// A node with edges at these numbers; those that are divisible by ten have no child.
     fn node(store: &Store, numbers: impl IntoIterator<Item = u32>) -> Skeleton {
         let mut node = Skeleton::empty(2, KeyRange::all());
-        let child = store
+        let child = NodeMaker::of(store)
             .child_of(Skeleton::empty(1, KeyRange::all()), 0)
             .unwrap();
         let edge = |number: u32| Edge {
@@ -208,7 +231,7 @@ mod tests {
             edges.map(|edge| edge.lo.clone())
         }
         let keys: Vec<Bytes> = children(&node).collect();
-        let parts = store.split(node, before).unwrap();
+        let parts = Splitter::of(store).split(node, before).unwrap();
         assert!(parts.iter().flat_map(children).eq(keys), "no child is lost");
         parts.iter().map(Skeleton::width).collect()
     }

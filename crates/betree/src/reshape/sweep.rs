@@ -28,14 +28,18 @@
 //! The space to push all that waits for an edge may be missing although the deletions among it would
 //! free plenty. Then the edge is cut, and the window is pushed that fits and removes the most.
 
-use std::sync::atomic::Ordering;
-
+use crate::reshape::child::Children;
+use crate::reshape::gather::gather_range;
+use crate::reshape::pending::Survey;
+use crate::shape::TreeShape;
+use crate::store::space::Space;
+use crate::store::space_debt::SpaceDebt;
 use bytes::Bytes;
+use ramet_nodetable::NodeTable;
 
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, below, shared_prefix};
 use crate::node::buffer::Buffer;
-use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{Edge, Skeleton};
 use crate::reshape::gather::PUSH_BYTES;
@@ -45,104 +49,38 @@ use crate::store::store::Store;
 /// A sweep rewrites a leaf when at least one in so many of its bytes comes back.
 const GAIN: u64 = 16;
 
-impl Store {
-    /// Whether a sweep would get further than the last one.
-    pub(crate) fn can_sweep(&self) -> bool {
-        let least = self.space_debt.sweep_least_bytes.load(Ordering::Relaxed);
-        self.space_debt.is_due()
-            && self.space.unreserved_bytes() >= least.max(self.shape.leaf_bytes as u64)
-    }
+/// What steps take of the space, and what they give back.
+#[derive(Clone, Copy)]
+pub(crate) struct SpaceBalance<'a> {
+    survey: Survey<'a>,
+    space: &'a Space,
+    debt: &'a SpaceDebt,
+    table: &'a NodeTable,
+    shape: &'a TreeShape,
+}
 
-    /// While space is short, makes a sweep due when more than half of the space of nodes is dead, and
-    /// more than a leaf.
-    pub(crate) fn look_for_dead(&self, root: &Skeleton) {
-        let debt = &self.space_debt;
-        if !debt.is_short.load(Ordering::Relaxed) {
-            return;
-        }
-        let space = self.table.stats();
-        let waiting: u64 = root.segs.iter().map(|seg| seg.bytes).sum();
-        let alive = root.live_bytes_in(&root.range()) + waiting;
-        let dead = space.node_bytes.saturating_sub(alive);
-        let leaf = self.shape.leaf_bytes as u64;
-        if dead <= leaf || dead <= space.node_bytes / 2 {
-            let is_over = space.free > space.total / 2 && !debt.is_due();
-            debt.is_short.store(!is_over, Ordering::Relaxed);
-            debt.dead_seen.store(0, Ordering::Relaxed);
-        } else if dead.abs_diff(debt.dead_seen.swap(dead, Ordering::Relaxed)) > leaf {
-            // Dead space that a sweep could not clear away, the next sweep cannot either.
-            debt.set_due();
+impl<'a> SpaceBalance<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            survey: Survey::of(store),
+            space: &store.space,
+            debt: &store.space_debt,
+            table: &store.table,
+            shape: &store.shape,
         }
     }
 
-    /// Runs a flush, as a sweep when one is due. Caller holds `structure`.
-    pub(crate) fn flush_or_sweep<T>(&self, flush: impl FnOnce() -> Result<T>) -> Result<T> {
-        if !self.can_sweep() {
-            return flush();
-        }
-        let before = self.space.unreserved_bytes();
-        let debt = &self.space_debt;
-        debt.due.store(false, Ordering::Relaxed);
-        debt.sweeping.store(true, Ordering::Relaxed);
-        let done = flush();
-        debt.sweeping.store(false, Ordering::Relaxed);
-        if done.is_err() {
-            debt.set_due();
-        }
-        let least = if debt.is_due() {
-            before + self.shape.leaf_bytes as u64
-        } else {
-            0
-        };
-        debt.sweep_least_bytes.store(least, Ordering::Relaxed);
-        done
-    }
-
-    /// Maintains the children to which nothing was pushed.
-    pub(crate) fn sweep(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
-        let mut at = 0;
-        while at < node.edges.len() {
-            let child = node.edges[at].child.as_ref();
-            let Some(child) = child.filter(|c| c.node.kind() == Kind::Skeleton) else {
-                at += 1;
-                continue;
-            };
-            if pending[at].stays {
-                at += 1;
-                continue;
-            }
-            let refs = self.refs(&child.node)?;
-            let whole = self.nodes.skeleton(&child.node)?.edges.len() as u64;
-            let before = self.counters.structural_work();
-            let (mut child, lift) = self.open_child(node, at)?;
-            let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
-            // What waits for the edge goes on waiting.
-            let watermark = node.edges[at].watermark;
-            self.maintain(&mut child, false, true)?;
-            if self.counters.structural_work() == before && !shows_little {
-                at += 1;
-                continue;
-            }
-            let mut edges = self.close_child(node, at, child, lift)?;
-            edges.iter_mut().for_each(|edge| edge.watermark = watermark);
-            let made = edges.len();
-            node.edges.splice(at..=at, edges);
-            pending.remove(at);
-            for new in at..at + made {
-                pending.insert(new, self.pending_of_edge(node, new)?);
-            }
-            at += made;
-        }
-        Ok(())
-    }
-
-    /// References to a node as of the last checkpoint; at least one.
-    pub(crate) fn refs(&self, node: &Handle) -> Result<u64> {
-        if !node.is_recorded() {
-            return Ok(1);
-        }
-        let record = self.table.get(node.id())?;
-        Ok(record.map_or(1, |r| r.refs).max(1))
+    /// Bytes of messages that a node may hold. The limit falls from when half of the volume is in use on,
+    /// and is 0 when space is short, since messages in segments are written once more before any of
+    /// their space is free.
+    pub(crate) fn buffer_limit(&self) -> usize {
+        let half = (self.table.stats().total / 2).max(1);
+        let spare = self
+            .space
+            .unreserved_bytes()
+            .saturating_sub(2 * self.space.deletion_reserve_bytes());
+        let part = u128::from(spare.min(half)) * self.shape.buffer_bytes as u128 / u128::from(half);
+        usize::try_from(part).unwrap_or(usize::MAX)
     }
 
     /// Whether handing down what waits for an edge frees more than it takes.
@@ -164,7 +102,7 @@ impl Store {
         if takes == 0 || self.space.unreserved_bytes() >= kept + takes as u64 {
             return;
         }
-        self.space_debt.set_due();
+        self.debt.set_due();
         for (at, waits) in pending.iter_mut().enumerate() {
             waits.held = !frees(at, *waits);
         }
@@ -182,7 +120,7 @@ impl Store {
             .saturating_sub(pending.dropped) as u64;
         let kept = if !Self::frees(edge, pending) {
             self.space.deletion_reserve_bytes() / 2
-        } else if self.is_shared(edge)? && 4 * takes > live as u64 {
+        } else if self.survey.is_shared(edge)? && 4 * takes > live as u64 {
             self.space.deletion_reserve_bytes() / 4
         } else {
             0
@@ -198,7 +136,7 @@ impl Store {
         let Some(child) = &edge.child else {
             return Ok(pending.deletes + pending.ranges > 0);
         };
-        let refs = self.refs(&child.node)?;
+        let refs = self.survey.refs(&child.node)?;
         let removed = (pending.bytes + pending.dropped) as u64;
         if pending.count > 0 {
             // Of the blocks at its ends nobody knows how much a range message drops.
@@ -214,86 +152,76 @@ impl Store {
         let least = child.live_bytes + self.shape.block_bytes as u64;
         Ok(2 * refs * least <= whole)
     }
+}
 
-    /// Cuts an edge for whose messages there is no space, so that a part of them can be pushed. The other parts stay where they
-    /// are. `false` when nothing can be cut.
-    pub(crate) fn cut_out(
-        &self,
-        node: &mut Skeleton,
-        at: usize,
-        pending: &mut Vec<Pending>,
-    ) -> Result<bool> {
-        let space = self.space.unreserved_bytes();
-        if space < 8 * PUSH_BYTES {
-            return Ok(false);
+/// Cuts an edge for whose messages there is no space, so that a part of them can be pushed. The other parts stay where they
+/// are. `false` when nothing can be cut.
+pub(crate) fn cut_out(
+    children: Children<'_>,
+    space: &Space,
+    node: &mut Skeleton,
+    at: usize,
+    pending: &mut Vec<Pending>,
+) -> Result<bool> {
+    let left = space.unreserved_bytes();
+    if left < 8 * PUSH_BYTES {
+        return Ok(false);
+    }
+    let range = node.edge_range(at);
+    let Some(child) = node.edges[at].child.clone() else {
+        return Ok(false);
+    };
+    let messages = gather_range(children.nodes, &range, node.edges[at].watermark, &node.segs)?;
+    let inside = child.translation.range(&range);
+    let up = child.translation.inverse(&range.lo);
+    let below = children.nodes.skeleton(&child.node)?;
+    let pivots: Vec<Bytes> = below
+        .edges
+        .iter()
+        .filter(|e| e.lo > inside.lo && inside.contains(&e.lo))
+        .map(|e| up.key(&e.lo))
+        .collect();
+    // What was pushed is written again when it reaches the leaves.
+    let budget = usize::try_from(left / 3).unwrap_or(usize::MAX);
+    let window = window(&messages, &range, &pivots, budget);
+    if window == range || window.is_empty() {
+        return Ok(false);
+    }
+    let whole = node.edges[at].clone();
+    let starts = [Some(window.lo.clone()), window.hi.clone()];
+    let mut parts = vec![whole.clone()];
+    for lo in starts.into_iter().flatten() {
+        if lo > range.lo && crate::key::range::below(&lo, range.hi.as_deref()) {
+            parts.push(Edge {
+                lo,
+                ..whole.clone()
+            });
         }
-        let range = node.edge_range(at);
-        let Some(child) = node.edges[at].child.clone() else {
-            return Ok(false);
+    }
+    let count = parts.len();
+    node.edges.splice(at..=at, parts);
+    pending.splice(at..=at, std::iter::repeat_n(Pending::default(), count));
+    // A GOTO that waits needs a child above its target, so then the parts share the whole child until that is pushed.
+    let may_clip = !messages
+        .ranges()
+        .any(|(_, e)| matches!(e.msg, RangeMsg::Goto(_)));
+    for part in (at..at + count).rev() {
+        let in_window = node.edges[part].lo == window.lo;
+        let made = if may_clip {
+            children.clip_child(node, part)?
+        } else {
+            1
         };
-        let messages = self.gather_range(&range, node.edges[at].watermark, &node.segs)?;
-        let inside = child.translation.range(&range);
-        let up = child.translation.inverse(&range.lo);
-        let below = self.nodes.skeleton(&child.node)?;
-        let pivots: Vec<Bytes> = below
-            .edges
-            .iter()
-            .filter(|e| e.lo > inside.lo && inside.contains(&e.lo))
-            .map(|e| up.key(&e.lo))
-            .collect();
-        // What was pushed is written again when it reaches the leaves.
-        let budget = usize::try_from(space / 3).unwrap_or(usize::MAX);
-        let window = window(&messages, &range, &pivots, budget);
-        if window == range || window.is_empty() {
-            return Ok(false);
-        }
-        let whole = node.edges[at].clone();
-        let starts = [Some(window.lo.clone()), window.hi.clone()];
-        let mut parts = vec![whole.clone()];
-        for lo in starts.into_iter().flatten() {
-            if lo > range.lo && crate::key::range::below(&lo, range.hi.as_deref()) {
-                parts.push(Edge {
-                    lo,
-                    ..whole.clone()
-                });
-            }
-        }
-        let count = parts.len();
-        node.edges.splice(at..=at, parts);
-        pending.splice(at..=at, std::iter::repeat_n(Pending::default(), count));
-        // A GOTO that waits needs a child above its target, so then the parts share the whole child until that is pushed.
-        let may_clip = !messages
-            .ranges()
-            .any(|(_, e)| matches!(e.msg, RangeMsg::Goto(_)));
-        for part in (at..at + count).rev() {
-            let in_window = node.edges[part].lo == window.lo;
-            let made = if may_clip {
-                self.clip_child(node, part)?
-            } else {
-                1
+        pending.remove(part);
+        for new in part..part + made {
+            let waits = Pending {
+                stays: !in_window,
+                ..children.survey.pending_of_edge(node, new)?
             };
-            pending.remove(part);
-            for new in part..part + made {
-                let waits = Pending {
-                    stays: !in_window,
-                    ..self.pending_of_edge(node, new)?
-                };
-                pending.insert(new, waits);
-            }
+            pending.insert(new, waits);
         }
-        Ok(true)
     }
-
-    /// Gives an edge a copy of its interior child that holds no more than the edge shows; returns how many edges it becomes.
-    fn clip_child(&self, node: &mut Skeleton, at: usize) -> Result<usize> {
-        let watermark = node.edges[at].watermark;
-        let (child, lift) = self.open_child(node, at)?;
-        let mut edges = self.close_child(node, at, child, lift)?;
-        edges.iter_mut().for_each(|edge| edge.watermark = watermark);
-        let made = edges.len();
-        node.edges.splice(at..=at, edges);
-        Ok(made)
-    }
+    Ok(true)
 }
 
 /// The part of `range` whose messages take up to `budget` bytes, from where they remove the most between two of `pivots`.

@@ -1,24 +1,46 @@
 //! Space debt: steps that a full volume left out, until a sweep makes up for them (see
 //! [`crate::reshape::sweep`]).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The debt of a volume.
-#[derive(Debug, Default)]
+use ramet_nodetable::NodeTable;
+
+use crate::error::{Error, Result};
+use crate::node::skeleton::Skeleton;
+use crate::store::space::Space;
+
+/// The debt of a volume. It calls the space and the node table to see whether a sweep pays off.
 pub(crate) struct SpaceDebt {
+    table: Arc<NodeTable>,
+    space: Arc<Space>,
+    leaf_bytes: u64,
     /// A step was left out since the last sweep began.
-    pub(crate) due: AtomicBool,
+    due: AtomicBool,
     /// Space ran short, and the dead space that this left is not all cleared away.
-    pub(crate) is_short: AtomicBool,
+    is_short: AtomicBool,
     /// Dead bytes of nodes when they made a sweep due.
-    pub(crate) dead_seen: AtomicU64,
+    dead_seen: AtomicU64,
     /// With less unreserved space a sweep would leave out the same steps again.
-    pub(crate) sweep_least_bytes: AtomicU64,
+    sweep_least_bytes: AtomicU64,
     /// The flush under way is a sweep.
-    pub(crate) sweeping: AtomicBool,
+    sweeping: AtomicBool,
 }
 
 impl SpaceDebt {
+    pub(crate) fn new(table: Arc<NodeTable>, space: Arc<Space>, leaf_bytes: usize) -> Self {
+        Self {
+            table,
+            space,
+            leaf_bytes: leaf_bytes as u64,
+            due: AtomicBool::new(false),
+            is_short: AtomicBool::new(false),
+            dead_seen: AtomicU64::new(0),
+            sweep_least_bytes: AtomicU64::new(0),
+            sweeping: AtomicBool::new(false),
+        }
+    }
+
     /// A step was left out.
     pub(crate) fn set_due(&self) {
         self.due.store(true, Ordering::Relaxed);
@@ -42,5 +64,71 @@ impl SpaceDebt {
 
     pub(crate) fn is_sweeping(&self) -> bool {
         self.sweeping.load(Ordering::Relaxed)
+    }
+
+    /// Whether a sweep would get further than the last one.
+    pub(crate) fn can_sweep(&self) -> bool {
+        let least = self.sweep_least_bytes.load(Ordering::Relaxed);
+        self.is_due() && self.space.unreserved_bytes() >= least.max(self.leaf_bytes)
+    }
+
+    /// While space is short, makes a sweep due when more than half of the space of nodes is dead, and
+    /// more than a leaf.
+    pub(crate) fn look_for_dead(&self, root: &Skeleton) {
+        if !self.is_short.load(Ordering::Relaxed) {
+            return;
+        }
+        let space = self.table.stats();
+        let waiting: u64 = root.segs.iter().map(|seg| seg.bytes).sum();
+        let alive = root.live_bytes_in(&root.range()) + waiting;
+        let dead = space.node_bytes.saturating_sub(alive);
+        let leaf = self.leaf_bytes;
+        if dead <= leaf || dead <= space.node_bytes / 2 {
+            let is_over = space.free > space.total / 2 && !self.is_due();
+            self.is_short.store(!is_over, Ordering::Relaxed);
+            self.dead_seen.store(0, Ordering::Relaxed);
+        } else if dead.abs_diff(self.dead_seen.swap(dead, Ordering::Relaxed)) > leaf {
+            // Dead space that a sweep could not clear away, the next sweep cannot either.
+            self.set_due();
+        }
+    }
+
+    /// Runs a flush, as a sweep when one is due. Caller holds `structure`.
+    pub(crate) fn flush_or_sweep<T>(&self, flush: impl FnOnce() -> Result<T>) -> Result<T> {
+        if !self.can_sweep() {
+            return flush();
+        }
+        let before = self.space.unreserved_bytes();
+        self.due.store(false, Ordering::Relaxed);
+        self.sweeping.store(true, Ordering::Relaxed);
+        let done = flush();
+        self.sweeping.store(false, Ordering::Relaxed);
+        if done.is_err() {
+            self.set_due();
+        }
+        let least = if self.is_due() {
+            before + self.leaf_bytes
+        } else {
+            0
+        };
+        self.sweep_least_bytes.store(least, Ordering::Relaxed);
+        done
+    }
+
+    /// `None` when the step is to be left out: there was no space for it, or a node on its way cannot be read.
+    pub(crate) fn if_possible<T>(&self, done: Result<T>) -> Result<Option<T>> {
+        match done {
+            Ok(done) => Ok(Some(done)),
+            Err(Error::NoSpace) => {
+                self.set_due();
+                Ok(None)
+            }
+            // No sweep is due for it: that would read the same.
+            Err(error) if error.is_of_a_read() => {
+                tracing::warn!(%error, "messages stay above what cannot be read");
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 }

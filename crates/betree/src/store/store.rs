@@ -3,6 +3,7 @@
 //! ```text
 //!  Store ── device, node table, shape, counters
 //!    ├── Space        reservations over the node table
+//!    ├── SpaceDebt    steps that were left out, and when a sweep pays off     calls: Space, node table
 //!    ├── Handles      handles of nodes, table of dirty nodes, deferred frees    calls: Space, node table
 //!    ├── NodeDevice   counted reads, buffers of large ones, drop-behind         calls: device
 //!    ├── NodeCache    parts of nodes in memory, read when they are not there    calls: Handles, NodeDevice
@@ -75,6 +76,7 @@ impl Store {
             device.clone(),
             shape.leaf_bytes,
         );
+        let space_debt = SpaceDebt::new(table.clone(), space.clone(), shape.leaf_bytes);
         let write_back = WriteBack::new(
             (dev.clone(), table.clone()),
             space.clone(),
@@ -91,7 +93,7 @@ impl Store {
             device,
             space,
             handles,
-            space_debt: SpaceDebt::default(),
+            space_debt,
             unflattenable: Unflattenable::default(),
             write_back,
             prefetch: Arc::new(prefetch),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::clone::capture::{Captured, CloneTerms, Prerequisite, capture};
+use crate::clone::compacted::OVER_FANOUT;
 use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
@@ -11,6 +12,7 @@ use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED, Skeleton};
+use crate::reshape::maintain::Maintainer;
 use crate::shape::Seq;
 use crate::tree::batch::{Batch, Op};
 use crate::tree::inner::{Inner, State};
@@ -326,7 +328,7 @@ impl Inner {
             Prerequisite::Sink(range) => {
                 let _structure = self.structure.lock();
                 self.freeze(&mut self.state.lock());
-                self.rebuild(|store, root| store.sink(root, &range, true))
+                self.rebuild(|store, root| Maintainer::of(store).sink(root, &range, true))
             }
         }
     }
@@ -336,11 +338,17 @@ impl Inner {
         let over_fanout = made
             .into_iter()
             .rev()
-            .find(|node| self.store.wants_compacted_copy(node));
+            .find(|node| self.wants_compacted_copy(node));
         if over_fanout.is_some() && !self.threads.lock().is_empty() {
             self.wanted.lock().compacted_copy = over_fanout;
             self.work.notify_all();
         }
+    }
+
+    /// Whether it is time to put a node that a clone made in order.
+    fn wants_compacted_copy(&self, node: &Handle) -> bool {
+        let node = self.store.handles.dirty.skeleton(node);
+        node.is_some_and(|node| node.is_over_fanout(&self.store.shape, OVER_FANOUT))
     }
 
     /// Builds the node that clones go on from, instead of `node`. Alone, since two would do the same work.

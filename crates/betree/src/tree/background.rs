@@ -18,7 +18,7 @@ impl Inner {
         let Some(journal) = &self.journal else {
             return false;
         };
-        self.store.can_sweep()
+        self.store.space_debt.can_sweep()
             || self.has_to_checkpoint()
                 && (journal.used_bytes() > journal.capacity_bytes() / 2
                     || self.holds_much()

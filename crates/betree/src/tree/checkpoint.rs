@@ -101,7 +101,7 @@ impl Inner {
             self.freeze(&mut state);
             state.top.clone()
         };
-        self.store.look_for_dead(&top);
+        self.store.space_debt.look_for_dead(&top);
         drop(top);
         self.flush_if_possible(true)?;
         // On a full volume nobody may build on segments that are about to be written in fragments: they would be written
@@ -330,6 +330,7 @@ mod tests {
     use crate::node::handle::Kind;
     use crate::node::message::Point;
     use crate::node::skeleton::Skeleton;
+    use crate::reshape::make::NodeMaker;
     use crate::shape::OpenOptions;
     use crate::shape::TreeShape;
     use crate::tree::api::Tree;
@@ -395,7 +396,7 @@ mod tests {
                 let key = Bytes::from(format!("{name}{number}"));
                 run.add_point(key, Point::Put(Bytes::from(vec![7; 1000])));
             }
-            store.push_run(&mut root, run);
+            NodeMaker::of(&store).push_run(&mut root, run);
         }
         let root = store.handles.new_skeleton(root);
         let reserved = store.space.reserved_bytes();

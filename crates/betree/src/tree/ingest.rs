@@ -218,7 +218,12 @@ impl Inner {
         range: &KeyRange,
         entries: impl Iterator<Item = (Bytes, Bytes)>,
     ) -> Result<Vec<IngestLeaf>> {
-        let mut writer = LeafWriter::new(&self.store, range.lo.clone(), 0, Via::Bulk);
+        let mut writer = LeafWriter::new(
+            (&self.store.write_back, &self.store.space, &self.store.shape),
+            range.lo.clone(),
+            0,
+            Via::Bulk,
+        );
         let mut last: Option<Bytes> = None;
         // Admitted a leaf at a time: who streams more than fits gets what checkpoints give back on the way.
         let mut asked = 0;

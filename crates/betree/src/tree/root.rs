@@ -3,6 +3,9 @@
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::node::skeleton::Skeleton;
+use crate::reshape::maintain::Maintainer;
+use crate::reshape::make::NodeMaker;
+use crate::reshape::split::Splitter;
 use crate::store::store::Store;
 use crate::tree::inner::{Inner, State};
 
@@ -17,7 +20,7 @@ impl Inner {
             state.frozen += 1;
             self.store.space.set_buffered(0);
             let mut root = Skeleton::clone(&state.top);
-            self.store.push_run(&mut root, run);
+            NodeMaker::of(&self.store).push_run(&mut root, run);
             state.set_root(&self.store, root);
         });
     }
@@ -40,7 +43,7 @@ impl Inner {
     fn shape_root(&self, root: &mut Skeleton, before: &Skeleton) -> Result<()> {
         let store = &self.store;
         let whole = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
-        *root = store.within_fanout(whole, Some(before))?;
+        *root = Splitter::of(store).within_fanout(whole, Some(before))?;
         while let ([edge], []) = (&root.edges[..], &root.segs[..]) {
             let Some(child) = edge
                 .child
@@ -82,9 +85,10 @@ impl Inner {
         drop(top);
         let _structure = self.structure.lock();
         let store = &self.store;
-        let maintain = || self.rebuild(|store, root| store.maintain(root, true, deep));
+        let maintain =
+            || self.rebuild(|store, root| Maintainer::of(store).maintain(root, true, deep));
         if deep {
-            store.flush_or_sweep(maintain)
+            store.space_debt.flush_or_sweep(maintain)
         } else {
             maintain()
         }

@@ -1,0 +1,154 @@
+//! Interior children: a private copy is opened, changed, and takes the place of its edge again.
+//!
+//! The copy is clipped to the edge and relifted, so segments and children below are shared until they are rewritten.
+
+use crate::counters::{Counters, bump};
+use crate::error::{Error, Result};
+use crate::key::translation::Translation;
+use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::reshape::convert::Converter;
+use crate::reshape::make::NodeMaker;
+use crate::reshape::pending::Survey;
+use crate::reshape::split::Splitter;
+use crate::shape::TreeShape;
+use crate::store::cache::NodeCache;
+use crate::store::store::Store;
+
+/// Opens and closes interior children of a node.
+#[derive(Clone, Copy)]
+pub(crate) struct Children<'a> {
+    pub(crate) nodes: &'a NodeCache,
+    pub(crate) survey: Survey<'a>,
+    converter: Converter<'a>,
+    splitter: Splitter<'a>,
+    maker: NodeMaker<'a>,
+    shape: &'a TreeShape,
+    counters: &'a Counters,
+}
+
+impl<'a> Children<'a> {
+    pub(crate) fn of(store: &'a Store) -> Self {
+        Self {
+            nodes: &store.nodes,
+            survey: Survey::of(store),
+            converter: Converter::of(store),
+            splitter: Splitter::of(store),
+            maker: NodeMaker::of(store),
+            shape: &store.shape,
+            counters: &store.counters,
+        }
+    }
+
+    /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
+    pub(crate) fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
+        let range = node.edge_range(at);
+        let child = node.edges[at]
+            .child
+            .as_ref()
+            .expect("only edges with an interior child are opened");
+        if self.survey.is_shared(&node.edges[at])? {
+            bump(&self.counters.unshares);
+        }
+        let whole = self.nodes.skeleton(&child.node)?;
+        let before = whole.range();
+        let seen = child.translation.range(&range);
+        if !before.covers(&seen) {
+            // What is pushed there would be lost.
+            return Err(Error::Corrupt {
+                what: "skeleton",
+                addr: 0,
+                detail: format!("T8: node {} does not cover its edge", child.node.id().0),
+            });
+        }
+        let mut copy = whole.clipped(&seen);
+        let clipped = copy.range();
+        let last = copy.edges.len() - 1;
+        for (at, cut) in [
+            (0, before.lo != clipped.lo),
+            (last, before.hi != clipped.hi),
+        ] {
+            if cut && let Some(child) = copy.edges[at].child.take() {
+                copy.edges[at].child = self.converter.narrow(child, &copy.edge_range(at))?;
+            }
+        }
+        let lift = range.common_prefix_len();
+        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
+        Ok((copy, lift))
+    }
+
+    /// What an open child was, in its key space; children at its ends may have been narrowed.
+    fn unchanged_child(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Skeleton> {
+        let child = node.edges[at].child.as_ref();
+        let child = child.expect("it was opened");
+        let whole = self.nodes.skeleton(&child.node)?;
+        let mut copy = whole.clipped(&child.translation.range(&node.edge_range(at)));
+        copy.lift(child.translation.prepend.len() + lift - child.translation.strip);
+        Ok(copy)
+    }
+
+    /// The edges of the parent for a child that was opened and changed.
+    pub(crate) fn close_child(
+        &self,
+        node: &Skeleton,
+        at: usize,
+        child: Skeleton,
+        lift: usize,
+    ) -> Result<Vec<Edge>> {
+        let prefix = node.edges[at].lo.slice(..lift);
+        let up = Translation::prepending(prefix);
+        let watermark = node.next_step();
+        let mut edges = Vec::new();
+        let before = match child.width() > self.shape.fanout {
+            true => Some(self.unchanged_child(node, at, lift)?),
+            false => None,
+        };
+        for part in self.splitter.split(child, before.as_ref())? {
+            let inner = part.range();
+            let lo = up.key(&inner.lo);
+            if part.segs.is_empty() && part.edges.iter().all(|e| e.child.is_none()) {
+                edges.push(Edge {
+                    lo,
+                    watermark,
+                    child: None,
+                });
+                continue;
+            }
+            let children = part.edges.iter().filter(|e| e.child.is_some()).count();
+            if part.segs.is_empty()
+                && children <= (self.shape.fanout / 8).max(1)
+                && part.edges.len() <= (self.shape.fanout / 2).max(1)
+            {
+                // A node with few children and no messages is better off as edges of its parent.
+                bump(&self.counters.collapses);
+                let down = Translation::stripping(lift);
+                edges.extend(part.edges.iter().map(|e| Edge {
+                    lo: up.key(&e.lo),
+                    watermark,
+                    child: e.child.as_ref().map(|c| Child {
+                        translation: down.then(&c.translation),
+                        ..c.clone()
+                    }),
+                }));
+                continue;
+            }
+            let child = self.maker.child_of(part, lift)?;
+            edges.push(Edge {
+                lo,
+                watermark,
+                child: Some(child),
+            });
+        }
+        Ok(edges)
+    }
+
+    /// Gives an edge a copy of its interior child that holds no more than the edge shows; returns how many edges it becomes.
+    pub(crate) fn clip_child(&self, node: &mut Skeleton, at: usize) -> Result<usize> {
+        let watermark = node.edges[at].watermark;
+        let (child, lift) = self.open_child(node, at)?;
+        let mut edges = self.close_child(node, at, child, lift)?;
+        edges.iter_mut().for_each(|edge| edge.watermark = watermark);
+        let made = edges.len();
+        node.edges.splice(at..=at, edges);
+        Ok(made)
+    }
+}
