@@ -391,13 +391,7 @@ impl TreeScan {
         let inside = translation.range(&range);
         let eager = self.ahead == AHEAD_MAX && matches!(same, Base::Node(..));
         if eager {
-            let onward = &skeleton.edges[skeleton.edge_of(&inside.lo)..];
-            let meets = |seg: &SegRef| !seg.clip.intersect(&inside).is_empty();
-            let segments = skeleton.visible(&onward[0]);
-            prefetch.load_together(segments.map(|seg| (&seg.run, meets(seg))));
-            let neighbours = onward.iter().take(NEIGHBOURS_MAX);
-            let children = neighbours.filter_map(|edge| edge.child.as_ref());
-            prefetch.load_neighbours(children.map(|child| &child.node));
+            load_front(prefetch, skeleton, &inside);
         }
         let piece = cut(
             &prefetch.nodes,
@@ -450,10 +444,20 @@ impl TreeScan {
     }
 }
 
-/// The leaves among the first `left` under a range of `base` that are not in the cache, and the
-/// interior nodes that have to be read to find them. `live_bytes` are the bytes of values in the
-/// range if the scan sees no more of `base`, else 0. Range messages on the way are ignored: under
-/// them the list is a wrong guess.
+/// Loads the segments over the first edge of `skeleton` that a scan of `inside` meets, and the interior children from that
+/// edge on.
+fn load_front(prefetch: &Prefetcher, skeleton: &Skeleton, inside: &KeyRange) {
+    let onward = &skeleton.edges[skeleton.edge_of(&inside.lo)..];
+    let meets = |seg: &SegRef| !seg.clip.intersect(inside).is_empty();
+    let segments = skeleton.visible(&onward[0]);
+    prefetch.load_together(segments.map(|seg| (&seg.run, meets(seg))));
+    let neighbours = onward.iter().take(NEIGHBOURS_MAX);
+    let children = neighbours.filter_map(|edge| edge.child.as_ref());
+    prefetch.load_neighbours(children.map(|child| &child.node));
+}
+
+/// Of the first `left` leaves under a range of `base` those that are not at hand, and interior nodes that have to be read
+/// to tell. `live_bytes` are those of values in the range if it is all that is seen of `base`, else 0. Range messages on the way are not looked at: under them it guesses wrong.
 fn list_ahead(
     nodes: &NodeCache,
     base: &Base,

@@ -16,51 +16,22 @@ use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
-use crate::node::run_builder::segment_image;
 use crate::node::skeleton::{SegRef, Skeleton};
-use crate::store::write::WriteBack;
 
 /// One of the segments that stand for a larger one.
 #[derive(Debug)]
 pub(crate) struct Fragment {
     /// What it holds, in the key space of the segment.
-    range: KeyRange,
+    pub(super) range: KeyRange,
     pub(crate) run: Arc<Handle>,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 /// Segments that were written in fragments, in key order.
 pub(crate) type Fragments = HashMap<NodeId, Vec<Fragment>>;
 
-impl WriteBack {
-    /// Writes `run` as several segments, each as long as there is a hole for it.
-    ///
-    /// # Errors
-    /// `NoSpace` when there is none even for a single message; nothing stays allocated then.
-    pub(crate) fn write_fragments(&self, run: &Buffer) -> Result<Vec<Fragment>> {
-        let mut done = Vec::new();
-        let mut todo = Vec::from(halves(KeyRange::all(), run)?);
-        while let Some((range, part)) = todo.pop() {
-            match self.write_segment(segment_image(
-                &part,
-                self.shape.codec,
-                self.shape.block_bytes,
-            )) {
-                Ok(run) => done.push(Fragment {
-                    range,
-                    run,
-                    bytes: part.size_bytes() as u64,
-                }),
-                Err(Error::NoSpace) => todo.extend(halves(range, &part)?),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(done)
-    }
-}
-
 /// Cuts `run`, which lies in `range`, in two; the right one first.
-fn halves(range: KeyRange, run: &Buffer) -> Result<[(KeyRange, Buffer); 2]> {
+pub(super) fn halves(range: KeyRange, run: &Buffer) -> Result<[(KeyRange, Buffer); 2]> {
     let middle = middle(run).ok_or(Error::NoSpace)?;
     let left = KeyRange::new(range.lo, Some(middle.clone()));
     let right = KeyRange::new(middle, range.hi);

@@ -8,12 +8,14 @@ use ramet_nodetable::NodeTable;
 
 use crate::counters::Counters;
 use crate::error::{Error, Result, io_error};
+use crate::key::range::KeyRange;
+use crate::node::buffer::Buffer;
 use crate::node::handle::{Handle, Kind, Place};
 use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
-use crate::store::fragments::Fragments;
+use crate::store::fragments::{Fragment, Fragments, halves};
 use crate::store::handles::Handles;
 use crate::store::space::Space;
 
@@ -33,7 +35,7 @@ pub(crate) struct WriteBack {
     space: Arc<Space>,
     handles: Arc<Handles>,
     nodes: Arc<NodeCache>,
-    pub(super) shape: Arc<TreeShape>,
+    shape: Arc<TreeShape>,
     counters: Arc<Counters>,
 }
 
@@ -138,7 +140,7 @@ impl WriteBack {
     }
 
     /// Writes a new segment for a checkpoint.
-    pub(crate) fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
+    fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
         let place = self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache)?;
         Ok(self
             .handles
@@ -190,5 +192,30 @@ impl WriteBack {
         if let Some(reservation) = self.handles.dirty.set_written(handle, place, children) {
             reservation.commit();
         }
+    }
+
+    /// Writes `run` as several segments, each as long as there is a hole for it.
+    ///
+    /// # Errors
+    /// `NoSpace` when there is none even for a single message; nothing stays allocated then.
+    fn write_fragments(&self, run: &Buffer) -> Result<Vec<Fragment>> {
+        let mut done = Vec::new();
+        let mut todo = Vec::from(halves(KeyRange::all(), run)?);
+        while let Some((range, part)) = todo.pop() {
+            match self.write_segment(segment_image(
+                &part,
+                self.shape.codec,
+                self.shape.block_bytes,
+            )) {
+                Ok(run) => done.push(Fragment {
+                    range,
+                    run,
+                    bytes: part.size_bytes() as u64,
+                }),
+                Err(Error::NoSpace) => todo.extend(halves(range, &part)?),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(done)
     }
 }

@@ -396,7 +396,7 @@ mod tests {
                 let key = Bytes::from(format!("{name}{number}"));
                 run.add_point(key, Point::Put(Bytes::from(vec![7; 1000])));
             }
-            NodeMaker::of(&store).push_run(&mut root, run);
+            NodeMaker::of(store).push_run(&mut root, run);
         }
         let root = store.handles.new_skeleton(root);
         let reserved = store.space.reserved_bytes();
