@@ -12,7 +12,7 @@ pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(all(shuttle, test)))]
 pub(crate) use quick_cache::sync::{Cache, GuardResult};
 
-/// The duty to load an entry of a cache: others who want the entry wait for it.
+/// The duty to load an entry of a cache: other threads that want the entry wait for it.
 #[cfg(not(all(shuttle, test)))]
 pub(crate) type Guard<'a, K, V, W> = quick_cache::sync::PlaceholderGuard<
     'a,
@@ -23,8 +23,8 @@ pub(crate) type Guard<'a, K, V, W> = quick_cache::sync::PlaceholderGuard<
     quick_cache::sync::DefaultLifecycle<K, V>,
 >;
 
-/// The least room of a part of the cache that is locked as one, in bytes. An entry has to find a place in its part: the front of a run
-/// with very many range messages takes a megabyte.
+/// The least size of a part of the cache that has a lock of its own, in bytes. An entry has to fit
+/// its part: the front of a run with very many range messages takes a megabyte.
 #[cfg(not(all(shuttle, test)))]
 const SHARD_BYTES_MIN: u64 = 32 << 20;
 

@@ -426,7 +426,7 @@ impl Store {
         if sum <= limit {
             return Ok(false);
         }
-        // Newer messages may stand for most of it.
+        // Newer messages may replace most of them.
         let all = gather_range(&self.nodes, inside, edge.watermark, &node.segs)?;
         Ok(all.size_bytes() > limit)
     }

@@ -34,7 +34,7 @@ impl CompactedCopies {
     /// suffices.
     ///
     /// # Errors
-    /// Those of [`Maintainer::maintain`].
+    /// As [`Maintainer::maintain`].
     pub(crate) fn make(&self, store: &Store, node: &Skeleton, urgent: bool) -> Result<()> {
         let from = self.in_order(node.clone());
         // A full volume has no use for copies.
@@ -90,8 +90,9 @@ impl CompactedCopies {
     }
 }
 
-/// A node is put in order when it has so many times what a node should have. Older clones keep what is merged, so each merge
-/// takes space for ever: the fewer there are, the better.
+/// A node gets a compacted copy when it has so many times the segments or messages of a maintained
+/// node. Older clones keep the merged segments, so each merge takes space for ever: fewer merges
+/// are better.
 pub(crate) const OVER_FANOUT: usize = 2;
 
 /// A clone does some of that work itself when it finds so many times that.

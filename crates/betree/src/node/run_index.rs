@@ -334,8 +334,8 @@ impl BlockMeta {
         })
     }
 
-    /// Verifies and decodes the block; `next` is the first key of the block behind it, `addr` where it lies, for the
-    /// message.
+    /// Verifies and decodes the block. `next` is the first key of the block behind it; `addr` is
+    /// its address, for error messages.
     pub(crate) fn decode(
         &self,
         kind: Kind,
@@ -393,7 +393,7 @@ fn take_range_message(
         1 => {
             let translation = take_translation(r)?;
             let (id, height) = (r.u64()?, r.u8()?);
-            // No node could be above a target of the greatest height.
+            // A target of the greatest height could have no node above it.
             if !range.shares_prefix(translation.strip) || height == u8::MAX {
                 return Err(MALFORMED);
             }

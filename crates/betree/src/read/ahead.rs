@@ -18,7 +18,7 @@ use crate::store::cache::NodeCache;
 use crate::store::jobs::{Found, JOB_BYTES_MAX, Job};
 use crate::store::prefetch::Prefetcher;
 
-/// Whether a scan of `range` of a leaf begins with what is in the cache.
+/// Whether the first and the last block of `range` of a leaf are in the cache.
 pub(crate) fn has_at_hand(nodes: &NodeCache, leaf: &Arc<Handle>, range: &KeyRange) -> bool {
     nodes.cached_index(leaf).is_some_and(|index| {
         let blocks = index.blocks_in(range);
@@ -27,7 +27,7 @@ pub(crate) fn has_at_hand(nodes: &NodeCache, leaf: &Arc<Handle>, range: &KeyRang
     })
 }
 
-/// Does a job of the queue: reads what a scan will want of a node.
+/// Does a job of the queue: reads the part of a node that a scan is going to see.
 pub(crate) fn read_ahead_of(prefetch: &Prefetcher, node: &Arc<Handle>, job: &Job) -> Result<Found> {
     if node.kind() == Kind::Skeleton {
         prefetch.nodes.skeleton(node)?;

@@ -171,8 +171,8 @@ impl MappedCursor {
         }
     }
 
-    /// Reads on for the next scan when the blocks before are in the cache: then somebody goes through the run piece by piece,
-    /// as a file is read in requests.
+    /// Reads on for the next scan when the blocks before are in the cache: then a reader goes
+    /// through the run piece by piece, as a file is read in requests.
     pub(crate) fn follow(&mut self, nodes: &NodeCache) {
         let Source::Disk(disk) = &mut self.source else {
             return;
@@ -198,7 +198,7 @@ impl MappedCursor {
         disk.ahead = disk.ahead.max(beyond);
     }
 
-    /// Where the block lies that it begins with, in bytes of the device, if it reads that alone.
+    /// The bytes of the device in which the first block lies, if the cursor reads that block alone.
     fn first_read(&self, nodes: &NodeCache) -> Option<Range<u64>> {
         match &self.source {
             Source::Disk(disk)
@@ -408,7 +408,7 @@ impl Merge {
         }
     }
 
-    /// Moves a cursor of the heap on, and out of it at its end.
+    /// Moves a cursor of the heap on, and out of the heap at its end.
     fn step(&mut self, nodes: &NodeCache, at: usize) -> Result<()> {
         if !self.cursors[self.heap[at]].advance(nodes)? {
             self.heap.swap_remove(at);
@@ -462,7 +462,8 @@ impl Merge {
         Ok(true)
     }
 
-    /// Has the device read the first blocks of all cursors together, since each is waited for.
+    /// Makes the device read the first blocks of all cursors together, since the scan waits for
+    /// each.
     fn expect(&self, nodes: &NodeCache) {
         if self.cursors.len() < 2 {
             return;
@@ -471,7 +472,7 @@ impl Merge {
             .cursors
             .iter()
             .filter_map(|cursor| cursor.first_read(nodes));
-        // The first one is read at once.
+        // The first block is read at once.
         for read in reads.skip(1) {
             nodes.expect(read);
         }
@@ -499,7 +500,7 @@ impl Merge {
         self.joined.clone().unwrap_or_else(|| self.top().point())
     }
 
-    /// The next key and what all cursors say about it.
+    /// The next key, with the join of the messages about it.
     pub(crate) fn next(&mut self, nodes: &NodeCache) -> Result<Option<(Bytes, Point)>> {
         Ok(self
             .advance(nodes)?

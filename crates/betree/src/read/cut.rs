@@ -36,8 +36,8 @@ pub(crate) struct Cut {
 /// Most children whose skeletons a scan that reads on loads together.
 pub(crate) const NEIGHBOURS_MAX: usize = 32;
 
-/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. When all of that will be read, `eager` loads
-/// ahead.
+/// Cuts the uniform piece that starts at `lo` off `[lo, hi)`, in the node's key space. The
+/// prefetcher `eager` is there when the caller is going to read all of `[lo, hi)`.
 pub(crate) fn cut(
     nodes: &NodeCache,
     node: &Skeleton,

@@ -351,7 +351,7 @@ impl Pair {
         Ok(None)
     }
 
-    /// The value of a key about which its side says `found` above what both sides share.
+    /// The value of a key on one side; `found` is the message of that side above the shared runs.
     fn value(&self, nodes: &NodeCache, key: &Bytes, found: Option<Point>) -> Result<Option<Bytes>> {
         let mut found = found;
         let Some((runs, base)) = &self.older else {
@@ -381,7 +381,8 @@ impl TreeScan {
         self.frames.last()
     }
 
-    /// Replaces the leftmost piece by the pieces of its node. False when it lies over no interior node.
+    /// Replaces the leftmost piece by the pieces of its node. False when it lies over no interior
+    /// node.
     fn open_front(&mut self, prefetch: &Prefetcher) -> Result<bool> {
         let frame = self.frames.pop_if(
             |frame| matches!(&frame.base, Base::Node(node, _) if node.kind() == Kind::Skeleton),

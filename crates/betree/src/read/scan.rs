@@ -254,14 +254,14 @@ impl TreeScan {
         let end = self.end(&range);
         self.open_overlays(prefetch, &overlays, &range, end.as_ref(), &mut left);
         if let Some((leaf, translation)) = leaf {
-            // What the scan will see of it, in this piece and those that come after it.
+            // The part of the leaf that the scan is going to see, in this piece and the next ones.
             let far = KeyRange::new(range.lo.clone(), min_hi(end, reach));
             self.open_leaf(prefetch, (leaf, translation), &range, &far, &mut left)?;
         }
         Ok(())
     }
 
-    /// Merges what lies over `range`. Cursors before it had read `left`, and the scan ends at `end`.
+    /// Merges the overlays of `range`. The cursors before had read `left`, and the scan ends at `end`.
     fn open_overlays(
         &mut self,
         prefetch: &Prefetcher,
@@ -270,7 +270,7 @@ impl TreeScan {
         end: Option<&Bytes>,
         left: &mut Vec<Left>,
     ) {
-        // Of what lies over a leaf a block goes further than of the leaf.
+        // A block of an overlay covers more keys than a block of the leaf.
         let above = if self.is_open && self.ahead < AHEAD_MAX {
             0
         } else {
@@ -289,7 +289,8 @@ impl TreeScan {
         }
     }
 
-    /// Merges the leaf under `range`, which the scan will see as far as `far`, and asks for those that come after it.
+    /// Merges the leaf under `range`, of which the scan is going to see `far`, and makes jobs for the
+    /// next leaves.
     fn open_leaf(
         &mut self,
         prefetch: &Prefetcher,
@@ -319,7 +320,8 @@ impl TreeScan {
         }
         self.merge.push_older(cursor);
         if !self.is_open {
-            // The first leaf may be all that is asked for; what comes after it is up to the end.
+            // The first leaf may be all that the caller wants. From the second leaf on the scan
+            // reads to its end.
             self.ahead = AHEAD_MAX;
         }
         let before = self.leaf.replace(leaf.id());
@@ -347,7 +349,7 @@ impl TreeScan {
         self.jobs.pop_front()?.collect()
     }
 
-    /// Asks for the leaves that come next, as far as that is known without reading.
+    /// Makes jobs for the next leaves that are known without a read.
     fn look_ahead(&mut self, prefetch: &Prefetcher, here: NodeId) {
         let depth = prefetch.depth();
         if depth == 0 {
@@ -444,8 +446,8 @@ impl TreeScan {
     }
 }
 
-/// Loads the segments over the first edge of `skeleton` that a scan of `inside` meets, and the interior children from that
-/// edge on.
+/// Loads the segments over the first edge of `skeleton` that a scan of `inside` meets, and the
+/// interior children from that edge on.
 fn load_front(prefetch: &Prefetcher, skeleton: &Skeleton, inside: &KeyRange) {
     let onward = &skeleton.edges[skeleton.edge_of(&inside.lo)..];
     let meets = |seg: &SegRef| !seg.clip.intersect(inside).is_empty();
@@ -456,8 +458,10 @@ fn load_front(prefetch: &Prefetcher, skeleton: &Skeleton, inside: &KeyRange) {
     prefetch.load_neighbours(children.map(|child| &child.node));
 }
 
-/// Of the first `left` leaves under a range of `base` those that are not at hand, and interior nodes that have to be read
-/// to tell. `live_bytes` are those of values in the range if it is all that is seen of `base`, else 0. Range messages on the way are not looked at: under them it guesses wrong.
+/// The leaves among the first `left` under a range of `base` that are not in the cache, and the
+/// interior nodes that have to be read to find them. `live_bytes` are the bytes of values in the
+/// range if the scan sees no more of `base`, else 0. Range messages on the way are ignored: under
+/// them the list is a wrong guess.
 fn list_ahead(
     nodes: &NodeCache,
     base: &Base,
