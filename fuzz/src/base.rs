@@ -126,29 +126,45 @@ fn files(closed: bool) -> Base {
             target,
             ..NewInode::new(kind, 0o755)
         };
-        volume.create(dir, name, &new).expect("a new name").ino
+        volume
+            .names()
+            .create(dir, name, &new)
+            .expect("a new name")
+            .ino
     };
     let dir = make(ROOT_INO, b"dir", Kind::Directory, b"");
     for name in [&b"one"[..], b"two", b"three"] {
         let file = make(dir, name, Kind::Regular, b"");
         let bytes = name.repeat(3000);
-        volume.write(file, 0, &bytes, None).expect("there is room");
-        let attribute = volume.setxattr(file, b"user.name", name, SetXattr::Any);
+        volume
+            .files()
+            .write(file, 0, &bytes, None)
+            .expect("there is room");
+        let attribute = volume
+            .attributes()
+            .setxattr(file, b"user.name", name, SetXattr::Any);
         attribute.expect("there is room");
     }
     make(dir, b"link", Kind::Symlink, b"one");
-    let file = volume.lookup(dir, b"two").expect("just made").ino;
-    volume.link(file, dir, b"hard").expect("a new name");
+    let file = volume.names().lookup(dir, b"two").expect("just made").ino;
+    volume.names().link(file, dir, b"hard").expect("a new name");
     volume
+        .files()
         .write(file, 5 << 20, b"far", None)
         .expect("there is room");
     volume.checkpoint().expect("there is room");
     for copy in [&b"copy"[..], b"again"] {
-        let cloned = volume.clone_entry(&Caller::root(), dir, ROOT_INO, copy, CloneMode::Replace);
+        let cloned =
+            volume
+                .trees()
+                .clone_entry(&Caller::root(), dir, ROOT_INO, copy, CloneMode::Replace);
         cloned.expect("a new name");
     }
-    volume.write(file, 9, b"changed", None).expect("room");
-    volume.unlink(dir, b"one").expect("it is there");
+    volume
+        .files()
+        .write(file, 9, b"changed", None)
+        .expect("room");
+    volume.names().unlink(dir, b"one").expect("it is there");
     if closed {
         volume.close().expect("there is room");
     } else {

@@ -58,7 +58,7 @@ pub fn visit_volume(device: Arc<dyn Device>) {
     };
     drop(volume.tree().verify(&mut |_| {}));
     if scan_all(volume.tree()).1 {
-        drop(volume.check());
+        drop(volume.controls().check());
     }
     let mut left = FILES_MAX;
     walk(&volume, ROOT_INO, 0, &mut left);
@@ -68,37 +68,37 @@ pub fn visit_volume(device: Arc<dyn Device>) {
 }
 
 fn walk(volume: &Volume, dir: Ino, depth: u32, left: &mut usize) {
-    let Ok(stream) = volume.open_dir(dir) else {
+    let Ok(stream) = volume.directories().open(dir) else {
         return;
     };
     let mut entries = Vec::new();
-    let listed = volume.read_dir(&stream, 0, |entry| {
+    let listed = volume.directories().read(&stream, 0, |entry| {
         entries.push(entry.name.clone());
         entries.len() < *left
     });
     drop(listed);
-    drop(volume.usage(dir));
+    drop(volume.controls().usage(dir));
     for name in entries {
         if *left == 0 || name == "." || name == ".." {
             continue;
         }
         *left -= 1;
-        let Ok(attr) = volume.lookup(dir, &name) else {
+        let Ok(attr) = volume.names().lookup(dir, &name) else {
             continue;
         };
         let ino = attr.ino;
-        drop(volume.getattr(ino));
-        for attribute in volume.listxattr(ino, true).unwrap_or_default() {
-            drop(volume.getxattr(ino, &attribute));
+        drop(volume.attributes().getattr(ino));
+        for attribute in volume.attributes().listxattr(ino, true).unwrap_or_default() {
+            drop(volume.attributes().getxattr(ino, &attribute));
         }
         match attr.kind {
             Kind::Directory if depth < 20 => walk(volume, ino, depth + 1, left),
             Kind::Regular => {
                 for offset in [0, 5 << 20, attr.size_bytes.saturating_sub(100)] {
-                    drop(volume.read(ino, offset, 20_000));
+                    drop(volume.files().read(ino, offset, 20_000));
                 }
             }
-            Kind::Symlink => drop(volume.readlink(ino)),
+            Kind::Symlink => drop(volume.attributes().readlink(ino)),
             _ => {}
         }
         volume.forget(ino, 1);
@@ -107,25 +107,32 @@ fn walk(volume: &Volume, dir: Ino, depth: u32, left: &mut usize) {
 
 fn change(volume: &Volume) -> ramet_fs::Result<()> {
     let root = Caller::root();
-    let dir = volume.lookup(ROOT_INO, b"dir")?.ino;
+    let dir = volume.names().lookup(ROOT_INO, b"dir")?.ino;
     let new = NewInode {
         uid: 1,
         gid: 1,
         ..NewInode::new(Kind::Regular, 0o600)
     };
-    let made = volume.create(dir, b"new", &new).map(|attr| attr.ino);
+    let made = volume
+        .names()
+        .create(dir, b"new", &new)
+        .map(|attr| attr.ino);
     if let Ok(ino) = made {
-        drop(volume.write(ino, 3, &[7; 9000], None));
-        drop(volume.link(ino, ROOT_INO, b"other"));
+        drop(volume.files().write(ino, 3, &[7; 9000], None));
+        drop(volume.names().link(ino, ROOT_INO, b"other"));
     }
-    drop(volume.clone_entry(&root, dir, dir, b"inside", CloneMode::Replace));
-    drop(volume.rename(
+    drop(
+        volume
+            .trees()
+            .clone_entry(&root, dir, dir, b"inside", CloneMode::Replace),
+    );
+    drop(volume.names().rename(
         (ROOT_INO, b"copy"),
         (dir, b"moved"),
         RenameMode::Replace,
         None,
     ));
-    drop(volume.unlink(dir, b"hard"));
-    drop(volume.remove_tree(&root, ROOT_INO, b"again"));
+    drop(volume.names().unlink(dir, b"hard"));
+    drop(volume.trees().remove_tree(&root, ROOT_INO, b"again"));
     volume.sync_all()
 }

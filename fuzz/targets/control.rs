@@ -13,7 +13,7 @@ use ramet_fs::control::{
     NAME_REQUEST_BYTES, NameRequest, REMOVE, SOURCE, decode_diff_page, decode_source_reply,
     decode_stat_reply, decode_usage,
 };
-use ramet_fs::{Caller, Difference, DirStream, Ino, ROOT_INO, Volume};
+use ramet_fs::{Caller, ControlState, Difference, Ino, ROOT_INO, Volume};
 use ramet_fuse::Controls;
 use ramet_fuzz::{base, open_files};
 
@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
     let volume = open_files(device, 2).expect("the base is valid");
     // Too few bytes are fewer calls.
     let _ = call_all(&mut u, &volume);
-    assert_eq!(volume.check().expect("memory does not fail"), []);
+    assert_eq!(volume.controls().check().expect("memory does not fail"), []);
     let violations = volume
         .checkpoint()
         .map(|()| volume.tree().verify(&mut |_| {}));
@@ -58,14 +58,19 @@ fn decode_answers(data: &[u8]) {
 
 fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
     let controls = Controls::new(volume.clone());
-    let mut dirs: Vec<(Ino, Option<DirStream>)> = Vec::new();
+    let mut dirs: Vec<(Ino, Option<ControlState>)> = Vec::new();
     let names: [&[u8]; 3] = [b".", b"dir", b"copy"];
     for name in names {
-        let ino = volume.lookup(ROOT_INO, name).expect("of the base").ino;
-        dirs.push((ino, volume.open_dir(ino).ok()));
+        let ino = volume
+            .names()
+            .lookup(ROOT_INO, name)
+            .expect("of the base")
+            .ino;
+        let open = volume.directories().open(ino);
+        dirs.push((ino, open.ok().map(|_| ControlState::default())));
     }
     let dir = dirs[1].0;
-    let file = volume.lookup(dir, b"two").expect("of the base").ino;
+    let file = volume.names().lookup(dir, b"two").expect("of the base").ino;
     // Not directories: the kernel asks on any descriptor.
     dirs.extend([(file, None), (Ino(u.arbitrary()?), None)]);
     let mut ticket = 0;
@@ -74,22 +79,30 @@ fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
             break;
         }
         let (number, bytes) = request(u, ticket)?;
-        let (ino, stream) = u.choose(&dirs)?;
+        let (ino, state) = u.choose(&dirs)?;
         let caller = Caller {
             uid: *u.choose(&[0, 0, 0, 1000])?,
             gid: *u.choose(&[0, 1000])?,
             groups: Vec::new(),
         };
-        let answer = controls.call(number, &bytes, (*ino, stream.as_ref()), &caller);
+        let answer = controls.call(number, &bytes, (*ino, state.as_ref()), &caller);
         if let (SOURCE, Some(Ok(answer))) = (number, &answer) {
-            ticket = decode_source_reply(answer).expect("an answer decodes").ticket;
+            ticket = decode_source_reply(answer)
+                .expect("an answer decodes")
+                .ticket;
         }
         if let (DIFF, Some(Ok(answer))) = (number, &answer) {
             decode_diff_page(answer).expect("an answer decodes");
         }
     }
     for name in names {
-        volume.forget(volume.lookup(ROOT_INO, name).map_or(Ino(0), |a| a.ino), 1);
+        volume.forget(
+            volume
+                .names()
+                .lookup(ROOT_INO, name)
+                .map_or(Ino(0), |a| a.ino),
+            1,
+        );
     }
     Ok(())
 }

@@ -51,7 +51,7 @@ fuzz_target!(|data: &[u8]| {
     let _ = ask(&mut u, &requests, &mut nodes, &mut handles);
     drop(requests);
     volume.forget_all();
-    assert_eq!(volume.check().expect("memory does not fail"), []);
+    assert_eq!(volume.controls().check().expect("memory does not fail"), []);
     let violations = volume
         .checkpoint()
         .map(|()| volume.tree().verify(&mut |_| {}));

@@ -154,7 +154,7 @@ fn examine(args: &Fsck, device: Arc<dyn Device>) -> ramet_fs::Result<Findings> {
     drop(progress);
     let mut violations = verified?;
     if args.files {
-        let found = volume.check()?;
+        let found = volume.controls().check()?;
         violations.extend(
             found
                 .into_iter()

@@ -85,3 +85,12 @@ pub enum Error {
 
 /// Result of the file system.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// A directory that was removed has no entries and takes none.
+pub(crate) fn gone_is_not_found(error: Error) -> Error {
+    if matches!(error, Error::Stale) {
+        Error::NotFound
+    } else {
+        error
+    }
+}

@@ -92,7 +92,7 @@ fn write_all(volume: &Volume, file: Ino, len: u64, salt: u64) {
                 state.to_be_bytes()
             })
             .collect();
-        volume.write(file, offset, &data, None).unwrap();
+        volume.files().write(file, offset, &data, None).unwrap();
     }
 }
 
@@ -116,7 +116,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     Volume::format(&dynamic, &FormatOptions::default()).unwrap();
     let volume = open();
     let new = NewInode::new(Kind::Regular, 0o644);
-    let file = volume.create(ROOT_INO, b"file", &new).unwrap().ino;
+    let file = volume.names().create(ROOT_INO, b"file", &new).unwrap().ino;
     volume.checkpoint().unwrap();
 
     let at_most = |what: &str, bytes: u64, permille: u64| {
@@ -142,11 +142,11 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
 
     drop(volume);
     let volume = open();
-    let file = volume.lookup(ROOT_INO, b"file").unwrap().ino;
+    let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     device.take();
     let mut at = 0;
     while at < len {
-        at += volume.read(file, at, 1 << 20).unwrap().len() as u64;
+        at += volume.files().read(file, at, 1 << 20).unwrap().len() as u64;
     }
     let read = device.take();
     let cached = volume.stats().cached_bytes;
@@ -157,11 +157,14 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
 
     // As the kernel asks for it: each request is a leaf, which comes with its index.
     let volume = open();
-    let file = volume.lookup(ROOT_INO, b"file").unwrap().ino;
+    let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     device.take();
     let mut place = vec![0; 512 << 10];
     for at in (0..len).step_by(place.len()) {
-        assert_eq!(volume.read_into(file, at, &mut place).unwrap(), place.len());
+        assert_eq!(
+            volume.files().read_into(file, at, &mut place).unwrap(),
+            place.len()
+        );
     }
     let read = device.take();
     println!("cold read, leaf by leaf {read:?}");
@@ -172,24 +175,30 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
 
     // What cannot be read of a leaf harms nobody who wants other parts of it.
     let volume = open();
-    let file = volume.lookup(ROOT_INO, b"file").unwrap().ino;
+    let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     device.longest_read.store(500 << 10, Ordering::SeqCst);
     for at in (0..len).step_by(place.len()) {
-        assert_eq!(volume.read_into(file, at, &mut place).unwrap(), place.len());
+        assert_eq!(
+            volume.files().read_into(file, at, &mut place).unwrap(),
+            place.len()
+        );
     }
     device.longest_read.store(0, Ordering::SeqCst);
     drop(volume);
 
     // Nor is a leaf read whole for its end.
     let volume = open();
-    let file = volume.lookup(ROOT_INO, b"file").unwrap().ino;
+    let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     let mut part = vec![0; 128 << 10];
     let ends = (place.len() as u64..=len).step_by(place.len());
-    volume.read_into(file, 0, &mut part).unwrap();
+    volume.files().read_into(file, 0, &mut part).unwrap();
     device.take();
     for end in ends {
         let at = end - part.len() as u64;
-        assert_eq!(volume.read_into(file, at, &mut part).unwrap(), part.len());
+        assert_eq!(
+            volume.files().read_into(file, at, &mut part).unwrap(),
+            part.len()
+        );
     }
     let read = device.take();
     println!("cold read of the ends of leaves {read:?}");
@@ -197,7 +206,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     drop(volume);
 
     let volume = open();
-    let file = volume.lookup(ROOT_INO, b"file").unwrap().ino;
+    let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     device.take();
     write_all(&volume, file, len, 2);
     volume.checkpoint().unwrap();
@@ -210,5 +219,5 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     let allocated = volume.stats().allocated_bytes;
     println!("allocated {allocated}");
     at_most("what was overwritten is free", allocated, 1050);
-    assert_eq!(volume.check().unwrap(), []);
+    assert_eq!(volume.controls().check().unwrap(), []);
 }

@@ -39,24 +39,24 @@ impl Fixture {
 
     fn make(&self, dir: Ino, name: &str, kind: Kind) -> Ino {
         let new = NewInode::new(kind, 0o755);
-        let made = self.volume.create(dir, name.as_bytes(), &new);
+        let made = self.volume.names().create(dir, name.as_bytes(), &new);
         made.unwrap().ino
     }
 
     fn file(&self, dir: Ino, name: &str, content: &[u8]) -> Ino {
         let file = self.make(dir, name, Kind::Regular);
-        self.volume.write(file, 0, content, None).unwrap();
+        self.volume.files().write(file, 0, content, None).unwrap();
         file
     }
 
     fn read(&self, file: Ino) -> Vec<u8> {
-        self.volume.read(file, 0, 8 << 20).unwrap()
+        self.volume.files().read(file, 0, 8 << 20).unwrap()
     }
 
     fn names(&self, dir: Ino) -> Vec<Vec<u8>> {
-        let stream = self.volume.open_dir(dir).unwrap();
+        let stream = self.volume.directories().open(dir).unwrap();
         let mut names = Vec::new();
-        let read = self.volume.read_dir(&stream, 2, |entry| {
+        let read = self.volume.directories().read(&stream, 2, |entry| {
             names.push(entry.name.to_vec());
             true
         });
@@ -80,7 +80,7 @@ impl Fixture {
     }
 
     fn check(&self) {
-        assert_eq!(self.volume.check().unwrap(), []);
+        assert_eq!(self.volume.controls().check().unwrap(), []);
         assert_eq!(self.volume.tree().verify(&mut |_| {}).unwrap(), [""; 0]);
     }
 }
@@ -91,26 +91,33 @@ fn a_file_works_on_without_its_name_until_it_is_forgotten() {
     let before = at.keys();
     let file = at.file(ROOT_INO, "f", b"before");
     at.volume
+        .attributes()
         .setxattr(file, b"user.x", b"y", SetXattr::Any)
         .unwrap();
-    at.volume.unlink(ROOT_INO, b"f").unwrap();
+    at.volume.names().unlink(ROOT_INO, b"f").unwrap();
     assert!(matches!(
-        at.volume.lookup(ROOT_INO, b"f"),
+        at.volume.names().lookup(ROOT_INO, b"f"),
         Err(Error::NotFound)
     ));
     assert!(matches!(
-        at.volume.unlink(ROOT_INO, b"f"),
+        at.volume.names().unlink(ROOT_INO, b"f"),
         Err(Error::NotFound)
     ));
     assert!(matches!(
-        at.volume.link(file, ROOT_INO, b"g"),
+        at.volume.names().link(file, ROOT_INO, b"g"),
         Err(Error::NotFound)
     ));
     assert!(at.names(ROOT_INO).is_empty());
-    assert_eq!(at.volume.getattr(file).unwrap().nlink, 0);
-    at.volume.write(file, 6, b" and after", None).unwrap();
+    assert_eq!(at.volume.attributes().getattr(file).unwrap().nlink, 0);
+    at.volume
+        .files()
+        .write(file, 6, b" and after", None)
+        .unwrap();
     assert_eq!(at.read(file), b"before and after");
-    assert_eq!(at.volume.getxattr(file, b"user.x").unwrap()[..], *b"y");
+    assert_eq!(
+        at.volume.attributes().getxattr(file, b"user.x").unwrap()[..],
+        *b"y"
+    );
     at.check();
     at.volume.forget(file, 1);
     assert_eq!(at.keys(), before);
@@ -132,6 +139,7 @@ fn whatever_takes_the_name_has_nothing_of_what_had_it() {
             at.make(ROOT_INO, "other", Kind::Regular);
             let (from, to) = ((ROOT_INO, &b"other"[..]), (ROOT_INO, &b"f"[..]));
             at.volume
+                .names()
                 .rename(from, to, RenameMode::Replace, None)
                 .unwrap();
         }),
@@ -139,20 +147,22 @@ fn whatever_takes_the_name_has_nothing_of_what_had_it() {
             at.make(ROOT_INO, "other", Kind::Directory);
             let (from, to) = ((ROOT_INO, &b"other"[..]), (ROOT_INO, &b"f"[..]));
             at.volume
+                .names()
                 .rename(from, to, RenameMode::Replace, None)
                 .unwrap();
         }),
         ("a link", |at| {
             let other = at.make(ROOT_INO, "other", Kind::Regular);
-            at.volume.link(other, ROOT_INO, b"f").unwrap();
-            at.volume.unlink(ROOT_INO, b"other").unwrap();
+            at.volume.names().link(other, ROOT_INO, b"f").unwrap();
+            at.volume.names().unlink(ROOT_INO, b"other").unwrap();
         }),
         ("a clone", |at| {
             let other = at.make(ROOT_INO, "other", Kind::Regular);
             at.volume
+                .trees()
                 .clone_entry(&Caller::root(), other, ROOT_INO, b"f", CloneMode::New)
                 .unwrap();
-            at.volume.unlink(ROOT_INO, b"other").unwrap();
+            at.volume.names().unlink(ROOT_INO, b"other").unwrap();
         }),
     ];
     for (what, take) in takes {
@@ -160,18 +170,29 @@ fn whatever_takes_the_name_has_nothing_of_what_had_it() {
             let mut at = Fixture::new();
             let file = at.file(ROOT_INO, "f", &long);
             at.volume
+                .attributes()
                 .setxattr(file, b"user.x", b"y", SetXattr::Any)
                 .unwrap();
-            at.volume.unlink(ROOT_INO, b"f").unwrap();
+            at.volume.names().unlink(ROOT_INO, b"f").unwrap();
             if !is_known {
                 at.crash();
             }
             take(&at);
-            let now = at.volume.lookup(ROOT_INO, b"f").unwrap();
+            let now = at.volume.names().lookup(ROOT_INO, b"f").unwrap();
             assert_ne!(now.ino, file, "{what}");
-            assert_eq!(at.volume.listxattr(now.ino, true).unwrap().len(), 0);
+            assert_eq!(
+                at.volume
+                    .attributes()
+                    .listxattr(now.ino, true)
+                    .unwrap()
+                    .len(),
+                0
+            );
             if now.kind == Kind::Regular {
-                at.volume.write(now.ino, 9000, b"end", None).unwrap();
+                at.volume
+                    .files()
+                    .write(now.ino, 9000, b"end", None)
+                    .unwrap();
                 let read = at.read(now.ino);
                 assert!(read[..9000].iter().all(|&byte| byte == 0), "{what}");
             }
@@ -195,12 +216,12 @@ fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
     let inner = at.make(outer, "inner", Kind::Directory);
     let file = at.file(inner, "f", b"content");
     assert!(matches!(
-        at.volume.rmdir(outer, b"inner"),
+        at.volume.names().rmdir(outer, b"inner"),
         Err(Error::NotEmpty)
     ));
-    at.volume.unlink(inner, b"f").unwrap();
-    at.volume.rmdir(outer, b"inner").unwrap();
-    at.volume.rmdir(ROOT_INO, b"outer").unwrap();
+    at.volume.names().unlink(inner, b"f").unwrap();
+    at.volume.names().rmdir(outer, b"inner").unwrap();
+    at.volume.names().rmdir(ROOT_INO, b"outer").unwrap();
     assert!(at.names(ROOT_INO).is_empty() && at.names(inner).is_empty());
     assert_eq!(at.read(file), b"content");
     at.check();
@@ -211,10 +232,10 @@ fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
     let again = at.make(ROOT_INO, "outer", Kind::Directory);
     assert!(at.names(again).is_empty());
     assert_eq!(at.read(file), b"content");
-    at.volume.write(file, 0, b"C", None).unwrap();
+    at.volume.files().write(file, 0, b"C", None).unwrap();
     assert_eq!(at.read(file), b"Content");
     at.check();
-    at.volume.rmdir(ROOT_INO, b"outer").unwrap();
+    at.volume.names().rmdir(ROOT_INO, b"outer").unwrap();
     at.volume.forget(again, 1);
     at.volume.forget(file, 1);
     assert_eq!(at.keys(), before);
@@ -226,15 +247,16 @@ fn an_empty_directory_with_ghosts_is_replaced() {
     let at = Fixture::new();
     let old = at.make(ROOT_INO, "old", Kind::Directory);
     let file = at.file(old, "f", b"content");
-    at.volume.unlink(old, b"f").unwrap();
+    at.volume.names().unlink(old, b"f").unwrap();
     let new = at.make(ROOT_INO, "new", Kind::Directory);
     at.file(new, "f", b"another");
     let (from, to) = ((ROOT_INO, &b"new"[..]), (ROOT_INO, &b"old"[..]));
     at.volume
+        .names()
         .rename(from, to, RenameMode::Replace, None)
         .unwrap();
     assert_eq!(at.read(file), b"content");
-    let f = at.volume.lookup(new, b"f").unwrap().ino;
+    let f = at.volume.names().lookup(new, b"f").unwrap().ino;
     assert_eq!(at.read(f), b"another");
     at.check();
     at.volume.forget_all();
@@ -248,24 +270,24 @@ fn after_a_crash_orphans_are_gone_and_ghosts_with_the_next_look() {
     let dir = at.make(ROOT_INO, "d", Kind::Directory);
     at.volume.forget(dir, 1);
     let before = at.keys();
-    let dir = at.volume.lookup(ROOT_INO, b"d").unwrap().ino;
+    let dir = at.volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
     at.file(dir, "small", &[1; 100_000]);
     at.file(dir, "large", &[2; 2 << 20]);
-    at.volume.unlink(dir, b"small").unwrap();
-    at.volume.unlink(dir, b"large").unwrap();
+    at.volume.names().unlink(dir, b"small").unwrap();
+    at.volume.names().unlink(dir, b"large").unwrap();
     assert!(at.orphans() > 0);
     at.crash();
     assert_eq!(at.orphans(), 0);
     assert_eq!(at.keys(), before + 1 + 100_000usize.div_ceil(4096));
     at.check();
-    let dir = at.volume.lookup(ROOT_INO, b"d").unwrap().ino;
+    let dir = at.volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
     assert!(at.names(dir).is_empty());
     assert_eq!(at.keys(), before);
     // A directory is as good as empty whether it was read or not.
     at.file(dir, "small", &[1; 100_000]);
-    at.volume.unlink(dir, b"small").unwrap();
+    at.volume.names().unlink(dir, b"small").unwrap();
     at.crash();
-    at.volume.rmdir(ROOT_INO, b"d").unwrap();
+    at.volume.names().rmdir(ROOT_INO, b"d").unwrap();
     at.volume.forget_all();
     assert_eq!(at.keys(), before - 1);
     at.check();
@@ -276,21 +298,23 @@ fn a_clone_has_no_ghosts_for_long() {
     let at = Fixture::new();
     let dir = at.make(ROOT_INO, "d", Kind::Directory);
     let file = at.file(dir, "f", b"content");
-    at.volume.unlink(dir, b"f").unwrap();
+    at.volume.names().unlink(dir, b"f").unwrap();
     at.volume
+        .trees()
         .clone_entry(&Caller::root(), dir, ROOT_INO, b"copy", CloneMode::New)
         .unwrap();
-    let copy = at.volume.lookup(ROOT_INO, b"copy").unwrap().ino;
+    let copy = at.volume.names().lookup(ROOT_INO, b"copy").unwrap().ino;
     let both = at.keys();
     assert!(at.names(copy).is_empty());
     assert_eq!(at.keys(), both - 2, "an entry and a block");
     assert_eq!(at.read(file), b"content");
-    assert_eq!(at.volume.diff(dir, copy).unwrap(), []);
+    assert_eq!(at.volume.controls().diff(dir, copy).unwrap(), []);
     // A file without a name may be cloned to one.
     at.volume
+        .trees()
         .clone_entry(&Caller::root(), file, copy, b"f", CloneMode::New)
         .unwrap();
-    let f = at.volume.lookup(copy, b"f").unwrap();
+    let f = at.volume.names().lookup(copy, b"f").unwrap();
     assert_eq!((at.read(f.ino), f.nlink), (b"content".to_vec(), 1));
     at.check();
 }
@@ -303,22 +327,29 @@ fn files_of_a_removed_tree_work_on_and_nothing_is_found_in_it() {
     let dir = at.make(top, "d", Kind::Directory);
     let file = at.file(dir, "f", b"content");
     let unlinked = at.file(dir, "u", b"unlinked");
-    at.volume.unlink(dir, b"u").unwrap();
+    at.volume.names().unlink(dir, b"u").unwrap();
     let linked = at.file(dir, "l", b"linked");
-    at.volume.link(linked, ROOT_INO, b"outside").unwrap();
     at.volume
+        .names()
+        .link(linked, ROOT_INO, b"outside")
+        .unwrap();
+    at.volume
+        .trees()
         .remove_tree(&Caller::root(), ROOT_INO, b"top")
         .unwrap();
-    assert_eq!(at.volume.getattr(file).unwrap().nlink, 0);
-    assert_eq!(at.volume.getattr(linked).unwrap().nlink, 1);
-    at.volume.write(file, 7, b" and more", None).unwrap();
+    assert_eq!(at.volume.attributes().getattr(file).unwrap().nlink, 0);
+    assert_eq!(at.volume.attributes().getattr(linked).unwrap().nlink, 1);
+    at.volume
+        .files()
+        .write(file, 7, b" and more", None)
+        .unwrap();
     assert_eq!(at.read(file), b"content and more");
     assert_eq!(at.read(unlinked), b"unlinked");
     assert!(at.names(dir).is_empty() && at.names(top).is_empty());
     for done in [
-        at.volume.lookup(dir, b"f").map(drop),
-        at.volume.unlink(dir, b"f"),
-        at.volume.rmdir(top, b"d"),
+        at.volume.names().lookup(dir, b"f").map(drop),
+        at.volume.names().unlink(dir, b"f"),
+        at.volume.names().rmdir(top, b"d"),
     ] {
         assert!(matches!(done, Err(Error::NotFound)), "{done:?}");
     }
@@ -331,7 +362,7 @@ fn files_of_a_removed_tree_work_on_and_nothing_is_found_in_it() {
     assert!(at.orphans() > 0);
     at.volume.forget(file, 1);
     assert_eq!(at.orphans(), 0);
-    at.volume.unlink(ROOT_INO, b"outside").unwrap();
+    at.volume.names().unlink(ROOT_INO, b"outside").unwrap();
     at.volume.forget_all();
     assert_eq!(at.keys(), before);
     at.check();
@@ -344,12 +375,14 @@ fn what_is_replaced_works_on() {
     let new = at.file(ROOT_INO, "new", b"new");
     let (from, to) = ((ROOT_INO, &b"new"[..]), (ROOT_INO, &b"f"[..]));
     at.volume
+        .names()
         .rename(from, to, RenameMode::Replace, None)
         .unwrap();
     at.volume
+        .trees()
         .clone_entry(&Caller::root(), old, ROOT_INO, b"f", CloneMode::Replace)
         .unwrap();
-    let copy = at.volume.lookup(ROOT_INO, b"f").unwrap().ino;
+    let copy = at.volume.names().lookup(ROOT_INO, b"f").unwrap().ino;
     assert_eq!(at.read(old), b"old");
     assert_eq!(at.read(new), b"new");
     assert_eq!(at.read(copy), b"old");
@@ -369,7 +402,7 @@ fn what_cannot_be_erased_when_it_is_forgotten_is_erased_by_a_later_sync_or_at_th
         let names = (0..GHOSTS).map(|number| format!("f{number}"));
         let damage = |name: String| {
             let deleted = at.file(ROOT_INO, &name, b"content");
-            at.volume.unlink(ROOT_INO, name.as_bytes()).unwrap();
+            at.volume.names().unlink(ROOT_INO, name.as_bytes()).unwrap();
             let entry = [b"\x01\0\x01", name.as_bytes()].concat();
             let content = at.volume.tree().get(&entry).unwrap().unwrap();
             put(at, &entry, b"damaged");
@@ -407,9 +440,12 @@ fn what_cannot_be_erased_when_it_is_forgotten_is_erased_by_a_later_sync_or_at_th
 fn a_ghost_that_grows_becomes_an_orphan() {
     let mut at = Fixture::new();
     let file = at.file(ROOT_INO, "f", b"content");
-    at.volume.unlink(ROOT_INO, b"f").unwrap();
+    at.volume.names().unlink(ROOT_INO, b"f").unwrap();
     assert_eq!(at.orphans(), 0);
-    at.volume.write(file, 2 << 20, b"end", None).unwrap();
+    at.volume
+        .files()
+        .write(file, 2 << 20, b"end", None)
+        .unwrap();
     // Two blocks, and the map that tells of the hole between them.
     assert_eq!(at.orphans(), 3);
     assert_eq!(at.read(file).len(), (2 << 20) + 3);
@@ -423,8 +459,11 @@ fn a_ghost_that_is_copied_into_becomes_an_orphan() {
     let at = Fixture::new();
     let source = at.file(ROOT_INO, "source", &vec![3; 8 << 20]);
     let file = at.file(ROOT_INO, "f", b"content");
-    at.volume.unlink(ROOT_INO, b"f").unwrap();
-    let copied = at.volume.copy_range((source, 0), (file, 0), 8 << 20, None);
+    at.volume.names().unlink(ROOT_INO, b"f").unwrap();
+    let copied = at
+        .volume
+        .files()
+        .copy_range((source, 0), (file, 0), 8 << 20, None);
     assert_eq!(copied.unwrap().bytes, 8 << 20);
     assert!(at.orphans() > 2000);
     assert!(at.read(file) == at.read(source));
@@ -443,12 +482,14 @@ fn a_tree_that_nobody_knows_goes_at_once() {
     let at = Fixture::new();
     unknown_tree(&at);
     at.volume
+        .trees()
         .remove_tree(&Caller::root(), ROOT_INO, b"top")
         .unwrap();
     assert_eq!(at.orphans(), 0);
     unknown_tree(&at);
     let source = at.make(ROOT_INO, "source", Kind::Directory);
     at.volume
+        .trees()
         .clone_entry(
             &Caller::root(),
             source,
@@ -466,13 +507,14 @@ fn an_open_directory_keeps_a_removed_tree_no_longer_than_it_is_open() {
     let at = Fixture::new();
     let top = at.make(ROOT_INO, "top", Kind::Directory);
     at.file(top, "f", &[1; 100_000]);
-    let stream = at.volume.open_dir(top).unwrap();
+    let stream = at.volume.directories().open(top).unwrap();
     at.volume
+        .trees()
         .remove_tree(&Caller::root(), ROOT_INO, b"top")
         .unwrap();
     at.volume.forget_all();
     assert!(at.orphans() > 0);
-    at.volume.close_dir(Arc::new(stream));
+    at.volume.directories().close(Arc::new(stream));
     assert_eq!(at.orphans(), 0);
 }
 
@@ -482,15 +524,19 @@ fn a_file_with_a_name_outside_keeps_no_removed_tree() {
     let top = at.make(ROOT_INO, "top", Kind::Directory);
     let large = at.file(top, "large", &[1; 3 << 20]);
     let linked = at.file(top, "l", b"linked");
-    at.volume.link(linked, ROOT_INO, b"outside").unwrap();
+    at.volume
+        .names()
+        .link(linked, ROOT_INO, b"outside")
+        .unwrap();
     // It was found through the tree last.
-    at.volume.lookup(top, b"l").unwrap();
+    at.volume.names().lookup(top, b"l").unwrap();
     at.volume.forget(large, 1);
     at.volume
+        .trees()
         .remove_tree(&Caller::root(), ROOT_INO, b"top")
         .unwrap();
     at.volume.forget(top, 1);
-    assert_eq!(at.volume.getattr(linked).unwrap().nlink, 1);
+    assert_eq!(at.volume.attributes().getattr(linked).unwrap().nlink, 1);
     assert_eq!(at.read(linked), b"linked");
     assert_eq!(at.orphans(), 0);
     at.check();
@@ -507,21 +553,21 @@ fn removing_needs_no_room_whoever_knows_what_is_removed() {
     for bytes in [500_000, 50_000, 4096, 1] {
         loop {
             let name = format!("f{}", files.len());
-            let Ok(attr) = at.volume.create(dir, name.as_bytes(), &new) else {
+            let Ok(attr) = at.volume.names().create(dir, name.as_bytes(), &new) else {
                 break;
             };
             files.push(name);
             let noise: Vec<u8> = (0..bytes).map(|_| rng.random()).collect();
-            if at.volume.write(attr.ino, 0, &noise, None).is_err() {
+            if at.volume.files().write(attr.ino, 0, &noise, None).is_err() {
                 break;
             }
         }
     }
     for name in &files {
-        at.volume.unlink(dir, name.as_bytes()).unwrap();
+        at.volume.names().unlink(dir, name.as_bytes()).unwrap();
     }
-    at.volume.rmdir(dir, b"inner").unwrap();
-    at.volume.rmdir(ROOT_INO, b"d").unwrap();
+    at.volume.names().rmdir(dir, b"inner").unwrap();
+    at.volume.names().rmdir(ROOT_INO, b"d").unwrap();
     at.volume.forget_all();
     assert_eq!(at.keys(), Fixture::new().keys());
     at.check();
@@ -548,12 +594,12 @@ fn a_directory_that_was_read_goes_with_its_last_entry_and_all_that_was_in_it() {
         assert_eq!(at.names(dir).len(), NAMES.len());
         for name in &NAMES[..removed] {
             let done = match *name {
-                "dir" => at.volume.rmdir(dir, b"dir"),
-                name => at.volume.unlink(dir, name.as_bytes()),
+                "dir" => at.volume.names().rmdir(dir, b"dir"),
+                name => at.volume.names().unlink(dir, name.as_bytes()),
             };
             done.unwrap();
         }
-        let done = at.volume.rmdir(ROOT_INO, b"d");
+        let done = at.volume.names().rmdir(ROOT_INO, b"d");
         if removed < NAMES.len() {
             assert!(matches!(done, Err(Error::NotEmpty)), "{removed}: {done:?}");
             at.check();
@@ -579,33 +625,44 @@ fn whatever_comes_into_a_directory_that_was_read_keeps_it() {
         }),
         ("a link", |at, dir| {
             let file = at.make(ROOT_INO, "linked", Kind::Regular);
-            at.volume.link(file, dir, b"new").unwrap();
+            at.volume.names().link(file, dir, b"new").unwrap();
         }),
         ("a file from elsewhere", |at, dir| {
             at.make(ROOT_INO, "moves", Kind::Regular);
             let (from, to) = ((ROOT_INO, &b"moves"[..]), (dir, &b"new"[..]));
-            let moved = at.volume.rename(from, to, RenameMode::Replace, None);
+            let moved = at
+                .volume
+                .names()
+                .rename(from, to, RenameMode::Replace, None);
             moved.unwrap();
         }),
         ("a directory from elsewhere", |at, dir| {
             at.make(ROOT_INO, "moves", Kind::Directory);
             let (from, to) = ((ROOT_INO, &b"moves"[..]), (dir, &b"new"[..]));
-            let moved = at.volume.rename(from, to, RenameMode::NoReplace, None);
+            let moved = at
+                .volume
+                .names()
+                .rename(from, to, RenameMode::NoReplace, None);
             moved.unwrap();
         }),
         ("a clone", |at, dir| {
             let file = at.file(ROOT_INO, "source", b"content");
-            let cloned = at
-                .volume
-                .clone_entry(&Caller::root(), file, dir, b"new", CloneMode::New);
+            let cloned =
+                at.volume
+                    .trees()
+                    .clone_entry(&Caller::root(), file, dir, b"new", CloneMode::New);
             cloned.unwrap();
         }),
         ("what a clone replaced", |at, dir| {
             let other = at.make(ROOT_INO, "other", Kind::Directory);
             at.make(other, "new", Kind::Regular);
-            let cloned =
-                at.volume
-                    .clone_entry(&Caller::root(), other, ROOT_INO, b"d", CloneMode::Replace);
+            let cloned = at.volume.trees().clone_entry(
+                &Caller::root(),
+                other,
+                ROOT_INO,
+                b"d",
+                CloneMode::Replace,
+            );
             cloned.unwrap();
             assert!(at.names(dir).is_empty(), "that is the one before");
         }),
@@ -619,10 +676,10 @@ fn whatever_comes_into_a_directory_that_was_read_keeps_it() {
             }
             assert_eq!(at.names(dir).len(), usize::from(is_emptied));
             if is_emptied {
-                at.volume.unlink(dir, b"old").unwrap();
+                at.volume.names().unlink(dir, b"old").unwrap();
             }
             come(&at, dir);
-            let refused = at.volume.rmdir(ROOT_INO, b"d");
+            let refused = at.volume.names().rmdir(ROOT_INO, b"d");
             assert!(
                 matches!(refused, Err(Error::NotEmpty)),
                 "{what}: {refused:?}"

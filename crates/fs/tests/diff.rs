@@ -9,8 +9,8 @@ use std::sync::Arc;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::control::{DIFF_PAGE_BYTES, decode_diff_page};
 use ramet_fs::{
-    Caller, Change, CloneMode, Difference, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
-    ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
+    Caller, Change, CloneMode, ControlState, Difference, Error, FormatOptions, Ino, Kind, NewInode,
+    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume,
 };
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -31,7 +31,7 @@ fn make(volume: &Volume, dir: Ino, name: &[u8], kind: Kind) -> Result<Ino, Error
         target: if kind == Kind::Symlink { b"to" } else { b"" },
         ..NewInode::new(kind, 0o755)
     };
-    volume.create(dir, name, &new).map(|attr| attr.ino)
+    volume.names().create(dir, name, &new).map(|attr| attr.ino)
 }
 
 type Path = Vec<Vec<u8>>;
@@ -54,27 +54,27 @@ impl Seen {
 }
 
 fn names(volume: &Volume, dir: Ino) -> Vec<Vec<u8>> {
-    let stream = volume.open_dir(dir).unwrap();
+    let stream = volume.directories().open(dir).unwrap();
     let mut names = Vec::new();
     let each = |entry: &ramet_fs::DirEntry| {
         names.push(entry.name.to_vec());
         true
     };
-    volume.read_dir(&stream, 0, each).unwrap();
+    volume.directories().read(&stream, 0, each).unwrap();
     names.retain(|name| name != b"." && name != b"..");
     names
 }
 
 fn look(volume: &Volume, ino: Ino) -> Seen {
-    let attr = volume.getattr(ino).unwrap();
+    let attr = volume.attributes().getattr(ino).unwrap();
     let content = match attr.kind {
-        Kind::Regular => volume.read(ino, 0, 1 << 20).unwrap(),
-        Kind::Symlink => volume.readlink(ino).unwrap().to_vec(),
+        Kind::Regular => volume.files().read(ino, 0, 1 << 20).unwrap(),
+        Kind::Symlink => volume.attributes().readlink(ino).unwrap().to_vec(),
         _ => Vec::new(),
     };
-    let xattrs = volume.listxattr(ino, true).unwrap();
+    let xattrs = volume.attributes().listxattr(ino, true).unwrap();
     let xattrs = xattrs.iter().map(|name| {
-        let value = volume.getxattr(ino, name).unwrap();
+        let value = volume.attributes().getxattr(ino, name).unwrap();
         (name.to_vec(), value.to_vec())
     });
     let mtime = (attr.kind != Kind::Directory).then_some(attr.mtime);
@@ -90,7 +90,7 @@ fn look(volume: &Volume, ino: Ino) -> Seen {
 
 fn walk(volume: &Volume, dir: Ino, at: &Path, all: &mut BTreeMap<Path, Seen>) {
     for name in names(volume, dir) {
-        let ino = volume.lookup(dir, &name).unwrap().ino;
+        let ino = volume.names().lookup(dir, &name).unwrap().ino;
         let path = [&at[..], &[name]].concat();
         let seen = look(volume, ino);
         if seen.kind == Kind::Directory {
@@ -154,7 +154,7 @@ fn spot(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> (Ino, Vec<u8>) {
             Some(name) if rng.random_bool(0.7) => name.clone(),
             _ => NAMES.choose(rng).unwrap().to_vec(),
         };
-        match volume.lookup(dir, &name) {
+        match volume.names().lookup(dir, &name) {
             Ok(attr) if attr.kind == Kind::Directory && rng.random_bool(0.7) => dir = attr.ino,
             _ => return (dir, name),
         }
@@ -163,7 +163,7 @@ fn spot(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> (Ino, Vec<u8>) {
 
 fn step(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> Result<(), Error> {
     let (dir, name) = spot(volume, tops, rng);
-    let found = volume.lookup(dir, &name).ok();
+    let found = volume.names().lookup(dir, &name).ok();
     let here = found.map(|attr| attr.ino);
     let file = found
         .filter(|attr| attr.kind == Kind::Regular)
@@ -177,7 +177,9 @@ fn step(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> Result<(), Error> {
             let bytes = [0, 0, 7][rng.random_range(0..3)];
             let len = [3, 5000, 70_000][rng.random_range(0..3)];
             let at = rng.random_range(0..20_000);
-            volume.write(file.ok_or(Error::NotFound)?, at, &vec![bytes; len], None)?;
+            volume
+                .files()
+                .write(file.ok_or(Error::NotFound)?, at, &vec![bytes; len], None)?;
         }
         6 => {
             let set = SetAttr {
@@ -186,38 +188,46 @@ fn step(volume: &Volume, tops: &[Ino], rng: &mut StdRng) -> Result<(), Error> {
                 mtime: rng.random_bool(0.3).then_some(SetTime::At(Time::default())),
                 ..SetAttr::default()
             };
-            volume.setattr(file.ok_or(Error::NotFound)?, &set, None)?;
+            volume
+                .attributes()
+                .setattr(file.ok_or(Error::NotFound)?, &set, None)?;
         }
         7 => {
             let value = [b"1", b"2"][rng.random_range(0..2)];
-            volume.setxattr(
+            volume.attributes().setxattr(
                 here.ok_or(Error::NotFound)?,
                 b"user.x",
                 value,
                 SetXattr::Any,
             )?;
         }
-        8 => volume.removexattr(here.ok_or(Error::NotFound)?, b"user.x")?,
+        8 => volume
+            .attributes()
+            .removexattr(here.ok_or(Error::NotFound)?, b"user.x")?,
         9..11 => {
             let file = file.ok_or(Error::NotFound)?;
             let mut tries = (0..8).map(|_| {
                 let (other, _) = spot(volume, tops, rng);
-                volume.link(file, other, NAMES.choose(rng).unwrap())
+                volume.names().link(file, other, NAMES.choose(rng).unwrap())
             });
             tries.find(Result::is_ok).unwrap_or(Err(Error::Exists))?;
         }
-        11 => volume.unlink(dir, &name)?,
+        11 => volume.names().unlink(dir, &name)?,
         12 => {
             let (other, to) = spot(volume, tops, rng);
-            volume.rename((dir, &name), (other, &to), RenameMode::Replace, None)?;
+            volume
+                .names()
+                .rename((dir, &name), (other, &to), RenameMode::Replace, None)?;
         }
         13 if rng.random_bool(0.3) => {
-            volume.remove_tree(&Caller::root(), dir, &name)?;
+            volume.trees().remove_tree(&Caller::root(), dir, &name)?;
         }
         _ => {
             let (other, to) = spot(volume, tops, rng);
             let source = here.ok_or(Error::NotFound)?;
-            volume.clone_entry(&Caller::root(), source, other, &to, CloneMode::New)?;
+            volume
+                .trees()
+                .clone_entry(&Caller::root(), source, other, &to, CloneMode::New)?;
         }
     }
     Ok(())
@@ -241,9 +251,10 @@ fn differences_are_those_that_a_walk_sees() {
         // One side of a comparison is no clone root, the others are.
         for name in [b"b", b"c"] {
             volume
+                .trees()
                 .clone_entry(&Caller::root(), a, ROOT_INO, name, CloneMode::New)
                 .unwrap();
-            tops.push(volume.lookup(ROOT_INO, name).unwrap().ino);
+            tops.push(volume.names().lookup(ROOT_INO, name).unwrap().ino);
         }
         let mut differing = 0;
         for at in 0..steps {
@@ -257,17 +268,17 @@ fn differences_are_those_that_a_walk_sees() {
             let trees: Vec<_> = tops.iter().map(|&top| tree(&volume, top)).collect();
             for (x, y) in [(0, 1), (1, 0), (1, 2), (0, 0)] {
                 let expected = naive(&trees[x], &trees[y]);
-                let found = volume.diff(tops[x], tops[y]).unwrap();
+                let found = volume.controls().diff(tops[x], tops[y]).unwrap();
                 assert_eq!(found, expected, "seed {seed}, step {at}, {x} and {y}");
                 differing += found.len();
                 // And of what lies inside: the shared inodes of its hard links may be outside.
                 for name in NAMES {
-                    let inside = [x, y].map(|top| volume.lookup(tops[top], name).ok());
+                    let inside = [x, y].map(|top| volume.names().lookup(tops[top], name).ok());
                     if let [Some(x), Some(y)] = inside
                         && [x, y].map(|attr| attr.kind) == [Kind::Directory; 2]
                     {
                         let expected = naive(&tree(&volume, x.ino), &tree(&volume, y.ino));
-                        let found = volume.diff(x.ino, y.ino).unwrap();
+                        let found = volume.controls().diff(x.ino, y.ino).unwrap();
                         assert_eq!(found, expected, "seed {seed}, step {at}, in {name:?}");
                     }
                 }
@@ -286,9 +297,9 @@ fn a_page_is_of_a_comparison_that_goes_on() {
     for n in 0..300 {
         make(&volume, b, format!("{n:0>200}").as_bytes(), Kind::Regular).unwrap();
     }
-    let stream = volume.open_dir(a).unwrap();
+    let state = ControlState::default();
     let next = |other| {
-        let page = volume.diff_page(&stream, other)?;
+        let page = volume.controls().diff_page(a, &state, other)?;
         Ok::<_, Error>(decode_diff_page(&page).unwrap().1)
     };
     // "The same" would be a lie.
@@ -314,31 +325,32 @@ fn equal_trees_stored_differently_are_equal() {
         let file = make(&volume, dir, b"f", Kind::Regular).unwrap();
         // Zeros written, a hole, and a hole in the place of zeros.
         if n == 0 {
-            volume.write(file, 0, &[0; 9000], None).unwrap();
+            volume.files().write(file, 0, &[0; 9000], None).unwrap();
         }
-        volume.write(file, 100_000, b"end", None).unwrap();
+        volume.files().write(file, 100_000, b"end", None).unwrap();
         let set = SetAttr {
             mtime: Some(time),
             ..SetAttr::default()
         };
-        volume.setattr(file, &set, None).unwrap();
+        volume.attributes().setattr(file, &set, None).unwrap();
         volume
+            .attributes()
             .setxattr(file, b"user.x", b"1", SetXattr::Any)
             .unwrap();
         // Two names on one side, and a third outside that is gone again on the other.
         if n == 0 {
-            volume.link(file, dir, b"g").unwrap();
+            volume.names().link(file, dir, b"g").unwrap();
         } else {
-            volume.link(file, ROOT_INO, b"out").unwrap();
-            volume.link(file, dir, b"g").unwrap();
-            volume.unlink(ROOT_INO, b"out").unwrap();
+            volume.names().link(file, ROOT_INO, b"out").unwrap();
+            volume.names().link(file, dir, b"g").unwrap();
+            volume.names().unlink(ROOT_INO, b"out").unwrap();
         }
-        volume.setattr(file, &set, None).unwrap();
+        volume.attributes().setattr(file, &set, None).unwrap();
     }
-    assert_eq!(volume.diff(dirs[0], dirs[1]).unwrap(), []);
-    let g = volume.lookup(dirs[1], b"g").unwrap().ino;
-    volume.write(g, 0, b"x", None).unwrap();
-    let found = volume.diff(dirs[0], dirs[1]).unwrap();
+    assert_eq!(volume.controls().diff(dirs[0], dirs[1]).unwrap(), []);
+    let g = volume.names().lookup(dirs[1], b"g").unwrap().ino;
+    volume.files().write(g, 0, b"x", None).unwrap();
+    let found = volume.controls().diff(dirs[0], dirs[1]).unwrap();
     let paths: Vec<&[u8]> = found.iter().map(|d| &d.path[..]).collect();
     assert_eq!(paths, [b"f", b"g"]);
 }
@@ -353,23 +365,27 @@ fn a_diff_of_a_large_tree_costs_what_differs() {
         for f in 0..1000 {
             let file = make(&volume, dir, format!("f{f}").as_bytes(), Kind::Regular).unwrap();
             volume
+                .files()
                 .write(file, 0, format!("{d} {f}").as_bytes(), None)
                 .unwrap();
             volume.forget(file, 1);
         }
     }
     volume
+        .trees()
         .clone_entry(&Caller::root(), a, ROOT_INO, b"b", CloneMode::New)
         .unwrap();
     volume.close().unwrap();
 
     let find = |volume: &Volume, top: &[u8], n: usize| {
-        let top = volume.lookup(ROOT_INO, top).unwrap().ino;
+        let top = volume.names().lookup(ROOT_INO, top).unwrap().ino;
         let dir = volume
+            .names()
             .lookup(top, format!("d{}", n * 9).as_bytes())
             .unwrap()
             .ino;
         let file = volume
+            .names()
             .lookup(dir, format!("f{}", n * 97).as_bytes())
             .unwrap()
             .ino;
@@ -378,6 +394,7 @@ fn a_diff_of_a_large_tree_costs_what_differs() {
     let volume = open(&device);
     for n in 0..10 {
         volume
+            .files()
             .write(find(&volume, b"b", n).0, 0, b"new", None)
             .unwrap();
     }
@@ -387,7 +404,7 @@ fn a_diff_of_a_large_tree_costs_what_differs() {
     let before = volume.stats().node_reads;
     for n in 0..10 {
         let (file, _) = find(&volume, b"a", n);
-        volume.read(file, 0, 100).unwrap();
+        volume.files().read(file, 0, 100).unwrap();
     }
     let lookups = volume.stats().node_reads - before;
     volume.close().unwrap();
@@ -395,10 +412,10 @@ fn a_diff_of_a_large_tree_costs_what_differs() {
     let volume = open(&device);
     let before = volume.stats().node_reads;
     let (a, b) = (
-        volume.lookup(ROOT_INO, b"a").unwrap(),
-        volume.lookup(ROOT_INO, b"b").unwrap(),
+        volume.names().lookup(ROOT_INO, b"a").unwrap(),
+        volume.names().lookup(ROOT_INO, b"b").unwrap(),
     );
-    let found = volume.diff(a.ino, b.ino).unwrap();
+    let found = volume.controls().diff(a.ino, b.ino).unwrap();
     let reads = volume.stats().node_reads - before;
     println!("{lookups} node reads to look up and read 10 files, {reads} for the diff");
     let mut expected: Vec<String> = (0..10).map(|n| find(&volume, b"a", n).1).collect();
@@ -426,28 +443,37 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
     };
     for n in 0..40u64 {
         let file = make(&volume, a, format!("f{n}").as_bytes(), Kind::Regular).unwrap();
-        volume.write(file, 0, &noise(n, 1 << 20), None).unwrap();
+        volume
+            .files()
+            .write(file, 0, &noise(n, 1 << 20), None)
+            .unwrap();
     }
     let near = |bytes: u64, to: u64| bytes.abs_diff(to) <= to / 5 + (2 << 20);
-    let alone = volume.usage(a).unwrap();
+    let alone = volume.controls().usage(a).unwrap();
     println!("alone {alone:?}");
     assert!(near(alone.logical_bytes, 40 << 20) && near(alone.shared_bytes, 0));
     assert!(alone.exclusive_bytes >= 38 << 20);
 
     volume
+        .trees()
         .clone_entry(&Caller::root(), a, ROOT_INO, b"b", CloneMode::New)
         .unwrap();
-    let b = volume.lookup(ROOT_INO, b"b").unwrap().ino;
+    let b = volume.names().lookup(ROOT_INO, b"b").unwrap().ino;
     for top in [a, b] {
         // What one side has flushed since is the other's alone until that flushes it too.
-        let usage = volume.usage(top).unwrap();
+        let usage = volume.controls().usage(top).unwrap();
         println!("cloned {usage:?}");
         assert!(near(usage.logical_bytes, 40 << 20));
         assert!(usage.shared_bytes >= 20 << 20 && usage.exclusive_bytes <= 24 << 20);
     }
     for n in 0..16u64 {
-        let file = volume.lookup(b, format!("f{n}").as_bytes()).unwrap().ino;
+        let file = volume
+            .names()
+            .lookup(b, format!("f{n}").as_bytes())
+            .unwrap()
+            .ino;
         volume
+            .files()
             .write(file, 0, &noise(100 + n, 1 << 20), None)
             .unwrap();
     }
@@ -460,9 +486,12 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
     };
     for name in [b"b", b"a"] {
         let before = used();
-        let top = volume.lookup(ROOT_INO, name).unwrap().ino;
-        let told = volume.usage(top).unwrap();
-        volume.remove_tree(&Caller::root(), ROOT_INO, name).unwrap();
+        let top = volume.names().lookup(ROOT_INO, name).unwrap().ino;
+        let told = volume.controls().usage(top).unwrap();
+        volume
+            .trees()
+            .remove_tree(&Caller::root(), ROOT_INO, name)
+            .unwrap();
         volume.forget_all();
         let freed = before - used();
         println!("{freed} bytes came back of {told:?}");
@@ -472,5 +501,5 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
             "{freed} bytes came back of {told:?}"
         );
     }
-    assert_eq!(volume.check().unwrap(), []);
+    assert_eq!(volume.controls().check().unwrap(), []);
 }

@@ -17,7 +17,7 @@ const FILE_BYTES: usize = 6000;
 
 fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
     let new = NewInode::new(kind, 0o755);
-    volume.create(dir, name.as_bytes(), &new).unwrap()
+    volume.names().create(dir, name.as_bytes(), &new).unwrap()
 }
 
 fn content(number: usize) -> Vec<u8> {
@@ -27,16 +27,19 @@ fn content(number: usize) -> Vec<u8> {
 /// The copy made by clone `index` holds the copies before it and the file of each round before.
 fn look(volume: &Volume, dir: Ino, index: usize, seen: &mut HashSet<Ino>) {
     for number in [0, 7, FILES - 1] {
-        let file = volume.lookup(dir, format!("f{number}").as_bytes()).unwrap();
+        let file = volume
+            .names()
+            .lookup(dir, format!("f{number}").as_bytes())
+            .unwrap();
         assert!(seen.insert(file.ino), "every file has a number of its own");
         assert_eq!(
-            volume.read(file.ino, 0, FILE_BYTES as u32).unwrap(),
+            volume.files().read(file.ino, 0, FILE_BYTES as u32).unwrap(),
             content(number)
         );
     }
     for round in 0..DOUBLINGS {
         for name in [format!("c{round}"), format!("r{round}")] {
-            match volume.lookup(dir, name.as_bytes()) {
+            match volume.names().lookup(dir, name.as_bytes()) {
                 Ok(attr) => {
                     assert!(round < index, "{name} was made after copy {index}");
                     assert!(seen.insert(attr.ino), "every file has a number of its own");
@@ -58,13 +61,17 @@ fn a_directory_that_is_cloned_into_itself_costs_its_clones_and_not_its_files() {
     let top = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
     for number in 0..FILES {
         let file = make(&volume, top, &format!("f{number}"), Kind::Regular).ino;
-        volume.write(file, 0, &content(number), None).unwrap();
+        volume
+            .files()
+            .write(file, 0, &content(number), None)
+            .unwrap();
     }
     volume.checkpoint().unwrap();
     let before = volume.tree().stats();
     for round in 0..DOUBLINGS {
         let name = format!("c{round}");
         volume
+            .trees()
             .clone_entry(
                 &Caller::root(),
                 top,
@@ -99,6 +106,7 @@ fn a_directory_that_is_cloned_into_itself_costs_its_clones_and_not_its_files() {
         let mut dir = top;
         for &index in &path {
             dir = volume
+                .names()
                 .lookup(dir, format!("c{index}").as_bytes())
                 .unwrap()
                 .ino;
@@ -110,12 +118,15 @@ fn a_directory_that_is_cloned_into_itself_costs_its_clones_and_not_its_files() {
     }
     let violations = volume.tree().verify(&mut |_| {}).unwrap();
     assert!(violations.is_empty(), "{violations:?}");
-    volume.remove_tree(&Caller::root(), ROOT_INO, b"d").unwrap();
+    volume
+        .trees()
+        .remove_tree(&Caller::root(), ROOT_INO, b"d")
+        .unwrap();
     volume.forget_all();
     for _ in 0..8 {
         volume.checkpoint().unwrap();
     }
-    assert_eq!(volume.check().unwrap(), []);
+    assert_eq!(volume.controls().check().unwrap(), []);
     let end = volume.tree().stats();
     assert!(
         end.allocated_bytes <= before.allocated_bytes,

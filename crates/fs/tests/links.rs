@@ -72,9 +72,10 @@ impl Fixture {
             let content = n.to_string();
             fixture
                 .volume
+                .files()
                 .write(file, 0, content.as_bytes(), None)
                 .unwrap();
-            let linked = fixture.volume.link(file, tree, content.as_bytes());
+            let linked = fixture.volume.names().link(file, tree, content.as_bytes());
             assert_eq!(linked.unwrap().nlink, 2);
         }
         fixture
@@ -82,19 +83,28 @@ impl Fixture {
 
     fn make(&self, dir: Ino, name: &str, kind: Kind) -> Ino {
         let new = NewInode::new(kind, 0o755);
-        self.volume.create(dir, name.as_bytes(), &new).unwrap().ino
+        self.volume
+            .names()
+            .create(dir, name.as_bytes(), &new)
+            .unwrap()
+            .ino
     }
 
     fn find(&self, path: &str) -> Ino {
         let names = path.split('/').filter(|name| !name.is_empty());
         names.fold(ROOT_INO, |dir, name| {
-            self.volume.lookup(dir, name.as_bytes()).unwrap().ino
+            self.volume
+                .names()
+                .lookup(dir, name.as_bytes())
+                .unwrap()
+                .ino
         })
     }
 
     fn clone_to(&self, source: &str, dir: &str, name: &str) {
         let (source, dir) = (self.find(source), self.find(dir));
         self.volume
+            .trees()
             .clone_entry(
                 &Caller::root(),
                 source,
@@ -109,8 +119,12 @@ impl Fixture {
     fn expect(&self, dir: &str, links: u32) {
         for n in (0..LINKS).step_by(20) {
             let file = self.find(&format!("{dir}/{n}"));
-            assert_eq!(self.volume.getattr(file).unwrap().nlink, links, "{dir}/{n}");
-            let content = self.volume.read(file, 0, 100).unwrap();
+            assert_eq!(
+                self.volume.attributes().getattr(file).unwrap().nlink,
+                links,
+                "{dir}/{n}"
+            );
+            let content = self.volume.files().read(file, 0, 100).unwrap();
             assert_eq!(content, n.to_string().as_bytes(), "{dir}/{n}");
         }
     }
@@ -118,7 +132,7 @@ impl Fixture {
     fn reopen(&mut self) {
         self.volume.close().unwrap();
         self.volume = Volume::open(Arc::clone(&self.device), OpenOptions::default()).unwrap();
-        assert_eq!(self.volume.check().unwrap(), []);
+        assert_eq!(self.volume.controls().check().unwrap(), []);
     }
 }
 
@@ -130,8 +144,12 @@ fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
     fixture.expect("top/copy", 1);
     let (ours, theirs) = (fixture.find("top/tree/7"), fixture.find("top/copy/7"));
     assert_ne!(ours, theirs);
-    fixture.volume.write(theirs, 0, b"other", None).unwrap();
-    assert_eq!(fixture.volume.read(ours, 0, 9).unwrap(), b"7");
+    fixture
+        .volume
+        .files()
+        .write(theirs, 0, b"other", None)
+        .unwrap();
+    assert_eq!(fixture.volume.files().read(ours, 0, 9).unwrap(), b"7");
     fixture.reopen();
     fixture.expect("top/store", 2);
     // The copy has its links inside.
@@ -167,7 +185,7 @@ fn what_a_clone_without_room_had_put_aside_goes() {
     fixture.make(ROOT_INO, "filler", Kind::Regular);
     let fill = |fixture: &Fixture, at, block: &[u8]| {
         let filler = fixture.find("filler");
-        fixture.volume.write(filler, at, block, None)
+        fixture.volume.files().write(filler, at, block, None)
     };
     let mut rng = StdRng::seed_from_u64(7);
     let mut block = vec![0; 256 << 10];
@@ -183,19 +201,25 @@ fn what_a_clone_without_room_had_put_aside_goes() {
         let before = allocated(&fixture);
         let (source, dir) = (fixture.find("top/tree"), fixture.find("top"));
         let root = Caller::root();
-        let done = fixture
-            .volume
-            .clone_entry(&root, source, dir, b"copy", CloneMode::Replace);
+        let done =
+            fixture
+                .volume
+                .trees()
+                .clone_entry(&root, source, dir, b"copy", CloneMode::Replace);
         match done {
             Ok(_) => {
                 cloned += 1;
-                fixture.volume.remove_tree(&root, dir, b"copy").unwrap();
+                fixture
+                    .volume
+                    .trees()
+                    .remove_tree(&root, dir, b"copy")
+                    .unwrap();
                 fixture.volume.forget_all();
             }
             Err(error) => {
                 refused += 1;
                 assert_eq!(format!("{error:?}"), "Tree(NoSpace)");
-                assert!(fixture.volume.lookup(dir, b"copy").is_err());
+                assert!(fixture.volume.names().lookup(dir, b"copy").is_err());
                 let after = allocated(&fixture);
                 assert!(after < before + (192 << 10), "{before} bytes, then {after}");
             }
@@ -203,7 +227,7 @@ fn what_a_clone_without_room_had_put_aside_goes() {
     }
     println!("cloned {cloned} times, refused {refused} times");
     assert!(refused > 0 && cloned > 0);
-    assert_eq!(fixture.volume.check().unwrap(), []);
+    assert_eq!(fixture.volume.controls().check().unwrap(), []);
     fixture.reopen();
     fixture.expect("top/tree", 2);
 }
@@ -235,9 +259,11 @@ fn a_crash_on_the_way_leaves_all_of_a_clone_or_nothing() {
         let (source, dir) = (before.find("top/tree"), before.find("top"));
         mortal.left.store(changes, Ordering::Relaxed);
         let root = Caller::root();
-        let done = before
-            .volume
-            .clone_entry(&root, source, dir, b"copy", CloneMode::Replace);
+        let done =
+            before
+                .volume
+                .trees()
+                .clone_entry(&root, source, dir, b"copy", CloneMode::Replace);
         mortal.left.store(0, Ordering::Relaxed);
         drop(before);
         let volume = Volume::open(Arc::clone(&medium), OpenOptions::default()).unwrap();
@@ -245,10 +271,14 @@ fn a_crash_on_the_way_leaves_all_of_a_clone_or_nothing() {
             device: medium,
             volume,
         };
-        assert_eq!(after.volume.check().unwrap(), [], "{changes} changes");
+        assert_eq!(
+            after.volume.controls().check().unwrap(),
+            [],
+            "{changes} changes"
+        );
         after.expect("top/tree", 2);
         let dir = after.find("top");
-        match after.volume.lookup(dir, b"copy") {
+        match after.volume.names().lookup(dir, b"copy") {
             Ok(_) => after.expect("top/copy", 1),
             Err(error) => {
                 assert!(matches!(error, Error::NotFound), "{error}");

@@ -231,7 +231,7 @@ impl Run {
     }
 
     fn look(&mut self, dir: Ino, name: &[u8]) -> Attr {
-        let attr = self.volume.lookup(dir, name).unwrap();
+        let attr = self.volume.names().lookup(dir, name).unwrap();
         self.remembered.push(attr.ino);
         attr
     }
@@ -305,7 +305,7 @@ impl Run {
             target,
             ..NewInode::new(kind, 0o644)
         };
-        let got = self.volume.create(parent, &name, &new);
+        let got = self.volume.names().create(parent, &name, &new);
         let ino = got.as_ref().ok().map(|attr| attr.ino);
         self.remembered.extend(ino);
         let want = if existing.is_some() {
@@ -360,7 +360,10 @@ impl Run {
         } else {
             offset
         };
-        self.volume.write(ino, offset as u64, &data, None).unwrap();
+        self.volume
+            .files()
+            .write(ino, offset as u64, &data, None)
+            .unwrap();
         let contents = &mut self.model.nodes.get_mut(&id).unwrap().data;
         contents.resize(contents.len().max(offset + data.len()), 0);
         contents[offset..offset + data.len()].copy_from_slice(&data);
@@ -380,11 +383,12 @@ impl Run {
                     size_bytes: Some(from as u64),
                     ..SetAttr::default()
                 };
-                self.volume.setattr(ino, &set, None).unwrap();
+                self.volume.attributes().setattr(ino, &set, None).unwrap();
                 contents.resize(from, 0);
             }
             1 => {
                 self.volume
+                    .files()
                     .zero_range(ino, from as u64, len as u64, true, None)
                     .unwrap();
                 let end = (from + len).min(contents.len());
@@ -392,6 +396,7 @@ impl Run {
             }
             _ => {
                 self.volume
+                    .files()
                     .zero_range(ino, from as u64, len as u64, false, None)
                     .unwrap();
                 contents.resize(contents.len().max(from + len), 0);
@@ -424,6 +429,7 @@ impl Run {
         };
         let copied = self
             .volume
+            .files()
             .copy_range((from, offset as u64), (to, offset as u64), len as u64, None)
             .unwrap();
         let want = source.len().saturating_sub(offset).min(len);
@@ -449,6 +455,7 @@ impl Run {
         if self.random.random_bool(0.3) {
             node.perm = self.random.random_range(0..0o1000);
             self.volume
+                .attributes()
                 .setattr(
                     ino,
                     &SetAttr {
@@ -460,7 +467,7 @@ impl Run {
                 .unwrap();
         } else if self.random.random_bool(0.3) {
             let had = node.xattrs.remove(&key).is_some();
-            match self.volume.removexattr(ino, &key) {
+            match self.volume.attributes().removexattr(ino, &key) {
                 Ok(()) => assert!(had),
                 Err(Error::NoAttribute) => assert!(!had),
                 Err(other) => panic!("{other}"),
@@ -468,6 +475,7 @@ impl Run {
         } else {
             let value = vec![self.random.random::<u8>(); self.random.random_range(0..300)];
             self.volume
+                .attributes()
                 .setxattr(ino, &key, &value, SetXattr::Any)
                 .unwrap();
             node.xattrs.insert(key, value);
@@ -481,7 +489,7 @@ impl Run {
         let is_dir = id.map(|id| self.model.nodes[&id].is_dir());
         let (what, got, want);
         if self.random.random_bool(0.6) == is_dir.unwrap_or(false) {
-            (what, got) = ("rmdir", self.volume.rmdir(parent, &name));
+            (what, got) = ("rmdir", self.volume.names().rmdir(parent, &name));
             want = match id {
                 None => Err("ENOENT"),
                 Some(_) if is_dir == Some(false) => Err("ENOTDIR"),
@@ -489,7 +497,7 @@ impl Run {
                 Some(_) => Ok(()),
             };
         } else {
-            (what, got) = ("unlink", self.volume.unlink(parent, &name));
+            (what, got) = ("unlink", self.volume.names().unlink(parent, &name));
             want = match is_dir {
                 None => Err("ENOENT"),
                 Some(true) => Err("EISDIR"),
@@ -513,7 +521,7 @@ impl Run {
         let from_parent = self.walk(&from_dir.0);
         let ino = self.look(from_parent, &from_name).ino;
         let parent = self.walk(&dir.0);
-        let got = self.volume.link(ino, parent, &name);
+        let got = self.volume.names().link(ino, parent, &name);
         self.remembered
             .extend(got.as_ref().ok().map(|attr| attr.ino));
         let root = self.model.clone_root(&dir);
@@ -549,7 +557,7 @@ impl Run {
         .unwrap();
         let from = (self.walk(&from_dir.0), &from_name[..]);
         let to = (self.walk(&to_dir.0), &to_name[..]);
-        let got = self.volume.rename(from, to, mode, None);
+        let got = self.volume.names().rename(from, to, mode, None);
         let want = self.rename_result(&from_dir, source, &to_dir, target, mode);
         let what = match mode {
             RenameMode::Replace => "rename",
@@ -650,6 +658,7 @@ impl Run {
         let parent = self.walk(&to_dir.0);
         let got = self
             .volume
+            .trees()
             .clone_entry(&Caller::root(), ino, parent, &to_name, mode);
         let is_dir = self.model.nodes[&source].is_dir();
         let want = match target {
@@ -681,7 +690,10 @@ impl Run {
     fn remove_tree(&mut self) {
         let (dir, name, id) = self.at();
         let parent = self.walk(&dir.0);
-        let got = self.volume.remove_tree(&Caller::root(), parent, &name);
+        let got = self
+            .volume
+            .trees()
+            .remove_tree(&Caller::root(), parent, &name);
         let want = if id.is_some() { Ok(()) } else { Err("ENOENT") };
         if self.compare("remove tree", want, got.map(|_| ())) {
             self.model
@@ -697,17 +709,20 @@ impl Run {
         for Open { ino, id } in std::mem::take(&mut self.open) {
             let want = self.model.nodes[&id].data.clone();
             assert_eq!(
-                self.volume.read(ino, 0, 1 << 20).unwrap(),
+                self.volume.files().read(ino, 0, 1 << 20).unwrap(),
                 want,
                 "open file {ino:?}, seed {}",
                 self.seed
             );
             if self.model.names(id) == 0 {
-                assert_eq!(self.volume.getattr(ino).unwrap().nlink, 0);
-                self.volume.write(ino, 3, b"still here", None).unwrap();
-                assert_eq!(self.volume.read(ino, 3, 10).unwrap(), b"still here");
+                assert_eq!(self.volume.attributes().getattr(ino).unwrap().nlink, 0);
+                self.volume
+                    .files()
+                    .write(ino, 3, b"still here", None)
+                    .unwrap();
+                assert_eq!(self.volume.files().read(ino, 3, 10).unwrap(), b"still here");
                 self.model.nodes.get_mut(&id).unwrap().data.clear();
-                let data = self.volume.read(ino, 0, 1 << 20).unwrap();
+                let data = self.volume.files().read(ino, 0, 1 << 20).unwrap();
                 self.model.nodes.get_mut(&id).unwrap().data = data;
             }
             self.volume.forget(ino, 1);
@@ -738,7 +753,7 @@ impl Run {
     }
 
     fn verify(&mut self) {
-        let findings = self.volume.check().unwrap();
+        let findings = self.volume.controls().check().unwrap();
         assert!(findings.is_empty(), "seed {}: {findings:#?}", self.seed);
         let mut names = HashMap::new();
         for (_, dir) in self.model.dirs() {
@@ -763,7 +778,7 @@ impl Run {
         names: &HashMap<Id, u32>,
         numbers: &mut HashMap<Ino, Id>,
     ) {
-        let stream = self.volume.open_dir(ino).unwrap();
+        let stream = self.volume.directories().open(ino).unwrap();
         let mut entries: Vec<(DirEntry, Attr)> = Vec::new();
         // Asked for again and again, as the kernel does with small buffers.
         loop {
@@ -773,7 +788,8 @@ impl Run {
             );
             let take = self.random.random_range(1..5);
             self.volume
-                .read_dir_plus(&stream, cookie, |entry, attr| {
+                .directories()
+                .read_plus(&stream, cookie, |entry, attr| {
                     let room = entries.len() < before + take;
                     if room {
                         entries.push((entry.clone(), *attr));
@@ -840,7 +856,7 @@ impl Run {
                         "seed {}",
                         self.seed
                     );
-                    let data = self.volume.read(attr.ino, 0, 1 << 20).unwrap();
+                    let data = self.volume.files().read(attr.ino, 0, 1 << 20).unwrap();
                     assert!(
                         data == node.data,
                         "contents of {:?}, seed {}",
@@ -849,11 +865,14 @@ impl Run {
                     );
                 }
                 Kind::Symlink => {
-                    assert_eq!(self.volume.readlink(attr.ino).unwrap()[..], node.target[..])
+                    assert_eq!(
+                        self.volume.attributes().readlink(attr.ino).unwrap()[..],
+                        node.target[..]
+                    )
                 }
                 _ => {}
             }
-            let listed = self.volume.listxattr(attr.ino, true).unwrap();
+            let listed = self.volume.attributes().listxattr(attr.ino, true).unwrap();
             assert!(
                 listed
                     .iter()
@@ -861,7 +880,10 @@ impl Run {
                     .eq(node.xattrs.keys().map(|name| &name[..]))
             );
             for (name, value) in &node.xattrs {
-                assert_eq!(self.volume.getxattr(attr.ino, name).unwrap()[..], value[..]);
+                assert_eq!(
+                    self.volume.attributes().getxattr(attr.ino, name).unwrap()[..],
+                    value[..]
+                );
             }
             if node.is_dir() {
                 self.verify_dir(child, attr.ino, names, numbers);

@@ -98,7 +98,7 @@ impl Actor<'_> {
     }
 
     fn look(&mut self, dir: Ino, name: &[u8]) -> Option<Attr> {
-        let found = allow("lookup", self.volume().lookup(dir, name))?;
+        let found = allow("lookup", self.volume().names().lookup(dir, name))?;
         self.known.push(found.ino);
         Some(found)
     }
@@ -150,7 +150,7 @@ impl Actor<'_> {
             self.rng.random_range(1..3000),
         );
         let data: Vec<u8> = (0..words).flat_map(|_| stamp.to_le_bytes()).collect();
-        let done = self.volume().write(ino, offset, &data, None);
+        let done = self.volume().files().write(ino, offset, &data, None);
         Self::on_file("write", is_open, done);
     }
 
@@ -163,14 +163,17 @@ impl Actor<'_> {
             8 * self.rng.random_range(1..4000),
         );
         if self.rng.random() {
-            let done = self.volume().zero_range(ino, offset, len, true, None);
+            let done = self
+                .volume()
+                .files()
+                .zero_range(ino, offset, len, true, None);
             Self::on_file("punch", is_open, done);
         } else {
             let set = SetAttr {
                 size_bytes: Some(offset),
                 ..SetAttr::default()
             };
-            let done = self.volume().setattr(ino, &set, None);
+            let done = self.volume().attributes().setattr(ino, &set, None);
             Self::on_file("truncate", is_open, done);
         }
     }
@@ -179,7 +182,7 @@ impl Actor<'_> {
         let Some((ino, is_open)) = self.file() else {
             return;
         };
-        let done = self.volume().read(ino, 0, 1 << 20);
+        let done = self.volume().files().read(ino, 0, 1 << 20);
         if let Some(bytes) = Self::on_file("read", is_open, done) {
             self.shared.check_stamp(ino, &bytes);
         }
@@ -188,12 +191,15 @@ impl Actor<'_> {
     fn create(&mut self) {
         let (dir, name) = (self.dir(3), self.name());
         if self.rng.random_bool(0.4) {
-            let made = self.volume().create(dir, name, &new(Kind::Directory));
+            let made = self
+                .volume()
+                .names()
+                .create(dir, name, &new(Kind::Directory));
             self.known.extend(allow("mkdir", made).map(|attr| attr.ino));
             return;
         }
         let source = self.rng.random_bool(0.3).then(|| self.file()).flatten();
-        let made = self.volume().create(dir, name, &new(Kind::Regular));
+        let made = self.volume().names().create(dir, name, &new(Kind::Regular));
         let Some(ino) = allow("create", made).map(|attr| attr.ino) else {
             return;
         };
@@ -205,16 +211,17 @@ impl Actor<'_> {
             Some((source, is_open)) => {
                 let copied = self
                     .volume()
+                    .files()
                     .copy_range((source, 0), (ino, 0), 1 << 40, None);
                 Self::on_file("copy", is_open, copied);
-                let bytes = self.volume().read(ino, 0, 1 << 20).unwrap();
+                let bytes = self.volume().files().read(ino, 0, 1 << 20).unwrap();
                 self.shared.check_stamp(ino, &bytes);
             }
             None => {
                 let stamp = self.shared.next_stamp.fetch_add(1, Ordering::Relaxed);
                 self.shared.stamps.lock().unwrap().insert(ino.0, stamp);
                 let data = stamp.to_le_bytes().repeat(self.rng.random_range(1..6000));
-                self.volume().write(ino, 0, &data, None).unwrap();
+                self.volume().files().write(ino, 0, &data, None).unwrap();
             }
         }
     }
@@ -223,23 +230,28 @@ impl Actor<'_> {
         let Some(found) = self.any() else { return };
         let name = [&b"user."[..], self.name()].concat();
         if self.rng.random_bool(0.7) {
-            let set = self
-                .volume()
-                .setxattr(found.ino, &name, b"value", SetXattr::Any);
+            let set =
+                self.volume()
+                    .attributes()
+                    .setxattr(found.ino, &name, b"value", SetXattr::Any);
             allow("setxattr", set);
         } else {
-            allow("removexattr", self.volume().removexattr(found.ino, &name));
+            allow(
+                "removexattr",
+                self.volume().attributes().removexattr(found.ino, &name),
+            );
         }
     }
 
     fn remove(&mut self) {
         let (dir, name) = (self.dir(4), self.name());
         match self.rng.random_range(0..10) {
-            0..6 => allow("unlink", self.volume().unlink(dir, name)),
-            6..8 => allow("rmdir", self.volume().rmdir(dir, name)),
+            0..6 => allow("unlink", self.volume().names().unlink(dir, name)),
+            6..8 => allow("rmdir", self.volume().names().rmdir(dir, name)),
             _ => allow(
                 "rm",
                 self.volume()
+                    .trees()
                     .remove_tree(&Caller::root(), dir, name)
                     .map(drop),
             ),
@@ -253,33 +265,36 @@ impl Actor<'_> {
             1 => RenameMode::Exchange,
             _ => RenameMode::Replace,
         };
-        allow("rename", self.volume().rename(from, to, mode, None));
+        allow("rename", self.volume().names().rename(from, to, mode, None));
     }
 
     fn link(&mut self) {
         let Some(found) = self.any() else { return };
         let (dir, name) = (self.dir(3), self.name());
-        let linked = self.volume().link(found.ino, dir, name);
+        let linked = self.volume().names().link(found.ino, dir, name);
         self.known
             .extend(allow("link", linked).map(|attr| attr.ino));
     }
 
     fn entries_below(&mut self, dir: Ino, left: &mut usize) {
-        let Some(stream) = allow("opendir", self.volume().open_dir(dir)) else {
+        let Some(stream) = allow("opendir", self.volume().directories().open(dir)) else {
             return;
         };
         let mut dirs = Vec::new();
         let mut inos = Vec::new();
-        let read = self.volume().read_dir_plus(&stream, 2, |entry, attr| {
-            assert_eq!(entry.ino, attr.ino);
-            assert_eq!(entry.kind, attr.kind);
-            *left = left.saturating_sub(1);
-            inos.push(entry.ino);
-            if entry.kind == Kind::Directory {
-                dirs.push(entry.ino);
-            }
-            *left > 0
-        });
+        let read = self
+            .volume()
+            .directories()
+            .read_plus(&stream, 2, |entry, attr| {
+                assert_eq!(entry.ino, attr.ino);
+                assert_eq!(entry.kind, attr.kind);
+                *left = left.saturating_sub(1);
+                inos.push(entry.ino);
+                if entry.kind == Kind::Directory {
+                    dirs.push(entry.ino);
+                }
+                *left > 0
+            });
         allow("readdir", read);
         if *left == 0 {
             inos.pop();
@@ -309,6 +324,7 @@ impl Actor<'_> {
         };
         let done = self
             .volume()
+            .trees()
             .clone_entry(&Caller::root(), source.ino, dir, name, mode);
         allow("clone", done);
     }
@@ -368,10 +384,11 @@ struct Seen {
 
 /// Every path with what it shows; forgets all it looked up.
 fn walk(volume: &Volume, dir: Ino, path: &str, seen: &mut BTreeMap<String, Seen>) {
-    let stream = volume.open_dir(dir).unwrap();
+    let stream = volume.directories().open(dir).unwrap();
     let mut found = Vec::new();
     volume
-        .read_dir_plus(&stream, 2, |entry, attr| {
+        .directories()
+        .read_plus(&stream, 2, |entry, attr| {
             found.push((
                 format!("{path}/{}", String::from_utf8_lossy(&entry.name)),
                 *attr,
@@ -382,10 +399,10 @@ fn walk(volume: &Volume, dir: Ino, path: &str, seen: &mut BTreeMap<String, Seen>
     let mut dirs = 0;
     for (path, attr) in found {
         let bytes = match attr.kind {
-            Kind::Regular => volume.read(attr.ino, 0, 1 << 20).unwrap(),
+            Kind::Regular => volume.files().read(attr.ino, 0, 1 << 20).unwrap(),
             _ => Vec::new(),
         };
-        let xattrs = volume.listxattr(attr.ino, true).unwrap();
+        let xattrs = volume.attributes().listxattr(attr.ino, true).unwrap();
         if attr.kind == Kind::Directory {
             dirs += 1;
             walk(volume, attr.ino, &path, seen);
@@ -406,7 +423,7 @@ fn walk(volume: &Volume, dir: Ino, path: &str, seen: &mut BTreeMap<String, Seen>
         );
     }
     assert_eq!(
-        volume.getattr(dir).unwrap().nlink,
+        volume.attributes().getattr(dir).unwrap().nlink,
         2 + dirs,
         "links of {path}"
     );
@@ -460,7 +477,7 @@ fn threads_change_one_tree_and_no_byte_goes_astray() {
         for seen in live.values() {
             shared.check_stamp(seen.attr.ino, &seen.bytes);
         }
-        let findings = volume.check().unwrap();
+        let findings = volume.controls().check().unwrap();
         assert!(findings.is_empty(), "{findings:#?}");
         for actor in actors {
             for ino in actor.open {

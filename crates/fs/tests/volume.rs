@@ -32,12 +32,13 @@ fn new(kind: Kind, perm: u32, uid: u32) -> NewInode<'static> {
 
 fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
     volume
+        .names()
         .create(dir, name.as_bytes(), &new(kind, 0o755, 0))
         .unwrap()
 }
 
 fn finish(volume: &Volume) {
-    assert_eq!(volume.check().unwrap(), []);
+    assert_eq!(volume.controls().check().unwrap(), []);
 }
 
 #[test]
@@ -45,8 +46,8 @@ fn a_large_write_fits_into_the_smallest_volume() {
     let (_, volume) = volume_of(VOLUME_BYTES_MIN);
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let data: Vec<u8> = (0..1 << 20).map(|at: u32| (at / 3) as u8).collect();
-    volume.write(file, 100, &data, None).unwrap();
-    assert!(volume.read(file, 100, 1 << 20).unwrap() == data);
+    volume.files().write(file, 100, &data, None).unwrap();
+    assert!(volume.files().read(file, 100, 1 << 20).unwrap() == data);
     finish(&volume);
 }
 
@@ -57,13 +58,14 @@ fn a_full_volume_says_so_and_takes_deletions() {
     for number in 0.. {
         let name = format!("f{number}");
         let written = volume
+            .names()
             .create(ROOT_INO, name.as_bytes(), &new(Kind::Regular, 0o644, 0))
             // Not compressible.
             .and_then(|attr| {
                 let data: Vec<u8> = (0..100_000u64)
                     .map(|at| (at.wrapping_mul(at ^ number ^ 0x9e37_79b9) >> 7) as u8)
                     .collect();
-                volume.write(attr.ino, 0, &data, None)
+                volume.files().write(attr.ino, 0, &data, None)
             });
         match written {
             Ok(_) => {}
@@ -79,6 +81,7 @@ fn a_full_volume_says_so_and_takes_deletions() {
     finish(&volume);
     for number in 0..full {
         volume
+            .names()
             .unlink(ROOT_INO, format!("f{number}").as_bytes())
             .unwrap();
     }
@@ -87,7 +90,10 @@ fn a_full_volume_says_so_and_takes_deletions() {
     volume.checkpoint().unwrap();
     volume.checkpoint().unwrap();
     let file = make(&volume, ROOT_INO, "again", Kind::Regular).ino;
-    volume.write(file, 0, &vec![7; 1 << 20], None).unwrap();
+    volume
+        .files()
+        .write(file, 0, &vec![7; 1 << 20], None)
+        .unwrap();
     finish(&volume);
 }
 
@@ -96,24 +102,27 @@ fn a_file_may_be_huge_and_not_larger() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let end = 1u64 << 62;
-    volume.write(file, end - 5000, &[1; 5000], None).unwrap();
-    assert_eq!(volume.getattr(file).unwrap().size_bytes, end);
-    assert!(volume.getattr(file).unwrap().sectors <= 24);
+    volume
+        .files()
+        .write(file, end - 5000, &[1; 5000], None)
+        .unwrap();
+    assert_eq!(volume.attributes().getattr(file).unwrap().size_bytes, end);
+    assert!(volume.attributes().getattr(file).unwrap().sectors <= 24);
     assert!(matches!(
-        volume.write(file, end - 1, &[1; 2], None),
+        volume.files().write(file, end - 1, &[1; 2], None),
         Err(Error::TooBig)
     ));
     assert!(matches!(
-        volume.write(file, u64::MAX, &[1; 2], None),
+        volume.files().write(file, u64::MAX, &[1; 2], None),
         Err(Error::TooBig)
     ));
     assert_eq!(
-        volume.seek(file, 0, true).unwrap(),
+        volume.files().seek(file, 0, true).unwrap(),
         (end - 5000) / 4096 * 4096
     );
-    assert_eq!(volume.seek(file, 0, false).unwrap(), 0);
+    assert_eq!(volume.files().seek(file, 0, false).unwrap(), 0);
     assert!(matches!(
-        volume.seek(file, end, true),
+        volume.files().seek(file, end, true),
         Err(Error::NoMoreData)
     ));
     let set = SetAttr {
@@ -121,7 +130,7 @@ fn a_file_may_be_huge_and_not_larger() {
         ..SetAttr::default()
     };
     assert!(matches!(
-        volume.setattr(file, &set, None),
+        volume.attributes().setattr(file, &set, None),
         Err(Error::TooBig)
     ));
     finish(&volume);
@@ -131,7 +140,7 @@ fn a_file_may_be_huge_and_not_larger() {
 fn numbers_are_never_given_out_twice_across_mounts() {
     let (device, volume) = volume_of(64 << 20);
     let first = make(&volume, ROOT_INO, "a", Kind::Regular).ino;
-    volume.unlink(ROOT_INO, b"a").unwrap();
+    volume.names().unlink(ROOT_INO, b"a").unwrap();
     volume.close().unwrap();
     drop(volume);
     let volume = Volume::open(device, OpenOptions::default()).unwrap();
@@ -144,6 +153,7 @@ fn chown_and_write_clear_privileges() {
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let perm = |perm| {
         volume
+            .attributes()
             .setattr(
                 file,
                 &SetAttr {
@@ -156,42 +166,55 @@ fn chown_and_write_clear_privileges() {
     };
     perm(0o6755);
     volume
+        .attributes()
         .setxattr(file, b"security.capability", b"cap", SetXattr::Any)
         .unwrap();
     let set = SetAttr {
         uid: Some(5),
         ..SetAttr::default()
     };
-    assert_eq!(volume.setattr(file, &set, None).unwrap().perm, 0o755);
+    assert_eq!(
+        volume.attributes().setattr(file, &set, None).unwrap().perm,
+        0o755
+    );
     assert!(matches!(
-        volume.getxattr(file, b"security.capability"),
+        volume.attributes().getxattr(file, b"security.capability"),
         Err(Error::NoAttribute)
     ));
     let stranger: &dyn Fn() -> Credentials = &Credentials::default;
     let others = Some(stranger);
     perm(0o6745);
-    assert!(volume.write(file, 0, b"x", others).unwrap());
-    assert_eq!(volume.getattr(file).unwrap().perm, 0o745);
+    assert!(volume.files().write(file, 0, b"x", others).unwrap());
+    assert_eq!(volume.attributes().getattr(file).unwrap().perm, 0o745);
     perm(0o4755);
-    assert!(!volume.write(file, 0, b"x", None).unwrap());
-    assert_eq!(volume.getattr(file).unwrap().perm, 0o4755);
+    assert!(!volume.files().write(file, 0, b"x", None).unwrap());
+    assert_eq!(volume.attributes().getattr(file).unwrap().perm, 0o4755);
     let source = make(&volume, ROOT_INO, "source", Kind::Regular).ino;
-    volume.write(source, 0, &[1; 100_000], None).unwrap();
+    volume
+        .files()
+        .write(source, 0, &[1; 100_000], None)
+        .unwrap();
     let copy = |len| {
         volume
+            .files()
             .copy_range((source, 0), (file, 0), len, others)
             .unwrap()
     };
     let changes: [&dyn Fn() -> bool; 4] = [
-        &|| volume.allocate(file, 0, 10, false, others).unwrap(),
-        &|| volume.zero_range(file, 0, 10, true, others).unwrap(),
+        &|| volume.files().allocate(file, 0, 10, false, others).unwrap(),
+        &|| {
+            volume
+                .files()
+                .zero_range(file, 0, 10, true, others)
+                .unwrap()
+        },
         &|| copy(10).cleared,
         &|| copy(100_000).cleared,
     ];
     for change in changes {
         perm(0o4755);
         assert_eq!([change(), change()], [true, false]);
-        assert_eq!(volume.getattr(file).unwrap().perm, 0o755);
+        assert_eq!(volume.attributes().getattr(file).unwrap().perm, 0o755);
     }
     finish(&volume);
 }
@@ -200,7 +223,8 @@ fn chown_and_write_clear_privileges() {
 fn setgid_without_group_execution_stays_only_for_the_group_and_the_privileged() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
-    let set = |set: SetAttr, writer: Writer<'_>| volume.setattr(file, &set, writer).unwrap();
+    let set =
+        |set: SetAttr, writer: Writer<'_>| volume.attributes().setattr(file, &set, writer).unwrap();
     let own = SetAttr {
         gid: Some(43),
         ..SetAttr::default()
@@ -241,9 +265,9 @@ fn setgid_without_group_execution_stays_only_for_the_group_and_the_privileged() 
         (0o2666, 0o666, 0o2666, 0o2666),
         (0o4777, 0o777, 0o777, 0o777),
     ];
-    let write = |writer: Writer<'_>| volume.write(file, 0, b"x", writer).map(drop);
-    let resize = |writer: Writer<'_>| volume.setattr(file, &size, writer).map(drop);
-    let chown = |writer: Writer<'_>| volume.setattr(file, &owner, writer).map(drop);
+    let write = |writer: Writer<'_>| volume.files().write(file, 0, b"x", writer).map(drop);
+    let resize = |writer: Writer<'_>| volume.attributes().setattr(file, &size, writer).map(drop);
+    let chown = |writer: Writer<'_>| volume.attributes().setattr(file, &owner, writer).map(drop);
     type Change<'a> = &'a dyn Fn(Writer<'_>) -> ramet_fs::Result<()>;
     let changes: [(Change<'_>, _); 3] = [(&write, contents), (&resize, contents), (&chown, owners)];
     for (change, modes) in changes {
@@ -261,7 +285,11 @@ fn setgid_without_group_execution_stays_only_for_the_group_and_the_privileged() 
                 };
                 set(mode, None);
                 change(Some(writer)).unwrap();
-                assert_eq!(volume.getattr(file).unwrap().perm, after, "{before:#o}");
+                assert_eq!(
+                    volume.attributes().getattr(file).unwrap().perm,
+                    after,
+                    "{before:#o}"
+                );
             }
         }
     }
@@ -272,7 +300,7 @@ fn setgid_without_group_execution_stays_only_for_the_group_and_the_privileged() 
 fn a_time_with_too_many_nanoseconds_is_refused() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
-    let before = volume.getattr(file).unwrap();
+    let before = volume.attributes().getattr(file).unwrap();
     let at = |nanos| Some(SetTime::At(Time { secs: 1, nanos }));
     for (atime, mtime) in [(at(1_000_000_000), None), (at(0), at(u32::MAX))] {
         let set = SetAttr {
@@ -282,15 +310,15 @@ fn a_time_with_too_many_nanoseconds_is_refused() {
             ..SetAttr::default()
         };
         assert!(matches!(
-            volume.setattr(file, &set, None),
+            volume.attributes().setattr(file, &set, None),
             Err(Error::Invalid(_))
         ));
     }
-    assert_eq!(volume.getattr(file).unwrap(), before);
+    assert_eq!(volume.attributes().getattr(file).unwrap(), before);
     volume.forget_all();
-    let root = volume.open_dir(ROOT_INO).unwrap();
+    let root = volume.directories().open(ROOT_INO).unwrap();
     let mut seen = Vec::new();
-    let read = volume.read_dir_plus(&root, 0, |entry, attr| {
+    let read = volume.directories().read_plus(&root, 0, |entry, attr| {
         seen.push((entry.name.to_vec(), *attr));
         true
     });
@@ -318,10 +346,10 @@ fn times_before_1970_and_nanoseconds_are_kept() {
         mtime: Some(SetTime::At(late)),
         ..SetAttr::default()
     };
-    volume.setattr(file, &set, None).unwrap();
+    volume.attributes().setattr(file, &set, None).unwrap();
     volume.close().unwrap();
     let volume = Volume::open(device, OpenOptions::default()).unwrap();
-    let attr = volume.lookup(ROOT_INO, b"f").unwrap();
+    let attr = volume.names().lookup(ROOT_INO, b"f").unwrap();
     assert_eq!((attr.atime, attr.mtime), (early, late));
 }
 
@@ -334,38 +362,48 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
         groups: vec![9],
     };
     let own = volume
+        .names()
         .create(ROOT_INO, b"own", &new(Kind::Directory, 0o755, 7))
         .unwrap()
         .ino;
     let secret = volume
+        .names()
         .create(ROOT_INO, b"secret", &new(Kind::Directory, 0o700, 0))
         .unwrap()
         .ino;
     let hidden = volume
+        .names()
         .create(secret, b"f", &new(Kind::Regular, 0o777, 7))
         .unwrap()
         .ino;
     let foreign = volume
+        .names()
         .create(ROOT_INO, b"foreign", &new(Kind::Regular, 0o777, 0))
         .unwrap()
         .ino;
     let mine = volume
+        .names()
         .create(own, b"mine", &new(Kind::Regular, 0o600, 7))
         .unwrap()
         .ino;
     let device = volume
+        .names()
         .create(own, b"dev", &new(Kind::CharDevice, 0o600, 7))
         .unwrap()
         .ino;
     let clone = |source, dir, name: &[u8]| {
         volume
+            .trees()
             .clone_entry(&user, source, dir, name, CloneMode::Replace)
             .map(|_| ())
     };
 
     clone(mine, own, b"copy").unwrap();
     assert!(
-        matches!(volume.may_search(&user, secret), Err(Error::Access)),
+        matches!(
+            volume.attributes().may_search(&user, secret),
+            Err(Error::Access)
+        ),
         "no name in it may be found"
     );
     assert!(
@@ -381,6 +419,7 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
         "directory not writable"
     );
     volume
+        .attributes()
         .setattr(
             secret,
             &SetAttr {
@@ -391,15 +430,17 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
             None,
         )
         .unwrap();
-    volume.may_search(&user, secret).unwrap();
+    volume.attributes().may_search(&user, secret).unwrap();
     clone(hidden, own, b"x").unwrap();
 
     let tree = volume
+        .names()
         .create(own, b"tree", &new(Kind::Directory, 0o755, 0))
         .unwrap()
         .ino;
     make(&volume, tree, "inside", Kind::Regular);
     let my_tree = volume
+        .names()
         .create(own, b"my tree", &new(Kind::Directory, 0o755, 7))
         .unwrap()
         .ino;
@@ -408,11 +449,12 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
         "a tree of somebody else"
     );
     assert!(matches!(
-        volume.remove_tree(&user, own, b"tree"),
+        volume.trees().remove_tree(&user, own, b"tree"),
         Err(Error::NotPermitted)
     ));
-    volume.remove_tree(&user, own, b"copy").unwrap();
+    volume.trees().remove_tree(&user, own, b"copy").unwrap();
     volume
+        .attributes()
         .setattr(
             own,
             &SetAttr {
@@ -424,6 +466,7 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
         )
         .unwrap();
     volume
+        .names()
         .create(own, b"other", &new(Kind::Regular, 0o777, 8))
         .unwrap();
     assert!(
@@ -438,6 +481,7 @@ fn a_whiteout_takes_the_place_of_what_was_renamed() {
     let volume = volume();
     make(&volume, ROOT_INO, "a", Kind::Regular);
     volume
+        .names()
         .rename(
             (ROOT_INO, b"a"),
             (ROOT_INO, b"b"),
@@ -445,9 +489,12 @@ fn a_whiteout_takes_the_place_of_what_was_renamed() {
             Some((0, 0)),
         )
         .unwrap();
-    let whiteout = volume.lookup(ROOT_INO, b"a").unwrap();
+    let whiteout = volume.names().lookup(ROOT_INO, b"a").unwrap();
     assert_eq!((whiteout.kind, whiteout.rdev), (Kind::CharDevice, 0));
-    assert_eq!(volume.lookup(ROOT_INO, b"b").unwrap().kind, Kind::Regular);
+    assert_eq!(
+        volume.names().lookup(ROOT_INO, b"b").unwrap().kind,
+        Kind::Regular
+    );
     finish(&volume);
 }
 
@@ -459,13 +506,15 @@ fn paths_may_be_as_deep_as_clones_make_them() {
         dir = make(&volume, dir, "d", Kind::Directory).ino;
     }
     let file = make(&volume, dir, "f", Kind::Regular).ino;
-    volume.write(file, 0, b"deep", None).unwrap();
-    let top = volume.lookup(ROOT_INO, b"d").unwrap().ino;
+    volume.files().write(file, 0, b"deep", None).unwrap();
+    let top = volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
     volume
+        .trees()
         .clone_entry(&Caller::root(), top, dir, b"again", CloneMode::New)
         .unwrap();
-    let again = volume.lookup(dir, b"again").unwrap().ino;
+    let again = volume.names().lookup(dir, b"again").unwrap().ino;
     volume
+        .names()
         .rename(
             (ROOT_INO, b"d"),
             (ROOT_INO, b"e"),
@@ -475,10 +524,10 @@ fn paths_may_be_as_deep_as_clones_make_them() {
         .unwrap();
     let mut at = again;
     for _ in 1..2000 {
-        at = volume.lookup(at, b"d").unwrap().ino;
+        at = volume.names().lookup(at, b"d").unwrap().ino;
     }
-    let copy = volume.lookup(at, b"f").unwrap().ino;
-    assert_eq!(volume.read(copy, 0, 9).unwrap(), b"deep");
+    let copy = volume.names().lookup(at, b"f").unwrap().ino;
+    assert_eq!(volume.files().read(copy, 0, 9).unwrap(), b"deep");
     assert_ne!(copy, file);
     finish(&volume);
 }
@@ -491,12 +540,13 @@ fn a_large_directory_is_listed_whole_while_it_changes() {
         let attr = make(&volume, dir, &format!("{number:05}"), Kind::Regular);
         volume.forget(attr.ino, 1);
     }
-    let stream = volume.open_dir(dir).unwrap();
+    let stream = volume.directories().open(dir).unwrap();
     let (mut cookie, mut seen) = (0, Vec::new());
     loop {
         let before = seen.len();
         volume
-            .read_dir(&stream, cookie, |entry| {
+            .directories()
+            .read(&stream, cookie, |entry| {
                 seen.push(entry.name.clone());
                 cookie = entry.cookie;
                 seen.len() < before + 700
@@ -511,9 +561,10 @@ fn a_large_directory_is_listed_whole_while_it_changes() {
         }
         // Those already listed go, and others come before them.
         for name in seen.iter().skip(before.max(2)).step_by(3) {
-            volume.unlink(dir, name).unwrap();
+            volume.names().unlink(dir, name).unwrap();
         }
         volume
+            .names()
             .create(
                 dir,
                 format!("!{before}").as_bytes(),
@@ -532,11 +583,12 @@ fn who_asks_behind_the_last_entry_once_more_hears_of_what_came_since() {
     for name in ["a", "b"] {
         make(&volume, ROOT_INO, name, Kind::Regular);
     }
-    let stream = volume.open_dir(ROOT_INO).unwrap();
+    let stream = volume.directories().open(ROOT_INO).unwrap();
     let read = |cookie: u64, most: usize| {
         let mut names = Vec::new();
         volume
-            .read_dir(&stream, cookie, |entry| {
+            .directories()
+            .read(&stream, cookie, |entry| {
                 let taken = names.len() < most;
                 if taken {
                     names.push(String::from_utf8(entry.name.to_vec()).unwrap());
@@ -567,30 +619,40 @@ fn attributes_keep_to_their_rules() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     assert!(matches!(
-        volume.getxattr(file, b"user.x"),
+        volume.attributes().getxattr(file, b"user.x"),
         Err(Error::NoAttribute)
     ));
     assert!(matches!(
-        volume.setxattr(file, b"user.x", b"", SetXattr::Replace),
+        volume
+            .attributes()
+            .setxattr(file, b"user.x", b"", SetXattr::Replace),
         Err(Error::NoAttribute)
     ));
     volume
+        .attributes()
         .setxattr(file, b"user.x", b"", SetXattr::Create)
         .unwrap();
     assert!(matches!(
-        volume.setxattr(file, b"user.x", b"", SetXattr::Create),
+        volume
+            .attributes()
+            .setxattr(file, b"user.x", b"", SetXattr::Create),
         Err(Error::Exists)
     ));
     assert!(matches!(
-        volume.setxattr(file, b"system.x", b"", SetXattr::Any),
+        volume
+            .attributes()
+            .setxattr(file, b"system.x", b"", SetXattr::Any),
         Err(Error::Unsupported)
     ));
     assert!(matches!(
-        volume.setxattr(file, b"user.x", &[0; 65537], SetXattr::Any),
+        volume
+            .attributes()
+            .setxattr(file, b"user.x", &[0; 65537], SetXattr::Any),
         Err(Error::AttributeTooBig)
     ));
     for number in 0..1000 {
         volume
+            .attributes()
             .setxattr(
                 file,
                 format!("user.{number}").as_bytes(),
@@ -600,10 +662,17 @@ fn attributes_keep_to_their_rules() {
             .unwrap();
     }
     volume
+        .attributes()
         .setxattr(file, b"trusted.t", &[2; 65536], SetXattr::Any)
         .unwrap();
-    assert_eq!(volume.listxattr(file, false).unwrap().len(), 1001);
-    assert_eq!(volume.listxattr(file, true).unwrap().len(), 1002);
+    assert_eq!(
+        volume.attributes().listxattr(file, false).unwrap().len(),
+        1001
+    );
+    assert_eq!(
+        volume.attributes().listxattr(file, true).unwrap().len(),
+        1002
+    );
     finish(&volume);
 }
 
@@ -621,29 +690,33 @@ fn changes_survive_threads_that_forget_each_others_inodes() {
             scope.spawn(move || {
                 for step in 0..3000u64 {
                     let name: &[u8] = if step % 2 == 0 { b"a" } else { b"b" };
-                    let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
+                    let ino = volume.names().lookup(ROOT_INO, name).unwrap().ino;
                     let end = step * 4 + thread;
-                    volume.write(ino, end, b"x", None).unwrap();
+                    volume.files().write(ino, end, b"x", None).unwrap();
                     volume.forget(ino, 1);
                     let link = format!("{thread}.{step}");
-                    let ino = volume.lookup(ROOT_INO, name).unwrap().ino;
-                    let links = volume.link(ino, ROOT_INO, link.as_bytes()).unwrap().nlink;
+                    let ino = volume.names().lookup(ROOT_INO, name).unwrap().ino;
+                    let links = volume
+                        .names()
+                        .link(ino, ROOT_INO, link.as_bytes())
+                        .unwrap()
+                        .nlink;
                     assert!((2..=5).contains(&links), "{links}");
                     volume.forget(ino, 2);
-                    let attr = volume.lookup(ROOT_INO, link.as_bytes()).unwrap();
+                    let attr = volume.names().lookup(ROOT_INO, link.as_bytes()).unwrap();
                     assert!(
                         attr.size_bytes > end,
                         "{} bytes, not {end}",
                         attr.size_bytes
                     );
-                    volume.unlink(ROOT_INO, link.as_bytes()).unwrap();
+                    volume.names().unlink(ROOT_INO, link.as_bytes()).unwrap();
                     volume.forget(attr.ino, 1);
                 }
             });
         }
     });
     for (name, size_bytes) in [(&b"a"[..], 2998 * 4 + 4), (b"b", 2999 * 4 + 4)] {
-        let attr = volume.lookup(ROOT_INO, name).unwrap();
+        let attr = volume.names().lookup(ROOT_INO, name).unwrap();
         assert_eq!((attr.nlink, attr.size_bytes), (1, size_bytes));
     }
     assert!(
@@ -661,12 +734,12 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     let volume = volume_of(1 << 30).1;
     let make_file = |name: &str| make(&volume, ROOT_INO, name, Kind::Regular).ino;
     let (file, dense) = (make_file("image"), make_file("dense"));
-    let blocks = |ino| volume.getattr(ino).unwrap().sectors / 8;
+    let blocks = |ino| volume.attributes().getattr(ino).unwrap().sectors / 8;
     // What SEEK_DATA and SEEK_HOLE tell.
     let seen = |ino| {
         let (mut at, mut found) = (0, 0);
-        while let Ok(data) = volume.seek(ino, at, true) {
-            at = volume.seek(ino, data, false).unwrap();
+        while let Ok(data) = volume.files().seek(ino, at, true) {
+            at = volume.files().seek(ino, data, false).unwrap();
             found += at.div_ceil(BLOCK) - data / BLOCK;
         }
         found
@@ -677,10 +750,11 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
             size_bytes: Some(size_bytes),
             ..SetAttr::default()
         };
-        volume.setattr(ino, &set, None).unwrap();
+        volume.attributes().setattr(ino, &set, None).unwrap();
     };
-    let write = |ino, at: u64, len: usize| volume.write(ino, at, &vec![7; len], None).unwrap();
-    let punch = |ino, at, len| volume.zero_range(ino, at, len, true, None).unwrap();
+    let write =
+        |ino, at: u64, len: usize| volume.files().write(ino, at, &vec![7; len], None).unwrap();
+    let punch = |ino, at, len| volume.files().zero_range(ino, at, len, true, None).unwrap();
     resize(file, LONG);
     expect(file, 0);
     // Across the end of a chunk of the map; again; a part of a block; over data and hole.
@@ -716,7 +790,10 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     resize(dense, 0);
     expect(dense, 0);
     write(dense, 0, 10 << 12);
-    volume.allocate(dense, 0, 20 << 12, false, None).unwrap();
+    volume
+        .files()
+        .allocate(dense, 0, 20 << 12, false, None)
+        .unwrap();
     expect(dense, 10);
     write(dense, 30 << 12, 100);
     expect(dense, 11);
@@ -726,7 +803,12 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     expect(dense, 11);
 
     // Copies: of all, and of a part, to a file with and to one without holes.
-    let copy = |from, to, at, len| volume.copy_range((from, at), (to, at), len, None).unwrap();
+    let copy = |from, to, at, len| {
+        volume
+            .files()
+            .copy_range((from, at), (to, at), len, None)
+            .unwrap()
+    };
     let whole = make_file("whole");
     copy(dense, whole, 0, 13 << 12);
     expect(whole, 11);
@@ -742,6 +824,7 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
 
     // Clones, renames, links and removals take the map along.
     volume
+        .names()
         .rename(
             (ROOT_INO, b"full"),
             (ROOT_INO, b"moved"),
@@ -751,23 +834,26 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
         .unwrap();
     write(full, 31 << 12, 1);
     expect(full, 55);
-    volume.link(full, ROOT_INO, b"linked").unwrap();
+    volume.names().link(full, ROOT_INO, b"linked").unwrap();
     write(full, 32 << 12, 1);
     expect(full, 56);
     let root = Caller::root();
     volume
+        .trees()
         .clone_entry(&root, full, ROOT_INO, b"copy", CloneMode::New)
         .unwrap();
-    let copied = volume.lookup(ROOT_INO, b"copy").unwrap().ino;
+    let copied = volume.names().lookup(ROOT_INO, b"copy").unwrap().ino;
     write(copied, 33 << 12, 1);
     expect(copied, 57);
     volume
+        .trees()
         .clone_entry(&root, whole, ROOT_INO, b"copy", CloneMode::Replace)
         .unwrap();
-    let replaced = volume.lookup(ROOT_INO, b"copy").unwrap().ino;
+    let replaced = volume.names().lookup(ROOT_INO, b"copy").unwrap().ino;
     punch(replaced, 0, 20 << 12);
     expect(replaced, 11);
     volume
+        .names()
         .rename(
             (ROOT_INO, b"dense"),
             (ROOT_INO, b"small"),
@@ -777,7 +863,7 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
         .unwrap();
     punch(dense, 0, 5 << 12);
     expect(dense, 6);
-    volume.unlink(ROOT_INO, b"small").unwrap();
+    volume.names().unlink(ROOT_INO, b"small").unwrap();
     write(dense, 20 << 12, 1);
     expect(dense, 7);
     volume.forget(dense, 1);
@@ -792,11 +878,14 @@ fn the_number_of_inodes_is_about_right_and_small_for_an_empty_volume() {
     let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
     for n in 0..FILES {
         let file = make(&volume, dir, &format!("a file {n}"), Kind::Regular).ino;
-        volume.write(file, 0, &[1; 3000], None).unwrap();
+        volume.files().write(file, 0, &[1; 3000], None).unwrap();
         volume.forget(file, 1);
     }
     let large = make(&volume, ROOT_INO, "large", Kind::Regular).ino;
-    volume.write(large, 0, &vec![7; 64 << 20], None).unwrap();
+    volume
+        .files()
+        .write(large, 0, &vec![7; 64 << 20], None)
+        .unwrap();
     let is_about = || {
         assert!(
             (FILES / 2..FILES * 2).contains(&volume.inodes()),
@@ -810,6 +899,7 @@ fn the_number_of_inodes_is_about_right_and_small_for_an_empty_volume() {
     }
     is_about();
     volume
+        .trees()
         .remove_tree(&Caller::root(), ROOT_INO, b"dir")
         .unwrap();
     for _ in 0..3 {
@@ -825,22 +915,29 @@ fn fallocate_of_more_than_there_is_says_so() {
     let there = volume.available_bytes();
     let tree_is_full = |error| matches!(error, Error::Tree(ramet_betree::Error::NoSpace));
     for keep_size in [false, true] {
-        let refused = volume.allocate(file, 0, 2 * there, keep_size, None);
+        let refused = volume.files().allocate(file, 0, 2 * there, keep_size, None);
         assert!(tree_is_full(refused.unwrap_err()));
     }
-    let refused = volume.zero_range(file, 0, 2 * there, false, None);
+    let refused = volume.files().zero_range(file, 0, 2 * there, false, None);
     assert!(tree_is_full(refused.unwrap_err()));
-    assert_eq!(volume.getattr(file).unwrap().size_bytes, 0);
+    assert_eq!(volume.attributes().getattr(file).unwrap().size_bytes, 0);
     // A hole of any size is free.
-    volume.zero_range(file, 0, 2 * there, true, None).unwrap();
+    volume
+        .files()
+        .zero_range(file, 0, 2 * there, true, None)
+        .unwrap();
     // Data that is there needs no space, wherever it lies.
     let half = usize::try_from(there / 2).unwrap() / 4096 * 4096;
-    volume.write(file, 4096, &vec![7; half], None).unwrap();
+    volume
+        .files()
+        .write(file, 4096, &vec![7; half], None)
+        .unwrap();
     let left = volume.available_bytes();
     volume
+        .files()
         .allocate(file, 0, half as u64 + left / 2, false, None)
         .unwrap();
-    assert!(volume.getattr(file).unwrap().size_bytes > half as u64);
+    assert!(volume.attributes().getattr(file).unwrap().size_bytes > half as u64);
     finish(&volume);
 }
 
@@ -849,22 +946,33 @@ fn blocks_of_a_large_sparse_file_are_known() {
     const HALF: u64 = 4 << 20;
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
-    let sectors = || volume.getattr(file).unwrap().sectors;
+    let sectors = || volume.attributes().getattr(file).unwrap().sectors;
     volume
+        .files()
         .write(file, 0, &[1; 2 * HALF as usize], None)
         .unwrap();
-    volume.zero_range(file, 0, HALF, true, None).unwrap();
+    volume
+        .files()
+        .zero_range(file, 0, HALF, true, None)
+        .unwrap();
     assert_eq!(sectors(), HALF / 512, "the first hole is known");
     for hole in [0..HALF, HALF / 2..HALF, 0..HALF, 0..HALF + 5] {
         let len = hole.end - hole.start;
         volume
+            .files()
             .zero_range(file, hole.start, len, true, None)
             .unwrap();
         assert_eq!(sectors(), HALF / 512);
     }
     // A part of a hole that is zeroed, or cut, stays a hole.
-    volume.zero_range(file, 0, 2 * HALF, true, None).unwrap();
-    volume.zero_range(file, 100, 5000, true, None).unwrap();
+    volume
+        .files()
+        .zero_range(file, 0, 2 * HALF, true, None)
+        .unwrap();
+    volume
+        .files()
+        .zero_range(file, 100, 5000, true, None)
+        .unwrap();
     // A file of holes alone shows one sector: a live mapping may hold data of it.
     assert_eq!(sectors(), 1);
     let empty = make(&volume, ROOT_INO, "empty", Kind::Regular).ino;
@@ -873,7 +981,12 @@ fn blocks_of_a_large_sparse_file_are_known() {
             size_bytes: Some(size_bytes),
             ..SetAttr::default()
         };
-        volume.setattr(empty, &size, None).unwrap().sectors / 8
+        volume
+            .attributes()
+            .setattr(empty, &size, None)
+            .unwrap()
+            .sectors
+            / 8
     };
     let sizes = [1 << 30, 1 << 29, (1 << 28) + 1, 8000, 7000];
     assert_eq!(sizes.map(blocks_at), [0; 5]);
@@ -908,14 +1021,14 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
                     size_bytes: Some(offset as u64),
                     ..SetAttr::default()
                 };
-                volume.setattr(file, &size, None).unwrap();
+                volume.attributes().setattr(file, &size, None).unwrap();
                 model.resize(offset, 0);
             }
             1 => {
                 volume.sync_all().unwrap();
                 drop(volume);
                 volume = Volume::open(Arc::clone(&device), OpenOptions::default()).unwrap();
-                file = volume.lookup(ROOT_INO, b"f").unwrap().ino;
+                file = volume.names().lookup(ROOT_INO, b"f").unwrap().ino;
             }
             _ => {
                 let len = match next(3) {
@@ -923,24 +1036,30 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
                     _ => 1 + next(700 << 10),
                 };
                 let data: Vec<u8> = (0..len).map(|at| (at / 7 + step) as u8).collect();
-                volume.write(file, offset as u64, &data, None).unwrap();
+                volume
+                    .files()
+                    .write(file, offset as u64, &data, None)
+                    .unwrap();
                 model.resize(model.len().max(offset + len), 0);
                 model[offset..offset + len].copy_from_slice(&data);
             }
         }
         let (from, len) = (next(FILE), next(1 << 20));
-        let found = volume.read(file, from as u64, len as u32).unwrap();
+        let found = volume.files().read(file, from as u64, len as u32).unwrap();
         let end = model.len().min(from + len);
         assert!(found == model[from.min(end)..end], "step {step}");
         // Into a place where something else was, which keeps what is behind the end.
         let mut place = vec![0xa5; len];
-        let filled = volume.read_into(file, from as u64, &mut place).unwrap();
+        let filled = volume
+            .files()
+            .read_into(file, from as u64, &mut place)
+            .unwrap();
         assert!(place[..filled] == found, "step {step}");
         assert!(place[filled..].iter().all(|byte| *byte == 0xa5), "{step}");
     }
     let ingests = volume.tree().stats().paths.ingests;
     assert!(ingests > 0, "nothing went the long way since the last open");
-    let found = volume.read(file, 0, u32::MAX).unwrap();
+    let found = volume.files().read(file, 0, u32::MAX).unwrap();
     assert!(found == model);
     finish(&volume);
 }
@@ -949,31 +1068,36 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
 fn a_clone_onto_another_link_of_its_source_becomes_a_file_of_its_own() {
     let volume = volume();
     let a = make(&volume, ROOT_INO, "a", Kind::Regular).ino;
-    volume.write(a, 0, b"one", None).unwrap();
-    volume.link(a, ROOT_INO, b"b").unwrap();
+    volume.files().write(a, 0, b"one", None).unwrap();
+    volume.names().link(a, ROOT_INO, b"b").unwrap();
     let clone = |name: &[u8], mode| {
-        let cloned = volume.clone_entry(&Caller::root(), a, ROOT_INO, name, mode);
+        let cloned = volume
+            .trees()
+            .clone_entry(&Caller::root(), a, ROOT_INO, name, mode);
         cloned.map(drop)
     };
     let refused = clone(b"b", CloneMode::New);
     assert!(matches!(refused, Err(Error::Exists)));
     clone(b"b", CloneMode::Replace).unwrap();
-    let b = volume.lookup(ROOT_INO, b"b").unwrap();
+    let b = volume.names().lookup(ROOT_INO, b"b").unwrap();
     assert_ne!(b.ino, a);
-    assert_eq!((b.nlink, volume.getattr(a).unwrap().nlink), (1, 1));
-    volume.write(b.ino, 0, b"two", None).unwrap();
-    assert_eq!(volume.read(a, 0, 9).unwrap(), b"one");
-    assert_eq!(volume.read(b.ino, 0, 9).unwrap(), b"two");
+    assert_eq!(
+        (b.nlink, volume.attributes().getattr(a).unwrap().nlink),
+        (1, 1)
+    );
+    volume.files().write(b.ino, 0, b"two", None).unwrap();
+    assert_eq!(volume.files().read(a, 0, 9).unwrap(), b"one");
+    assert_eq!(volume.files().read(b.ino, 0, 9).unwrap(), b"two");
 
     // The only link is left, and one that is left of two.
     let refused = clone(b"a", CloneMode::Replace);
     assert!(matches!(refused, Err(Error::SameFile)));
-    volume.link(a, ROOT_INO, b"c").unwrap();
-    volume.unlink(ROOT_INO, b"c").unwrap();
+    volume.names().link(a, ROOT_INO, b"c").unwrap();
+    volume.names().unlink(ROOT_INO, b"c").unwrap();
     let refused = clone(b"a", CloneMode::Replace);
     assert!(matches!(refused, Err(Error::SameFile)));
-    assert_eq!(volume.read(a, 0, 9).unwrap(), b"one");
-    assert_eq!(volume.check().unwrap(), []);
+    assert_eq!(volume.files().read(a, 0, 9).unwrap(), b"one");
+    assert_eq!(volume.controls().check().unwrap(), []);
 }
 
 #[test]
@@ -987,8 +1111,10 @@ fn a_clone_replaces_a_directory_by_a_directory_and_a_file_by_a_file() {
         make(&volume, ROOT_INO, file, Kind::Regular);
     }
     let clone = |source: &[u8], name: &[u8], mode| {
-        let source = volume.lookup(ROOT_INO, source).unwrap().ino;
-        let cloned = volume.clone_entry(&Caller::root(), source, ROOT_INO, name, mode);
+        let source = volume.names().lookup(ROOT_INO, source).unwrap().ino;
+        let cloned = volume
+            .trees()
+            .clone_entry(&Caller::root(), source, ROOT_INO, name, mode);
         volume.forget(source, 1);
         cloned.map(drop)
     };
@@ -1002,7 +1128,7 @@ fn a_clone_replaces_a_directory_by_a_directory_and_a_file_by_a_file() {
     assert!(matches!(replace(b"d", b"d"), Err(Error::SameFile)));
     replace(b"d", b"e").unwrap();
     replace(b"f", b"g").unwrap();
-    assert_eq!(volume.check().unwrap(), []);
+    assert_eq!(volume.controls().check().unwrap(), []);
 }
 
 #[test]
@@ -1012,19 +1138,24 @@ fn a_clone_may_replace_a_directory_above_or_below_its_source() {
     let b = make(&volume, a, "b", Kind::Directory).ino;
     make(&volume, b, "c", Kind::Directory);
     let clone = |source, dir, name: &[u8]| {
-        volume.clone_entry(&Caller::root(), source, dir, name, CloneMode::Replace)
+        volume
+            .trees()
+            .clone_entry(&Caller::root(), source, dir, name, CloneMode::Replace)
     };
     // Its own child becomes a copy of what it was.
     clone(a, a, b"b").unwrap();
-    let copy = volume.lookup(a, b"b").unwrap().ino;
-    let inner = volume.lookup(copy, b"b").unwrap().ino;
-    assert!(volume.lookup(inner, b"c").is_ok());
+    let copy = volume.names().lookup(a, b"b").unwrap().ino;
+    let inner = volume.names().lookup(copy, b"b").unwrap().ino;
+    assert!(volume.names().lookup(inner, b"c").is_ok());
     // Its parent becomes a copy of it.
     clone(inner, ROOT_INO, b"a").unwrap();
-    let a = volume.lookup(ROOT_INO, b"a").unwrap().ino;
-    assert!(volume.lookup(a, b"c").is_ok());
-    assert!(matches!(volume.lookup(a, b"b"), Err(Error::NotFound)));
-    assert_eq!(volume.check().unwrap(), []);
+    let a = volume.names().lookup(ROOT_INO, b"a").unwrap().ino;
+    assert!(volume.names().lookup(a, b"c").is_ok());
+    assert!(matches!(
+        volume.names().lookup(a, b"b"),
+        Err(Error::NotFound)
+    ));
+    assert_eq!(volume.controls().check().unwrap(), []);
 }
 
 /// A clock that a test moves.
@@ -1066,17 +1197,17 @@ fn reads_change_access_times_as_the_options_say() {
         let dir = make(&volume, ROOT_INO, "d", Kind::Directory).ino;
         let moves = |ino: Ino, read: &dyn Fn()| {
             [(); 2].map(|()| {
-                let before = volume.getattr(ino).unwrap().atime;
+                let before = volume.attributes().getattr(ino).unwrap().atime;
                 clock.0.fetch_add(10, Ordering::SeqCst);
                 read();
-                volume.getattr(ino).unwrap().atime != before
+                volume.attributes().getattr(ino).unwrap().atime != before
             })
         };
-        let read = || drop(volume.read(file, 0, 1).unwrap());
+        let read = || drop(volume.files().read(file, 0, 1).unwrap());
         assert_eq!(moves(file, &read), file_moves, "{files:?}");
         let list = || {
-            let stream = volume.open_dir(dir).unwrap();
-            volume.read_dir(&stream, 0, |_| true).unwrap();
+            let stream = volume.directories().open(dir).unwrap();
+            volume.directories().read(&stream, 0, |_| true).unwrap();
         };
         assert_eq!(moves(dir, &list), dir_moves, "{dirs:?}");
     }

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Volume::format(&device, &FormatOptions::default())?;
     let volume = Volume::open(device, OpenOptions::default())?;
     mount(Arc::clone(&volume), Path::new(&dir), &options)?.wait()?;
-    for finding in volume.check()? {
+    for finding in volume.controls().check()? {
         println!("{}: {}", finding.invariant, finding.detail);
     }
     volume.close()?;

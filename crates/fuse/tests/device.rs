@@ -106,9 +106,9 @@ fn no_sync_succeeds_after_a_failed_write_or_sync() {
         drop(volume);
 
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
-        assert!(volume.lookup(ramet_fs::ROOT_INO, b"kept").is_ok());
-        assert!(volume.lookup(ramet_fs::ROOT_INO, b"lost").is_err());
-        assert_eq!(volume.check().unwrap(), []);
+        assert!(volume.names().lookup(ramet_fs::ROOT_INO, b"kept").is_ok());
+        assert!(volume.names().lookup(ramet_fs::ROOT_INO, b"lost").is_err());
+        assert_eq!(volume.controls().check().unwrap(), []);
         assert_eq!(volume.tree().verify(&mut |_| {}).unwrap(), [""; 0]);
         volume.close().unwrap();
     }

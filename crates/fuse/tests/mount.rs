@@ -93,7 +93,7 @@ impl Mount {
     fn finish(mut self) {
         let mounted = self.mounted.take().unwrap();
         common::unmount(mounted);
-        let findings = self.volume.check().unwrap();
+        let findings = self.volume.controls().check().unwrap();
         assert!(findings.is_empty(), "{findings:#?}");
         self.volume.close().unwrap();
     }
@@ -452,7 +452,11 @@ fn attributes_come_with_a_listing_to_threads_that_use_them() {
     let create = |dir, name: &str, kind| {
         let new = NewInode::new(kind, 0o755);
         // The kernel does not know this inode.
-        let created = mount.volume.create(dir, name.as_bytes(), &new).unwrap();
+        let created = mount
+            .volume
+            .names()
+            .create(dir, name.as_bytes(), &new)
+            .unwrap();
         created.ino
     };
     for number in 0..30 {
@@ -854,9 +858,12 @@ fn opening_to_create_gives_no_access_to_a_file_the_kernel_did_not_know_of() {
     fs::set_permissions(root, fs::Permissions::from_mode(0o1777)).unwrap();
     assert!(!mount.path("secret").exists(), "and the kernel remembers");
     let new = ramet_fs::NewInode::new(ramet_fs::Kind::Regular, 0o600);
-    let made = mount.volume.create(ramet_fs::ROOT_INO, b"secret", &new);
+    let made = mount
+        .volume
+        .names()
+        .create(ramet_fs::ROOT_INO, b"secret", &new);
     let ino = made.unwrap().ino;
-    mount.volume.write(ino, 0, b"secret", None).unwrap();
+    mount.volume.files().write(ino, 0, b"secret", None).unwrap();
     mount.volume.forget(ino, 1);
     for script in ["exec 3<>secret; cat <&3", "printf x > secret"] {
         let output = as_nobody(&["sh", "-c", script], root);

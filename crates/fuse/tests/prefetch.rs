@@ -311,7 +311,7 @@ fn file_that_was_sent_counts_as_read() {
     // The volume knows the access time; the kernel knows it when it asks.
     let ino = ramet_fs::Ino(written.ino());
     let (_, volume) = bed.mounted.as_ref().unwrap();
-    let known = volume.getattr(ino).unwrap().atime;
+    let known = volume.attributes().getattr(ino).unwrap().atime;
     assert!((known.secs, i64::from(known.nanos)) > nanos(&written));
     bed.unmount();
 }

@@ -261,15 +261,15 @@ fn open_volume(device: &Arc<LoggedDevice>, seed: u64) -> Arc<Volume> {
 }
 
 fn check_volume(volume: &Volume) {
-    let findings = volume.check().expect("check");
+    let findings = volume.controls().check().expect("check");
     assert!(findings.is_empty(), "{findings:#?}");
     check_tree(volume.tree());
 }
 
 fn entries(volume: &Volume, dir: Ino) -> Vec<(Ino, Kind, Vec<u8>)> {
-    let stream = volume.open_dir(dir).expect("open a directory");
+    let stream = volume.directories().open(dir).expect("open a directory");
     let mut found = Vec::new();
-    let read = volume.read_dir(&stream, 0, |entry| {
+    let read = volume.directories().read(&stream, 0, |entry| {
         if !matches!(&entry.name[..], b"." | b"..") {
             found.push((entry.ino, entry.kind, entry.name.to_vec()));
         }
@@ -294,10 +294,13 @@ fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
     let mut taken = 0;
     for number in 0u64.. {
         let dir_name = format!("g{generation}-{}", number / 40);
-        let dir = match volume.lookup(ROOT_INO, dir_name.as_bytes()) {
+        let dir = match volume.names().lookup(ROOT_INO, dir_name.as_bytes()) {
             Ok(attr) => attr,
             Err(ramet_fs::Error::NotFound) => {
-                let made = volume.create(ROOT_INO, dir_name.as_bytes(), &new(Kind::Directory));
+                let made =
+                    volume
+                        .names()
+                        .create(ROOT_INO, dir_name.as_bytes(), &new(Kind::Directory));
                 let Some(attr) = unless_full("mkdir", made) else {
                     return taken;
                 };
@@ -305,7 +308,7 @@ fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
             }
             Err(error) => panic!("lookup: {error}"),
         };
-        let made = volume.create(
+        let made = volume.names().create(
             dir.ino,
             format!("f{number}").as_bytes(),
             &new(Kind::Regular),
@@ -315,14 +318,14 @@ fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
         };
         let bytes = [100, 5000, 40_000, 200_000][rng.below(4)];
         let data = noise(rng, bytes);
-        if unless_full("write", volume.write(file.ino, 0, &data, None)).is_none() {
+        if unless_full("write", volume.files().write(file.ino, 0, &data, None)).is_none() {
             return taken;
         }
         taken += bytes as u64;
         if env_u64("RAMET_CLONES", 0) > 0 && rng.one_in(50) {
             let name = format!("clone{}", rng.below(3));
             let root = Caller::root();
-            let cloned = volume.clone_entry(
+            let cloned = volume.trees().clone_entry(
                 &root,
                 dir.ino,
                 ROOT_INO,
@@ -342,34 +345,46 @@ fn use_full_volume(volume: &Volume, rng: &mut Rng) {
     let dirs = entries(volume, ROOT_INO);
     for (_, kind, dir_name) in dirs {
         assert_eq!(kind, Kind::Directory);
-        let dir = volume.lookup(ROOT_INO, &dir_name).expect("lookup").ino;
+        let dir = volume
+            .names()
+            .lookup(ROOT_INO, &dir_name)
+            .expect("lookup")
+            .ino;
         for pair in entries(volume, dir).chunks_exact(2).take(6) {
             let [one, two] = [&pair[0].2, &pair[1].2];
             match rng.below(4) {
                 0 => {
-                    let file = volume.lookup(dir, one).expect("lookup");
+                    let file = volume.names().lookup(dir, one).expect("lookup");
                     let set = SetAttr {
                         size_bytes: Some(file.size_bytes / 2),
                         ..SetAttr::default()
                     };
-                    volume.setattr(file.ino, &set, None).expect("truncate");
+                    volume
+                        .attributes()
+                        .setattr(file.ino, &set, None)
+                        .expect("truncate");
                 }
                 1 => {
                     let mode = RenameMode::Replace;
                     volume
+                        .names()
                         .rename((dir, one), (dir, two), mode, None)
                         .expect("rename over");
                 }
-                2 => volume.unlink(dir, one).expect("unlink"),
+                2 => volume.names().unlink(dir, one).expect("unlink"),
                 _ => {
                     let root = Caller::root();
-                    volume.remove_tree(&root, dir, one).expect("remove a tree");
+                    volume
+                        .trees()
+                        .remove_tree(&root, dir, one)
+                        .expect("remove a tree");
                 }
             }
         }
         if rng.one_in(4) {
             let root = Caller::root();
             volume
+                .trees()
                 .remove_tree(&root, ROOT_INO, &dir_name)
                 .expect("remove a tree");
         }
@@ -380,14 +395,19 @@ fn use_full_volume(volume: &Volume, rng: &mut Rng) {
 fn empty_volume(volume: &Volume, by_file: bool) {
     for (_, _, dir_name) in entries(volume, ROOT_INO) {
         if by_file {
-            let dir = volume.lookup(ROOT_INO, &dir_name).expect("lookup").ino;
+            let dir = volume
+                .names()
+                .lookup(ROOT_INO, &dir_name)
+                .expect("lookup")
+                .ino;
             for (_, _, name) in entries(volume, dir) {
-                volume.unlink(dir, &name).expect("unlink");
+                volume.names().unlink(dir, &name).expect("unlink");
             }
-            volume.rmdir(ROOT_INO, &dir_name).expect("rmdir");
+            volume.names().rmdir(ROOT_INO, &dir_name).expect("rmdir");
         } else {
             let root = Caller::root();
             volume
+                .trees()
                 .remove_tree(&root, ROOT_INO, &dir_name)
                 .expect("remove a tree");
         }

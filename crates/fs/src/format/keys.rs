@@ -28,9 +28,8 @@
 //! starts with `index P(X) 00`: all that lives in or below X. The record of X itself is outside of it,
 //! with X's siblings, which is why a clone or a rename of X moves two ranges and writes one record.
 
+use crate::format::ino::Ino;
 use bytes::Bytes;
-
-use crate::namespace::inode::Ino;
 
 /// Index of metadata.
 pub(crate) const META: u8 = 1;

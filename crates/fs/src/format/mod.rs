@@ -1,4 +1,7 @@
-//! Keys and records, byte by byte.
+//! The key space and the records in it.
 
+pub(crate) mod blocks;
+pub(crate) mod ino;
 pub(crate) mod keys;
+pub(crate) mod name;
 pub(crate) mod record;

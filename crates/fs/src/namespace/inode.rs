@@ -21,14 +21,8 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
+use crate::format::ino::Ino;
 use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record};
-
-/// A visible inode number: what `stat` shows and the kernel knows an inode by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ino(pub u64);
-
-/// Number of the root.
-pub const ROOT_INO: Ino = Ino(1);
 
 /// Where an inode lies.
 #[derive(Clone)]
@@ -468,12 +462,7 @@ impl Table {
         }
     }
 
-    /// The kernel forgot `lookups` of the times it was told.
-    pub(crate) fn forget(&self, ino: Ino, lookups: u64) {
-        self.forget_noting(ino, lookups, || {});
-    }
-
-    /// The same. `last` is done if it knows nothing of the inode then, before anybody can tell it again.
+    /// The kernel drops `lookups` references. If none is left, `last` runs before the kernel can get another one.
     pub(crate) fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         let mut shard = self.shard(ino).lock();
         let Some(slot) = shard.slots.get_mut(&ino.0) else {
@@ -666,9 +655,9 @@ mod tests {
         table.remember(&first);
         table.remember(&first);
         drop(first);
-        table.forget(Ino(7), 1);
+        table.forget_noting(Ino(7), 1, || {});
         assert!(table.get(Ino(7)).is_some());
-        table.forget(Ino(7), 1);
+        table.forget_noting(Ino(7), 1, || {});
         assert!(table.get(Ino(7)).is_none());
         assert_eq!(table.len(), 0);
     }

@@ -1,5 +1,8 @@
-//! Inodes in memory: where they lie, and how they change.
+//! Inodes in memory: their locations, the names that lead to them, and how they change.
 
+pub(crate) mod attr;
 pub(crate) mod inode;
+pub(crate) mod numbers;
+pub(crate) mod resolve;
 pub(crate) mod topology;
 pub(crate) mod transaction;

@@ -17,6 +17,9 @@ use crate::format::record::Record;
 use crate::namespace::inode::{Inode, Location, LockedNames};
 use crate::namespace::topology::Topology;
 
+/// Journal bytes of a batch of records without data, at most: the tree is asked for so much room.
+pub(crate) const RECORDS_BYTES: usize = 16 * 1024;
+
 /// The states of several inodes, locked for writing, in the order of their numbers.
 pub(crate) struct States<'a> {
     locked: Vec<Locked<'a>>,

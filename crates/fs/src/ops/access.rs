@@ -2,8 +2,6 @@
 
 use crate::error::{Error, Result};
 use crate::format::record::{Kind, Record, S_ISVTX};
-use crate::namespace::inode::Ino;
-use crate::volume::Volume;
 
 /// Who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +69,11 @@ impl Caller {
         }
     }
 
+    /// Whether names in a directory may be found.
+    pub(crate) fn may_search(&self, dir: &Record) -> Result<()> {
+        self.may(dir, SEARCH)
+    }
+
     /// Whether entries of a directory may be added and removed.
     pub(crate) fn may_change(&self, dir: &Record) -> Result<()> {
         self.may(dir, WRITE | SEARCH)
@@ -100,15 +103,5 @@ impl Caller {
         } else {
             Err(Error::NotPermitted)
         }
-    }
-}
-
-impl Volume {
-    /// Whether the caller may find names in a directory.
-    ///
-    /// # Errors
-    /// `Access` when not; `NotDirectory`, `Stale`.
-    pub fn may_search(&self, caller: &Caller, dir: Ino) -> Result<()> {
-        caller.may(&self.dir(dir)?.state.read(), SEARCH)
     }
 }

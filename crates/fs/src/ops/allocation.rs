@@ -24,11 +24,11 @@ use bytes::Bytes;
 use ramet_betree::Batch;
 
 use crate::error::{Error, Result};
+use crate::format::blocks::{block_number, blocks_of};
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Record};
 use crate::namespace::inode::Inode;
-use crate::ops::data::{BLOCK_BYTES, block_number};
-use crate::volume::Volume;
+use crate::namespace::resolve::Namespace;
 
 /// Blocks that one chunk tells of.
 pub(crate) const CHUNK_BLOCKS: u64 = 16_384;
@@ -261,11 +261,6 @@ impl Allocation {
     }
 }
 
-/// Blocks of a file of so many bytes that has no holes.
-pub(crate) fn blocks_of(size_bytes: u64) -> u64 {
-    size_bytes.div_ceil(BLOCK_BYTES)
-}
-
 /// Counts the blocks of a record that gets a map, if it had none.
 pub(crate) fn become_sparse(record: &mut Record) {
     if !record.has(FLAG_SPARSE) {
@@ -274,40 +269,42 @@ pub(crate) fn become_sparse(record: &mut Record) {
     }
 }
 
-impl Volume {
+impl Allocation {
     /// The part of a file's map that tells of `blocks`; all of it, and new, when the file has none yet. The state of the file is
     /// locked; may wait for the device.
-    pub(crate) fn allocation(
-        &self,
+    pub(crate) fn load_for(
+        namespace: &Namespace,
         inode: &Arc<Inode>,
         record: &Record,
         blocks: Range<u64>,
-    ) -> Result<Allocation> {
+    ) -> Result<Self> {
         if !record.has(FLAG_SPARSE) {
-            return Ok(Allocation::without_holes(blocks_of(record.size_bytes)));
+            return Ok(Self::without_holes(blocks_of(record.size_bytes)));
         }
-        let mut map = Allocation::default();
-        self.visit_chunks(inode, &blocks, |number, chunk| map.load(number, chunk))?;
+        let mut map = Self::default();
+        visit_chunks(namespace, inode, &blocks, |number, chunk| {
+            map.load(number, chunk)
+        })?;
         Ok(map)
     }
 
     /// The same for `touched` blocks, of which `hole` goes; and how many of these existed. Of chunks that go whole nothing is kept
     /// in memory.
-    pub(crate) fn allocation_without(
-        &self,
+    pub(crate) fn load_without(
+        namespace: &Namespace,
         inode: &Arc<Inode>,
         record: &Record,
         touched: Range<u64>,
         hole: &Range<u64>,
-    ) -> Result<(Allocation, u64)> {
+    ) -> Result<(Self, u64)> {
         if !record.has(FLAG_SPARSE) {
-            let mut map = Allocation::without_holes(blocks_of(record.size_bytes));
+            let mut map = Self::without_holes(blocks_of(record.size_bytes));
             let removed = map.set(hole.clone(), false);
             return Ok((map, removed));
         }
-        let mut map = Allocation::default();
+        let mut map = Self::default();
         let (whole, mut removed, mut erased) = (whole_chunks(hole), 0, false);
-        self.visit_chunks(inode, &touched, |number, chunk| {
+        visit_chunks(namespace, inode, &touched, |number, chunk| {
             if whole.contains(&number) {
                 removed += chunk.len();
                 erased = true;
@@ -326,63 +323,68 @@ impl Volume {
         }
         Ok((map, removed))
     }
+}
 
-    /// How many of these blocks of a file exist. Its state is locked; may wait for the device.
-    pub(crate) fn allocated(
-        &self,
-        inode: &Arc<Inode>,
-        record: &Record,
-        blocks: &Range<u64>,
-    ) -> Result<u64> {
-        if !record.has(FLAG_SPARSE) {
-            let end = blocks.end.min(blocks_of(record.size_bytes));
-            return Ok(end.saturating_sub(blocks.start));
-        }
-        let mut found = 0;
-        self.visit_chunks(inode, blocks, |number, chunk| {
-            let mut map = Allocation::default();
-            map.load(number, chunk);
-            let base = number * CHUNK_BLOCKS;
-            found += map.count(blocks.start.max(base)..blocks.end.min(base + CHUNK_BLOCKS));
-        })?;
-        Ok(found)
+/// How many of these blocks of a file exist. Its state is locked; may wait for the device.
+pub(crate) fn allocated(
+    namespace: &Namespace,
+    inode: &Arc<Inode>,
+    record: &Record,
+    blocks: &Range<u64>,
+) -> Result<u64> {
+    if !record.has(FLAG_SPARSE) {
+        let end = blocks.end.min(blocks_of(record.size_bytes));
+        return Ok(end.saturating_sub(blocks.start));
     }
+    let mut found = 0;
+    visit_chunks(namespace, inode, blocks, |number, chunk| {
+        let mut map = Allocation::default();
+        map.load(number, chunk);
+        let base = number * CHUNK_BLOCKS;
+        found += map.count(blocks.start.max(base)..blocks.end.min(base + CHUNK_BLOCKS));
+    })?;
+    Ok(found)
+}
 
-    /// Looks at the stored chunks that tell of `blocks`.
-    fn visit_chunks(
-        &self,
-        inode: &Arc<Inode>,
-        blocks: &Range<u64>,
-        mut visit: impl FnMut(u64, Chunk),
-    ) -> Result<()> {
-        let chunks = blocks.start / CHUNK_BLOCKS..blocks.end.div_ceil(CHUNK_BLOCKS);
-        let few = chunks.end.saturating_sub(chunks.start) <= FEW_CHUNKS;
-        let topology = self.topology.read();
-        let map = keys::map(&topology.path(inode)?);
-        if few {
-            let lookups: Vec<_> = chunks
-                .map(|number| (number, self.tree.lookup_deferred(keys::chunk(&map, number))))
-                .collect();
-            drop(topology);
-            for (number, lookup) in lookups {
-                if let Some(value) = lookup.get()? {
-                    visit(number, Chunk::decode(&value)?);
-                }
-            }
-            return Ok(());
-        }
-        let snapshot = self.tree.snapshot();
+/// Looks at the stored chunks that tell of `blocks`.
+fn visit_chunks(
+    namespace: &Namespace,
+    inode: &Arc<Inode>,
+    blocks: &Range<u64>,
+    mut visit: impl FnMut(u64, Chunk),
+) -> Result<()> {
+    let chunks = blocks.start / CHUNK_BLOCKS..blocks.end.div_ceil(CHUNK_BLOCKS);
+    let few = chunks.end.saturating_sub(chunks.start) <= FEW_CHUNKS;
+    let topology = namespace.topology.read();
+    let map = keys::map(&topology.path(inode)?);
+    if few {
+        let lookups: Vec<_> = chunks
+            .map(|number| {
+                (
+                    number,
+                    namespace.tree.lookup_deferred(keys::chunk(&map, number)),
+                )
+            })
+            .collect();
         drop(topology);
-        let (lo, hi) = (
-            keys::chunk(&map, chunks.start),
-            keys::chunk(&map, chunks.end),
-        );
-        for item in snapshot.scan(&lo, Some(&hi)) {
-            let (key, value) = item?;
-            visit(block_number(&map, &key)?, Chunk::decode(&value)?);
+        for (number, lookup) in lookups {
+            if let Some(value) = lookup.get()? {
+                visit(number, Chunk::decode(&value)?);
+            }
         }
-        Ok(())
+        return Ok(());
     }
+    let snapshot = namespace.tree.snapshot();
+    drop(topology);
+    let (lo, hi) = (
+        keys::chunk(&map, chunks.start),
+        keys::chunk(&map, chunks.end),
+    );
+    for item in snapshot.scan(&lo, Some(&hi)) {
+        let (key, value) = item?;
+        visit(block_number(&map, &key)?, Chunk::decode(&value)?);
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -2,16 +2,22 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+
 use crate::error::{Error, Result};
+use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{
     FLAG_CAPABILITY, Kind, NANOS_PER_SEC, Record, S_IFMT, S_ISGID, S_ISUID, Time,
 };
-use crate::namespace::inode::{Ino, Inode};
+use crate::namespace::attr::Attr;
+use crate::namespace::inode::Inode;
+use crate::namespace::resolve::Namespace;
+use crate::namespace::transaction::RECORDS_BYTES;
 use crate::namespace::transaction::{Transaction, lock_states};
-use crate::ops::access::{Credentials, Writer};
-use crate::ops::lookup::Attr;
-use crate::volume::{RECORDS_BYTES, Volume};
+use crate::ops::access::{Caller, Credentials, Writer};
+use crate::ops::reshape::{Reshape, map_bytes};
+use crate::ops::times::Times;
 
 /// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,9 +118,57 @@ impl Transaction<'_> {
     }
 }
 
-impl Volume {
+/// Attributes and extended attributes of inodes.
+pub struct Attributes {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) times: Arc<Times>,
+}
+
+impl Attributes {
+    pub(crate) fn new(namespace: &Arc<Namespace>, times: &Arc<Times>) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            times: Arc::clone(times),
+        }
+    }
+
+    /// Attributes of an inode that the caller has a reference to.
+    ///
+    /// # Errors
+    /// `Stale` when the caller has none.
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let inode = self.namespace.inode(ino)?;
+        let mut attr = inode.attr();
+        if attr.nlink > 0 && self.namespace.is_detached(&inode) {
+            attr.nlink = 0;
+        }
+        Ok(attr)
+    }
+
+    /// Target of a symbolic link.
+    ///
+    /// # Errors
+    /// `Invalid` for an inode of another kind.
+    pub fn readlink(&self, ino: Ino) -> Result<Bytes> {
+        let inode = self.namespace.inode(ino)?;
+        if inode.kind != Kind::Symlink {
+            return Err(Error::Invalid("not a symbolic link"));
+        }
+        self.times.read_now(&inode);
+        let target = inode.state.read().target.clone();
+        Ok(target)
+    }
+
+    /// Whether the caller may find names in a directory.
+    ///
+    /// # Errors
+    /// `Access` when not; `NotDirectory`, `Stale`.
+    pub fn may_search(&self, caller: &Caller, dir: Ino) -> Result<()> {
+        caller.may_search(&self.namespace.dir(dir)?.state.read())
+    }
+
     /// Changes attributes, all or none, and gives the new ones. The caller checked permissions; setuid, setgid and capabilities
-    /// go with a change of the size as by [`Volume::write`], and with one of the owner or group.
+    /// go with a change of the size as by [`Files::write`](crate::ops::data::Files::write), and with one of the owner or group.
     ///
     /// # Errors
     /// `IsDirectory` or `Invalid` when the size of something else than a file is to change, `Invalid` for a time with a
@@ -126,22 +180,22 @@ impl Volume {
                 return Err(Error::Invalid("nanoseconds"));
             }
         }
-        let inode = self.inode(ino)?;
+        let inode = self.namespace.inode(ino)?;
         let map_bytes = match (set.size_bytes, inode.kind) {
             (None, _) => 0,
-            (Some(_), Kind::Regular) => self.map_bytes(&inode)?,
+            (Some(_), Kind::Regular) => map_bytes(&self.namespace, &inode)?,
             (Some(_), Kind::Directory) => return Err(Error::IsDirectory),
             (Some(_), _) => return Err(Error::Invalid("size of something else than a file")),
         };
-        self.tree.admit(RECORDS_BYTES + map_bytes)?;
+        self.namespace.tree.admit(RECORDS_BYTES + map_bytes)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
         let resize = set
             .size_bytes
-            .map(|size_bytes| self.plan_size(&inode, tx.get(&inode), size_bytes))
+            .map(|size_bytes| Reshape::to_size(&self.namespace, &inode, tx.get(&inode), size_bytes))
             .transpose()?;
         let by = tx.credentials(&inode, writer);
-        let now = self.now();
-        let topology = self.topology.read();
+        let now = self.times.now();
+        let topology = self.namespace.topology.read();
         let record = tx.edit(&inode);
         record.ctime = now;
         if let Some(perm) = set.perm {
@@ -158,7 +212,7 @@ impl Volume {
             tx.clear_set_ids_of_contents(&inode, by.as_ref());
             tx.edit(&inode).mtime = now;
             let path = topology.path(&inode)?;
-            self.reshape(&mut tx, &inode, &path, resize);
+            resize.apply(&mut tx, &inode, &path);
         }
         let record = tx.edit(&inode);
         let time = |set: SetTime| match set {
@@ -172,8 +226,8 @@ impl Volume {
         {
             tx.clear_capability(&inode, &path);
         }
-        tx.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.namespace.tree)?;
         drop(topology);
-        self.attr(&inode)
+        Ok(inode.attr())
     }
 }

@@ -1,45 +1,59 @@
 //! Copying from file to file without the bytes passing through the caller.
 //!
-//! Whole blocks at the same offset in both files are cloned; so is a whole file over one that is not
-//! longer, which is what `cp` asks for. Other ranges are read and written. (Blocks have numbers in
-//! their keys, and a clone replaces a prefix: it cannot shift numbers.)
+//! Whole blocks at the same offset in both files are cloned. So is a whole file over one that is not longer, which `cp` asks
+//! for. Other ranges are read and written: blocks have their numbers in their keys, and a clone replaces a prefix, so it
+//! cannot shift numbers.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::format::blocks::{BLOCK_BYTES, blocks_of};
+use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::record::{FLAG_SPARSE, Kind, Record};
-use crate::namespace::inode::{Ino, Inode};
-use crate::namespace::transaction::{Transaction, lock_states};
+use crate::format::record::{FLAG_SPARSE, Record};
+use crate::namespace::inode::Inode;
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::Writer;
-use crate::ops::allocation::{Allocation, become_sparse, blocks_of};
-use crate::ops::data::{BLOCK_BYTES, FEW_BLOCKS};
-use crate::volume::{RECORDS_BYTES, Volume};
+use crate::ops::allocation::{Allocation, become_sparse};
+use crate::ops::contents::FEW_BLOCKS;
+use crate::ops::data::Files;
 
 /// Bytes that one call copies through memory at most.
 const COPY_BYTES_MAX: u64 = 1 << 20;
 
-/// What a copy did.
+/// Result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// How much was copied.
+    /// Bytes that were copied.
     pub bytes: u64,
-    /// Whether privileges of the target went, as by [`Volume::write`].
+    /// The target lost privileges, as by [`Files::write`].
     pub cleared: bool,
 }
 
-/// What becomes of the blocks of a file of which others replace a range.
+/// How the blocks of a file change when blocks of another one replace a range.
 enum Replaced {
-    /// It has no holes, before and after.
+    /// The file has no holes, before and after.
     Whole,
-    /// It is as the source is.
+    /// The file becomes as the source is.
     AsSource,
-    /// The map, with how many blocks went, and came.
+    /// The new map, with the number of blocks that were removed and added.
     Mapped(Allocation, u64, u64),
 }
 
-impl Volume {
+/// A clone of blocks from file to file.
+struct BlockClone<'a> {
+    source: &'a Arc<Inode>,
+    target: &'a Arc<Inode>,
+    /// The source at the time of the clone.
+    record: Record,
+    blocks: Range<u64>,
+    /// End of the copied bytes.
+    end: u64,
+    replaced: Replaced,
+}
+
+impl Files {
     /// Copies up to `len` bytes, and says how many: fewer at the end of the source, or when the rest
     /// needs another call.
     ///
@@ -53,14 +67,8 @@ impl Volume {
         len: u64,
         writer: Writer<'_>,
     ) -> Result<Copied> {
-        let (source, target) = (self.inode(from.0)?, self.inode(to.0)?);
-        for inode in [&source, &target] {
-            match inode.kind {
-                Kind::Regular => {}
-                Kind::Directory => return Err(Error::IsDirectory),
-                _ => return Err(Error::Invalid("not a file")),
-            }
-        }
+        let source = self.namespace.regular(from.0)?;
+        let target = self.namespace.regular(to.0)?;
         if source.ino == target.ino
             && from.1 < to.1.saturating_add(len)
             && to.1 < from.1.saturating_add(len)
@@ -68,59 +76,111 @@ impl Volume {
             return Err(Error::Invalid("ranges overlap"));
         }
         let most = len.min(source.state.read().size_bytes);
-        self.orphan_if_large(&target, to.1.saturating_add(most))?;
-        self.tree.admit(RECORDS_BYTES)?;
-        let mut tx = Transaction::new(lock_states(&[&source, &target]));
-        let source_record = tx.get(&source).clone();
-        // What fits into the reply, in whole blocks.
+        self.deletes
+            .orphan_if_large(&target, to.1.saturating_add(most))?;
+        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let tx = Transaction::new(lock_states(&[&source, &target]));
+        // The longest range of whole blocks that the reply can tell.
         let len = len
-            .min(source_record.size_bytes.saturating_sub(from.1))
+            .min(tx.get(&source).size_bytes.saturating_sub(from.1))
             .min(u64::from(u32::MAX) / BLOCK_BYTES * BLOCK_BYTES);
-        let (offset, end) = (from.1, from.1 + len);
-        let reaches_both_ends =
-            end == source_record.size_bytes && end >= tx.get(&target).size_bytes;
-        let is_aligned = offset % BLOCK_BYTES == 0 && (end % BLOCK_BYTES == 0 || reaches_both_ends);
-        let (first, last) = (offset / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
-        if from.1 != to.1 || !is_aligned || source.ino == target.ino || last - first <= FEW_BLOCKS {
+        let is_in_step = from.1 == to.1 && source.ino != target.ino;
+        let range = from.1..from.1 + len;
+        let plan = is_in_step.then(|| self.plan_clone(&tx, &source, &target, range));
+        let Some(plan) = plan.transpose()?.flatten() else {
             drop(tx);
             return self.copy_bytes(from, to, len, writer);
+        };
+        let cleared = self.clone_blocks(tx, plan, writer)?;
+        Ok(Copied {
+            bytes: len,
+            cleared,
+        })
+    }
+
+    /// Plans to clone the blocks of a range of bytes of `source` to the same offset of `target`; `None` when the range has
+    /// other ends, or so few blocks that a copy is cheaper.
+    fn plan_clone<'a>(
+        &self,
+        tx: &Transaction<'_>,
+        source: &'a Arc<Inode>,
+        target: &'a Arc<Inode>,
+        Range { start, end }: Range<u64>,
+    ) -> Result<Option<BlockClone<'a>>> {
+        let (from, to) = (tx.get(source), tx.get(target));
+        let reaches_both_ends = end == from.size_bytes && end >= to.size_bytes;
+        let is_aligned = start % BLOCK_BYTES == 0 && (end % BLOCK_BYTES == 0 || reaches_both_ends);
+        let blocks = start / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES);
+        if !is_aligned || blocks.end - blocks.start <= FEW_BLOCKS {
+            return Ok(None);
         }
-        let is_whole = offset == 0 && reaches_both_ends;
-        let target_record = tx.get(&target).clone();
-        let replaced = if is_whole {
+        let replaced = if start == 0 && reaches_both_ends {
             Replaced::AsSource
         } else {
-            self.plan_replaced(
-                (&source, &source_record),
-                (&target, &target_record),
-                first..last,
-            )?
+            self.plan_replaced((source, from), (target, to), blocks.clone())?
         };
-        let by = tx.credentials(&target, writer);
-        let topology = self.topology.read();
-        let source_path = topology.path(&source)?;
-        let target_path = topology.path(&target)?;
+        Ok(Some(BlockClone {
+            source,
+            target,
+            record: from.clone(),
+            blocks,
+            end,
+            replaced,
+        }))
+    }
+
+    /// Plans that blocks of the source replace the same blocks of the target.
+    fn plan_replaced(
+        &self,
+        (source, source_record): (&Arc<Inode>, &Record),
+        (target, target_record): (&Arc<Inode>, &Record),
+        blocks: Range<u64>,
+    ) -> Result<Replaced> {
+        let namespace = &self.namespace;
+        let from = Allocation::load_for(namespace, source, source_record, blocks.clone())?;
+        let is_dense = !target_record.has(FLAG_SPARSE)
+            && blocks.start <= blocks_of(target_record.size_bytes)
+            && from.count(blocks.clone()) == blocks.end - blocks.start;
+        if is_dense {
+            return Ok(Replaced::Whole);
+        }
+        let mut map = Allocation::load_for(namespace, target, target_record, blocks.clone())?;
+        let (removed, added) = map.copy(&from, blocks);
+        Ok(Replaced::Mapped(map, removed, added))
+    }
+
+    /// Carries out `plan`. Tells whether the target lost privileges.
+    fn clone_blocks(
+        &self,
+        mut tx: Transaction<'_>,
+        plan: BlockClone<'_>,
+        writer: Writer<'_>,
+    ) -> Result<bool> {
+        let target = plan.target;
+        let by = tx.credentials(target, writer);
+        let topology = self.namespace.topology.read();
+        let source_path = topology.path(plan.source)?;
+        let target_path = topology.path(target)?;
         let (from_blocks, to_blocks) = (keys::blocks(&source_path), keys::blocks(&target_path));
-        if is_whole {
+        if matches!(plan.replaced, Replaced::AsSource) {
             tx.batch.clone_prefix(from_blocks, to_blocks);
         } else {
             let strip = u32::try_from(from_blocks.len()).map_err(|_| Error::Invalid("path"))?;
-            let (lo, hi) = (
-                keys::block(&from_blocks, first),
-                keys::block(&from_blocks, last),
-            );
+            let lo = keys::block(&from_blocks, plan.blocks.start);
+            let hi = keys::block(&from_blocks, plan.blocks.end);
             tx.batch.clone_range(lo, Some(hi), strip, to_blocks);
         }
-        let cleared = tx.clear_privileges(&target, &target_path, by.as_ref());
-        let now = self.now();
-        let record = tx.edit(&target);
-        match replaced {
+        let cleared = tx.clear_privileges(target, &target_path, by.as_ref());
+        let now = self.times.now();
+        let had_map = tx.get(target).has(FLAG_SPARSE);
+        let record = tx.edit(target);
+        match plan.replaced {
             Replaced::Whole => {}
             Replaced::AsSource => {
                 record.flags &= !FLAG_SPARSE;
-                record.flags |= source_record.flags & FLAG_SPARSE;
-                record.blocks = source_record.blocks;
-                if target_record.has(FLAG_SPARSE) || source_record.has(FLAG_SPARSE) {
+                record.flags |= plan.record.flags & FLAG_SPARSE;
+                record.blocks = plan.record.blocks;
+                if had_map || plan.record.has(FLAG_SPARSE) {
                     let (from, to) = (keys::map(&source_path), keys::map(&target_path));
                     tx.batch.clone_prefix(from, to);
                 }
@@ -131,33 +191,11 @@ impl Volume {
                 map.store(&target_path, &mut tx.batch);
             }
         }
-        let record = tx.edit(&target);
-        record.size_bytes = record.size_bytes.max(end);
+        let record = tx.edit(target);
+        record.size_bytes = record.size_bytes.max(plan.end);
         (record.mtime, record.ctime) = (now, now);
-        tx.apply(&topology, &self.tree)?;
-        Ok(Copied {
-            bytes: len,
-            cleared,
-        })
-    }
-
-    /// Plans that blocks of the source replace the same blocks of the target.
-    fn plan_replaced(
-        &self,
-        (source, source_record): (&Arc<Inode>, &Record),
-        (target, target_record): (&Arc<Inode>, &Record),
-        blocks: Range<u64>,
-    ) -> Result<Replaced> {
-        let from = self.allocation(source, source_record, blocks.clone())?;
-        let is_dense = !target_record.has(FLAG_SPARSE)
-            && blocks.start <= blocks_of(target_record.size_bytes)
-            && from.count(blocks.clone()) == blocks.end - blocks.start;
-        if is_dense {
-            return Ok(Replaced::Whole);
-        }
-        let mut map = self.allocation(target, target_record, blocks.clone())?;
-        let (removed, added) = map.copy(&from, blocks);
-        Ok(Replaced::Mapped(map, removed, added))
+        tx.apply(&topology, &self.namespace.tree)?;
+        Ok(cleared)
     }
 
     fn copy_bytes(

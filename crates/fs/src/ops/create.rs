@@ -4,13 +4,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
 use crate::format::keys;
+use crate::format::name::check_name;
 use crate::format::record::{Entry, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
-use crate::namespace::inode::{Ino, Inode, Location};
-use crate::namespace::transaction::{Transaction, lock_states};
-use crate::ops::lookup::{Attr, attr_of, check_name};
-use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
+use crate::namespace::attr::{Attr, attr_of};
+use crate::namespace::inode::{Inode, Location};
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::names::Names;
 
 /// What to create.
 #[derive(Clone, Copy, Debug)]
@@ -44,32 +46,32 @@ impl NewInode<'_> {
     }
 }
 
-impl Volume {
+impl Names {
     /// Creates `name` in a directory. It counts as a lookup.
     ///
     /// # Errors
     /// `Exists`, `NotFound` when the directory is gone, `NameTooLong`, and those of the tree.
     pub fn create(&self, dir: Ino, name: &[u8], new: &NewInode<'_>) -> Result<Attr> {
         check_name(name)?;
-        let dir = self.dir(dir)?;
+        let dir = self.namespace.dir(dir)?;
         if new.target.len() > TARGET_BYTES_MAX {
             return Err(Error::NameTooLong);
         }
         if (new.kind == Kind::Symlink) == new.target.is_empty() {
             return Err(Error::Invalid("target of a symbolic link"));
         }
-        self.tree.admit(RECORDS_BYTES)?;
-        let mut ino = self.new_ino()?;
-        while self.table.get(ino).is_some() {
+        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let mut ino = self.numbers.new_ino()?;
+        while self.namespace.table.get(ino).is_some() {
             // A number inside of a clone may be any.
-            ino = self.new_ino()?;
+            ino = self.numbers.new_ino()?;
         }
-        let now = self.now();
+        let now = self.times.now();
         let _names = dir.lock_names();
-        let there = self.entry(&dir, name)?.0;
+        let there = self.namespace.entry(&dir, name)?.0;
         match there.as_ref().map(Entry::decode).transpose()? {
             None => {}
-            Some(Entry::Deleted(_)) => self.free_name(&dir, name)?,
+            Some(Entry::Deleted(_)) => self.deletes.free_name(&dir, name)?,
             Some(Entry::Inode { .. } | Entry::Link(_)) => return Err(Error::Exists),
         }
         let mut tx = Transaction::new(lock_states(&[&dir]));
@@ -89,7 +91,7 @@ impl Volume {
         record.rdev = new.rdev;
         record.target = Bytes::copy_from_slice(new.target);
         record.size_bytes = new.target.len() as u64;
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
         let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
         tx.batch
             .put(keys::entry(&at.path, name), record.encode(ino.0 ^ at.acc));
@@ -98,21 +100,21 @@ impl Volume {
         if new.kind == Kind::Directory {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         }
-        tx.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.namespace.tree)?;
         let attr = attr_of(ino, &record);
         let location = Location::Child {
             parent: Arc::clone(&dir),
             name: Bytes::copy_from_slice(name),
         };
-        let inode = Inode::new(&self.table, ino, new.kind, record, location);
+        let inode = Inode::new(&self.namespace.table, ino, new.kind, record, location);
         // A lookup that reads it from now on finds it in the table, where it is already, or counts
         // as an eviction when it is gone again.
         inode
             .touched
             .store(true, std::sync::atomic::Ordering::SeqCst);
-        self.table.adopt(&inode, None);
-        self.table.note(dir.ino, name, ino);
-        self.table.remember(&inode);
+        self.namespace.table.adopt(&inode, None);
+        self.namespace.table.note(dir.ino, name, ino);
+        self.namespace.table.remember(&inode);
         Ok(attr)
     }
 }

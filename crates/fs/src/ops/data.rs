@@ -11,59 +11,23 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Ingest, Snapshot, successor_of_prefix};
+use ramet_betree::{Ingest, Snapshot};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::format::blocks::{BLOCK, BLOCK_BYTES, Span, block_number, blocks_of};
+use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::record::{FLAG_SPARSE, Kind, Record};
-use crate::namespace::inode::{Ino, Inode};
-use crate::namespace::transaction::{Transaction, lock_states};
+use crate::format::record::{FLAG_SPARSE, Record};
+use crate::namespace::inode::Inode;
+use crate::namespace::resolve::Namespace;
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::Writer;
-use crate::ops::allocation::{Allocation, become_sparse, blocks_of};
-use crate::volume::{RECORDS_BYTES, Volume};
+use crate::ops::allocation::{Allocation, become_sparse};
+use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::times::Times;
 
-/// Size of a block.
-pub const BLOCK_BYTES: u64 = 4096;
-pub(crate) const BLOCK: usize = BLOCK_BYTES as usize;
-/// Largest size of a file.
-pub const FILE_BYTES_MAX: u64 = 1 << 62;
-/// Up to this many blocks are removed one by one, which is cheaper than one structural message.
-pub(crate) const FEW_BLOCKS: u64 = 8;
 /// A read of so many blocks goes past the cache of the tree: the caller, the kernel as a rule, keeps them itself.
 const DROP_BEHIND_BLOCKS: u64 = 32;
-
-/// The blocks that a range of bytes touches.
-pub(crate) struct Span {
-    pub(crate) offset: u64,
-    pub(crate) end: u64,
-}
-
-impl Span {
-    pub(crate) fn new(offset: u64, len: u64) -> Result<Self> {
-        let end = offset
-            .checked_add(len)
-            .filter(|end| *end <= FILE_BYTES_MAX)
-            .ok_or(Error::TooBig)?;
-        Ok(Self { offset, end })
-    }
-
-    pub(crate) fn first(&self) -> u64 {
-        self.offset / BLOCK_BYTES
-    }
-
-    /// One after the last block.
-    pub(crate) fn last(&self) -> u64 {
-        self.end.div_ceil(BLOCK_BYTES)
-    }
-
-    /// Its bytes, as memory holds them.
-    fn len(&self) -> Result<usize> {
-        usize::try_from(self.end - self.offset).map_err(|_| Error::TooBig)
-    }
-}
-
-/// The contents of a small file: the end of each key, behind the range of the file, and its value.
-pub(crate) type Few = Vec<(Bytes, Bytes)>;
 
 /// Whole blocks `[first, last)` that are in leaves already.
 struct Run {
@@ -82,10 +46,10 @@ fn account_write(record: &mut Record, span: &Span, map: Option<&mut Allocation>)
 }
 
 /// A file's size and blocks at one moment.
-pub(crate) struct Contents {
-    pub(crate) size_bytes: u64,
-    pub(crate) blocks: Bytes,
-    pub(crate) snapshot: Snapshot,
+struct Contents {
+    size_bytes: u64,
+    blocks: Bytes,
+    snapshot: Snapshot,
 }
 
 impl Contents {
@@ -125,23 +89,33 @@ impl Contents {
     }
 }
 
-impl Volume {
-    pub(crate) fn regular(&self, ino: Ino) -> Result<Arc<Inode>> {
-        let inode = self.inode(ino)?;
-        match inode.kind {
-            Kind::Regular => Ok(inode),
-            Kind::Directory => Err(Error::IsDirectory),
-            _ => Err(Error::Invalid("not a file")),
+/// Contents of files.
+pub struct Files {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) times: Arc<Times>,
+    pub(crate) deletes: Arc<DeferredDeletes>,
+}
+
+impl Files {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        times: &Arc<Times>,
+        deletes: &Arc<DeferredDeletes>,
+    ) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            times: Arc::clone(times),
+            deletes: Arc::clone(deletes),
         }
     }
 
-    pub(crate) fn contents(&self, inode: &Arc<Inode>) -> Result<Contents> {
+    fn contents(&self, inode: &Arc<Inode>) -> Result<Contents> {
         let record = inode.state.read();
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
         Ok(Contents {
             size_bytes: record.size_bytes,
             blocks: keys::blocks(&topology.path(inode)?),
-            snapshot: self.tree.snapshot(),
+            snapshot: self.namespace.tree.snapshot(),
         })
     }
 
@@ -166,7 +140,7 @@ impl Volume {
     /// Fills `buf` from `offset` on and returns how much that was: less than all only at the end of the file.
     ///
     /// # Errors
-    /// As [`Volume::read`]; `buf` holds anything then.
+    /// As [`Files::read`]; `buf` holds anything then.
     pub fn read_into(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize> {
         let Some((contents, span)) = self.contents_in(ino, offset, buf.len() as u64)? else {
             return Ok(0);
@@ -184,9 +158,9 @@ impl Volume {
 
     /// What a file holds now, and which part of `len` bytes from `offset` on that is; `None` for no part.
     fn contents_in(&self, ino: Ino, offset: u64, len: u64) -> Result<Option<(Contents, Span)>> {
-        let inode = self.regular(ino)?;
+        let inode = self.namespace.regular(ino)?;
         let contents = self.contents(&inode)?;
-        self.read_now(&inode);
+        self.times.read_now(&inode);
         let end = contents.size_bytes.min(offset.saturating_add(len));
         if offset >= end {
             return Ok(None);
@@ -202,17 +176,21 @@ impl Volume {
     /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree; what does not fit into one batch may be
     /// written in part then.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
-        let inode = self.regular(ino)?;
+        let inode = self.namespace.regular(ino)?;
         let span = Span::new(offset, data.len() as u64)?;
-        self.orphan_if_large(&inode, span.end)?;
+        self.deletes.orphan_if_large(&inode, span.end)?;
         if let Some(run) = self.ingest_blocks(&span, data)? {
             return self.write_batch(&inode, offset, data, Some(run), writer);
         }
         if !data.is_empty() && span.last() - span.first() == 1 {
             return self.write_batch(&inode, offset, data, None, writer);
         }
-        let path_bytes = self.topology.read().path(&inode)?.len();
-        let blocks_max = (self.tree.batch_bytes_max().saturating_sub(RECORDS_BYTES)
+        let path_bytes = self.namespace.topology.read().path(&inode)?.len();
+        let blocks_max = (self
+            .namespace
+            .tree
+            .batch_bytes_max()
+            .saturating_sub(RECORDS_BYTES)
             / (BLOCK + path_bytes + 64))
             .max(1);
         let (mut rest, mut at, mut cleared) = (data, offset, false);
@@ -233,14 +211,18 @@ impl Volume {
         let at = |number: u64| {
             usize::try_from(number * BLOCK_BYTES - span.offset).expect("inside of the data")
         };
-        if last <= first || at(last) - at(first) < self.tree.ingest_bytes() {
+        if last <= first || at(last) - at(first) < self.namespace.tree.ingest_bytes() {
             return Ok(None);
         }
         let run = Bytes::copy_from_slice(&data[at(first)..at(last)]);
         let key = |number| keys::block(b"", number);
         let entries = (first..last).zip((0..run.len()).step_by(BLOCK));
         let entries = entries.map(|(number, at)| (key(number), run.slice(at..at + BLOCK)));
-        match self.tree.prepare(key(first), Some(key(last)), entries) {
+        match self
+            .namespace
+            .tree
+            .prepare(key(first), Some(key(last)), entries)
+        {
             Ok(ingest) => Ok(Some(Run {
                 first,
                 last,
@@ -262,22 +244,22 @@ impl Volume {
     ) -> Result<bool> {
         let span = Span::new(offset, data.len() as u64)?;
         let journaled = if run.is_some() { 2 * BLOCK } else { data.len() };
-        self.tree.admit(journaled + RECORDS_BYTES)?;
+        self.namespace.tree.admit(journaled + RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[inode]));
         let mut map = self.allocation_for_write(inode, tx.get(inode), &span)?;
         let by = tx.credentials(inode, writer);
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
         let path = topology.path(inode)?;
-        self.put_bytes(&mut tx, inode, &path, &span, data, run);
+        put_bytes(&mut tx, inode, &path, &span, data, run);
         account_write(tx.edit(inode), &span, map.as_mut());
         if let Some(map) = map {
             map.store(&path, &mut tx.batch);
         }
         let cleared = tx.clear_privileges(inode, &path, by.as_ref());
-        let now = self.now();
+        let now = self.times.now();
         let record = tx.edit(inode);
         (record.mtime, record.ctime) = (now, now);
-        tx.apply(&topology, &self.tree)?;
+        tx.apply(&topology, &self.namespace.tree)?;
         Ok(cleared)
     }
 
@@ -292,140 +274,45 @@ impl Volume {
         if leaves_none && !record.has(FLAG_SPARSE) {
             return Ok(None);
         }
-        self.allocation(inode, record, span.first()..span.last())
-            .map(Some)
-    }
-
-    fn put_bytes(
-        &self,
-        tx: &mut Transaction<'_>,
-        inode: &Arc<Inode>,
-        path: &[u8],
-        span: &Span,
-        data: &[u8],
-        run: Option<Run>,
-    ) {
-        let size_bytes = tx.get(inode).size_bytes;
-        let blocks = keys::blocks(path);
-        // One copy for all blocks, unless there is only a rest at either end, or one block.
-        let is_long = run.is_none() && span.last() - span.first() > 1;
-        let copy = is_long.then(|| Bytes::copy_from_slice(data));
-        let bytes_of = |range: std::ops::Range<usize>| match &copy {
-            Some(copy) => copy.slice(range),
-            None => Bytes::copy_from_slice(&data[range]),
-        };
-        let ingested = run.as_ref().map_or(0..0, |run| run.first..run.last);
-        let single = (span.first()..span.last()).filter(|number| !ingested.contains(number));
-        for number in single {
-            let start = number * BLOCK_BYTES;
-            let (from, to) = (span.offset.max(start), span.end.min(start + BLOCK_BYTES));
-            let at = |byte: u64| usize::try_from(byte - span.offset).expect("inside of the data");
-            let bytes = bytes_of(at(from)..at(to));
-            let key = keys::block(&blocks, number);
-            // Nothing of the block is left when the write starts it and reaches its end or the file's.
-            if from == start && (to == start + BLOCK_BYTES || to >= size_bytes) {
-                tx.batch.put(key, bytes);
-            } else {
-                let offset = u32::try_from(from - start).expect("inside of a block");
-                tx.batch.patch(key, offset, bytes);
-            }
-        }
-        if let Some(run) = run {
-            tx.batch.ingest(blocks, run.ingest);
-        }
-    }
-
-    pub(crate) fn delete_blocks(
-        &self,
-        tx: &mut Transaction<'_>,
-        blocks: &Bytes,
-        first: u64,
-        last: u64,
-    ) {
-        if last.saturating_sub(first) <= FEW_BLOCKS {
-            for number in first..last {
-                tx.batch.delete(keys::block(blocks, number));
-            }
-        } else {
-            tx.batch
-                .delete_range(keys::block(blocks, first), Some(keys::block(blocks, last)));
-        }
-    }
-
-    /// Removes all contents and attributes of the object at `path`, whose record this is.
-    pub(crate) fn erase(&self, tx: &mut Transaction<'_>, record: &Record, path: &Bytes) {
-        if record.has(crate::format::record::FLAG_XATTRS) {
-            tx.batch.delete_prefix(keys::xattr(path, b""));
-        }
-        if Kind::from_mode(record.mode) == Some(Kind::Regular) {
-            if record.has(FLAG_SPARSE) {
-                tx.batch.delete_prefix(keys::range(keys::DATA, path));
-                return;
-            }
-            let blocks = keys::blocks(path);
-            self.delete_blocks(tx, &blocks, 0, blocks_of(record.size_bytes));
-        }
-    }
-
-    /// The contents of a small file whose state is locked, so that they can be moved as values: what follows the range of the file in each
-    /// key, and the value. `None` when moving its range is cheaper.
-    pub(crate) fn few_blocks(&self, inode: &Arc<Inode>, record: &Record) -> Result<Option<Few>> {
-        if inode.kind != Kind::Regular || record.size_bytes > FEW_BLOCKS * BLOCK_BYTES {
-            return Ok(None);
-        }
-        if record.size_bytes == 0 {
-            return Ok(Some(Vec::new()));
-        }
-        let (range, snapshot) = {
-            let topology = self.topology.read();
-            let path = topology.path(inode)?;
-            (keys::range(keys::DATA, &path), self.tree.snapshot())
-        };
-        let hi = successor_of_prefix(&range);
-        let found = snapshot.scan(&range, hi.as_deref()).map(|item| {
-            let (key, value) = item?;
-            Ok((key.slice(range.len()..), value))
-        });
-        found.collect::<Result<_>>().map(Some)
-    }
-
-    /// Moves contents and attributes from one path to another, empty one.
-    pub(crate) fn move_contents(
-        &self,
-        tx: &mut Transaction<'_>,
-        record: &Record,
-        from: &Bytes,
-        to: &Bytes,
-        few: Option<Few>,
-    ) {
-        if record.has(crate::format::record::FLAG_XATTRS) {
-            tx.batch
-                .clone_prefix(keys::range(keys::META, from), keys::range(keys::META, to));
-            tx.batch.delete_prefix(keys::range(keys::META, from));
-        }
-        if Kind::from_mode(record.mode) != Some(Kind::Regular) || record.size_bytes == 0 {
-            return;
-        }
-        match few {
-            Some(few) => {
-                for (rest, value) in few {
-                    let key = |path| keys::in_range(keys::DATA, path, &rest);
-                    tx.batch.delete(key(from));
-                    tx.batch.put(key(to), value);
-                }
-            }
-            None => {
-                tx.batch
-                    .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to));
-                tx.batch.delete_prefix(keys::range(keys::DATA, from));
-            }
-        }
+        Allocation::load_for(&self.namespace, inode, record, span.first()..span.last()).map(Some)
     }
 }
 
-pub(crate) fn block_number(blocks: &[u8], key: &[u8]) -> Result<u64> {
-    keys::block_number(blocks, key).ok_or_else(|| Error::Corrupt {
-        what: "block key",
-        detail: format!("{} bytes", key.len()),
-    })
+/// Puts `data` into the blocks of `span`. The whole blocks of `run` are in leaves already.
+fn put_bytes(
+    tx: &mut Transaction<'_>,
+    inode: &Arc<Inode>,
+    path: &[u8],
+    span: &Span,
+    data: &[u8],
+    run: Option<Run>,
+) {
+    let size_bytes = tx.get(inode).size_bytes;
+    let blocks = keys::blocks(path);
+    // One copy for all blocks, unless there is only a rest at either end, or one block.
+    let is_long = run.is_none() && span.last() - span.first() > 1;
+    let copy = is_long.then(|| Bytes::copy_from_slice(data));
+    let bytes_of = |range: std::ops::Range<usize>| match &copy {
+        Some(copy) => copy.slice(range),
+        None => Bytes::copy_from_slice(&data[range]),
+    };
+    let ingested = run.as_ref().map_or(0..0, |run| run.first..run.last);
+    let single = (span.first()..span.last()).filter(|number| !ingested.contains(number));
+    for number in single {
+        let start = number * BLOCK_BYTES;
+        let (from, to) = (span.offset.max(start), span.end.min(start + BLOCK_BYTES));
+        let at = |byte: u64| usize::try_from(byte - span.offset).expect("inside of the data");
+        let bytes = bytes_of(at(from)..at(to));
+        let key = keys::block(&blocks, number);
+        // Nothing of the block is left when the write starts it and reaches its end or the file's.
+        if from == start && (to == start + BLOCK_BYTES || to >= size_bytes) {
+            tx.batch.put(key, bytes);
+        } else {
+            let offset = u32::try_from(from - start).expect("inside of a block");
+            tx.batch.patch(key, offset, bytes);
+        }
+    }
+    if let Some(run) = run {
+        tx.batch.ingest(blocks, run.ingest);
+    }
 }

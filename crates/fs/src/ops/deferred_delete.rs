@@ -18,65 +18,74 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::Batch;
+use parking_lot::Mutex;
+use ramet_betree::{Batch, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
+use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{Entry, Kind, Record};
-use crate::namespace::inode::{Deferred, Ino, Inode, Location, ROOT_INO, Reach};
+use crate::namespace::inode::{Deferred, Inode, Location, Reach};
+use crate::namespace::resolve::Namespace;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{Transaction, lock_states};
-use crate::ops::readdir::DirStream;
-use crate::volume::{RECORDS_BYTES, Volume};
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::contents::{delete_ranges, erase, move_contents};
 
 /// Largest file, in bytes, that becomes a deleted entry: nobody looks for deleted entries after a crash.
 pub(crate) const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
 /// After so many failures the rest waits: the volume may be out of order.
 const FAILURES_MAX: usize = 8;
 
-impl Volume {
-    /// The caller drops `lookups` of the references that lookups gave it. What has no name any more is erased when nobody
-    /// knows it; when that fails, it is tried again by [`Volume::sync_all`] and [`Volume::close`].
-    pub fn forget(&self, ino: Ino, lookups: u64) {
-        self.forget_noting(ino, lookups, || {});
+/// Erases contents that outlive their names.
+pub(crate) struct DeferredDeletes {
+    namespace: Arc<Namespace>,
+    /// Deletes that failed and are tried again by [`DeferredDeletes::reap_all`].
+    failed: Mutex<Vec<Deferred>>,
+    is_read_only: bool,
+}
+
+impl DeferredDeletes {
+    pub(crate) fn new(namespace: &Arc<Namespace>, is_read_only: bool) -> Arc<Self> {
+        Arc::new(Self {
+            namespace: Arc::clone(namespace),
+            failed: Mutex::default(),
+            is_read_only,
+        })
     }
 
-    /// The same. `last` is done if none is left, before another lookup of it can succeed.
-    pub fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
-        if ino != ROOT_INO {
-            self.table.forget_noting(ino, lookups, last);
-            self.reap();
+    /// Erases the orphan area: files that were unlinked while open when the volume was last in use.
+    pub(crate) fn erase_orphans(&self) -> Result<()> {
+        let tree = &self.namespace.tree;
+        for index in [keys::META, keys::DATA] {
+            let orphans = keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
+            let end = successor_of_prefix(&orphans);
+            let first = tree.scan(&orphans, end.as_deref()).next();
+            if first.transpose()?.is_some() {
+                let mut batch = Batch::new();
+                batch.delete_prefix(orphans);
+                tree.admit(RECORDS_BYTES)?;
+                tree.apply(batch)?;
+            }
         }
-    }
-
-    /// The caller knows nothing any more but the root.
-    pub fn forget_all(&self) {
-        self.table.clear();
-        self.reap_all();
-    }
-
-    /// The caller knows `ino` once more, as by a lookup.
-    ///
-    /// # Errors
-    /// `Stale` when it was not known, or has no contents any more.
-    pub fn remember(&self, ino: Ino) -> Result<()> {
-        let inode = self.inode(ino)?;
-        // Nothing is taken away from what is known with the state held.
-        let _record = inode.state.read();
-        if matches!(*inode.location.read(), Location::Gone) {
-            return Err(Error::Stale);
-        }
-        self.table.remember(&inode);
         Ok(())
+    }
+
+    /// Drops all deletes that wait, with the inodes that they hold.
+    pub(crate) fn clear(&self) {
+        self.failed.lock().clear();
+        while !self.namespace.table.take_deferred().is_empty() {}
     }
 
     /// Erases those of these deleted entries in `dir`, by name and number, that are not in memory: nobody knew them when
     /// the volume was opened, or they came with a clone.
     pub(crate) fn reap_unknown(&self, dir: &Arc<Inode>, deleted: Vec<(Bytes, Ino)>) {
+        if self.is_read_only {
+            return;
+        }
         for (name, ino) in deleted {
-            if self.table.get(ino).is_none() {
-                self.table.enqueue(Deferred::Entry {
+            if self.namespace.table.get(ino).is_none() {
+                self.namespace.table.enqueue(Deferred::Entry {
                     parent: Arc::clone(dir),
                     name,
                     ino,
@@ -92,13 +101,13 @@ impl Volume {
     pub(crate) fn reap(&self) {
         let mut failures = 0;
         while failures < FAILURES_MAX {
-            let all = self.table.take_deferred();
+            let all = self.namespace.table.take_deferred();
             if all.is_empty() {
                 return;
             }
             for deferred in all {
                 if failures == FAILURES_MAX {
-                    self.table.enqueue(deferred);
+                    self.namespace.table.enqueue(deferred);
                 } else if let Err(error) = self.erase_deferred(&deferred) {
                     tracing::debug!(%error, "space of something removed comes back later");
                     failures += 1;
@@ -116,7 +125,7 @@ impl Volume {
         let failed = std::mem::take(&mut *self.failed.lock());
         failed
             .into_iter()
-            .for_each(|deferred| self.table.enqueue(deferred));
+            .for_each(|deferred| self.namespace.table.enqueue(deferred));
         self.reap();
     }
 
@@ -125,19 +134,13 @@ impl Volume {
         ReapOnDrop(self)
     }
 
-    /// Closes a directory; what it kept of something removed is erased.
-    pub fn close_dir(&self, stream: Arc<DirStream>) {
-        drop(stream);
-        self.reap();
-    }
-
     fn erase_deferred(&self, deferred: &Deferred) -> Result<()> {
-        self.tree.admit(RECORDS_BYTES)?;
+        self.namespace.tree.admit(RECORDS_BYTES)?;
         match deferred {
             Deferred::Orphan(ino) => {
                 let mut batch = Batch::new();
                 delete_ranges(&mut batch, &keys::orphan(*ino));
-                self.tree.apply(batch)?;
+                self.namespace.tree.apply(batch)?;
                 Ok(())
             }
             Deferred::Entry {
@@ -161,7 +164,7 @@ impl Volume {
     /// The number of the deleted entry at a name, if there is one. The caller holds the names of the directory.
     fn deleted_at(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Ino>> {
         let (lookup, acc) = {
-            let topology = self.topology.read();
+            let topology = self.namespace.topology.read();
             let at = match topology.kept_dir_path(dir) {
                 Ok(at) if at.reach != Reach::Orphan => at,
                 // They go with the directory.
@@ -169,7 +172,9 @@ impl Volume {
                 Err(other) => return Err(other),
             };
             (
-                self.tree.lookup_deferred(keys::entry(&at.path, name)),
+                self.namespace
+                    .tree
+                    .lookup_deferred(keys::entry(&at.path, name)),
                 at.acc,
             )
         };
@@ -181,16 +186,16 @@ impl Volume {
 
     /// Erases a deleted entry that nobody knows, `record` if that is known. The caller holds the names of the directory.
     fn erase_deleted(&self, dir: &Arc<Inode>, name: &[u8], record: Option<&Record>) -> Result<()> {
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
         let mut tx = Transaction::new(lock_states(&[]));
         let path = drop_deleted(&mut tx, &topology, dir, name)?;
         match record {
             Some(record) if record.kind() == Kind::Regular => {
-                self.erase(&mut tx, record, &path);
+                erase(&mut tx, record, &path);
             }
             _ => delete_ranges(&mut tx.batch, &path),
         }
-        tx.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.namespace.tree)
     }
 
     /// Makes the keys at and below a name that does not exist free, if a deleted entry takes them. The caller holds the names of the
@@ -206,25 +211,25 @@ impl Volume {
             Location::Deleted { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
             _ => false,
         };
-        let Some(inode) = self.table.get(ino).filter(is_here) else {
+        let Some(inode) = self.namespace.table.get(ino).filter(is_here) else {
             return self.erase_deleted(dir, name, None);
         };
         let mut tx = Transaction::new(lock_states(&[&inode]));
         if inode.is_dir() {
-            let mut topology = self.topology.write();
+            let mut topology = self.namespace.topology.write();
             let path = drop_deleted(&mut tx, &topology, dir, name)?;
             self.move_to_orphans(&mut tx, &inode, &path);
             delete_ranges(&mut tx.batch, &path);
-            tx.apply(&topology, &self.tree)?;
+            tx.apply(&topology, &self.namespace.tree)?;
             topology.generation += 1;
             return Ok(());
         }
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
         let path = drop_deleted(&mut tx, &topology, dir, name)?;
         let record = tx.get(&inode).clone();
-        self.move_contents(&mut tx, &record, &path, &keys::orphan(ino), None);
+        move_contents(&mut tx, &record, &path, &keys::orphan(ino), None);
         tx.move_to(&inode, Location::Orphan);
-        tx.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.namespace.tree)
     }
 
     /// Copies what lies at and below `path`, which is then erased or replaced, to the orphan area, unless nobody knows it. The
@@ -235,7 +240,7 @@ impl Volume {
         inode: &Arc<Inode>,
         path: &[u8],
     ) {
-        if !inode.is_dir() && !self.table.is_known(inode) {
+        if !inode.is_dir() && !self.namespace.table.is_known(inode) {
             tx.move_to(inode, Location::Gone);
             return;
         }
@@ -257,8 +262,8 @@ impl Volume {
         path: &Bytes,
         may_stay: bool,
     ) {
-        if record.kind() != Kind::Regular || !self.table.is_known(inode) {
-            self.erase(tx, record, path);
+        if record.kind() != Kind::Regular || !self.namespace.table.is_known(inode) {
+            erase(tx, record, path);
             tx.move_to(inode, Location::Gone);
             return;
         }
@@ -269,7 +274,7 @@ impl Volume {
                 tx.move_to(inode, Location::Deleted { parent, name });
             }
             _ => {
-                self.move_contents(tx, record, path, &keys::orphan(inode.ino), None);
+                move_contents(tx, record, path, &keys::orphan(inode.ino), None);
                 tx.move_to(inode, Location::Orphan);
             }
         }
@@ -284,14 +289,14 @@ impl Volume {
         let Location::Deleted { parent, name } = location else {
             return Ok(());
         };
-        self.tree.admit(RECORDS_BYTES)?;
+        self.namespace.tree.admit(RECORDS_BYTES)?;
         let _names = parent.lock_names();
         self.free_name(&parent, &name)
     }
 }
 
 /// See [`Volume::reap_on_drop`].
-pub(crate) struct ReapOnDrop<'a>(&'a Volume);
+pub(crate) struct ReapOnDrop<'a>(&'a DeferredDeletes);
 
 impl Drop for ReapOnDrop<'_> {
     fn drop(&mut self) {
@@ -309,11 +314,4 @@ fn drop_deleted(
     let at = topology.kept_dir_path(dir)?;
     tx.batch.delete(keys::entry(&at.path, name));
     Ok(keys::child(&at.path, name))
-}
-
-/// All keys at and below a path, but its entry.
-pub(crate) fn delete_ranges(batch: &mut Batch, path: &[u8]) {
-    for index in [keys::META, keys::DATA] {
-        batch.delete_prefix(keys::range(index, path));
-    }
 }

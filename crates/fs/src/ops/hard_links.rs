@@ -11,13 +11,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_betree::{Batch, successor_of_prefix};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{FLAG_XATTRS, Kind};
-use crate::namespace::inode::{Deferred, DirPath, Ino, Inode};
+use crate::namespace::inode::{Deferred, DirPath, Inode};
+use crate::namespace::resolve::{Namespace, View};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Transaction;
-use crate::volume::{View, Volume, gone_is_not_found};
+use crate::ops::names::At;
 
 /// Shared inodes are put aside in parts of about this size in the journal, in bytes,
 const PART_BYTES_MAX: usize = 1 << 20;
@@ -48,14 +50,14 @@ fn has_any(view: &View, prefix: &[u8]) -> Result<bool> {
     Ok(scan.next().transpose()?.is_some())
 }
 
-impl Volume {
-    /// The link entries below a directory that is no clone root itself, if there are some. `links` is held for
+impl LinksBelow {
+    /// The link entries below a directory that is no clone root itself, if there are any. `links` is held for
     /// writing, so they stay.
-    pub(crate) fn links_below(&self, dir: &Arc<Inode>) -> Result<Option<LinksBelow>> {
-        if !dir.is_dir() || dir.clone_root || !self.may_have_links(dir)? {
+    pub(crate) fn find(namespace: &Namespace, dir: &Arc<Inode>) -> Result<Option<Self>> {
+        if !dir.is_dir() || dir.clone_root || !may_have_links(namespace, dir)? {
             return Ok(None);
         }
-        let view = self.view(dir)?;
+        let view = namespace.view(dir)?;
         let lo = keys::links_below(&view.root_path.path, &view.dir.path);
         let hi = successor_of_prefix(&lo);
         let mut names: BTreeMap<u64, u32> = BTreeMap::new();
@@ -63,7 +65,7 @@ impl Volume {
             let (_, value) = item?;
             let link = value[..].try_into().map(u64::from_be_bytes);
             let link = link.map_err(|_| Error::Corrupt {
-                what: "link_entry index",
+                what: "link index",
                 detail: format!("{value:?}"),
             })?;
             *names.entry(link).or_default() += 1;
@@ -73,81 +75,64 @@ impl Volume {
         }
         let shared = names.into_iter().map(|(link, names)| {
             Ok(SharedBelow {
-                inode: self.shared_inode(&view, link, dir)?,
+                inode: namespace.shared_inode(&view, link, dir)?,
                 link,
                 names,
             })
         });
-        Ok(Some(LinksBelow {
+        Ok(Some(Self {
             root: Arc::clone(&view.root),
             shared: shared.collect::<Result<_>>()?,
         }))
     }
 
-    /// Whether names of hard links, whose shared inodes lie above, are below this directory. `links` is held for writing.
-    pub(crate) fn has_links_below(&self, dir: &Arc<Inode>) -> Result<bool> {
-        if !dir.is_dir() || dir.clone_root || !self.may_have_links(dir)? {
-            return Ok(false);
-        }
-        let view = self.view(dir)?;
-        let below = keys::links_below(&view.root_path.path, &view.dir.path);
-        has_any(&view, &below)
+    /// The shared inodes.
+    pub(crate) fn inodes(&self) -> impl Iterator<Item = &Arc<Inode>> {
+        self.shared.iter().map(|shared| &shared.inode)
     }
 
-    /// Whether the clone root over `dir` has link entries, which most have not: asked of the tree once. `links` is held for writing.
-    fn may_have_links(&self, dir: &Arc<Inode>) -> Result<bool> {
-        let root = self.topology.read().clone_root(dir);
-        let root = root.map_err(gone_is_not_found)?;
-        let mut known = root.has_links.lock();
-        if let Some(known) = *known {
-            return Ok(known);
-        }
-        let view = self.view(&root)?;
-        let found = has_any(&view, &keys::link_index(&view.dir.path))?;
-        *known = Some(found);
-        Ok(found)
-    }
-
-    /// Puts the shared inodes that a clone of `source` as `name` in `dir` needs aside, if they are many. `ino` is the number of the clone.
+    /// Copies the shared inodes that a clone of `source` to `at` needs to the orphan area, if they are many. `ino` is the
+    /// number of the clone.
     ///
-    /// `links` is held for writing, so the link entries stay and no directory that has some moves, and the states of the shared inodes are locked: what
-    /// lies aside stays a copy of them.
-    pub(crate) fn stage_ahead(
+    /// `links` is held for writing, so the link entries stay and no directory that has some moves. The states of the shared
+    /// inodes are locked, so the copies stay equal to them.
+    pub(crate) fn stage_ahead<'a>(
         &self,
+        namespace: &'a Namespace,
         tx: &Transaction<'_>,
-        links: &LinksBelow,
         source: &Arc<Inode>,
-        (dir, name): (&Arc<Inode>, &[u8]),
+        at: At<'_>,
         ino: Ino,
-    ) -> Result<Option<StagedAhead<'_>>> {
-        let part_bytes = PART_BYTES_MAX.min(self.tree.batch_bytes_max() / 2);
-        let topology = self.topology.read();
-        let origin = Origin::of(&topology, links, source)?;
-        let dir = topology.path(dir).map_err(gone_is_not_found)?;
+    ) -> Result<Option<StagedAhead<'a>>> {
+        let tree = &namespace.tree;
+        let part_bytes = PART_BYTES_MAX.min(tree.batch_bytes_max() / 2);
+        let topology = namespace.topology.read();
+        let origin = Origin::of(&topology, self, source)?;
+        let dir = topology.path(at.dir).map_err(gone_is_not_found)?;
         drop(topology);
-        let to_bytes = keys::child(&dir, name).len();
-        let mut sizes = links.shared.iter();
+        let to_bytes = keys::child(&dir, at.name).len();
+        let mut sizes = self.shared.iter();
         let few_bytes = sizes.try_fold(0, |sum, shared| {
             let sum = sum + origin.copy(tx, shared).bytes(to_bytes);
             Some(sum).filter(|&sum| sum <= part_bytes / FEW)
         });
         if let Some(bytes) = few_bytes {
-            // They go with the clone, which holds the topology.
-            self.tree.admit(bytes)?;
+            // The batch of the clone has them, and is applied with the topology held.
+            tree.admit(bytes)?;
             return Ok(None);
         }
         let ahead = StagedAhead {
-            volume: self,
+            namespace,
             ino,
             is_taken: false,
         };
         let path = keys::orphan(ino);
-        let mut left = links.shared.iter().peekable();
+        let mut left = self.shared.iter().peekable();
         while left.peek().is_some() {
-            self.tree.admit(part_bytes)?;
-            // What is above may have another name by now.
-            let topology = self.topology.read();
-            let origin = Origin::of(&topology, links, source)?;
+            tree.admit(part_bytes)?;
+            // A directory above may have another name by now.
+            let topology = namespace.topology.read();
+            let origin = Origin::of(&topology, self, source)?;
             let mut batch = Batch::new();
             let (mut bytes, mut len) = (0, 0);
             while bytes < part_bytes
@@ -162,35 +147,32 @@ impl Volume {
             if left.peek().is_none() {
                 batch.clone_prefix(origin.index, keys::links_below(&path, &path));
             }
-            self.tree.apply(batch)?;
+            tree.apply(batch)?;
         }
-        // Each part has changed the tree since the clone was prepared. What the first range may want done takes away what was prepared.
+        // Each part has changed the tree since the clone was prepared. The work for the first range may undo the preparation of
+        // another one, so that range is prepared twice.
         let [records, contents] =
             [keys::META, keys::DATA].map(|index| keys::shared_inodes(index, &path));
         let index = keys::link_index(&path);
         for prefix in [&records, &records, &contents, &index] {
-            self.tree.prepare_clone(prefix)?;
+            tree.prepare_clone(prefix)?;
         }
-        self.prepare_clone(source)?;
+        namespace.prepare_clone(source)?;
         Ok(Some(ahead))
     }
 
-    /// Takes the shared inodes and the link index of a source to where they survive its clone, and says
-    /// where that is: the clone replaces the destination's range, which may be all around the
-    /// source and its clone root.
-    pub(crate) fn stage_shared(
+    /// Puts the shared inodes and the link index of `source` to a path that survives its clone to `to`, and tells that path:
+    /// the clone replaces the destination's range, which may be all around the source and its clone root.
+    pub(crate) fn stage(
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
-        links: &LinksBelow,
         source: &Arc<Inode>,
         to: &Bytes,
     ) -> Result<Staged> {
-        let origin = Origin::of(topology, links, source)?;
-        let copies: Vec<Copy> = {
-            let shared = links.shared.iter();
-            shared.map(|shared| origin.copy(tx, shared)).collect()
-        };
+        let origin = Origin::of(topology, self, source)?;
+        let copies = self.shared.iter().map(|shared| origin.copy(tx, shared));
+        let copies: Vec<Copy> = copies.collect();
         let is_replaced = origin.root == *to || keys::is_below(&origin.root, to);
         let staged = Staged::Still {
             copies,
@@ -203,6 +185,31 @@ impl Volume {
         staged.put(tx, &stage);
         Ok(Staged::At(stage))
     }
+}
+
+/// Whether names of hard links whose shared inodes lie above are below this directory. `links` is held for writing.
+pub(crate) fn has_links_below(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
+    if !dir.is_dir() || dir.clone_root || !may_have_links(namespace, dir)? {
+        return Ok(false);
+    }
+    let view = namespace.view(dir)?;
+    let below = keys::links_below(&view.root_path.path, &view.dir.path);
+    has_any(&view, &below)
+}
+
+/// Whether the clone root over `dir` has link entries, which most have not. The tree is asked once. `links` is held for
+/// writing.
+fn may_have_links(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
+    let root = namespace.topology.read().clone_root(dir);
+    let root = root.map_err(gone_is_not_found)?;
+    let mut known = root.has_links.lock();
+    if let Some(known) = *known {
+        return Ok(known);
+    }
+    let view = namespace.view(&root)?;
+    let found = has_any(&view, &keys::link_index(&view.dir.path))?;
+    *known = Some(found);
+    Ok(found)
 }
 
 /// Where the shared inodes for a clone of a directory come from.
@@ -311,7 +318,7 @@ impl Staged {
 
 /// Shared inodes that were put aside for a clone. Unless it takes them they are erased; when that fails, they go when the volume is opened.
 pub(crate) struct StagedAhead<'a> {
-    volume: &'a Volume,
+    namespace: &'a Namespace,
     ino: Ino,
     is_taken: bool,
 }
@@ -331,7 +338,7 @@ impl StagedAhead<'_> {
 impl Drop for StagedAhead<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
-            self.volume.table.enqueue(Deferred::Orphan(self.ino));
+            self.namespace.table.enqueue(Deferred::Orphan(self.ino));
         }
     }
 }
@@ -341,9 +348,9 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::namespace::inode::ROOT_INO;
+    use crate::format::ino::ROOT_INO;
     use crate::namespace::transaction::lock_states;
-    use crate::{FormatOptions, NewInode, OpenOptions};
+    use crate::{FormatOptions, NewInode, OpenOptions, Volume};
 
     #[test]
     fn what_no_clone_takes_from_aside_goes() {
@@ -352,14 +359,18 @@ mod tests {
         let volume = Volume::open(device, OpenOptions::default()).expect("opens");
         let make = |kind, name: String| {
             let new = NewInode::new(kind, 0o755);
-            let made = volume.create(ROOT_INO, name.as_bytes(), &new);
+            let made = volume.names().create(ROOT_INO, name.as_bytes(), &new);
             made.expect("there is room").ino
         };
         let dir = make(Kind::Directory, "dir".into());
         for n in 0..5000 {
             let file = make(Kind::Regular, n.to_string());
-            volume.write(file, 0, b"data", None).expect("writes");
             volume
+                .files()
+                .write(file, 0, b"data", None)
+                .expect("writes");
+            volume
+                .names()
                 .link(file, dir, n.to_string().as_bytes())
                 .expect("links");
         }
@@ -367,22 +378,27 @@ mod tests {
             let ranges = [keys::META, keys::DATA].map(|index| {
                 let orphans = keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
                 let end = successor_of_prefix(&orphans);
-                volume.tree.scan(&orphans, end.as_deref()).count()
+                volume.tree().scan(&orphans, end.as_deref()).count()
             });
             ranges.iter().sum::<usize>()
         };
-        let dir = volume.inode(dir).expect("it is there");
-        let root = volume.inode(ROOT_INO).expect("it is there");
-        let links = volume.links_below(&dir).expect("reads").expect("links");
+        let namespace = volume.namespace();
+        let dir = namespace.inode(dir).expect("it is there");
+        let root = namespace.inode(ROOT_INO).expect("it is there");
+        let links = LinksBelow::find(namespace, &dir).expect("reads");
+        let links = links.expect("links");
         let inodes: Vec<_> = links.shared.iter().map(|shared| &shared.inode).collect();
         let tx = Transaction::new(lock_states(&inodes));
-        let into = (&root, &b"copy"[..]);
-        let ahead = volume.stage_ahead(&tx, &links, &dir, into, Ino(1 << 40));
+        let into = At {
+            dir: &root,
+            name: b"copy",
+        };
+        let ahead = links.stage_ahead(namespace, &tx, &dir, into, Ino(1 << 40));
         let ahead = ahead.expect("there is room").expect("they are many");
         // A record and a block of each, and the index.
         assert_eq!(held(), 3 * 5000);
         drop(ahead);
-        volume.reap();
+        volume.sync_all().expect("syncs");
         assert_eq!(held(), 0);
     }
 }

@@ -1,48 +1,78 @@
 //! Hard links.
 //!
-//! The second name of a file moves its record and contents to a *shared inode* in the hidden range of the
-//! enclosing clone root, and each name becomes a link entry. So a clone of the root, which copies that
-//! range, copies the link structure with it, and no name of another clone root can share the shared inode. A
-//! shared inode stays one when it is down to one name.
+//! The second name of a file moves its record and contents to a *shared inode* in the hidden range of the enclosing clone
+//! root, and each name becomes a link entry. So a clone of the root, which copies that range, copies the link structure with
+//! it, and no name of another clone root can lead to the shared inode. A shared inode stays one when one name is left.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_block::failpoints::{self, Fault};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
 use crate::format::keys;
+use crate::format::name::check_name;
 use crate::format::record::LinkEntry;
-use crate::namespace::inode::{Ino, Inode, Location};
-use crate::namespace::transaction::{Transaction, lock_names, lock_states};
-use crate::ops::lookup::{Attr, check_name};
-use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
+use crate::namespace::attr::Attr;
+use crate::namespace::inode::{Inode, Location};
+use crate::namespace::topology::Topology;
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_names, lock_states};
+use crate::ops::contents::{few_blocks, move_contents};
+use crate::ops::names::{At, Names};
 
-impl Volume {
-    /// Gives an object another name. It counts as a lookup.
+/// Directory and name of the only name that a file has before its second one.
+type First = (Arc<Inode>, Bytes);
+
+/// A shared inode, as link entries name it.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedInode<'a> {
+    pub(crate) inode: &'a Arc<Inode>,
+    /// Path of its clone root.
+    pub(crate) root_path: &'a Bytes,
+    pub(crate) link: u64,
+}
+
+impl SharedInode<'_> {
+    /// Puts a link entry for it, in the directory and in the index.
+    pub(crate) fn put_name(
+        &self,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        at: At<'_>,
+    ) -> Result<()> {
+        let dir = topology.dir_path(at.dir)?;
+        let entry = LinkEntry {
+            kind: self.inode.kind,
+            stored: self.inode.ino.0 ^ dir.acc,
+            link: self.link,
+        };
+        tx.batch
+            .put(keys::entry(&dir.path, at.name), entry.encode());
+        let index = keys::link(self.root_path, &dir.path, at.name);
+        tx.batch.put(index, self.link.to_be_bytes().to_vec());
+        Ok(())
+    }
+}
+
+impl Names {
+    /// Gives an object another name. The call counts as a lookup.
     ///
     /// # Errors
     /// `NotPermitted` for a directory, `Exists`, `CrossRoot`, `NotFound` when either is gone,
     /// `TooManyLinks`, and those of the tree.
     pub fn link(&self, ino: Ino, dir: Ino, name: &[u8]) -> Result<Attr> {
         check_name(name)?;
-        let (inode, dir) = (self.inode(ino)?, self.dir(dir)?);
+        let (inode, dir) = (self.namespace.inode(ino)?, self.namespace.dir(dir)?);
         if inode.is_dir() {
             return Err(Error::NotPermitted);
         }
-        self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
-        let new_link = self.new_ino()?.0;
-        // The first name's directory is locked with the others, and known only by looking: again
-        // when a rename was faster.
+        self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        let new_link = self.numbers.new_ino()?.0;
+        // The directory of the first name is locked with the others. A rename may move that name before the lock is held;
+        // then the loop runs again.
         loop {
-            let location = inode.location.read().clone();
-            let first = match &location {
-                Location::Child { parent, name } => Some((Arc::clone(parent), name.clone())),
-                Location::Shared { .. } => None,
-                Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
-                    return Err(Error::NotFound);
-                }
-            };
+            let first = first_name(&inode)?;
             let mut dirs = vec![&dir];
             dirs.extend(first.iter().map(|(parent, _)| parent));
             let _names = lock_names(&dirs);
@@ -54,9 +84,9 @@ impl Volume {
                 _ => false,
             };
             if unchanged {
-                self.link_locked(&inode, first.as_ref(), &dir, name, new_link)?;
-                self.table.remember(&inode);
-                return self.attr_known(&inode);
+                self.link_locked(&inode, first.as_ref(), At { dir: &dir, name }, new_link)?;
+                self.namespace.table.remember(&inode);
+                return Ok(inode.attr());
             }
         }
     }
@@ -64,84 +94,85 @@ impl Volume {
     fn link_locked(
         &self,
         inode: &Arc<Inode>,
-        first: Option<&(Arc<Inode>, Bytes)>,
-        dir: &Arc<Inode>,
-        name: &[u8],
+        first: Option<&First>,
+        at: At<'_>,
         new_link: u64,
     ) -> Result<()> {
-        let _links = self.links.read();
-        if self.find(dir, name)?.is_some() {
+        let _links = self.namespace.links.read();
+        if self.namespace.find(at.dir, at.name)?.is_some() {
             return Err(Error::Exists);
         }
-        self.free_name(dir, name)?;
-        let mut tx = Transaction::new(lock_states(&[inode, dir]));
+        self.deletes.free_name(at.dir, at.name)?;
+        let mut tx = Transaction::new(lock_states(&[inode, at.dir]));
         let few = match first {
-            Some(_) => self.few_blocks(inode, tx.get(inode))?,
+            Some(_) => few_blocks(&self.namespace, inode, tx.get(inode))?,
             None => None,
         };
-        let topology = self.topology.read();
-        let root = topology.clone_root(dir).map_err(gone_is_not_found)?;
+        let topology = self.namespace.topology.read();
+        let root = topology.clone_root(at.dir).map_err(gone_is_not_found)?;
         let root_path = topology.dir_path(&root)?.path;
-        let put_link_entry =
-            |tx: &mut Transaction<'_>, dir: &Arc<Inode>, name: &[u8], link: u64| -> Result<()> {
-                let at = topology.dir_path(dir)?;
-                let link_entry = LinkEntry {
-                    kind: inode.kind,
-                    stored: inode.ino.0 ^ at.acc,
-                    link,
-                };
-                tx.batch
-                    .put(keys::entry(&at.path, name), link_entry.encode());
-                tx.batch.put(
-                    keys::link(&root_path, &at.path, name),
-                    link.to_be_bytes().to_vec(),
-                );
-                Ok(())
-            };
-        let link = match &*inode.location.read() {
-            Location::Shared {
-                root: its_root,
-                link,
-                ..
-            } if Arc::ptr_eq(its_root, &root) => *link,
-            Location::Shared { .. } => return Err(Error::CrossRoot),
-            Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
-                return Err(Error::NotFound);
-            }
-            Location::Child { .. } => new_link,
+        let link = link_number(inode, &root, new_link)?;
+        let shared = SharedInode {
+            inode,
+            root_path: &root_path,
+            link,
         };
-        if let Some((parent, first_name)) = first {
+        if let Some((parent, name)) = first {
             if !Arc::ptr_eq(&topology.clone_root(parent)?, &root) {
                 return Err(Error::CrossRoot);
             }
-            let from = keys::child(&topology.dir_path(parent)?.path, first_name);
+            let from = keys::child(&topology.dir_path(parent)?.path, name);
+            let to = keys::shared_inode(&root_path, link);
             let record = tx.get(inode).clone();
-            self.move_contents(
-                &mut tx,
-                &record,
-                &from,
-                &keys::shared_inode(&root_path, link),
-                few,
-            );
-            put_link_entry(&mut tx, parent, first_name, link)?;
-            tx.move_to(
-                inode,
-                Location::Shared {
-                    root: Arc::clone(&root),
-                    link,
-                    via: Arc::clone(dir),
-                },
-            );
+            move_contents(&mut tx, &record, &from, &to, few);
+            shared.put_name(&mut tx, &topology, At { dir: parent, name })?;
+            let location = Location::Shared {
+                root: Arc::clone(&root),
+                link,
+                via: Arc::clone(at.dir),
+            };
+            tx.move_to(inode, location);
         }
-        put_link_entry(&mut tx, dir, name, link)?;
+        shared.put_name(&mut tx, &topology, at)?;
         *root.has_links.lock() = Some(true);
-        let now = self.now();
+        let now = self.times.now();
         let record = tx.edit(inode);
         let more = u32::from(!failpoints::is_on(Fault::LinkCountLost));
         record.nlink = record.nlink.checked_add(more).ok_or(Error::TooManyLinks)?;
         record.ctime = now;
-        let parent = tx.edit(dir);
+        let parent = tx.edit(at.dir);
         (parent.mtime, parent.ctime) = (now, now);
-        tx.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.namespace.tree)
+    }
+}
+
+/// The only name of an inode; `None` for a shared inode.
+///
+/// # Errors
+/// `NotFound` when the inode has no name.
+fn first_name(inode: &Inode) -> Result<Option<First>> {
+    match &*inode.location.read() {
+        Location::Child { parent, name } => Ok(Some((Arc::clone(parent), name.clone()))),
+        Location::Shared { .. } => Ok(None),
+        Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+            Err(Error::NotFound)
+        }
+    }
+}
+
+/// The number of the shared inode that `inode` is, or becomes as `new_link`, in the clone root `root`.
+///
+/// # Errors
+/// `CrossRoot` when it is shared in another clone root; `NotFound` when it has no name.
+fn link_number(inode: &Inode, root: &Arc<Inode>, new_link: u64) -> Result<u64> {
+    match &*inode.location.read() {
+        Location::Shared {
+            root: its, link, ..
+        } if Arc::ptr_eq(its, root) => Ok(*link),
+        Location::Shared { .. } => Err(Error::CrossRoot),
+        Location::Child { .. } => Ok(new_link),
+        Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+            Err(Error::NotFound)
+        }
     }
 }

@@ -1,13 +1,12 @@
 //! Reading directories.
 //!
-//! Entries come in the order of their names, straight from a scan, so a directory may be of any
-//! size. A cookie is a position in one open stream: its entries are numbered as they are handed out, and the
-//! stream remembers the names of the last ones, and of every so-many-th before. Going on after a
-//! remembered cookie means scanning from that name, whatever was created or removed since. An
-//! older cookie is found by scanning from the nearest remembered name before it.
+//! Entries come in the order of their names, straight from a scan, so a directory may be of any size. A cookie is a position
+//! in one open stream. The stream numbers its entries as it hands them out. It remembers the names of the last entries, and
+//! of one in [`MARK_EVERY`] before them. A reader that goes on after a remembered cookie gets a scan from that name,
+//! independent of creations and removals since. An older cookie is found by a scan from the nearest remembered name before it.
 //!
-//! Whoever reads a directory asks once more behind its last entry, to hear that there is none. That question is answered without
-//! a scan, the first time: what was created since may be shown or not (POSIX, readdir).
+//! A reader of a directory asks once more behind the last entry, to hear that there is none. The first such question is
+//! answered without a scan: an entry that was created since may be shown or not (POSIX, readdir).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -17,21 +16,22 @@ use parking_lot::Mutex;
 use ramet_betree::successor_of_prefix;
 
 use crate::error::{Error, Result};
+use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{Entry, Kind};
-use crate::namespace::inode::{Count, Ino, Inode};
-use crate::ops::lookup::Attr;
-use crate::tools::control::DiffPages;
-use crate::tools::scrub::Scrubbing;
-use crate::volume::Volume;
+use crate::namespace::attr::Attr;
+use crate::namespace::inode::{Count, Inode};
+use crate::namespace::resolve::{Namespace, View};
+use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::times::Times;
 
 /// Cookie after `.`.
 const AFTER_DOT: u64 = 1;
 /// Cookie after `..`, before the first entry.
 const AFTER_DOTS: u64 = 2;
-/// Names of the last entries that are remembered.
+/// Number of last entries whose names a stream remembers.
 const RECENT: usize = 8192;
-/// Of the others, each so-many-th is.
+/// The distance between the other names that a stream remembers.
 const MARK_EVERY: u64 = 512;
 
 /// One entry, as `getdents` shows it.
@@ -39,21 +39,21 @@ const MARK_EVERY: u64 = 512;
 pub struct DirEntry {
     /// Inode number.
     pub ino: Ino,
-    /// What it is.
+    /// Kind of the object.
     pub kind: Kind,
-    /// Its name.
+    /// The name.
     pub name: Bytes,
-    /// Pass it to go on after this entry.
+    /// A reader passes it to go on after this entry.
     pub cookie: u64,
 }
 
 #[derive(Default)]
 struct Positions {
     recent: VecDeque<Bytes>,
-    /// Cookie of the last of `recent`; those before it count down.
+    /// Cookie of the last name of `recent`; the names before it count down.
     last: u64,
     marks: BTreeMap<u64, Bytes>,
-    /// Cookie of the last entry, when the one who reads got it and will ask once more.
+    /// Cookie of the last entry, when the reader has got it and will ask once more.
     end: Option<u64>,
 }
 
@@ -91,84 +91,66 @@ impl Positions {
     }
 }
 
-/// What a directory has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Inside {
-    Nothing,
-    /// No entries, but deleted entries.
-    OnlyDeleted,
-    Entries,
-}
-
-impl Inside {
-    pub(crate) fn of(count: Count) -> Self {
-        match count {
-            Count { entries: 1.., .. } => Self::Entries,
-            Count { deleted: 1.., .. } => Self::OnlyDeleted,
-            Count { .. } => Self::Nothing,
-        }
-    }
-}
-
 /// An open directory.
 pub struct DirStream {
     dir: Arc<Inode>,
     positions: Mutex<Positions>,
-    /// A comparison that is being handed out.
-    diff: Mutex<Option<DiffPages>>,
-    /// A scrub under way.
-    pub(crate) scrub: Mutex<Option<Scrubbing>>,
 }
 
 impl DirStream {
-    /// The directory it is of.
+    /// Number of the directory.
     #[must_use]
     pub fn ino(&self) -> Ino {
         self.dir.ino
     }
 }
 
-impl Volume {
-    /// Answers [`DIFF`](crate::tools::control::DIFF) on an open directory: compares it with `other`, or goes on with the
-    /// comparison.
-    ///
-    /// # Errors
-    /// Those of [`Volume::diff`]; `Invalid` when there is none to go on with.
-    pub fn diff_page(&self, stream: &DirStream, other: Option<Ino>) -> Result<Vec<u8>> {
-        let started = other.map(|other| self.diff(stream.ino(), other));
-        let started = started.transpose()?;
-        let mut pages = stream.diff.lock();
-        if let Some(found) = started {
-            *pages = Some(DiffPages::new(&found));
+/// Gives the inode of the entry that a reader got, at most once.
+type Resolve<'a> = &'a mut dyn FnMut() -> Result<Arc<Inode>>;
+
+/// Open directories and their entries.
+pub struct Directories {
+    namespace: Arc<Namespace>,
+    times: Arc<Times>,
+    deletes: Arc<DeferredDeletes>,
+}
+
+impl Directories {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        times: &Arc<Times>,
+        deletes: &Arc<DeferredDeletes>,
+    ) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            times: Arc::clone(times),
+            deletes: Arc::clone(deletes),
         }
-        let going = pages.as_mut();
-        let going = going.ok_or(Error::Invalid("no comparison to go on with"))?;
-        let page = going.next_page();
-        if going.is_done() {
-            *pages = None;
-        }
-        Ok(page)
     }
 
     /// Opens a directory for reading its entries.
     ///
     /// # Errors
     /// `NotDirectory`, `Stale`.
-    pub fn open_dir(&self, ino: Ino) -> Result<DirStream> {
+    pub fn open(&self, ino: Ino) -> Result<DirStream> {
         Ok(DirStream {
-            dir: self.dir(ino)?,
+            dir: self.namespace.dir(ino)?,
             positions: Mutex::default(),
-            diff: Mutex::default(),
-            scrub: Mutex::default(),
         })
     }
 
-    /// Hands the entries after `cookie` (0: from the start) to `each`, which says whether it took the
-    /// one it got; the first that it refuses comes again when asked to go on after the one before.
+    /// Closes a directory. If the stream kept a removed directory, the contents of that are erased.
+    pub fn close(&self, stream: Arc<DirStream>) {
+        drop(stream);
+        self.deletes.reap();
+    }
+
+    /// Hands the entries after `cookie` (0: from the start) to `each`, which says whether it took its entry. The first entry
+    /// that it refuses comes again when the caller goes on after the entry before.
     ///
     /// # Errors
-    /// Those of the tree. What `each` took before stays taken.
-    pub fn read_dir(
+    /// Those of the tree. Entries that `each` took before stay taken.
+    pub fn read(
         &self,
         stream: &DirStream,
         cookie: u64,
@@ -177,11 +159,11 @@ impl Volume {
         self.stream(stream, cookie, |entry, _| Ok(each(entry)))
     }
 
-    /// The same with attributes. Each entry that was taken, other than `.` and `..`, counts as a lookup.
+    /// As [`Directories::read`], with attributes. Each entry that was taken, other than `.` and `..`, counts as a lookup.
     ///
     /// # Errors
-    /// Those of the tree. What `each` took before stays taken.
-    pub fn read_dir_plus(
+    /// Those of the tree. Entries that `each` took before stay taken.
+    pub fn read_plus(
         &self,
         stream: &DirStream,
         cookie: u64,
@@ -189,15 +171,16 @@ impl Volume {
     ) -> Result<()> {
         let all = |_: &DirEntry| true;
         let each = |entry: &_, attr: Option<&_>| attr.is_some_and(|attr| each(entry, attr));
-        self.read_dir_choosing(stream, cookie, all, each, |_| {})
+        self.read_choosing(stream, cookie, all, each, |_| {})
     }
 
-    /// The same with the attributes of those entries that `wants` says, which alone count as lookups; the others cost as much as without.
-    /// `first` gets the attributes of each of those that nobody knew by lookups before, and that was taken, before another lookup of it can succeed.
+    /// As [`Directories::read_plus`], with the attributes of the entries that `wants` chooses. Those alone count as lookups,
+    /// and the others cost as much as without attributes. `first` gets the attributes of each inode that was taken and had no
+    /// reference before. It runs before another lookup of that inode can succeed.
     ///
     /// # Errors
-    /// Those of the tree. What `each` took before stays taken.
-    pub fn read_dir_choosing(
+    /// Those of the tree. Entries that `each` took before stay taken.
+    pub fn read_choosing(
         &self,
         stream: &DirStream,
         cookie: u64,
@@ -210,10 +193,11 @@ impl Volume {
                 return Ok(each(entry, None));
             }
             let inode = inode()?;
-            let attr = self.attr(&inode)?;
+            let attr = inode.attr();
             let taken = each(entry, Some(&attr));
             if taken && entry.cookie > AFTER_DOTS {
-                self.table.remember_noting(&inode, || first(&attr));
+                let table = &self.namespace.table;
+                table.remember_noting(&inode, || first(&attr));
             }
             Ok(taken)
         })
@@ -223,28 +207,27 @@ impl Volume {
         &self,
         stream: &DirStream,
         cookie: u64,
-        each: impl FnMut(&DirEntry, &mut dyn FnMut() -> Result<Arc<Inode>>) -> Result<bool>,
+        mut each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
     ) -> Result<()> {
-        let mut deleted = Vec::new();
-        let read = self.stream_noting(stream, cookie, each, &mut deleted);
-        if !self.is_read_only {
-            self.reap_unknown(&stream.dir, deleted);
+        if !self.dots(&stream.dir, cookie, &mut each)? {
+            return Ok(());
         }
+        let mut deleted = Vec::new();
+        let read = self.names(stream, cookie, each, &mut deleted);
+        self.deletes.reap_unknown(&stream.dir, deleted);
         read
     }
 
-    /// The same, and notes names and numbers of deleted entries.
-    fn stream_noting(
+    /// Hands out `.` and `..`. Tells whether `each` goes on.
+    fn dots(
         &self,
-        stream: &DirStream,
+        dir: &Arc<Inode>,
         cookie: u64,
-        mut each: impl FnMut(&DirEntry, &mut dyn FnMut() -> Result<Arc<Inode>>) -> Result<bool>,
-        deleted: &mut Vec<(Bytes, Ino)>,
-    ) -> Result<()> {
-        let dir = &stream.dir;
+        mut each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
+    ) -> Result<bool> {
         let dots: [(u64, &'static [u8], Arc<Inode>); 2] = [
             (AFTER_DOT, b".", Arc::clone(dir)),
-            (AFTER_DOTS, b"..", self.parent(dir)),
+            (AFTER_DOTS, b"..", self.namespace.parent(dir)),
         ];
         for (at, name, inode) in dots {
             let entry = DirEntry {
@@ -254,20 +237,32 @@ impl Volume {
                 cookie: at,
             };
             if cookie < at && !each(&entry, &mut || Ok(Arc::clone(&inode)))? {
-                return Ok(());
+                return Ok(false);
             }
         }
+        Ok(true)
+    }
+
+    /// Hands out the names, and notes names and numbers of deleted entries.
+    fn names(
+        &self,
+        stream: &DirStream,
+        cookie: u64,
+        mut each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
+        deleted: &mut Vec<(Bytes, Ino)>,
+    ) -> Result<()> {
+        let dir = &stream.dir;
         let mut positions = stream.positions.lock();
         if positions.end.take().is_some_and(|end| end == cookie) {
             return Ok(());
         }
         let _names = dir.names.read();
-        let view = match self.view(dir) {
+        let view = match self.namespace.view(dir) {
             Ok(view) => view,
-            Err(crate::Error::NotFound) => return Ok(()),
+            Err(Error::NotFound) => return Ok(()),
             Err(other) => return Err(other),
         };
-        self.read_now(dir);
+        self.times.read_now(dir);
         let entries = keys::entries(&view.dir.path);
         let (mut at, name) = positions.find(cookie.max(AFTER_DOTS));
         let is_from_start = name.is_none();
@@ -279,7 +274,7 @@ impl Volume {
         let hi = successor_of_prefix(&entries);
         let mut scan = view.snapshot.scan(&lo, hi.as_deref());
         if cookie > AFTER_DOTS {
-            // Whoever comes back reads the directory to its end.
+            // A reader that comes back reads the directory to its end.
             scan = scan.eager();
         }
         while scan.advance()? {
@@ -293,36 +288,20 @@ impl Volume {
             at += 1;
             if at > cookie {
                 let decoded = Entry::decode(&scan.value_bytes())?;
-                let (stored, kind) = match &decoded {
-                    Entry::Inode { record, stored } => (
-                        *stored,
-                        Kind::from_mode(record.mode).expect("the decoder checked the mode"),
-                    ),
-                    Entry::Link(link_entry) => (link_entry.stored, link_entry.kind),
-                    Entry::Deleted(_) => continue,
-                };
-                let entry = DirEntry {
-                    ino: Ino(stored ^ view.dir.acc),
-                    kind,
-                    name: name.clone(),
-                    cookie: at,
-                };
+                let entry = dir_entry(&decoded, &view, name.clone(), at);
                 let mut decoded = Some(decoded);
                 let mut inode = || {
-                    let decoded = decoded
-                        .take()
-                        .ok_or(crate::Error::Invalid("entry resolved twice"))?;
-                    self.resolve(&view, dir, &name, decoded)
+                    let decoded = decoded.take();
+                    let decoded = decoded.ok_or(Error::Invalid("entry resolved twice"))?;
+                    self.namespace.resolve(&view, dir, &name, decoded)
                 };
-                match each(&entry, &mut inode) {
-                    Ok(true) => {}
-                    Ok(false) => return Ok(()),
-                    Err(error) => return Err(error),
+                if !each(&entry, &mut inode)? {
+                    return Ok(());
                 }
             }
             positions.push(at, name);
         }
-        // Told already if nothing came now: the next question looks again.
+        // The end was told already if no entry came now: the next question looks again.
         positions.end = (at > cookie).then_some(at);
         if is_from_start {
             dir.counted(Count {
@@ -332,21 +311,20 @@ impl Volume {
         }
         Ok(())
     }
+}
 
-    /// What a directory has whose names are locked.
-    pub(crate) fn inside(&self, dir: &Arc<Inode>) -> Result<Inside> {
-        let view = self.view(dir)?;
-        let lo = keys::entries(&view.dir.path);
-        let hi = successor_of_prefix(&lo);
-        let mut scan = view.snapshot.scan(&lo, hi.as_deref());
-        let mut inside = Inside::Nothing;
-        while scan.advance()? {
-            if !Entry::is_deleted(scan.value()) {
-                return Ok(Inside::Entries);
-            }
-            inside = Inside::OnlyDeleted;
-        }
-        Ok(inside)
+/// A name of the directory of `view`, as `getdents` shows it.
+fn dir_entry(decoded: &Entry, view: &View, name: Bytes, cookie: u64) -> DirEntry {
+    let (stored, kind) = match decoded {
+        Entry::Inode { record, stored } => (*stored, record.kind()),
+        Entry::Link(link) => (link.stored, link.kind),
+        Entry::Deleted(deleted) => (deleted.stored, deleted.kind),
+    };
+    DirEntry {
+        ino: Ino(stored ^ view.dir.acc),
+        kind,
+        name,
+        cookie,
     }
 }
 

@@ -1,25 +1,29 @@
 //! Renaming.
 //!
-//! A file takes its few blocks along as values, or its range; a directory its two ranges, whatever is in
-//! them. Below a directory nothing else changes: its salt makes up for the acc of the new parent, so
-//! every visible number stays. Only link entries are tied to their clone root: what has some below can
-//! move within it, and not to another.
+//! A file moves its few blocks as values, or its range. A directory moves its two ranges, however much they hold. Below a
+//! directory nothing else changes: its salt makes up for the acc of the new parent, so every visible number stays. Only link
+//! entries are tied to their clone root: a directory with link entries below moves within that root, and not to another one.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::record::{Kind, LinkEntry, Record};
-use crate::namespace::inode::{Ino, Inode, Location};
+use crate::format::name::check_name;
+use crate::format::record::{Kind, Record, Time};
+use crate::namespace::inode::{Inode, Location};
+use crate::namespace::resolve::Inside;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{Transaction, lock_states};
-use crate::ops::lookup::check_name;
-use crate::ops::readdir::Inside;
-use crate::volume::{RECORDS_BYTES, Volume, gone_is_not_found};
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::contents::{few_blocks, move_contents};
+use crate::ops::hard_links::has_links_below;
+use crate::ops::link::SharedInode;
+use crate::ops::names::{At, Names};
+use crate::ops::removal::Removal;
 
-/// What a rename does with a destination that exists.
+/// How a rename treats a destination that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     /// Replaces it, as `rename(2)`.
@@ -30,25 +34,18 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// A name in a directory.
+/// Number and owner (user and group) of the whiteout that a rename leaves.
+type Whiteout = (Ino, (u32, u32));
+
+/// The two names of a rename.
 #[derive(Clone, Copy)]
-struct At<'a> {
-    dir: &'a Arc<Inode>,
-    name: &'a [u8],
+struct Move<'a> {
+    from: At<'a>,
+    to: At<'a>,
 }
 
-impl At<'_> {
-    fn location(&self) -> Location {
-        Location::Child {
-            parent: Arc::clone(self.dir),
-            name: Bytes::copy_from_slice(self.name),
-        }
-    }
-}
-
-impl Volume {
-    /// Renames. With `whiteout` a whiteout (a character device 0:0 of this owner and group) takes the
-    /// source's place.
+impl Names {
+    /// Renames. With `whiteout`, a whiteout of this owner and group (a character device 0:0) takes the place of the source.
     ///
     /// # Errors
     /// `NotFound`, `Exists`, `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid` for a directory
@@ -62,11 +59,11 @@ impl Volume {
     ) -> Result<()> {
         check_name(from.1)?;
         check_name(to.1)?;
-        let _reaped = self.reap_on_drop();
-        let (from_dir, to_dir) = (self.dir(from.0)?, self.dir(to.0)?);
-        self.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        let _reaped = self.deletes.reap_on_drop();
+        let (from_dir, to_dir) = (self.namespace.dir(from.0)?, self.namespace.dir(to.0)?);
+        self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let whiteout = match whiteout {
-            Some(owner) => Some((self.new_ino()?, owner)),
+            Some(owner) => Some((self.numbers.new_ino()?, owner)),
             None => None,
         };
         let from = At {
@@ -77,21 +74,23 @@ impl Volume {
             dir: &to_dir,
             name: to.1,
         };
-        self.with_victim(&[&from_dir, &to_dir], &to_dir, to.name, |victim, _| {
-            let source = self.find(&from_dir, from.name)?.ok_or(Error::NotFound)?;
+        let names = Move { from, to };
+        self.with_victim(&[&from_dir, &to_dir], to, |victim, _| {
+            let source = self.namespace.find(&from_dir, from.name)?;
+            let source = source.ok_or(Error::NotFound)?;
             match (mode, victim) {
                 (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
                 (RenameMode::Exchange, None) => Err(Error::NotFound),
                 (_, Some(victim)) if victim.ino == source.ino => Ok(()),
-                (RenameMode::Exchange, Some(victim)) => self.exchange(from, &source, to, victim),
+                (RenameMode::Exchange, Some(victim)) => self.exchange(names, &source, victim),
                 (RenameMode::Replace | RenameMode::NoReplace, victim) => {
                     if victim.is_none() {
-                        self.free_name(&to_dir, to.name)?;
+                        self.deletes.free_name(&to_dir, to.name)?;
                     }
                     if source.is_dir() {
-                        self.rename_dir(from, to, &source, victim, whiteout)
+                        self.rename_dir(names, &source, victim, whiteout)
                     } else {
-                        self.rename_file(from, to, &source, victim, whiteout)
+                        self.rename_file(names, &source, victim, whiteout)
                     }
                 }
             }
@@ -100,244 +99,249 @@ impl Volume {
 
     fn rename_file(
         &self,
-        from: At<'_>,
-        to: At<'_>,
+        names: Move<'_>,
         source: &Arc<Inode>,
         victim: Option<&Arc<Inode>>,
-        whiteout: Option<(Ino, (u32, u32))>,
+        whiteout: Option<Whiteout>,
     ) -> Result<()> {
+        let Move { from, to } = names;
         if victim.is_some_and(|victim| victim.is_dir()) {
             return Err(Error::IsDirectory);
         }
-        let _links = self.links.read();
+        let _links = self.namespace.links.read();
         let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
-        let is_link = matches!(*source.location.read(), Location::Shared { .. });
-        let few = if is_link {
+        let is_shared = matches!(*source.location.read(), Location::Shared { .. });
+        let few = if is_shared {
             None
         } else {
-            self.few_blocks(source, tx.get(source))?
+            few_blocks(&self.namespace, source, tx.get(source))?
         };
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
+        let now = self.times.now();
         if let Some(victim) = victim {
-            self.drop_name(&mut tx, &topology, to.dir, to.name, victim, false)?;
+            self.replaced(&topology, now).name(&mut tx, to, victim)?;
         }
-        if is_link {
-            self.move_link(&mut tx, &topology, from, to, source)?;
+        if is_shared {
+            names.move_link_entry(&mut tx, &topology, source)?;
         } else {
             let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
             let record = tx.get(source).clone();
-            self.move_contents(&mut tx, &record, &from_path, &to_path, few);
+            move_contents(&mut tx, &record, &from_path, &to_path, few);
             tx.batch.delete(entry(&topology, from)?);
             tx.move_to(source, to.location());
         }
-        self.finish_rename(&mut tx, &topology, from, to, source, whiteout)?;
-        tx.apply(&topology, &self.tree)
-    }
-
-    fn move_link(
-        &self,
-        tx: &mut Transaction<'_>,
-        topology: &Topology,
-        from: At<'_>,
-        to: At<'_>,
-        inode: &Arc<Inode>,
-    ) -> Result<()> {
-        let Location::Shared { root, link, .. } = tx.location(inode) else {
-            return Err(Error::Stale);
-        };
-        if !Arc::ptr_eq(&topology.clone_root(to.dir)?, &root) {
-            return Err(Error::CrossRoot);
-        }
-        let root_path = topology.dir_path(&root)?.path;
-        let (from_dir, to_dir) = (topology.dir_path(from.dir)?, topology.dir_path(to.dir)?);
-        tx.batch.delete(keys::entry(&from_dir.path, from.name));
-        tx.batch
-            .delete(keys::link(&root_path, &from_dir.path, from.name));
-        self.put_link(tx, topology, to, inode, &root_path, link)?;
-        debug_assert_ne!(
-            (&from_dir.path, from.name),
-            (&to_dir.path, to.name),
-            "a rename to itself was answered before"
-        );
-        tx.move_to(
-            inode,
-            Location::Shared {
-                root,
-                link,
-                via: Arc::clone(to.dir),
-            },
-        );
-        Ok(())
-    }
-
-    fn put_link(
-        &self,
-        tx: &mut Transaction<'_>,
-        topology: &Topology,
-        at: At<'_>,
-        inode: &Arc<Inode>,
-        root_path: &Bytes,
-        link: u64,
-    ) -> Result<()> {
-        let dir = topology.dir_path(at.dir)?;
-        let link_entry = LinkEntry {
-            kind: inode.kind,
-            stored: inode.ino.0 ^ dir.acc,
-            link,
-        };
-        tx.batch
-            .put(keys::entry(&dir.path, at.name), link_entry.encode());
-        tx.batch.put(
-            keys::link(root_path, &dir.path, at.name),
-            link.to_be_bytes().to_vec(),
-        );
-        Ok(())
+        names.finish(&mut tx, &topology, source, whiteout, now)?;
+        tx.apply(&topology, &self.namespace.tree)
     }
 
     fn rename_dir(
         &self,
-        from: At<'_>,
-        to: At<'_>,
+        names: Move<'_>,
         source: &Arc<Inode>,
         victim: Option<&Arc<Inode>>,
-        whiteout: Option<(Ino, (u32, u32))>,
+        whiteout: Option<Whiteout>,
     ) -> Result<()> {
+        let Move { from, to } = names;
         let inside = match victim {
             Some(victim) if !victim.is_dir() => return Err(Error::NotDirectory),
-            Some(victim) => Some(self.inside(victim)?),
+            Some(victim) => Some(self.namespace.inside(victim)?),
             None => None,
         };
         if inside == Some(Inside::Entries) {
             return Err(Error::NotEmpty);
         }
-        self.prepare_clone(source)?;
-        let _links = self.links.write();
-        let has_links_below = self.has_links_below(source)?;
+        self.namespace.prepare_clone(source)?;
+        let _links = self.namespace.links.write();
+        let has_links = has_links_below(&self.namespace, source)?;
         let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
-        let mut topology = self.topology.write();
+        let mut topology = self.namespace.topology.write();
         if topology.is_within(to.dir, source) {
             return Err(Error::Invalid("a directory cannot move into itself"));
         }
+        let now = self.times.now();
         if let Some(victim) = victim.zip(inside) {
-            self.drop_empty_dir(&mut tx, &topology, to.dir, to.name, victim, false)?;
+            self.replaced(&topology, now)
+                .empty_dir(&mut tx, to, victim)?;
         }
         let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
-        if has_links_below {
-            let root = one_root(&topology, from, to)?;
-            let (old, new) = (
-                keys::links_below(&root, &from_path),
-                keys::links_below(&root, &to_path),
-            );
-            tx.batch.clone_prefix(old.clone(), new);
-            tx.batch.delete_prefix(old);
+        if has_links {
+            let root = names.one_root(&topology)?;
+            let old = keys::links_below(&root, &from_path);
+            move_range(&mut tx, old, keys::links_below(&root, &to_path));
         }
         for index in [keys::META, keys::DATA] {
             let old = keys::range(index, &from_path);
-            tx.batch
-                .clone_prefix(old.clone(), keys::range(index, &to_path));
-            tx.batch.delete_prefix(old);
+            move_range(&mut tx, old, keys::range(index, &to_path));
         }
         tx.batch.delete(entry(&topology, from)?);
         tx.move_to(source, to.location());
         change_parent(&mut tx, &topology, source, from, to)?;
-        self.finish_rename(&mut tx, &topology, from, to, source, whiteout)?;
-        tx.apply(&topology, &self.tree)?;
+        names.finish(&mut tx, &topology, source, whiteout, now)?;
+        tx.apply(&topology, &self.namespace.tree)?;
         topology.generation += 1;
         Ok(())
     }
 
-    fn finish_rename(
+    fn exchange(&self, names: Move<'_>, source: &Arc<Inode>, target: &Arc<Inode>) -> Result<()> {
+        let Move { from, to } = names;
+        let _links = self.namespace.links.write();
+        let has_links =
+            has_links_below(&self.namespace, source)? || has_links_below(&self.namespace, target)?;
+        let mut tx = Transaction::new(lock_states(&[from.dir, to.dir, source, target]));
+        let mut topology = self.namespace.topology.write();
+        if topology.is_within(to.dir, source) || topology.is_within(from.dir, target) {
+            return Err(Error::Invalid("a directory cannot move into itself"));
+        }
+        names.swap_ranges(&mut tx, &topology, has_links)?;
+        names.swap_locations(&mut tx, &topology, source, target)?;
+        change_parent(&mut tx, &topology, source, from, to)?;
+        change_parent(&mut tx, &topology, target, to, from)?;
+        let now = self.times.now();
+        tx.edit(target).ctime = now;
+        names.finish(&mut tx, &topology, source, None, now)?;
+        tx.apply(&topology, &self.namespace.tree)?;
+        topology.generation += 1;
+        Ok(())
+    }
+
+    /// The removal of a name that another one takes.
+    fn replaced<'a>(&'a self, topology: &'a Topology, now: Time) -> Removal<'a> {
+        Removal {
+            deletes: &self.deletes,
+            topology,
+            now,
+            may_stay: false,
+        }
+    }
+}
+
+impl Move<'_> {
+    /// Moves the link entry of a shared inode.
+    fn move_link_entry(
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
-        from: At<'_>,
-        to: At<'_>,
-        source: &Arc<Inode>,
-        whiteout: Option<(Ino, (u32, u32))>,
+        inode: &Arc<Inode>,
     ) -> Result<()> {
-        let now = self.now();
+        let Location::Shared { root, link, .. } = tx.location(inode) else {
+            return Err(Error::Stale);
+        };
+        if !Arc::ptr_eq(&topology.clone_root(self.to.dir)?, &root) {
+            return Err(Error::CrossRoot);
+        }
+        let root_path = topology.dir_path(&root)?.path;
+        let (from, to) = (
+            topology.dir_path(self.from.dir)?,
+            topology.dir_path(self.to.dir)?,
+        );
+        debug_assert_ne!(
+            (&from.path, self.from.name),
+            (&to.path, self.to.name),
+            "a rename to itself was answered before"
+        );
+        tx.batch.delete(keys::entry(&from.path, self.from.name));
+        let index = keys::link(&root_path, &from.path, self.from.name);
+        tx.batch.delete(index);
+        let shared = SharedInode {
+            inode,
+            root_path: &root_path,
+            link,
+        };
+        shared.put_name(tx, topology, self.to)?;
+        let via = Arc::clone(self.to.dir);
+        tx.move_to(inode, Location::Shared { root, link, via });
+        Ok(())
+    }
+
+    /// Exchanges all keys at and below the two names, and what the index of links has for them.
+    fn swap_ranges(
+        &self,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        has_links: bool,
+    ) -> Result<()> {
+        let paths = [child(topology, self.from)?, child(topology, self.to)?];
+        if has_links {
+            let root = self.one_root(topology)?;
+            let [one, two] = paths.each_ref().map(|path| keys::links_below(&root, path));
+            swap(tx, &one, &two, &keys::range(keys::META, &keys::stage(1)));
+        }
+        for index in [keys::META, keys::DATA] {
+            let [one, two] = paths.each_ref().map(|path| keys::range(index, path));
+            swap(tx, &one, &two, &keys::range(index, &keys::stage(0)));
+        }
+        Ok(())
+    }
+
+    /// Exchanges the locations of `source` and `target`, and their link entries if they are shared inodes.
+    fn swap_locations(
+        &self,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        source: &Arc<Inode>,
+        target: &Arc<Inode>,
+    ) -> Result<()> {
+        // The index loses both names before it gains them, whichever of the two are link entries.
+        let mut moved = Vec::new();
+        for (inode, old, new) in [(source, self.from, self.to), (target, self.to, self.from)] {
+            let Location::Shared { root, link, .. } = tx.location(inode) else {
+                tx.move_to(inode, new.location());
+                continue;
+            };
+            if !Arc::ptr_eq(&topology.clone_root(new.dir)?, &root) {
+                return Err(Error::CrossRoot);
+            }
+            let root_path = topology.dir_path(&root)?.path;
+            let old_dir = topology.dir_path(old.dir)?.path;
+            tx.batch.delete(keys::link(&root_path, &old_dir, old.name));
+            let via = Arc::clone(new.dir);
+            tx.move_to(inode, Location::Shared { root, link, via });
+            moved.push((inode, new, root_path, link));
+        }
+        for (inode, new, root_path, link) in moved {
+            let shared = SharedInode {
+                inode,
+                root_path: &root_path,
+                link,
+            };
+            shared.put_name(tx, topology, new)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the times of all that changed, and leaves a whiteout.
+    fn finish(
+        &self,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        source: &Arc<Inode>,
+        whiteout: Option<Whiteout>,
+        now: Time,
+    ) -> Result<()> {
         tx.edit(source).ctime = now;
-        for dir in [from.dir, to.dir] {
+        for dir in [self.from.dir, self.to.dir] {
             let record = tx.edit(dir);
             (record.mtime, record.ctime) = (now, now);
         }
         if let Some((ino, (uid, gid))) = whiteout {
-            let acc = topology.dir_path(from.dir)?.acc;
+            let acc = topology.dir_path(self.from.dir)?.acc;
             let record = Record::new(Kind::CharDevice.mode_bits(), uid, gid, now);
-            tx.batch
-                .put(entry(topology, from)?, record.encode(ino.0 ^ acc));
+            let entry = entry(topology, self.from)?;
+            tx.batch.put(entry, record.encode(ino.0 ^ acc));
         }
         Ok(())
     }
 
-    fn exchange(
-        &self,
-        from: At<'_>,
-        source: &Arc<Inode>,
-        to: At<'_>,
-        target: &Arc<Inode>,
-    ) -> Result<()> {
-        let _links = self.links.write();
-        let has_links_below = self.has_links_below(source)? || self.has_links_below(target)?;
-        let mut tx = Transaction::new(lock_states(&[from.dir, to.dir, source, target]));
-        let mut topology = self.topology.write();
-        if topology.is_within(to.dir, source) || topology.is_within(from.dir, target) {
-            return Err(Error::Invalid("a directory cannot move into itself"));
+    /// Path of the clone root of both directories.
+    ///
+    /// # Errors
+    /// `CrossRoot` when they have different ones.
+    fn one_root(&self, topology: &Topology) -> Result<Bytes> {
+        let root = topology.clone_root(self.from.dir)?;
+        if !Arc::ptr_eq(&topology.clone_root(self.to.dir)?, &root) {
+            return Err(Error::CrossRoot);
         }
-        let paths = [child(&topology, from)?, child(&topology, to)?];
-        if has_links_below {
-            let root = one_root(&topology, from, to)?;
-            let (one, two) = (
-                keys::links_below(&root, &paths[0]),
-                keys::links_below(&root, &paths[1]),
-            );
-            swap(
-                &mut tx,
-                &one,
-                &two,
-                &keys::range(keys::META, &keys::stage(1)),
-            );
-        }
-        for index in [keys::META, keys::DATA] {
-            let (one, two) = (keys::range(index, &paths[0]), keys::range(index, &paths[1]));
-            swap(&mut tx, &one, &two, &keys::range(index, &keys::stage(0)));
-        }
-        // The index loses both names before it gains them, whichever of the two are link entries.
-        let mut links = Vec::new();
-        for (inode, old, new) in [(source, from, to), (target, to, from)] {
-            if let Location::Shared { root, link, .. } = tx.location(inode) {
-                if !Arc::ptr_eq(&topology.clone_root(new.dir)?, &root) {
-                    return Err(Error::CrossRoot);
-                }
-                let root_path = topology.dir_path(&root)?.path;
-                tx.batch.delete(keys::link(
-                    &root_path,
-                    &topology.dir_path(old.dir)?.path,
-                    old.name,
-                ));
-                tx.move_to(
-                    inode,
-                    Location::Shared {
-                        root,
-                        link,
-                        via: Arc::clone(new.dir),
-                    },
-                );
-                links.push((inode, new, root_path, link));
-            } else {
-                tx.move_to(inode, new.location());
-            }
-        }
-        for (inode, new, root_path, link) in links {
-            self.put_link(&mut tx, &topology, new, inode, &root_path, link)?;
-        }
-        change_parent(&mut tx, &topology, source, from, to)?;
-        change_parent(&mut tx, &topology, target, to, from)?;
-        tx.edit(target).ctime = self.now();
-        self.finish_rename(&mut tx, &topology, from, to, source, None)?;
-        tx.apply(&topology, &self.tree)?;
-        topology.generation += 1;
-        Ok(())
+        Ok(topology.dir_path(&root)?.path)
     }
 }
 
@@ -346,29 +350,16 @@ fn with<'a>(inodes: &[&'a Arc<Inode>], one: Option<&'a Arc<Inode>>) -> Vec<&'a A
 }
 
 fn child(topology: &Topology, at: At<'_>) -> Result<Bytes> {
-    Ok(keys::child(
-        &topology.dir_path(at.dir).map_err(gone_is_not_found)?.path,
-        at.name,
-    ))
+    let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?;
+    Ok(keys::child(&dir.path, at.name))
 }
 
 fn entry(topology: &Topology, at: At<'_>) -> Result<Bytes> {
-    Ok(keys::entry(
-        &topology.dir_path(at.dir).map_err(gone_is_not_found)?.path,
-        at.name,
-    ))
+    let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?;
+    Ok(keys::entry(&dir.path, at.name))
 }
 
-/// Path of the clone root of both directories, if they have the same.
-fn one_root(topology: &Topology, from: At<'_>, to: At<'_>) -> Result<Bytes> {
-    let root = topology.clone_root(from.dir)?;
-    if !Arc::ptr_eq(&topology.clone_root(to.dir)?, &root) {
-        return Err(Error::CrossRoot);
-    }
-    Ok(topology.dir_path(&root)?.path)
-}
-
-/// A directory keeps its visible numbers below another parent, and is counted there.
+/// Changes the salt of a directory so that the visible numbers below stay under another parent, and counts its link there.
 fn change_parent(
     tx: &mut Transaction<'_>,
     topology: &Topology,
@@ -386,6 +377,13 @@ fn change_parent(
     Ok(())
 }
 
+/// Moves all keys with the prefix `old` to `new`.
+fn move_range(tx: &mut Transaction<'_>, old: Bytes, new: Bytes) {
+    tx.batch.clone_prefix(old.clone(), new);
+    tx.batch.delete_prefix(old);
+}
+
+/// Exchanges all keys with the prefixes `one` and `two`. `stage` has no keys before and after.
 fn swap(tx: &mut Transaction<'_>, one: &Bytes, two: &Bytes, stage: &Bytes) {
     tx.batch.clone_prefix(one.clone(), stage.clone());
     tx.batch.clone_prefix(two.clone(), one.clone());

@@ -4,12 +4,12 @@ use bytes::Bytes;
 use ramet_betree::{Snapshot, successor_of_prefix};
 
 use crate::error::{Error, Result};
+use crate::format::ino::Ino;
 use crate::format::keys;
+use crate::format::name::NAME_BYTES_MAX;
 use crate::format::record::{FLAG_CAPABILITY, FLAG_XATTRS};
-use crate::namespace::inode::Ino;
-use crate::namespace::transaction::{Transaction, lock_states};
-use crate::tools::control::NAME_BYTES_MAX;
-use crate::volume::{RECORDS_BYTES, Volume};
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::attr::Attributes;
 
 /// Longest value, in bytes.
 pub const XATTR_BYTES_MAX: usize = 65536;
@@ -40,7 +40,7 @@ fn check(name: &[u8]) -> Result<()> {
     }
 }
 
-impl Volume {
+impl Attributes {
     /// Sets an attribute. The caller checked permissions.
     ///
     /// # Errors
@@ -51,8 +51,8 @@ impl Volume {
         if value.len() > XATTR_BYTES_MAX {
             return Err(Error::AttributeTooBig);
         }
-        let inode = self.inode(ino)?;
-        self.tree.admit(value.len() + RECORDS_BYTES)?;
+        let inode = self.namespace.inode(ino)?;
+        self.namespace.tree.admit(value.len() + RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
         let exists = mode != SetXattr::Any
             && tx.get(&inode).has(FLAG_XATTRS)
@@ -62,24 +62,24 @@ impl Volume {
             SetXattr::Replace if !exists => return Err(Error::NoAttribute),
             SetXattr::Any | SetXattr::Create | SetXattr::Replace => {}
         }
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
         let path = topology.path(&inode)?;
         tx.batch.put(keys::xattr(&path, name), value.to_vec());
-        let now = self.now();
+        let now = self.times.now();
         let record = tx.edit(&inode);
         record.flags |= FLAG_XATTRS;
         if name == b"security.capability" {
             record.flags |= FLAG_CAPABILITY;
         }
         record.ctime = now;
-        tx.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.namespace.tree)
     }
 
     /// Path and snapshot of an inode whose state is locked.
     fn xattr_view(&self, ino: Ino) -> Result<(Bytes, Snapshot)> {
-        let inode = self.inode(ino)?;
-        let topology = self.topology.read();
-        Ok((topology.path(&inode)?, self.tree.snapshot()))
+        let inode = self.namespace.inode(ino)?;
+        let topology = self.namespace.topology.read();
+        Ok((topology.path(&inode)?, self.namespace.tree.snapshot()))
     }
 
     fn has_xattr(&self, ino: Ino, name: &[u8]) -> Result<bool> {
@@ -93,7 +93,7 @@ impl Volume {
     /// `NoAttribute`, `Unsupported`, and those of the tree.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Bytes> {
         check(name)?;
-        let inode = self.inode(ino)?;
+        let inode = self.namespace.inode(ino)?;
         let (path, snapshot) = {
             let record = inode.state.read();
             if !record.has(FLAG_XATTRS) {
@@ -111,7 +111,7 @@ impl Volume {
     /// # Errors
     /// Those of the tree.
     pub fn listxattr(&self, ino: Ino, privileged: bool) -> Result<Vec<Bytes>> {
-        let inode = self.inode(ino)?;
+        let inode = self.namespace.inode(ino)?;
         let (path, snapshot) = {
             let record = inode.state.read();
             if !record.has(FLAG_XATTRS) {
@@ -137,8 +137,8 @@ impl Volume {
     /// `NoAttribute`, `Unsupported`, and those of the tree.
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         check(name)?;
-        let inode = self.inode(ino)?;
-        self.tree.admit(RECORDS_BYTES)?;
+        let inode = self.namespace.inode(ino)?;
+        self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
         if !tx.get(&inode).has(FLAG_XATTRS) {
             return Err(Error::NoAttribute);
@@ -146,14 +146,14 @@ impl Volume {
         if !self.has_xattr(ino, name)? {
             return Err(Error::NoAttribute);
         }
-        let topology = self.topology.read();
+        let topology = self.namespace.topology.read();
         tx.batch.delete(keys::xattr(&topology.path(&inode)?, name));
-        let now = self.now();
+        let now = self.times.now();
         let record = tx.edit(&inode);
         if name == b"security.capability" {
             record.flags &= !FLAG_CAPABILITY;
         }
         record.ctime = now;
-        tx.apply(&topology, &self.tree)
+        tx.apply(&topology, &self.namespace.tree)
     }
 }

@@ -19,17 +19,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
-use ramet_betree::{Snapshot, successor_of_prefix};
+use ramet_betree::{Snapshot, Tree, successor_of_prefix};
 
 use crate::error::{Error, Result};
+use crate::format::blocks::BLOCK_BYTES;
+use crate::format::ino::ROOT_INO;
 use crate::format::keys;
 use crate::format::record::{
     Entry, FLAG_CLONE_ROOT, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry, Record,
 };
-use crate::namespace::inode::ROOT_INO;
 use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
-use crate::ops::data::BLOCK_BYTES;
-use crate::volume::Volume;
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +111,32 @@ struct Object {
     /// Directory whose acc the number is stored with.
     home: Bytes,
     is_shared: bool,
+}
+
+impl Object {
+    fn is_dir(&self) -> bool {
+        self.record.kind() == Kind::Directory
+    }
+
+    /// The visible number of the object at `path`; `None` when it lies in no directory.
+    fn visible(&self, path: &Bytes, accs: &HashMap<Bytes, u64>) -> Option<u64> {
+        let acc = if path.is_empty() {
+            Some(0)
+        } else {
+            accs.get(&self.home).copied()
+        };
+        acc.map(|acc| self.stored ^ acc)
+    }
+}
+
+/// Violations that were found.
+#[derive(Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(&mut self, invariant: &'static str, detail: String) {
+        self.0.push(Finding { invariant, detail });
+    }
 }
 
 #[derive(Default)]
@@ -222,140 +247,148 @@ impl Scan {
         accs
     }
 
-    fn finish(&mut self, next_ino: u64) {
+    /// Compares the records, link entries and deleted entries with each other. `next_ino` is the counter of the volume.
+    fn compare(&mut self, next_ino: u64) {
         let accs = self.accs();
-        let mut subdirs: HashMap<Bytes, u32> = HashMap::new();
+        let mut findings = Findings::default();
+        self.compare_numbers(&accs, &mut findings);
+        self.compare_directories(&mut findings);
+        self.compare_links(&accs, next_ino, &mut findings);
+        self.compare_deleted(&mut findings);
+        self.compare_xattrs(&mut findings);
+        self.findings.append(&mut findings.0);
+    }
+
+    /// F5 for inodes, and F2 for shared inodes.
+    fn compare_numbers(&self, accs: &HashMap<Bytes, u64>, findings: &mut Findings) {
         let mut numbers: HashMap<u64, Bytes> = HashMap::new();
-        let mut findings = Vec::new();
-        let mut found = |invariant, detail| findings.push(Finding { invariant, detail });
-        let visible = |object: &Object, path: &Bytes| {
-            let acc = if path.is_empty() {
-                Some(0)
-            } else {
-                accs.get(&object.home).copied()
-            };
-            acc.map(|acc| object.stored ^ acc)
-        };
         for (path, object) in &self.objects {
-            let is_dir = Kind::from_mode(object.record.mode) == Some(Kind::Directory);
-            if is_dir && !path.is_empty() {
-                *subdirs.entry(object.home.clone()).or_default() += 1;
-            }
-            if let Some(ino) = visible(object, path)
+            if let Some(ino) = object.visible(path, accs)
                 && let Some(other) = numbers.insert(ino, path.clone())
             {
-                found(
-                    "F5",
-                    format!("{path:?} and {other:?} both have number {ino}"),
-                );
+                let detail = format!("{path:?} and {other:?} both have number {ino}");
+                findings.add("F5", detail);
             }
-            if object.is_shared
-                && !self
-                    .objects
-                    .get(&object.home)
-                    .is_some_and(|home| home.record.has(FLAG_CLONE_ROOT))
-            {
-                found("F2", format!("shared {path:?} lies in no clone root"));
+            let home = self.objects.get(&object.home);
+            if object.is_shared && !home.is_some_and(|home| home.record.has(FLAG_CLONE_ROOT)) {
+                let detail = format!("shared inode {path:?} lies in no clone root");
+                findings.add("F2", detail);
+            }
+        }
+    }
+
+    /// F3, and F4 for inodes with one name.
+    fn compare_directories(&self, findings: &mut Findings) {
+        let mut subdirs: HashMap<&Bytes, u32> = HashMap::new();
+        for (path, object) in &self.objects {
+            if object.is_dir() && !path.is_empty() {
+                *subdirs.entry(&object.home).or_default() += 1;
             }
         }
         for (path, object) in &self.objects {
-            if Kind::from_mode(object.record.mode) == Some(Kind::Directory) {
+            let found = object.record.nlink;
+            if object.is_dir() {
                 let links = 2 + subdirs.get(path).copied().unwrap_or(0);
-                if object.record.nlink != links {
-                    found(
-                        "F3",
-                        format!("{path:?} has {} links, not {links}", object.record.nlink),
-                    );
+                if found != links {
+                    findings.add("F3", format!("{path:?} has {found} links, not {links}"));
                 }
-            } else if !object.is_shared && object.record.nlink != 1 {
-                found(
-                    "F4",
-                    format!("{path:?} has {} links and one name", object.record.nlink),
-                );
+            } else if !object.is_shared && found != 1 {
+                findings.add("F4", format!("{path:?} has {found} links and one name"));
             }
         }
+    }
+
+    /// F4, F5 and F9 for link entries.
+    fn compare_links(&self, accs: &HashMap<Bytes, u64>, next_ino: u64, findings: &mut Findings) {
         let mut names: HashMap<Bytes, u32> = HashMap::new();
         let mut indexed = self.indexed.clone();
-        for (path, dir, link_entry) in &self.links {
+        for (path, dir, entry) in &self.links {
             let Some(root) = self.root_of(dir) else {
-                found("F2", format!("link_entry {path:?} lies in no directory"));
+                findings.add("F2", format!("link entry {path:?} lies in no directory"));
                 continue;
             };
             let name = path.slice(dir.len() + 2..);
-            if !indexed.remove(&(root.clone(), dir.slice(root.len()..), name, link_entry.link)) {
-                found(
-                    "F4",
-                    format!("link_entry {path:?} is not in the index of {root:?}"),
-                );
+            if !indexed.remove(&(root.clone(), dir.slice(root.len()..), name, entry.link)) {
+                let detail = format!("link entry {path:?} is not in the index of {root:?}");
+                findings.add("F4", detail);
             }
-            let shared = keys::shared_inode(&root, link_entry.link);
-            match self.objects.get(&shared) {
-                Some(object) => {
-                    if Kind::from_mode(object.record.mode) != Some(link_entry.kind) {
-                        found(
-                            "F4",
-                            format!("link_entry {path:?} is of another kind than {shared:?}"),
-                        );
-                    }
-                    if visible(object, &shared) != accs.get(dir).map(|acc| link_entry.stored ^ acc)
-                    {
-                        found(
-                            "F5",
-                            format!("link_entry {path:?} shows another number than {shared:?}"),
-                        );
-                    }
-                }
-                None => found(
-                    "F4",
-                    format!("link_entry {path:?} names shared {shared:?}, which is missing"),
-                ),
-            }
-            if link_entry.link >= next_ino {
-                found(
-                    "F9",
-                    format!("shared {shared:?} is above the counter, {next_ino}"),
-                );
+            let shared = keys::shared_inode(&root, entry.link);
+            self.compare_link(
+                (path, entry),
+                &shared,
+                accs.get(dir).copied(),
+                accs,
+                findings,
+            );
+            if entry.link >= next_ino {
+                let detail = format!("shared inode {shared:?} is above the counter, {next_ino}");
+                findings.add("F9", detail);
             }
             *names.entry(shared).or_default() += 1;
         }
         for (root, dir, name, link) in indexed {
-            found(
-                "F4",
-                format!(
-                    "index of {root:?} has {link} for {dir:?} {name:?}, which is no link_entry"
-                ),
+            let detail = format!(
+                "index of {root:?} has {link} for {dir:?} {name:?}, which is no link entry"
             );
+            findings.add("F4", detail);
         }
         for (path, object) in self.objects.iter().filter(|(_, object)| object.is_shared) {
-            let names = names.get(path).copied().unwrap_or(0);
-            if names != object.record.nlink {
-                found(
-                    "F4",
-                    format!(
-                        "shared {path:?} has {} links and {names} names",
-                        object.record.nlink
-                    ),
-                );
+            let (names, links) = (names.get(path).copied().unwrap_or(0), object.record.nlink);
+            if names != links {
+                let detail = format!("shared inode {path:?} has {links} links and {names} names");
+                findings.add("F4", detail);
             }
         }
+    }
+
+    /// Compares a link entry, in a directory with this acc, with the shared inode at `shared`.
+    fn compare_link(
+        &self,
+        (path, entry): (&Bytes, &LinkEntry),
+        shared: &Bytes,
+        acc: Option<u64>,
+        accs: &HashMap<Bytes, u64>,
+        findings: &mut Findings,
+    ) {
+        let Some(object) = self.objects.get(shared) else {
+            let detail =
+                format!("link entry {path:?} names shared inode {shared:?}, which is missing");
+            return findings.add("F4", detail);
+        };
+        if Kind::from_mode(object.record.mode) != Some(entry.kind) {
+            let detail = format!("link entry {path:?} is of another kind than {shared:?}");
+            findings.add("F4", detail);
+        }
+        if object.visible(shared, accs) != acc.map(|acc| entry.stored ^ acc) {
+            let detail = format!("link entry {path:?} shows another number than {shared:?}");
+            findings.add("F5", detail);
+        }
+    }
+
+    /// F2 for deleted entries.
+    fn compare_deleted(&self, findings: &mut Findings) {
         for (path, (home, _)) in &self.deleted {
-            let is_dir = |object: &Object| object.record.kind() == Kind::Directory;
-            let is_deleted = |(_, kind): &(Bytes, Kind)| *kind == Kind::Directory;
-            if !self.objects.get(home).is_some_and(is_dir)
-                && !self.deleted.get(home).is_some_and(is_deleted)
+            let is_deleted_dir = |(_, kind): &(Bytes, Kind)| *kind == Kind::Directory;
+            if !self.objects.get(home).is_some_and(Object::is_dir)
+                && !self.deleted.get(home).is_some_and(is_deleted_dir)
             {
-                found("F2", format!("deleted {path:?} lies in no directory"));
+                findings.add("F2", format!("deleted entry {path:?} lies in no directory"));
             }
         }
+    }
+
+    /// F8, and F2 for extended attributes.
+    fn compare_xattrs(&self, findings: &mut Findings) {
         for path in &self.with_xattrs {
             match self.objects.get(path) {
                 Some(object) if object.record.has(FLAG_XATTRS) => {}
-                Some(_) => found("F8", format!("{path:?} has attributes and is not marked")),
+                Some(_) => {
+                    findings.add("F8", format!("{path:?} has attributes and is not marked"));
+                }
                 None if self.deleted.contains_key(path) => {}
-                None => found("F2", format!("attributes of {path:?}, which is missing")),
+                None => findings.add("F2", format!("attributes of {path:?}, which is missing")),
             }
         }
-        self.findings.append(&mut findings);
     }
 }
 
@@ -505,37 +538,35 @@ impl Scan {
     }
 }
 
-impl Volume {
-    /// Checks every invariant of the file system on a snapshot. Files that are unlinked and open are
-    /// left out.
-    ///
-    /// # Errors
-    /// Those of the tree. What is wrong with the file system is the result.
-    pub fn check(&self) -> Result<Vec<Finding>> {
-        let snapshot = self.tree.snapshot();
-        let mut scan = Scan::default();
-        for item in entries(&snapshot, keys::META) {
-            let (key, value) = item?;
-            scan.meta(&key, &value);
-        }
-        if !scan.objects.contains_key(&Bytes::new()) {
-            return Err(Error::Corrupt {
-                what: "record of the root",
-                detail: format!("{} is missing", ROOT_INO.0),
-            });
-        }
-        let next = snapshot.get(&keys::counter(b"ino"))?.unwrap_or_default();
-        let next = next[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
-        scan.finish(next);
-        let mut file = None;
-        for item in entries(&snapshot, keys::DATA) {
-            let (key, value) = item?;
-            scan.block(&key, &value, &mut file);
-        }
-        scan.finish_file(file);
-        scan.count();
-        Ok(scan.findings)
+/// Checks every invariant of the file system on a snapshot. Files that are unlinked and open are
+/// left out.
+///
+/// # Errors
+/// Those of the tree. What is wrong with the file system is the result.
+pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
+    let snapshot = tree.snapshot();
+    let mut scan = Scan::default();
+    for item in entries(&snapshot, keys::META) {
+        let (key, value) = item?;
+        scan.meta(&key, &value);
     }
+    if !scan.objects.contains_key(&Bytes::new()) {
+        return Err(Error::Corrupt {
+            what: "record of the root",
+            detail: format!("{} is missing", ROOT_INO.0),
+        });
+    }
+    let next = snapshot.get(&keys::counter(b"ino"))?.unwrap_or_default();
+    let next = next[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
+    scan.compare(next);
+    let mut file = None;
+    for item in entries(&snapshot, keys::DATA) {
+        let (key, value) = item?;
+        scan.block(&key, &value, &mut file);
+    }
+    scan.finish_file(file);
+    scan.count();
+    Ok(scan.findings)
 }
 
 /// All keys of an index, but orphans.
@@ -558,7 +589,7 @@ mod tests {
 
     use super::*;
     use crate::format::record::DeletedEntry;
-    use crate::{FormatOptions, NewInode, OpenOptions};
+    use crate::{FormatOptions, NewInode, OpenOptions, Volume};
 
     /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l` and `m`.
     fn volume() -> Arc<Volume> {
@@ -567,14 +598,14 @@ mod tests {
         let volume = Volume::open(device, OpenOptions::default()).unwrap();
         let make = |dir, name: &[u8], kind| {
             let new = NewInode::new(kind, 0o755);
-            volume.create(dir, name, &new).unwrap().ino
+            volume.names().create(dir, name, &new).unwrap().ino
         };
         let dir = make(ROOT_INO, b"d", Kind::Directory);
         let file = make(dir, b"f", Kind::Regular);
-        volume.write(file, 0, &[1; 5000], None).unwrap();
+        volume.files().write(file, 0, &[1; 5000], None).unwrap();
         let linked = make(dir, b"l", Kind::Regular);
-        volume.link(linked, ROOT_INO, b"m").unwrap();
-        assert_eq!(volume.check().unwrap(), []);
+        volume.names().link(linked, ROOT_INO, b"m").unwrap();
+        assert_eq!(volume.controls().check().unwrap(), []);
         volume
     }
 
@@ -584,6 +615,7 @@ mod tests {
         forge(&volume, &mut batch);
         volume.tree().apply(batch).unwrap();
         let mut found: Vec<_> = volume
+            .controls()
             .check()
             .unwrap()
             .iter()
@@ -729,10 +761,16 @@ mod tests {
         let sparse = |forge: &dyn Fn(&mut Batch, Bytes)| {
             invariants(|volume, batch| {
                 let new = NewInode::new(Kind::Regular, 0o644);
-                let file = volume.create(ROOT_INO, b"s", &new).unwrap().ino;
-                volume.write(file, 3 * BLOCK_BYTES, b"x", None).unwrap();
-                volume.write(file, 5 * BLOCK_BYTES, b"x", None).unwrap();
-                assert_eq!(volume.check().unwrap(), []);
+                let file = volume.names().create(ROOT_INO, b"s", &new).unwrap().ino;
+                volume
+                    .files()
+                    .write(file, 3 * BLOCK_BYTES, b"x", None)
+                    .unwrap();
+                volume
+                    .files()
+                    .write(file, 5 * BLOCK_BYTES, b"x", None)
+                    .unwrap();
+                assert_eq!(volume.controls().check().unwrap(), []);
                 forge(batch, keys::child(b"", b"s"));
             })
         };

@@ -32,6 +32,7 @@ use ramet_betree::Usage;
 use ramet_sys::control_ioctl;
 
 use crate::error::{Error, Result};
+use crate::format::name::NAME_BYTES_MAX;
 use crate::ops::clone::CloneMode;
 use crate::tools::diff::{Change, Difference};
 
@@ -47,8 +48,6 @@ const fn number(direction: u32, nr: u32, size_bytes: usize) -> u32 {
     (direction << 30) | ((size_bytes as u32) << 16) | (GROUP << 8) | nr
 }
 
-/// Longest name, in bytes.
-pub const NAME_BYTES_MAX: usize = 255;
 const NAME_FIELD_BYTES: usize = 256;
 /// Size of an encoded [`CloneRequest`].
 pub const CLONE_BYTES: usize = 16 + NAME_FIELD_BYTES;
@@ -188,8 +187,6 @@ impl ScrubRequest {
 pub const DIFF_START: u32 = 1;
 /// Size of a request and of an answer of [`DIFF`].
 pub const DIFF_PAGE_BYTES: usize = 16 * 1024 - 4;
-/// Longest encoded comparison; more differences than that are refused.
-pub const DIFF_BYTES_MAX: usize = 256 << 20;
 /// Size of the answer to [`USAGE`].
 pub const USAGE_BYTES: usize = 32;
 

@@ -15,12 +15,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use ramet_betree::{Diff, Snapshot, Span, successor_of_prefix};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
 use crate::format::keys::{self, Part};
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, FLAG_XATTRS, Kind, Record};
-use crate::namespace::inode::Ino;
-use crate::tools::control::DIFF_BYTES_MAX;
-use crate::volume::{Volume, gone_is_not_found};
+use crate::namespace::resolve::Namespace;
+
+/// Longest encoded comparison, in bytes; a longer one is refused.
+pub const DIFF_BYTES_MAX: usize = 256 << 20;
 
 /// How a name differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,50 +81,48 @@ struct Comparison {
     bytes: usize,
 }
 
-impl Volume {
-    /// The names that differ between the trees of two directories, in the order of directories before what is
-    /// in them. As of one moment; the cost follows the differences and the rewritten part, see [`crate::tools::diff`].
-    ///
-    /// # Errors
-    /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than [`DIFF_BYTES_MAX`].
-    pub fn diff(&self, a: Ino, b: Ino) -> Result<Vec<Difference>> {
-        let dirs = [self.dir(a)?, self.dir(b)?];
-        if a == b {
-            return Ok(Vec::new());
-        }
-        let topology = self.topology.read();
-        let snapshot = self.tree.snapshot();
-        let side = |n: usize| -> Result<Side> {
-            let dir = &dirs[n];
-            let root = topology.clone_root(dir)?;
-            let at = topology.record_at(&dir.location.read().clone())?;
-            let value = snapshot.get(&at.ok_or(Error::Stale)?.0)?;
-            let Entry::Inode { record, .. } = Entry::decode(&value.ok_or(Error::Stale)?)? else {
-                return Err(Error::Stale);
-            };
-            Ok(Side {
-                snapshot: snapshot.clone(),
-                path: topology.dir_path(dir)?.path,
-                root: topology.dir_path(&root)?.path,
-                record,
-            })
-        };
-        let sides = [
-            side(0).map_err(gone_is_not_found)?,
-            side(1).map_err(gone_is_not_found)?,
-        ];
-        drop(topology);
-        let mut comparison = Comparison {
-            sides,
-            found: BTreeMap::new(),
-            whole: BTreeSet::new(),
-            candidates: BTreeSet::from([Bytes::new()]),
-            shared: BTreeMap::new(),
-            bytes: 0,
-        };
-        comparison.run()?;
-        Ok(comparison.found.into_values().collect())
+/// The names that differ between the trees of two directories, in the order of directories before their entries, as of one
+/// moment.
+///
+/// # Errors
+/// `NotDirectory`, `NotFound`, `Range` when the answer is longer than [`DIFF_BYTES_MAX`].
+pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Vec<Difference>> {
+    let dirs = [namespace.dir(a)?, namespace.dir(b)?];
+    if a == b {
+        return Ok(Vec::new());
     }
+    let topology = namespace.topology.read();
+    let snapshot = namespace.tree.snapshot();
+    let side = |n: usize| -> Result<Side> {
+        let dir = &dirs[n];
+        let root = topology.clone_root(dir)?;
+        let at = topology.record_at(&dir.location.read().clone())?;
+        let value = snapshot.get(&at.ok_or(Error::Stale)?.0)?;
+        let Entry::Inode { record, .. } = Entry::decode(&value.ok_or(Error::Stale)?)? else {
+            return Err(Error::Stale);
+        };
+        Ok(Side {
+            snapshot: snapshot.clone(),
+            path: topology.dir_path(dir)?.path,
+            root: topology.dir_path(&root)?.path,
+            record,
+        })
+    };
+    let sides = [
+        side(0).map_err(gone_is_not_found)?,
+        side(1).map_err(gone_is_not_found)?,
+    ];
+    drop(topology);
+    let mut comparison = Comparison {
+        sides,
+        found: BTreeMap::new(),
+        whole: BTreeSet::new(),
+        candidates: BTreeSet::from([Bytes::new()]),
+        shared: BTreeMap::new(),
+        bytes: 0,
+    };
+    comparison.run()?;
+    Ok(comparison.found.into_values().collect())
 }
 
 impl Side {

@@ -2,6 +2,7 @@
 
 pub(crate) mod check;
 pub mod control;
+pub(crate) mod controls;
 pub(crate) mod diff;
 pub mod fence;
 pub(crate) mod scrub;

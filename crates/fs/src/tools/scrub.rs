@@ -5,11 +5,9 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 use ramet_betree::{Damage, Scrub};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::format::blocks::BLOCK_BYTES;
 use crate::format::keys;
-use crate::ops::data::BLOCK_BYTES;
-use crate::ops::readdir::DirStream;
-use crate::volume::Volume;
 
 /// Bytes that one call reads, so that it takes no more than a moment.
 const STEP_BYTES: u64 = 8 << 20;
@@ -19,8 +17,8 @@ const TEXT_BYTES_MAX: usize = 400;
 
 /// A scrub, and what it found that no answer held yet.
 pub(crate) struct Scrubbing {
-    scrub: Scrub,
-    found: VecDeque<Damage>,
+    pub(crate) scrub: Scrub,
+    pub(crate) found: VecDeque<Damage>,
 }
 
 /// Answer to [`SCRUB`](crate::tools::control::SCRUB). Sizes in bytes.
@@ -51,38 +49,20 @@ pub struct Damaged {
     pub is_repaired: bool,
 }
 
-impl Volume {
-    /// Answers [`SCRUB`](crate::tools::control::SCRUB) on an open directory: begins to read everything again when it `starts`,
-    /// or goes on.
-    ///
-    /// # Errors
-    /// `Invalid` when there is none to go on with, and those of repairs.
-    pub fn scrub_page(&self, stream: &DirStream, starts: bool) -> Result<ScrubPage> {
-        let mut held = stream.scrub.lock();
-        if starts {
-            *held = Some(Scrubbing {
-                scrub: self.tree.scrub(),
-                found: VecDeque::new(),
-            });
+impl Scrubbing {
+    /// Reads on, and tells what was found.
+    pub(crate) fn next_page(&mut self) -> Result<ScrubPage> {
+        if self.found.is_empty() && !self.scrub.is_done() {
+            self.found.extend(self.scrub.step(STEP_BYTES)?);
         }
-        let going = held
-            .as_mut()
-            .ok_or(Error::Invalid("no scrub to go on with"))?;
-        if going.found.is_empty() && !going.scrub.is_done() {
-            going.found.extend(going.scrub.step(STEP_BYTES)?);
-        }
-        let count = going.found.len().min(FINDINGS_MAX);
-        let found = going.found.drain(..count).map(told).collect();
-        let page = ScrubPage {
-            done_bytes: going.scrub.done_bytes(),
-            total_bytes: going.scrub.total_bytes(),
-            is_last: going.found.is_empty() && going.scrub.is_done(),
+        let count = self.found.len().min(FINDINGS_MAX);
+        let found = self.found.drain(..count).map(told).collect();
+        Ok(ScrubPage {
+            done_bytes: self.scrub.done_bytes(),
+            total_bytes: self.scrub.total_bytes(),
+            is_last: self.found.is_empty() && self.scrub.is_done(),
             found,
-        };
-        if page.is_last {
-            *held = None;
-        }
-        Ok(page)
+        })
     }
 }
 

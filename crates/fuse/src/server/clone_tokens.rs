@@ -48,9 +48,9 @@ impl CloneTokens {
         dir: Ino,
         name: &[u8],
     ) -> Result<SourceReply> {
-        volume.may_search(caller, dir)?;
+        volume.attributes().may_search(caller, dir)?;
         let source = Source {
-            ino: volume.lookup(dir, name)?.ino,
+            ino: volume.names().lookup(dir, name)?.ino,
             volume: Arc::clone(volume),
         };
         let token = Token {

@@ -7,7 +7,7 @@ use ramet_fs::control::{
     NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE,
     encode_source_reply, encode_stat_reply, encode_usage,
 };
-use ramet_fs::{Caller, DirStream, Error, Ino, Invalidation, Result, Volume};
+use ramet_fs::{Caller, ControlState, Error, Ino, Invalidation, Result, Volume};
 
 use rustix::io::Errno;
 
@@ -104,7 +104,7 @@ impl Call {
         &self,
         volume: &Arc<Volume>,
         (tokens, counts, prefetch): (&CloneTokens, &RequestCounts, &Prefetch),
-        (dir, stream): (Ino, Option<&DirStream>),
+        (dir, state): (Ino, Option<&ControlState>),
         caller: &Caller,
     ) -> Result<(Vec<Invalidation>, Vec<u8>)> {
         let mut stale = Vec::new();
@@ -113,9 +113,13 @@ impl Call {
             Self::Clone(request) => {
                 let source = tokens.redeem(caller, request.source)?;
                 let mode = request.mode();
-                stale = volume.clone_entry(caller, source.ino, dir, &request.name, mode)?;
+                stale = volume
+                    .trees()
+                    .clone_entry(caller, source.ino, dir, &request.name, mode)?;
             }
-            Self::Remove(request) => stale = volume.remove_tree(caller, dir, &request.name)?,
+            Self::Remove(request) => {
+                stale = volume.trees().remove_tree(caller, dir, &request.name)?
+            }
             Self::Source(request) => {
                 let reply = tokens.issue(volume, caller, dir, &request.name)?;
                 data = encode_source_reply(reply).to_vec();
@@ -133,9 +137,11 @@ impl Call {
                     .then(|| tokens.redeem(caller, request.other))
                     .transpose()?;
                 let other = other.as_ref().map(|source| source.ino);
-                data = volume.diff_page(stream.ok_or(Error::Stale)?, other)?;
+                data = volume
+                    .controls()
+                    .diff_page(dir, state.ok_or(Error::Stale)?, other)?;
             }
-            Self::Usage => data = encode_usage(&volume.usage(dir)?),
+            Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
             Self::Stat => {
                 let invalid = Error::Invalid("counters");
                 let Ok(mut counters) = serde_json::to_value(volume.stats()) else {
@@ -149,7 +155,9 @@ impl Call {
             Self::Scrub(request) => {
                 owns_volume(caller)?;
                 let starts = request.flags & SCRUB_START != 0;
-                let page = volume.scrub_page(stream.ok_or(Error::Stale)?, starts)?;
+                let page = volume
+                    .controls()
+                    .scrub_page(state.ok_or(Error::Stale)?, starts)?;
                 let json =
                     serde_json::to_string(&page).map_err(|_| Error::Invalid("a scrub page"))?;
                 data = encode_stat_reply(&json)?;
@@ -187,7 +195,7 @@ impl Controls {
         &self,
         number: u32,
         bytes: &[u8],
-        dir: (Ino, Option<&DirStream>),
+        dir: (Ino, Option<&ControlState>),
         caller: &Caller,
     ) -> Option<Result<Vec<u8>>> {
         let call = Call::decode(number, bytes)?;

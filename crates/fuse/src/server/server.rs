@@ -9,11 +9,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use ramet_fs::control::{FENCE, NAME_BYTES_MAX};
+use ramet_fs::control::FENCE;
 use ramet_fs::fence::{Fence, FenceCall};
 use ramet_fs::{
-    Attr, BLOCK_BYTES, Credentials, DirEntry, DirStream, Error, Ino, Invalidation, Kind, NewInode,
-    ROOT_INO, RenameMode, Result, SetAttr, SetXattr, Volume,
+    Attr, BLOCK_BYTES, ControlState, Credentials, DirEntry, DirStream, Error, Ino, Invalidation,
+    Kind, NAME_BYTES_MAX, NewInode, ROOT_INO, RenameMode, Result, SetAttr, SetXattr, Volume,
 };
 use ramet_sys::Revocable;
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
@@ -69,7 +69,7 @@ pub(crate) struct Server {
 pub(crate) struct Core {
     /// Declared before the volume, because open directories hold inodes of it and must be dropped
     /// first.
-    streams: Mutex<HashMap<u64, Arc<DirStream>>>,
+    directories: Mutex<HashMap<u64, OpenDir>>,
     volume: Arc<Volume>,
     kernel: Kernel,
     negative_dentries: NegativeDentries,
@@ -85,9 +85,18 @@ pub(crate) struct Core {
     contents: Mutex<Arc<Revocable>>,
 }
 
+/// A directory that the kernel has open.
+#[derive(Clone)]
+struct OpenDir {
+    stream: Arc<DirStream>,
+    /// Control calls on it that are under way.
+    controls: Arc<ControlState>,
+}
+
 impl Core {
-    fn stream(&self, fh: FileHandle) -> Result<Arc<DirStream>> {
-        self.streams.lock().get(&fh.0).cloned().ok_or(Error::Stale)
+    fn open_dir(&self, fh: FileHandle) -> Result<OpenDir> {
+        let open = self.directories.lock().get(&fh.0).cloned();
+        open.ok_or(Error::Stale)
     }
 
     /// Carries a call out. Answers the invalidations that the kernel needs then, and the data.
@@ -97,8 +106,8 @@ impl Core {
         (node, fh): (Ino, FileHandle),
         requester: Requester,
     ) -> Answer<(Vec<Invalidation>, Vec<u8>)> {
-        let stream = self.stream(fh).ok();
-        let dir = (node, stream.as_deref());
+        let open = self.open_dir(fh).ok();
+        let dir = (node, open.as_ref().map(|open| &*open.controls));
         let known = (&self.clone_tokens, &self.request_counts, &self.prefetch);
         if let Some(name) = call.removes() {
             self.negative_dentries.note(node, name);
@@ -110,18 +119,18 @@ impl Core {
 
     pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, requester: Requester) -> Answer<Attr> {
         let writer = || credentials_of(requester);
-        answer(self.volume.setattr(node, set, Some(&writer)))
+        answer(self.volume.attributes().setattr(node, set, Some(&writer)))
     }
 
     pub(crate) fn seek(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
         let (offset, data) = seek_target(offset, whence)?;
-        answer(self.volume.seek(node, offset, data))
+        answer(self.volume.files().seek(node, offset, data))
     }
 
     /// Sends the due files of a run, as long as there are any.
     fn send_due(&self, run: u64) {
         let mut contents = self.contents.lock();
-        let read = |ino, room: &mut [u8]| self.volume.read_into(ino, 0, room).ok();
+        let read = |ino, room: &mut [u8]| self.volume.files().read_into(ino, 0, room).ok();
         let store = |ino, contents: &Revocable| {
             self.mapped.note(ino);
             self.kernel.store(ino, contents)
@@ -162,7 +171,7 @@ impl Server {
             volume,
             kernel,
             negative_dentries: NegativeDentries::default(),
-            streams: Mutex::default(),
+            directories: Mutex::default(),
             next_stream: AtomicU64::new(1),
             clone_tokens: CloneTokens::default(),
             request_counts: RequestCounts::default(),
@@ -306,7 +315,7 @@ impl Server {
             return self.getattr(dir).map(|attr| Some(ProbeFile::attr(attr)));
         }
         self.core.negative_dentries.note(dir, name);
-        match self.core.volume.lookup(dir, name) {
+        match self.core.volume.names().lookup(dir, name) {
             Err(Error::NotFound) => Ok(None),
             found => answer(found).map(Some),
         }
@@ -323,7 +332,7 @@ impl Server {
     }
 
     pub(crate) fn getattr(&self, node: Ino) -> Answer<Attr> {
-        answer(self.core.volume.getattr(node))
+        answer(self.core.volume.attributes().getattr(node))
     }
 
     /// Whether the kernel must write back the pages of a file before its time of modification is
@@ -354,7 +363,7 @@ impl Server {
         if !self.core.mapped.may_have(node) {
             return None;
         }
-        let size = self.core.volume.getattr(node).ok()?.size_bytes;
+        let size = self.core.volume.attributes().getattr(node).ok()?.size_bytes;
         Tail::of(size, rustix::param::page_size() as u64)
     }
 
@@ -392,7 +401,7 @@ impl Server {
     }
 
     pub(crate) fn readlink(&self, node: Ino) -> Answer<Vec<u8>> {
-        answer(self.core.volume.readlink(node)).map(|target| target.to_vec())
+        answer(self.core.volume.attributes().readlink(node)).map(|target| target.to_vec())
     }
 
     /// Creates an inode of the kind that `mode` says.
@@ -409,7 +418,7 @@ impl Server {
             rdev,
             ..new_inode(kind, mode, requester)
         };
-        answer(self.core.volume.create(dir, name, &new))
+        answer(self.core.volume.names().create(dir, name, &new))
     }
 
     pub(crate) fn mkdir(
@@ -420,7 +429,7 @@ impl Server {
         requester: Requester,
     ) -> Answer<Attr> {
         let new = new_inode(Kind::Directory, mode, requester);
-        answer(self.core.volume.create(dir, name, &new))
+        answer(self.core.volume.names().create(dir, name, &new))
     }
 
     pub(crate) fn symlink(
@@ -434,17 +443,17 @@ impl Server {
             target,
             ..new_inode(Kind::Symlink, 0o777, requester)
         };
-        answer(self.core.volume.create(dir, name, &new))
+        answer(self.core.volume.names().create(dir, name, &new))
     }
 
     pub(crate) fn unlink(&self, dir: Ino, name: &[u8]) -> Answer<()> {
         self.core.negative_dentries.note(dir, name);
-        answer(self.core.volume.unlink(dir, name))
+        answer(self.core.volume.names().unlink(dir, name))
     }
 
     pub(crate) fn rmdir(&self, dir: Ino, name: &[u8]) -> Answer<()> {
         self.core.negative_dentries.note(dir, name);
-        answer(self.core.volume.rmdir(dir, name))
+        answer(self.core.volume.names().rmdir(dir, name))
     }
 
     pub(crate) fn rename(
@@ -468,11 +477,11 @@ impl Server {
         };
         let owner = whiteout.then_some((requester.uid, requester.gid));
         self.core.negative_dentries.note(from.0, from.1);
-        answer(self.core.volume.rename(from, to, mode, owner))
+        answer(self.core.volume.names().rename(from, to, mode, owner))
     }
 
     pub(crate) fn link(&self, node: Ino, dir: Ino, name: &[u8]) -> Answer<Attr> {
-        answer(self.core.volume.link(node, dir, name))
+        answer(self.core.volume.names().link(node, dir, name))
     }
 
     pub(crate) fn create(
@@ -484,7 +493,7 @@ impl Server {
         requester: Requester,
     ) -> Answer<(Attr, u32)> {
         let new = new_inode(Kind::Regular, mode, requester);
-        let created = match self.core.volume.create(dir, name, &new) {
+        let created = match self.core.volume.names().create(dir, name, &new) {
             // A clone made this name before the kernel heard of it. If the file were opened here,
             // its permissions would not be checked. The kernel looks the name up again after this
             // error, and checks them.
@@ -537,7 +546,7 @@ impl Server {
         thread: u32,
     ) -> Answer<usize> {
         self.reads(node, thread)?;
-        answer(self.core.volume.read_into(node, offset, buf))
+        answer(self.core.volume.files().read_into(node, offset, buf))
     }
 
     pub(crate) fn write(
@@ -572,7 +581,7 @@ impl Server {
             ..credentials_of(requester)
         };
         let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
-        let written = self.core.volume.write(node, offset, data, writer);
+        let written = self.core.volume.files().write(node, offset, data, writer);
         if is_mapped && written.is_err() {
             self.core.request_counts.count_failed_write_back();
         }
@@ -607,9 +616,13 @@ impl Server {
     }
 
     pub(crate) fn open_dir(&self, node: Ino) -> Answer<FileHandle> {
-        let stream = answer(self.core.volume.open_dir(node))?;
+        let stream = answer(self.core.volume.directories().open(node))?;
         let fh = self.core.next_stream.fetch_add(1, Ordering::Relaxed);
-        self.core.streams.lock().insert(fh, Arc::new(stream));
+        let open = OpenDir {
+            stream: Arc::new(stream),
+            controls: Arc::default(),
+        };
+        self.core.directories.lock().insert(fh, open);
         Ok(FileHandle(fh))
     }
 
@@ -620,8 +633,8 @@ impl Server {
         offset: u64,
         take: impl FnMut(&DirEntry) -> bool,
     ) -> Answer<()> {
-        let stream = answer(self.core.stream(fh))?;
-        answer(self.core.volume.read_dir(&stream, offset, take))
+        let stream = answer(self.core.open_dir(fh))?.stream;
+        answer(self.core.volume.directories().read(&stream, offset, take))
     }
 
     /// Reads entries for a thread, with the attributes of the entries that `wants` chooses. Entries
@@ -634,7 +647,7 @@ impl Server {
         wants: impl FnMut(&DirEntry) -> bool,
         mut take: impl FnMut(&DirEntry, Option<&Attr>) -> bool,
     ) -> Answer<()> {
-        let stream = answer(self.core.stream(fh))?;
+        let stream = answer(self.core.open_dir(fh))?.stream;
         let mut any = false;
         let (volume, prefetch) = (&self.core.volume, &self.core.prefetch);
         let each = |entry: &DirEntry, attr: Option<&Attr>| {
@@ -651,7 +664,9 @@ impl Server {
             }
         };
         self.send_due(prefetch.continue_listing(Listing(fh.0), thread));
-        let read = volume.read_dir_choosing(&stream, offset, wants, each, first);
+        let read = volume
+            .directories()
+            .read_choosing(&stream, offset, wants, each, first);
         if any { Ok(()) } else { answer(read) }
     }
 
@@ -659,9 +674,9 @@ impl Server {
         if let Some(policies) = self.listing_policies() {
             policies.first_entry.closed(fh.0);
         }
-        let stream = self.core.streams.lock().remove(&fh.0);
-        if let Some(stream) = stream {
-            self.core.volume.close_dir(stream);
+        let open = self.core.directories.lock().remove(&fh.0);
+        if let Some(OpenDir { stream, .. }) = open {
+            self.core.volume.directories().close(stream);
         }
     }
 
@@ -697,7 +712,12 @@ impl Server {
         } else {
             return Err(Errno::INVAL);
         };
-        answer(self.core.volume.setxattr(node, name, value, mode))
+        answer(
+            self.core
+                .volume
+                .attributes()
+                .setxattr(node, name, value, mode),
+        )
     }
 
     pub(crate) fn getxattr(&self, node: Ino, name: &[u8]) -> Answer<Vec<u8>> {
@@ -708,13 +728,18 @@ impl Server {
             }
             self.touched(node, Touch::Fills)?;
         }
-        answer(self.core.volume.getxattr(node, name)).map(|value| value.to_vec())
+        answer(self.core.volume.attributes().getxattr(node, name)).map(|value| value.to_vec())
     }
 
     /// Names of extended attributes, each with a zero behind it.
     pub(crate) fn listxattr(&self, node: Ino, requester: Requester) -> Answer<Vec<u8>> {
         let mut list = Vec::new();
-        for name in answer(self.core.volume.listxattr(node, requester.uid == 0))? {
+        for name in answer(
+            self.core
+                .volume
+                .attributes()
+                .listxattr(node, requester.uid == 0),
+        )? {
             list.extend_from_slice(&name);
             list.push(0);
         }
@@ -722,7 +747,7 @@ impl Server {
     }
 
     pub(crate) fn removexattr(&self, node: Ino, name: &[u8]) -> Answer<()> {
-        answer(self.core.volume.removexattr(node, name))
+        answer(self.core.volume.attributes().removexattr(node, name))
     }
 
     pub(crate) fn fallocate(
@@ -741,11 +766,15 @@ impl Server {
         let rest = flags - FallocateFlags::KEEP_SIZE;
         let volume = &self.core.volume;
         let reshaped = if rest.is_empty() {
-            volume.allocate(node, offset, length, keep_size, Some(&writer))
+            volume
+                .files()
+                .allocate(node, offset, length, keep_size, Some(&writer))
         } else if rest == FallocateFlags::ZERO_RANGE
             || (rest == FallocateFlags::PUNCH_HOLE && keep_size)
         {
-            volume.zero_range(node, offset, length, keep_size, Some(&writer))
+            volume
+                .files()
+                .zero_range(node, offset, length, keep_size, Some(&writer))
         } else {
             Err(Error::Unsupported)
         };
@@ -764,7 +793,7 @@ impl Server {
     /// not known.
     pub(crate) fn seek_without_holes(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
         let (from, data) = seek_target(offset, whence)?;
-        let size = answer(self.core.volume.getattr(node))?.size_bytes;
+        let size = answer(self.core.volume.attributes().getattr(node))?.size_bytes;
         if from >= size {
             return Err(Errno::NXIO);
         }
@@ -783,7 +812,11 @@ impl Server {
         self.resized(to.0);
         let tail = self.tail(to.0);
         let writer = || credentials_of(requester);
-        let copied = self.core.volume.copy_range(from, to, len, Some(&writer));
+        let copied = self
+            .core
+            .volume
+            .files()
+            .copy_range(from, to, len, Some(&writer));
         self.cleared(to.0, copied.as_ref().map_or(true, |copied| copied.cleared));
         let bytes = answer(copied)?.bytes;
         if bytes > 0 {
@@ -893,7 +926,10 @@ mod tests {
         };
         let create = |name: &str, kind| {
             let new = new_inode(kind, 0o755, requester);
-            volume.create(ROOT_INO, name.as_bytes(), &new).unwrap();
+            volume
+                .names()
+                .create(ROOT_INO, name.as_bytes(), &new)
+                .unwrap();
         };
         create("unlinked", Kind::Regular);
         create("moved", Kind::Regular);

@@ -65,9 +65,9 @@ impl Seen {
     }
 
     fn dir(&mut self, volume: &Volume, dir: Ino, path: &mut Path) -> ramet_fs::Result<()> {
-        let stream = volume.open_dir(dir)?;
+        let stream = volume.directories().open(dir)?;
         let mut entries: Vec<(Bytes, Attr)> = Vec::new();
-        volume.read_dir_plus(&stream, 0, |entry, attr| {
+        volume.directories().read_plus(&stream, 0, |entry, attr| {
             entries.push((entry.name.clone(), *attr));
             true
         })?;
@@ -84,18 +84,18 @@ impl Seen {
     fn object(&mut self, volume: &Volume, attr: &Attr, path: &mut Path) -> ramet_fs::Result<()> {
         self.add(path.last().expect("the root is no entry"));
         self.add(format!("{attr:?}").as_bytes());
-        for name in volume.listxattr(attr.ino, true)? {
+        for name in volume.attributes().listxattr(attr.ino, true)? {
             self.add(&name);
-            self.add(&volume.getxattr(attr.ino, &name)?);
+            self.add(&volume.attributes().getxattr(attr.ino, &name)?);
         }
         self.objects.push((path.clone(), attr.kind));
         match attr.kind {
             Kind::Directory => self.dir(volume, attr.ino, path)?,
             Kind::Regular => {
                 let len = u32::try_from(attr.size_bytes).expect("files are short");
-                self.add(&volume.read(attr.ino, 0, len)?);
+                self.add(&volume.files().read(attr.ino, 0, len)?);
             }
-            Kind::Symlink => self.add(&volume.readlink(attr.ino)?),
+            Kind::Symlink => self.add(&volume.attributes().readlink(attr.ino)?),
             _ => {}
         }
         Ok(())
@@ -157,7 +157,7 @@ fn verify(volume: &Volume) -> Result<(), String> {
             return Err(format!("orphan {:?} was kept", orphans.key()));
         }
     }
-    if let Some(first) = told("check", volume.check())?.first() {
+    if let Some(first) = told("check", volume.controls().check())?.first() {
         return Err(format!("{}: {}", first.invariant, first.detail));
     }
     let violations = told("verify", volume.tree().verify(&mut |_| {}))?;
@@ -335,7 +335,10 @@ impl History {
             let (path, _) = self.object();
             let (name, dir) = path.split_last().expect("not the root");
             let dir = known.find(dir)?;
-            return volume.remove_tree(&Caller::root(), dir, name).map(drop);
+            return volume
+                .trees()
+                .remove_tree(&Caller::root(), dir, name)
+                .map(drop);
         }
         match self.rng.below(100) {
             0..22 => {
@@ -351,7 +354,7 @@ impl History {
                     ..NewInode::new(kind, 0o644)
                 };
                 let dir = known.find(&dir)?;
-                let made = volume.create(dir, &name, &new)?;
+                let made = volume.names().create(dir, &name, &new)?;
                 known.inos.push(made.ino);
                 Ok(())
             }
@@ -367,15 +370,15 @@ impl History {
                     self.held.push(ino);
                 }
                 let dir = known.find(dir)?;
-                match volume.unlink(dir, name) {
-                    Err(Error::IsDirectory) => volume.rmdir(dir, name),
+                match volume.names().unlink(dir, name) {
+                    Err(Error::IsDirectory) => volume.names().rmdir(dir, name),
                     done => done,
                 }
             }
             58..68 => {
                 let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
                 let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
-                let linked = volume.link(ino, dir, &name)?;
+                let linked = volume.names().link(ino, dir, &name)?;
                 known.inos.push(linked.ino);
                 Ok(())
             }
@@ -394,7 +397,7 @@ impl History {
                     RenameMode::Exchange,
                 ][self.rng.below(3)];
                 let (from, to) = (known.find(from)?, known.find(&dir)?);
-                volume.rename((from, old), (to, &name), mode, None)
+                volume.names().rename((from, old), (to, &name), mode, None)
             }
             82..94 => {
                 let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
@@ -411,6 +414,7 @@ impl History {
                     CloneMode::Replace
                 };
                 volume
+                    .trees()
                     .clone_entry(&Caller::root(), ino, dir, &name, mode)
                     .map(drop)
             }
@@ -420,7 +424,10 @@ impl History {
                     return Ok(());
                 };
                 let dir = known.find(dir)?;
-                volume.remove_tree(&Caller::root(), dir, name).map(drop)
+                volume
+                    .trees()
+                    .remove_tree(&Caller::root(), dir, name)
+                    .map(drop)
             }
         }
     }
@@ -430,7 +437,9 @@ impl History {
         let (ino, volume) = (known.find(&path)?, known.volume);
         if kind != Kind::Regular || self.rng.one_in(6) {
             let value = self.bytes(200);
-            return volume.setxattr(ino, b"user.x", &value, SetXattr::Any);
+            return volume
+                .attributes()
+                .setxattr(ino, b"user.x", &value, SetXattr::Any);
         }
         let offset = self.rng.below(FILE_BYTES_MAX / 2);
         let offset = if self.rng.one_in(2) {
@@ -444,25 +453,32 @@ impl History {
                     size_bytes: Some(offset as u64),
                     ..SetAttr::default()
                 };
-                volume.setattr(ino, &set, None).map(drop)
+                volume.attributes().setattr(ino, &set, None).map(drop)
             }
             1 => {
                 let len = 1 + self.rng.below(FILE_BYTES_MAX / 2) as u64;
                 volume
+                    .files()
                     .zero_range(ino, offset as u64, len, true, None)
                     .map(drop)
             }
             2..4 => {
                 let max = if self.rng.one_in(2) { 6000 } else { 200 };
                 let data = self.bytes(max);
-                volume.write(ino, offset as u64, &data, None).map(drop)
+                volume
+                    .files()
+                    .write(ino, offset as u64, &data, None)
+                    .map(drop)
             }
             _ => {
                 // Whole blocks, which are ingested.
                 let data = self.bytes(FILE_BYTES_MAX / 2);
                 self.recorder.report.ingests += u64::from(data.len() > 8192);
                 let offset = offset / 4096 * 4096;
-                volume.write(ino, offset as u64, &data, None).map(drop)
+                volume
+                    .files()
+                    .write(ino, offset as u64, &data, None)
+                    .map(drop)
             }
         }
     }
@@ -478,7 +494,7 @@ impl Known<'_> {
     fn find(&mut self, path: &[Bytes]) -> ramet_fs::Result<Ino> {
         let mut ino = ROOT_INO;
         for name in path {
-            ino = self.volume.lookup(ino, name)?.ino;
+            ino = self.volume.names().lookup(ino, name)?.ino;
             self.inos.push(ino);
         }
         Ok(ino)

@@ -1,0 +1,109 @@
+//! Names of single objects.
+//!
+//! [`Names`] looks names up, and adds, removes and moves them one at a time: `create.rs`, `link.rs`, `unlink.rs` and
+//! `rename.rs` have its operations. Operations on whole trees are in `trees.rs`.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result};
+use crate::format::ino::Ino;
+use crate::format::name::check_name;
+use crate::namespace::attr::Attr;
+use crate::namespace::inode::{Inode, Location, LockedNames};
+use crate::namespace::numbers::Numbers;
+use crate::namespace::resolve::Namespace;
+use crate::namespace::transaction::lock_names;
+use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::times::Times;
+
+/// A name in a directory.
+#[derive(Clone, Copy)]
+pub(crate) struct At<'a> {
+    pub(crate) dir: &'a Arc<Inode>,
+    pub(crate) name: &'a [u8],
+}
+
+impl At<'_> {
+    /// The location of an inode whose only name this is.
+    pub(crate) fn location(&self) -> Location {
+        Location::Child {
+            parent: Arc::clone(self.dir),
+            name: Bytes::copy_from_slice(self.name),
+        }
+    }
+}
+
+/// The names of single objects.
+pub struct Names {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) numbers: Arc<Numbers>,
+    pub(crate) times: Arc<Times>,
+    pub(crate) deletes: Arc<DeferredDeletes>,
+}
+
+impl Names {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        numbers: &Arc<Numbers>,
+        times: &Arc<Times>,
+        deletes: &Arc<DeferredDeletes>,
+    ) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            numbers: Arc::clone(numbers),
+            times: Arc::clone(times),
+            deletes: Arc::clone(deletes),
+        }
+    }
+
+    /// Finds the object that `name` in a directory leads to; `.` and `..` are names too. The caller may use its number until
+    /// [`Volume::forget`](crate::Volume::forget) gives the reference back.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`, and those of the tree.
+    pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let dir = self.namespace.dir(dir)?;
+        let found = match name {
+            b"." => dir,
+            b".." => self.namespace.parent(&dir),
+            _ => {
+                check_name(name)?;
+                let _names = dir.names.read();
+                let found = self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?;
+                // Under the lock, as long as the name cannot be removed.
+                self.namespace.table.remember(&found);
+                return Ok(found.attr());
+            }
+        };
+        self.namespace.table.remember(&found);
+        Ok(found.attr())
+    }
+
+    /// Runs `op` with the names of `dirs` locked. `name` in `dir`, one of them, may lead to another directory: the names of
+    /// that one are locked too.
+    ///
+    /// Locks are taken in the order of numbers, so the name may lead to another inode by the time all of them are held. Then
+    /// the lookup is repeated, as often as others replace the entry.
+    pub(crate) fn with_victim<R>(
+        &self,
+        dirs: &[&Arc<Inode>],
+        at: At<'_>,
+        op: impl FnOnce(Option<&Arc<Inode>>, &mut [LockedNames<'_>]) -> Result<R>,
+    ) -> Result<R> {
+        loop {
+            let expected = {
+                let _names = at.dir.names.read();
+                self.namespace.find(at.dir, at.name)?
+            };
+            let mut locked = dirs.to_vec();
+            locked.extend(expected.iter().filter(|victim| victim.is_dir()));
+            let mut names = lock_names(&locked);
+            let found = self.namespace.find(at.dir, at.name)?;
+            if found.as_ref().map(|inode| inode.ino) == expected.as_ref().map(|inode| inode.ino) {
+                return op(found.as_ref(), &mut names);
+            }
+        }
+    }
+}

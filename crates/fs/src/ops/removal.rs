@@ -1,0 +1,125 @@
+//! Removal of names within a transaction.
+//!
+//! A removal takes the entry away, counts one link less, and hands the contents to the deferred deletes when the last name is
+//! gone. `unlink.rs`, `rename.rs` and `trees.rs` remove names as parts of their transactions.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::keys;
+use crate::format::record::{DeletedEntry, FLAG_XATTRS, Time};
+use crate::namespace::inode::{DirPath, Inode, Location};
+use crate::namespace::resolve::Inside;
+use crate::namespace::topology::Topology;
+use crate::namespace::transaction::Transaction;
+use crate::ops::contents::delete_ranges;
+use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::names::At;
+
+/// How names are removed.
+pub(crate) struct Removal<'a> {
+    pub(crate) deletes: &'a DeferredDeletes,
+    pub(crate) topology: &'a Topology,
+    pub(crate) now: Time,
+    /// Nothing takes the place of the name, so the entry may become a deleted entry. Otherwise the caller puts the new entry
+    /// afterwards.
+    pub(crate) may_stay: bool,
+}
+
+impl Removal<'_> {
+    /// Removes a name of an object that is no directory.
+    pub(crate) fn name(
+        &self,
+        tx: &mut Transaction<'_>,
+        at: At<'_>,
+        inode: &Arc<Inode>,
+    ) -> Result<()> {
+        let dir = self.topology.dir_path(at.dir).map_err(gone_is_not_found)?;
+        let location = tx.location(inode);
+        let path = self.topology.path_at(inode, &location)?;
+        if let Location::Shared { root, .. } = &location {
+            let root = self.topology.dir_path(root)?;
+            tx.batch.delete(keys::link(&root.path, &dir.path, at.name));
+        }
+        self.links(tx, inode, &path, 1);
+        remove_entry(tx, inode, &dir, at.name);
+        Ok(())
+    }
+
+    /// Counts `count` names less of an object at `path` that is no directory. Its contents go with the last one.
+    pub(crate) fn links(
+        &self,
+        tx: &mut Transaction<'_>,
+        inode: &Arc<Inode>,
+        path: &Bytes,
+        count: u32,
+    ) {
+        let record = tx.edit(inode);
+        record.ctime = self.now;
+        record.nlink = record.nlink.saturating_sub(count);
+        if record.nlink > 0 {
+            return;
+        }
+        let record = record.clone();
+        if matches!(tx.location(inode), Location::Shared { .. }) {
+            tx.batch.delete(keys::shared_record(path));
+        }
+        self.deletes
+            .defer_delete(tx, inode, &record, path, self.may_stay);
+    }
+
+    /// Removes a directory, which must be empty and whose names are locked. A directory with deleted entries inside becomes a
+    /// deleted entry itself if it may stay; otherwise the topology is held for writing.
+    pub(crate) fn empty_dir(
+        &self,
+        tx: &mut Transaction<'_>,
+        at: At<'_>,
+        (victim, inside): (&Arc<Inode>, Inside),
+    ) -> Result<()> {
+        let dir = self.topology.dir_path(at.dir).map_err(gone_is_not_found)?;
+        let path = keys::child(&dir.path, at.name);
+        match inside {
+            Inside::Entries => return Err(Error::NotEmpty),
+            Inside::Nothing => {
+                if tx.get(victim).has(FLAG_XATTRS) {
+                    tx.batch.delete_prefix(keys::xattr(&path, b""));
+                }
+                tx.move_to(victim, Location::Gone);
+            }
+            Inside::OnlyDeleted if self.may_stay => {
+                let location = Location::Deleted {
+                    parent: Arc::clone(at.dir),
+                    name: Bytes::copy_from_slice(at.name),
+                };
+                tx.move_to(victim, location);
+            }
+            Inside::OnlyDeleted => {
+                self.deletes.move_to_orphans(tx, victim, &path);
+                delete_ranges(&mut tx.batch, &path);
+            }
+        }
+        remove_entry(tx, victim, &dir, at.name);
+        let record = tx.edit(victim);
+        (record.nlink, record.ctime) = (0, self.now);
+        let parent = tx.edit(at.dir);
+        parent.nlink = parent.nlink.saturating_sub(1);
+        Ok(())
+    }
+}
+
+/// Removes the entry `name` of the directory at `dir`, or makes it a deleted entry, as the location of `inode` in `tx` says.
+fn remove_entry(tx: &mut Transaction<'_>, inode: &Arc<Inode>, dir: &DirPath, name: &[u8]) {
+    let entry = keys::entry(&dir.path, name);
+    // The delete comes before the put of a deleted entry too: a batch that deletes nothing could be refused for want of
+    // space, and a removal must not be.
+    tx.batch.delete(entry.clone());
+    if matches!(tx.location(inode), Location::Deleted { .. }) {
+        let deleted = DeletedEntry {
+            kind: inode.kind,
+            stored: inode.ino.0 ^ dir.acc,
+        };
+        tx.batch.put(entry, deleted.encode());
+    }
+}

@@ -1,0 +1,227 @@
+//! Whole trees: each operation on one is a single batch, independent of the size of the tree.
+//!
+//! [`Trees`] clones (`clone.rs`) and removes. A tree that is replaced or removed moves to the orphan area. Files in it go on
+//! as long as the caller has references to them. A caller that holds a directory of it finds nothing there any more
+//! (`deferred_delete.rs`).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
+use crate::format::keys;
+use crate::format::name::check_name;
+use crate::namespace::inode::{Inode, Location};
+use crate::namespace::numbers::Numbers;
+use crate::namespace::resolve::Namespace;
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::access::Caller;
+use crate::ops::contents::delete_ranges;
+use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::hard_links::LinksBelow;
+use crate::ops::names::At;
+use crate::ops::removal::Removal;
+use crate::ops::times::Times;
+
+/// Something that the kernel may have cached and that is out of date.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Invalidation {
+    /// The object that a name leads to, and everything below.
+    Entry {
+        /// The directory.
+        dir: Ino,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// A name led nowhere until now. A kernel that was never told so, or that was told before of an object of that name,
+    /// remembers nothing wrong.
+    Missing {
+        /// The directory.
+        dir: Ino,
+        /// The name.
+        name: Vec<u8>,
+    },
+    /// Attributes.
+    Attributes(Ino),
+}
+
+impl Invalidation {
+    /// Whether it is of attributes only.
+    #[must_use]
+    pub fn is_of_attributes(&self) -> bool {
+        matches!(self, Self::Attributes(_))
+    }
+}
+
+/// Clones and removals of whole trees.
+pub struct Trees {
+    pub(crate) namespace: Arc<Namespace>,
+    pub(crate) numbers: Arc<Numbers>,
+    pub(crate) times: Arc<Times>,
+    pub(crate) deletes: Arc<DeferredDeletes>,
+}
+
+/// An object that is removed or replaced with everything below it.
+pub(crate) struct Victim {
+    pub(crate) inode: Arc<Inode>,
+    /// Names of hard links below it.
+    pub(crate) links: Option<LinksBelow>,
+}
+
+impl Trees {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        numbers: &Arc<Numbers>,
+        times: &Arc<Times>,
+        deletes: &Arc<DeferredDeletes>,
+    ) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+            numbers: Arc::clone(numbers),
+            times: Arc::clone(times),
+            deletes: Arc::clone(deletes),
+        }
+    }
+
+    /// Removes `name` in `dir` with everything below it. Atomic, durable with the next sync.
+    ///
+    /// The caller needs write and search on `dir`, and to remove a directory must own it or be
+    /// privileged.
+    ///
+    /// # Errors
+    /// `NotFound`, `Access`, `NotPermitted`, `TooManyLinks` when more hard links than a batch takes lie below it, and those of
+    /// the tree.
+    pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
+        check_name(name)?;
+        let _reaped = self.deletes.reap_on_drop();
+        let dir = self.namespace.dir(dir)?;
+        let at = At { dir: &dir, name };
+        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let _names = dir.lock_names();
+        let found = self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?;
+        let _links = self.namespace.links.write();
+        let victim = Victim::of(&self.namespace, found)?;
+        let mut inodes = vec![&dir];
+        victim.add_inodes(&mut inodes);
+        let mut tx = Transaction::new(lock_states(&inodes));
+        caller.may_change(tx.get(&dir))?;
+        caller.may_remove(tx.get(&dir), tx.get(&victim.inode))?;
+        let mut topology = self.namespace.topology.write();
+        let dir_path = topology.dir_path(&dir).map_err(gone_is_not_found)?.path;
+        let now = self.times.now();
+        let removal = Removal {
+            deletes: &self.deletes,
+            topology: &topology,
+            now,
+            may_stay: !victim.inode.is_dir(),
+        };
+        let parent = tx.edit(&dir);
+        (parent.mtime, parent.ctime) = (now, now);
+        if victim.inode.is_dir() {
+            parent.nlink = parent.nlink.saturating_sub(1);
+            let path = keys::child(&dir_path, name);
+            victim.keep(&mut tx, &self.deletes, &path);
+            victim.drop(&mut tx, &removal, &dir_path, name)?;
+            delete_ranges(&mut tx.batch, &path);
+            tx.batch.delete(keys::entry(&dir_path, name));
+        } else {
+            removal.name(&mut tx, at, &victim.inode)?;
+        }
+        let done = tx.apply(&topology, &self.namespace.tree);
+        done.map_err(|error| too_many_links(error, Some(&victim)))?;
+        topology.generation += 1;
+        Ok(invalidations(at, Some(&victim)))
+    }
+}
+
+impl Victim {
+    /// The inode `found` with the hard links below it. `links` is held for writing.
+    pub(crate) fn of(namespace: &Namespace, found: Arc<Inode>) -> Result<Self> {
+        let links = LinksBelow::find(namespace, &found)?;
+        Ok(Self {
+            inode: found,
+            links,
+        })
+    }
+
+    /// Adds the inodes that the removal changes.
+    pub(crate) fn add_inodes<'a>(&'a self, inodes: &mut Vec<&'a Arc<Inode>>) {
+        inodes.extend(self.links.iter().flat_map(LinksBelow::inodes));
+        inodes.push(&self.inode);
+    }
+
+    /// Moves the range at `path`, which is about to go, to the orphan area. The range of a shared inode lies elsewhere and
+    /// stays.
+    pub(crate) fn keep(&self, tx: &mut Transaction<'_>, deletes: &DeferredDeletes, path: &Bytes) {
+        if !matches!(tx.location(&self.inode), Location::Shared { .. }) {
+            deletes.move_to_orphans(tx, &self.inode, path);
+        }
+    }
+
+    /// Accounts for the victim `name` in the directory at `dir`, whose range is gone or replaced: the names below it no longer
+    /// count for the shared inodes outside.
+    pub(crate) fn drop(
+        &self,
+        tx: &mut Transaction<'_>,
+        removal: &Removal<'_>,
+        dir: &Bytes,
+        name: &[u8],
+    ) -> Result<()> {
+        let topology = removal.topology;
+        if let Location::Shared { root, link, .. } = tx.location(&self.inode) {
+            let root = topology.dir_path(&root)?.path;
+            tx.batch.delete(keys::link(&root, dir, name));
+            let path = keys::shared_inode(&root, link);
+            removal.links(tx, &self.inode, &path, 1);
+            return Ok(());
+        }
+        if let Some(links) = &self.links {
+            let root = topology.dir_path(&links.root)?.path;
+            let index = keys::links_below(&root, &keys::child(dir, name));
+            tx.batch.delete_prefix(index);
+            for shared in &links.shared {
+                let path = keys::shared_inode(&root, shared.link);
+                removal.links(tx, &shared.inode, &path, shared.names);
+                if let Location::Shared { root, link, .. } = tx.location(&shared.inode) {
+                    // Found through the tree, it would keep that in memory.
+                    let via = Arc::clone(&root);
+                    tx.move_to(&shared.inode, Location::Shared { root, link, via });
+                }
+            }
+        }
+        tx.edit(&self.inode).nlink = 0;
+        if !matches!(tx.location(&self.inode), Location::Orphan) {
+            tx.move_to(&self.inode, Location::Gone);
+        }
+        Ok(())
+    }
+}
+
+/// The error of a batch that is too large: the shared inodes of hard links below `victim` are changed one by one.
+pub(crate) fn too_many_links(error: Error, victim: Option<&Victim>) -> Error {
+    match error {
+        Error::Tree(ramet_betree::Error::Invalid(_))
+            if victim.is_some_and(|victim| victim.links.is_some()) =>
+        {
+            Error::TooManyLinks
+        }
+        other => other,
+    }
+}
+
+/// The state of the kernel's caches that is out of date when the name `at` changed, where `victim` was.
+pub(crate) fn invalidations(at: At<'_>, victim: Option<&Victim>) -> Vec<Invalidation> {
+    let (dir, name) = (at.dir.ino, at.name.to_vec());
+    let entry = match victim {
+        Some(_) => Invalidation::Entry { dir, name },
+        None => Invalidation::Missing { dir, name },
+    };
+    let mut stale = vec![entry, Invalidation::Attributes(dir)];
+    if let Some(victim) = victim {
+        stale.push(Invalidation::Attributes(victim.inode.ino));
+        let shared = victim.links.iter().flat_map(LinksBelow::inodes);
+        stale.extend(shared.map(|inode| Invalidation::Attributes(inode.ino)));
+    }
+    stale
+}

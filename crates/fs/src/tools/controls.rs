@@ -1,0 +1,111 @@
+//! Tools for a volume that is open: compare, measure, scrub, check.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ramet_betree::{Span, Usage};
+
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::ino::Ino;
+use crate::format::keys;
+use crate::namespace::resolve::Namespace;
+use crate::tools::check::{self, Finding};
+use crate::tools::control::DiffPages;
+use crate::tools::diff::{self, Difference};
+use crate::tools::scrub::{ScrubPage, Scrubbing};
+
+/// Tools for a whole volume or a directory tree.
+pub struct Controls {
+    namespace: Arc<Namespace>,
+}
+
+/// Control calls with several answers that are under way on one open directory.
+#[derive(Default)]
+pub struct ControlState {
+    /// A comparison that is being handed out.
+    diff: Mutex<Option<DiffPages>>,
+    scrub: Mutex<Option<Scrubbing>>,
+}
+
+impl Controls {
+    pub(crate) fn new(namespace: &Arc<Namespace>) -> Self {
+        Self {
+            namespace: Arc::clone(namespace),
+        }
+    }
+
+    /// The names that differ between the trees of two directories, in the order of directories before their entries.
+    /// As of one moment; the cost follows the differences and the rewritten part, see `tools/diff.rs`.
+    ///
+    /// # Errors
+    /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than 256 MiB.
+    pub fn diff(&self, a: Ino, b: Ino) -> Result<Vec<Difference>> {
+        diff::diff(&self.namespace, a, b)
+    }
+
+    /// Answers [`DIFF`](crate::control::DIFF) on the open directory `dir`: compares it with `other`, or goes on with the
+    /// comparison.
+    ///
+    /// # Errors
+    /// Those of [`Controls::diff`]; `Invalid` when there is none to go on with.
+    pub fn diff_page(&self, dir: Ino, state: &ControlState, other: Option<Ino>) -> Result<Vec<u8>> {
+        let started = other.map(|other| self.diff(dir, other));
+        let started = started.transpose()?;
+        let mut pages = state.diff.lock();
+        if let Some(found) = started {
+            *pages = Some(DiffPages::new(&found));
+        }
+        let going = pages.as_mut();
+        let going = going.ok_or(Error::Invalid("no comparison to go on with"))?;
+        let page = going.next_page();
+        if going.is_done() {
+            *pages = None;
+        }
+        Ok(page)
+    }
+
+    /// Answers [`SCRUB`](crate::control::SCRUB) on an open directory: begins to read everything again when it `starts`,
+    /// or goes on.
+    ///
+    /// # Errors
+    /// `Invalid` when there is none to go on with, and those of repairs.
+    pub fn scrub_page(&self, state: &ControlState, starts: bool) -> Result<ScrubPage> {
+        let mut held = state.scrub.lock();
+        if starts {
+            *held = Some(Scrubbing {
+                scrub: self.namespace.tree.scrub(),
+                found: VecDeque::new(),
+            });
+        }
+        let going = held.as_mut();
+        let going = going.ok_or(Error::Invalid("no scrub to go on with"))?;
+        let page = going.next_page()?;
+        if page.is_last {
+            *held = None;
+        }
+        Ok(page)
+    }
+
+    /// The space of a directory tree: of everything in and below the directory, without its own record and
+    /// without shared inodes that lie outside. Writes a checkpoint first.
+    ///
+    /// # Errors
+    /// `NotDirectory`, and those of the tree.
+    pub fn usage(&self, dir: Ino) -> Result<Usage> {
+        let dir = self.namespace.dir(dir)?;
+        let path = self.namespace.topology.read().dir_path(&dir);
+        let path = path.map_err(gone_is_not_found)?.path;
+        let ranges = [keys::META, keys::DATA].map(|index| Span::prefix(keys::range(index, &path)));
+        Ok(self.namespace.tree.usage(&ranges)?)
+    }
+
+    /// Checks every invariant of the file system on a snapshot. Files that are unlinked and open are
+    /// left out.
+    ///
+    /// # Errors
+    /// Those of the tree. A violated invariant is a finding, not an error.
+    pub fn check(&self) -> Result<Vec<Finding>> {
+        check::check(&self.namespace.tree)
+    }
+}
