@@ -7,17 +7,20 @@
 //!
 //! In this order, each kind in the order of inode numbers; nothing is taken before one that is held:
 //!
-//! 1. the positions of an open directory stream;
-//! 2. `Inode::names` of directories: their entries. Held over the look whether a name exists and
+//! 1. the counter of inode numbers: held over a batch of its own, once in 65,536 numbers, and with no other lock;
+//! 2. the comparison and the scrub of an open directory ([`ControlState`]), and the positions of a directory stream;
+//! 3. `Inode::names` of directories: their entries. Held over the check whether a name exists and
 //!    the change that follows; may wait for the device;
-//! 3. `Volume::links`: which names hard links have; may wait for the device;
-//! 4. `Inode::state`: the record and the contents; may wait for the device;
-//! 5. `Volume::topology`: where inodes lie. Held for reading while keys are made and the batch is
+//! 4. `Namespace::links`: the names of hard links; may wait for the device;
+//! 5. `Inode::state`: the record and the contents; may wait for the device;
+//! 6. `Inode::has_links`: whether a clone root has hard links; may wait for the device;
+//! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the batch is
 //!    applied or a snapshot is taken, for writing while directories move: memory only;
-//! 6. `Inode::loc`, `Inode::place`, `Inode::count`, the shards of the table, the counters: for a moment, one at a time.
+//! 8. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table, the deferred deletes,
+//!    the salts: for a moment, one at a time.
 //!
-//! [`ramet_betree::Tree::admit`], which waits for room, comes before all of them, but for a clone that brings many hard links along:
-//! it waits with those of the first four kinds (`hard_links.rs`).
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before 2 to 8, but for a clone that brings many hard links
+//! along: it waits with those of the kinds 3 to 5 (`hard_links.rs`).
 #![forbid(unsafe_code)]
 
 mod clock;
