@@ -87,6 +87,14 @@ impl Document {
         lost
     }
 
+    /// Terms that the document defines at the beginning of a line, in bold, in lower case.
+    #[must_use]
+    pub fn terms(&self) -> Vec<String> {
+        let defined = prose(&self.text).filter_map(|(_, line)| line.strip_prefix("**"));
+        let terms = defined.filter_map(|rest| rest.split_once("** — "));
+        terms.map(|(term, _)| term.to_lowercase()).collect()
+    }
+
     /// Files that a table of steps (`| file | step |`) names twice: a way down visits each file once.
     #[must_use]
     pub fn visited_twice(&self) -> Vec<String> {

@@ -71,3 +71,14 @@ fn ways_down_visit_each_file_once() {
         assert_eq!(document.visited_twice(), Vec::<String>::new());
     }
 }
+
+#[test]
+fn glossary_is_in_alphabetical_order_and_defines_each_term_once() {
+    let mut documents = documents().into_iter();
+    let glossary = documents.find(|document| document.path.ends_with("glossary.md"));
+    let terms = glossary.expect("there is a glossary").terms();
+    assert!(terms.len() > 100, "{terms:?}");
+    for pair in terms.windows(2) {
+        assert!(pair[0] < pair[1], "{pair:?}");
+    }
+}
