@@ -88,6 +88,7 @@ fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
     let name = command.get_display_name().unwrap_or(command.get_name());
     let (name, has_verbs) = (name.to_owned(), command.has_subcommands());
     let file = format!("{name}.{section}");
+    let opening = [synopsis(command.clone()), description(&command)].concat();
     let man = Man::new(command)
         .title(name.to_uppercase())
         .section(section)
@@ -97,8 +98,7 @@ fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
     let mut text = Vec::new();
     man.render_title(&mut text)?;
     man.render_name_section(&mut text)?;
-    man.render_synopsis_section(&mut text)?;
-    man.render_description_section(&mut text)?;
+    text.extend_from_slice(opening.as_bytes());
     man.render_options_section(&mut text)?;
     if has_verbs {
         man.render_subcommands_section(&mut text)?;
@@ -108,6 +108,49 @@ fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
         None => text.extend_from_slice(b".SH SEE ALSO\n.BR ramet (1)\n"),
     }
     Ok((file, text))
+}
+
+/// The section with the usage of a command: its name in bold, and the words that a user replaces in italics.
+fn synopsis(mut command: Command) -> String {
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ");
+    let is_replaced = |word: &str| word.contains(['<', '[']);
+    let (mut name, mut rest) = (Vec::new(), Vec::new());
+    for word in usage.split_whitespace() {
+        if is_replaced(word) {
+            let word = escaped(word).replace('<', r"\fI").replace('>', r"\fR");
+            rest.push(word.replace("OPTIONS", r"\fIOPTIONS\fR"));
+        } else {
+            name.push(escaped(word));
+        }
+    }
+    let (name, rest) = (name.join(" "), rest.join(" "));
+    format!(".SH SYNOPSIS\n\\fB{name}\\fR {rest}\n")
+}
+
+/// The section that describes a command, without the line that is its name section already.
+fn description(command: &Command) -> String {
+    let text = |text: Option<&clap::builder::StyledStr>| text.map(ToString::to_string);
+    let about = text(command.get_about()).unwrap_or_default();
+    let long = text(command.get_long_about()).unwrap_or_default();
+    let long = long.strip_prefix(&about).unwrap_or(&long).trim();
+    let shown = if long.is_empty() {
+        format!("{about}.")
+    } else {
+        long.to_owned()
+    };
+    let paragraphs: Vec<_> = shown.split("\n\n").map(escaped).collect();
+    format!(".SH DESCRIPTION\n{}\n", paragraphs.join("\n.PP\n"))
+}
+
+/// Text in which roff sees no command and no hyphen that it may break at.
+fn escaped(text: &str) -> String {
+    let line = |line: &str| match line.replace('\\', r"\e").replace('-', r"\-") {
+        line if line.starts_with(['.', '\'']) => format!(r"\&{line}"),
+        line => line,
+    };
+    let lines: Vec<_> = text.lines().map(line).collect();
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -149,6 +192,15 @@ mod tests {
             assert_eq!(text.matches("\n.SH NAME\n").count(), 1, "{name}");
             assert!(text.contains(&format!("\n{called} \\- ")), "{name}");
         }
+    }
+
+    #[test]
+    fn synopsis_names_every_argument_and_the_description_does_not_repeat_the_name() {
+        let text = text_of("ramet-mount.1");
+        let synopsis = r"\fBramet mount\fR [\fIOPTIONS\fR] \fIVOLUME\fR \fIDIR\fR";
+        assert!(text.contains(&format!("\n{synopsis}\n")), "{text}");
+        assert_eq!(text.matches("Mount a volume on a directory").count(), 1);
+        assert_eq!(escaped(".so x\na-b\\"), "\\&.so x\na\\-b\\e");
     }
 
     #[test]
