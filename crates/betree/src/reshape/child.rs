@@ -1,6 +1,7 @@
 //! Interior children: a private copy is opened, changed, and takes the place of its edge again.
 //!
-//! The copy is clipped to the edge and relifted, so segments and children below are shared until they are rewritten.
+//! The copy is clipped to the edge and relifted, so segments and children below are shared until
+//! they are rewritten.
 
 use crate::counters::{Counters, bump};
 use crate::error::{Error, Result};
@@ -39,7 +40,8 @@ impl<'a> Children<'a> {
         }
     }
 
-    /// A private copy of an interior child, clipped to its edge and relifted. Also how many bytes its key space lacks.
+    /// A private copy of an interior child, clipped to its edge and relifted, and the number of
+    /// bytes that its key space lacks.
     pub(crate) fn open_child(&self, node: &Skeleton, at: usize) -> Result<(Skeleton, usize)> {
         let range = node.edge_range(at);
         let child = node.edges[at]
@@ -53,7 +55,7 @@ impl<'a> Children<'a> {
         let before = whole.range();
         let seen = child.translation.range(&range);
         if !before.covers(&seen) {
-            // What is pushed there would be lost.
+            // Messages that are pushed there would be lost.
             return Err(Error::Corrupt {
                 what: "skeleton",
                 addr: 0,
@@ -76,7 +78,8 @@ impl<'a> Children<'a> {
         Ok((copy, lift))
     }
 
-    /// What an open child was, in its key space; children at its ends may have been narrowed.
+    /// An open child before its changes, in its key space. Children at its ends may have been
+    /// narrowed.
     fn unchanged_child(&self, node: &Skeleton, at: usize, lift: usize) -> Result<Skeleton> {
         let child = node.edges[at].child.as_ref();
         let child = child.expect("it was opened");
@@ -141,7 +144,8 @@ impl<'a> Children<'a> {
         Ok(edges)
     }
 
-    /// Gives an edge a copy of its interior child that holds no more than the edge shows; returns how many edges it becomes.
+    /// Gives an edge a copy of its interior child that holds no more than the edge shows; returns
+    /// the number of edges that it becomes.
     pub(crate) fn clip_child(&self, node: &mut Skeleton, at: usize) -> Result<usize> {
         let watermark = node.edges[at].watermark;
         let (child, lift) = self.open_child(node, at)?;

@@ -1,4 +1,5 @@
-//! Upkeep of a node's segments: dead ones go, mostly dead ones are copied, many small ones are merged.
+//! Upkeep of a node's segments: dead segments are dropped, mostly dead ones copied, small ones
+//! merged.
 
 use crate::counters::Counters;
 use crate::reshape::make::NodeMaker;
@@ -24,17 +25,18 @@ use crate::store::store::Store;
 /// A segment of which less than this part is alive is copied.
 const LIVE_PART: u64 = 4;
 
-/// What a merge leaves of the segments of a node.
+/// Limits of the segments of a node, which a merge restores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiers {
-    /// So many ages at most.
+    /// Most ages.
     most: usize,
-    /// A segment up to so many times as large as the largest newer one is merged with them.
+    /// A segment up to so many times as large as the largest newer one is merged with the newer
+    /// ones.
     ratio: u64,
 }
 
 impl Tiers {
-    /// In the tree itself.
+    /// Limits of nodes of the tree itself.
     pub(crate) fn of_tree(shape: &TreeShape) -> Self {
         Self {
             most: shape.segments,
@@ -42,8 +44,8 @@ impl Tiers {
         }
     }
 
-    /// In nodes that clones go on from. They are merged when they have several times as many, so a message is copied less often, and
-    /// fewer are left to read.
+    /// Limits of nodes that clones go on from. They are merged when they have several times
+    /// as many segments, so a message is copied less often, and fewer segments are left to read.
     pub(crate) fn of_clones(shape: &TreeShape) -> Self {
         Self {
             most: shape.segments - shape.segments / 3,
@@ -79,13 +81,13 @@ impl<'a> Compactor<'a> {
         }
     }
 
-    /// Copies what is left of segments that are mostly dead. A segment on the device lives as long as one edge sees
-    /// one message of it, and edges that few messages wait for may keep it for ever.
+    /// Copies the live messages of segments that are mostly dead. A segment on the device lives as
+    /// long as one edge sees one message of it, and an edge with few messages may keep it for ever.
     pub(crate) fn compact_segments(&self, node: &mut Skeleton) -> Result<()> {
         let mut at = 0;
         while at < node.segs.len() {
             let seg = &node.segs[at];
-            // One that is not written yet costs nothing as it is.
+            // A segment that is not written yet costs nothing as it is.
             let whole = match self.nodes.run(&seg.run)? {
                 run if run.is_fresh() => 0,
                 run => {
@@ -97,7 +99,7 @@ impl<'a> Compactor<'a> {
                 whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / LIVE_PART;
             let reservation = if is_worth {
                 {
-                    // What others share does not become free.
+                    // The space of a shared segment does not become free.
                     let bytes = seg.bytes + PUSH_BYTES;
                     let is_shared = self.survey.refs(&seg.run)? > 1;
                     self.debt.if_possible(if is_shared {
@@ -126,7 +128,8 @@ impl<'a> Compactor<'a> {
                 node.segs.remove(at);
                 continue;
             }
-            // Those with range messages are small, and a copy of one would be several.
+            // Segments with range messages are small, and the copy of one would be several
+            // segments.
             if let Some(left) = left.into_points() {
                 node.segs[at] = SegRef {
                     ord: seg.ord,
@@ -142,8 +145,8 @@ impl<'a> Compactor<'a> {
         Ok(())
     }
 
-    /// Merges the newest segments while there are too many, and before a checkpoint those that it would write, which
-    /// costs no write.
+    /// Merges the newest segments while there are too many. Before a checkpoint it also merges the
+    /// segments that the checkpoint would write, which costs no write.
     pub(crate) fn merge_segments(
         &self,
         node: &mut Skeleton,
@@ -177,7 +180,8 @@ impl<'a> Compactor<'a> {
         }
     }
 
-    /// Merges the segments from `from` on; `false` when there is no space, or one of them cannot be read.
+    /// Merges the segments from `from` on; `false` when there is no space, or one of them cannot be
+    /// read.
     pub(crate) fn merge_from(&self, node: &mut Skeleton, from: usize) -> Result<bool> {
         let sum: u64 = node.segs[from..].iter().map(|seg| seg.bytes).sum();
         let Some(_reservation) = self
@@ -194,14 +198,15 @@ impl<'a> Compactor<'a> {
         else {
             return Ok(false);
         };
-        // As the newest segments every edge sees of the merged run just what it saw of the parts: what a
-        // watermark hid is not in it.
+        // The merged run is the newest segment, so every edge sees of it the messages that it saw
+        // of the parts: messages that a watermark hid are not in it.
         node.segs.truncate(from);
         self.maker.push_gathered(node, merged);
         Ok(true)
     }
 
-    /// Reserves the space to write segments of `sum` bytes as one. Where many small ones become few blocks, that may use the deletion reserve.
+    /// Reserves the space to write segments of `sum` bytes as one. The merge of many small segments
+    /// into few blocks may use the deletion reserve.
     fn reserve_to_merge(&self, segs: &[SegRef], sum: u64) -> Result<SpaceReservation> {
         let bytes = sum.next_multiple_of(BLOCK_BYTES);
         if 2 * bytes <= segs.len() as u64 * BLOCK_BYTES {
@@ -211,7 +216,7 @@ impl<'a> Compactor<'a> {
         }
     }
 
-    /// Counts what is about to be written again.
+    /// Counts the bytes that are about to be written again.
     fn count_copied(&self, segs: &[SegRef]) {
         let written = segs.iter().filter(|seg| !seg.run.is_fresh());
         self.counters
@@ -219,7 +224,7 @@ impl<'a> Compactor<'a> {
             .fetch_add(written.map(|seg| seg.bytes).sum(), Ordering::Relaxed);
     }
 
-    /// All that the edges of a node see of some of its segments.
+    /// All messages that the edges of a node see of some of its segments.
     fn gather_all(&self, node: &Skeleton, segs: &[SegRef]) -> Result<Gathered> {
         let mut all = Gatherer::new(self.nodes);
         for at in 0..node.edges.len() {
@@ -279,16 +284,17 @@ pub(crate) fn drop_dead_segments(nodes: &NodeCache, node: &mut Skeleton) -> Resu
 }
 
 impl Skeleton {
-    /// Where the newest segments begin that are merged.
+    /// The first of the newest segments that are to be merged.
     pub(crate) fn merge_start(&self, tiers: Tiers) -> usize {
         let ages = self.ages();
         ages.get(merged_from(&ages, tiers)).map_or(0, |(at, _)| *at)
     }
 }
 
-/// The first of the ages that become one: no more than it takes for the most that may be left, and whatever older ones are
-/// of their size. Larger ones wait until they are as many. Where *k* segments may be, a message is so copied
-/// hardly more than *w* times in as many rounds as there are ways to choose *w* of *k* + *w*, as long as a merge leaves one age.
+/// The first of the ages that become one. The merge takes no more ages than it must to leave the
+/// permitted number, and older ages of their size. Larger ages wait until they are as many. With
+/// *k* permitted segments a message is copied hardly more than *w* times in as many rounds as there
+/// are ways to choose *w* of *k* + *w*, as long as a merge leaves one age.
 fn merged_from(ages: &[(usize, u64)], tiers: Tiers) -> usize {
     let mut at = tiers
         .most
@@ -310,8 +316,8 @@ fn merged_from(ages: &[(usize, u64)], tiers: Tiers) -> usize {
 mod tests {
     use super::*;
 
-    /// How often a message was copied in the mean, and the most ages there were, when each round adds a segment of one size and
-    /// every `late`th merge comes a dozen rounds late.
+    /// The mean number of copies of a message, and the greatest number of ages, when each round
+    /// adds a segment of one size and every `late`th merge comes a dozen rounds late.
     fn copies_each(rounds: u64, over_fanout: usize, tiers: Tiers, late: usize) -> (f64, usize) {
         let (mut ages, mut copied, mut merges, mut longest) = (Vec::new(), 0, 0, 0);
         for _ in 0..rounds {

@@ -1,4 +1,5 @@
-//! Range messages become edges (BetrFS 0.5, section 3.3): whatever they cover is dropped unread.
+//! Range messages become edges (BetrFS 0.5, section 3.3): the nodes that they cover are dropped
+//! unread.
 
 use crate::counters::Counters;
 use crate::store::cache::NodeCache;
@@ -14,9 +15,9 @@ use crate::node::run_view::RangeAt;
 use crate::node::skeleton::{Child, Edge, Skeleton};
 use crate::store::store::Store;
 
-/// What a part of an edge's range becomes.
+/// The future of a part of an edge's range.
 enum Piece {
-    /// Stays with the edge's child.
+    /// The part stays with the edge's child.
     Kept,
     /// Covered by a range message of the segment with this points step.
     Covered {
@@ -26,19 +27,20 @@ enum Piece {
     },
 }
 
-/// What becomes of a piece.
+/// The future of a piece.
 enum Fate {
-    /// An edge.
+    /// It becomes an edge.
     Edge {
         child: Option<Child>,
         watermark: u64,
     },
-    /// It stays with the edge's child. A GOTO over it may wait to sink into that.
+    /// It stays with the edge's child. A GOTO over it may wait to sink into the child.
     Stays { goto_waits: bool },
 }
 
-/// Decides what becomes of the pieces of `edge`. A range message becomes edges when messages cover the whole edge, and a
-/// GOTO also when the child is not above its target, so that it can sink no further.
+/// Decides the future of the pieces of `edge`. A range message becomes edges when messages cover
+/// the whole edge. A GOTO also becomes edges when the child is not above its target, so that it can
+/// sink no further.
 fn fates(edge: &Edge, pieces: Vec<(KeyRange, Piece)>) -> Vec<(KeyRange, Fate)> {
     let is_covered = |(_, piece): &(KeyRange, Piece)| matches!(piece, Piece::Covered { .. });
     let whole = pieces.iter().all(is_covered);
@@ -119,8 +121,9 @@ impl<'a> Converter<'a> {
         Ok(())
     }
 
-    /// Makes neighbours that show the same interior child in the same way one edge. A GOTO over several edges makes such ones, and as long as
-    /// they were several, the next clone of that range would need a copy of this node, one level higher each time.
+    /// Joins neighbours that show the same interior child in the same way. A GOTO over several
+    /// edges makes such neighbours. While they are several, each clone of that range needs a copy
+    /// of this node, one level higher each time.
     fn join_alike(&self, node: &mut Skeleton) -> Result<()> {
         let mut at = 0;
         while at < node.edges.len() {
@@ -209,7 +212,8 @@ impl<'a> Converter<'a> {
         Ok(pieces)
     }
 
-    /// Puts the edges that take the place of edge `edge_at`, which was cut into `pieces`, behind those of `out`.
+    /// Puts the edges that take the place of edge `edge_at`, which was cut into `pieces`, behind
+    /// those of `out`.
     fn convert_edge(
         &self,
         node: &Skeleton,
@@ -261,8 +265,8 @@ impl<'a> Converter<'a> {
         if count == 1 || is_whole {
             return Ok(());
         }
-        // An edge may go on over several pieces: only now is it known where each ends. One that a GOTO waits for
-        // keeps its child, which is higher than the target.
+        // An edge may go on over several pieces: only now is the end of each edge known. An edge
+        // that a GOTO waits for keeps its child, which is higher than the target.
         for (at, _) in kept.into_iter().filter(|(_, goto_waits)| !goto_waits) {
             let hi = match out.get(at + 1) {
                 Some(next) => Some(next.lo.clone()),
@@ -289,7 +293,7 @@ impl<'a> Converter<'a> {
         }
     }
 
-    /// Whether edge `at` sees a message in `range`, a part of its own.
+    /// Whether edge `at` sees a message in `range`, a part of its own range.
     fn sees_messages(&self, node: &Skeleton, at: usize, range: &KeyRange) -> Result<bool> {
         let edge = &node.edges[at];
         for seg in node.visible(edge) {
@@ -309,11 +313,12 @@ impl<'a> Converter<'a> {
         Ok(false)
     }
 
-    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None` when it sees nothing.
-    /// What an edge was cut off from must neither be kept alive by it nor add to heights.
+    /// The lowest node that holds all that `range` sees of `child`, with the live bytes; `None`
+    /// when it sees nothing. Parts that were cut off from an edge must not be kept alive by it, nor
+    /// add to heights.
     pub(crate) fn narrow(&self, mut child: Child, range: &KeyRange) -> Result<Option<Child>> {
         while child.node.kind() == Kind::Skeleton {
-            // Of one that cannot be read nobody knows what is seen.
+            // The part that is seen of an unreadable child is not known.
             let Some(node) = if_readable(self.nodes.skeleton(&child.node))? else {
                 return Ok(Some(child));
             };
@@ -337,7 +342,7 @@ impl<'a> Converter<'a> {
         };
         let inside = child.translation.range(range);
         let mut bytes = run.estimate_bytes(&inside);
-        // Of few blocks most may lie outside: then count what is inside.
+        // Of few blocks most may lie outside. Then the points inside are counted.
         if bytes <= 4 * self.nodes.block_bytes
             && let Some(exact) = if_readable(run.measure_pressure(self.nodes, &inside, false))?
         {

@@ -1,10 +1,10 @@
-//! Flattening: a node that clones have made too high becomes a balanced tree over what lies below.
+//! Flattening: a node that clones have made too high becomes a balanced tree over the nodes below.
 //!
-//! A clone of a range that holds an earlier clone is one level higher than that one. When such clones are
-//! cut, overwritten and cloned again, heights go on growing while the content does not: nested moves
-//! of a directory leave a path with one edge to anything else at each level. To undo this, the top levels below an
-//! edge are taken apart into the uniform pieces that a scan would meet, down to a height at which there are
-//! few of them, and edges to the same lower nodes are built again, balanced:
+//! A clone of a range that holds an earlier clone is one level higher than that one. When such
+//! clones are cut, overwritten and cloned again, heights go on growing while the content does not:
+//! nested moves of a directory leave a path with one edge to another node at each level. To undo
+//! this, the top levels below an edge are taken apart into the uniform pieces that a scan would
+//! meet, down to a height with few pieces. Edges to the same lower nodes are built again, balanced:
 //!
 //! ```text
 //!   e -> n60 -> n59 -> ... -> n15         e1 -> n17 -> n16 -> { n15, leaf, leaf, n9, ... }
@@ -12,9 +12,9 @@
 //!        leaf   leaf   ...    n9
 //! ```
 //!
-//! Lower nodes stay shared and leaves are not read; messages of the levels taken apart move to the new
-//! nodes. What a doubling chain of clones makes has exponentially many pieces and stays as it is, with a
-//! height that its logical size pays for.
+//! Lower nodes stay shared and leaves are not read; messages of the levels taken apart move to the
+//! new nodes. A doubling chain of clones has exponentially many pieces. It stays as it is, with a
+//! height in proportion to its logical size.
 
 use crate::counters::Counters;
 use crate::reshape::convert::Converter;
@@ -39,7 +39,7 @@ use crate::read::scan::{Frame, TreeScan};
 use crate::reshape::split::width;
 use crate::store::store::Store;
 
-/// Messages that one flattening may always move, in bytes, however small the buffers of nodes are.
+/// Messages that one flattening may always move, in bytes, for any size of the buffers of nodes.
 const BYTES_MIN: usize = 64 << 10;
 /// Most pieces that one flattening handles.
 const PIECES_MAX: usize = 1024;
@@ -94,7 +94,7 @@ impl<'a> Flattener<'a> {
                 continue;
             };
             let Some(edges) = self.flatten(node, at, height)? else {
-                // Nodes never change, so there is no point in trying this one again.
+                // Nodes never change, so a second attempt would fail too.
                 self.unflattenable.insert(id);
                 at += 1;
                 continue;
@@ -107,7 +107,8 @@ impl<'a> Flattener<'a> {
         Ok(())
     }
 
-    /// The edges that take the place of edge `at`, whose child has the given height; `None` when that would not help.
+    /// The edges that take the place of edge `at`, whose child has the given height; `None` when
+    /// they would not be lower.
     fn flatten(&self, node: &Skeleton, at: usize, height: u8) -> Result<Option<Vec<Edge>>> {
         let height_max = height - height / 8;
         // Further down there may be too many pieces; further up flattening gains less.
@@ -199,7 +200,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Whether the last edge goes on: the piece was cut off only by a border of messages.
+    /// Whether the last edge goes on: only a border of messages cut the piece off.
     fn extends_last(&self, child: Option<&Child>, range: &KeyRange) -> bool {
         let Some(last) = self.edges.last() else {
             return false;
@@ -216,7 +217,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The edges collected, each with the lowest node that holds what it sees.
+    /// The edges collected, each with the lowest node that holds all that the edge sees.
     fn take_edges(&mut self) -> Result<Vec<Edge>> {
         let mut edges = std::mem::take(&mut self.edges);
         for at in 0..edges.len() {
@@ -231,7 +232,7 @@ impl Builder<'_> {
         Ok(edges)
     }
 
-    /// Makes a node of the edges collected and puts an edge to it among those done.
+    /// Makes a node of the edges collected, and adds an edge to it to the finished edges.
     fn close_node(&mut self) -> Result<()> {
         if self.edges.is_empty() {
             return Ok(());

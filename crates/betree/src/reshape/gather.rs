@@ -9,7 +9,7 @@ use crate::node::skeleton::SegRef;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::store::cache::NodeCache;
 
-/// One deletion in so many bytes of a leaf is worth being pushed down at a checkpoint.
+/// One deletion in so many bytes of a leaf is worth a push at a checkpoint.
 pub(crate) const DELETES_PER_LEAF_BYTES: usize = 2048;
 
 /// Messages taken out of the segments of a node.
@@ -24,20 +24,21 @@ impl Gathered {
         self.ranges.is_empty() && self.points.is_none()
     }
 
-    /// No segments that hold it are longer, in bytes.
+    /// Upper bound of the length of the segments that hold it, in bytes.
     pub(crate) fn stored_bytes_max(&self) -> u64 {
         let points = self.points.as_ref().map_or(0, PackedRun::stored_bytes_max);
         (self.ranges.size_bytes() + points) as u64
     }
 
-    /// The points, when there is nothing else.
+    /// The points, when there are no range messages.
     pub(crate) fn into_points(self) -> Option<PackedRun> {
         self.points.filter(|_| self.ranges.is_empty())
     }
 }
 
-/// Merges what is visible in segments, one range after the other. Where only points are it is a merge of cursors into
-/// blocks, and nothing is looked up; range messages are laid on top of each other in a map.
+/// Merges the visible messages of segments, one range after the other. Where there are only points
+/// it is a merge of cursors into blocks, without lookups; range messages are laid on top of each
+/// other in a map.
 pub(crate) struct Gatherer<'a> {
     nodes: &'a NodeCache,
     ranges: Buffer,
@@ -53,8 +54,8 @@ impl<'a> Gatherer<'a> {
         }
     }
 
-    /// Adds what `watermark` shows of `segs` in `range`, above all that was added before, without the first `lift` bytes
-    /// of the keys.
+    /// Adds the messages that `watermark` shows of `segs` in `range`, above all messages added
+    /// before, without the first `lift` bytes of their keys.
     pub(crate) fn add(
         &mut self,
         range: &KeyRange,
@@ -114,10 +115,11 @@ impl<'a> Gatherer<'a> {
     }
 }
 
-/// Space that pushing into a child takes beside the messages and the child's skeleton, about, in bytes.
+/// Space that a push into a child takes beside the messages and the child's skeleton, in bytes; an
+/// estimate.
 pub(crate) const PUSH_BYTES: u64 = 32 << 10;
 
-/// What is visible of `segs` in `range`, with its range messages.
+/// The visible messages of `segs` in `range`, with range messages.
 pub(crate) fn gather_range(
     nodes: &NodeCache,
     range: &KeyRange,

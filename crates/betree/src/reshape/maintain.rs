@@ -1,29 +1,32 @@
-//! Structural work: messages move down, range messages become edges, nodes split, merge and collapse.
+//! Structural work: messages move down, range messages become edges, nodes split, merge and
+//! collapse.
 //!
-//! Everything here builds new nodes from old ones and publishes nothing; a failure leaves the tree as it was.
-//! [`Maintainer::maintain`] brings one interior node within its limits:
+//! All functions here build new nodes from old ones and publish nothing; a failure leaves the tree
+//! as it was. [`Maintainer::maintain`] brings one interior node within its limits:
 //!
-//! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can sink no
-//!    further, become edges. Whatever they cover is dropped unread: this is leaf pruning. Children that clones
-//!    have made too high are flattened (see [`crate::reshape::flatten`]).
-//! 2. *Rewrite* leaves that lose much of what they hold, and shared leaves for which messages of `theta` of their size
-//!    wait (copy on abundant write): stream the edge's range, write new leaves. Unsharing, splitting, merging and
-//!    relifting of leaves are this one operation.
-//! 3. *Relieve* the node while it holds more than its buffer, fullest edge first: messages go into an interior child, or a
-//!    leaf is rewritten, once theta waits for it. So a private leaf is written as seldom as the buffer allows. A checkpoint also
-//!    hands down what it would write here and soon after in the child.
+//! 1. *Convert* (BetrFS 0.5, section 3.3): range messages that cover an edge, and GOTOs that can
+//!    sink no further, become edges. The nodes that they cover are dropped unread: this is leaf
+//!    pruning. Children that clones have made too high are flattened (see
+//!    [`crate::reshape::flatten`]).
+//! 2. *Rewrite* leaves that lose much of their content, and shared leaves for which messages of
+//!    `theta` of their size wait (copy on abundant write): stream the edge's range, write new
+//!    leaves. Unsharing, splitting, merging and relifting of leaves are this one operation.
+//! 3. *Relieve* the node while it holds more than its buffer, fullest edge first: messages go into
+//!    an interior child, or a leaf is rewritten, once theta waits for it. So a private leaf is
+//!    written as seldom as the buffer allows. A checkpoint also hands down messages that it would
+//!    write here and soon after in the child.
 //! 4. *Coalesce* small neighbouring leaves, merge small segments, drop segments that no edge sees.
 //!
-//! A step without space for the nodes that it makes is left out, and its messages stay where they are:
-//! nodes in memory can always be written as they are. The next checkpoint frees what other steps
-//! replaced, and so makes space for the steps to come. When space is short, all messages go down that
-//! can, because deletions free space only at the leaves.
+//! A step without space for the nodes that it makes is left out, and its messages stay where they
+//! are: nodes in memory can always be written as they are. The next checkpoint frees the nodes that
+//! other steps replaced, and so makes space for the steps to come. When space is short, all
+//! messages go down that can, because deletions free space only at the leaves.
 //!
-//! A step that meets what cannot be read is left out as well: one bad block keeps the messages for its leaf, and nothing else,
-//! from moving. A range message over the whole of it needs no look at it.
+//! A step that meets an unreadable node is left out as well: one bad block keeps only the messages
+//! for its leaf from moving. A range message over all of the leaf drops it without a look at it.
 //!
-//! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and relifted, so
-//! its segments and children are shared until they are rewritten themselves.
+//! A child that is pushed into is replaced by a copy of its skeleton, clipped to the edge and
+//! relifted, so its segments and children are shared until they are rewritten themselves.
 
 use crate::counters::Counters;
 use crate::reshape::child::Children;
@@ -52,11 +55,11 @@ use crate::reshape::gather::{DELETES_PER_LEAF_BYTES, Gathered, Gatherer, PUSH_BY
 use crate::reshape::pending::Pending;
 use crate::store::store::Store;
 
-/// A checkpoint hands messages that are in memory only down to a child when they are this part of a leaf, so that the copy
-/// of its skeleton costs little beside them.
+/// A checkpoint hands messages that are in memory only down to a child when they are this part of a
+/// leaf, so that the copy of its skeleton costs little beside them.
 const FRESH_PER_LEAF: usize = 4;
 
-/// Brings interior nodes within their limits; see the module header. It calls all that follows.
+/// Brings interior nodes within their limits; see the module header. It calls all types below.
 #[derive(Clone, Copy)]
 pub(crate) struct Maintainer<'a> {
     nodes: &'a NodeCache,
@@ -93,15 +96,16 @@ impl<'a> Maintainer<'a> {
         }
     }
 
-    /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose height is
-    /// a free label. With `deep` range messages are pushed as deep as they go.
+    /// Brings a node within its limits, apart from its number of edges. `top` is the root, whose
+    /// height is a free label. With `deep` range messages are pushed as deep as they go.
     pub(crate) fn maintain(&self, node: &mut Skeleton, top: bool, deep: bool) -> Result<()> {
-        // What waits in the root is in memory for the most part: a checkpoint hands it down.
+        // Most messages in the root are in memory only: a checkpoint hands them down.
         let buffers = if top && !deep { 8 } else { 1 };
         self.maintain_within(node, top, deep, (buffers, Tiers::of_tree(self.shape)))
     }
 
-    /// The same for a node that may hold so many times its buffer, and what becomes of its segments.
+    /// The same for a node that may hold `buffers` times its buffer, with these limits of its
+    /// segments.
     pub(crate) fn maintain_within(
         &self,
         node: &mut Skeleton,
@@ -110,7 +114,8 @@ impl<'a> Maintainer<'a> {
         (buffers, tiers): (usize, Tiers),
     ) -> Result<()> {
         self.converter.convert(node, top)?;
-        // Taking nodes apart costs more than a flush, so between checkpoints it is left to clones that need it.
+        // Taking nodes apart costs more than a flush. Between checkpoints it is left to clones that
+        // need it.
         self.flattener.flatten_high(
             node,
             if deep {
@@ -140,8 +145,8 @@ impl<'a> Maintainer<'a> {
         self.compactor.merge_segments(node, deep, tiers)
     }
 
-    /// Rewrites the leaves that do not wait until there is pressure: those that lose much, shared ones with abundant
-    /// messages, and all with abundant messages when space is short.
+    /// Rewrites the leaves that do not wait for pressure: leaves that lose much, shared leaves with
+    /// abundant messages, and when space is short all leaves with abundant messages.
     fn rewrite_due(
         &self,
         node: &mut Skeleton,
@@ -167,7 +172,7 @@ impl<'a> Maintainer<'a> {
         Ok(())
     }
 
-    /// Writes what a leaf edge shows anew; returns how many edges there are now in its place.
+    /// Writes the keys below a leaf edge anew; returns the number of edges in its place.
     fn rewrite_edge(
         &self,
         node: &mut Skeleton,
@@ -193,9 +198,10 @@ impl<'a> Maintainer<'a> {
         Ok(made)
     }
 
-    /// While more than `limit` bytes wait: moves what waits for the fullest edge down, into a child or into new leaves.
-    /// At a checkpoint also whatever would be written here for the first time and is enough for a segment
-    /// of the child's: messages that are still in memory skip the levels above.
+    /// While more than `limit` bytes wait: moves the messages of the fullest edge down, into a
+    /// child or into new leaves. At a checkpoint it also moves messages that would be written here
+    /// for the first time and suffice for a segment of the child: messages that are still in memory
+    /// skip the levels above.
     fn relieve(
         &self,
         node: &mut Skeleton,
@@ -204,7 +210,7 @@ impl<'a> Maintainer<'a> {
         deep: bool,
     ) -> Result<()> {
         let mut total: usize = pending.iter().map(|p| p.bytes).sum();
-        // What they delete is not free before they arrive.
+        // The space of deleted keys is not free before the deletions arrive.
         let deletes_max = (self.shape.leaf_bytes / DELETES_PER_LEAF_BYTES).max(1);
         let fresh_max = (self.shape.leaf_bytes / FRESH_PER_LEAF).max(1);
         loop {
@@ -258,7 +264,8 @@ impl<'a> Maintainer<'a> {
         Ok(all.finish())
     }
 
-    /// Moves what an edge sees into its interior child; returns the edges that take its place, or `NoSpace`.
+    /// Moves the messages of an edge into its interior child; returns the edges that take its
+    /// place, or `NoSpace`.
     fn push(&self, node: &Skeleton, at: usize, waits: Pending, deep: bool) -> Result<Vec<Edge>> {
         let messages = self.gather_edge(node, at, node.edge_range(at).common_prefix_len())?;
         let (mut child, lift) = self.children.open_child(node, at)?;
@@ -287,7 +294,7 @@ impl<'a> Maintainer<'a> {
         self.maker.push_gathered(child, messages);
     }
 
-    /// Maintains the children to which nothing was pushed.
+    /// Maintains the children to which no messages were pushed.
     pub(crate) fn sweep(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
         let mut at = 0;
         while at < node.edges.len() {
@@ -305,7 +312,7 @@ impl<'a> Maintainer<'a> {
             let before = self.counters.structural_work();
             let (mut child, lift) = self.children.open_child(node, at)?;
             let shows_little = 2 * refs * child.edges.len() as u64 <= whole;
-            // What waits for the edge goes on waiting.
+            // The messages of the edge go on waiting.
             let watermark = node.edges[at].watermark;
             self.maintain(&mut child, false, true)?;
             if self.counters.structural_work() == before && !shows_little {
@@ -325,7 +332,7 @@ impl<'a> Maintainer<'a> {
         Ok(())
     }
 
-    /// Pushes everything that waits above the lowest node covering `range` down to it, so that a clone of
+    /// Pushes all messages above the lowest node covering `range` down to it, so that a clone of
     /// `range` can share that node as it is (BetrFS 0.5, section 3.3).
     pub(crate) fn sink(&self, node: &mut Skeleton, range: &KeyRange, top: bool) -> Result<()> {
         self.converter.convert(node, top)?;

@@ -28,8 +28,9 @@ impl<'a> NodeMaker<'a> {
         }
     }
 
-    /// Makes what was gathered the newest segments of `node`. Their clips are as narrow as what is in them, so nothing else
-    /// goes through them, and clones of what lies beside do not keep them.
+    /// Makes the gathered messages the newest segments of `node`. Their clips are as narrow as
+    /// their contents, so no other key goes through them, and clones of neighbouring ranges do not
+    /// keep them.
     pub(crate) fn push_gathered(&self, node: &mut Skeleton, messages: Gathered) {
         self.push_run(node, messages.ranges);
         if let Some(points) = messages.points {
@@ -46,10 +47,11 @@ impl<'a> NodeMaker<'a> {
         }
     }
 
-    /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and points apart. Each
-    /// kind dies when the last of its messages is gone; a point that stays must not keep alive what a GOTO
-    /// pointed at, nor a null that waits. Range messages are read as a whole with the index of their segment, so many of
-    /// them become several segments of one age, side by side.
+    /// Makes `run` the newest segments of `node`: range messages that point at nodes, nulls, and
+    /// points apart. Each kind dies when the last of its messages is gone: a point that stays must
+    /// not keep alive the target of a GOTO, nor a null that waits. Range messages are read as a
+    /// whole with the index of their segment, so many of them become several segments of one age,
+    /// side by side.
     pub(crate) fn push_run(&self, node: &mut Skeleton, run: Buffer) {
         for kind in run.into_kinds() {
             let is_null = kind.ranges().any(|(_, e)| matches!(e.msg, RangeMsg::Null));
@@ -84,8 +86,8 @@ impl<'a> NodeMaker<'a> {
         heights.max().unwrap_or(0)
     }
 
-    /// The child that a node becomes, whose key space already lacks `lift` bytes: relifted by what its keys still
-    /// share, with the label that fits.
+    /// The child made of a node whose key space already lacks `lift` bytes: relifted by the bytes
+    /// that its keys still share, with the label that fits.
     ///
     /// # Errors
     /// `Corrupt` when no label is left.

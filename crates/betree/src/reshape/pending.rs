@@ -1,4 +1,4 @@
-//! How much waits for an edge, and whether it is abundant.
+//! The messages that wait for an edge, and whether they are abundant.
 
 use crate::error::{Result, if_readable};
 use crate::key::range::KeyRange;
@@ -9,32 +9,36 @@ use crate::store::cache::NodeCache;
 use crate::store::store::Store;
 use ramet_nodetable::NodeTable;
 
-/// How much waits for an edge.
+/// The messages that wait for an edge.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Pending {
     pub(crate) bytes: usize,
     pub(crate) count: usize,
-    /// Of the bytes, those in memory only.
+    /// Bytes of messages that are in memory only.
     pub(crate) fresh: usize,
-    /// Bytes that range messages and deletions are going to drop: of the leaf below, of the older messages where none is.
+    /// Bytes that range messages and deletions are going to drop: from the leaf below, or from
+    /// older messages where there is no leaf.
     pub(crate) dropped: usize,
     pub(crate) deletes: usize,
     /// Range messages.
     pub(crate) ranges: usize,
-    /// Nothing is to be pushed down any more: that was done, or there was no space for it.
+    /// Whether no message is to be pushed down any more: that was done, or there was no space for
+    /// it.
     pub(crate) stays: bool,
-    /// There is no space to push all that waits in the node, and this part of it removes nothing.
+    /// Whether there is no space to push all messages of the node, and this part of them removes
+    /// nothing.
     pub(crate) held: bool,
 }
 
 impl Pending {
-    /// Whether most of it removes something.
+    /// Whether most of the messages remove keys.
     pub(crate) fn removes(self) -> bool {
         self.ranges > 0 || 2 * self.deletes >= self.count
     }
 }
 
-/// Looks at the edges of a node: what waits for each, and who else refers to its child.
+/// Looks at the edges of a node: the messages that wait for each, and other references to its
+/// child.
 #[derive(Clone, Copy)]
 pub(crate) struct Survey<'a> {
     nodes: &'a NodeCache,
@@ -60,15 +64,17 @@ impl<'a> Survey<'a> {
         Ok(record.map_or(1, |r| r.refs).max(1))
     }
 
-    /// Whether what waits is theta of what the edge shows, so that writing the leaf anew is worth it.
+    /// Whether the messages are theta of the bytes that the edge shows, so that writing the leaf
+    /// anew is worth it.
     pub(crate) fn is_abundant(&self, edge: &Edge, pending: Pending) -> bool {
         pending.count > 0 && pending.bytes + pending.dropped >= self.theta_bytes(edge)
     }
 
-    /// Whether writing the leaf anew frees theta of what the edge shows, or the most of it, however little waits.
+    /// Whether writing the leaf anew frees theta of the bytes that the edge shows, or most of them,
+    /// for any number of messages.
     pub(crate) fn frees_much(&self, edge: &Edge, pending: Pending) -> bool {
         if edge.child.is_none() {
-            // The range messages are nulls, and GOTOs that those cover.
+            // The range messages are nulls, and GOTOs covered by nulls.
             let removing = pending.deletes + pending.ranges;
             return pending.count > 0
                 && (removing * 2 >= pending.count || pending.dropped * 2 >= pending.bytes);
@@ -81,7 +87,7 @@ impl<'a> Survey<'a> {
         (size / 256).saturating_mul(self.shape.theta_256).max(1)
     }
 
-    /// Whether the last checkpoint knows other ways to the child of an edge.
+    /// Whether the last checkpoint knows other references to the child of an edge.
     pub(crate) fn is_shared(&self, edge: &Edge) -> Result<bool> {
         match edge.child.as_ref().filter(|c| c.node.is_recorded()) {
             Some(child) => Ok(self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)),
@@ -95,7 +101,7 @@ impl<'a> Survey<'a> {
             .collect()
     }
 
-    /// What an edge sees in the node's segments.
+    /// The messages that an edge sees in the node's segments.
     pub(crate) fn pending_of_edge(&self, node: &Skeleton, at: usize) -> Result<Pending> {
         let edge = &node.edges[at];
         let range = node.edge_range(at);
@@ -108,7 +114,7 @@ impl<'a> Survey<'a> {
             }
             let run = self.nodes.run(&seg.run)?;
             let inside = seg.translation.range(&part);
-            // Range messages that have become edges count no more.
+            // Range messages that have become edges do not count.
             let pressure =
                 run.measure_pressure(self.nodes, &inside, seg.ranges_step() >= edge.watermark)?;
             sum.bytes += pressure.bytes;
@@ -135,8 +141,8 @@ impl<'a> Survey<'a> {
         Ok(sum)
     }
 
-    /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares count half. None of one
-    /// that cannot be read.
+    /// Bytes of a leaf child that `range` (of the node's key space) meets; blocks that it shares
+    /// count half. 0 for an unreadable leaf.
     fn bytes_below(&self, edge: &Edge, range: &KeyRange) -> Result<usize> {
         match &edge.child {
             Some(child) if child.node.kind() == Kind::Leaf => {
@@ -150,7 +156,8 @@ impl<'a> Survey<'a> {
         }
     }
 
-    /// Bytes of the points of a segment that `range` (of the node's key space) meets; blocks that it shares count half.
+    /// Bytes of the points of a segment that `range` (of the node's key space) meets; blocks that
+    /// it shares count half.
     fn bytes_of(&self, seg: &SegRef, range: &KeyRange) -> Result<usize> {
         let part = seg.clip.intersect(range);
         if part.is_empty() {
@@ -163,7 +170,7 @@ impl<'a> Survey<'a> {
         Ok(bytes.saturating_sub(self.shape.block_bytes))
     }
 
-    /// Mean size of what a deletion drops from a leaf child, in bytes.
+    /// Mean size of a point that a deletion drops from a leaf child, in bytes.
     fn point_bytes_below(&self, edge: &Edge) -> Result<usize> {
         match &edge.child {
             Some(child) if child.node.kind() == Kind::Leaf => {

@@ -1,4 +1,5 @@
-//! Leaves are written anew: unsharing, splitting, merging and relifting of leaves are this one operation.
+//! Rewriting of leaves: unsharing, splitting, merging and relifting of leaves are this one
+//! operation.
 
 use crate::counters::Counters;
 use crate::reshape::pending::Survey;
@@ -49,7 +50,7 @@ impl<'a> LeafRewriter<'a> {
         }
     }
 
-    /// Streams the ranges of edges `from..=to`, with all that waits for them, into new leaves.
+    /// Streams the ranges of edges `from..=to`, with all messages for them, into new leaves.
     pub(crate) fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
         for edge in &node.edges[from..=to] {
             if self.survey.is_shared(edge)? {
@@ -73,7 +74,8 @@ impl<'a> LeafRewriter<'a> {
         Ok(edges)
     }
 
-    /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave crumbs.
+    /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave
+    /// crumbs.
     pub(crate) fn coalesce(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
         let over_fanout = node.width() > self.shape.fanout;
         let size = |edge: &Edge, p: &Pending| match &edge.child {
@@ -97,7 +99,7 @@ impl<'a> LeafRewriter<'a> {
                 to += 1;
             }
             let joined = if leaves >= least {
-                // Others may share them.
+                // Other nodes may share the leaves.
                 let reserved = self.space.reserve_spare(sum as u64).map(drop);
                 self.debt
                     .if_possible(reserved.and_then(|()| self.rewrite(node, from, to - 1)))?
@@ -125,7 +127,7 @@ pub(crate) struct LeafWriter<'a> {
     shape: &'a TreeShape,
     entries: Vec<(Bytes, Bytes)>,
     bytes: usize,
-    /// Where the next leaf's range starts.
+    /// Start of the range of the next leaf.
     lo: Bytes,
     watermark: u64,
     via: Via,
@@ -166,10 +168,12 @@ impl<'a> LeafWriter<'a> {
         Ok(())
     }
 
-    /// Writes a leaf of three to five quarters of the aimed-at size, cut where neighbours differ early.
+    /// Writes a leaf of three to five quarters of the target size, cut where neighbours differ
+    /// early.
     fn cut(&mut self) -> Result<()> {
         let target = self.shape.leaf_bytes;
-        // Values that make up the size stay together with their keys: a file is read in such pieces.
+        // Values that together have the target size stay in one leaf with their keys: a file is
+        // read in parts of that size.
         let most = target + target / 128;
         let mut sum = 0;
         let mut best: Option<(usize, usize)> = None;
@@ -178,7 +182,7 @@ impl<'a> LeafWriter<'a> {
             sum += entry_bytes(key, value);
             let shared = shared_prefix(key, &self.entries[at].0);
             let late = at + 1 == self.entries.len() && best.is_none();
-            // Of equals the one next to the aimed-at size.
+            // Of equal cuts the one next to the target size.
             let is_better = |(least, _)| shared < least || shared == least && sum <= most;
             if (sum >= target * 3 / 4 || late) && best.is_none_or(is_better) {
                 best = Some((shared, at));
@@ -187,7 +191,7 @@ impl<'a> LeafWriter<'a> {
         let Some((shared, at)) = best else {
             return Ok(());
         };
-        // The shortest key above the left part and not above the right one.
+        // The shortest key above the left part and not above the right part.
         let pivot = self.entries[at].0.slice(..=shared);
         let rest = self.entries.split_off(at);
         let left = std::mem::replace(&mut self.entries, rest);

@@ -1,6 +1,7 @@
-//! A node with too many children becomes several.
+//! Splitting: a node with too many children becomes several.
 //!
-//! Edges without a child count for little: between two clones there is one, for the keys that neither has.
+//! Edges without a child count little: between two clones there is one, for the keys in neither
+//! clone.
 
 use crate::counters::Counters;
 use crate::reshape::compact::drop_dead_segments;
@@ -15,10 +16,11 @@ use crate::key::range::KeyRange;
 use crate::node::skeleton::{Edge, Skeleton};
 use crate::store::store::Store;
 
-/// So many edges without a child count as one with.
+/// So many edges without a child count as one edge with a child.
 const EMPTY_PER_CHILD: usize = 4;
 
-/// What the fanout of a tree limits: children, or a part of the edges if few of them have any.
+/// The number that the fanout of a tree limits: children, or a part of the edges if few edges have
+/// a child.
 pub(crate) fn width(edges: &[Edge]) -> usize {
     let children = edges.iter().filter(|edge| edge.child.is_some());
     children.count().max(edges.len().div_ceil(EMPTY_PER_CHILD))
@@ -30,7 +32,7 @@ impl Skeleton {
         width(&self.edges)
     }
 
-    /// Its edges between those at both ends that begin where edges of `before` did.
+    /// Its edges between those at both ends that begin where edges of `before` began.
     fn grown_since(&self, before: &Self) -> Range<usize> {
         let is_same = |(edge, was): &(&Edge, &Edge)| edge.lo == was.lo;
         let pairs = self.edges.iter().zip(&before.edges);
@@ -44,16 +46,17 @@ impl Skeleton {
     }
 }
 
-/// A node grows at an end if no more than this part of the fanout lies behind what is new.
+/// A node grows at an end if no more than this part of the fanout lies behind the new edges.
 const END_PART: usize = 16;
 
-/// Where a node is cut.
+/// The places where a node is cut.
 enum Cuts {
-    /// Once, at this edge or one a little before it: what comes before was there already, and is left rather full.
+    /// Once, at this edge or a little before it. The part before the cut is older, and is left
+    /// rather full.
     Before(usize),
     /// The same at the other end.
     After(usize),
-    /// Into so many parts.
+    /// Into so many equal parts.
     Even(usize),
 }
 
@@ -76,15 +79,15 @@ impl<'a> Splitter<'a> {
         }
     }
 
-    /// Cuts a node with too many children, preferring borders with a short common prefix (*preferential
-    /// splitting*; BetrFS 0.5, section 4). One that has grown at an end since it was `before`, as with names that are made in
-    /// order, is cut there.
+    /// Cuts a node with too many children, preferring borders with a short common prefix
+    /// (*preferential splitting*; BetrFS 0.5, section 4). A node that has grown at an end since it
+    /// was `before`, as with names that are made in order, is cut there.
     pub(crate) fn split(&self, node: Skeleton, before: Option<&Skeleton>) -> Result<Vec<Skeleton>> {
         if node.width() <= self.shape.fanout {
             return Ok(vec![node]);
         }
         bump(&self.counters.splits);
-        // Of equals the first.
+        // Of equal borders the first.
         let shortest = |ats: &mut dyn Iterator<Item = usize>| {
             ats.min_by_key(|&at| node.edges[at].lo.len())
                 .expect("there is one")
@@ -114,7 +117,7 @@ impl<'a> Splitter<'a> {
             let hi = node.edge_hi(to - 1);
             let mut part = node.clipped(&KeyRange::new(node.edges[from].lo.clone(), hi));
             drop_dead_segments(self.nodes, &mut part)?;
-            // Where its children are close together it may have too many still.
+            // A part with children close together may still have too many.
             out.extend(self.split(part, None)?);
             from = to;
         }
@@ -129,8 +132,8 @@ impl<'a> Splitter<'a> {
         };
         let grown = node.grown_since(before);
         let most = fanout / END_PART;
-        // The smaller part goes on growing. With few children it would become edges of the parent again, and
-        // what is larger a level deeper each time.
+        // The smaller part goes on growing. With few children it would become edges of the parent
+        // again, and the larger part would get a level deeper each time.
         let is_enough = |edges: &[Edge]| width(edges) > fanout / 4;
         let is_full = |edges: &[Edge]| width(edges) >= fanout / 2;
         if len - grown.end <= most {
@@ -150,7 +153,7 @@ impl<'a> Splitter<'a> {
         even
     }
 
-    /// The node, with as many levels more as its edges need, after it was `before`.
+    /// The node, with as many levels more as its edges need. It was `before` until it grew.
     pub(crate) fn within_fanout(
         &self,
         mut node: Skeleton,
@@ -208,7 +211,7 @@ mod tests {
         Tree::open(dev, OpenOptions::default()).unwrap()
     }
 
-    /// A node with edges at these numbers; those that are divisible by ten have no child.
+    /// A node with edges at these numbers; edges divisible by ten have no child.
     fn node(store: &Store, numbers: impl IntoIterator<Item = u32>) -> Skeleton {
         let mut node = Skeleton::empty(2, KeyRange::all());
         let child = NodeMaker::of(store)
@@ -238,7 +241,7 @@ mod tests {
 
     const FULL: std::ops::Range<u32> = 1..1 + FANOUT as u32 * 2;
 
-    /// Odd numbers have children, and between any two is an edge without.
+    /// Odd numbers have children, and between any two is an edge without a child.
     fn clones(numbers: std::ops::Range<u32>) -> impl Iterator<Item = u32> {
         numbers.map(|number| number * 10 + number % 2)
     }

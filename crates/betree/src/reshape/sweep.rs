@@ -1,31 +1,31 @@
 //! Sweeps: a volume that was full pays its space debt.
 //!
 //! On a full volume structural steps are left out, and their messages stay where they are. A flush
-//! visits only nodes that get messages, so no flush would come back to the steps, not even after the
-//! volume has space again; deletions among the messages would hold the space of what they delete for
-//! ever. So a step that is left out makes a sweep *due*:
+//! visits only nodes that get messages, so no flush would come back to the steps, not even after
+//! the volume has space again; deletions among the messages would hold the space of deleted keys
+//! for ever. So a step that is left out makes a sweep *due*:
 //!
 //! ```text
-//!   step left out ──> due ──> sweep, part of the next checkpoint with more space than the last sweep had
-//!                      ^          │ a step is left out again
-//!                      └──────────┘
+//!  step left out ──> due ──> sweep, part of the next checkpoint with more space than the last one
+//!                     ^          │ a step is left out again
+//!                     └──────────┘
 //! ```
 //!
 //! A volume that is emptied afterwards keeps crumbs: nodes of which little shows. No step was left
-//! out for them. So a step that is left out also marks space as *short*, until half of the volume is
-//! free and most of what nodes take is alive. While space is short, a checkpoint that finds more than
-//! half of the space of nodes dead makes a sweep due.
+//! out for them. So a step that is left out also marks space as *short*, until half of the volume
+//! is free and most of the space of nodes is alive. While space is short, a checkpoint that finds
+//! more than half of the space of nodes dead makes a sweep due.
 //!
-//! Both marks go with every checkpoint, as one bit of its superblock: a volume that is closed or
-//! crashes in the middle goes on paying when it is opened. Admission makes a sweep due as well before
-//! it refuses a batch.
+//! One bit of every superblock stores both marks: a volume that is closed or crashes in the middle
+//! goes on paying when it is opened. Admission makes a sweep due as well before it refuses a batch.
 //!
-//! A *sweep* maintains every interior node. It reads skeletons and their segments, and no leaves. It
-//! pushes down all messages that it can, rewrites leaves where that gives back a sixteenth of them, and
-//! gives edges that show little of a node their own copy of that part, as long as all these copies
-//! together stay smaller than the node. The space comes back with the checkpoint of the sweep.
+//! A *sweep* maintains every interior node. It reads skeletons and their segments, and no leaves.
+//! It pushes down all messages that it can, rewrites leaves where that gives back a sixteenth of
+//! them, and gives edges that show little of a node their own copy of that part, as long as all
+//! these copies together stay smaller than the node. The space comes back with the checkpoint of
+//! the sweep.
 //!
-//! The space to push all that waits for an edge may be missing although the deletions among it would
+//! The space to push all messages of an edge may be missing although the deletions among it would
 //! free plenty. Then the edge is cut, and the window is pushed that fits and removes the most.
 
 use crate::reshape::child::Children;
@@ -49,7 +49,7 @@ use crate::store::store::Store;
 /// A sweep rewrites a leaf when at least one in so many of its bytes comes back.
 const GAIN: u64 = 16;
 
-/// What steps take of the space, and what they give back.
+/// The space that steps take, and the space that they give back.
 #[derive(Clone, Copy)]
 pub(crate) struct SpaceBalance<'a> {
     survey: Survey<'a>,
@@ -70,9 +70,9 @@ impl<'a> SpaceBalance<'a> {
         }
     }
 
-    /// Bytes of messages that a node may hold. The limit falls from when half of the volume is in use on,
-    /// and is 0 when space is short, since messages in segments are written once more before any of
-    /// their space is free.
+    /// Bytes of messages that a node may hold. The limit falls from when half of the volume is in
+    /// use on, and is 0 when space is short, since messages in segments are written once more
+    /// before any of their space is free.
     pub(crate) fn buffer_limit(&self) -> usize {
         let half = (self.table.stats().total / 2).max(1);
         let spare = self
@@ -83,14 +83,14 @@ impl<'a> SpaceBalance<'a> {
         usize::try_from(part).unwrap_or(usize::MAX)
     }
 
-    /// Whether handing down what waits for an edge frees more than it takes.
+    /// Whether handing down the messages of an edge frees more than it takes.
     fn frees(edge: &Edge, pending: Pending) -> bool {
         let is_kept = edge.child.is_some() && edge.is_above_leaf();
         pending.removes() && (!is_kept || pending.dropped > pending.bytes)
     }
 
-    /// Segments are not free before all that waits in them has gone. So where space is short a node hands down all or
-    /// nothing, apart from what frees space.
+    /// A segment is not free before all its messages have gone. So where space is short a node
+    /// hands down all its messages, or only those that free space.
     pub(crate) fn hold_back(&self, node: &Skeleton, pending: &mut [Pending]) {
         let frees = |at: usize, waits: Pending| Self::frees(&node.edges[at], waits);
         let takes: usize = (0..)
@@ -108,11 +108,12 @@ impl<'a> SpaceBalance<'a> {
         }
     }
 
-    /// Checks that there is space to write a leaf anew. Only where most of it goes, or of what waits, that may use the deletion reserve: the
-    /// lower half for one that is then free, since deletions need it on their way down.
+    /// Checks that there is space to write a leaf anew. A rewrite that drops most of the leaf, or
+    /// most of the messages, may use the deletion reserve. The lower half of the reserve is for a
+    /// rewrite whose old leaf is free afterwards, since deletions need it on their way down.
     ///
     /// # Errors
-    /// `NoSpace` when there is none, and what reading the table answers.
+    /// `NoSpace` when there is none, and errors of the node table.
     pub(crate) fn check_space_to_rewrite(&self, edge: &Edge, pending: Pending) -> Result<()> {
         let live = edge.live_bytes();
         let takes = live
@@ -131,7 +132,7 @@ impl<'a> SpaceBalance<'a> {
         Ok(())
     }
 
-    /// Whether a leaf's space, or a part that is worth it, comes back when what waits for it is applied.
+    /// Whether a leaf's space, or enough of it, comes back when its messages are applied.
     pub(crate) fn gives_back(&self, edge: &Edge, pending: Pending) -> Result<bool> {
         let Some(child) = &edge.child else {
             return Ok(pending.deletes + pending.ranges > 0);
@@ -139,7 +140,8 @@ impl<'a> SpaceBalance<'a> {
         let refs = self.survey.refs(&child.node)?;
         let removed = (pending.bytes + pending.dropped) as u64;
         if pending.count > 0 {
-            // Of the blocks at its ends nobody knows how much a range message drops.
+            // The number of bytes that a range message drops from the blocks at its ends is not
+            // known.
             let may_go =
                 pending.ranges > 0 && child.live_bytes <= 2 * self.shape.block_bytes as u64;
             return Ok(refs == 1 && (may_go || removed * GAIN >= child.live_bytes));
@@ -154,8 +156,8 @@ impl<'a> SpaceBalance<'a> {
     }
 }
 
-/// Cuts an edge for whose messages there is no space, so that a part of them can be pushed. The other parts stay where they
-/// are. `false` when nothing can be cut.
+/// Cuts an edge for whose messages there is no space, so that a part of them can be pushed. The
+/// other parts stay where they are. `false` when the edge cannot be cut.
 pub(crate) fn cut_out(
     children: Children<'_>,
     space: &Space,
@@ -181,7 +183,7 @@ pub(crate) fn cut_out(
         .filter(|e| e.lo > inside.lo && inside.contains(&e.lo))
         .map(|e| up.key(&e.lo))
         .collect();
-    // What was pushed is written again when it reaches the leaves.
+    // Pushed messages are written again when they reach the leaves.
     let budget = usize::try_from(left / 3).unwrap_or(usize::MAX);
     let window = window(&messages, &range, &pivots, budget);
     if window == range || window.is_empty() {
@@ -201,7 +203,8 @@ pub(crate) fn cut_out(
     let count = parts.len();
     node.edges.splice(at..=at, parts);
     pending.splice(at..=at, std::iter::repeat_n(Pending::default(), count));
-    // A GOTO that waits needs a child above its target, so then the parts share the whole child until that is pushed.
+    // A GOTO that waits needs a child above its target. Then the parts share the whole child until
+    // the GOTO is pushed.
     let may_clip = !messages
         .ranges()
         .any(|(_, e)| matches!(e.msg, RangeMsg::Goto(_)));
@@ -224,7 +227,8 @@ pub(crate) fn cut_out(
     Ok(true)
 }
 
-/// The part of `range` whose messages take up to `budget` bytes, from where they remove the most between two of `pivots`.
+/// The part of `range` whose messages take up to `budget` bytes, from the pivot after which they
+/// remove the most.
 fn window(messages: &Buffer, range: &KeyRange, pivots: &[Bytes], budget: usize) -> KeyRange {
     let points = messages.points().map(|(key, point)| {
         let bytes = key.len() + point.payload_bytes() + 48;
