@@ -1,10 +1,10 @@
-//! Buffers of large reads, which are used again.
+//! Buffers of large reads; they are used again.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Buffers that wait to be used again, each of about a leaf.
+/// Most buffers that wait to be used again, each of about a leaf.
 const SPARE_MAX: usize = 4;
 
 /// Buffers that wait to be used again.
@@ -12,11 +12,11 @@ const SPARE_MAX: usize = 4;
 pub(crate) struct Spare(Mutex<Vec<Vec<u8>>>);
 
 impl Spare {
-    /// A buffer whose first `len` bytes are used.
+    /// A buffer of which the first `len` bytes are used.
     pub(crate) fn lend(self: &Arc<Self>, len: usize) -> Lent {
         let mut buffer = self.0.lock().pop().unwrap_or_default();
         if buffer.len() < len {
-            // Nothing of the old one is wanted, nor room for more.
+            // The contents of the old buffer are not wanted, so it need not be extended.
             buffer = vec![0; len];
         }
         Lent {
@@ -27,7 +27,7 @@ impl Spare {
     }
 }
 
-/// The first `len` bytes of a buffer that goes back when nobody looks at them any more.
+/// The first `len` bytes of a buffer, which goes back when its last reference is dropped.
 pub(crate) struct Lent {
     buffer: Vec<u8>,
     len: usize,

@@ -1,8 +1,8 @@
-//! The node cache: parts of nodes in memory, each weighed by its bytes, and reads of those that are not there.
+//! The node cache: parts of nodes in memory, counted by their bytes, and reads of missing parts.
 //!
-//! Readers who want a part that is being read wait for that read. An entry that one thread has the duty to load is a
-//! [`Guard`]; a thread that holds guards never waits for other ones. The parts of the cache have a lock each, which is held
-//! over no read.
+//! A reader that wants a part that is being read waits for that read. A thread that has the duty to
+//! load an entry holds a [`Guard`]; a thread that holds guards never waits for other guards. The
+//! parts of the cache have a lock each, which is held over no read.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,11 +44,11 @@ impl Weighter<CacheKey, Cached> for ByBytes {
 /// Part of a node in the cache: 0 is the skeleton or the index, `n + 1` block `n`.
 pub(crate) type CacheKey = (u64, u32);
 
-/// Which of the blocks that one request reads go into the cache.
+/// Which blocks of a request go into the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keeping {
     All,
-    /// The first and the last, which the requests before and after may need as well.
+    /// The first and the last block: the requests before and after may need them as well.
     Ends,
 }
 
@@ -60,11 +60,11 @@ pub(super) fn block_key(run: &Handle, at: usize) -> CacheKey {
 
 /// See the module header.
 pub(crate) struct NodeCache {
-    /// Dropped first: what is left in the cache has nobody to tell of its end then.
+    /// Dropped first: handles in the cache that are dropped later have no table to report to.
     pub(super) handles: Arc<Handles>,
     pub(super) device: Arc<NodeDevice>,
     pub(crate) counters: Arc<Counters>,
-    /// What a read of the front of a run takes at least, and a block about, in bytes.
+    /// Least bytes of a read of the front of a run, and about the size of a block.
     pub(crate) block_bytes: usize,
     pub(super) parts: Cache<CacheKey, Cached, ByBytes>,
 }
@@ -94,7 +94,8 @@ impl NodeCache {
         }
     }
 
-    /// The duty to load the skeleton or the index of a node, unless it is here or another thread has that duty.
+    /// The duty to load the skeleton or the index of a node, unless it is in the cache or another
+    /// thread has that duty.
     pub(super) fn claim(&self, id: NodeId) -> Option<Guard<'_, CacheKey, Cached, ByBytes>> {
         self.claim_part(&(id.0, 0))
     }
@@ -110,7 +111,7 @@ impl NodeCache {
         }
     }
 
-    /// Whether the skeleton or the index of a node is here.
+    /// Whether the skeleton or the index of a node is in the cache.
     pub(super) fn contains(&self, id: NodeId) -> bool {
         self.parts.contains_key(&(id.0, 0))
     }
@@ -143,7 +144,7 @@ impl NodeCache {
         u32::try_from(at + 1).is_ok_and(|part| self.parts.contains_key(&(handle.id().0, part)))
     }
 
-    /// A skeleton that can be had without reading. Not counted as a use.
+    /// A skeleton that is in memory. Not counted as a use.
     pub(crate) fn skeleton_at_hand(&self, handle: &Handle) -> Option<Arc<Skeleton>> {
         self.handles
             .dirty
@@ -172,14 +173,14 @@ impl NodeCache {
         found
     }
 
-    /// Nodes that are gone leave the cache.
+    /// Drops the parts of reclaimed nodes.
     pub(crate) fn evict(&self, ids: &[NodeId]) {
         for id in ids {
             self.parts.remove(&(id.0, 0));
         }
     }
 
-    /// Most bytes that the cache holds.
+    /// Most bytes in the cache.
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.parts.capacity()
     }
@@ -189,12 +190,12 @@ impl NodeCache {
         self.parts.weight()
     }
 
-    /// Bytes of one node that may come into the cache before somebody asks for them.
+    /// Most bytes of one node that may come into the cache before a reader asks for them.
     pub(crate) fn room_ahead(&self) -> usize {
         usize::try_from(self.parts.capacity() / 64).unwrap_or(usize::MAX)
     }
 
-    /// Has the device read the addresses `range`, which are asked for soon.
+    /// Announces to the device that the addresses `range` are going to be read soon.
     pub(crate) fn expect(&self, range: Range<u64>) {
         self.device.expect(range);
     }

@@ -1,4 +1,4 @@
-//! Deferred frees: space of dead leaves that records of the journal name.
+//! Deferred frees: the space of dead leaves that records of the journal name.
 
 use std::sync::Arc;
 
@@ -32,7 +32,8 @@ impl DeferredFrees {
         (extents.len(), bytes)
     }
 
-    /// The checkpoint that has no need of the records that named the oldest `count` of them is durable.
+    /// Frees the oldest `count` places. Requires that a checkpoint is durable that does not need
+    /// the records that named them.
     pub(crate) fn free_oldest(&self, count: usize) {
         let dead: Vec<Extent> = self.extents.lock().drain(..count).collect();
         self.table.free_discarded(dead);

@@ -1,7 +1,8 @@
-//! The device as nodes are read from it: each read is counted.
+//! The device from which nodes are read: each read is counted.
 //!
-//! Leaves that are read whole come in buffers that are used again, and leave the cache of the device behind their stream.
-//! The device has no lock of its own; the streams have one, which is held over memory work only.
+//! Leaves that are read whole come in buffers that are used again. The cache of the device drops
+//! them behind their stream. The device has no lock of its own; the streams have one, which is held
+//! over memory work only.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ impl NodeDevice {
         Ok(buf)
     }
 
-    /// The same, and the device reads nothing beyond that for later.
+    /// The same; the device reads no further bytes ahead.
     pub(crate) fn read_alone(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0; len];
         self.count(len);
@@ -63,19 +64,20 @@ impl NodeDevice {
         Ok(buf)
     }
 
-    /// The same for bytes that are not kept for long: a slice of them holds a whole buffer, which is used again.
+    /// The same for bytes that are not kept for long: a slice of them holds a whole buffer, which
+    /// is used again.
     pub(crate) fn read_lent(&self, addr: u64, len: usize) -> Result<Bytes> {
         let mut lent = self.spare.lend(len);
         self.read_to(addr, lent.as_mut())?;
         Ok(Bytes::from_owner(lent))
     }
 
-    /// Says that the addresses `range` are read soon.
+    /// Announces to the device that the addresses `range` are going to be read soon.
     pub(crate) fn expect(&self, range: Range<u64>) {
         self.dev.expect_read(range.start, range.end - range.start);
     }
 
-    /// Says that `leaf`, which lies at `extent`, was read whole for somebody who keeps it.
+    /// Notes that `leaf` at `extent` was read whole by a reader that keeps it.
     pub(crate) fn drop_behind(&self, leaf: NodeId, extent: Extent) {
         let dropped = self.drop_behind.lock().note(leaf, extent);
         if let Some(dropped) = dropped {

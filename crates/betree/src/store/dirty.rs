@@ -1,11 +1,12 @@
-//! The table of dirty nodes: contents, by node id, of those that no checkpoint names yet.
+//! The table of dirty nodes: the contents, by node id, of nodes that no checkpoint names.
 //!
-//! A node enters when it is made. Its contents stay until it is written; from then on the table has its children, which
-//! the next checkpoint tells the node table, and lets it go when that checkpoint is durable. A fresh segment of points is at
-//! first the map that the memory buffer was, and is soon packed into blocks.
+//! A node enters when it is made. Its contents stay until it is written. From then on the table has
+//! its children, for the next checkpoint, which adds them to the node table. The entry leaves when
+//! that checkpoint is durable. A fresh segment of points is at first the map that the memory buffer
+//! was, and is soon packed into blocks.
 //!
-//! Concurrency: sixteen parts, each with a lock that is held for a look-up. An entry that leaves is dropped without the
-//! lock, since handles of other nodes go with it.
+//! Concurrency: sixteen parts, each with a lock that is held for a lookup. An entry that leaves is
+//! dropped without the lock, since handles of other nodes are dropped with it.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -19,13 +20,13 @@ use crate::node::skeleton::Skeleton;
 use crate::store::reservation::SpaceReservation;
 use crate::sync::Mutex;
 
-/// Contents of a node that no checkpoint names yet.
+/// Contents of a node that no checkpoint names.
 #[derive(Debug)]
 pub(crate) enum Contents {
     Skeleton(Arc<Skeleton>),
     Run(Arc<Buffer>),
     Packed(Arc<PackedRun>),
-    /// They are on the device.
+    /// The contents are on the device.
     Written {
         children: Vec<Arc<Handle>>,
         /// A record of the journal names the place.
@@ -34,7 +35,7 @@ pub(crate) enum Contents {
 }
 
 impl Contents {
-    /// Memory that contents take which are not written yet, in bytes.
+    /// Memory of contents that are not written, in bytes.
     fn memory_bytes(&self) -> u64 {
         let bytes = match self {
             Contents::Skeleton(node) => node.memory_bytes(),
@@ -54,7 +55,7 @@ pub(crate) struct DirtyNode {
     pub(crate) reservation: Option<SpaceReservation>,
 }
 
-/// Hashes a node id: ids are given away one by one, so all that matters is that their bits spread.
+/// Hashes a node id. Ids are consecutive, so it suffices that their bits spread.
 #[derive(Default)]
 pub(crate) struct IdHasher(u64);
 
@@ -78,7 +79,7 @@ impl Hasher for IdHasher {
 /// A map with node ids for keys.
 pub(crate) type ById<V> = HashMap<u64, V, BuildHasherDefault<IdHasher>>;
 
-/// Parts with a lock each.
+/// Number of parts, each with a lock.
 const SHARDS: usize = 16;
 
 /// See the module header.
@@ -99,7 +100,7 @@ impl DirtyTable {
         pick(&shard.get(&handle.id().0)?.contents)
     }
 
-    /// Memory of what is not written yet, in bytes.
+    /// Memory of contents that are not written, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory_bytes.load(Ordering::Relaxed)
     }
@@ -146,8 +147,8 @@ impl DirtyTable {
         })
     }
 
-    /// Says that a record of the journal names the place: it is not free before the next checkpoint then, however short the
-    /// node lives.
+    /// Marks that a record of the journal names the place of the node. Then the space of the node
+    /// is not free before the next checkpoint, also when the node dies earlier.
     pub(crate) fn pin_by_journal(&self, handle: &Handle) {
         let mut shard = self.shard(handle.id().0).lock();
         let node = shard.get_mut(&handle.id().0);
@@ -160,7 +161,8 @@ impl DirtyTable {
         }
     }
 
-    /// The segment is packed now, unless a checkpoint has written it meanwhile.
+    /// Replaces the contents of a segment by the packed run, unless a checkpoint has written it
+    /// meanwhile.
     pub(crate) fn set_packed(&self, handle: &Handle, packed: PackedRun) {
         let packed = Contents::Packed(Arc::new(packed));
         let mut shard = self.shard(handle.id().0).lock();
@@ -196,7 +198,7 @@ impl DirtyTable {
             .shard(handle.id().0)
             .lock()
             .insert(handle.id().0, written);
-        // A reader that still sees a fresh node finds no contents, and goes on to the place.
+        // A reader that still sees a fresh node finds no contents, and reads from the place.
         handle.rise(Stage::Written);
         let old = old.expect("a node is in the table until a checkpoint names it");
         self.memory_bytes
@@ -204,7 +206,7 @@ impl DirtyTable {
         old.reservation
     }
 
-    /// Lets go of a node. Its last reference is gone, or a durable checkpoint names it.
+    /// Removes a node, whose last reference is gone or which a durable checkpoint names.
     pub(crate) fn remove(&self, id: u64) -> Option<DirtyNode> {
         let old = self.shard(id).lock().remove(&id)?;
         self.memory_bytes

@@ -1,44 +1,45 @@
-//! Leaves that were read whole leave the cache of the device behind their stream.
+//! The cache of the device drops leaves that were read whole, some way behind their stream.
 
 use std::collections::VecDeque;
 
 use ramet_block::Extent;
 use ramet_nodetable::NodeId;
 
-/// Leaves that are known to have been read whole, at most: 8 GiB of them. Who reads more than that in a circle always
-/// finds others in their places.
+/// Most leaves that are remembered as read whole: 8 GiB of them. A reader that goes round in more
+/// than that always finds other leaves in their places.
 pub(crate) const KNOWN_MAX: usize = 1 << 14;
 
-/// Leaves of a stream that stay in the cache of the device a while: from what it has of the bytes before a read the
-/// kernel judges whether to read on, and another thread may still want some of them. More would not come out of the
-/// processor's cache when their pages are used again.
+/// Leaves of a stream that stay in the cache of the device for a while. The kernel decides by the
+/// cached bytes before a read whether to read on, and another thread may still want some of them.
+/// Pages of more leaves would have left the processor's cache when they are used again.
 pub(crate) const BEHIND: usize = 8;
 
-/// Streams of leaves that are known, at most. What is left of others stays.
+/// Most streams that are remembered. The last leaves of other streams stay cached.
 pub(crate) const STREAMS_MAX: usize = 32;
 
-/// Farther apart, in bytes, leaves are of different streams.
+/// Leaves farther apart than this, in bytes, are of different streams.
 const NEAR: u64 = 2 << 20;
 
-/// Leaves that were read whole for somebody who keeps them.
+/// Leaves that were read whole by readers that keep them.
 #[derive(Debug, Default)]
 pub(crate) struct DropBehind {
-    /// Their numbers, each where it says itself; the last one stays. Empty before the first.
+    /// Node ids, each at its number modulo the length; the newest id in a place stays. Empty at
+    /// first.
     known: Vec<u64>,
-    /// Where the last ones of each stream lie, or lay: what is there by now is dropped in their place, and read again if
-    /// it is wanted. The stream that was read last comes last.
+    /// The places of the last leaves of each stream. Other bytes may lie there by now: they are
+    /// dropped instead, and read again on demand. The stream that was read last comes last.
     pub(crate) streams: Vec<VecDeque<Extent>>,
 }
 
 impl DropBehind {
-    /// What the cache of the device may drop now that `leaf` was read, which lies there.
+    /// The extent that the cache of the device may drop, now that `leaf` at `extent` was read.
     pub(crate) fn note(&mut self, leaf: NodeId, extent: Extent) -> Option<Extent> {
         self.known.resize(KNOWN_MAX, 0);
         let at = usize::try_from(leaf.0 % KNOWN_MAX as u64).expect("a small number");
         if std::mem::replace(&mut self.known[at], leaf.0) == leaf.0 {
             return None;
         }
-        // Threads overtake each other, so it may lie before the last one.
+        // Threads overtake each other, so the leaf may lie before the last one.
         let goes_on = |stream: &VecDeque<Extent>| {
             let last = stream.back();
             last.is_some_and(|last| last.addr.abs_diff(extent.addr) <= NEAR)
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_once_is_dropped_some_way_behind_and_what_comes_again_stays() {
+    fn leaves_read_once_are_dropped_some_way_behind_and_leaves_read_again_stay() {
         let mut drop_behind = DropBehind::default();
         let mut read = |leaf| drop_behind.note(NodeId(leaf), extent(leaf));
         let behind = BEHIND as u64;
@@ -82,7 +83,7 @@ mod tests {
             assert_eq!(read(leaf), Some(extent(leaf - behind)));
             assert_eq!(read(leaf - behind), None, "it is wanted again");
         }
-        // Known no more: another one has its place.
+        // The leaf is not remembered: another leaf has its place.
         assert_eq!(read(1 + KNOWN_MAX as u64), None);
         assert_eq!(read(1), None);
         assert!(read(101).is_some());
@@ -94,7 +95,7 @@ mod tests {
         let behind = BEHIND as u64;
         for leaf in 1..40 {
             for stream in 0..STREAMS_MAX as u64 {
-                // The second comes before the first.
+                // The second leaf comes before the first.
                 let leaf = stream * 1000 + (leaf ^ 1);
                 let dropped = drop_behind.note(NodeId(leaf), extent(leaf));
                 let far = dropped.map(|dropped| leaf - (dropped.addr >> 19));

@@ -1,9 +1,10 @@
-//! Writing into fragmented space: a segment that no hole takes whole becomes several.
+//! Fragments: a segment that no hole takes whole is written as several.
 //!
 //! A checkpoint writes the segments of the memory buffer, megabytes each, and must succeed on a
-//! volume whose free space lies in holes the size of a leaf. Such a segment is cut by key until the fragments fit.
-//! Every node that refers to it is still in memory only, and is written with references to the
-//! fragments instead: same ordinal, disjoint clips, so that each key sees what it saw.
+//! volume whose free space lies in holes the size of a leaf. A segment without a hole is cut by key
+//! until the fragments fit. Every node that refers to the segment is still in memory only, and is
+//! written with references to the fragments instead: same ordinal, disjoint clips, so that each key
+//! sees the same messages.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,10 +19,10 @@ use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::skeleton::{SegRef, Skeleton};
 
-/// One of the segments that stand for a larger one.
+/// One of the segments that replace a larger one.
 #[derive(Debug)]
 pub(crate) struct Fragment {
-    /// What it holds, in the key space of the segment.
+    /// The range of the fragment, in the key space of the segment.
     pub(super) range: KeyRange,
     pub(crate) run: Arc<Handle>,
     pub(super) bytes: u64,
@@ -30,7 +31,7 @@ pub(crate) struct Fragment {
 /// Segments that were written in fragments, in key order.
 pub(crate) type Fragments = HashMap<NodeId, Vec<Fragment>>;
 
-/// Cuts `run`, which lies in `range`, in two; the right one first.
+/// Cuts `run`, which lies in `range`, in two; the right half first.
 pub(super) fn halves(range: KeyRange, run: &Buffer) -> Result<[(KeyRange, Buffer); 2]> {
     let middle = middle(run).ok_or(Error::NoSpace)?;
     let left = KeyRange::new(range.lo, Some(middle.clone()));
@@ -63,7 +64,8 @@ fn middle(run: &Buffer) -> Option<Bytes> {
 }
 
 impl Skeleton {
-    /// The same node with fragments in place of the segments that were written so; `None` when it refers to none.
+    /// The same node with fragments in place of the segments that were written so; `None` when it
+    /// refers to no such segment.
     pub(crate) fn with_fragments(&self, fragments: &Fragments) -> Option<Skeleton> {
         if !self
             .segs

@@ -1,20 +1,23 @@
-//! Handles: every node that somebody in memory refers to, and the contents of those that no checkpoint names.
+//! Handles: every node that is referred to in memory, and the contents of nodes that no checkpoint
+//! names.
 //!
-//! A node never changes. "Changing" one makes a new node with a new id; the path to the root is copied
-//! in memory and written at the next checkpoint. A [`Handle`] is the shared, in-memory end of a node:
+//! A node never changes. "Changing" one makes a new node with a new id; the path to the root is
+//! copied in memory and written at the next checkpoint. A [`Handle`] is the shared, in-memory end
+//! of a node:
 //!
 //! ```text
 //!  Fresh(content) --write--> Written(extent) --checkpoint durable--> Recorded
-//!   in memory only            not in any checkpoint:                 counted by the node table,
-//!                             freed when the handle drops            lives as long as it is referenced there
+//!   in memory only            not in any checkpoint:                 counted by the node table:
+//!                             freed when the handle drops            freed with its last reference
 //! ```
 //!
-//! A fresh segment of points is at first the map that the memory buffer was, and is soon packed into blocks.
-//! While any handle of a recorded node is alive the checkpoint does not reclaim it ([`Handles::is_referred_to`]),
-//! so readers of older states never meet reused space.
+//! A fresh segment of points is at first the map that the memory buffer was, and is soon packed
+//! into blocks. While any handle of a recorded node is alive the checkpoint does not reclaim it
+//! ([`Handles::is_referred_to`]), so readers of older states never meet reused space.
 //!
-//! Concurrency: a lock over the map of all handles, held for a look-up, and those of the table of dirty nodes. None is held
-//! while a handle is dropped, since handles of other nodes go with its contents.
+//! Concurrency: a lock over the map of all handles, held for a lookup, and those of the table of
+//! dirty nodes. No lock is held while a handle is dropped, since handles of other nodes are dropped
+//! with its contents.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -65,7 +68,8 @@ impl Handles {
         self.next_id.load(Ordering::Relaxed)
     }
 
-    /// The handle of a node that a checkpoint names; `None` when the node is known to be of another kind or height.
+    /// The handle of a node that a checkpoint names; `None` when the node is known to be of another
+    /// kind or height.
     pub(crate) fn recorded(&self, id: NodeId, kind: Kind, height: u8) -> Option<Arc<Handle>> {
         let mut handles = self.all.lock();
         let known = handles.get(&id.0).and_then(Weak::upgrade);
@@ -78,7 +82,7 @@ impl Handles {
         Some(handle)
     }
 
-    /// The same for a leaf or an interior node, whichever has this height.
+    /// The same for a leaf, at height 0, or an interior node.
     pub(crate) fn recorded_child(&self, id: u64, height: u8) -> Option<Arc<Handle>> {
         let kind = if height == 0 {
             Kind::Leaf
@@ -151,7 +155,8 @@ impl Handles {
         self.fresh(Kind::Segment, 0, Contents::Packed(Arc::new(run)))
     }
 
-    /// The checkpoint that names the node is durable: the node table owns it from now on.
+    /// Marks that the checkpoint that names the node is durable: the node table owns the node from
+    /// now on.
     pub(crate) fn set_recorded(&self, handle: &Handle) {
         if handle.unrecorded_place().is_some() {
             handle.rise(Stage::Recorded);
@@ -159,13 +164,13 @@ impl Handles {
         }
     }
 
-    /// Whether somebody in memory refers to a node.
+    /// Whether a handle of a node is alive.
     pub(crate) fn is_referred_to(&self, id: NodeId) -> bool {
         let handle = self.all.lock().get(&id.0).and_then(Weak::upgrade);
         handle.is_some()
     }
 
-    /// What the node table is told about a written node.
+    /// The record of a written node for the node table.
     pub(crate) fn record_of(&self, handle: &Handle) -> Option<NewNode> {
         let place = handle.unrecorded_place()?;
         let children = self.dirty.written_children(handle)?;
@@ -180,7 +185,7 @@ impl Handles {
         })
     }
 
-    /// Where the bytes of a node that is not fresh lie.
+    /// The place of a node that is not fresh.
     pub(crate) fn place(&self, handle: &Handle) -> Result<Place> {
         if let Some(place) = handle.place() {
             return Ok(place);

@@ -12,7 +12,7 @@ use crate::node::block::Block;
 use crate::node::handle::Handle;
 use crate::store::cache::Keeping;
 
-/// Threads that read ahead: so many requests are in flight, and one of the scan itself.
+/// Threads that read ahead: so many requests are in flight, beside one of the scan itself.
 pub(crate) const THREADS: usize = 3;
 
 /// Most leaves that one scan asks for ahead.
@@ -24,32 +24,33 @@ pub(crate) const JOB_BYTES_MAX: usize = 1 << 20;
 /// Most bytes that one scan has in flight.
 const SCAN_BYTES_MAX: usize = 2 << 20;
 
-/// Most jobs that wait; scans beyond them read for themselves.
+/// Most jobs that wait; further scans read for themselves.
 const QUEUE_MAX: usize = 64;
 
-/// Blocks of a leaf from a number on.
+/// Blocks of a leaf, from a number on.
 pub(crate) type Found = (usize, Vec<Arc<Block>>);
 
 #[derive(Debug)]
 enum Progress {
-    /// Holds the node only until somebody else does or nobody wants it: the queue keeps no space from being freed.
+    /// Holds the node only until a thread takes the job or the scan cancels it: the queue keeps no
+    /// space from being freed.
     Waiting(Arc<Handle>),
     Running,
     Done(Found),
-    /// The scan has what it wanted, or wants it no more.
+    /// The scan has the blocks, or does not want them any more.
     Over,
 }
 
-/// A leaf that a scan will come to, or an interior node on the way.
+/// A leaf that a scan will reach, or an interior node on the way.
 pub(crate) struct Wanted {
     pub(crate) node: Arc<Handle>,
-    /// What the scan will see of it, in its key space.
+    /// The range of the scan in the node, in the key space of the node.
     pub(crate) range: KeyRange,
-    /// Bytes of values in the range, about, if it is all that is seen of the node; else 0.
+    /// Bytes of values in the range, an estimate, if the scan sees no more of the node; else 0.
     pub(crate) live_bytes: u64,
 }
 
-/// Reading ahead of one [`Wanted`] node.
+/// A read ahead of one [`Wanted`] node.
 #[derive(Debug)]
 pub(crate) struct Job {
     id: NodeId,
@@ -65,7 +66,8 @@ impl Job {
         self.id == node.id()
     }
 
-    /// What was read, waiting for a read under way. Nothing when none was begun; then none will be.
+    /// The blocks of the job; waits for a read under way. `None` when no thread has begun it, and
+    /// then none will.
     pub(crate) fn collect(&self) -> Option<Found> {
         let mut progress = self.progress.lock();
         while matches!(*progress, Progress::Running) {
@@ -77,7 +79,7 @@ impl Job {
         }
     }
 
-    /// The scan does not want it any more.
+    /// Ends a job that the scan does not want any more.
     pub(crate) fn cancel(&self) {
         let mut progress = self.progress.lock();
         if !matches!(*progress, Progress::Running) {
@@ -97,7 +99,7 @@ impl Job {
     }
 }
 
-/// Ends a job also when reading it panics, so that no scan waits for ever.
+/// Ends a job also when its read panics, so that no scan waits for ever.
 struct Ending<'a> {
     job: &'a Job,
     found: Option<Found>,
@@ -120,7 +122,7 @@ pub(crate) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// From now on there are threads in [`ReadAhead::work`].
+    /// Marks that there are threads in [`ReadAhead::work`] from now on.
     pub(crate) fn start(&self) {
         self.is_running.store(true, Ordering::Release);
     }
@@ -133,7 +135,7 @@ impl ReadAhead {
         self.wake.notify_all();
     }
 
-    /// Leaves that a scan may ask for at a time; 0 without threads.
+    /// Most leaves that a scan may ask for at a time; 0 without threads.
     pub(crate) fn depth(&self, leaf_bytes: usize, cache_bytes: u64) -> usize {
         if !self.is_running.load(Ordering::Acquire) {
             return 0;
@@ -143,7 +145,7 @@ impl ReadAhead {
         (SCAN_BYTES_MAX.min(cache) / leaf).clamp(1, LEAVES_MAX)
     }
 
-    /// Asks for a node; `None` when too much waits already.
+    /// Makes a job for a node; `None` when too many jobs wait.
     pub(crate) fn ask(&self, wanted: Wanted, keeping: Keeping) -> Option<Arc<Job>> {
         let Wanted {
             node,
@@ -168,7 +170,7 @@ impl ReadAhead {
         Some(job)
     }
 
-    /// Has `read` do each job that is asked for, until [`ReadAhead::stop`].
+    /// Does each job with `read`, until [`ReadAhead::stop`].
     pub(crate) fn work(&self, read: impl Fn(&Arc<Handle>, &Job) -> Option<Found>) {
         loop {
             let job = {
@@ -189,7 +191,8 @@ impl ReadAhead {
                     found: None,
                 };
                 ending.found = read(&node, &job);
-                // Before the scan goes on: what it is done with must not be kept alive from here.
+                // Dropped before the scan goes on: this thread must not keep nodes alive that the
+                // scan is done with.
                 drop(node);
             }
         }

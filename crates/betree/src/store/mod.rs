@@ -1,4 +1,4 @@
-//! The store: nodes on the device, in the cache, and those that are not written yet.
+//! The store: nodes on the device, in the cache, and in memory only.
 
 pub(crate) mod buffers;
 pub(crate) mod cache;

@@ -1,7 +1,8 @@
-//! The prefetcher: reads of more than one node or block in one request, and nodes that are read before a scan comes to them.
+//! The prefetcher: reads of several nodes or blocks in one request, and of nodes that a scan will
+//! reach.
 //!
-//! One lock is held while the nodes of one request are claimed in the cache, over no read and no wait; the queue of the
-//! threads that read ahead has its own.
+//! One lock is held while the nodes of one request are claimed in the cache, over no read and no
+//! wait. The queue of the threads that read ahead has a lock of its own.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -16,8 +17,8 @@ use crate::store::jobs::ReadAhead;
 use crate::store::read::SEGMENT_READ_BYTES_MAX;
 use crate::sync::Mutex;
 
-/// A scan that reads on takes so much of a segment with its index, in bytes: most segments are no longer than the most, and in most of
-/// those that are the index is not.
+/// Bytes of a segment that a scan that reads on takes with its index. Most segments are no longer
+/// than the end of the range, and the index of most of these is no longer than its start.
 const SEGMENT_FRONT_BYTES: RangeInclusive<usize> = 64 << 10..=128 << 10;
 
 /// Part of a segment that its index may take.
@@ -28,7 +29,8 @@ const SEGMENT_TOGETHER_BYTES: usize = *SEGMENT_FRONT_BYTES.start();
 
 const TOGETHER_BYTES: usize = 16 << 10;
 
-/// when no more than this lies between two of them: a disk passes it in a tenth of the time of a jump.
+/// when no more than this lies between two of them: a disk passes over it in a tenth of the time of
+/// a seek.
 const BETWEEN_BYTES: u64 = 64 << 10;
 
 /// See the module header.
@@ -37,9 +39,10 @@ pub(crate) struct Prefetcher {
     pub(super) handles: Arc<Handles>,
     pub(super) device: Arc<NodeDevice>,
     pub(crate) queue: ReadAhead,
-    /// About what a leaf takes, in bytes.
+    /// About the size of a leaf, in bytes.
     leaf_bytes: usize,
-    /// Held while nodes are claimed that one request reads, so that two who want the same do not get half of them each.
+    /// Held while the nodes of one request are claimed, so that two threads that want the same
+    /// nodes do not get half of them each.
     claiming: Mutex<()>,
 }
 
@@ -60,7 +63,8 @@ impl Short<'_> {
     }
 }
 
-/// How many of the first nodes of `short`, which lie in order on the device, one request reads.
+/// The number of nodes at the front of `short` that one request reads; they are in the order of the
+/// device.
 fn near(short: &[Short<'_>]) -> usize {
     let is_near = |(a, b): &(&Short<'_>, &Short<'_>)| {
         b.start() <= a.end() + BETWEEN_BYTES
@@ -87,14 +91,14 @@ impl Prefetcher {
         }
     }
 
-    /// Leaves that a scan may ask the threads for at a time; 0 without threads.
+    /// Most leaves that a scan may ask the threads for at a time; 0 without threads.
     pub(crate) fn depth(&self) -> usize {
         let cache_bytes = self.nodes.capacity_bytes();
         self.queue.depth(self.leaf_bytes, cache_bytes)
     }
 
-    /// Loads the front of a segment for a scan that reads on, with all that a long request gives if it wants the `whole`
-    /// segment, as far as the cache has room.
+    /// Loads the front of a segment for a scan that reads on, as far as the cache has room: a long
+    /// request if the scan wants the `whole` segment.
     pub(crate) fn load_eagerly(&self, segment: &Handle, whole: bool) -> Result<()> {
         if segment.is_fresh() || self.nodes.room_ahead() <= self.nodes.block_bytes {
             return Ok(());
@@ -115,8 +119,9 @@ impl Prefetcher {
         Ok(())
     }
 
-    /// Loads short segments of a node, those that are wanted (with `true`) with those that lie close to them, in one request: those that
-    /// one checkpoint wrote do. What cannot be read this way is left to whoever asks for it.
+    /// Loads short segments of a node: the wanted ones (with `true`) with those that lie close to
+    /// them, in one request. Segments of one checkpoint lie close together. A segment that cannot
+    /// be read this way is left to its readers.
     pub(crate) fn load_together<'a>(
         &self,
         segments: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
@@ -129,7 +134,8 @@ impl Prefetcher {
         });
     }
 
-    /// The same for the skeletons of neighbours, the first of which is wanted: whoever reads on wants the others soon.
+    /// The same for the skeletons of neighbours, the first of which is wanted: a reader that goes
+    /// on wants the others soon.
     pub(crate) fn load_neighbours<'a>(&self, nodes: impl Iterator<Item = &'a Arc<Handle>>) {
         let nodes = nodes.filter(|node| node.kind() == Kind::Skeleton);
         let nodes = nodes.enumerate().map(|(at, node)| (node, at == 0));
@@ -139,7 +145,8 @@ impl Prefetcher {
         });
     }
 
-    /// Reads nodes of up to `longest` bytes that lie close to wanted ones with them, and keeps what `decode` makes of the bytes of each.
+    /// Reads nodes of up to `longest` bytes that lie close to wanted nodes with them, and keeps the
+    /// result of `decode` for each.
     fn read_together<'a>(
         &self,
         nodes: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
@@ -160,7 +167,7 @@ impl Prefetcher {
         }
     }
 
-    /// The nodes of up to `longest` bytes that are not in the cache, as they lie on the device.
+    /// The nodes of up to `longest` bytes that are not in the cache, in the order of the device.
     fn short<'a>(
         &self,
         nodes: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
@@ -171,7 +178,7 @@ impl Prefetcher {
             if node.is_fresh() || self.nodes.contains(node.id()) {
                 continue;
             }
-            // Whoever asks for it is told what is wrong with it.
+            // A reader of the node gets the error.
             let Ok(place) = self.handles.place(node) else {
                 continue;
             };
@@ -187,13 +194,14 @@ impl Prefetcher {
         short
     }
 
-    /// Reads the nodes of `group` that nobody else reads in one request.
+    /// Reads the nodes of `group` that no other thread reads, in one request.
     fn read_group(
         &self,
         group: &[Short<'_>],
         decode: &impl Fn(&Handle, &Place, &[u8]) -> Option<Cached>,
     ) {
-        // What somebody else reads just now is left to them. Never waits for that while it makes others wait.
+        // A node that another thread is reading is left to it. This thread never waits for such a
+        // read while other threads wait for its own.
         let claiming = self.claiming.lock();
         let claimed = group.iter().filter_map(|short| {
             let guard = self.nodes.claim(short.node.id())?;
@@ -216,7 +224,7 @@ impl Prefetcher {
                 .get(from..from + short.place.used_bytes as usize)
                 .and_then(|bytes| decode(short.node, &short.place, bytes));
             if let Some(kept) = kept {
-                // It stays out when the cache has given the place away meanwhile.
+                // The cache drops the part if it has given its place away meanwhile.
                 let _ = guard.insert(kept);
             }
         }

@@ -20,7 +20,7 @@ use crate::node::wire::MALFORMED;
 use crate::store::cache::{ByBytes, CacheKey, Cached, Keeping, NodeCache, block_key};
 use crate::sync::{Guard, GuardResult};
 
-/// How errors call the front part of a run.
+/// Name of the front part of a run in errors.
 const RUN_FRONT: &str = "front of a run";
 
 fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
@@ -36,7 +36,8 @@ fn verify(bytes: &[u8], place: &Place, what: &'static str) -> Result<()> {
     })
 }
 
-/// Two nodes refer to one as different kinds; the table knows only one of them, and it has been read.
+/// Two nodes refer to this one as different kinds. The table knows one of them, and the node was
+/// read as that kind.
 fn two_kinds(handle: &Handle) -> Error {
     let detail = format!(
         "node {} is referred to as {:?} and as another kind",
@@ -50,7 +51,7 @@ fn two_kinds(handle: &Handle) -> Error {
     }
 }
 
-/// How much of a run, which `bytes` begin, its index takes.
+/// Length of the index of a run that begins with `bytes`.
 fn front_len(place: &Place, bytes: &[u8]) -> Result<usize> {
     index_len(bytes, place.used_bytes).ok_or_else(|| malformed(RUN_FRONT, place, &MALFORMED))
 }
@@ -63,8 +64,8 @@ fn malformed(what: &'static str, place: &Place, why: &DecodeError) -> Error {
     }
 }
 
-/// Longest request that reads several blocks of a leaf, in bytes: about a leaf. Others follow it at once, and a disk seeks
-/// between them.
+/// Longest request that reads several blocks of a leaf, in bytes: about a leaf. Other requests
+/// follow it at once, and a disk seeks between them.
 const LEAF_READ_BYTES_MAX: u32 = 512 << 10;
 
 /// The same for a segment.
@@ -90,7 +91,7 @@ impl NodeCache {
         }
     }
 
-    /// The interior node that `bytes`, read from its place, hold.
+    /// The interior node that `bytes`, read from its place, encode.
     pub(crate) fn decode_skeleton(
         &self,
         handle: &Handle,
@@ -108,9 +109,9 @@ impl NodeCache {
         Ok(node)
     }
 
-    /// A leaf or a segment.
+    /// The view of a leaf or a segment.
     pub(crate) fn run(&self, handle: &Arc<Handle>) -> Result<RunView> {
-        // One look: it may be packed or written between two.
+        // One lookup: the segment may be packed or written between two.
         match self.handles.dirty.segment(handle) {
             Some(Err(run)) => return Ok(RunView::Mem(run)),
             Some(Ok(run)) => {
@@ -135,13 +136,14 @@ impl NodeCache {
         }
     }
 
-    /// Reads the front of a run, `ahead` bytes if it is so long. Blocks that come along whole stay in the cache.
+    /// Reads the front of a run, `ahead` bytes if the run is so long. Blocks that come whole with
+    /// it stay in the cache.
     pub(crate) fn load_index(&self, handle: &Handle, ahead: usize) -> Result<Cached> {
         let place = self.handles.place(handle)?;
         let guess = (place.used_bytes as usize).min(ahead.max(4096));
         let least = guess.min(4096);
         let mut front = match self.device.read(place.extent.addr, guess) {
-            // It may be something that nobody asked for.
+            // The error may be in bytes that no reader asked for.
             Err(_) if guess > least => self.device.read(place.extent.addr, least)?,
             read => read?,
         };
@@ -156,7 +158,8 @@ impl NodeCache {
         Ok(Cached::Index(Arc::new(index)))
     }
 
-    /// The index, `len` bytes long, at the start of `front`. Whole blocks behind it go into the cache.
+    /// The index, `len` bytes long, at the start of `front`. Whole blocks behind it go into the
+    /// cache.
     pub(crate) fn keep_front(
         &self,
         handle: &Handle,
@@ -172,7 +175,7 @@ impl NodeCache {
             let next = index.blocks.get(at + 1).map(|next| &next.first_key);
             let addr = place.extent.addr + u64::from(meta.offset);
             let stored = Bytes::copy_from_slice(stored);
-            // What came along is judged when it is asked for.
+            // A damaged block is reported to its readers.
             if let Ok(block) = meta.decode(handle.kind(), stored, next, addr) {
                 self.keep_block(handle, at, &Arc::new(block));
             }
@@ -180,7 +183,7 @@ impl NodeCache {
         Ok(index)
     }
 
-    /// The index that `front`, the front part of a run, holds.
+    /// The index in `front`, the front part of a run.
     pub(crate) fn decode_index(
         &self,
         handle: &Handle,
@@ -193,7 +196,7 @@ impl NodeCache {
             .map_err(|e| malformed(RUN_FRONT, place, &e))
     }
 
-    /// The index of the run that `bytes`, read from its place, begin with.
+    /// The index of the run that begins with `bytes`, read from its place.
     pub(crate) fn decode_front(
         &self,
         handle: &Handle,
@@ -211,8 +214,8 @@ impl NodeCache {
         Ok(blocks.pop().expect("a read yields a block"))
     }
 
-    /// Block `at` of a run, and up to `ahead` blocks behind it as far as they come along in the same request. With `alone` the
-    /// device is to read no more than that.
+    /// Block `at` of a run, and up to `ahead` blocks behind it that come with the same request.
+    /// With `alone` the device reads no further bytes ahead.
     pub(crate) fn blocks(
         &self,
         run: &DiskRun,
@@ -224,7 +227,7 @@ impl NodeCache {
         if let Some(packed) = &run.packed {
             return Ok(vec![packed.blocks[at].clone()]);
         }
-        // Other threads that want the block wait for this read of it.
+        // Other threads that want the block wait for this read.
         let key = block_key(&run.handle, at);
         let guard = match self.parts.get_value_or_guard(&key, None) {
             GuardResult::Value(Cached::Block(block)) => {
@@ -250,7 +253,7 @@ impl NodeCache {
         request.decode(&place, &bytes)
     }
 
-    /// Where a block lies on the device that has to be read from there.
+    /// The place of a block on the device, if it has to be read from there.
     pub(crate) fn uncached_block(&self, run: &DiskRun, at: usize) -> Option<Range<u64>> {
         if run.packed.is_some() || self.is_block_cached(&run.handle, at) {
             return None;
@@ -274,7 +277,7 @@ struct BlockRequest<'a> {
 }
 
 impl BlockRequest<'_> {
-    /// Takes on up to `ahead` blocks more, as far as nobody has them or reads them.
+    /// Adds up to `ahead` blocks that are not in the cache and that no other thread reads.
     fn extend(&mut self, ahead: usize) {
         let metas = &self.run.index.blocks;
         let start = metas[self.first].offset;
@@ -286,7 +289,7 @@ impl BlockRequest<'_> {
             if meta.end() - start > longest {
                 return;
             }
-            // A request never waits while it makes others wait.
+            // A request never waits while other threads wait for it.
             let Some(guard) = self.cache.claim_part(&block_key(&self.run.handle, at)) else {
                 return;
             };
@@ -310,7 +313,7 @@ impl BlockRequest<'_> {
     /// Reads the blocks of a run that lies at `place`.
     fn read(&mut self, place: &Place) -> Result<Bytes> {
         match self.read_first(self.guards.len(), place) {
-            // It may be a block that nobody asked for.
+            // The error may be in a block that no reader asked for.
             Err(_) if self.guards.len() > 1 => {
                 self.guards.truncate(1);
                 self.read_first(1, place)
@@ -319,7 +322,7 @@ impl BlockRequest<'_> {
         }
     }
 
-    /// The blocks that `bytes`, read from `place`, hold. Those that the cache is to keep go there.
+    /// The blocks in `bytes`, read from `place`. The blocks that the cache is to keep go there.
     fn decode(self, place: &Place, bytes: &Bytes) -> Result<Vec<Arc<Block>>> {
         let metas = &self.run.index.blocks;
         let start = metas[self.first].offset;
@@ -333,7 +336,8 @@ impl BlockRequest<'_> {
                 Keeping::All => true,
                 Keeping::Ends => n == 0 || n == last,
             };
-            // A slice of a long read, or of a buffer that is used again, would keep all of it.
+            // A slice of a long read, or of a buffer that is used again, would keep all of it in
+            // memory.
             let is_own = self.keeping == Keeping::All && stored.len() == bytes.len();
             let stored = if !is_kept || is_own {
                 bytes.slice(stored)
@@ -346,12 +350,12 @@ impl BlockRequest<'_> {
                 Ok(block) => {
                     let block = Arc::new(block);
                     if is_kept {
-                        // It stays out when the cache has given the place away meanwhile.
+                        // The cache drops the block if it has given its place away meanwhile.
                         let _ = guard.insert(Cached::Block(block.clone()));
                     }
                     blocks.push(block);
                 }
-                // What came along is judged when it is asked for.
+                // A damaged block is reported to its readers.
                 Err(_) if !blocks.is_empty() => break,
                 Err(error) => return Err(error),
             }

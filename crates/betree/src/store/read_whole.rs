@@ -1,12 +1,13 @@
-//! Leaves that are read whole, and leaves for somebody who keeps what is in them: a large file is read through a mount,
-//! whose kernel keeps it.
+//! Leaves that are read whole, and leaves for readers that keep the contents themselves: a large
+//! file is read through a mount, whose kernel keeps it.
 //!
-//! A leaf of which nothing is known yet is read whole, index and blocks in one request, when it is not much longer than
-//! all that is wanted: who reads so much goes on as a rule, and finds the rest in the cache. What is read this way goes
-//! into buffers that are used again: new memory costs more than to fill it.
+//! A leaf whose index is not in the cache is read whole, index and blocks in one request, when it
+//! is not much longer than the wanted bytes. A reader of so many bytes goes on as a rule, and finds
+//! the rest in the cache. These reads share a few buffers: new memory costs more than to fill it.
 //!
-//! For the same reason the cache of the device drops such leaves some way behind the reader: the mount keeps the same
-//! bytes. But clones have no other cache in common. So a leaf that was read whole before, and is again, stays.
+//! For the same reason the cache of the device drops such leaves some way behind the reader: the
+//! mount keeps the same bytes. But clones have no other cache in common. So a leaf that is read
+//! whole a second time stays in the cache of the device.
 
 use std::sync::Arc;
 
@@ -22,12 +23,13 @@ use crate::store::cache::{Cached, Keeping};
 use crate::store::jobs::Found;
 use crate::store::prefetch::Prefetcher;
 
-/// Longest leaf that is decoded whole, in bytes: many times what a leaf is.
+/// Longest leaf that is decoded whole, in bytes: many times the size of a leaf.
 const RAW_BYTES_MAX: u64 = 16 << 20;
 
 impl Prefetcher {
-    /// A leaf that is wanted in `range`, and its blocks there if they came with it; `wanted_bytes` are wanted of this and other leaves. What
-    /// is wrong with a block, or cannot be read, is told to whoever reads that alone.
+    /// A leaf that is wanted in `range`, and its blocks there if they came with it; `wanted_bytes`
+    /// are wanted of this and other leaves. A block that is damaged or unreadable is reported to
+    /// its readers alone.
     pub(crate) fn run_whole(
         &self,
         leaf: &Arc<Handle>,
@@ -43,7 +45,8 @@ impl Prefetcher {
                 let is_most = len <= WHOLE_BYTES_MAX && len / 4 * 3 <= wanted_bytes;
                 let read = is_most.then(|| {
                     let bytes = self.device.read_lent(place.extent.addr, len)?;
-                    // Others leave to the cache of the device what they do not keep themselves.
+                    // A reader that does not keep the contents itself leaves them to the cache of
+                    // the device.
                     read_extent = (keeping == Keeping::Ends).then_some(place.extent);
                     let index = self.nodes.decode_front(leaf, &place, &bytes)?;
                     Ok::<_, Error>((bytes, index))
@@ -51,7 +54,8 @@ impl Prefetcher {
                 let Some(Ok((bytes, index))) = read else {
                     return self.nodes.load_index(leaf, self.nodes.block_bytes);
                 };
-                // Before anybody finds the index: who waits for that, and reads on, finds what is kept too.
+                // The blocks come before the index: a reader that waits for the index, and reads
+                // on, then finds them.
                 let at = (place.extent.addr, &bytes);
                 found = self.blocks_with(leaf, &index, at, range, keeping);
                 Ok(Cached::Index(Arc::new(index)))
@@ -63,8 +67,8 @@ impl Prefetcher {
         Ok((self.nodes.run(leaf)?, found))
     }
 
-    /// The blocks of a leaf that are wanted in `range`, of its bytes, which were read from an address. What who reads on wants next
-    /// is kept.
+    /// The blocks of a leaf that are wanted in `range`; the leaf was read as these bytes from this
+    /// address. The blocks that a reader wants next are kept in the cache.
     fn blocks_with(
         &self,
         leaf: &Handle,
@@ -79,7 +83,8 @@ impl Prefetcher {
         if raw_bytes > RAW_BYTES_MAX {
             return None;
         }
-        // What comes after the range is wanted next, and what it ends with perhaps once more.
+        // The block after the range is wanted next, and the last block of the range perhaps once
+        // more.
         let last = wanted.end.saturating_sub(1);
         let rest_bytes: usize = metas[last..]
             .iter()

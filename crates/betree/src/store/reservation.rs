@@ -8,18 +8,19 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The life of a reservation:
 ///
 /// ```text
-///  reserve ──> held by a step, or by one fresh node ──> commit   the node is written, the node table counts it
-///     │                                            └──> release  nothing will be written for it
+///  reserve ──> held by a step, or by a fresh node ──> commit   the node table counts the node
+///     │                                          └──> release  no node will be written
 ///     └─ NoSpace: the step is left out
 /// ```
 ///
-/// 1. A step that makes nodes *reserves* what they take at most (`Space::reserve`,
+/// 1. A step that makes nodes *reserves* an upper bound of their space (`Space::reserve`,
 ///    `Space::reserve_spare`) before it makes the first one. This is the only point of refusal.
-/// 2. Each fresh node reserves what it takes at most (`Space::reserve_fresh`) and holds that in the
-///    table of dirty nodes. The step *releases* its own reservation when its nodes hold theirs.
-/// 3. The write of the node *commits* the reservation of the node: its extent is counted by the node
-///    table from then on. The extent is no longer than the reservation, and often shorter, since
-///    compression decides its length.
+/// 2. Each fresh node reserves an upper bound of its own space (`Space::reserve_fresh`) and holds
+///    the reservation in the table of dirty nodes. The step *releases* its own reservation when its
+///    nodes hold theirs.
+/// 3. The write of the node *commits* the reservation of the node: its extent is counted by the
+///    node table from then on. The extent is no longer than the reservation, and often shorter,
+///    since compression decides its length.
 /// 4. A node whose last reference goes before it is written *releases* its reservation: `Drop`.
 #[derive(Debug)]
 pub(crate) struct SpaceReservation {
@@ -28,7 +29,8 @@ pub(crate) struct SpaceReservation {
 }
 
 impl SpaceReservation {
-    /// Adds `bytes` to the sum of all reservations, `reserved_bytes`, without a look at what is left.
+    /// Adds `bytes` to the sum of all reservations, `reserved_bytes`, without a look at the free
+    /// space.
     pub(crate) fn new(reserved_bytes: &Arc<AtomicU64>, bytes: u64) -> Self {
         reserved_bytes.fetch_add(bytes, Ordering::Relaxed);
         Self {
@@ -42,7 +44,7 @@ impl SpaceReservation {
         drop(self);
     }
 
-    /// Ends a reservation for which nothing is going to be written any more.
+    /// Ends a reservation for which no node is going to be written any more.
     pub(crate) fn release(self) {
         drop(self);
     }

@@ -1,16 +1,16 @@
-//! Space accounting: space that is reserved for what is in memory only.
+//! Space accounting: space that is reserved for nodes that are in memory only.
 //!
 //! The node table counts the space of nodes that are written. The store counts, on top of that:
 //!
 //! ```text
 //!  capacity of the volume
-//!  ├── space in use                 node table
-//!  ├── reserve for checkpoints      node table
-//!  ├── reserved                     reservations, and the messages in the memory buffer
+//!  ├── space in use                node table
+//!  ├── reserve for checkpoints     node table
+//!  ├── reserved                    reservations, and the messages in the memory buffer
 //!  └── unreserved
-//!      ├── backlog reserve          no new data gets it: accepted messages take it on their way down
-//!      │   └── deletion reserve     no new data gets it: deletions need it on a full volume
-//!      └── available                space for new data
+//!      ├── backlog reserve         accepted messages take it on their way down; no new data does
+//!      │   └── deletion reserve    deletions need it on a full volume; no new data gets it
+//!      └── available               space for new data
 //! ```
 //!
 //! Reserved space is backed on a sparse device: its host cannot refuse it later.
@@ -27,9 +27,9 @@ use crate::node::skeleton::{Edge, Skeleton};
 use crate::shape::TreeShape;
 use crate::store::reservation::SpaceReservation;
 
-/// Space of a volume beyond what its nodes take; see the module header.
+/// The space of a volume beyond that of its nodes; see the module header.
 ///
-/// All counts are atomics: a reservation is counted before it is compared with what is left.
+/// All counts are atomics: a reservation is counted before it is compared with the free space.
 pub(crate) struct Space {
     table: Arc<NodeTable>,
     shape: Arc<TreeShape>,
@@ -55,8 +55,8 @@ impl Space {
         }
     }
 
-    /// Space that no new data gets, in bytes: several leaves, so that deletions can be applied to the
-    /// leaves that hold what they delete. Half of it is for deletions alone.
+    /// Space that no new data gets, in bytes: several leaves, so that deletions can be applied to
+    /// the leaves that hold the deleted keys. Half of it is for deletions alone.
     pub(crate) fn deletion_reserve_bytes(&self) -> u64 {
         self.deletion_reserve_of(self.table.capacity_bytes())
     }
@@ -67,15 +67,15 @@ impl Space {
         leaves.max(buffers).max(16 * BLOCK_BYTES).min(total / 8)
     }
 
-    /// Space beyond the reserve for checkpoints and beyond what is reserved, in bytes.
+    /// Space beyond the reserve for checkpoints and beyond the reserved space, in bytes.
     pub(crate) fn unreserved_bytes(&self) -> u64 {
         self.table
             .room_bytes()
             .saturating_sub(self.reserved_bytes())
     }
 
-    /// Whether [`Space::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked for
-    /// more of its host if need be.
+    /// Whether [`Space::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked
+    /// for more of its host if need be.
     pub(crate) fn secure(&self, bytes: u64) -> bool {
         self.table.secure(self.reserved_bytes() + bytes)
     }
@@ -94,9 +94,9 @@ impl Space {
     }
 
     /// Space that accepted messages may still take, in bytes: the deletion reserve, and half of the
-    /// messages that wait above interior nodes or in memory. Each of them is written once more on its
-    /// way down, and the space that it leaves is free only after a checkpoint. Half is enough: messages
-    /// can move down by halves, with a checkpoint between.
+    /// messages that wait above interior nodes or in memory. Each of them is written once more on
+    /// its way down, and the space that it leaves is free only after a checkpoint. Half is enough:
+    /// messages can move down by halves, with a checkpoint between.
     pub(crate) fn backlog_reserve_bytes(&self) -> u64 {
         let waiting = self.waiting_bytes.load(Ordering::Relaxed)
             + self.buffered_bytes.load(Ordering::Relaxed);
@@ -113,7 +113,7 @@ impl Space {
             .saturating_sub(self.backlog_reserve_bytes() + growth)
     }
 
-    /// `root` is about to become the root.
+    /// Counts the messages of `root`, which is about to become the root.
     pub(crate) fn set_waiting(&self, root: &Skeleton) {
         let is_interior = |e: &Edge| {
             let child = e.child.as_ref();
@@ -127,12 +127,12 @@ impl Space {
         self.waiting_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// The memory buffer holds `bytes` of messages.
+    /// Sets the bytes of messages in the memory buffer.
     pub(crate) fn set_buffered(&self, bytes: u64) {
         self.buffered_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Reserves what a fresh node of `bytes` takes, without a look at what is left.
+    /// Reserves the space of a fresh node of `bytes`, without a look at the free space.
     pub(crate) fn reserve_fresh(&self, bytes: u64) -> SpaceReservation {
         SpaceReservation::new(&self.reserved, bytes.next_multiple_of(BLOCK_BYTES))
     }
@@ -153,7 +153,8 @@ impl Space {
     }
 
     /// The same for steps that remove nothing. Half of the deletion reserve is left alone, which
-    /// deletions need on their way down: what a step replaces may be shared, and so not become free.
+    /// deletions need on their way down: the nodes that a step replaces may be shared, and so not
+    /// become free.
     ///
     /// # Errors
     /// `NoSpace`.

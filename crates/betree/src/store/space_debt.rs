@@ -1,4 +1,4 @@
-//! Space debt: steps that a full volume left out, until a sweep makes up for them (see
+//! Space debt: steps that a full volume left out, until a sweep pays it (see
 //! [`crate::reshape::sweep`]).
 
 use std::sync::Arc;
@@ -10,20 +10,20 @@ use crate::error::{Error, Result};
 use crate::node::skeleton::Skeleton;
 use crate::store::space::Space;
 
-/// The debt of a volume. It calls the space and the node table to see whether a sweep pays off.
+/// The debt of a volume. It asks the space and the node table whether a sweep pays off.
 pub(crate) struct SpaceDebt {
     table: Arc<NodeTable>,
     space: Arc<Space>,
     leaf_bytes: u64,
-    /// A step was left out since the last sweep began.
+    /// Whether a step was left out since the last sweep began.
     due: AtomicBool,
-    /// Space ran short, and the dead space that this left is not all cleared away.
+    /// Whether space ran short, and the dead space that this left is not all cleared away.
     is_short: AtomicBool,
     /// Dead bytes of nodes when they made a sweep due.
     dead_seen: AtomicU64,
     /// With less unreserved space a sweep would leave out the same steps again.
     sweep_least_bytes: AtomicU64,
-    /// The flush under way is a sweep.
+    /// Whether the flush under way is a sweep.
     sweeping: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ impl SpaceDebt {
         }
     }
 
-    /// A step was left out.
+    /// Marks that a step was left out.
     pub(crate) fn set_due(&self) {
         self.due.store(true, Ordering::Relaxed);
         self.is_short.store(true, Ordering::Relaxed);
@@ -72,8 +72,8 @@ impl SpaceDebt {
         self.is_due() && self.space.unreserved_bytes() >= least.max(self.leaf_bytes)
     }
 
-    /// While space is short, makes a sweep due when more than half of the space of nodes is dead, and
-    /// more than a leaf.
+    /// While space is short, makes a sweep due when more than half of the space of nodes is dead,
+    /// and more than a leaf.
     pub(crate) fn look_for_dead(&self, root: &Skeleton) {
         if !self.is_short.load(Ordering::Relaxed) {
             return;
@@ -115,7 +115,8 @@ impl SpaceDebt {
         done
     }
 
-    /// `None` when the step is to be left out: there was no space for it, or a node on its way cannot be read.
+    /// `None` when the step is to be left out: there was no space for it, or a node on its way is
+    /// unreadable.
     pub(crate) fn if_possible<T>(&self, done: Result<T>) -> Result<Option<T>> {
         match done {
             Ok(done) => Ok(Some(done)),
@@ -123,7 +124,7 @@ impl SpaceDebt {
                 self.set_due();
                 Ok(None)
             }
-            // No sweep is due for it: that would read the same.
+            // No sweep is due: it would read the same node.
             Err(error) if error.is_of_a_read() => {
                 tracing::warn!(%error, "messages stay above what cannot be read");
                 Ok(None)

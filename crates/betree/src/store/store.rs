@@ -1,14 +1,21 @@
-//! The store: its components, and what each is made of.
+//! The store: its components, and the calls between them.
 //!
 //! ```text
 //!  Store ── device, node table, shape, counters
 //!    ├── Space        reservations over the node table
-//!    ├── SpaceDebt    steps that were left out, and when a sweep pays off     calls: Space, node table
-//!    ├── Handles      handles of nodes, table of dirty nodes, deferred frees    calls: Space, node table
-//!    ├── NodeDevice   counted reads, buffers of large ones, drop-behind         calls: device
-//!    ├── NodeCache    parts of nodes in memory, read when they are not there    calls: Handles, NodeDevice
-//!    ├── Prefetcher   nodes read together and ahead of scans                    calls: NodeCache, Handles, NodeDevice
-//!    └── WriteBack    nodes written                                             calls: Space, Handles, NodeCache, table, device
+//!    │                calls: node table
+//!    ├── SpaceDebt    steps that were left out, and when a sweep pays off
+//!    │                calls: Space, node table
+//!    ├── Handles      handles of nodes, table of dirty nodes, deferred frees
+//!    │                calls: Space, node table
+//!    ├── NodeDevice   counted reads, buffers of large reads, drop-behind
+//!    │                calls: device
+//!    ├── NodeCache    parts of nodes in memory; reads the missing ones
+//!    │                calls: Handles, NodeDevice
+//!    ├── Prefetcher   nodes read together and ahead of scans
+//!    │                calls: NodeCache, Handles, NodeDevice
+//!    └── WriteBack    writes of nodes
+//!                     calls: Space, Handles, NodeCache, node table, device
 //! ```
 
 use std::sync::Arc;

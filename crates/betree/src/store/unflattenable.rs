@@ -1,4 +1,5 @@
-//! Nodes that flattening did not help: a node never changes, so nothing is gained from another try.
+//! Nodes that flattening did not help. A node never changes, so a second attempt would not help
+//! either.
 
 use std::collections::HashSet;
 
@@ -6,7 +7,7 @@ use ramet_nodetable::NodeId;
 
 use crate::sync::Mutex;
 
-/// Most nodes that are remembered; all are forgotten when they are more.
+/// Most nodes that are remembered; all are forgotten when there are more.
 const UNFLATTENABLE_MAX: usize = 4096;
 
 /// See the module header.

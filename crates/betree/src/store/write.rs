@@ -1,4 +1,4 @@
-//! Nodes on their way to the device.
+//! Writes of nodes to the device.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,16 +19,17 @@ use crate::store::fragments::{Fragment, Fragments, halves};
 use crate::store::handles::Handles;
 use crate::store::space::Space;
 
-/// How a node gets to the device.
+/// The path of a write to the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
-    /// Like anything: who reads it soon finds it in the cache of the device.
+    /// Through the cache of the device: a reader finds the node there soon.
     Cache,
     /// Past that cache: large, and not read by the tree itself soon.
     Bulk,
 }
 
-/// Writes nodes. It has no lock: a fresh node is written by the checkpoint alone, and others have no handle yet.
+/// Writes nodes. It has no lock: only the checkpoint writes fresh nodes, and other new nodes have
+/// no handle yet.
 pub(crate) struct WriteBack {
     dev: Arc<dyn Device>,
     table: Arc<NodeTable>,
@@ -40,7 +41,7 @@ pub(crate) struct WriteBack {
 }
 
 impl WriteBack {
-    /// Writes to `dev`, in space that `table` gives.
+    /// Writes to `dev`, in space of `table`.
     pub(crate) fn new(
         (dev, table): (Arc<dyn Device>, Arc<NodeTable>),
         space: Arc<Space>,
@@ -60,7 +61,7 @@ impl WriteBack {
         }
     }
 
-    /// Packs a segment of points that is in memory only; no effect on others.
+    /// Packs a segment of points that is in memory only. Other contents stay as they are.
     pub(crate) fn pack(&self, handle: &Handle) {
         let Some(run) = self
             .handles
@@ -80,8 +81,8 @@ impl WriteBack {
         self.handles.dirty.set_packed(handle, packed);
     }
 
-    /// Writes a run now, if that leaves space for the next checkpoint. The run is durable with the next
-    /// checkpoint that names it.
+    /// Writes a run now, if that leaves space for the next checkpoint. The run is durable with the
+    /// next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
         let _reservation = self
             .space
@@ -90,7 +91,7 @@ impl WriteBack {
         let handle = self
             .handles
             .unrecorded(image.kind, place, image.children, false);
-        // Whoever makes an edge to it looks at its index: what was just written is not read back for that.
+        // The caller that makes an edge to the run looks at its index, and so need not read it.
         if let Some(index) = image.index {
             self.nodes.keep_index(handle.id(), index);
         }
@@ -127,7 +128,7 @@ impl WriteBack {
         if let Err(e) = written {
             self.table.free_unpublished(extent);
             if is_no_space(&e) {
-                // The host could not promise the space. Nothing refers to the node yet.
+                // The host could not promise the space. No node refers to this one yet.
                 return Err(Error::NoSpace);
             }
             return Err(io_error("writing a node")(e));
@@ -147,8 +148,8 @@ impl WriteBack {
             .unrecorded(image.kind, place, image.children, false))
     }
 
-    /// Writes a fresh segment or skeleton whose children are all written; no effect on others. A segment that no
-    /// hole takes goes to `fragments` and stays fresh.
+    /// Writes a fresh segment or skeleton whose children are all written. Other nodes stay as they
+    /// are. A segment without a hole goes to `fragments` and stays fresh.
     pub(crate) fn write_back(&self, handle: &Arc<Handle>, fragments: &mut Fragments) -> Result<()> {
         let (codec, block_bytes) = (self.shape.codec, self.shape.block_bytes);
         if let Some(segment) = self.handles.dirty.segment(handle) {
@@ -170,8 +171,9 @@ impl WriteBack {
                         Ok(packed) => Arc::new(packed.to_mem()),
                         Err(run) => run,
                     };
-                    // Its reservation is released when the last node that refers to it has gone: other fragments
-                    // may find no space, and then all of the segment is written once more.
+                    // The reservation is released when the last node that refers to the segment has
+                    // gone: other fragments may find no space, and then all of the segment is
+                    // written once more.
                     fragments.insert(handle.id(), self.write_fragments(&run)?);
                 }
                 Err(error) => return Err(error),
@@ -194,10 +196,10 @@ impl WriteBack {
         }
     }
 
-    /// Writes `run` as several segments, each as long as there is a hole for it.
+    /// Writes `run` as several segments, each of which fits a hole.
     ///
     /// # Errors
-    /// `NoSpace` when there is none even for a single message; nothing stays allocated then.
+    /// `NoSpace` when there is no hole even for a single message; nothing stays allocated then.
     fn write_fragments(&self, run: &Buffer) -> Result<Vec<Fragment>> {
         let mut done = Vec::new();
         let mut todo = Vec::from(halves(KeyRange::all(), run)?);
