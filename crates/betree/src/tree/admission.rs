@@ -7,20 +7,21 @@ use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::tree::inner::Inner;
 
-/// Batches that remove something and take no more than this together may use up the deletion reserve when there is no other way, before
-/// it is looked for again, in bytes.
+/// Batches that remove keys may use up the deletion reserve when there is no other space, up to so
+/// many bytes together. Then admission looks for space again.
 const LAST_RESORT_BYTES: u64 = 32 << 10;
-/// Least reserve of which some is lent to them then, and how much of it at most, in bytes.
+/// Least reserve of which a part is lent to such batches, and the most of it, in bytes.
 const RESERVE_LENDING: u64 = 512 << 10;
 const RESERVE_LENT_MAX: u64 = 256 << 10;
-/// What a message takes beside its bytes, at most, in bytes.
+/// Upper bound of the space of a message beside its bytes, in bytes.
 const LAST_RESORT_OVERHEAD: u64 = 128;
 /// Checkpoints in a row that gain nothing, after which an admission gives up.
 const STALLED_ROUNDS_MAX: u32 = 4;
 /// Rounds of background work that an admission waits for before it writes a checkpoint itself.
 const WAITS_MAX: u32 = 20;
-/// Bytes queued for the journal from which on the keeper writes them out, and from which on writers do that as well: where there is
-/// no keeper, or it is busy or too slow. Neither has the device sync for that, unless records name extents (J5).
+/// Bytes queued for the journal from which on the keeper writes them out, and from which on writers
+/// do so as well: there may be no keeper, or it may be busy or too slow. Neither syncs the device
+/// for that, unless records name extents (J5).
 const JOURNAL_QUEUE_SOFT: u64 = 1 << 20;
 const JOURNAL_QUEUE_HELP: u64 = 4 << 20;
 /// Bytes queued for the journal from which on writers wait for the device.
@@ -38,8 +39,9 @@ impl Inner {
         let mut rounds = 0;
         loop {
             self.check_alive()?;
-            // A checkpoint holds what it moves twice, and as much again may come meanwhile. What is fresh beyond a checkpoint of
-            // everything is held by snapshots, and waiting does not help.
+            // A checkpoint holds the nodes that it moves twice, and as much again may come
+            // meanwhile. Fresh nodes beyond a checkpoint of everything are held by snapshots, and
+            // waiting does not help.
             let is_full = self.store.handles.dirty.memory_bytes() > 3 * self.fresh_limit()
                 && self.is_behind();
             let room = journal.room_for(bytes);
@@ -50,7 +52,7 @@ impl Inner {
                 // All of the journal that the host has room for is free, and too short.
                 return Err(Error::NoSpace);
             }
-            // Whoever has waited for long does it, and learns what is in the way.
+            // A thread that has waited for long writes a checkpoint itself, and gets its error.
             rounds += 1;
             if rounds > WAITS_MAX || self.threads.lock().is_empty() {
                 self.checkpoint()?;
@@ -66,7 +68,8 @@ impl Inner {
         }
     }
 
-    /// Keeps what waits in memory for the journal bounded: has it written out, and whoever writes more than that helps.
+    /// Bounds the memory of the journal queue: the keeper writes it out, and a writer that is
+    /// faster helps.
     fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {
         let written = match queued {
             0..JOURNAL_QUEUE_SOFT => return Ok(()),
@@ -79,15 +82,16 @@ impl Inner {
                 return Ok(());
             }
             JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
-            // Somebody else is writing; wait for the device with everybody.
+            // Another thread is writing: wait for the device together with all others.
             _ => return self.sync(),
         };
         written.inspect_err(|error| self.poison(error))
     }
 
-    /// Refuses what could not be written any more, after sweeps and checkpoints have given back what they can: it
-    /// gives up when several of them in a row gained nothing. A batch that removes something is refused later
-    /// than one that only adds: it may go halfway into the deletion reserve, and so leaves the space to apply it.
+    /// Refuses batches that could not be written, after sweeps and checkpoints have given back all
+    /// space that they can: it gives up when several of them in a row gained nothing. A batch that
+    /// removes keys is refused later than one that only adds: it may go halfway into the deletion
+    /// reserve, and so leaves the space to apply it.
     pub(crate) fn admit_space(&self, bytes: usize, frees: bool) -> Result<()> {
         let store = &self.store;
         let (mut best, mut stalled) = (0, 0);
@@ -99,7 +103,7 @@ impl Inner {
             };
             let wanted = growth + bytes as u64;
             if store.space.unreserved_bytes() < wanted {
-                // Others may have given space back to the host.
+                // Other files may have given space back to the host.
                 store.table.look_at_host();
             }
             let space = store.space.unreserved_bytes();
@@ -111,7 +115,8 @@ impl Inner {
             if self.exhausted_at.load(Ordering::Relaxed) == seq + 1 {
                 break;
             }
-            // Work takes space before it gives some back: what it empties is shared by its next rounds.
+            // Work takes space before it gives some back: the space that it empties serves its next
+            // rounds.
             stalled = if space > best { 0 } else { stalled + 1 };
             best = best.max(space);
             if stalled > STALLED_ROUNDS_MAX {
@@ -119,17 +124,18 @@ impl Inner {
                 break;
             }
             if stalled > 0 {
-                // Without a flush that holds what was freed, and with a look at every node.
+                // Waits for the end of a flush that holds freed nodes, and demands a look at every
+                // node.
                 drop(self.structure.lock());
                 store.space_debt.demand();
             }
             self.checkpoint()?;
         }
         if store.table.stats().zombies > 0 {
-            // Readers held them; by now perhaps no more.
+            // Readers held the zombies; perhaps they no longer do.
             self.want(|w| w.checkpoint = true);
         }
-        // Where all that could be had is gone, what removes is the only way out.
+        // When all space is used up, removals are the only way out.
         self.last_resort.store(LAST_RESORT_BYTES, Ordering::Relaxed);
         if frees && self.is_last_resort(bytes) {
             return Ok(());
@@ -137,13 +143,14 @@ impl Inner {
         Err(Error::NoSpace)
     }
 
-    /// Whether checkpoints gained nothing before so little was removed that they would not now either, and there is space to
-    /// write it.
+    /// Whether a small removal may pass without a checkpoint: checkpoints gained nothing since so
+    /// few bytes were removed that they would gain nothing now, and there is space to write the
+    /// batch.
     fn is_last_resort(&self, bytes: usize) -> bool {
         let charge = bytes as u64 + LAST_RESORT_OVERHEAD;
         let space = self.store.table.stats();
-        // The removal of a whole tree takes nothing but its message: a part of the reserve is better spent on
-        // it than kept. A small reserve is needed as it is.
+        // The removal of a whole tree takes only its message: a part of the reserve is better spent
+        // on it than kept. A small reserve is needed as it is.
         let lent = (space.backed_reserved / 4).min(RESERVE_LENT_MAX);
         let kept = match space.backed_reserved {
             0..RESERVE_LENDING => space.backed_reserved,
@@ -157,7 +164,8 @@ impl Inner {
     }
 }
 
-/// A checkpoint is due when nodes that are not written take this part of what the cache may, and four memory buffers.
+/// A checkpoint is due when nodes that are not written take this part of the most that the cache
+/// may take, and four memory buffers.
 const FRESH_PART: u64 = 16;
 
 impl Inner {
@@ -171,7 +179,7 @@ impl Inner {
         self.store.handles.dirty.memory_bytes() > self.fresh_limit()
     }
 
-    /// Whether something was applied that no checkpoint holds.
+    /// Whether a batch was applied that no checkpoint holds.
     pub(crate) fn is_behind(&self) -> bool {
         self.state.lock().seq > self.checkpointed_seq.load(Ordering::Relaxed)
     }

@@ -51,8 +51,9 @@ impl Tree {
         lookup.get()
     }
 
-    /// One key as of this call, to be looked for later: what is done in between, such as letting go of locks, does not
-    /// show. Never reads from the device.
+    /// A lookup of one key at this moment, to be finished later: changes after this call do not
+    /// show. It never reads from the device, so a caller can release its locks before it finishes
+    /// the lookup.
     #[must_use]
     pub fn lookup_deferred(&self, key: Bytes) -> DeferredLookup<'_> {
         let state = self.inner.state.lock();
@@ -70,7 +71,7 @@ impl Tree {
         self.snapshot().scan(lo, hi)
     }
 
-    /// A frozen view of everything applied so far. O(1); never blocks writers, nor waits for them.
+    /// A frozen view of all batches applied so far. O(1); never blocks writers, nor waits for them.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
@@ -79,7 +80,8 @@ impl Tree {
         }
     }
 
-    /// Streams the keys whose values differ between two ranges, as of this call; see [`Snapshot::diff_range`].
+    /// Streams the keys whose values differ between two ranges, as of this call; see
+    /// [`Snapshot::diff_range`].
     ///
     /// ```
     /// # use std::sync::Arc;
@@ -106,17 +108,18 @@ impl Tree {
         Diff::new(self.inner.store.prefetch.clone(), [&view, &view], [a, b])
     }
 
-    /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called before
-    /// taking locks that others need: [`Tree::apply`] itself then rarely waits.
+    /// Waits until there is room in memory and journal for a batch of about `bytes`. To be called
+    /// before taking locks that other threads need: [`Tree::apply`] itself then rarely waits.
     ///
     /// # Errors
-    /// `Poisoned`, `ReadOnly`, and what a checkpoint on the way met.
+    /// `Poisoned`, `ReadOnly`, and the errors of a checkpoint on the way.
     pub fn admit(&self, bytes: usize) -> Result<()> {
         self.inner.admit(bytes)
     }
 
-    /// Does the slow part of cloning the keys with `prefix`, as far as nobody writes there until then. To be called
-    /// before taking locks that others need: [`Tree::apply`] of the clone then seldom reads or flushes.
+    /// Does the slow part of cloning the keys with `prefix`. It holds as long as no batch writes
+    /// there. To be called before taking locks that other threads need: [`Tree::apply`] of the
+    /// clone then seldom reads or flushes.
     ///
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read, `Poisoned`, `ReadOnly`.
@@ -132,12 +135,13 @@ impl Tree {
         self.inner.prepare_clone(&source)
     }
 
-    /// Applies a batch atomically. It is visible on return, and durable after a later [`Tree::sync`].
+    /// Applies a batch atomically. It is visible on return, and durable after a later
+    /// [`Tree::sync`].
     ///
     /// # Errors
-    /// `NoSpace` when a batch that puts or patches has no space, `Invalid` for keys, values or ranges out of
-    /// bounds, `Poisoned` and `ReadOnly`. Nothing is changed then. With [`OpenOptions::sync_each`] also those of
-    /// [`Tree::sync`]; the batch is visible then.
+    /// `NoSpace` when a batch that puts or patches has no space, `Invalid` for keys, values or
+    /// ranges out of bounds, `Poisoned` and `ReadOnly`. The batch is not applied then. With
+    /// [`OpenOptions::sync_each`] also the errors of [`Tree::sync`]; the batch is visible then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
         let inner = &self.inner;
         if inner.journal.is_none() {
@@ -160,14 +164,14 @@ impl Tree {
         Ok(seq)
     }
 
-    /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible, in place of
-    /// whatever the range holds then, when a batch with [`Batch::ingest`] is applied; the journal only names the leaves,
-    /// so every byte is written once. Keys are relative to the prefix given there. To be called without locks that others
-    /// need: it writes.
+    /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible,
+    /// in place of all keys of the range, when a batch with [`Batch::ingest`] is applied. The
+    /// journal only names the leaves, so every byte is written once. Keys are relative to the
+    /// prefix given there. To be called without locks that other threads need, since it writes.
     ///
     /// # Errors
-    /// `NoSpace`, `Invalid` when keys do not ascend in the range or are too long, `Poisoned`, `ReadOnly`, `Io`. Nothing is
-    /// changed then, and nothing stays allocated.
+    /// `NoSpace`, `Invalid` when keys do not ascend in the range or are too long, `Poisoned`,
+    /// `ReadOnly`, `Io`. The tree is not changed then, and nothing stays allocated.
     pub fn prepare(
         &self,
         lo: impl Into<Bytes>,
@@ -178,8 +182,9 @@ impl Tree {
         self.inner.prepare(range, entries.into_iter())
     }
 
-    /// Replaces `[lo, hi)` by `entries`, ascending keys of it, at once and however many: leaves are built from the
-    /// stream, a leaf's worth in memory at a time, and ingested by one batch. Returns as [`Tree::apply`].
+    /// Replaces `[lo, hi)` by any number of `entries`, ascending keys of it, at once: leaves are
+    /// built from the stream, a leaf's worth in memory at a time, and ingested by one batch.
+    /// Returns as [`Tree::apply`].
     ///
     /// # Errors
     /// Those of [`Tree::prepare`] and [`Tree::apply`].
@@ -194,13 +199,13 @@ impl Tree {
         self.apply(batch)
     }
 
-    /// So many bytes of consecutive values are worth [`Tree::prepare`]; fewer are better put.
+    /// So many bytes of consecutive values are worth [`Tree::prepare`]; fewer bytes are better put.
     #[must_use]
     pub fn ingest_bytes(&self) -> usize {
         self.inner.store.shape.ingest_bytes
     }
 
-    /// Longest batch that can be applied, in bytes of keys and values with some room for overhead.
+    /// Longest batch that can be applied, in bytes of keys and values, less some overhead.
     #[must_use]
     pub fn batch_bytes_max(&self) -> usize {
         let capacity = self
@@ -211,16 +216,16 @@ impl Tree {
         crate::journal::journal::record_bytes_max(capacity)
     }
 
-    /// Makes everything applied before this call durable: one sequential write and one device sync,
-    /// shared by all callers at the time.
+    /// Makes all batches applied before this call durable: one sequential write and one device
+    /// sync, shared by all callers at the time.
     ///
     /// # Errors
-    /// `Io` when the device fails; from then on `Poisoned`, whatever the device answers later.
+    /// `Io` when the device fails; from then on `Poisoned`, also when the device works again.
     pub fn sync(&self) -> Result<()> {
         self.inner.sync()
     }
 
-    /// Makes everything up to and including `seq` durable.
+    /// Makes all batches up to and including `seq` durable.
     ///
     /// # Errors
     /// As [`Tree::sync`].
@@ -228,8 +233,8 @@ impl Tree {
         self.inner.sync_to(seq)
     }
 
-    /// Writes a checkpoint and waits for it. Everything applied before is durable, and space freed by the
-    /// checkpoint before can be used again.
+    /// Writes a checkpoint and waits for it. All batches applied before are durable then, and space
+    /// freed by the checkpoint before can be used again.
     ///
     /// # Errors
     /// As [`Tree::sync`], and `NoSpace`.
@@ -238,20 +243,22 @@ impl Tree {
         self.inner.checkpoint()
     }
 
-    /// Makes the volume `bytes` long, rounded down to blocks, and the device too if that is shorter and can grow. Waits for the
-    /// checkpoint that makes it durable; the space can be used then.
+    /// Makes the volume `bytes` long, rounded down to blocks, and the device too if it is shorter
+    /// and can grow. Waits for the checkpoint that makes the size durable; the space can be used
+    /// then.
     ///
     /// # Errors
-    /// `Invalid` when the volume is longer already, `Io` when the device cannot grow; as [`Tree::checkpoint`]. After `NoSpace` the
-    /// next checkpoint makes the volume longer.
+    /// `Invalid` when the volume is longer already, `Io` when the device cannot grow; as
+    /// [`Tree::checkpoint`]. After `NoSpace` the next checkpoint makes the volume longer.
     pub fn grow(&self, bytes: u64) -> Result<()> {
         self.inner.check_alive()?;
         self.inner.grow(bytes)
     }
 
-    /// Tells what space disjoint ranges take together, and what of it only they use. Writes a checkpoint first, and is
-    /// exact as of that up to the blocks at the borders; where none can be written, as of the last one. Reads the
-    /// node table, the interior nodes below and no leaves; the memory it takes follows the number of nodes.
+    /// The space that disjoint ranges take together, and the part of it that only they use. Writes
+    /// a checkpoint first, and is exact as of that checkpoint up to the blocks at the borders. When
+    /// none can be written, it is as of the last one. Reads the node table, the interior nodes
+    /// below and no leaves; its memory grows with the number of nodes.
     ///
     /// # Errors
     /// As [`Tree::checkpoint`], and `Corrupt`.
@@ -265,15 +272,17 @@ impl Tree {
         self.inner.stats()
     }
 
-    /// Bytes of the keys and values in a range, about, each clone counted in full. What has not reached a leaf yet is not counted. Looks
-    /// at the nodes at the ends of the range only.
+    /// Bytes of the keys and values in a range, an estimate, each clone counted in full. Messages
+    /// that have not reached a leaf are not counted. Looks only at the nodes at the ends of the
+    /// range.
     #[must_use]
     pub fn live_bytes(&self, span: &Span) -> u64 {
         self.inner.live_bytes(&span.range)
     }
 
-    /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. Dropping the last handle of a
-    /// tree without it makes everything durable too, by a sync: opening the volume takes longer then, and errors go to the log.
+    /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A
+    /// tree whose last handle is dropped without it is made durable too, by a sync: the next open
+    /// takes longer then, and errors go to the log.
     ///
     /// # Errors
     /// As [`Tree::checkpoint`].
@@ -284,7 +293,7 @@ impl Tree {
         }
         self.inner.check_alive()?;
         let done = match self.inner.checkpoint_as(true) {
-            // Nothing is lost as long as the journal holds it.
+            // Nothing is lost as long as the journal holds the batches.
             Err(Error::NoSpace) => self.inner.sync(),
             done => done,
         };
@@ -297,7 +306,8 @@ impl Tree {
         done
     }
 
-    /// Checks every invariant of nodes and node table that can be read; one line for each violation.
+    /// Checks all invariants of nodes and node table on all readable nodes; one line for each
+    /// violation.
     ///
     /// # Errors
     /// `Io` when the device fails; corruption is reported as a violation.

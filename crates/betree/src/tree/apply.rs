@@ -18,7 +18,7 @@ use crate::tree::batch::{Batch, Op};
 use crate::tree::inner::{Inner, State};
 use crate::tree::write_set::WriteSet;
 
-/// What the sources of a batch's clones were in one state of the tree, for each of its operations.
+/// The captured sources of a batch's clones in one state of the tree, for each of its operations.
 struct OptimisticCapture {
     seq: Seq,
     top: Arc<Skeleton>,
@@ -26,13 +26,13 @@ struct OptimisticCapture {
 }
 
 impl OptimisticCapture {
-    /// Whether `state` is the one that was looked at.
+    /// Whether the captures are of `state`.
     fn is_of(&self, state: &State) -> bool {
         self.seq == state.seq && Arc::ptr_eq(&self.top, &state.top)
     }
 }
 
-/// The state of the tree at some time, to look for sources of clones in.
+/// The state of the tree at some time, for captures.
 struct Now {
     buffer: Buffer,
     frozen: u64,
@@ -54,7 +54,7 @@ impl Now {
 }
 
 impl Inner {
-    /// `captured` is what the source of a clone is now, if that is known.
+    /// `captured` is the capture of the source of a clone, if it is known.
     fn apply_op(
         &self,
         state: &mut State,
@@ -118,7 +118,7 @@ impl Inner {
         Ok(Ok(()))
     }
 
-    /// Applies a batch whose journal record is `record`, or that is being replayed.
+    /// Applies a batch whose journal record is `record`, or which is being replayed.
     pub(crate) fn apply(
         &self,
         mut batch: Batch,
@@ -143,13 +143,13 @@ impl Inner {
                 .then(|| self.capture_optimistically(&batch, terms))
                 .transpose()?;
             let mut state = self.state.lock();
-            // What holds no more goes without the lock.
+            // Captures that do not hold any more are dropped without the lock.
             let mut captured = optimistic.as_mut().filter(|f| f.is_of(&state));
-            // A clone may find that something has to be done first: the batch is tried on the side.
+            // A clone may find a prerequisite: the batch is tried on a copy of the buffer.
             let saved = clones.then(|| state.buffer.clone());
             let (mut trouble, mut made) = (None, Vec::new());
-            // Only clones make a second round, and only ingests are looked at again. An operation that is not copied
-            // costs half as much.
+            // Only clones make a second round, and only ingests are used again. Operations that are
+            // not copied cost half as much.
             let ops = if clones || batch.ingests().next().is_some() {
                 batch.ops.clone()
             } else {
@@ -177,9 +177,10 @@ impl Inner {
                 drop(state);
                 terms.patient = match self.meet(trouble?) {
                     Ok(()) => round >= 2,
-                    // What waits is copied where it cannot be written: a replay must not refuse what was accepted.
+                    // Waiting messages are copied where they cannot be written: a replay must not
+                    // refuse a batch that was accepted.
                     Err(Error::NoSpace | Error::ReadOnly) => true,
-                    // If it is of the source, the clone will tell.
+                    // If the error is of the source, the clone will report it.
                     Err(error) if error.is_of_a_read() => true,
                     Err(error) => return Err(error),
                 };
@@ -202,8 +203,8 @@ impl Inner {
             self.store.space.set_buffered(buffered);
             drop(state);
             if full {
-                // Not when the keeper looks next: until then as much again may come, and a checkpoint holds what it moves
-                // twice.
+                // The keeper's next tick would be too late: until then as many messages again may
+                // come, and a checkpoint holds the nodes that it moves twice.
                 let is_much = self.holds_much();
                 self.want(|w| {
                     w.flush = true;
@@ -216,8 +217,9 @@ impl Inner {
         unreachable!("a patient clone asks for nothing")
     }
 
-    /// Captures the clones of `batch` without the lock, so that no I/O happens under it: it loads the nodes on the way, and what
-    /// it finds holds as long as nothing else is applied or moved, for sources that the batch does not change itself before.
+    /// Captures the clones of `batch` without the lock, so that no I/O happens under it. It loads
+    /// the nodes on the way. A capture holds as long as no batch is applied and no message moves,
+    /// for a source that the batch does not change itself before.
     fn capture_optimistically(
         &self,
         batch: &Batch,
@@ -233,7 +235,7 @@ impl Inner {
             };
             let changes = write_set.meets(at, &source);
             let terms = if changes {
-                // Whether it nests too deep is not known yet.
+                // Whether the clone nests too deep is not known yet.
                 let height_max = HEIGHT_MAX_REPLAYED;
                 CloneTerms {
                     height_max,
@@ -255,7 +257,7 @@ impl Inner {
         Ok(OptimisticCapture { seq, top, captured })
     }
 
-    /// Captures `source` as it is `now`.
+    /// Captures `source` in the state `now`.
     fn capture(&self, now: &Now, source: &KeyRange, terms: CloneTerms) -> Result<Captured> {
         let limit = self.store.shape.clone_copy_bytes;
         if let Some(state) = self
@@ -278,7 +280,8 @@ impl Inner {
         )?;
         match &found {
             Captured::Copy(state) => self.capture_cache.keep_small(now.frozen, source, state),
-            // Who is patient takes what the next one would rather have put in order first.
+            // A patient capture takes a node that the next capture would rather have compacted
+            // first.
             Captured::Message { msg, moves: false } if is_below && !terms.patient => {
                 self.capture_cache.keep_shared(&now.top, source, msg);
             }
@@ -287,7 +290,8 @@ impl Inner {
         Ok(found)
     }
 
-    /// Loads what capturing `source` visits, and does what it wants done first. What it finds is remembered for the clone.
+    /// Loads the nodes that a capture of `source` visits, and meets its prerequisites. The capture
+    /// is kept for the clone.
     pub(crate) fn prepare_clone(&self, source: &KeyRange) -> Result<()> {
         let now = Now::of(&self.state.lock());
         let terms = CloneTerms {
@@ -304,14 +308,14 @@ impl Inner {
             }
         };
         match self.meet(prerequisite) {
-            // The clone itself will put up with it, or tell.
+            // The clone itself will do without, or report the error.
             Err(Error::NoSpace) => Ok(()),
             Err(error) if error.is_of_a_read() => Ok(()),
             done => done,
         }
     }
 
-    /// Lets go of what was found for clones that did not come, with the nodes made for them.
+    /// Drops the captures of clones that did not come, with the nodes made for them.
     pub(crate) fn clear_capture_cache(&self) {
         self.capture_cache.forget();
     }
@@ -321,7 +325,7 @@ impl Inner {
         match prerequisite {
             Prerequisite::Freeze => {
                 self.freeze(&mut self.state.lock());
-                // What fills leaves goes into them once, before two ranges share it.
+                // Messages that fill leaves go into them once, before two ranges share them.
                 self.flush(false)
             }
             Prerequisite::CompactedCopy(node) => self.make_compacted_copy(&node, true),
@@ -345,17 +349,18 @@ impl Inner {
         }
     }
 
-    /// Whether it is time to put a node that a clone made in order.
+    /// Whether a node that a clone made is due for a compacted copy.
     fn wants_compacted_copy(&self, node: &Handle) -> bool {
         let node = self.store.handles.dirty.skeleton(node);
         node.is_some_and(|node| node.is_over_fanout(&self.store.shape, OVER_FANOUT))
     }
 
-    /// Builds the node that clones go on from, instead of `node`. Alone, since two would do the same work.
+    /// Makes the compacted copy from which clones go on, instead of `node`. One thread at a time,
+    /// since two would do the same work.
     pub(crate) fn make_compacted_copy(&self, node: &Skeleton, urgent: bool) -> Result<()> {
         let _compacting = self.compacting.lock();
         match self.compacted.make(&self.store, node, urgent) {
-            // Nobody needs the copy, and whoever reads what is damaged is told.
+            // No reader needs the copy, and a reader of the damaged node gets the error.
             Err(error) if error.is_of_a_read() => {
                 tracing::debug!(%error, "a node stays as it is");
                 Ok(())

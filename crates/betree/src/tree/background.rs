@@ -69,7 +69,7 @@ impl Inner {
         trim.is_due(seq, counters.bytes_written(), read, cache)
     }
 
-    /// Writes out what is queued for the journal.
+    /// Writes the frames that are queued for the journal.
     fn write_journal(&self) {
         if self.failure().is_none()
             && let Some(journal) = &self.journal
@@ -86,7 +86,7 @@ impl Inner {
             let (asked, journal) = {
                 let mut wanted = self.wanted.lock();
                 if !wanted.checkpoint && !wanted.journal && !wanted.stop {
-                    // Since the last look, however often the journal was written meanwhile.
+                    // Since the last tick, however often the journal was written meanwhile.
                     let rest = TICK.saturating_sub(since.elapsed());
                     self.keep.wait_for(&mut wanted, rest);
                 }
@@ -133,13 +133,13 @@ impl Inner {
         Ok(())
     }
 
-    /// Starts what moves messages down and writes checkpoints.
+    /// Starts the threads that move messages down and write checkpoints.
     pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
         self.spawn("ramet-flush", Inner::flusher)?;
         self.spawn("ramet-keep", Inner::keeper)
     }
 
-    /// Starts what reads ahead for scans.
+    /// Starts the threads that read ahead for scans.
     pub(crate) fn start_readers(self: &Arc<Self>) -> Result<()> {
         self.store.prefetch.queue.start();
         (0..crate::store::jobs::THREADS).try_for_each(|_| {

@@ -1,4 +1,4 @@
-//! What a caller changes in one atomic step.
+//! Batches: the changes of one atomic step.
 
 use bytes::Bytes;
 
@@ -28,9 +28,9 @@ pub enum Op {
     Patch {
         /// Key.
         key: Bytes,
-        /// Where in the value the bytes go, in bytes.
+        /// Offset of the bytes in the value.
         offset: u32,
-        /// What is written there; at least one byte.
+        /// The bytes; at least one.
         bytes: Bytes,
     },
     /// All keys in `[lo, hi)` are absent from now on; `hi` `None` is the end of the key space.
@@ -41,21 +41,21 @@ pub enum Op {
         hi: Option<Bytes>,
     },
     /// The keys `[lo, hi)`, which all start with the same `strip` bytes, appear a second time with
-    /// those bytes replaced by `prefix`, as they are just before this operation; whatever was
-    /// in the destination range is replaced. The two ranges may overlap.
+    /// those bytes replaced by `prefix`, with the values that they have just before this operation.
+    /// They replace all keys of the destination range. The two ranges may overlap.
     CloneRange {
         /// First key of the source.
         lo: Bytes,
         /// End of the source, exclusive.
         hi: Option<Bytes>,
-        /// How many leading bytes the copies lose.
+        /// Number of leading bytes that the copies lose.
         strip: u32,
-        /// What the copies gain in front.
+        /// Bytes that the copies gain in front.
         prefix: Bytes,
     },
     /// The range of the ingest, behind the prefix, holds exactly the entries of the ingest.
     Ingest {
-        /// What the keys gain in front.
+        /// Bytes that the keys gain in front.
         prefix: Bytes,
         /// Range and entries.
         ingest: Ingest,
@@ -71,7 +71,7 @@ impl Op {
         }
     }
 
-    /// The ranges in which it may change what is there, or where that lies.
+    /// The ranges of keys that it may change or move.
     pub(crate) fn written_ranges(&self) -> impl Iterator<Item = KeyRange> {
         let (one, other) = match self {
             Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => {
@@ -96,7 +96,7 @@ impl Op {
         ranges.filter(|range| !range.is_empty())
     }
 
-    /// Whether it may change what `range` holds, or where that lies.
+    /// Whether it may change or move keys of `range`.
     pub(crate) fn touches(&self, range: &KeyRange) -> bool {
         match self {
             Op::Put { key, .. } | Op::Delete { key } | Op::Patch { key, .. } => range.contains(key),
@@ -120,7 +120,7 @@ impl Batch {
         Self::default()
     }
 
-    /// Whether nothing is in it.
+    /// Whether the batch is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ops.is_empty()
@@ -132,7 +132,7 @@ impl Batch {
         &self.ops
     }
 
-    /// Whether it removes something, so that it must not be refused for want of space.
+    /// Whether it removes keys, so that it must not be refused for want of space.
     pub(crate) fn frees(&self) -> bool {
         self.ops
             .iter()
@@ -147,7 +147,7 @@ impl Batch {
         });
     }
 
-    /// Removes `key`, present or not.
+    /// Removes `key`, if it is there.
     pub fn delete(&mut self, key: impl Into<Bytes>) {
         self.ops.push(Op::Delete { key: key.into() });
     }
@@ -189,7 +189,7 @@ impl Batch {
         });
     }
 
-    /// Copies every key that starts with `src` to the key with `dst` in its place.
+    /// Copies every key that starts with `src` to the key with `dst` in place of `src`.
     pub fn clone_prefix(&mut self, src: impl Into<Bytes>, dst: impl Into<Bytes>) {
         let lo = src.into();
         let hi = successor_of_prefix(&lo);
@@ -202,7 +202,7 @@ impl Batch {
         });
     }
 
-    /// Replaces the range that was prepared, behind `prefix`, by the entries that were
+    /// Replaces the range of `ingest`, behind `prefix`, by its entries
     /// ([`Tree::prepare`](crate::Tree::prepare)). An ingest is applied once.
     pub fn ingest(&mut self, prefix: impl Into<Bytes>, ingest: Ingest) {
         self.ops.push(Op::Ingest {

@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!  1 freeze the buffer, cut the journal     state lock, memory only
-//!  2 write fresh nodes, children first      new extents; what is durable is not touched
+//!  2 write fresh nodes, children first      new extents; durable bytes are not written over
 //!  3 node table: insert, count, reclaim     Rodeh's clone of the previous checkpoint, section 6
 //!  4 sync, superblock, sync                 the switch is one block with a checksum
 //!  5 recorded; freed space and journal may be reused
 //! ```
 //!
-//! Reference counts change only here. Each new node adds one to each of its children, the new root gets one, and
-//! the old root loses one; a count of zero recurses through the child lists in the table. What both
-//! checkpoints share is thus never visited. A crash before step 4 is durable finds the old state whole.
+//! Reference counts change only here. Each new node adds one to each of its children, the new root
+//! gets one, and the old root loses one; a count of zero recurses through the child lists in the
+//! table. So nodes of both checkpoints are never visited. A crash before step 4 is durable finds
+//! the old state whole.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -31,13 +32,14 @@ use crate::store::fragments::Fragments;
 use crate::store::store::Store;
 use crate::tree::inner::Inner;
 
-/// Dead nodes reclaimed by one checkpoint; the rest follows with the next ones.
+/// Most dead nodes that one checkpoint reclaims; the next checkpoints reclaim the rest.
 const RECLAIM_MAX: usize = 1 << 16;
 
-/// Space for the pages that any commit shadows, and for those that one reclaimed node does, in bytes.
+/// Space for the pages that any commit shadows, and for the pages that one reclaimed node shadows,
+/// in bytes.
 const COMMIT_BYTES: u64 = 128 << 10;
 const RECLAIM_BYTES: u64 = 16 << 10;
-/// Most that is backed for a commit on a sparse device, beside what is for records, in bytes.
+/// Most bytes that are backed for a commit on a sparse device, beside those for records.
 const COMMIT_BACKED_MAX: u64 = 128 << 20;
 /// Space for the record of a new node, in bytes.
 const RECORD_BYTES: u64 = 512;
@@ -51,8 +53,8 @@ impl Inner {
         self.checkpoint_as(false)
     }
 
-    /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace` ends all
-    /// writing.
+    /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace`
+    /// ends all writing.
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
         self.write_checkpoint(clean).inspect_err(|error| {
             if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
@@ -68,7 +70,8 @@ impl Inner {
         }
         let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
         {
-            // Until the checkpoint that knows of the new space: one in progress knows the old size.
+            // Held until the checkpoint that knows the new space: a checkpoint in progress knows
+            // the old size.
             let _sb = self.checkpointing.lock();
             let before = self.volume_bytes.load(Ordering::Relaxed);
             if bytes < before {
@@ -94,7 +97,7 @@ impl Inner {
         self.poisoning(|| self.write_after(&mut sb, journal, clean))
     }
 
-    /// Writes the checkpoint that follows the one that `sb` names, which it becomes.
+    /// Writes the checkpoint after the one that `sb` names; `sb` becomes the new one.
     fn write_after(&self, sb: &mut Superblock, journal: &Journal, clean: bool) -> Result<()> {
         let top = {
             let mut state = self.state.lock();
@@ -104,18 +107,18 @@ impl Inner {
         self.store.space_debt.look_for_dead(&top);
         drop(top);
         self.flush_if_possible(true)?;
-        // On a full volume nobody may build on segments that are about to be written in fragments: they would be written
-        // twice.
+        // On a full volume no new root may refer to segments that are about to be written in
+        // fragments: they would be written twice.
         let is_short =
             self.store.space.unreserved_bytes() < 2 * self.store.space.deletion_reserve_bytes();
         let structure = is_short.then(|| (self.structure.lock(), self.compacting.lock()));
-        // What no clone went on from would take space for nothing.
+        // A compacted copy that no clone used would take space for nothing.
         self.compacted.forget();
         self.clear_capture_cache();
         let (root, seq, cut, dead, space_debt) = {
             let mut state = self.state.lock();
             self.freeze(&mut state);
-            // What is dead now was named by records before the cut.
+            // Leaves that are dead now were named by records before the cut.
             let (dead, _) = self.store.handles.deferred.count_and_bytes();
             let space_debt = self.store.space_debt.outlasts_checkpoint();
             (
@@ -145,7 +148,8 @@ impl Inner {
         {
             Ok(commit) => commit,
             Err(error) => {
-                // The table is half changed in memory: nothing more can be written, whatever was missing.
+                // The table is half changed in memory: nothing more can be written, whichever error
+                // it was.
                 let error = Error::from(error);
                 self.poison(&error);
                 return Err(error);
@@ -170,10 +174,10 @@ impl Inner {
         if failpoints::is_on(Fault::JournalReleasedEarly) {
             journal.release(cut);
         }
-        // Also before the handles of `fresh` go.
+        // Also before the handles of `fresh` are dropped.
         if let Err(error) = self.poisoning(|| self.switch_to(&next)) {
-            // The device may hold the new superblock all the same. What it names must stay as it is, also when
-            // the handles of `fresh` go.
+            // The device may hold the new superblock all the same. The nodes that it names must
+            // stay as they are, also when the handles of `fresh` are dropped.
             self.poison(&error);
             return Err(error);
         }
@@ -203,7 +207,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Lets go of the segments that were written in fragments, with the contents of the root that still refer to them.
+    /// Drops the segments that were written in fragments, with the contents of the root that still
+    /// refer to them.
     fn refer_to(&self, fragments: &Fragments, root: &Arc<Handle>) -> Result<()> {
         let written = self.store.nodes.skeleton(root)?;
         let mut state = self.state.lock();
@@ -218,14 +223,16 @@ impl Inner {
         Ok(())
     }
 
-    /// How many dead nodes a commit of `new` nodes has the space to reclaim: each may shadow pages of its own. A
-    /// commit that ran out of space would be the last one, so it is not begun then.
+    /// The number of dead nodes that a commit of `new` nodes has the space to reclaim: each may
+    /// shadow pages of its own. A commit that ran out of space would be the last one, so it is not
+    /// begun then.
     fn reclaim_max(&self, new: &[NewNode]) -> Result<usize> {
         let table = &self.store.table;
         let mut space = table.stats();
         let records = new.len() as u64 * RECORD_BYTES;
-        // No page is shadowed twice, though full ones split. A small volume has room for all of them, and may have no more
-        // than that; what a node gives back is one more hole in the map.
+        // No page is shadowed twice, though full pages split. A small volume has room for all
+        // pages, and may have no more than that. The space of a reclaimed node is one more hole in
+        // the map.
         let nodes = space.node_bytes + new.iter().map(|node| node.extent.len).sum::<u64>();
         let pages = space.allocated.saturating_sub(nodes);
         let certain = (pages + pages / 2).checked_add(PAGES_NEW * BLOCK_BYTES + records);
@@ -234,7 +241,7 @@ impl Inner {
             let wanted = certain
                 .unwrap_or(u64::MAX)
                 .max(COMMIT_BYTES + records + dead);
-            // The reserve is there for it as well.
+            // The reserve covers it as well.
             let _ = table.secure(wanted.min(COMMIT_BACKED_MAX + records));
             space = table.stats();
         }
@@ -248,7 +255,7 @@ impl Inner {
             .min(RECLAIM_MAX))
     }
 
-    /// Makes what was written durable, then the superblock that names it.
+    /// Makes the written nodes durable, then the superblock that names them.
     fn switch_to(&self, next: &Superblock) -> Result<()> {
         let io = |what| {
             move |e| Error::Io {
@@ -263,8 +270,8 @@ impl Inner {
     }
 }
 
-/// Writes every node below `root` that is in memory only, and returns all that no checkpoint names yet,
-/// children before parents.
+/// Writes every node below `root` that is in memory only, and returns all nodes that no checkpoint
+/// names yet, children before parents.
 fn write_fresh(
     store: &Store,
     root: &Arc<Handle>,
@@ -311,7 +318,7 @@ fn write_fresh(
                             .unwrap_or_default()
                     };
                 steps.push(Step::Leave(handle));
-                // In the order of keys: scans go forwards.
+                // In key order: scans go forwards.
                 steps.extend(children.into_iter().rev().map(Step::Enter));
             }
         }
@@ -402,7 +409,7 @@ mod tests {
         let reserved = store.space.reserved_bytes();
         assert!(reserved >= before + 20_000);
 
-        // Holes of a block, for one segment.
+        // Holes of a block, enough for one segment.
         let blocks = std::iter::from_fn(|| store.table.alloc_reserved(BLOCK_BYTES).ok());
         let blocks: Vec<_> = blocks.collect();
         let holes = || blocks.iter().copied().step_by(2);
@@ -420,7 +427,7 @@ mod tests {
             "all is to be written still"
         );
 
-        // For both, and the node.
+        // Enough for both segments, and the node.
         for hole in holes().skip(5).take(10) {
             store.table.free_unpublished(hole);
         }

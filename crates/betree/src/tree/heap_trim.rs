@@ -1,19 +1,21 @@
-//! When to give memory that was freed back to the system.
+//! Heap trims: the time to give freed memory back to the system.
 //!
-//! Messages live briefly and blocks long, and most are freed by another thread than made them. The system's allocator keeps the holes
-//! that this leaves: after the insertion of a gigabyte some hundreds of megabytes, which the page cache of the device could have.
-//! Looking for them takes milliseconds for each hundred megabytes, with parts of the heap locked. So it is done when nothing
-//! was applied for a tick, and much has passed through memory since the last time.
+//! Messages live briefly and blocks long, and most are freed by another thread than the one that
+//! made them. The system's allocator keeps the holes that this leaves: after the insertion of a
+//! gigabyte some hundreds of megabytes, which the page cache of the device could have. To look for
+//! holes takes milliseconds for each hundred megabytes, with parts of the heap locked. So a trim is
+//! due when no batch was applied for a tick, and many bytes were written or read since the last
+//! trim.
 
 use crate::shape::Seq;
 
-/// Less does not leave enough to look for, in bytes.
+/// Fewer bytes do not leave enough holes to look for.
 const PASSED_MIN: u64 = 64 << 20;
 
-/// Ticks between two times while there are only reads.
+/// Ticks between two trims while there are only reads.
 const TICKS_MIN: u32 = 10;
 
-/// What had passed when memory was given back last.
+/// The counters at the last trim.
 #[derive(Debug, Default)]
 pub(crate) struct HeapTrim {
     seq: Seq,
@@ -23,8 +25,9 @@ pub(crate) struct HeapTrim {
 }
 
 impl HeapTrim {
-    /// Whether it is time. To be asked at each tick, with the number of the last batch, the bytes of nodes `written` and `read` so
-    /// far, and those that the cache holds at most: what is read replaces no more than that.
+    /// Whether a trim is due. To be asked at each tick, with the number of the last batch, the
+    /// bytes of nodes `written` and `read` so far, and the capacity of the cache: reads replace no
+    /// more memory than that.
     pub(crate) fn is_due(&mut self, seq: Seq, written: u64, read: u64, cache: u64) -> bool {
         let is_quiet = std::mem::replace(&mut self.seq, seq) == seq;
         self.ticks = self.ticks.saturating_add(1);

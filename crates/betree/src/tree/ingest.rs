@@ -1,22 +1,22 @@
 //! Ingests: large values are written once, straight into leaves, and enter the tree by GOTO.
 //!
 //! ```text
-//!  prepare   entries -> leaves -> extents      no lock, nothing refers to them yet
-//!  apply     GOTO [lo, hi) -> leaf             memory buffer; the journal record only names the extents
-//!  commit    sync, frames, sync                extents first: a durable frame never names torn leaves
-//!  replay    pin all named extents, then the records
+//!  prepare   entries -> leaves -> extents      no lock, no node refers to them yet
+//!  apply     GOTO [lo, hi) -> leaf             memory buffer; the record only names the extents
+//!  commit    sync, frames, sync                extents first: no durable frame names torn leaves
+//!  replay    pin all extents that records name, then apply the records
 //! ```
 //!
-//! This is late binding (BetrFS 0.2, section 3) with the binding done before the record is queued: a value
-//! that is worth an extent of its own is never in the journal, and one that is not always is, so no record waits
-//! for a later one to say where its value is.
+//! This is late binding (BetrFS 0.2, section 3) with the binding done before the record is queued:
+//! a value that is worth an extent of its own is never in the journal, and any other value always
+//! is. So no record waits for a later one to say where its value is.
 //!
-//! Keys of an ingest are relative: a prefix is put in front of them when it is applied, so that leaves can be written before
-//! the caller takes the locks that decide where they go.
+//! Keys of an ingest are relative: a prefix is put in front of them when it is applied, so that
+//! leaves can be written before the caller takes the locks that decide their place.
 //!
-//! An extent that a record of the journal names keeps its bytes until a checkpoint is durable that has no need of the
-//! record, also when its leaf is dead by then (keeps J5, see [`crate::journal`]). One that was prepared and never
-//! applied is free at once.
+//! An extent that a record of the journal names keeps its bytes until a checkpoint is durable that
+//! does not need the record, also when its leaf is dead by then (keeps J5, see [`crate::journal`]).
+//! The extent of an ingest that was never applied is free at once.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -39,16 +39,17 @@ use crate::store::store::Store;
 use crate::store::write::Via;
 use crate::tree::inner::Inner;
 
-/// Entries in leaves of their own, which no key leads to until [`Batch::ingest`](crate::Batch::ingest) is applied.
-/// Their space is free again when the last copy is dropped unapplied.
+/// Entries in leaves of their own. No key leads to them until
+/// [`Batch::ingest`](crate::Batch::ingest) is applied. Their space is free again when the last copy
+/// is dropped unapplied.
 #[derive(Clone, Debug)]
 pub struct Ingest(Arc<Ingested>);
 
 #[derive(Debug)]
 struct Ingested {
-    /// What it replaces, behind the prefix.
+    /// The range that it replaces, behind the prefix.
     range: KeyRange,
-    /// Their ranges cut `range` into pieces without gaps; none when it holds nothing.
+    /// The ranges of the leaves cut `range` without gaps; no leaves when there are no entries.
     leaves: Vec<IngestLeaf>,
     is_applied: AtomicBool,
 }
@@ -56,7 +57,7 @@ struct Ingested {
 #[derive(Debug)]
 struct IngestLeaf {
     lo: Bytes,
-    /// Leading bytes of the relative keys that the leaf leaves out.
+    /// Leading bytes of the relative keys that the leaf lacks.
     lift: usize,
     place: Place,
     node: Arc<Handle>,
@@ -87,7 +88,7 @@ impl Ingest {
         KeyRange::new(self.0.leaves[at].lo.clone(), hi)
     }
 
-    /// What it is in the memory buffer, behind `prefix`.
+    /// Its messages for the memory buffer, behind `prefix`.
     pub(crate) fn messages(&self, prefix: &Bytes) -> impl Iterator<Item = (KeyRange, RangeMsg)> {
         let there = Translation::prepending(prefix.clone());
         let nothing = (self.0.leaves.is_empty() && !self.0.range.is_empty())
@@ -102,7 +103,7 @@ impl Ingest {
         nothing.into_iter().chain(leaves)
     }
 
-    /// Claims it for one batch: its extents are named by one record at most.
+    /// Claims it for one batch: at most one record names its extents.
     pub(crate) fn claim(&self) -> Result<()> {
         if self.0.is_applied.swap(true, Ordering::Relaxed) {
             return Err(Error::Invalid("an ingest is applied once"));
@@ -110,19 +111,20 @@ impl Ingest {
         Ok(())
     }
 
-    /// Says that a record of the journal names the extents.
+    /// Marks that a record of the journal names the extents.
     pub(crate) fn pin_by_journal(&self, store: &Store) {
         let nodes = self.0.leaves.iter().map(|leaf| &leaf.node);
         nodes.for_each(|node| store.handles.dirty.pin_by_journal(node));
     }
 
-    /// Bytes that it takes in a record or in memory, about.
+    /// Bytes that it takes in a record or in memory; an estimate.
     pub(crate) fn record_bytes(&self) -> usize {
         let keys = self.0.leaves.iter().map(|leaf| leaf.lo.len() + 96);
         64 + self.0.range.lo.len() + keys.sum::<usize>()
     }
 
-    /// Whether leaves cover the range in order, with keys that a tree takes, and share what they leave out.
+    /// Checks that the leaves cover the range in order, with keys that a tree takes, and that the
+    /// keys of each share the bytes that it lacks.
     pub(crate) fn check(&self, prefix: &Bytes) -> Result<()> {
         let leaves = &self.0.leaves;
         if let Some(first) = leaves.first()
@@ -156,7 +158,8 @@ impl Ingest {
         }
     }
 
-    /// Decodes what [`Ingest::encode`] wrote; `leaf_at` finds the leaf at a place that the record names.
+    /// Decodes the bytes of [`Ingest::encode`]; `leaf_at` finds the leaf at a place that the record
+    /// names.
     pub(crate) fn decode(
         r: &mut Reader<'_>,
         leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
@@ -225,7 +228,8 @@ impl Inner {
             Via::Bulk,
         );
         let mut last: Option<Bytes> = None;
-        // Admitted a leaf at a time: who streams more than fits gets what checkpoints give back on the way.
+        // Space is admitted a leaf at a time: a stream that is longer than the free space gets the
+        // space that checkpoints give back on the way.
         let mut asked = 0;
         for (key, value) in entries {
             if !range.contains(&key) || last.as_ref().is_some_and(|last| *last >= key) {
@@ -261,7 +265,7 @@ impl Inner {
     }
 }
 
-/// The leaves that the records of a journal name, by address. Holding it keeps all of them.
+/// The leaves that the records of a journal name, by address. The value keeps all of them alive.
 #[derive(Default)]
 pub(crate) struct PinnedLeaves(HashMap<u64, (Place, Arc<Handle>)>);
 

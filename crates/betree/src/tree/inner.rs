@@ -1,4 +1,5 @@
-//! The tree as its users see it: batches in, lookups and scans out, and the background work between.
+//! The tree as its users see it: batches in, lookups and scans out, and the background work
+//! between.
 //!
 //! ```text
 //!  apply ──> journal queue + memory buffer      one mutex, memory only
@@ -10,14 +11,15 @@
 //!            nodes below, immutable
 //! ```
 //!
-//! Lock order: `checkpointing`, `structure`, `compacting`, `state`, then the locks inside capture cache, compacted copies,
-//! journal, store and node table. `last_checkpoint`, `wanted` and `threads` are held for a moment, below all of these, and
-//! no lock is taken under them.
+//! Lock order: `checkpointing`, `structure`, `compacting`, `state`, then the locks inside capture
+//! cache, compacted copies, journal, store and node table. `last_checkpoint`, `wanted` and
+//! `threads` are held for a moment, below all of these, and no lock is taken under them.
 //!
-//! `state` is held over memory work, with one exception: a clone whose source changed after the optimistic capture
-//! captures again under it, and may read from the device. `structure` is held by a thread that builds a new root. It is
-//! not needed for reading, writing or freezing the buffer, which only appends to the root's segments, and
-//! [`Inner::publish`] carries these segments over. `compacting` is held by a thread that makes a compacted copy.
+//! `state` is held over memory work, with one exception: a clone whose source changed after the
+//! optimistic capture captures again under it, and may read from the device. `structure` is held by
+//! a thread that builds a new root. It is not needed for reading, writing or freezing the buffer,
+//! which only appends to the root's segments, and [`Inner::publish`] carries these segments over.
+//! `compacting` is held by a thread that makes a compacted copy.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
@@ -42,13 +44,13 @@ use crate::store::store::Store;
 use crate::sync::{Condvar, Mutex};
 use crate::tree::signals::Wanted;
 
-/// What a mutex of microseconds protects.
+/// The state under a mutex that is held for microseconds.
 pub(crate) struct State {
     pub(crate) buffer: Buffer,
-    /// Buffers that were frozen.
+    /// Number of frozen buffers.
     pub(crate) frozen: u64,
     pub(crate) root: Arc<Handle>,
-    /// Contents of `root`, held here so that freezing the buffer never reads.
+    /// Contents of `root`, so that freezing the buffer never reads.
     pub(crate) top: Arc<Skeleton>,
     /// Number of the last batch applied.
     pub(crate) seq: Seq,
@@ -68,7 +70,7 @@ impl State {
     }
 
     pub(crate) fn set_root(&mut self, store: &Store, mut root: Skeleton) {
-        // Keeps T3 for what was frozen into it.
+        // Keeps T3 for the frozen messages.
         root.height = root
             .segs
             .iter()
@@ -94,21 +96,24 @@ pub(crate) struct Inner {
     pub(crate) compacted: CompactedCopies,
     pub(crate) checkpointing: Mutex<Superblock>,
     pub(crate) last_checkpoint: Mutex<Instant>,
-    /// Batches whose loss a checkpoint would repair, for deciding whether one is due.
+    /// The last batch in a checkpoint; later ones make a checkpoint due.
     pub(crate) checkpointed_seq: AtomicU64,
-    /// One more than the number of the batch after which checkpoints had no more space to give back; 0 for none.
+    /// One more than the number of the batch after which checkpoints had no more space to give
+    /// back; 0 for none.
     pub(crate) exhausted_at: AtomicU64,
-    /// Bytes of batches that may use up the deletion reserve before another way is looked for.
+    /// Bytes of batches that may use up the deletion reserve before admission looks for space
+    /// again.
     pub(crate) last_resort: AtomicU64,
     pub(crate) failure: OnceLock<Arc<str>>,
     pub(crate) wanted: Mutex<Wanted>,
-    /// What the flusher waits for, and the keeper: a clone that wants a node put in order does not have the journal synced.
+    /// Signals of the flusher and of the keeper. They are apart, so that a clone that wants a
+    /// compacted copy does not make the keeper sync the journal.
     pub(crate) work: Condvar,
     pub(crate) keep: Condvar,
     /// Signalled after each round of background work.
     pub(crate) progress: Condvar,
     pub(crate) threads: Mutex<Vec<JoinHandle<()>>>,
-    /// UUID and label tell the volume from others.
+    /// UUID and label identify the volume.
     pub(crate) uuid: Uuid,
     pub(crate) label: Label,
     /// Size of the volume, in bytes. Changes under `checkpointing`.
@@ -175,8 +180,8 @@ impl Inner {
         }
     }
 
-    /// Does `work`. When that panics, what it left half changed must not become durable: the volume stops taking writes,
-    /// before any lock is released that the caller holds.
+    /// Does `work`. When it panics, its half-made changes must not become durable: the volume stops
+    /// taking writes, before any lock is released that the caller holds.
     pub(crate) fn poisoning<T>(&self, work: impl FnOnce() -> T) -> T {
         let panic = PoisonOnPanic(self);
         let done = work();
@@ -208,7 +213,8 @@ impl Inner {
         self.sync_to(seq)
     }
 
-    /// Makes durable what was applied to a tree that is dropped without `close`. Nobody is there to hear of an error but the log.
+    /// Makes applied batches durable when a tree is dropped without `close`. An error goes to the
+    /// log, since there is no caller.
     pub(crate) fn sync_at_drop(&self) {
         if self.failure().is_some() || !self.is_behind() {
             return;

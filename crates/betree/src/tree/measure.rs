@@ -1,4 +1,5 @@
-//! Numbers that an open tree tells: counts of its work, its memory, and the space that ranges use.
+//! Numbers that an open tree reports: counts of its work, its memory, and the space that ranges
+//! use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,8 +14,9 @@ use crate::stats::{PathCounts, Stats, WrittenBytes};
 use crate::tree::inner::Inner;
 
 impl Inner {
-    /// Bytes of the keys and values in a range that have reached leaves, about: each clone counts in full. Goes down to the two leaves in
-    /// which the range begins and ends, and counts those whole.
+    /// Bytes of the keys and values in a range that have reached leaves, an estimate: each clone
+    /// counts in full. It goes down to the two leaves in which the range begins and ends, and
+    /// counts those whole.
     pub(crate) fn live_bytes(&self, range: &KeyRange) -> u64 {
         let top = self.state.lock().top.clone();
         self.live_bytes_below(&top, range)
@@ -29,7 +31,7 @@ impl Inner {
                 continue;
             };
             let is_cut = inside != whole && child.node.height() > 0;
-            // What cannot be read counts whole.
+            // An unreadable node counts whole.
             let below = is_cut
                 .then(|| self.store.nodes.skeleton(&child.node).ok())
                 .flatten();
@@ -96,7 +98,7 @@ impl Inner {
     }
 }
 
-/// What was written, `journal` bytes of it to the journal.
+/// The bytes written by cause, `journal` of them to the journal.
 fn written_bytes(c: &Counters, journal: u64) -> WrittenBytes {
     let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     WrittenBytes {
@@ -142,7 +144,7 @@ impl Inner {
     pub(crate) fn usage(&self, spans: &[Span]) -> Result<Usage> {
         if self.journal.is_some() {
             match self.checkpoint() {
-                // The last one that was written is as good, if older.
+                // The last checkpoint is as good, if older.
                 Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => return Err(error),
             }

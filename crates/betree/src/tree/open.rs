@@ -1,9 +1,9 @@
-//! Making volumes and opening them: which superblock, the node table, the journal.
+//! Making volumes and opening them: the choice of the superblock, the node table, the journal.
 //!
-//! Everything here decides from bytes read. Recovery replays the journal into the memory buffer of the
-//! checkpoint that the superblock names, with the same code that applied the batches, and then writes a
-//! checkpoint under a new epoch, so that no frame of the old timeline is ever accepted again. A crash
-//! during recovery starts it over.
+//! All decisions here follow from bytes on the device. Recovery replays the journal into the memory
+//! buffer of the checkpoint that the superblock names, with the same code that applied the batches.
+//! Then it writes a checkpoint under a new epoch, so that no frame of the old timeline is ever
+//! accepted again. A crash during recovery starts it over.
 
 use std::sync::Arc;
 
@@ -31,10 +31,10 @@ use crate::tree::record;
 
 /// Smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
-/// Smallest volume when somebody chooses the sizes of nodes.
+/// Smallest volume when the caller chooses the sizes of nodes.
 const VOLUME_BYTES_MIN_OF_SHAPE: u64 = 1 << 20;
 
-/// How to make a new volume.
+/// Options of a new volume.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
     /// Identity of the volume.
@@ -43,10 +43,10 @@ pub struct FormatOptions {
     pub label: Label,
     /// Sizes of nodes; `None` takes the defaults.
     pub shape: Option<TreeShape>,
-    /// Compression of new blocks; `None` takes the one of the shape.
+    /// Compression of new blocks; `None` takes that of the shape.
     pub codec: Option<Codec>,
-    /// Bytes of the journal, a multiple of 4096 and at least 64 KiB; `None` takes a sixteenth of the volume, between
-    /// 1 MiB and 256 MiB.
+    /// Bytes of the journal, a multiple of 4096 and at least 64 KiB; `None` takes a sixteenth of
+    /// the volume, between 1 MiB and 256 MiB.
     pub journal_bytes: Option<u64>,
 }
 
@@ -57,7 +57,7 @@ fn journal_extent(bytes: u64) -> Extent {
     Extent::new(AREA_END, len)
 }
 
-/// Nodes of a volume of `bytes`: a few leaves must fit what a full volume keeps for structural work.
+/// Sizes of nodes of a volume of `bytes`: a few leaves must fit the deletion reserve.
 fn shape_for(bytes: u64) -> TreeShape {
     let usual = TreeShape::default();
     let leaf_bytes = usize::try_from(bytes / 128)
@@ -83,10 +83,11 @@ fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
 }
 
 impl Tree {
-    /// Writes an empty volume over whatever `dev` holds. Durable on return.
+    /// Writes an empty volume over the contents of `dev`. Durable on return.
     ///
     /// # Errors
-    /// `Invalid` when the device is smaller than [`VOLUME_BYTES_MIN`], and what the device answers.
+    /// `Invalid` when the device is smaller than [`VOLUME_BYTES_MIN`], and the errors of the
+    /// device.
     pub fn format(dev: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
         let bytes = dev.len_bytes() / BLOCK_BYTES * BLOCK_BYTES;
         let bytes_min = match options.shape {
@@ -97,7 +98,7 @@ impl Tree {
             return Err(Error::Invalid("a volume takes at least 4 MiB"));
         }
         let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
-        // Frames of an older volume of the same identity may lie where the new journal does.
+        // Frames of an older volume of the same identity may lie in the new journal.
         let copies = read_copies(&**dev);
         let epochs = copies.iter().flatten().flatten().map(|old| old.epoch);
         let epoch = epochs.max().map_or(1, |epoch| epoch.saturating_add(1));
@@ -138,7 +139,7 @@ impl Tree {
         sb.space_map = roots.space_map;
         sb.refcounts = roots.refcounts;
         dev.sync().map_err(io("syncing a new volume"))?;
-        // Both slots, so that nothing older is left to choose.
+        // Both slots, so that no older superblock is left to choose.
         for generation in [1, 2] {
             sb.generation = generation;
             write_superblock(&**dev, &sb)?;
@@ -146,14 +147,15 @@ impl Tree {
         dev.sync().map_err(io("syncing a new volume"))
     }
 
-    /// Opens a volume, after a crash with everything that was acknowledged.
+    /// Opens a volume; after a crash it holds all batches that were acknowledged.
     ///
     /// # Errors
     /// `NotAVolume` with the reason, `Corrupt`, `Io`.
     pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
         if !options.read_only && !failpoints::is_on(Fault::OpenWithoutSync) {
-            // A process that died may have left writes that were never synced, a superblock among them. What is
-            // read here must be durable before the place of anything older is written over.
+            // A process that died may have left writes that were never synced, a superblock among
+            // them. The bytes that are read here must be durable before older ones are written
+            // over.
             dev.sync()
                 .map_err(io("syncing what an earlier mount wrote"))?;
         }
@@ -164,7 +166,7 @@ impl Tree {
         let store = open_store(&dev, &sb, &options)?;
         let root = root_of(&store, sb.root_node)?;
         if !options.read_only {
-            // Also what an earlier mount took, when the host has no more.
+            // Also space that an earlier mount took, when the host has no more.
             let _ = store.space.secure(store.space.deletion_reserve_bytes());
         }
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
@@ -183,7 +185,7 @@ impl Tree {
         if replayed > 0 {
             inner.checkpoint()?;
         }
-        // Stops what runs already when a thread cannot be started: nobody else would.
+        // Stops the threads that run already when a thread cannot be started.
         let tree = Tree::from_inner(inner);
         if !options.manual {
             tree.inner.start()?;
@@ -195,8 +197,8 @@ impl Tree {
 
 /// Writes bad copies of the superblock anew.
 fn repair_copies(dev: &dyn Device, sb: &Superblock) -> Result<()> {
-    // A power cut may have torn the second copy of either slot. The first one is written over by the checkpoint after
-    // the next, and nothing of the slot would be left if that were torn as well.
+    // A power cut may have torn the second copy of either slot. The checkpoint after the next
+    // writes over the first copy, and if that were torn as well, the slot would be lost.
     for bad in scrub_copies(dev, sb, false).map_err(io("repairing a superblock"))? {
         tracing::info!(
             addr = bad.addr,
@@ -242,7 +244,8 @@ fn root_of(store: &Store, root_node: u64) -> Result<Arc<Handle>> {
     Ok(root.expect("nothing is known of any node yet"))
 }
 
-/// Lays the records of the journal into the memory buffer. Returns where the journal ends, and how many there were.
+/// Lays the records of the journal into the memory buffer. Returns the end of the journal, and the
+/// number of records.
 fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos, u64)> {
     let for_each = |each: &mut dyn FnMut(Seq, &[u8]) -> Result<()>| {
         Journal::replay(
@@ -259,7 +262,8 @@ fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos
         addr: sb.journal.addr,
         detail,
     };
-    // Replaying takes space: what the journal names is taken out of it first.
+    // A replay takes space: the extents that the journal names are taken out of the free space
+    // first.
     let mut pinned = PinnedLeaves::default();
     for_each(&mut |_, bytes| {
         let mut pin = |place| pinned.pin(&inner.store, place);
@@ -285,7 +289,7 @@ fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos
     Ok((end, replayed))
 }
 
-/// Opens the journal under a new epoch, which goes on at `end`.
+/// Opens the journal under a new epoch; it goes on at `end`.
 fn begin_epoch(
     inner: &mut Inner,
     mut sb: Superblock,
@@ -293,7 +297,7 @@ fn begin_epoch(
     replayed: u64,
 ) -> Result<()> {
     let dev = inner.store.dev.clone();
-    // A new epoch must be durable before its first frame, together with where its frames start.
+    // A new epoch must be durable before its first frame, together with the start of its frames.
     sb.epoch += u64::from(!failpoints::is_on(Fault::EpochNotRaised));
     sb.clean = false;
     inner.journal = Some(Journal::open(

@@ -14,7 +14,7 @@ fn take(r: &mut Reader<'_>) -> Result<Bytes, DecodeError> {
     Ok(Bytes::copy_from_slice(r.bytes(usize::MAX)?))
 }
 
-/// Encodes a batch; `bytes` is about what it comes to.
+/// Encodes a batch; `bytes` is an estimate of the length.
 pub(crate) fn encode(batch: &Batch, bytes: usize) -> Vec<u8> {
     let mut w = Writer::with_capacity(bytes);
     w.varint(batch.ops.len() as u64);
@@ -167,7 +167,8 @@ mod tests {
     fn a_ingest_names_only_free_space_and_ranges_that_follow() {
         let store = store();
         let good = ingest_record();
-        // The varint of the address and of the length in blocks, of the used bytes, of the lifted bytes.
+        // The varints of the address and the length in blocks, of the used bytes, and of the lifted
+        // bytes.
         let (addr, len, used, lift) = (16, 18, 19, 15);
         let forged: [(&[(usize, u8)], &str); 7] = [
             (&[(addr + 1, 0)], "before the usable area"),

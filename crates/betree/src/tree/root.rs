@@ -1,4 +1,5 @@
-//! The root: the memory buffer frozen into it, its shape, and the next one published.
+//! The root: the memory buffer is frozen into it, its shape is kept, and the next root is
+//! published.
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
@@ -39,7 +40,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives a root with too many edges, which was `before`, a level more, and one with a single child a level less.
+    /// Gives a root with too many edges a level more, and a root with a single child a level less.
+    /// `before` is the root before its change.
     fn shape_root(&self, root: &mut Skeleton, before: &Skeleton) -> Result<()> {
         let store = &self.store;
         let whole = std::mem::replace(root, Skeleton::empty(1, KeyRange::all()));
@@ -55,7 +57,8 @@ impl Inner {
             crate::counters::bump(&store.counters.collapses);
             let next_ord = root.next_ord;
             let mut only = store.nodes.skeleton(&child.node)?.clipped(&KeyRange::all());
-            // Ordinals go on from the higher of both, so that segments frozen meanwhile stay newest.
+            // Ordinals go on from the higher of both, so that segments frozen meanwhile stay
+            // newest.
             only.next_ord = only.next_ord.max(next_ord);
             *root = only;
         }
@@ -65,19 +68,19 @@ impl Inner {
 
     fn publish(&self, root: Skeleton, seen: u64) {
         let mut state = self.state.lock();
-        // What was frozen while the new root was built lies over it.
+        // Segments that were frozen while the new root was built lie over it.
         let newer = state.top.segs.partition_point(|s| s.ord < seen);
         let root = root.with_newer(&state.top.segs[newer..], seen, state.top.next_ord);
         let old = state.top.clone();
         state.set_root(&self.store, root);
         drop(state);
-        // What only the old root held goes without the lock.
+        // Nodes that only the old root held are dropped without the lock.
         drop(old);
     }
 
     /// Brings the root within its limits; with `deep` range messages go as deep as they can.
     pub(crate) fn flush(&self, deep: bool) -> Result<()> {
-        // Writers go on, and whoever changes the structure need not wait.
+        // Writers go on, and no other thread that changes the structure has to wait.
         let top = self.state.lock().top.clone();
         top.segs
             .iter()
@@ -94,8 +97,8 @@ impl Inner {
         }
     }
 
-    /// The same as far as it goes: on a full volume, or where something cannot be read, messages stay where they are, and what
-    /// is in memory becomes durable all the same.
+    /// The same, as far as it goes: on a full volume, or at an unreadable node, messages stay where
+    /// they are, and the messages in memory become durable all the same.
     pub(crate) fn flush_if_possible(&self, deep: bool) -> Result<()> {
         match self.flush(deep) {
             Ok(()) | Err(Error::NoSpace) => Ok(()),

@@ -1,13 +1,13 @@
 //! Scrubbing: every byte that the volume needs is read again from the device, while it is in use.
 //!
-//! Superblocks, the pages of the newest checkpoint and the journal behind it come first, all at once, with checkpoints
-//! held up. Then the nodes below the root of that moment, one by one, as far as they are written: a handle pins what
-//! is below it, so flushes and checkpoints go on, and what they write later is not looked at. Nothing is taken from
-//! the caches and nothing enters them.
+//! Superblocks, the pages of the newest checkpoint and the journal behind it come first, all at
+//! once, with checkpoints held up. Then the written nodes below the root of that moment, one by
+//! one: a handle pins the nodes below it, so flushes and checkpoints go on, and their later writes
+//! are not read. Nothing is taken from the caches and nothing enters them.
 //!
-//! What has a copy is repaired: superblocks from the other copy or from memory, a journal by a checkpoint, which makes
-//! it needless. A block of a node has no copy; it is told with the keys that it holds, as they are seen from
-//! the first path that led there.
+//! Damage with a copy is repaired: a superblock from the other copy or from memory, a journal by a
+//! checkpoint, which makes it needless. A block of a node has no copy; it is reported with its
+//! keys, as seen from the first path that led there.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -27,22 +27,22 @@ use crate::node::skeleton::Skeleton;
 use crate::tree::api::Tree;
 use crate::tree::inner::Inner;
 
-/// Bytes of the device that are not what they should be.
+/// Damaged bytes of the device.
 #[derive(Clone, Debug)]
 pub struct Damage {
-    /// Which structure.
+    /// Name of the structure.
     pub what: &'static str,
-    /// Where it lies, in bytes from the start of the device.
+    /// Address of the structure, in bytes from the start of the device.
     pub addr: u64,
-    /// What is wrong with it.
+    /// Description of the damage.
     pub detail: String,
-    /// First key, and end, of what can no longer be read.
+    /// First key, and end, of the keys that can no longer be read.
     pub keys: Option<(Bytes, Option<Bytes>)>,
-    /// It was written again.
+    /// Whether the structure was written again.
     pub is_repaired: bool,
 }
 
-/// A scrub under way. Dropped at any time, it ends.
+/// A scrub under way. It may be dropped at any time, which ends it.
 pub struct Scrub {
     inner: Arc<Inner>,
     begun: bool,
@@ -51,17 +51,17 @@ pub struct Scrub {
     done_bytes: u64,
 }
 
-/// A node to be read, and how it is seen.
+/// A node to be read, and the way to it.
 struct Visit {
     node: Arc<Handle>,
-    /// Keys of the volume that lead there; none are known for what no path shows.
+    /// The keys of the volume that lead to the node; `None` if no path shows it.
     range: Option<KeyRange>,
-    /// From those to the node's key space.
+    /// From those keys to the key space of the node.
     translation: Translation,
 }
 
 impl Tree {
-    /// Begins to read everything again. Nothing is read before the first [`Scrub::step`].
+    /// Begins to read all bytes again. Nothing is read before the first [`Scrub::step`].
     #[must_use]
     pub fn scrub(&self) -> Scrub {
         Scrub {
@@ -81,23 +81,23 @@ impl Scrub {
         self.done_bytes
     }
 
-    /// Bytes to be read in all, about.
+    /// Bytes to be read in all, an estimate.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         let stats = self.inner.store.table.stats();
         stats.allocated.max(self.done_bytes)
     }
 
-    /// Whether everything was read.
+    /// Whether all bytes were read.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.begun && self.todo.is_empty()
     }
 
-    /// Reads on, about `bytes`, and tells what is damaged there.
+    /// Reads on, about `bytes`, and returns the damage found there.
     ///
     /// # Errors
-    /// When a repair fails; reading on is possible. What cannot be read is damage, not an error.
+    /// When a repair fails; the scrub can go on. Unreadable bytes are damage, not an error.
     pub fn step(&mut self, bytes: u64) -> Result<Vec<Damage>> {
         let mut found = Vec::new();
         if !self.begun {
@@ -171,7 +171,7 @@ impl Scrub {
             },
             Err(error) => damage(error, None),
         };
-        // Everything that the journal holds is in memory as well.
+        // All records of the journal are in memory as well.
         let is_repaired = inner.checkpoint().is_ok();
         found.push(Damage {
             is_repaired,
@@ -195,7 +195,7 @@ impl Scrub {
             return Ok(());
         }
         if node.is_fresh() {
-            // Packed points lead to nothing.
+            // Packed points refer to no nodes.
             return Ok(());
         }
         let place = store.handles.place(node)?;
@@ -208,7 +208,7 @@ impl Scrub {
             self.visit_children(visit, &skeleton);
             return Ok(());
         }
-        // Without a length that makes sense, nothing has the checksum of the front part.
+        // Without a sound length, no bytes have the checksum of the front part.
         let front = index_len(&bytes, place.used_bytes).unwrap_or(bytes.len());
         let index = store.nodes.decode_index(node, &place, &bytes[..front])?;
         for (range, msg) in &index.ranges {
@@ -264,7 +264,8 @@ impl Scrub {
 }
 
 impl Visit {
-    /// What of `range`, in this node's key space, is seen, as keys of the volume; and the way from those through `translation`.
+    /// The visible part of `range`, which is in this node's key space, as keys of the volume; and
+    /// the translation from those through `translation`.
     fn below(
         &self,
         range: &KeyRange,
@@ -399,7 +400,7 @@ mod tests {
             assert!(found[0].is_repaired && found[0].addr == addr, "{found:?}");
             assert!(scrub(&tree).is_empty());
         }
-        // Both copies of the older one.
+        // Both copies of the older superblock.
         let newest = tree.inner.checkpointing.lock().clone();
         let older = [[64 << 10, 32 << 10], [0, 96 << 10]][newest.slot()];
         older.iter().for_each(|addr| flip(&dev, addr + 20));

@@ -1,4 +1,4 @@
-//! What is wanted from the threads in the background.
+//! Requests to the threads in the background.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use crate::node::handle::Handle;
 #[derive(Default)]
 pub(crate) struct Wanted {
     pub(crate) flush: bool,
-    /// A node to be put in order for the clones to come.
+    /// A node that needs a compacted copy.
     pub(crate) compacted_copy: Option<Arc<Handle>>,
     pub(crate) checkpoint: bool,
-    /// What is queued for the journal written out.
+    /// Whether the frames that are queued for the journal are to be written.
     pub(crate) journal: bool,
     pub(crate) stop: bool,
 }

@@ -27,8 +27,8 @@ impl Snapshot {
         self.view.get(&self.inner.store.nodes, key)
     }
 
-    /// Streams `[lo, hi)` of this view in key order. With an end it soon reads ahead up to there; without one, as far again
-    /// as it was followed.
+    /// Streams `[lo, hi)` of this view in key order. With an end the scan soon reads ahead up to
+    /// there; without one, as far again as it has gone.
     #[must_use]
     pub fn scan(&self, lo: &[u8], hi: Option<&[u8]>) -> Scan {
         let range = KeyRange::new(Bytes::copy_from_slice(lo), hi.map(Bytes::copy_from_slice));
@@ -39,9 +39,10 @@ impl Snapshot {
         }
     }
 
-    /// Streams the keys whose values differ between `a` in this view and `b` in `other`, a view of the same tree at
-    /// another time or this one. Where the two share nodes, as clones do, nothing is read: the cost follows the
-    /// differences and what was rewritten since they were equal.
+    /// Streams the keys whose values differ between `a` in this view and `b` in `other`, a view of
+    /// the same tree at another time or this one. Nodes that the two share, as clones do, are not
+    /// read: the cost follows the differences and the nodes that were rewritten since the ranges
+    /// were equal.
     ///
     /// # Errors
     /// `Invalid` when `other` is of another tree.
@@ -57,8 +58,8 @@ impl Snapshot {
     }
 }
 
-/// A streaming scan in key order. As an iterator it hands out keys and values of one's own; [`Scan::advance`]
-/// lends them and allocates nothing. After an error it ends.
+/// A streaming scan in key order. As an iterator it returns owned keys and values;
+/// [`Scan::advance`] lends them and allocates nothing. After an error it ends.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -86,15 +87,17 @@ pub struct Scan {
 }
 
 impl Scan {
-    /// Says that all of the range will be read: the first request to the device is already a long one.
+    /// Announces that all of the range will be read: the first request to the device is already a
+    /// long one.
     #[must_use]
     pub fn eager(mut self) -> Self {
         self.scan.read_ahead();
         self
     }
 
-    /// Says that what is read is kept by somebody else, or not wanted again: it goes past the cache of nodes, which keeps
-    /// what others want. About `len_bytes` of values are wanted: a leaf that is hardly longer may be read whole.
+    /// Announces that the caller keeps the values itself, or does not want them again: they go past
+    /// the cache of nodes, which keeps nodes that others want. About `len_bytes` of values are
+    /// wanted: a leaf that is hardly longer may be read whole.
     #[must_use]
     pub fn drop_behind(mut self, len_bytes: usize) -> Self {
         self.scan.drop_behind(len_bytes);
@@ -114,7 +117,7 @@ impl Scan {
         done
     }
 
-    /// The key. Requires that the last [`Scan::advance`] said `true`.
+    /// The key. Requires that the last [`Scan::advance`] returned `true`.
     ///
     /// # Panics
     /// Otherwise.
@@ -132,7 +135,8 @@ impl Scan {
         self.scan.value()
     }
 
-    /// The value of one's own, without a copy: as long as it lives its block of some 16 KiB stays in memory.
+    /// The value, owned, without a copy: as long as it lives its block of some 16 KiB stays in
+    /// memory.
     ///
     /// # Panics
     /// As [`Scan::key`].

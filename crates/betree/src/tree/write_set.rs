@@ -1,8 +1,9 @@
-//! What the operations of a batch may change, as far as it was gone through.
+//! The write set of a batch: the ranges that the operations before a given one may change.
 //!
-//! A clone of a source that an operation before it in the batch changes cannot be captured optimistically. A batch may hold a clone for each of many
-//! thousand hard links, so they are not compared with each other one by one: what all but the last few operations touch
-//! is kept as disjoint ranges.
+//! The source of a clone cannot be captured optimistically if an earlier operation of the batch
+//! changes it. A batch may hold a clone for each of many thousand hard links, so operations are not
+//! compared with each other one by one: the ranges of all but the last few operations are kept as
+//! disjoint ranges.
 
 use std::collections::BTreeMap;
 
@@ -14,12 +15,12 @@ use crate::tree::batch::Op;
 /// So many operations are compared one by one: most batches have no more.
 const ONE_BY_ONE_MAX: usize = 32;
 
-/// What the first operations of a batch touch.
+/// The ranges that the first operations of a batch change.
 pub(crate) struct WriteSet<'a> {
     ops: &'a [Op],
     /// Operations before this one are in `ranges`.
     kept: usize,
-    /// First key and end of each, disjoint and no two of them side by side.
+    /// First key and end of each range; they are disjoint and do not adjoin.
     ranges: BTreeMap<Bytes, Option<Bytes>>,
 }
 
@@ -32,7 +33,8 @@ impl<'a> WriteSet<'a> {
         }
     }
 
-    /// Whether one of the operations before `at` may change what `range` holds, or where that lies. To be asked with growing `at`.
+    /// Whether one of the operations before `at` may change or move keys of `range`. To be asked
+    /// with growing `at`.
     pub(crate) fn meets(&mut self, at: usize, range: &KeyRange) -> bool {
         if at - self.kept > ONE_BY_ONE_MAX {
             for op in &self.ops[self.kept..at] {
@@ -44,7 +46,7 @@ impl<'a> WriteSet<'a> {
     }
 
     fn is_kept(&self, range: &KeyRange) -> bool {
-        // The last one that begins before its end is also the last one that ends.
+        // The last range that begins before the end of `range` is also the last one that ends.
         let mut before = self.ranges.iter().rev();
         let last = match &range.hi {
             None => before.next(),
@@ -55,7 +57,7 @@ impl<'a> WriteSet<'a> {
 
     fn keep(&mut self, range: KeyRange) {
         let KeyRange { mut lo, mut hi } = range;
-        // Those that begin up to its end, from the last one on, as far as they reach up to it.
+        // Ranges that begin up to its end, from the last one on, as far as they reach its start.
         loop {
             let found = match &hi {
                 None => self.ranges.last_key_value(),
@@ -100,11 +102,11 @@ mod tests {
     }
 
     #[test]
-    fn many_operations_touch_what_they_touch_one_by_one() {
+    fn many_operations_meet_the_same_ranges_as_one_by_one() {
         let mut met = [0; 2];
         for seed in 0..200 {
             let mut rng = StdRng::seed_from_u64(seed);
-            // Few of them are wide, or everything is touched at once.
+            // Few ranges are wide: else every key is in the set at once.
             let wide = rng.random_range(0.0..0.004);
             let ops: Vec<Op> = (0..300)
                 .map(|_| {
