@@ -1,7 +1,8 @@
-//! How long a lookup takes on its way down, through nodes that are in memory only and through recorded ones:
-//! `cargo run --release -p ramet-betree --example descent [GETS] [ROUNDS]`.
+//! The time of a lookup on its way down, through nodes that are in memory only and through recorded
+//! ones: `cargo run --release -p ramet-betree --example descent [GETS] [ROUNDS]`.
 //!
-//! Small nodes make a deep tree. Prints the fastest of some rounds, in nanoseconds a lookup, and the nodes of one.
+//! Small nodes make a deep tree. Prints the fastest of some rounds, in nanoseconds a lookup, and
+//! the number of nodes on the way.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -66,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         tree.apply(batch)?;
     }
     tree.checkpoint()?;
-    // The way down is copied again and stays in memory until the next checkpoint.
+    // The nodes on the way down are copied again and stay in memory until the next checkpoint.
     for number in 0..KEYS / 8 {
         let mut batch = Batch::new();
         batch.put(key(number * 8), vec![8; 32]);

@@ -1,6 +1,8 @@
-//! Counts and times what reads cost: `cargo run --release -p ramet-betree --example reads -- [KEYS] [CACHE_MIB] [FILE]`.
+//! Counts and times reads: `cargo run --release -p ramet-betree --example reads -- [KEYS]
+//! [CACHE_MIB] [FILE]`.
 //!
-//! Loads keys of 20 bytes with values of 100 bytes in random order, opens the volume again, and reads it.
+//! Loads keys of 20 bytes with values of 100 bytes in random order, opens the volume again, and
+//! reads it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -157,7 +159,8 @@ fn main() -> Result<()> {
     tree.close()?;
     drop(tree);
 
-    // The cache is a tenth of the data and is first filled by gets of missing keys: indexes and filters.
+    // The cache is a tenth of the data. Gets of missing keys fill it first with indexes and
+    // filters.
     let tree = open(((keys * 125 / 10) >> 20).max(8), true)?;
     for n in 0..keys / 500 {
         tree.get(&name(n * 1000 + 1))?;

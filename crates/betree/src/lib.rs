@@ -1,10 +1,11 @@
 //! The B-epsilon-DAG of a Ramet volume: an ordered map of byte strings whose ranges are cloned in
 //! O(1).
 //!
-//! One tree holds everything. Changes are batches of messages that enter a journaled memory buffer
-//! and move down through interior nodes to leaves in large flushes (B-epsilon-tree). A clone of a
-//! range is one message, GOTO, that makes a second path to the nodes that hold the source; shared
-//! leaves are rewritten only when messages abound for them (copy on abundant write, BetrFS 0.5).
+//! One tree holds all data of a volume. Changes are batches of messages that enter a journaled
+//! memory buffer and move down through interior nodes to leaves in large flushes (B-epsilon-tree).
+//! A clone of a range is one message, GOTO, that makes a second path to the nodes that hold the
+//! source; shared leaves are rewritten only when messages abound for them (copy on abundant write,
+//! BetrFS 0.5).
 //!
 //! ```
 //! use std::sync::Arc;

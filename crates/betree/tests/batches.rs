@@ -6,7 +6,7 @@ use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, successor
 use ramet_block::{Device, MemDevice};
 
 #[test]
-fn clones_of_a_batch_see_what_comes_before_them() {
+fn clones_of_a_batch_see_the_operations_before_them() {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
     Tree::format(&dev, &FormatOptions::default()).expect("formats");
     let options = OpenOptions {
@@ -32,7 +32,7 @@ fn clones_of_a_batch_see_what_comes_before_them() {
     batch.delete_prefix("a");
     batch.clone_prefix("a", "e");
     batch.clone_prefix("d", "d2");
-    // Nothing of the batch touches the source of this one before.
+    // No operation of the batch before this one touches its source.
     batch.clone_prefix("z", "f");
     tree.apply(batch).expect("there is room");
 
@@ -45,7 +45,7 @@ fn clones_of_a_batch_see_what_comes_before_them() {
     };
     let counts = [b"a", b"b", b"c", b"e", b"f"].map(|prefix| count(prefix));
     assert_eq!(counts, [0, 1000, 1001, 0, 0]);
-    // A copy of a range into itself is of the state before.
+    // A copy of a range into itself has the state before the copy.
     assert_eq!((count(b"d"), count(b"d2")), (2000, 1000));
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
 }
@@ -65,7 +65,7 @@ fn a_small_range_is_copied_with_all_that_waits_for_it() {
         batch.put(key("other", number), vec![1; 1000]);
     }
     tree.apply(batch).expect("there is room");
-    // In as many segments as a node has before they are merged.
+    // As many segments as a node has before they are merged.
     for round in 0..10u8 {
         let mut batch = Batch::new();
         for number in 0..50 {
@@ -149,7 +149,7 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
             tree.apply(batch).expect("there is room");
             tree.stats().node_visits - before
         });
-        // What is small is copied, and looked for in the tree only the first time.
+        // A small range is copied, and captured in the tree only the first time.
         let is_small = source == "small";
         let expected = [!changes || is_small, is_small];
         assert_eq!(visits.map(|n| n == 0), expected, "{visits:?}");
@@ -180,7 +180,7 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
 /// Memory buffer of [`tree_of_small_buffers`], in bytes.
 const MEMORY_BYTES: usize = 256 << 10;
 
-/// One without background work.
+/// A tree without background work.
 fn tree_of_small_buffers() -> Tree {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
     let shape = TreeShape {
@@ -211,7 +211,7 @@ fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
     }
     apply(batch);
     let mut copies = 0;
-    // Whether the copy is right, and the tree was not looked at for it.
+    // Checks that the copy is right, and returns whether no node of the tree was visited for it.
     let mut copies_unseen = |what: &str| {
         copies += 1;
         let copy = format!("copy{copies}");
@@ -283,7 +283,7 @@ fn a_source_that_nobody_edits_is_looked_for_once_for_each_root() {
     apply(batch);
     tree.checkpoint().expect("there is room");
     let mut copies = 0;
-    // Clones the head, and edits the copy; whether the head was looked for.
+    // Clones the head, and edits the copy; returns whether nodes were visited for the head.
     let mut looks = |expected: &str| {
         copies += 1;
         let copy = format!("copy{copies}/");

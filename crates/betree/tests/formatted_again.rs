@@ -21,7 +21,7 @@ fn an_older_journal_does_not_come_back() {
             let first = tree.scan(b"", None).next();
             assert!(first.is_none(), "round {round}: {first:?}");
         }
-        // As long as one copy of a superblock is left.
+        // The epoch survives as long as one copy of a superblock is left.
         for addr in SLOTS[usize::from(round) % 2]
             .into_iter()
             .chain([SLOTS[1][1]])

@@ -14,7 +14,8 @@ fn value(n: u32) -> Vec<u8> {
     (0..8000u32).map(|i| (n * 7919 + i * i) as u8).collect()
 }
 
-/// Puts values from `from` on until there is no room, or `most` are there; returns how many are.
+/// Puts values from `from` on until there is no room, or `most` are there; returns the number of
+/// values.
 fn fill(tree: &Tree, from: u32, most: u32) -> u32 {
     for n in from..most {
         let mut batch = Batch::new();

@@ -1,4 +1,5 @@
-//! What an open tree takes of the memory: what it says, and no more than cache and buffers may, however many clones there are.
+//! The memory of an open tree: as much as the tree reports, and no more than cache and buffers may
+//! take, for any number of clones.
 //!
 //! One test in a file of its own, since the allocator counts for all threads of the process.
 
@@ -15,9 +16,10 @@ static MEMORY: PeakAlloc = PeakAlloc;
 const MIB: usize = 1 << 20;
 const CACHE_BYTES: usize = 16 * MIB;
 const BUFFER_BYTES: usize = 2 * MIB;
-/// Four buffers make a checkpoint due, and writers wait for it at three times that. It holds what it moves twice.
+/// Four buffers make a checkpoint due, and writers wait for it at three times that. A checkpoint
+/// holds the nodes that it moves twice.
 const FRESH_BYTES: usize = 2 * 3 * 4 * BUFFER_BYTES;
-/// The journal's queue, pages of the node table, what structural work holds beside nodes.
+/// The queue of the journal, pages of the node table, memory of structural work beside nodes.
 const OTHER_BYTES: usize = 16 * MIB;
 
 /// Scatters numbers (splitmix64).
@@ -33,9 +35,11 @@ fn value(number: u64, bytes: u64) -> Vec<u8> {
         .collect()
 }
 
-/// Compares what the tree says that it takes with what was allocated since it was opened.
+/// Compares the memory that the tree reports with the memory that was allocated since it was
+/// opened.
 fn check(when: &str, before: usize, tree: &Tree) {
-    // A checkpoint that runs holds what it moves twice, which is not told: it ends.
+    // A running checkpoint holds the nodes that it moves twice, which is not reported: wait for its
+    // end.
     let mut tries = 100;
     let (is_enough, is_too_much) = loop {
         let stats = tree.stats();
@@ -67,7 +71,7 @@ fn check(when: &str, before: usize, tree: &Tree) {
 }
 
 #[test]
-fn memory_is_what_is_told_and_stays_within_its_bounds() {
+fn memory_is_as_reported_and_stays_within_its_bounds() {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(512 * MIB as u64));
     let shape = TreeShape {
         leaf_bytes: 128 << 10,

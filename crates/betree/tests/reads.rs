@@ -1,4 +1,4 @@
-//! What reads cost: requests to the device per lookup and per scan, counted.
+//! The cost of reads: requests to the device per lookup and per scan, counted.
 
 use std::collections::HashSet;
 use std::io;
@@ -14,7 +14,7 @@ const KEYS: u64 = 60_000;
 const VALUE: [u8; 100] = [7; 100];
 
 fn open(dev: &Arc<dyn Device>, cache_bytes: u64, manual: bool) -> Tree {
-    // Most keys go on to the leaves.
+    // Most keys go down to the leaves.
     let shape = TreeShape {
         memory_bytes: 1 << 20,
         buffer_bytes: 2 << 20,
@@ -53,7 +53,7 @@ fn name(number: u64) -> Vec<u8> {
     format!("some/folder/{number:012}").into_bytes()
 }
 
-/// Loads skeletons and indexes, which a cache that is worth its name holds.
+/// Loads skeletons and indexes, which a cache of a sensible size holds.
 fn warm_up(tree: &Tree) {
     for n in 0..KEYS / 50 {
         tree.get(&name(n * 100 + 1)).expect("reads");
@@ -80,7 +80,7 @@ fn lookups_cost_about_one_read_and_missing_keys_none() {
     );
     assert!(after.filter_denials - before.filter_denials >= missing * 98 / 100);
 
-    // Each from another place, so that no block is hit twice often.
+    // Each key from another place, so that few blocks are hit twice.
     let tree = open(&dev, 64 << 20, true);
     warm_up(&tree);
     let before = tree.stats();
@@ -141,13 +141,13 @@ fn scans_read_in_long_requests_and_nothing_outside_of_their_bounds() {
     assert_eq!(tree.stats().node_reads, short.node_reads);
 }
 
-/// Notes what it is asked for.
+/// A device that logs its requests.
 struct Noting {
     medium: Arc<dyn Device>,
     asked: Mutex<Vec<Asked>>,
     /// A byte that no request may touch.
     broken: Option<u64>,
-    /// What a long read takes.
+    /// Time of a long read.
     pause: Duration,
 }
 
@@ -290,7 +290,8 @@ fn a_short_scan_has_the_device_read_its_blocks_together() {
                 Asked::Read(_) | Asked::ReadAlone(_) | Asked::Forget(_) => None,
             })
             .collect();
-        // Indexes apart, they are what is read then, behind the first one, which is read at once.
+        // Apart from indexes, the expected blocks are read then, behind the first block, which is
+        // read at once.
         let first = asked.iter().position(|a| matches!(a, Asked::Expect(_)));
         let read = first.map_or(&[][..], |first| &asked[first + expected.len()..]);
         let wanted = expected.iter().cloned().map(Asked::Read);
@@ -299,7 +300,7 @@ fn a_short_scan_has_the_device_read_its_blocks_together() {
             "{asked:?}"
         );
         most = most.max(expected.len());
-        // The next hundred come from there, or in longer requests.
+        // The next hundred keys come from these blocks, or in longer requests.
         for _ in 0..100 {
             assert!(scan.advance().expect("reads"));
         }
@@ -324,10 +325,12 @@ fn short_scans_read_no_more_where_leaves_and_segments_end() {
     let everywhere = |tree: &Tree| (0..KEYS / 50 - 2).map(|n| scan(tree, n * 100, 100)).max();
     warm_up(&tree);
     let most = everywhere(&tree).expect("there are scans") >> 10;
-    // A hundred keys are a block of the leaf, or lie in two, the second one of which comes with another, and a block of what lies over it.
+    // A hundred keys lie in one block of the leaf or in two, the second of which comes with another
+    // block, and in a block of the segments over it.
     println!("at most {most} KiB for a hundred keys");
     assert!(most <= 100, "{most} KiB for a hundred keys");
-    // Whoever goes on, in growing steps, has the device guess nothing beyond them before the steps are long.
+    // For a scan that goes on in growing steps the device reads nothing beyond them before the
+    // steps are long.
     noting.take();
     scan(&tree, 0, 2000);
     let asked = noting.take();
@@ -336,7 +339,7 @@ fn short_scans_read_no_more_where_leaves_and_segments_end() {
     scan(&tree, 0, KEYS as usize);
     let asked = noting.take();
     assert!(!asked.iter().rev().take(8).any(is_alone), "{asked:?}");
-    // Nor do leaves come ahead.
+    // Leaves are not read ahead either.
     drop(tree);
     let tree = open(&dev, 3 << 20, false);
     everywhere(&tree);
@@ -357,7 +360,7 @@ fn messages_that_wait_over_many_leaves_are_read_in_long_requests() {
         }
         (tree.stats().node_reads - before, sum)
     };
-    // As a file is read: a scan for each request.
+    // A scan for each request, as a file is read.
     let by_pieces = |tree: &Tree| {
         let before = tree.stats().node_reads;
         for first in (0..KEYS).step_by(1000) {
@@ -416,7 +419,7 @@ fn segments_that_begin_and_end_within_a_leaf_do_not_cut_its_requests() {
     drop(tree);
     let (with, bytes_with) = by_request(&open(&dev, 64 << 20, true));
     println!("{reads} reads of {bytes} bytes, {with} of {bytes_with} below segments");
-    // They lie side by side: one request is for all of them, another one for the root.
+    // The segments lie side by side: one request reads all of them, another one the root.
     assert!(with <= reads + 2, "{reads} reads, {with} below segments");
     assert!(bytes_with <= bytes + segments * (20 << 10));
 }
@@ -451,7 +454,7 @@ fn read_piece(tree: &Tree, blocks: Range<u64>) {
 #[test]
 fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
     const BLOCKS: u64 = 4096;
-    /// Blocks of a request, which end where no leaf does.
+    /// Blocks of a request; no request ends where a leaf does.
     const PIECE: u64 = 195;
     let dev = with_file(BLOCKS);
     let by_pieces = || {
@@ -469,7 +472,7 @@ fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
     assert!(reads <= leaves + 2, "{reads} reads");
     assert!(bytes <= BLOCKS * BLOCK as u64 * 21 / 20, "{bytes} bytes");
 
-    // Segments that begin in the midst of the first leaf and end in the last one.
+    // Segments that begin inside the first leaf and end in the last one.
     let tree = open(&dev, 64 << 20, true);
     let segments = 5;
     for n in 0..segments {
@@ -484,7 +487,7 @@ fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
     drop(tree);
     let (with, ..) = by_pieces();
     println!("{with} reads below segments");
-    // One request is for all of them.
+    // One request reads all of them.
     assert!(with <= reads + 2, "{with} reads below segments");
 }
 
@@ -518,7 +521,7 @@ fn leaves_that_a_mount_keeps_are_not_kept_twice() {
         assert!(forgotten.end >= read.end && forgotten.end - read.end < 4096);
     }
     drop(tree);
-    // Not what somebody reads who has no other cache, with threads that read ahead.
+    // A reader without another cache, with threads that read ahead.
     let tree = open(&dev, 64 << 20, false);
     assert_eq!(tree.scan(b"", None).count() as u64, BLOCKS);
     let (read, forgotten) = whole();
@@ -526,11 +529,12 @@ fn leaves_that_a_mount_keeps_are_not_kept_twice() {
     assert_eq!(forgotten, []);
 }
 
-/// A kernel that reads a file ahead asks for a piece while it waits for the one before.
+/// A kernel that reads a file ahead asks for a part while it waits for the part before.
 #[test]
-fn who_waits_for_a_leaf_and_reads_on_does_not_read_it_again() {
+fn a_reader_that_waits_for_a_leaf_and_reads_on_does_not_read_it_again() {
     const BLOCKS: u64 = 2000;
-    /// Blocks of a request: less than a leaf, which is read whole nevertheless, and ends in the midst of another one.
+    /// Blocks of a request: less than a leaf, which is read whole nevertheless, and an end inside
+    /// another leaf.
     const PIECE: u64 = 90;
     let slow = Arc::new(Noting {
         pause: Duration::from_millis(20),
@@ -577,7 +581,7 @@ fn wanted_segments_that_lie_side_by_side_are_read_together() {
     };
     let without = read();
     let tree = open(&dev, 64 << 20, true);
-    // Of some 40 KB each: too long to come along where they are not wanted.
+    // Segments of some 40 KB each: too long to come along where they are not wanted.
     let segments = 6;
     for n in 0..segments {
         let mut batch = Batch::new();
@@ -643,7 +647,8 @@ fn skeletons_that_lie_side_by_side_are_read_together() {
     assert!(reads < after.leaves + after.segments + skeletons / 2);
 }
 
-/// How many of what a device was asked for, in turn, bring blocks that are not in `cached` yet: what a disk has to go to.
+/// The number of logged requests that bring blocks which are not in `cached` yet: the seeks of a
+/// disk.
 fn jumps(asked: &[Asked], cached: &mut HashSet<u64>) -> usize {
     let mut is_new = |asked: &&Asked| {
         let (Asked::Expect(range) | Asked::Read(range) | Asked::ReadAlone(range)) = asked else {
@@ -656,9 +661,9 @@ fn jumps(asked: &[Asked], cached: &mut HashSet<u64>) -> usize {
 }
 
 #[test]
-fn opening_brings_along_what_the_newest_checkpoints_wrote() {
+fn opening_brings_along_the_pages_of_the_newest_checkpoints() {
     let device = filled();
-    // A clone of all, and checkpoints behind it.
+    // A clone of all keys, and checkpoints after it.
     for number in 0..4u64 {
         let tree = open(&device, 64 << 20, true);
         let mut batch = Batch::new();
@@ -692,13 +697,13 @@ fn scans_that_read_ahead_see_the_same() {
         assert!(sorted, "keys are missing or out of order");
     }
     assert!(tree.stats().leaves_ahead > 0, "nothing was read ahead");
-    // One that ends early takes back what it asked for.
+    // A scan that ends early takes back its jobs.
     assert_eq!(tree.scan(b"", None).take(20_000).count(), 20_000);
     tree.close().expect("closes");
 }
 
 #[test]
-fn a_scan_leaves_what_is_used_often_in_the_cache() {
+fn a_scan_leaves_blocks_that_are_used_often_in_the_cache() {
     let dev = filled();
     let tree = open(&dev, 4 << 20, true);
     let hot = || {
@@ -721,7 +726,7 @@ fn a_scan_leaves_what_is_used_often_in_the_cache() {
     assert!(again <= 20, "{again} of 60 had to be read again");
 }
 
-/// A filter that lost a bit would deny keys that are there.
+/// A filter that lost a bit would deny existing keys.
 #[test]
 fn damage_to_a_filter_is_told() {
     let dev = filled();
@@ -744,7 +749,7 @@ fn damage_to_a_filter_is_told() {
     for n in 0..100 {
         match tree.get(&name(n * KEYS / 100 * 2)) {
             Err(Error::Corrupt { what, .. }) => assert_eq!(what, "front of a run"),
-            // A segment knows it.
+            // A segment holds the key.
             Ok(value) => assert!(value.is_some(), "key {n} is denied"),
             Err(error) => panic!("key {n}: {error}"),
         }

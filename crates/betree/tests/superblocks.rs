@@ -1,4 +1,4 @@
-//! What is left of the superblocks after one power cut must survive the next one.
+//! The rest of the superblocks after one power cut must survive the next one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -27,7 +27,8 @@ fn opening_repairs_the_copies_that_a_power_cut_tore() {
         tree.checkpoint().unwrap();
         let slot = (read_superblock(&*device).unwrap().generation % 2) as usize;
         drop(tree);
-        // The second copy of the newest, torn in its second sector. The checkpoint after the next writes over the first.
+        // The second copy of the newest superblock, torn in its second sector. The checkpoint after
+        // the next writes over the first copy.
         device
             .write_at(SLOTS[slot][1] + 512, &[round + 1; 512])
             .unwrap();

@@ -1,4 +1,4 @@
-//! What writes cost: bytes handed to the device, by cause.
+//! The cost of writes: bytes written to the device, by cause.
 
 use std::collections::HashMap;
 use std::io;
@@ -68,7 +68,7 @@ fn random_inserts_write_each_byte_about_four_times() {
     for first in (0..keys).step_by(10_000) {
         put(&tree, b"k", first..first + 10_000);
         tree.sync().expect("in memory");
-        // As often as the memory for what is not written yet would be full.
+        // As often as the memory for unwritten nodes would be full.
         if first % 20_000 == 0 {
             tree.checkpoint().expect("there is room");
         }
@@ -108,7 +108,7 @@ fn shared_leaves_are_unshared_at_theta_and_private_ones_wait() {
     tree.checkpoint().expect("there is room");
     let quarter = |prefix: &[u8], from: u64| {
         let before = tree.stats().paths.rewrites;
-        // A third of what the leaves hold, which the buffers take.
+        // A third of the bytes in the leaves, which the buffers take.
         put(&tree, prefix, from..from + 12_000);
         tree.checkpoint().expect("there is room");
         tree.stats().paths.rewrites - before
@@ -202,7 +202,8 @@ fn writers_leave_the_journal_to_its_keeper_where_there_is_one() {
         };
         let tree = Tree::open(device, options).expect("opens");
         let before = counted.written_here();
-        // More than may wait without being written, and less than where everybody helps.
+        // More bytes than may wait without being written, and fewer than those at which every
+        // writer helps.
         for number in 0..3 {
             tree.admit(1 << 20).expect("there is room");
             let mut batch = Batch::new();

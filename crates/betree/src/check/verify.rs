@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn t2_an_edge_that_strips_what_its_keys_do_not_share() {
+    fn t2_an_edge_that_strips_bytes_that_its_keys_do_not_share() {
         let got = found(|_, root| {
             let strip = interior(root).translation.strip + 4;
             interior(root).translation.strip = strip;

@@ -177,7 +177,7 @@ impl Body {
     }
 }
 
-/// Range messages as they lie in an index: how many, their bytes, and the targets of the GOTOs.
+/// The range messages of an index: their number, their bytes, and the targets of the GOTOs.
 fn encode_ranges<'a>(
     ranges: impl Iterator<Item = (KeyRange, &'a RangeMsg)>,
 ) -> (u32, Vec<u8>, Vec<Arc<Handle>>) {

@@ -1,9 +1,9 @@
 //! Interior nodes: a small *skeleton* of edges, and references to immutable segments of messages.
 //!
 //! ```text
-//!   segments, oldest first:   s0 ----------      s1  ------        s2 --------------   (clip, ord)
-//!   edges:                    |   e0  | e1 (no child) |     e2       |     e3     |   (lo, watermark)
-//!                                 v                        v               v
+//!  segments, oldest first:  s0 ----------      s1  ------        s2 --------------   (clip, ord)
+//!  edges:                   |   e0  | e1 (no child) |     e2       |     e3     |  (lo, watermark)
+//!                               v                        v               v
 //! ```
 //!
 //! The edges cut the node's key range into parts without gaps; a part has a child, or nothing below

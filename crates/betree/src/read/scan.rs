@@ -261,7 +261,8 @@ impl TreeScan {
         Ok(())
     }
 
-    /// Merges the overlays of `range`. The cursors before had read `left`, and the scan ends at `end`.
+    /// Merges the overlays of `range`. The cursors before had read `left`, and the scan ends at
+    /// `end`.
     fn open_overlays(
         &mut self,
         prefetch: &Prefetcher,
@@ -289,8 +290,8 @@ impl TreeScan {
         }
     }
 
-    /// Merges the leaf under `range`, of which the scan is going to see `far`, and makes jobs for the
-    /// next leaves.
+    /// Merges the leaf under `range`, of which the scan is going to see `far`, and makes jobs for
+    /// the next leaves.
     fn open_leaf(
         &mut self,
         prefetch: &Prefetcher,

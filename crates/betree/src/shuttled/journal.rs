@@ -133,7 +133,7 @@ fn run(left: Option<u32>) {
 }
 
 #[test]
-fn what_a_commit_acknowledges_is_durable() {
+fn acknowledged_records_are_durable() {
     explore(800, || run(None));
 }
 

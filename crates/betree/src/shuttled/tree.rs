@@ -141,7 +141,7 @@ fn publish() {
 }
 
 #[test]
-fn roots_are_published_over_what_was_frozen_meanwhile() {
+fn roots_are_published_under_segments_frozen_meanwhile() {
     explore(200, publish);
 }
 
@@ -194,7 +194,7 @@ fn lose() {
 }
 
 #[test]
-fn what_is_synced_is_durable_whoever_is_told_of_a_failure() {
+fn synced_batches_are_durable_whichever_thread_meets_a_failure() {
     explore(300, lose);
 }
 
@@ -238,7 +238,7 @@ fn reclaim() {
 }
 
 #[test]
-fn what_a_reader_holds_is_not_written_over() {
+fn nodes_that_a_reader_holds_are_not_written_over() {
     explore(200, reclaim);
 }
 

@@ -27,7 +27,7 @@ fn nothing_is_durable_before_a_commit() {
 
 /// J5, also when no caller asked for a sync.
 #[test]
-fn what_a_record_names_is_durable_before_the_record_is_written() {
+fn extents_that_a_record_names_are_durable_before_the_record_is_written() {
     let (mut whole, mut lost) = (0, 0);
     for seed in first_seed()..first_seed() + 64 {
         let dev = CrashDevice::new();
@@ -75,7 +75,7 @@ fn a_full_journal_refuses_commits_until_space_is_released() {
 }
 
 #[test]
-fn room_counts_what_is_lost_at_the_end_of_a_lap() {
+fn room_counts_the_blocks_lost_at_the_end_of_a_lap() {
     let at = JournalPos {
         offset: 20 * BLOCK_BYTES,
         frame: 0,

@@ -248,7 +248,7 @@ fn j4_durable_after_a_sync_that_failed() {
 }
 
 #[test]
-fn j5_a_record_before_what_it_names() {
+fn j5_a_record_before_the_extents_that_it_names() {
     let mut log = honest();
     let frame = nth(&log, 10, is_frame);
     assert!(matches!(log[frame - 1], Event::Sync { done: true }));
