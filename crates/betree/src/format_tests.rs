@@ -150,7 +150,7 @@ fn skeleton_has_its_golden_bytes() {
         b"\x05\0\0\0\0\0\0\0\x01\x01a\x01\x01q\x00\x00\x00\x28",
     ];
     assert_eq!(bytes, golden.concat());
-    let again = decode(&store, &bytes).expect("what was encoded decodes");
+    let again = decode(&store, &bytes).expect("an encoded skeleton decodes");
     assert_eq!(again.encode(), bytes);
 }
 
@@ -185,7 +185,8 @@ fn run_has_its_golden_bytes() {
     let front = front.concat();
     assert_eq!(image.bytes, [&front[..], &block[..]].concat());
     assert_eq!(image.checksum, checksum(&front));
-    let index = decode_front(&store, &front, image.bytes.len()).expect("what was encoded decodes");
+    let index =
+        decode_front(&store, &front, image.bytes.len()).expect("an encoded front part decodes");
     let stored = Bytes::copy_from_slice(&image.bytes[front.len()..]);
     let block = index.blocks[0]
         .decode(Kind::Segment, stored.clone(), None, 0)

@@ -69,9 +69,10 @@ pub struct OpenOptions {
     pub shape: Option<crate::TreeShape>,
     /// Compression of blocks written from now on; `None` takes the volume's.
     pub codec: Option<ramet_block::Codec>,
-    /// Run no background work: the caller does all work through [`Tree::checkpoint`]. For tests.
+    /// Run no background work: the caller does all work through [`crate::Tree::checkpoint`]. For
+    /// tests.
     pub manual: bool,
-    /// Make each batch durable before [`Tree::apply`] returns.
+    /// Make each batch durable before [`crate::Tree::apply`] returns.
     pub sync_each: bool,
 }
 

@@ -1,9 +1,10 @@
 //! The locks and the cache of the concurrent parts.
 //!
 //! Under `--cfg shuttle`, for tests only, they are those of a model checker, which runs threads one
-//! at a time and switches between them at every lock in ways that it chooses: see
-//! [`crate::shuttled`]. Atomics stay those of the standard library: all of them are counters and
-//! hints, and no data is published through them.
+//! at a time and switches between them at every lock in ways that it chooses: see `shuttled.rs`.
+//! Atomics stay those of the standard library: all of them are counters and hints, and no data is
+//! published through them. The queue of reads ahead and the spare buffers have locks of their own,
+//! outside of the model (`store/jobs.rs`, `store/buffers.rs`).
 
 #[cfg(shuttle)]
 pub(crate) use modelled::{Cache, Condvar, Guard, GuardResult, Mutex, MutexGuard, cache};
@@ -69,7 +70,7 @@ mod modelled {
         guard: Option<shuttle::sync::MutexGuard<'a, T>>,
     }
 
-    const LOCKED: &str = "nobody looks at the value while the lock is let go";
+    const LOCKED: &str = "no thread looks at the value while the lock is released";
 
     impl<T> Mutex<T> {
         pub(crate) fn new(value: T) -> Self {
@@ -137,7 +138,7 @@ mod modelled {
 
     #[expect(
         dead_code,
-        reason = "nobody waits here: any number of threads may load an entry"
+        reason = "no thread waits here: any number of threads may load an entry"
     )]
     pub(crate) enum GuardResult<'a, K, V, W> {
         Value(V),

@@ -51,7 +51,7 @@ fn clones_of_a_batch_see_the_operations_before_them() {
 }
 
 #[test]
-fn a_small_range_is_copied_with_all_that_waits_for_it() {
+fn a_small_range_is_copied_with_all_messages_for_it() {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
     Tree::format(&dev, &FormatOptions::default()).expect("formats");
     let options = OpenOptions {
@@ -173,7 +173,7 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
         tree.checkpoint().expect("there is room");
     }
     let zombies = tree.stats().zombies;
-    assert_eq!(zombies, 0, "nodes that nobody wants are kept");
+    assert_eq!(zombies, 0, "unused nodes are kept");
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
 }
 
@@ -201,7 +201,7 @@ fn tree_of_small_buffers() -> Tree {
 }
 
 #[test]
-fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
+fn a_small_source_is_captured_once_for_each_memory_buffer() {
     let tree = tree_of_small_buffers();
     let apply = |batch: Batch| tree.apply(batch).expect("there is room");
     let mut batch = Batch::new();
@@ -267,7 +267,7 @@ fn a_small_source_is_looked_for_once_for_each_memory_buffer() {
 }
 
 #[test]
-fn a_source_that_nobody_edits_is_looked_for_once_for_each_root() {
+fn a_source_without_edits_is_captured_once_for_each_root() {
     let tree = tree_of_small_buffers();
     let apply = |batch: Batch| tree.apply(batch).expect("there is room");
     let put = |key: &str, value: &str| {
@@ -332,6 +332,6 @@ fn a_source_that_nobody_edits_is_looked_for_once_for_each_root() {
     for _ in 0..3 {
         tree.checkpoint().expect("there is room");
     }
-    assert_eq!(tree.stats().zombies, 0, "nodes that nobody wants are kept");
+    assert_eq!(tree.stats().zombies, 0, "unused nodes are kept");
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
 }

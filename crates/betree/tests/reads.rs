@@ -728,7 +728,7 @@ fn a_scan_leaves_blocks_that_are_used_often_in_the_cache() {
 
 /// A filter that lost a bit would deny existing keys.
 #[test]
-fn damage_to_a_filter_is_told() {
+fn damage_to_a_filter_is_reported() {
     let dev = filled();
     let mut header = [0; 32];
     let mut damaged = 0;

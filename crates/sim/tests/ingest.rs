@@ -93,7 +93,7 @@ fn a_dead_leaf_keeps_its_bytes_as_long_as_a_record_may_name_it() {
 
 /// The ingest, and the null that removes it, wait together above nothing, or above a part of a leaf.
 #[test]
-fn a_ingest_is_applied_once_and_frees_its_space_when_it_is_not() {
+fn an_ingest_is_applied_once_and_frees_its_space_when_it_is_not() {
     for (manual, over_leaf) in [(true, false), (true, true), (false, false), (false, true)] {
         apply_once_and_free(manual, over_leaf);
     }

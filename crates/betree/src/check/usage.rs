@@ -334,7 +334,7 @@ mod tests {
 
     /// Every round holds the keys of the round before twice: 2^70 of them in the end.
     #[test]
-    fn more_than_can_be_counted_is_the_most_that_can() {
+    fn a_count_beyond_the_greatest_number_stays_at_it() {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(32 << 20));
         crate::Tree::format(&dev, &crate::FormatOptions::default()).expect("formats");
         let options = crate::OpenOptions {

@@ -24,7 +24,7 @@
 //!
 //! Each clone of such a chain adds a segment to the node of the clone before. When a node has many,
 //! the flusher makes a compacted copy of it ([`CompactedCopies::make`]). The next clone goes on
-//! from that copy instead, with the segments that were added meanwhile on top ([`CompactedCopy`]).
+//! from that copy instead, with the segments that were added meanwhile on top (see `compacted.rs`).
 //!
 //! A small range that lies in one leaf is copied instead: into the buffer, as puts over a null.
 

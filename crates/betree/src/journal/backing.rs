@@ -1,4 +1,4 @@
-//! Which parts of the region have room on the host of a sparse device.
+//! The parts of the region that have room on the host of a sparse device.
 //!
 //! A frame is written to parts that are *backed*: the host has given room for them, so the write
 //! does not fail for want of it. The first parts are backed from the start on and stay so; other

@@ -137,7 +137,7 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Reads the records after `start` in order. See [`replay::replay`].
+    /// Reads the records after `start` in order. See `replay.rs`.
     pub(crate) fn replay(
         dev: &dyn Device,
         region: Extent,
@@ -584,7 +584,7 @@ impl Journal {
         if group.frames.iter().any(|s| s.names_extents)
             && !failpoints::is_on(Fault::ExtentsUnsynced)
         {
-            self.sync_device("syncing what the journal names")?;
+            self.sync_device("syncing the extents that the journal names")?;
         }
         while let Some(sealed) = group.frames.front_mut() {
             let (at, start) = (sealed.at, sealed.at.offset % self.region.len);

@@ -1,4 +1,4 @@
-//! Recovery: which frames of the region are the journal, decided from the bytes alone.
+//! Recovery: the frames of the journal are found in the region, from its bytes alone.
 //!
 //! The frame numbered *n* after `offset` starts at `offset`, or, when it did not fit before the end
 //! of the region, at the next multiple of the region's length. A frame counts when its checksum
@@ -7,7 +7,7 @@
 //! the end of the journal. Frames beyond it were never acknowledged, because a commit syncs all
 //! frames before its own.
 //!
-//! One case is told apart. If a later frame is there and says that the missing frame was durable
+//! One case is different. If a later frame is there and says that the missing frame was durable
 //! when it was written, then the medium lost acknowledged records, and recovery says so instead of
 //! silently going back in time. Only the places where the next frame can start are searched, one
 //! frame's length, so that the cost is bounded.

@@ -2,10 +2,10 @@
 //!
 //! A key that crosses an edge loses the bytes that all keys of the edge share (*lift*) and gains
 //! the bytes that the child still carries in front of them (*translation prefix*; BetrFS 0.5,
-//! section 3.2). Both are one function, [`Translation`]: it takes `strip` bytes off and puts
-//! `prepend` in front. It is defined on a range whose keys all start with the same `strip` bytes.
-//! On such a range it keeps the order, so a range maps to a range. The rest of the tree relies on
-//! these laws, which are tested below over every small case:
+//! section 3.2). Both are one function, [`crate::key::translation::Translation`]: it takes `strip`
+//! bytes off and puts `prepend` in front. It is defined on a range whose keys all start with the
+//! same `strip` bytes. On such a range it keeps the order, so a range maps to a range. The rest of
+//! the tree relies on these laws, which are tested below over every small case:
 //!
 //! - L1 `f.then(&g).key(k) == g.key(f.key(k))`
 //! - L2 `f.inverse(p).key(f.key(k)) == k`, where `p` holds the bytes that `f` strips

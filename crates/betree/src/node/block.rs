@@ -399,7 +399,7 @@ mod tests {
         let count = builder.points();
         let (first, raw) = builder.finish();
         assert_eq!(first, points[0].0);
-        Block::decode(raw.into(), count, Kind::Segment).expect("what was built is sound")
+        Block::decode(raw.into(), count, Kind::Segment).expect("a block that was built is sound")
     }
 
     fn patches(parts: &[(u32, usize)]) -> Point {

@@ -207,7 +207,7 @@ mod tests {
             let there = hashes(0, count);
             let bytes = Filter::of(&there).encode();
             assert!(!bytes.is_empty(), "{count} keys have a filter");
-            let filter = Filter::decode(&bytes).expect("what was encoded decodes");
+            let filter = Filter::decode(&bytes).expect("an encoded filter decodes");
             assert!(there.iter().all(|&h| filter.may_hold(h)), "{count} keys");
             let wrong = hashes(1 << 40, 100_000)
                 .into_iter()

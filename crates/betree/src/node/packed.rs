@@ -114,7 +114,7 @@ impl PackedBuilder {
         let bytes = u32::try_from(block.raw.len()).expect("a block is far below 4 GiB");
         let packed = Block::decode(block.raw.into(), block.points, Kind::Segment);
         self.packed
-            .push(Arc::new(packed.expect("what was built is sound")));
+            .push(Arc::new(packed.expect("a block that was built is sound")));
         self.metas.push(BlockMeta {
             first_key: block.first_key,
             offset: 0,

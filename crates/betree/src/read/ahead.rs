@@ -1,11 +1,12 @@
 //! Reading leaves before a scan comes to them.
 //!
-//! A scan that goes on beyond one leaf asks for the next few leaves ([`ReadAhead::ask`]). A few
-//! threads read them, and the scan takes their blocks when it gets there ([`Job::collect`]). The
-//! blocks belong to the scan: a cache under pressure cannot drop them before the scan uses them,
-//! and the jobs of a scan bound its reads in flight. A job that no thread has begun is taken back
-//! rather than waited for. A job that failed is read again by the scan, which then reports the
-//! cause. Without threads, as in tests that count reads, no job is made.
+//! A scan that goes on beyond one leaf asks for the next few leaves
+//! ([`crate::store::jobs::ReadAhead::ask`]). A few threads read them, and the scan takes their
+//! blocks when it gets there ([`Job::collect`]). The blocks belong to the scan: a cache under
+//! pressure cannot drop them before the scan uses them, and the jobs of a scan bound its reads in
+//! flight. A job that no thread has begun is taken back rather than waited for. A job that failed
+//! is read again by the scan, which then reports the cause. Without threads, as in tests that count
+//! reads, no job is made.
 
 use std::sync::Arc;
 

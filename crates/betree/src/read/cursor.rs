@@ -47,7 +47,7 @@ struct DiskSource {
     blocks: Range<usize>,
     /// The block under the cursor.
     block: Option<Arc<Block>>,
-    /// The next blocks that are read.
+    /// Blocks that are read already, the next one first.
     ready: VecDeque<Arc<Block>>,
     ahead: usize,
     /// Blocks after the last one that another cursor is going to want soon.
@@ -192,8 +192,8 @@ impl MappedCursor {
             n @ 0..4 => 4 * n,
             n => 8 * n,
         };
-        let room = nodes.room_ahead() / nodes.block_bytes.max(1);
-        let beyond = beyond.min(BEYOND_MAX).min(room).min(left);
+        let most = nodes.read_ahead_max_bytes() / nodes.block_bytes.max(1);
+        let beyond = beyond.min(BEYOND_MAX).min(most).min(left);
         disk.beyond = disk.beyond.max(beyond);
         disk.ahead = disk.ahead.max(beyond);
     }

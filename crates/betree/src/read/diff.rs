@@ -73,7 +73,7 @@ impl Span {
     }
 
     /// The range without the stripped bytes.
-    fn told(&self) -> KeyRange {
+    fn shown(&self) -> KeyRange {
         if self.range.is_empty() {
             return KeyRange::new(Bytes::new(), Some(Bytes::new()));
         }
@@ -113,7 +113,7 @@ pub struct Diff {
 
 impl Diff {
     pub(crate) fn new(prefetch: Arc<Prefetcher>, views: [&View; 2], spans: [&Span; 2]) -> Self {
-        let [a, b] = spans.map(Span::told);
+        let [a, b] = spans.map(Span::shown);
         // Both sides are made to cover the same range; a side that ends early has nothing in the
         // rest.
         let whole = match (a.is_empty(), b.is_empty()) {
@@ -128,14 +128,14 @@ impl Diff {
                 },
             ),
         };
-        let side = |n: usize, told: &KeyRange| {
+        let side = |n: usize, shown: &KeyRange| {
             let up = Translation::prepending(
                 spans[n]
                     .range
                     .lo
                     .slice(..spans[n].strip.min(spans[n].range.lo.len())),
             );
-            side_over(views[n], told, up, &whole)
+            side_over(views[n], shown, up, &whole)
         };
         let sides = [side(0, &a), side(1, &b)];
         Self {
@@ -217,15 +217,15 @@ impl Iterator for Diff {
     }
 }
 
-/// The part `told` of a view, seen through `up`, and nothing in the rest of `whole`.
-fn side_over(view: &View, told: &KeyRange, up: Translation, whole: &KeyRange) -> TreeScan {
+/// The part `shown` of a view, seen through `up`, and nothing in the rest of `whole`.
+fn side_over(view: &View, shown: &KeyRange, up: Translation, whole: &KeyRange) -> TreeScan {
     let nothing = |range: KeyRange| Frame {
         reach: range.hi.clone(),
         range,
         base: Base::Nothing,
         overlays: Arc::from([]),
     };
-    if told.is_empty() {
+    if shown.is_empty() {
         let frames = if whole.is_empty() {
             Vec::new()
         } else {
@@ -233,13 +233,13 @@ fn side_over(view: &View, told: &KeyRange, up: Translation, whole: &KeyRange) ->
         };
         return TreeScan::of_frames(frames);
     }
-    let mut frames = frames_of_view(view, told.clone(), &up);
+    let mut frames = frames_of_view(view, shown.clone(), &up);
     // The last frame is the leftmost.
-    let left = KeyRange::new(whole.lo.clone(), Some(told.lo.clone()));
+    let left = KeyRange::new(whole.lo.clone(), Some(shown.lo.clone()));
     if !left.is_empty() {
         frames.push(nothing(left));
     }
-    if let Some(hi) = &told.hi {
+    if let Some(hi) = &shown.hi {
         let right = KeyRange::new(hi.clone(), whole.hi.clone());
         if !right.is_empty() {
             frames.insert(0, nothing(right));

@@ -420,7 +420,7 @@ mod tests {
         let told = joined[0].child.as_ref().map(|child| child.live_bytes);
         assert_eq!(told, Some(0), "of the child, not of the edges together");
         let several = left(&[(3, &child), (3, &child), (4, &child), (4, &child)]);
-        assert_eq!(several.len(), 2, "what is newer differs");
+        assert_eq!(several.len(), 2, "the newer messages differ");
         assert_eq!(left(&[(3, &child), (3, &interior())]).len(), 2);
         assert_eq!(left(&[(3, &child), (3, &seen_as(0, "x"))]).len(), 2);
         assert_eq!(left(&[(3, &leaf), (3, &leaf)]).len(), 2);

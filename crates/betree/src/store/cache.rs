@@ -191,7 +191,7 @@ impl NodeCache {
     }
 
     /// Most bytes of one node that may come into the cache before a reader asks for them.
-    pub(crate) fn room_ahead(&self) -> usize {
+    pub(crate) fn read_ahead_max_bytes(&self) -> usize {
         usize::try_from(self.parts.capacity() / 64).unwrap_or(usize::MAX)
     }
 

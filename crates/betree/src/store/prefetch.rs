@@ -100,7 +100,7 @@ impl Prefetcher {
     /// Loads the front of a segment for a scan that reads on, as far as the cache has room: a long
     /// request if the scan wants the `whole` segment.
     pub(crate) fn load_eagerly(&self, segment: &Handle, whole: bool) -> Result<()> {
-        if segment.is_fresh() || self.nodes.room_ahead() <= self.nodes.block_bytes {
+        if segment.is_fresh() || self.nodes.read_ahead_max_bytes() <= self.nodes.block_bytes {
             return Ok(());
         }
         self.nodes.cached((segment.id().0, 0), || {
@@ -114,7 +114,7 @@ impl Prefetcher {
                 }
             };
             self.nodes
-                .load_index(segment, ahead.min(self.nodes.room_ahead()))
+                .load_index(segment, ahead.min(self.nodes.read_ahead_max_bytes()))
         })?;
         Ok(())
     }
@@ -126,7 +126,7 @@ impl Prefetcher {
         &self,
         segments: impl Iterator<Item = (&'a Arc<Handle>, bool)>,
     ) {
-        let longest = SEGMENT_TOGETHER_BYTES.min(self.nodes.room_ahead());
+        let longest = SEGMENT_TOGETHER_BYTES.min(self.nodes.read_ahead_max_bytes());
         self.read_together(segments, longest, |segment, place, front| {
             let len = index_len(front, place.used_bytes)?;
             let index = self.nodes.keep_front(segment, place, front, len).ok()?;
@@ -153,7 +153,7 @@ impl Prefetcher {
         longest: usize,
         decode: impl Fn(&Handle, &Place, &[u8]) -> Option<Cached>,
     ) {
-        if self.nodes.room_ahead() < TOGETHER_BYTES {
+        if self.nodes.read_ahead_max_bytes() < TOGETHER_BYTES {
             return;
         }
         let short = self.short(nodes, longest);

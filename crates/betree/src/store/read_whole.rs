@@ -92,7 +92,9 @@ impl Prefetcher {
             .sum();
         let (kept, stop) = match keeping {
             Keeping::All => (0, metas.len()),
-            Keeping::Ends if rest_bytes <= self.nodes.room_ahead() && wanted.end < metas.len() => {
+            Keeping::Ends
+                if rest_bytes <= self.nodes.read_ahead_max_bytes() && wanted.end < metas.len() =>
+            {
                 (last, metas.len())
             }
             Keeping::Ends => (wanted.end, wanted.end),

@@ -126,7 +126,7 @@ impl SpaceDebt {
             }
             // No sweep is due: it would read the same node.
             Err(error) if error.is_of_a_read() => {
-                tracing::warn!(%error, "messages stay above what cannot be read");
+                tracing::warn!(%error, "messages stay above an unreadable node");
                 Ok(None)
             }
             Err(error) => Err(error),

@@ -141,7 +141,8 @@ impl Tree {
     /// # Errors
     /// `NoSpace` when a batch that puts or patches has no space, `Invalid` for keys, values or
     /// ranges out of bounds, `Poisoned` and `ReadOnly`. The batch is not applied then. With
-    /// [`OpenOptions::sync_each`] also the errors of [`Tree::sync`]; the batch is visible then.
+    /// [`crate::OpenOptions::sync_each`] also the errors of [`Tree::sync`]; the batch is visible
+    /// then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
         let inner = &self.inner;
         if inner.journal.is_none() {

@@ -157,7 +157,7 @@ impl Tree {
             // them. The bytes that are read here must be durable before older ones are written
             // over.
             dev.sync()
-                .map_err(io("syncing what an earlier mount wrote"))?;
+                .map_err(io("syncing the writes of an earlier mount"))?;
         }
         let sb = read_superblock(&*dev)?;
         if !options.read_only {

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ingest_names_only_free_space_and_ranges_that_follow() {
+    fn an_ingest_names_only_free_space_and_ranges_that_follow() {
         let store = store();
         let good = ingest_record();
         // The varints of the address and the length in blocks, of the used bytes, and of the lifted

@@ -22,7 +22,7 @@ impl Snapshot {
     /// The value of `key` in this view.
     ///
     /// # Errors
-    /// As [`Tree::get`].
+    /// As [`crate::Tree::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
         self.view.get(&self.inner.store.nodes, key)
     }

@@ -139,7 +139,7 @@ fn a_packed_frame_takes_its_raw_place_and_writes_less() {
     assert_eq!(
         bytes[place_of(packed)..][unwritten.clone()],
         stale[BLOCK..][unwritten],
-        "nothing is written behind what is stored"
+        "nothing is written behind the stored records"
     );
     let (found, at) = replay(&device_of(&bytes), JournalPos::default());
     let expected = (1..=41).map(|seq| match seq {
