@@ -6,7 +6,7 @@
 //! published through them. The queue of reads ahead and the spare buffers have locks of their own,
 //! outside of the model (`store/jobs.rs`, `store/buffers.rs`).
 
-#[cfg(shuttle)]
+#[cfg(all(shuttle, test))]
 pub(crate) use modelled::{Cache, Condvar, Guard, GuardResult, Mutex, MutexGuard, cache};
 #[cfg(not(all(shuttle, test)))]
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
