@@ -102,6 +102,14 @@ impl Kernel {
         }
     }
 
+    /// Tells the kernel of stale attributes, and not of the other invalidations. The notification
+    /// waits for no lock.
+    pub(crate) fn invalidate_attributes(&self, stale: &[Invalidation]) {
+        let attributes = stale.iter().filter(|one| one.is_of_attributes());
+        let attributes: Vec<_> = attributes.cloned().collect();
+        self.invalidate(&attributes);
+    }
+
     /// Sends a notification and the bytes that follow it. A notification about an object that the
     /// kernel does not know is no error.
     fn send(&self, notification: &Notification, following: &[&[u8]]) -> io::Result<()> {

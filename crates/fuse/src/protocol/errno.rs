@@ -4,9 +4,16 @@ use ramet_betree::Error as TreeError;
 use ramet_fs::Error;
 use rustix::io::Errno;
 
+use super::Answer;
+
+/// The result of a request that ends with `result`.
+pub(crate) fn answer<T>(result: ramet_fs::Result<T>) -> Answer<T> {
+    result.map_err(|error| errno(&error))
+}
+
 /// The errno of a system call that ends with `error`. Failures of the medium are logged here, where
 /// the error stops.
-pub(crate) fn errno(error: &Error) -> Errno {
+fn errno(error: &Error) -> Errno {
     match error {
         Error::NotFound => Errno::NOENT,
         Error::Exists => Errno::EXIST,

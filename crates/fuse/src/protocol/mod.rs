@@ -15,7 +15,7 @@ mod reply;
 mod request;
 
 pub use dirents::Dirents;
-pub(crate) use errno::errno;
+pub(crate) use errno::answer;
 pub use reply::{Body, Reply};
 pub use request::{
     CopyRange, FileHandle, Form, Header, Malformed, Records, Request, Setattr, Unique,

@@ -4,13 +4,15 @@
 //! write-back of pages ([`Server::waits_for_pages`]). A transport knows on which thread they may
 //! wait, and calls [`Server::sync`], [`Server::ioctl`] and [`Server::after_write_back`] itself.
 
-use ramet_fs::{Ino, SetAttr};
+use ramet_fs::{Ino, SetAttr, Volume};
 use rustix::io::Errno;
 
+use crate::protocol::abi::opcode;
 use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
-use crate::protocol::{Answer, Dirents, FileHandle, Header, Reply, Request, Setattr};
+use crate::protocol::{Answer, Header, Reply, Request, Setattr};
 use crate::server::credentials::Requester;
-use crate::server::server::{Core, Server};
+use crate::server::files::{seek, set_attributes};
+use crate::server::server::Server;
 
 /// A request that goes on once the kernel has written pages back.
 pub(crate) enum AfterWriteBack {
@@ -33,20 +35,18 @@ impl AfterWriteBack {
     }
 
     /// The answer, once the pages are written back.
-    pub(crate) fn answer(&self, core: &Core) -> Reply {
+    pub(crate) fn answer(&self, volume: &Volume) -> Reply {
         let answer = match self {
             Self::Setattr {
                 node,
                 set,
                 requester,
-            } => core
-                .setattr(*node, set, *requester)
-                .map(|attr| Reply::attr(&attr)),
+            } => set_attributes(volume, *node, set, *requester).map(|attr| Reply::attr(&attr)),
             Self::Seek {
                 node,
                 offset,
                 whence,
-            } => core.seek(*node, *offset, *whence).map(Reply::offset),
+            } => seek(volume, *node, *offset, *whence).map(Reply::offset),
         };
         answer.unwrap_or_else(Reply::error)
     }
@@ -59,14 +59,14 @@ impl AfterWriteBack {
                     ?node,
                     "the time that was set may not stay: the rings are stuck"
                 );
-                self.answer(&server.core)
+                self.answer(&server.files.volume)
             }
             Self::Seek {
                 node,
                 offset,
                 whence,
             } => {
-                let found = server.seek_without_holes(*node, *offset, *whence);
+                let found = server.files.seek_without_holes(*node, *offset, *whence);
                 found.map_or_else(Reply::error, Reply::offset)
             }
         }
@@ -92,6 +92,11 @@ impl Server {
         None
     }
 
+    fn forget(&self, node: Ino, lookups: u64) {
+        self.count(opcode::FORGET);
+        self.files.forget(node, lookups);
+    }
+
     /// The part of a request that goes on once the kernel has written back the pages of its file;
     /// `None` for a request that does not wait for them.
     pub(crate) fn waits_for_pages(
@@ -103,7 +108,7 @@ impl Server {
         match request {
             Request::Setattr(set) => {
                 let set = set_attr(set);
-                let waits = self.sets_time_of_mapped(node, &set);
+                let waits = self.files.sets_time_of_mapped(node, &set);
                 waits.then_some(AfterWriteBack::Setattr {
                     node,
                     set,
@@ -116,7 +121,7 @@ impl Server {
                     offset,
                     whence,
                 };
-                self.is_mapped(node).then_some(seek)
+                self.files.pages.is_mapped(node).then_some(seek)
             }
             _ => None,
         }
@@ -130,35 +135,44 @@ impl Server {
             Request::Lookup { name } => self.answer_lookup(header, name),
             Request::Mknod {
                 name, mode, rdev, ..
-            } => self.mknod(node, name, mode, rdev, requester).map(entry),
-            Request::Mkdir { name, mode, .. } => self.mkdir(node, name, mode, requester).map(entry),
-            Request::Symlink { name, target } => {
-                self.symlink(node, name, target, requester).map(entry)
+            } => self
+                .names
+                .mknod(node, name, mode, rdev, requester)
+                .map(entry),
+            Request::Mkdir { name, mode, .. } => {
+                self.names.mkdir(node, name, mode, requester).map(entry)
             }
-            Request::Link { node: linked, name } => self.link(linked, node, name).map(entry),
+            Request::Symlink { name, target } => {
+                self.names.symlink(node, name, target, requester).map(entry)
+            }
+            Request::Link { node: linked, name } => self.names.link(linked, node, name).map(entry),
             Request::Create {
                 name, mode, flags, ..
             } => {
-                let (attr, open) = self.create(node, name, mode, flags, requester)?;
+                let attr = self.names.create(node, name, mode, flags, requester)?;
+                let agreed = self.agreed.get().ok_or(Errno::IO)?;
+                let open = agreed.created_flags(flags);
                 Ok(Reply::created(&attr, created_handle(open), open))
             }
-            Request::Unlink { name } => self.unlink(node, name).map(|()| Reply::done()),
-            Request::Rmdir { name } => self.rmdir(node, name).map(|()| Reply::done()),
+            Request::Unlink { name } => self.names.unlink(node, name).map(|()| Reply::done()),
+            Request::Rmdir { name } => self.names.rmdir(node, name).map(|()| Reply::done()),
             Request::Rename {
                 name,
                 new_dir,
                 new_name,
                 flags,
             } => {
-                let renamed = self.rename((node, name), (new_dir, new_name), flags, requester);
+                let renamed =
+                    self.names
+                        .rename((node, name), (new_dir, new_name), flags, requester);
                 renamed.map(|()| Reply::done())
             }
-            Request::Getattr { .. } => self.getattr(node).map(|attr| Reply::attr(&attr)),
+            Request::Getattr { .. } => self.files.getattr(node).map(|attr| Reply::attr(&attr)),
             Request::Setattr(set) => {
-                let attr = self.setattr(node, &set_attr(&set), requester)?;
+                let attr = self.files.setattr(node, &set_attr(&set), requester)?;
                 Ok(Reply::attr(&attr))
             }
-            Request::Readlink => self.readlink(node).map(Reply::bytes),
+            Request::Readlink => self.files.readlink(node).map(Reply::bytes),
             request => self.answer_about_contents(header, request),
         }
     }
@@ -170,6 +184,7 @@ impl Server {
             Request::Open { .. } | Request::Flush { .. } => Err(NEVER_AGAIN),
             Request::Release { .. } | Request::Destroy => Ok(Reply::done()),
             Request::Read { offset, room, .. } => self
+                .files
                 .read_into(node, offset, room, header.pid)
                 .map(Reply::room),
             Request::Write {
@@ -179,7 +194,8 @@ impl Server {
                 flags,
                 ..
             } => {
-                self.write((node, fh), offset, data, flags, requester)?;
+                self.files
+                    .write((node, fh), offset, data, flags, requester)?;
                 let size = u32::try_from(data.len()).expect("a request holds less than 4 GiB");
                 Ok(Reply::written(size))
             }
@@ -189,28 +205,34 @@ impl Server {
                 mode,
                 ..
             } => {
-                let allocated = self.fallocate(node, (offset, length), mode, requester);
+                let allocated = self
+                    .files
+                    .fallocate(node, (offset, length), mode, requester);
                 allocated.map(|()| Reply::done())
             }
             Request::Lseek { offset, whence, .. } => {
-                self.seek(node, offset, whence).map(Reply::offset)
+                self.files.seek(node, offset, whence).map(Reply::offset)
             }
             Request::CopyFileRange { range, is_64 } => {
                 let (from, to) = ((node, range.offset_in), (range.node_out, range.offset_out));
-                let copied = self.copy_range(from, to, range.length, requester)?;
+                let copied = self.files.copy_range(from, to, range.length, requester)?;
                 Ok(if is_64 {
                     Reply::copied(copied.into())
                 } else {
                     Reply::written(copied)
                 })
             }
-            Request::Opendir { .. } => self.open_dir(node).map(|fh| Reply::opened(fh, 0)),
-            Request::Readdir { fh, offset, room } => self.answer_readdir(fh, offset, room),
+            Request::Opendir { .. } => self.directories.open(node).map(|fh| Reply::opened(fh, 0)),
+            Request::Readdir { fh, offset, room } => {
+                self.directories.answer_readdir(fh, offset, room)
+            }
             Request::Readdirplus { fh, offset, room } => {
-                self.answer_readdirplus(header, (fh, offset), room)
+                let prefetcher = &self.files.prefetcher;
+                self.directories
+                    .answer_readdirplus(header, (fh, offset), room, prefetcher)
             }
             Request::Releasedir { fh } => {
-                self.release_dir(fh);
+                self.directories.close(fh);
                 Ok(Reply::done())
             }
             Request::Statfs => Ok(Reply::statfs(&self.room())),
@@ -224,40 +246,35 @@ impl Server {
             Request::Setxattr {
                 name, value, flags, ..
             } => self
+                .files
                 .setxattr(node, name, value, flags)
                 .map(|()| Reply::done()),
             Request::Getxattr { name, size } => self
+                .files
                 .getxattr(node, name)
                 .map(|value| Reply::xattr(value, size)),
             Request::Listxattr { size } => {
-                let list = self.listxattr(node, header.into())?;
+                let list = self.files.listxattr(node, header.into())?;
                 Ok(Reply::xattr(list, size))
             }
-            Request::Removexattr { name } => self.removexattr(node, name).map(|()| Reply::done()),
+            Request::Removexattr { name } => {
+                self.files.removexattr(node, name).map(|()| Reply::done())
+            }
             // The kernel does not send such a request again, or uses other requests in its place.
             _ => Err(Errno::NOSYS),
         }
     }
 
     fn answer_lookup(&self, header: &Header, name: &[u8]) -> Answer<Reply> {
-        let Some(attr) = self.lookup(header.node, name)? else {
+        let Some(attr) = self.names.lookup(header.node, name)? else {
             return Ok(Reply::no_entry());
         };
-        if let Some(policies) = self.listing_policies() {
+        if let Some(policies) = self.directories.policies() {
             policies
                 .attributes
                 .looks_up(header.pid, header.node, attr.kind);
         }
         Ok(Reply::entry(&attr))
-    }
-
-    fn answer_readdir(&self, fh: FileHandle, offset: u64, room: &mut [u8]) -> Answer<Reply> {
-        if let Some(policies) = self.listing_policies() {
-            policies.first_entry.goes_on(fh.0);
-        }
-        let mut entries = Dirents::new(room);
-        self.read_dir(fh, offset, |entry| entries.push(entry))?;
-        Ok(Reply::room(entries.len()))
     }
 }
 

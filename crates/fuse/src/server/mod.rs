@@ -2,10 +2,15 @@
 
 pub(crate) mod barrier;
 pub(crate) mod clone_tokens;
+pub(crate) mod control_calls;
 pub(crate) mod credentials;
+pub(crate) mod directories;
 pub(crate) mod dispatch;
+pub(crate) mod files;
 pub(crate) mod ioctl;
-mod listing;
+pub(crate) mod names;
+pub(crate) mod page_cache;
+pub(crate) mod prefetcher;
 pub(crate) mod request_counts;
 pub(crate) mod server;
 pub(crate) mod workers;

@@ -255,7 +255,9 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
         if let Some(rest) = server.waits_for_pages(header, &request) {
             let later = later();
             server.count(header.opcode);
-            server.after_write_back(rest.node(), move |core| later.answer(&rest.answer(core)));
+            server.after_write_back(rest.node(), move |volume| {
+                later.answer(&rest.answer(volume))
+            });
             return None;
         }
         match request {

@@ -181,9 +181,9 @@ impl Front {
         let rest = Arc::new(rest);
         let (sender, answer) = channel();
         let then = Arc::clone(&rest);
-        self.server().after_write_back(rest.node(), move |core| {
+        self.server().after_write_back(rest.node(), move |volume| {
             // The receiver is gone if the answer comes too late.
-            let _ = sender.send(then.answer(core));
+            let _ = sender.send(then.answer(volume));
         });
         let wait = || loop {
             match answer.recv_timeout(PATIENCE) {

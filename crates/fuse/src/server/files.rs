@@ -1,0 +1,283 @@
+//! Requests about the contents and attributes of an inode.
+//!
+//! A request that changes a file follows the same steps. [`Prefetcher::touched`] takes the file out
+//! of the files to be sent, [`PageCache::tail`] remembers the old end, the volume changes, and then
+//! the kernel hears of cleared privileges and gets zeros over the old end.
+
+use std::sync::Arc;
+
+use ramet_fs::{Attr, Credentials, Error, Ino, Invalidation, SetAttr, SetXattr, Volume};
+use rustix::fs::{FallocateFlags, XattrFlags};
+use rustix::io::Errno;
+
+use crate::cache::notify::Kernel;
+use crate::cache::prefetch::Touch;
+use crate::cache::probe_file::{PROBE_INO, ProbeFile};
+use crate::protocol::abi;
+use crate::protocol::negotiate::DIRECT_HANDLE;
+use crate::protocol::{Answer, FileHandle, answer};
+use crate::server::credentials::{Requester, credentials_of};
+use crate::server::page_cache::PageCache;
+use crate::server::prefetcher::Prefetcher;
+use crate::server::request_counts::RequestCounts;
+
+/// The attribute that the kernel asks for before a program writes to a file for the first time.
+const CAPABILITY: &[u8] = b"security.capability";
+
+/// The inodes of a volume, as the kernel reads and changes them.
+pub(crate) struct Files {
+    pub(super) volume: Arc<Volume>,
+    pub(super) kernel: Kernel,
+    pub(super) pages: PageCache,
+    pub(super) prefetcher: Prefetcher,
+    pub(super) probe_file: Arc<ProbeFile>,
+    pub(super) counts: Arc<RequestCounts>,
+}
+
+impl Files {
+    pub(crate) fn forget(&self, node: Ino, lookups: u64) {
+        let last = || {
+            self.prefetcher.forgotten(node);
+            self.pages.forget(node);
+        };
+        self.volume.forget_noting(node, lookups, last);
+    }
+
+    pub(crate) fn getattr(&self, node: Ino) -> Answer<Attr> {
+        answer(self.volume.attributes().getattr(node))
+    }
+
+    pub(crate) fn setattr(&self, node: Ino, set: &SetAttr, requester: Requester) -> Answer<Attr> {
+        let Some(size_bytes) = set.size_bytes else {
+            return set_attributes(&self.volume, node, set, requester);
+        };
+        self.prefetcher.touched(node, Touch::Size)?;
+        self.pages.note_resized(node);
+        let tail = self.pages.tail(node);
+        let attr = set_attributes(&self.volume, node, set, requester)?;
+        self.pages.clear_tail(node, tail, size_bytes);
+        Ok(attr)
+    }
+
+    /// Whether the kernel must write back the pages of a file before its time of modification is
+    /// set. With a new size the answer is no: the kernel then holds the write-back until it has the
+    /// answer.
+    pub(crate) fn sets_time_of_mapped(&self, node: Ino, set: &SetAttr) -> bool {
+        set.mtime.is_some() && set.size_bytes.is_none() && self.pages.is_mapped(node)
+    }
+
+    pub(crate) fn readlink(&self, node: Ino) -> Answer<Vec<u8>> {
+        answer(self.volume.attributes().readlink(node)).map(|target| target.to_vec())
+    }
+
+    pub(crate) fn read_into(
+        &self,
+        node: Ino,
+        offset: u64,
+        buf: &mut [u8],
+        thread: u32,
+    ) -> Answer<usize> {
+        self.pages.note_filled(node);
+        self.prefetcher.reads(node, thread)?;
+        answer(self.volume.files().read_into(node, offset, buf))
+    }
+
+    pub(crate) fn write(
+        &self,
+        (node, fh): (Ino, FileHandle),
+        offset: u64,
+        data: &[u8],
+        flags: u32,
+        requester: Requester,
+    ) -> Answer<()> {
+        if node == PROBE_INO {
+            self.probe_file.written();
+            return Ok(());
+        }
+        let is_mapped = flags & abi::write::CACHE != 0;
+        let touch = if is_mapped {
+            Touch::Page
+        } else {
+            Touch::Filled
+        };
+        self.prefetcher.touched(node, touch)?;
+        let tail = if is_mapped {
+            None
+        } else {
+            self.pages.tail(node)
+        };
+        if is_mapped {
+            self.pages.note_written_back(node);
+        } else if fh != DIRECT_HANDLE {
+            self.pages.note_filled(node);
+        }
+        // The kernel sets the flag for a process without CAP_FSETID, with any mode of the file.
+        let writer: &dyn Fn() -> Credentials = &|| Credentials {
+            has_fsetid: false,
+            ..credentials_of(requester)
+        };
+        let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
+        let written = self.volume.files().write(node, offset, data, writer);
+        if is_mapped && written.is_err() {
+            self.counts.count_failed_write_back();
+        }
+        // A write that failed may have been made in part.
+        self.cleared(node, *written.as_ref().unwrap_or(&true));
+        answer(written)?;
+        self.pages.clear_tail(node, tail, offset);
+        Ok(())
+    }
+
+    pub(crate) fn fallocate(
+        &self,
+        node: Ino,
+        (offset, length): (u64, u64),
+        mode: u32,
+        requester: Requester,
+    ) -> Answer<()> {
+        self.prefetcher.touched(node, Touch::Size)?;
+        self.pages.note_resized(node);
+        let tail = self.pages.tail(node);
+        let flags = FallocateFlags::from_bits_retain(mode);
+        let keep_size = flags.contains(FallocateFlags::KEEP_SIZE);
+        let writer = || credentials_of(requester);
+        let rest = flags - FallocateFlags::KEEP_SIZE;
+        let volume = &self.volume;
+        let reshaped = if rest.is_empty() {
+            volume
+                .files()
+                .allocate(node, offset, length, keep_size, Some(&writer))
+        } else if rest == FallocateFlags::ZERO_RANGE
+            || (rest == FallocateFlags::PUNCH_HOLE && keep_size)
+        {
+            volume
+                .files()
+                .zero_range(node, offset, length, keep_size, Some(&writer))
+        } else {
+            Err(Error::Unsupported)
+        };
+        self.cleared(node, answer(reshaped)?);
+        if !keep_size {
+            self.pages
+                .clear_tail(node, tail, offset.saturating_add(length));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn seek(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
+        seek(&self.volume, node, offset, whence)
+    }
+
+    /// The answer of [`Files::seek`] for a file without holes, where the contents of its pages are
+    /// not known.
+    pub(crate) fn seek_without_holes(&self, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
+        let (from, data) = seek_target(offset, whence)?;
+        let size = answer(self.volume.attributes().getattr(node))?.size_bytes;
+        if from >= size {
+            return Err(Errno::NXIO);
+        }
+        Ok(if data { from } else { size })
+    }
+
+    /// Copies a range. Answers the number of copied bytes, which is below 4 GiB.
+    pub(crate) fn copy_range(
+        &self,
+        from: (Ino, u64),
+        to: (Ino, u64),
+        len: u64,
+        requester: Requester,
+    ) -> Answer<u32> {
+        self.prefetcher.touched(to.0, Touch::Size)?;
+        self.pages.note_resized(to.0);
+        let tail = self.pages.tail(to.0);
+        let writer = || credentials_of(requester);
+        let copied = self.volume.files().copy_range(from, to, len, Some(&writer));
+        self.cleared(to.0, copied.as_ref().map_or(true, |copied| copied.cleared));
+        let bytes = answer(copied)?.bytes;
+        if bytes > 0 {
+            self.pages.clear_tail(to.0, tail, to.1);
+        }
+        Ok(u32::try_from(bytes).expect("at most 4 GiB at a time"))
+    }
+
+    /// Tells the kernel of changed attributes, if `cleared`: a change of the contents cleared
+    /// setuid or setgid, or took capabilities away. Otherwise the kernel would keep them, since it
+    /// believes its cache. It knows before the change is answered.
+    fn cleared(&self, node: Ino, cleared: bool) {
+        if cleared {
+            self.kernel
+                .invalidate_attributes(&[Invalidation::Attributes(node)]);
+        }
+    }
+
+    pub(crate) fn setxattr(&self, node: Ino, name: &[u8], value: &[u8], flags: u32) -> Answer<()> {
+        let flags = XattrFlags::from_bits_retain(flags);
+        let mode = if flags == XattrFlags::CREATE {
+            SetXattr::Create
+        } else if flags == XattrFlags::REPLACE {
+            SetXattr::Replace
+        } else if flags.is_empty() {
+            SetXattr::Any
+        } else {
+            return Err(Errno::INVAL);
+        };
+        answer(self.volume.attributes().setxattr(node, name, value, mode))
+    }
+
+    pub(crate) fn getxattr(&self, node: Ino, name: &[u8]) -> Answer<Vec<u8>> {
+        if name == CAPABILITY {
+            if node == PROBE_INO {
+                self.probe_file.asked_for_capabilities();
+                return Err(Errno::NODATA);
+            }
+            self.prefetcher.touched(node, Touch::Fills)?;
+        }
+        answer(self.volume.attributes().getxattr(node, name)).map(|value| value.to_vec())
+    }
+
+    /// Names of extended attributes, each with a zero behind it.
+    pub(crate) fn listxattr(&self, node: Ino, requester: Requester) -> Answer<Vec<u8>> {
+        let mut list = Vec::new();
+        for name in answer(self.volume.attributes().listxattr(node, requester.uid == 0))? {
+            list.extend_from_slice(&name);
+            list.push(0);
+        }
+        Ok(list)
+    }
+
+    pub(crate) fn removexattr(&self, node: Ino, name: &[u8]) -> Answer<()> {
+        answer(self.volume.attributes().removexattr(node, name))
+    }
+}
+
+/// Sets attributes of an inode, on any thread.
+pub(crate) fn set_attributes(
+    volume: &Volume,
+    node: Ino,
+    set: &SetAttr,
+    requester: Requester,
+) -> Answer<Attr> {
+    let writer = || credentials_of(requester);
+    answer(volume.attributes().setattr(node, set, Some(&writer)))
+}
+
+/// Finds data or a hole, on any thread.
+pub(crate) fn seek(volume: &Volume, node: Ino, offset: u64, whence: u32) -> Answer<u64> {
+    let (offset, data) = seek_target(offset, whence)?;
+    answer(volume.files().seek(node, offset, data))
+}
+
+/// The offset from which LSEEK searches, and whether it searches for data or for a hole.
+fn seek_target(offset: u64, whence: u32) -> Answer<(u64, bool)> {
+    const SEEK_DATA: u32 = 3;
+    const SEEK_HOLE: u32 = 4;
+    // An offset in the kernel is signed.
+    if i64::try_from(offset).is_err() {
+        return Err(Errno::NXIO);
+    }
+    match whence {
+        SEEK_DATA => Ok((offset, true)),
+        SEEK_HOLE => Ok((offset, false)),
+        _ => Err(Errno::INVAL),
+    }
+}

@@ -1,0 +1,159 @@
+//! The pages of files that the kernel has, and the threads that wait for them.
+//!
+//! `cache/mapped.rs` tells why the daemon asks for write-back and clears the end of a file, and
+//! `cache/held.rs` for which files a fence waits. A lock of a page may belong to a program that
+//! waits for an answer, so only threads of this type wait for pages.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use ramet_fs::{Ino, Volume};
+
+use crate::cache::held::Held;
+use crate::cache::mapped::{Mapped, Tail};
+use crate::cache::notify::Kernel;
+use crate::server::workers::Workers;
+
+/// Requests at the same time that wait for pages of the kernel.
+const THREADS: usize = 2;
+/// How long a request that makes a file grow waits for the page at the old end. The program that
+/// waits for the answer may have locked the page, but only while the page has no contents that a
+/// program could have mapped.
+const TAIL_PATIENCE: Duration = Duration::from_millis(20);
+
+/// The kernel's pages of the files of a mount.
+pub(crate) struct PageCache {
+    volume: Arc<Volume>,
+    kernel: Kernel,
+    mapped: Arc<Mapped>,
+    held: Arc<Held>,
+    /// Number of requests that wrote pages back, so far.
+    written_back: AtomicU64,
+    workers: Workers,
+}
+
+impl PageCache {
+    /// The page cache of a mount without files.
+    ///
+    /// # Errors
+    /// The system has no more threads.
+    pub(crate) fn new(
+        volume: Arc<Volume>,
+        kernel: Kernel,
+        mapped: Arc<Mapped>,
+    ) -> std::io::Result<Self> {
+        Ok(Self {
+            volume,
+            kernel,
+            mapped,
+            held: Arc::new(Held::new(Instant::now())),
+            written_back: AtomicU64::new(0),
+            workers: Workers::new("pages", THREADS)?,
+        })
+    }
+
+    /// The kernel fills a page of the file.
+    pub(crate) fn note_filled(&self, node: Ino) {
+        self.mapped.note(node);
+    }
+
+    /// The kernel writes a page of the file back.
+    pub(crate) fn note_written_back(&self, node: Ino) {
+        self.written_back.fetch_add(1, Ordering::SeqCst);
+        self.mapped.note_written_back(node);
+    }
+
+    /// Number of requests that wrote pages back, so far.
+    pub(crate) fn written_back(&self) -> u64 {
+        self.written_back.load(Ordering::SeqCst)
+    }
+
+    /// A program syncs the file, which holds up the write-back of its pages.
+    pub(crate) fn note_synced(&self, node: Ino) {
+        if self.mapped.is_written_back(node) {
+            self.held.note(node, Instant::now());
+        }
+    }
+
+    /// The size of the file changes, which holds up the write-back of its pages.
+    pub(crate) fn note_resized(&self, node: Ino) {
+        if self.mapped.may_have(node) {
+            self.held.note(node, Instant::now());
+        }
+    }
+
+    /// The kernel has forgotten the file.
+    pub(crate) fn forget(&self, node: Ino) {
+        self.mapped.forget(node);
+        self.held.forget(node);
+    }
+
+    /// Whether a program may have stored bytes into pages of the file that the volume does not have
+    /// yet.
+    pub(crate) fn is_mapped(&self, node: Ino) -> bool {
+        !self.volume.is_read_only() && self.mapped.may_have(node)
+    }
+
+    /// Has the kernel write back the pages of a file, and then runs `then` on the thread that
+    /// waited for it.
+    pub(crate) fn after_write_back(&self, node: Ino, then: impl FnOnce(&Volume) + Send + 'static) {
+        let (kernel, volume) = (self.kernel.clone(), Arc::clone(&self.volume));
+        self.workers.run(move || {
+            kernel.write_back(node);
+            then(&volume);
+        });
+    }
+
+    /// Has the kernel wait for pages whose write-back a program may hold up, if there may be any.
+    /// Answers the number of the wait.
+    pub(crate) fn wait_for_held(&self) -> Option<u64> {
+        let files = self.held.lately(Instant::now());
+        if files.is_empty() {
+            return None;
+        }
+        let kernel = self.kernel.clone();
+        let wait = move || {
+            for ino in files {
+                kernel.write_back(ino);
+            }
+        };
+        Some(self.held.begin(wait, |wait| self.workers.run(wait)))
+    }
+
+    /// Whether the wait of this number has ended.
+    pub(crate) fn has_ended(&self, number: u64) -> bool {
+        self.held.has_ended(number)
+    }
+
+    /// The bytes behind the end of a file that the kernel may have a page of.
+    pub(crate) fn tail(&self, node: Ino) -> Option<Tail> {
+        if !self.mapped.may_have(node) {
+            return None;
+        }
+        let size = self.volume.attributes().getattr(node).ok()?.size_bytes;
+        Tail::of(size, rustix::param::page_size() as u64)
+    }
+
+    /// The file has grown over its old tail, up to `start`, where the new contents begin. Every
+    /// reader sees zeros there before the request is answered.
+    pub(crate) fn clear_tail(&self, node: Ino, tail: Option<Tail>, start: u64) {
+        let Some((tail, bytes)) = tail.map(|tail| (tail, tail.exposed(start))) else {
+            return;
+        };
+        if bytes == 0 {
+            return;
+        }
+        let (sender, cleared) = channel();
+        let kernel = self.kernel.clone();
+        self.workers.run(move || {
+            kernel.store_zeros(node, tail.offset, bytes);
+            // The request no longer waits for a page that was locked for long.
+            let _ = sender.send(());
+        });
+        if cleared.recv_timeout(TAIL_PATIENCE).is_err() {
+            tracing::debug!(?node, "the page at the old end is locked");
+        }
+    }
+}
