@@ -1,4 +1,4 @@
-//! Where times come from.
+//! Clocks: the sources of times.
 
 use std::fmt::Debug;
 use std::time::{SystemTime, UNIX_EPOCH};

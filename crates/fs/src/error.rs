@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// What can go wrong in the file system.
+/// An error of the file system.
 #[derive(Clone, Debug, Error)]
 pub enum Error {
     /// The name, or the object itself, does not exist.
@@ -62,12 +62,12 @@ pub enum Error {
     /// The object has as many names as it can count.
     #[error("too many links")]
     TooManyLinks,
-    /// Stored bytes of the file system's own that make no sense.
+    /// Stored bytes of the file system itself are damaged.
     #[error("corrupt {what}: {detail}")]
     Corrupt {
         /// The structure.
         what: &'static str,
-        /// What was found.
+        /// The damage that was found.
         detail: String,
     },
     /// The volume was made by another version.
@@ -75,7 +75,7 @@ pub enum Error {
     OtherVersion {
         /// Version on the volume.
         found: u32,
-        /// The one that this program reads and writes.
+        /// The version that this program reads and writes.
         known: u32,
     },
     /// The tree or the device below failed.
@@ -86,7 +86,7 @@ pub enum Error {
 /// Result of the file system.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// A directory that was removed has no entries and takes none.
+/// Turns `Stale` into `NotFound`: a directory that was removed has no entries and takes none.
 pub(crate) fn gone_is_not_found(error: Error) -> Error {
     if matches!(error, Error::Stale) {
         Error::NotFound

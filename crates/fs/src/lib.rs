@@ -1,26 +1,34 @@
 //! The file system of a Ramet volume: paths, inodes, data and clones on the tree.
 //!
-//! A [`Volume`] offers what FUSE asks for, by inode number, and clones. Everything lies in one key space
-//! (`keys.rs`, `record.rs`); every operation is one batch of the tree. `docs/fs.md` has the semantics.
+//! A [`Volume`] hands out the components that do the work: [`Names`], [`Directories`], [`Files`],
+//! [`Attributes`], [`Trees`] and [`Controls`]. They offer the operations of FUSE, by inode number,
+//! and clones. All keys are in one key space (`format/keys.rs`, `format/record.rs`), and every
+//! operation is one batch of the tree. `docs/fs.md` has the semantics.
 //!
 //! # Locks
 //!
-//! In this order, each kind in the order of inode numbers; nothing is taken before one that is held:
+//! Locks are taken in this order, each kind in the order of inode numbers. No lock is taken before
+//! one that is already held:
 //!
-//! 1. the counter of inode numbers: held over a batch of its own, once in 65,536 numbers, and with no other lock;
-//! 2. the comparison and the scrub of an open directory ([`ControlState`]), and the positions of a directory stream;
+//! 1. the counter of inode numbers: held over a batch of its own, once in 65,536 numbers, and with
+//!    no other lock;
+//! 2. the comparison and the scrub of an open directory ([`ControlState`]), and the positions of a
+//!    directory stream;
 //! 3. `Inode::names` of directories: their entries. Held over the check whether a name exists and
 //!    the change that follows; may wait for the device;
 //! 4. `Namespace::links`: the names of hard links; may wait for the device;
 //! 5. `Inode::state`: the record and the contents; may wait for the device;
-//! 6. `Inode::has_links`: whether a clone root has hard links; may wait for the device;
-//! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the batch is
-//!    applied or a snapshot is taken, for writing while directories move: memory only;
-//! 8. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table, the deferred deletes,
-//!    the salts: for a moment, one at a time.
+//! 6. `Inode::has_links`: whether a clone root has hard links; may wait for the device. A new hard
+//!    link sets it with the topology held: `links` keeps it apart from the lookup that waits for
+//!    the topology;
+//! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the
+//!    batch is applied or a snapshot is taken, for writing while directories move: memory only;
+//! 8. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
+//!    the deferred deletes, the salts: for a moment, one at a time.
 //!
-//! [`ramet_betree::Tree::admit`], which waits for room, comes before 2 to 8, but for a clone that brings many hard links
-//! along: it waits with those of the kinds 3 to 5 (`hard_links.rs`).
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before 2 to 8. The one exception is a
+//! clone of a directory with many hard links below: it waits for room with locks of the kinds 3 to
+//! 5 (`ops/hard_links.rs`).
 #![forbid(unsafe_code)]
 
 mod clock;

@@ -1,4 +1,4 @@
-//! How volumes are made and opened, and what an open one tells.
+//! Options of making and opening a volume, and the counters of an open one.
 
 use std::sync::Arc;
 
@@ -10,21 +10,21 @@ use crate::clock::Clock;
 /// How reading an object changes its access time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AccessTime {
-    /// When it is not later than the last change, or a day old.
+    /// The access time changes when it is not later than the last change, or a day old.
     #[default]
     Relative,
-    /// With each read.
+    /// The access time changes with each read.
     Strict,
-    /// Never.
+    /// The access time never changes.
     Never,
 }
 
-/// How to make a new volume.
+/// Options of making a new volume.
 #[derive(Clone, Debug, Default)]
 pub struct FormatOptions {
     /// Identity of the volume.
     pub uuid: [u8; 16],
-    /// Name for people.
+    /// The name that a person gave to the volume.
     pub label: Label,
     /// Owner and group of the root directory.
     pub owner: (u32, u32),
@@ -36,7 +36,7 @@ pub struct FormatOptions {
     pub journal_bytes: Option<u64>,
 }
 
-/// How to open a volume.
+/// Options of opening a volume.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Memory for cached nodes, in bytes; `None` leaves the choice to the tree.
@@ -47,9 +47,9 @@ pub struct OpenOptions {
     pub compression: Option<Codec>,
     /// How reading files and symbolic links changes access times.
     pub access_time: AccessTime,
-    /// How reading directories does.
+    /// How reading directories changes access times.
     pub dir_access_time: AccessTime,
-    /// Where times come from; `None` is the clock of the machine.
+    /// The source of times; `None` is the clock of the machine.
     pub clock: Option<Arc<dyn Clock>>,
     /// Seed of the random numbers, for runs that can be repeated.
     pub seed: Option<u64>,
@@ -68,18 +68,18 @@ pub struct VolumeStats {
     pub pid: u32,
     /// Identity of the volume.
     pub uuid: String,
-    /// Name that people gave to the volume; empty for none.
+    /// The name that a person gave to the volume; empty for none.
     pub label: String,
     /// Size of the device.
     pub device_bytes: u64,
     /// Bytes that can be read, each clone counted in full; an estimate.
     pub logical_bytes: u64,
-    /// Space in use.
+    /// Allocated space.
     pub allocated_bytes: u64,
-    /// Space left.
+    /// Free space.
     pub free_bytes: u64,
-    /// What of it no new data gets: kept back so that deleting and syncing always succeed, or going to be taken by what was
-    /// accepted and is not written yet.
+    /// The part of the free space that no new data gets. It is kept back so that deleting and
+    /// syncing always succeed, or accepted changes that are not written yet will take it.
     pub reserved_bytes: u64,
     /// Nodes of the tree.
     pub nodes: u64,
@@ -109,39 +109,39 @@ pub struct VolumeStats {
     pub bytes_written: u64,
     /// Bytes of the journal written since the mount.
     pub journal_written_bytes: u64,
-    /// Of the nodes, leaves written anew with what waited for them.
+    /// Of the nodes: leaves written anew with the messages that waited for them.
     pub leaves_written_bytes: u64,
-    /// Leaves that were ingested: large writes.
+    /// Of the nodes: leaves that were ingested by large writes.
     pub ingested_written_bytes: u64,
-    /// Messages that rest in interior nodes over a checkpoint.
+    /// Of the nodes: messages that rest in interior nodes over a checkpoint.
     pub segments_written_bytes: u64,
-    /// Of these, copied from segments that were written before.
+    /// Of these messages: copies from segments that were written before.
     pub segments_copied_bytes: u64,
-    /// Interior nodes without their messages.
+    /// Of the nodes: interior nodes without their messages.
     pub skeletons_written_bytes: u64,
     /// Nodes and segments that lookups and clones went through.
     pub node_visits: u64,
     /// Freed space that the next checkpoint makes usable.
     pub pending_free_bytes: u64,
-    /// What the file system below an image file still gives, as far as is known.
+    /// Space that the file system below an image file still gives, as far as it is known.
     pub host_free_bytes: Option<u64>,
-    /// What the image file takes there.
+    /// Space of the file system below that the image file takes.
     pub host_allocated_bytes: Option<u64>,
     /// Dead nodes that wait to be reclaimed.
     pub zombies: u64,
     /// Background work since the mount: messages moved from a node to a child.
     pub flushes: u64,
-    /// Leaf ranges written anew, because messages abounded for them.
+    /// Leaf ranges written anew, because many messages waited for them.
     pub rewrites: u64,
-    /// Shared nodes of which a private copy was made.
+    /// Shared nodes that got a private copy.
     pub unshares: u64,
     /// Children dropped unread under a range message.
     pub prunes: u64,
     /// Runs of small leaves joined.
     pub coalesces: u64,
-    /// Segments merged, or copied because little of them was alive.
+    /// Segments that were merged, or copied because little of them was alive.
     pub segment_merges: u64,
-    /// Nodes that clones had made too high, rebuilt.
+    /// Nodes that clones had made too high and that were rebuilt.
     pub flattens: u64,
     /// Nodes whose references went to zero.
     pub reclaimed: u64,
@@ -149,6 +149,6 @@ pub struct VolumeStats {
     pub checkpoints: u64,
     /// Inodes in memory.
     pub inodes_in_memory: u64,
-    /// Why the volume takes no writes any more, if so.
+    /// The reason for which the volume takes no more writes, if it takes none.
     pub poisoned: Option<String>,
 }

@@ -29,7 +29,8 @@ use crate::tools::controls::Controls;
 /// Version of the keys and records.
 const VERSION: u32 = 3;
 
-/// Estimate of the space of an inode in the index of metadata: its record and its name, in a directory below others.
+/// Estimate of the space of an inode in the index of metadata: its record and its name, in a
+/// directory below others.
 const INODE_BYTES: u64 = 192;
 
 /// A volume that is open. All methods of it and of its components may be called from any thread.
@@ -101,7 +102,8 @@ fn counter(tree: &Tree, name: &[u8], what: &'static str) -> Result<u64> {
 }
 
 impl Volume {
-    /// Makes an empty volume on `device`, durable on return. Everything that the device held is lost.
+    /// Makes an empty volume on `device`, durable on return. Everything that the device held is
+    /// lost.
     ///
     /// # Errors
     /// Those of the tree: the device is too small, or failed.
@@ -219,13 +221,15 @@ impl Volume {
         &self.controls
     }
 
-    /// The caller drops `lookups` of the references that lookups gave it. An object without names is erased when the caller
-    /// has no reference left. An erasure that fails is tried again by [`Volume::sync_all`] and [`Volume::close`].
+    /// The caller drops `lookups` of the references that lookups gave it. An object without names
+    /// is erased when the caller has no reference left. An erasure that fails is tried again by
+    /// [`Volume::sync_all`] and [`Volume::close`].
     pub fn forget(&self, ino: Ino, lookups: u64) {
         self.forget_noting(ino, lookups, || {});
     }
 
-    /// As [`Volume::forget`]. If no reference is left, `last` runs before another lookup of the object can succeed.
+    /// As [`Volume::forget`]. If no reference is left, `last` runs before another lookup of the
+    /// object can succeed.
     pub fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         if ino != ROOT_INO {
             self.namespace.table.forget_noting(ino, lookups, last);
@@ -272,7 +276,8 @@ impl Volume {
         Ok(self.namespace.tree.sync()?)
     }
 
-    /// Makes the volume `bytes` long, and its device too if that is an image file; see [`ramet_betree::Tree::grow`].
+    /// Makes the volume `bytes` long, and its device too if that is an image file; see
+    /// [`ramet_betree::Tree::grow`].
     ///
     /// # Errors
     /// `Invalid` when the volume is longer already, and those of the device.
@@ -351,9 +356,9 @@ impl Volume {
         self.namespace.available_bytes()
     }
 
-    /// An estimate of the number of inodes: those whose names have reached leaves, from the bytes that these take, and those
-    /// that were made since the volume was opened and may be on their way. Clones share names and are not counted one by one,
-    /// so no exact number exists.
+    /// An estimate of the number of inodes: those whose names have reached leaves, from the bytes
+    /// that these take, and those that were made since the volume was opened and may be on their
+    /// way. Clones share names and are not counted one by one, so no exact number exists.
     #[must_use]
     pub fn inodes(&self) -> u64 {
         let tree = &self.namespace.tree;

@@ -1,4 +1,4 @@
-//! What large writes cost the device, in bytes.
+//! Costs of large writes at the device, in bytes.
 //!
 //! `RAMET_BULK_MIB` sets the size of the file, `RAMET_BULK_KIB` that of a request.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume};
 
-/// Counts what the device is asked for.
+/// Counts the requests to the device.
 struct Counted {
     device: MemDevice,
     written: AtomicU64,
@@ -155,7 +155,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     at_most("what it leaves in the cache", cached, 200);
     drop(volume);
 
-    // As the kernel asks for it: each request is a leaf, which comes with its index.
+    // The reads are those of the kernel: each request is a leaf, which comes with its index.
     let volume = open();
     let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     device.take();
@@ -173,7 +173,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     assert!(read.reads <= leaves + leaves / 10, "{read:?}");
     drop(volume);
 
-    // What cannot be read of a leaf harms nobody who wants other parts of it.
+    // A damaged part of a leaf does not harm readers of other parts.
     let volume = open();
     let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     device.longest_read.store(500 << 10, Ordering::SeqCst);
@@ -186,7 +186,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     device.longest_read.store(0, Ordering::SeqCst);
     drop(volume);
 
-    // Nor is a leaf read whole for its end.
+    // A leaf is not read whole for its end either.
     let volume = open();
     let file = volume.names().lookup(ROOT_INO, b"file").unwrap().ino;
     let mut part = vec![0; 128 << 10];

@@ -1,4 +1,4 @@
-//! What is known outlives its name, and nothing of it stays when it is forgotten.
+//! Referenced objects outlive their names, and nothing of them stays when they are forgotten.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl Fixture {
         Self { device, volume }
     }
 
-    /// As after a crash: nothing that was left for later is done.
+    /// Simulates a crash: deletes that wait are lost.
     fn crash(&mut self) {
         self.volume.sync_all().unwrap();
         self.volume = {
@@ -125,7 +125,7 @@ fn a_file_works_on_without_its_name_until_it_is_forgotten() {
 }
 
 #[test]
-fn whatever_takes_the_name_has_nothing_of_what_had_it() {
+fn a_new_object_has_nothing_of_the_one_that_had_its_name_before() {
     let long = vec![7; 30_000];
     type Take = fn(&Fixture);
     let takes: [(&str, Take); 6] = [
@@ -209,7 +209,7 @@ fn whatever_takes_the_name_has_nothing_of_what_had_it() {
 }
 
 #[test]
-fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
+fn an_empty_directory_is_removed_while_its_unlinked_files_are_referenced() {
     let at = Fixture::new();
     let before = at.keys();
     let outer = at.make(ROOT_INO, "outer", Kind::Directory);
@@ -225,7 +225,7 @@ fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
     assert!(at.names(ROOT_INO).is_empty() && at.names(inner).is_empty());
     assert_eq!(at.read(file), b"content");
     at.check();
-    // The kernel forgets a directory after what was in it; nobody else must.
+    // The kernel forgets a directory after the objects in it, and the test does too.
     at.volume.forget(inner, 1);
     at.volume.forget(outer, 1);
     assert_eq!(at.read(file), b"content");
@@ -243,7 +243,7 @@ fn an_empty_directory_goes_while_files_that_were_in_it_are_known() {
 }
 
 #[test]
-fn an_empty_directory_with_ghosts_is_replaced() {
+fn a_directory_of_deleted_entries_is_replaced_as_an_empty_one() {
     let at = Fixture::new();
     let old = at.make(ROOT_INO, "old", Kind::Directory);
     let file = at.file(old, "f", b"content");
@@ -265,7 +265,7 @@ fn an_empty_directory_with_ghosts_is_replaced() {
 }
 
 #[test]
-fn after_a_crash_orphans_are_gone_and_ghosts_with_the_next_look() {
+fn after_a_crash_orphans_are_gone_and_deleted_entries_go_with_the_next_listing() {
     let mut at = Fixture::new();
     let dir = at.make(ROOT_INO, "d", Kind::Directory);
     at.volume.forget(dir, 1);
@@ -283,7 +283,7 @@ fn after_a_crash_orphans_are_gone_and_ghosts_with_the_next_look() {
     let dir = at.volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
     assert!(at.names(dir).is_empty());
     assert_eq!(at.keys(), before);
-    // A directory is as good as empty whether it was read or not.
+    // A directory of deleted entries counts as empty, whether it was read or not.
     at.file(dir, "small", &[1; 100_000]);
     at.volume.names().unlink(dir, b"small").unwrap();
     at.crash();
@@ -294,7 +294,7 @@ fn after_a_crash_orphans_are_gone_and_ghosts_with_the_next_look() {
 }
 
 #[test]
-fn a_clone_has_no_ghosts_for_long() {
+fn a_clone_loses_its_deleted_entries_with_the_first_listing() {
     let at = Fixture::new();
     let dir = at.make(ROOT_INO, "d", Kind::Directory);
     let file = at.file(dir, "f", b"content");
@@ -369,7 +369,7 @@ fn files_of_a_removed_tree_work_on_and_nothing_is_found_in_it() {
 }
 
 #[test]
-fn what_is_replaced_works_on() {
+fn a_replaced_file_works_on() {
     let at = Fixture::new();
     let old = at.file(ROOT_INO, "f", b"old");
     let new = at.file(ROOT_INO, "new", b"new");
@@ -393,13 +393,13 @@ fn what_is_replaced_works_on() {
 }
 
 #[test]
-fn what_cannot_be_erased_when_it_is_forgotten_is_erased_by_a_later_sync_or_at_the_end() {
-    // More than are tried in a row.
-    const GHOSTS: usize = 20;
+fn a_delete_that_fails_is_tried_again_by_a_later_sync_or_at_the_end() {
+    // More than one reap tries to delete.
+    const FILES: usize = 20;
     let mut at = Fixture::new();
     let before = at.keys();
     let damage = |at: &Fixture| -> Vec<(Vec<u8>, Bytes)> {
-        let names = (0..GHOSTS).map(|number| format!("f{number}"));
+        let names = (0..FILES).map(|number| format!("f{number}"));
         let damage = |name: String| {
             let deleted = at.file(ROOT_INO, &name, b"content");
             at.volume.names().unlink(ROOT_INO, name.as_bytes()).unwrap();
@@ -423,7 +423,7 @@ fn what_cannot_be_erased_when_it_is_forgotten_is_erased_by_a_later_sync_or_at_th
     }
     let damaged = damage(&at);
     at.volume.sync_all().unwrap();
-    assert_eq!(at.keys(), before + 2 * GHOSTS);
+    assert_eq!(at.keys(), before + 2 * FILES);
     mend(&at, damaged);
     at.volume.sync_all().unwrap();
     assert_eq!(at.keys(), before);
@@ -437,7 +437,7 @@ fn what_cannot_be_erased_when_it_is_forgotten_is_erased_by_a_later_sync_or_at_th
 }
 
 #[test]
-fn a_ghost_that_grows_becomes_an_orphan() {
+fn a_deleted_entry_that_grows_becomes_an_orphan() {
     let mut at = Fixture::new();
     let file = at.file(ROOT_INO, "f", b"content");
     at.volume.names().unlink(ROOT_INO, b"f").unwrap();
@@ -455,7 +455,7 @@ fn a_ghost_that_grows_becomes_an_orphan() {
 }
 
 #[test]
-fn a_ghost_that_is_copied_into_becomes_an_orphan() {
+fn a_deleted_entry_that_is_copied_into_becomes_an_orphan() {
     let at = Fixture::new();
     let source = at.file(ROOT_INO, "source", &vec![3; 8 << 20]);
     let file = at.file(ROOT_INO, "f", b"content");
@@ -478,7 +478,7 @@ fn unknown_tree(at: &Fixture) {
 }
 
 #[test]
-fn a_tree_that_nobody_knows_goes_at_once() {
+fn a_removed_tree_without_references_is_erased_at_once() {
     let at = Fixture::new();
     unknown_tree(&at);
     at.volume
@@ -528,7 +528,7 @@ fn a_file_with_a_name_outside_keeps_no_removed_tree() {
         .names()
         .link(linked, ROOT_INO, b"outside")
         .unwrap();
-    // It was found through the tree last.
+    // The last lookup of it went through the tree.
     at.volume.names().lookup(top, b"l").unwrap();
     at.volume.forget(large, 1);
     at.volume
@@ -543,7 +543,7 @@ fn a_file_with_a_name_outside_keeps_no_removed_tree() {
 }
 
 #[test]
-fn removing_needs_no_room_whoever_knows_what_is_removed() {
+fn a_removal_needs_no_room_with_and_without_references() {
     let at = Fixture::new();
     let mut rng = StdRng::seed_from_u64(7);
     let new = NewInode::new(Kind::Regular, 0o644);
@@ -574,7 +574,7 @@ fn removing_needs_no_room_whoever_knows_what_is_removed() {
 }
 
 #[test]
-fn a_directory_that_was_read_goes_with_its_last_entry_and_all_that_was_in_it() {
+fn a_directory_that_was_listed_is_removed_after_its_last_entry() {
     const NAMES: [&str; 4] = ["erased", "dir", "deleted", "last"];
     for removed in 0..=NAMES.len() {
         let at = Fixture::new();
@@ -587,7 +587,7 @@ fn a_directory_that_was_read_goes_with_its_last_entry_and_all_that_was_in_it() {
             }
             let file = at.file(dir, name, b"content");
             if name == "erased" {
-                // With its name, where others become deleted entries.
+                // The file is forgotten under its name, where other deletes become deleted entries.
                 at.volume.forget(file, 1);
             }
         }
@@ -614,7 +614,7 @@ fn a_directory_that_was_read_goes_with_its_last_entry_and_all_that_was_in_it() {
 }
 
 #[test]
-fn whatever_comes_into_a_directory_that_was_read_keeps_it() {
+fn a_new_entry_keeps_a_directory_that_was_listed() {
     type Come = fn(&Fixture, Ino);
     let comes: [(&str, Come); 7] = [
         ("a file", |at, dir| {

@@ -1,4 +1,4 @@
-//! Comparisons of directory trees against a walk over both, and what they cost.
+//! Comparisons of directory trees against a walk over both, and their costs.
 //!
 //! `RAMET_SEED` replays a run, `RAMET_STEPS` sets its length.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -36,7 +36,7 @@ fn make(volume: &Volume, dir: Ino, name: &[u8], kind: Kind) -> Result<Ino, Error
 
 type Path = Vec<Vec<u8>>;
 
-/// What a user sees of a name.
+/// A name as a user sees it.
 #[derive(Debug, PartialEq, Eq)]
 struct Seen {
     ino: Ino,
@@ -271,7 +271,8 @@ fn differences_are_those_that_a_walk_sees() {
                 let found = volume.controls().diff(tops[x], tops[y]).unwrap();
                 assert_eq!(found, expected, "seed {seed}, step {at}, {x} and {y}");
                 differing += found.len();
-                // And of what lies inside: the shared inodes of its hard links may be outside.
+                // The directories inside are compared too: the shared inodes of their hard links
+                // may be outside.
                 for name in NAMES {
                     let inside = [x, y].map(|top| volume.names().lookup(tops[top], name).ok());
                     if let [Some(x), Some(y)] = inside
@@ -302,7 +303,7 @@ fn a_page_is_of_a_comparison_that_goes_on() {
         let page = volume.controls().diff_page(a, &state, other)?;
         Ok::<_, Error>(decode_diff_page(&page).unwrap().1)
     };
-    // "The same" would be a lie.
+    // The answer "equal" would be wrong.
     assert!(matches!(next(None), Err(Error::Invalid(_))));
     let mut pages = 1;
     let mut last = next(Some(b)).unwrap();
@@ -323,7 +324,7 @@ fn equal_trees_stored_differently_are_equal() {
     for (n, dir) in dirs.into_iter().enumerate() {
         let time = SetTime::At(Time { secs: 5, nanos: 0 });
         let file = make(&volume, dir, b"f", Kind::Regular).unwrap();
-        // Zeros written, a hole, and a hole in the place of zeros.
+        // The files are written zeros, a hole, and a hole in the place of zeros.
         if n == 0 {
             volume.files().write(file, 0, &[0; 9000], None).unwrap();
         }
@@ -337,7 +338,7 @@ fn equal_trees_stored_differently_are_equal() {
             .attributes()
             .setxattr(file, b"user.x", b"1", SetXattr::Any)
             .unwrap();
-        // Two names on one side, and a third outside that is gone again on the other.
+        // A file has two names on one side, and a third outside that is gone again on the other.
         if n == 0 {
             volume.names().link(file, dir, b"g").unwrap();
         } else {
@@ -356,7 +357,7 @@ fn equal_trees_stored_differently_are_equal() {
 }
 
 #[test]
-fn a_diff_of_a_large_tree_costs_what_differs() {
+fn a_diff_of_a_large_tree_costs_its_differences() {
     let device = device(1 << 30);
     let volume = open(&device);
     let a = make(&volume, ROOT_INO, b"a", Kind::Directory).unwrap();
@@ -460,7 +461,8 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
         .unwrap();
     let b = volume.names().lookup(ROOT_INO, b"b").unwrap().ino;
     for top in [a, b] {
-        // What one side has flushed since is the other's alone until that flushes it too.
+        // Nodes that one side has flushed since are exclusive to the other until that flushes them
+        // too.
         let usage = volume.controls().usage(top).unwrap();
         println!("cloned {usage:?}");
         assert!(near(usage.logical_bytes, 40 << 20));
@@ -477,7 +479,7 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
             .write(file, 0, &noise(100 + n, 1 << 20), None)
             .unwrap();
     }
-    // What is told to be exclusive comes back, of the clone and then of what is left.
+    // Space that usage tells as exclusive comes back, of the clone and then of the rest.
     let used = || {
         for _ in 0..4 {
             volume.checkpoint().unwrap();

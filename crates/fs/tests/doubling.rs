@@ -1,5 +1,5 @@
-//! A directory that is cloned into itself doubles with each clone; what that costs must grow with the clones, not with
-//! the files.
+//! A directory that is cloned into itself doubles with each clone. The cost must grow with the
+//! clones, not with the files.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::HashSet;

@@ -1,4 +1,4 @@
-//! Clones of directories with so many hard links that they go in parts.
+//! Clones of directories with so many hard links that they are staged ahead.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io;
@@ -14,7 +14,7 @@ use rand::{Rng, SeedableRng};
 
 const LINKS: u32 = 12_000;
 
-/// Takes so many changes and then none.
+/// A device that takes a number of changes and then none.
 struct Mortal {
     medium: Arc<dyn Device>,
     left: AtomicI64,
@@ -115,7 +115,7 @@ impl Fixture {
             .unwrap();
     }
 
-    /// Every twentieth file below `dir` is that of `links` names and has what it was made with.
+    /// Every twentieth file below `dir` has `links` names and its first contents.
     fn expect(&self, dir: &str, links: u32) {
         for n in (0..LINKS).step_by(20) {
             let file = self.find(&format!("{dir}/{n}"));
@@ -155,7 +155,7 @@ fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
     // The copy has its links inside.
     fixture.clone_to("top/copy", "top", "next");
     fixture.expect("top/next", 1);
-    // All around the source, and where its shared inodes are.
+    // The destination is around the source, and around its shared inodes.
     fixture.clone_to("top/store", "top", "tree");
     fixture.expect("top/tree", 1);
     fixture.reopen();
@@ -164,9 +164,9 @@ fn a_directory_with_more_links_than_a_batch_takes_is_cloned() {
 }
 
 #[test]
-fn a_clone_may_replace_the_directory_that_its_links_lie_in() {
+fn a_clone_may_replace_the_directory_of_its_links() {
     let mut fixture = Fixture::new();
-    // A clone root, which has the shared inodes.
+    // The source is a clone root, which has the shared inodes.
     fixture.clone_to("top", "", "fork");
     fixture.clone_to("fork/tree", "", "fork");
     fixture.expect("fork", 1);
@@ -175,7 +175,7 @@ fn a_clone_may_replace_the_directory_that_its_links_lie_in() {
 }
 
 #[test]
-fn what_a_clone_without_room_had_put_aside_goes() {
+fn a_clone_that_is_refused_for_room_erases_its_stage() {
     let mut fixture = Fixture::new();
     let allocated = |fixture: &Fixture| {
         fixture.volume.checkpoint().unwrap();
@@ -192,7 +192,7 @@ fn what_a_clone_without_room_had_put_aside_goes() {
     rng.fill(&mut block[..]);
     let mut at = 0;
     let (mut refused, mut cloned) = (0, 0);
-    // Less and less room: refused before the first part, between two, or not at all.
+    // The room shrinks: the clone is refused before the first batch, between two, or not at all.
     while refused < 16 && fill(&fixture, at, &block).is_ok() {
         at += block.len() as u64;
         if at < 70 << 20 {
@@ -291,6 +291,6 @@ fn a_crash_on_the_way_leaves_all_of_a_clone_or_nothing() {
         }
     }
     println!("nothing of it {nothing} times");
-    // Each part takes two changes at least.
+    // Each batch takes two changes at least.
     assert!(nothing >= 3);
 }

@@ -1,11 +1,11 @@
 //! Random operations on a volume and on a reference file system in memory, compared.
 //!
 //! The reference keeps nodes and names; its clone is a deep copy. After every so many operations
-//! both trees are walked: names, kinds, modes, link counts, contents, attributes and targets must be equal, and
-//! a node must show the inode number it always showed, and no other node the same. In between
-//! the volume is closed and opened, inodes are forgotten and remembered, and open files are read
-//! after their names are gone. `RAMET_SEED` replays a run, `RAMET_STEPS` sets its
-//! length and `RAMET_EVERY` how many operations come between two comparisons.
+//! both trees are walked: names, kinds, modes, link counts, contents, attributes and targets must
+//! be equal, and a node must show the inode number it always showed, and no other node the same. In
+//! between the volume is closed and opened, inodes are forgotten and remembered, and open files are
+//! read after their names are gone. `RAMET_SEED` replays a run, `RAMET_STEPS` sets its length and
+//! `RAMET_EVERY` how many operations come between two comparisons.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -780,7 +780,7 @@ impl Run {
     ) {
         let stream = self.volume.directories().open(ino).unwrap();
         let mut entries: Vec<(DirEntry, Attr)> = Vec::new();
-        // Asked for again and again, as the kernel does with small buffers.
+        // The loop asks again and again, as the kernel does with small buffers.
         loop {
             let (cookie, before) = (
                 entries.last().map_or(0, |(entry, _)| entry.cookie),
@@ -909,7 +909,7 @@ impl Run {
             94..96 => self.check_open(),
             _ => self.forget(),
         }
-        // Deep copies double; the reference is walked over and over.
+        // Deep copies double, and the reference is walked over and over.
         while self.model.dirs().len() > 60 {
             self.remove_tree();
         }

@@ -1,12 +1,13 @@
 //! Threads that change one small tree at random, everything at once.
 //!
-//! Method: every file has a stamp, and all that is ever written to it is that stamp; a clone has its
-//! source's. The stamp of an inode never changes, so a write that ends up in another file, or a read
-//! of one, shows a foreign stamp. After each round the tree is walked as memory shows it, checked, and
-//! walked again after reopening the volume: nothing may differ, and no inode may stay in memory.
+//! Method: every file has a stamp, and all that is ever written to it is that stamp; a clone has
+//! its source's. The stamp of an inode never changes, so a write that ends up in another file, or a
+//! read of one, shows a foreign stamp. After each round the tree is walked as memory shows it,
+//! checked, and walked again after reopening the volume: nothing may differ, and no inode may stay
+//! in memory.
 //!
-//! `RAMET_SEED`, `RAMET_ROUNDS` and `RAMET_STEPS` choose the run. Threads make a seed a start only, not
-//! a replay.
+//! `RAMET_SEED`, `RAMET_ROUNDS` and `RAMET_STEPS` choose the run. Threads make a seed a start only,
+//! not a replay.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::{BTreeMap, HashMap};
@@ -33,7 +34,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Checks that `bytes`, read from `ino`, hold one stamp and zeros, and the one that was seen before.
+    /// Checks that `bytes`, read from `ino`, hold one stamp and zeros, and the one that was seen
+    /// before.
     fn check_stamp(&self, ino: Ino, bytes: &[u8]) {
         for word in bytes.chunks_exact(8) {
             let stamp = u64::from_le_bytes(word.try_into().unwrap());
@@ -343,7 +345,7 @@ impl Actor<'_> {
         }
     }
 
-    /// The kernel never forgets what is open.
+    /// The kernel never forgets open files.
     fn forget(&mut self, keep: usize) {
         while self.known.len() > keep {
             let at = self.rng.random_range(0..self.known.len());
@@ -374,7 +376,7 @@ impl Actor<'_> {
     }
 }
 
-/// What one name shows.
+/// The attributes and contents of one name.
 #[derive(Debug, PartialEq)]
 struct Seen {
     attr: Attr,
@@ -382,7 +384,7 @@ struct Seen {
     xattrs: Vec<Vec<u8>>,
 }
 
-/// Every path with what it shows; forgets all it looked up.
+/// Every path with its attributes and contents. The walk forgets all its lookups.
 fn walk(volume: &Volume, dir: Ino, path: &str, seen: &mut BTreeMap<String, Seen>) {
     let stream = volume.directories().open(dir).unwrap();
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! What the comparison with a reference does not reach.
+//! Operations that the comparison with a reference does not reach.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::sync::Arc;
@@ -60,7 +60,7 @@ fn a_full_volume_says_so_and_takes_deletions() {
         let written = volume
             .names()
             .create(ROOT_INO, name.as_bytes(), &new(Kind::Regular, 0o644, 0))
-            // Not compressible.
+            // The contents do not compress.
             .and_then(|attr| {
                 let data: Vec<u8> = (0..100_000u64)
                     .map(|at| (at.wrapping_mul(at ^ number ^ 0x9e37_79b9) >> 7) as u8)
@@ -477,7 +477,7 @@ fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
 }
 
 #[test]
-fn a_whiteout_takes_the_place_of_what_was_renamed() {
+fn a_whiteout_takes_the_place_of_the_renamed_file() {
     let volume = volume();
     make(&volume, ROOT_INO, "a", Kind::Regular);
     volume
@@ -552,14 +552,14 @@ fn a_large_directory_is_listed_whole_while_it_changes() {
                 seen.len() < before + 700
             })
             .unwrap();
-        // The one that was refused comes again.
+        // The entry that was refused comes again.
         if seen.len() == before + 700 {
             seen.pop();
             cookie -= 1;
         } else {
             break;
         }
-        // Those already listed go, and others come before them.
+        // Entries that were listed already are removed, and other ones come before them.
         for name in seen.iter().skip(before.max(2)).step_by(3) {
             volume.names().unlink(dir, name).unwrap();
         }
@@ -578,7 +578,7 @@ fn a_large_directory_is_listed_whole_while_it_changes() {
 }
 
 #[test]
-fn who_asks_behind_the_last_entry_once_more_hears_of_what_came_since() {
+fn a_second_question_behind_the_last_entry_finds_new_entries() {
     let volume = volume();
     for name in ["a", "b"] {
         make(&volume, ROOT_INO, name, Kind::Regular);
@@ -726,7 +726,8 @@ fn changes_survive_threads_that_forget_each_others_inodes() {
     finish(&volume);
 }
 
-/// As a virtual machine uses its image: the file is made long, and written, trimmed and copied in parts.
+/// A virtual machine uses its image in this way: the file is made long, and written, trimmed and
+/// copied in parts.
 #[test]
 fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     const BLOCK: u64 = 4096;
@@ -735,7 +736,7 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     let make_file = |name: &str| make(&volume, ROOT_INO, name, Kind::Regular).ino;
     let (file, dense) = (make_file("image"), make_file("dense"));
     let blocks = |ino| volume.attributes().getattr(ino).unwrap().sectors / 8;
-    // What SEEK_DATA and SEEK_HOLE tell.
+    // The answers of SEEK_DATA and SEEK_HOLE.
     let seen = |ino| {
         let (mut at, mut found) = (0, 0);
         while let Ok(data) = volume.files().seek(ino, at, true) {
@@ -757,7 +758,8 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     let punch = |ino, at, len| volume.files().zero_range(ino, at, len, true, None).unwrap();
     resize(file, LONG);
     expect(file, 0);
-    // Across the end of a chunk of the map; again; a part of a block; over data and hole.
+    // The ranges cross the end of a chunk of the map, repeat, touch a part of a block, and lie over
+    // data and hole.
     let edge = (64 << 20) - 10 * BLOCK;
     write(file, edge, 20 << 12);
     expect(file, 20);
@@ -772,7 +774,7 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     expect(file, 14);
     punch(file, 0, LONG);
     expect(file, 0);
-    // Long enough to be written into leaves.
+    // The write is long enough for leaves.
     write(file, 100 << 20, 8 << 20);
     expect(file, 2048);
     punch(file, 101 << 20, 80 << 20);
@@ -802,7 +804,7 @@ fn blocks_of_a_sparse_file_are_counted_through_every_change() {
     write(dense, 12 << 12, 1 << 12);
     expect(dense, 11);
 
-    // Copies: of all, and of a part, to a file with and to one without holes.
+    // Copies of all, and of a part, to a file with and to one without holes.
     let copy = |from, to, at, len| {
         volume
             .files()
@@ -909,7 +911,7 @@ fn the_number_of_inodes_is_about_right_and_small_for_an_empty_volume() {
 }
 
 #[test]
-fn fallocate_of_more_than_there_is_says_so() {
+fn fallocate_of_more_than_the_free_space_is_refused() {
     let volume = volume();
     let file = make(&volume, ROOT_INO, "f", Kind::Regular).ino;
     let there = volume.available_bytes();
@@ -926,7 +928,7 @@ fn fallocate_of_more_than_there_is_says_so() {
         .files()
         .zero_range(file, 0, 2 * there, true, None)
         .unwrap();
-    // Data that is there needs no space, wherever it lies.
+    // Data that exists needs no space, at any offset.
     let half = usize::try_from(there / 2).unwrap() / 4096 * 4096;
     volume
         .files()
@@ -996,7 +998,8 @@ fn blocks_of_a_large_sparse_file_are_known() {
     finish(&volume);
 }
 
-/// Long runs of whole blocks take another way than single ones: both ways, over and beside each other.
+/// Long runs of whole blocks take another way than single ones. Both are written over and beside
+/// each other.
 #[test]
 fn long_writes_at_any_offset_read_back_also_after_a_replay() {
     const FILE: usize = 3 << 20;
@@ -1048,7 +1051,7 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
         let found = volume.files().read(file, from as u64, len as u32).unwrap();
         let end = model.len().min(from + len);
         assert!(found == model[from.min(end)..end], "step {step}");
-        // Into a place where something else was, which keeps what is behind the end.
+        // The read goes to a buffer with other contents, which stay behind the end.
         let mut place = vec![0xa5; len];
         let filled = volume
             .files()
@@ -1089,7 +1092,7 @@ fn a_clone_onto_another_link_of_its_source_becomes_a_file_of_its_own() {
     assert_eq!(volume.files().read(a, 0, 9).unwrap(), b"one");
     assert_eq!(volume.files().read(b.ino, 0, 9).unwrap(), b"two");
 
-    // The only link is left, and one that is left of two.
+    // The file has one link left, or one of two.
     let refused = clone(b"a", CloneMode::Replace);
     assert!(matches!(refused, Err(Error::SameFile)));
     volume.names().link(a, ROOT_INO, b"c").unwrap();
@@ -1142,12 +1145,12 @@ fn a_clone_may_replace_a_directory_above_or_below_its_source() {
             .trees()
             .clone_entry(&Caller::root(), source, dir, name, CloneMode::Replace)
     };
-    // Its own child becomes a copy of what it was.
+    // The child of the source becomes a copy of its state before.
     clone(a, a, b"b").unwrap();
     let copy = volume.names().lookup(a, b"b").unwrap().ino;
     let inner = volume.names().lookup(copy, b"b").unwrap().ino;
     assert!(volume.names().lookup(inner, b"c").is_ok());
-    // Its parent becomes a copy of it.
+    // The parent of the source becomes a copy of it.
     clone(inner, ROOT_INO, b"a").unwrap();
     let a = volume.names().lookup(ROOT_INO, b"a").unwrap().ino;
     assert!(volume.names().lookup(a, b"c").is_ok());

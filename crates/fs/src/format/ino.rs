@@ -1,6 +1,6 @@
 //! Inode numbers.
 
-/// A visible inode number: what `stat` shows and the kernel knows an inode by.
+/// A visible inode number, by which `stat` and the kernel know an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ino(pub u64);
 

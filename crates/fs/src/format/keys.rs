@@ -1,32 +1,33 @@
 //! The key space: how paths, blocks, attributes and links become keys of the tree.
 //!
-//! A *path* `P` is what keys are built from; `P(root)` is empty and
+//! A *path* `P` is the part of a key that names an object. `P(root)` is empty and
 //!
 //! ```text
-//! P(child `name` of D) = P(D) 00 02 name
-//! P(shared inode `n` of C)     = P(C) 00 05 n              a file with several names, see below
-//! P(orphan `ino`)      =      00 07 ino            what has no name and is known, or none yet
+//! P(child `name` of D)     = P(D) 00 02 name
+//! P(shared inode `n` of C) = P(C) 00 05 n      a file with several names, see below
+//! P(orphan `ino`)          =      00 07 ino    an object without a name
 //! ```
 //!
 //! Names hold neither NUL nor `/`, so the NUL in front of every tag ends a name and sorts before
-//! any longer one: a directory's own keys lie together, entries first, before its descendants.
+//! any longer one: a directory's own keys are consecutive, entries first, before its descendants.
 //! The first byte of a key is its index, 01 for metadata and 02 for data:
 //!
 //! ```text
 //! 01 00 00                       record of the root
-//! 01 P(D) 00 01 name             entry of D: an inode record, or a link entry naming a shared inode
+//! 01 P(D) 00 01 name             entry of D: an inode record, a link entry, a deleted entry
 //! 02 P(X) 00 03 n                block n of a file
 //! 02 P(X) 00 0A c                chunk c of the allocation map of a sparse file
 //! 01 P(X) 00 04 name             extended attribute
 //! 01 P(C) 00 05 n                record of a shared inode
-//! 01 P(C) 00 06 dir 00 01 name   link index: every link entry below C, dir = P(its directory) - P(C)
+//! 01 P(C) 00 06 dir 00 01 name   link index: each link entry below C, dir = P(its directory) - P(C)
 //! 01 00 08 name                  counters of the volume
-//! 01 00 09 n, 02 00 09 n         what waits within one batch, n below 2; never there after it
+//! 01 00 09 n, 02 00 09 n         stage of one batch, n below 2; empty before and after the batch
 //! ```
 //!
-//! Numbers are big-endian `u64` so that they sort. The *range of X* in an index is every key that
-//! starts with `index P(X) 00`: all that lives in or below X. The record of X itself is outside of it,
-//! with X's siblings, which is why a clone or a rename of X moves two ranges and writes one record.
+//! Numbers are big-endian `u64` so that they sort. The *range of X* in an index is the set of keys
+//! that start with `index P(X) 00`: all keys in or below X. The record of X itself is outside of
+//! it, with X's siblings. That is why a clone or a rename of X moves two ranges and writes one
+//! record.
 
 use crate::format::ino::Ino;
 use bytes::Bytes;
@@ -65,7 +66,7 @@ pub(crate) fn child(dir: &[u8], name: &[u8]) -> Bytes {
     join(&[dir, &[0, CHILD], name])
 }
 
-/// Makes the path of a directory that of `name` in it.
+/// Turns the path of a directory into that of `name` in it.
 pub(crate) fn push_child(path: &mut Vec<u8>, name: &[u8]) {
     path.extend_from_slice(&[0, CHILD]);
     path.extend_from_slice(name);
@@ -86,7 +87,7 @@ pub(crate) fn split_child(path: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&path[..zero], name))
 }
 
-/// What a key is about, beside the path it starts with.
+/// The subject of a key, beside the path that the key starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
     /// A name in the directory.
@@ -101,12 +102,12 @@ pub(crate) enum Part<'a> {
     Shared(u64),
     /// The link index of the clone root.
     Link,
-    /// The volume, or nothing that this version knows.
+    /// The volume, or a subject that this version does not know.
     Volume,
 }
 
-/// The path that `key` starts with, relative to an object, and what the key is about. `key` is what follows
-/// [`range`] of that object.
+/// The path that `key` starts with, relative to an object, and the subject of the key. `key` is the
+/// rest of a key behind [`range`] of that object.
 pub(crate) fn parse_below(key: &[u8]) -> (Bytes, Part<'_>) {
     let mut at = 0;
     // `key` lacks the NUL in front of its first tag.
@@ -137,7 +138,8 @@ pub(crate) fn parse_below(key: &[u8]) -> (Bytes, Part<'_>) {
     (path, part)
 }
 
-/// Where the keys in and below the object at the relative path `object` end, as [`parse_below`] takes keys.
+/// The end of the keys in and below the object at the relative path `object`, in the form that
+/// [`parse_below`] takes.
 pub(crate) fn end_below(object: &[u8]) -> Bytes {
     match object.split_first() {
         Some((_, object)) => join(&[object, &[1]]),
@@ -145,7 +147,8 @@ pub(crate) fn end_below(object: &[u8]) -> Bytes {
     }
 }
 
-/// Where the link index of the clone root at the relative path `root` ends, as [`parse_below`] takes keys.
+/// The end of the link index of the clone root at the relative path `root`, in the form that
+/// [`parse_below`] takes.
 pub(crate) fn end_of_links_below(root: &[u8]) -> Bytes {
     let end = join(&[root, &[0, LINK + 1]]);
     end.slice(1..)
@@ -169,7 +172,7 @@ pub(crate) fn orphan(ino: Ino) -> Bytes {
     join(&[&[0, ORPHAN], &ino.0.to_be_bytes()])
 }
 
-/// Paths under which parts of a structural change wait within one batch; `number` is below 2.
+/// Path of a stage, where parts of a structural change wait within one batch; `number` is below 2.
 pub(crate) fn stage(number: u8) -> Bytes {
     join(&[&[0, STAGE, number]])
 }
@@ -189,7 +192,7 @@ pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Bytes {
     join(&[&[META], dir, &[0, ENTRY], name])
 }
 
-/// What the entries of the directory at `dir` start with; a name follows.
+/// Prefix of the entries of the directory at `dir`; a name follows.
 pub(crate) fn entries(dir: &[u8]) -> Bytes {
     entry(dir, b"")
 }
@@ -199,22 +202,22 @@ pub(crate) fn shared_record(path: &[u8]) -> Bytes {
     join(&[&[META], path])
 }
 
-/// What the shared inodes of the clone root at `root` start with, in either index.
+/// Prefix of the shared inodes of the clone root at `root`, in either index.
 pub(crate) fn shared_inodes(index: u8, root: &[u8]) -> Bytes {
     join(&[&[index], root, &[0, SHARED]])
 }
 
-/// What the link index of the clone root at `root` starts with.
+/// Prefix of the link index of the clone root at `root`.
 pub(crate) fn link_index(root: &[u8]) -> Bytes {
     join(&[&[META], root, &[0, LINK]])
 }
 
-/// What everything in or below the object at `path` starts with.
+/// Prefix of all keys in or below the object at `path`.
 pub(crate) fn range(index: u8, path: &[u8]) -> Bytes {
     join(&[&[index], path, &[0]])
 }
 
-/// What the keys of the root's range with this tag start with, moved to `path`.
+/// Prefix of the keys of the root's range with this tag, moved to `path`.
 pub(crate) fn tagged(index: u8, path: &[u8], tag: u8) -> Bytes {
     join(&[&[index], path, &[0, tag]])
 }
@@ -225,29 +228,29 @@ pub(crate) fn is_below(path: &[u8], ancestor: &[u8]) -> bool {
         .is_some_and(|rest| rest.first() == Some(&0))
 }
 
-/// What the blocks of the file at `path` start with; the number follows.
+/// Prefix of the blocks of the file at `path`; the number follows.
 pub(crate) fn blocks(path: &[u8]) -> Bytes {
     join(&[&[DATA], path, &[0, BLOCK]])
 }
 
-/// Key of a block, from what [`blocks`] gave.
+/// Key of a block, from the prefix that [`blocks`] gave.
 pub(crate) fn block(blocks: &[u8], number: u64) -> Bytes {
     join(&[blocks, &number.to_be_bytes()])
 }
 
-/// Number of the block with this key, from what [`blocks`] gave.
+/// Number of the block with this key, from the prefix that [`blocks`] gave.
 pub(crate) fn block_number(blocks: &[u8], key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(
         key.strip_prefix(blocks)?.try_into().ok()?,
     ))
 }
 
-/// What the chunks of the allocation map of the file at `path` start with; the number follows.
+/// Prefix of the chunks of the allocation map of the file at `path`; the number follows.
 pub(crate) fn map(path: &[u8]) -> Bytes {
     join(&[&[DATA], path, &[0, MAP]])
 }
 
-/// Key of a chunk, from what [`map`] gave.
+/// Key of a chunk, from the prefix that [`map`] gave.
 pub(crate) fn chunk(map: &[u8], number: u64) -> Bytes {
     block(map, number)
 }
@@ -257,7 +260,8 @@ pub(crate) fn in_range(index: u8, path: &[u8], rest: &[u8]) -> Bytes {
     join(&[&[index], path, &[0], rest])
 }
 
-/// Key of an extended attribute; with an empty name what all of them start with.
+/// Key of an extended attribute. With an empty name it is the prefix of all attributes of the
+/// object.
 pub(crate) fn xattr(path: &[u8], name: &[u8]) -> Bytes {
     join(&[&[META], path, &[0, XATTR], name])
 }
@@ -274,7 +278,7 @@ pub(crate) fn link(root: &[u8], dir: &[u8], name: &[u8]) -> Bytes {
     ])
 }
 
-/// What the index has for all link entries in and below the directory at `dir`.
+/// Prefix of the index keys of all link entries in and below the directory at `dir`.
 pub(crate) fn links_below(root: &[u8], dir: &[u8]) -> Bytes {
     join(&[&[META], root, &[0, LINK], &dir[root.len()..], &[0]])
 }
@@ -312,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_sort_by_name_and_before_what_lies_deeper() {
+    fn entries_sort_by_name_and_before_deeper_keys() {
         let dir = child(b"", b"d");
         let keys = [
             entry(&dir, b"\x01"),
@@ -389,7 +393,7 @@ mod tests {
         let (dir, sibling) = (child(b"", b"d"), child(b"", b"d\x01"));
         let below = |path: &[u8]| entry(path, b"x").slice(2..);
         assert!(below(&dir) < end_below(&dir) && end_below(&dir) <= below(&sibling));
-        // Whatever bytes: no panic.
+        // Arbitrary bytes cause no panic.
         for key in [
             &b""[..],
             b"\x02",

@@ -1,4 +1,5 @@
-//! What an entry of a directory stores: an inode record, a link entry that names a shared inode, or a deleted entry.
+//! Entries of a directory as they are stored: an inode record, a link entry that names a shared
+//! inode, or a deleted entry.
 //!
 //! Little-endian. An inode record, version 1:
 //!
@@ -21,11 +22,12 @@
 //!    104      target of a symbolic link
 //! ```
 //!
-//! A link entry is 24 bytes: tag 2, three reserved zeros, the type bits of the mode (4), stored (8), the
-//! link number of the shared inode (8).
+//! A link entry is 24 bytes: tag 2, three reserved zeros, the type bits of the mode (4), stored
+//! (8), the link number of the shared inode (8).
 //!
-//! A deleted entry is 16 bytes: tag 3, three reserved zeros, the type bits of the mode (4), stored (8). The name does not
-//! exist any more, and what it led to still lies there: see `deferred_delete.rs`.
+//! A deleted entry is 16 bytes: tag 3, three reserved zeros, the type bits of the mode (4), stored
+//! (8). The name does not exist any more, and the contents of the object are still there: see
+//! `ops/deferred_delete.rs`.
 
 use bytes::Bytes;
 
@@ -54,13 +56,14 @@ pub(crate) const S_ISVTX: u32 = 0o1000;
 pub(crate) const FLAG_CLONE_ROOT: u16 = 1;
 /// Extended attributes may exist.
 pub(crate) const FLAG_XATTRS: u16 = 2;
-/// The file may have holes: `blocks` counts what is allocated, and the allocation map tells where.
+/// The file may have holes: `blocks` counts the allocated blocks, and the allocation map tells
+/// which they are.
 pub(crate) const FLAG_SPARSE: u16 = 4;
 /// The extended attribute `security.capability` exists.
 pub(crate) const FLAG_CAPABILITY: u16 = 16;
 const FLAGS_KNOWN: u16 = 23;
 
-/// What an inode is.
+/// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A file with data.
@@ -122,7 +125,8 @@ pub struct Time {
     pub nanos: u32,
 }
 
-/// An inode without its number: that depends on where it lies, and is added when encoding.
+/// An inode without its number. The stored number depends on the directory, and is added when
+/// encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) flags: u16,
@@ -169,7 +173,7 @@ impl Record {
         }
     }
 
-    /// What it is. The decoder has checked the mode.
+    /// The kind. The decoder has checked the mode.
     pub(crate) fn kind(&self) -> Kind {
         Kind::from_mode(self.mode).expect("records are made, and decoded, with the mode of a kind")
     }
@@ -179,7 +183,7 @@ impl Record {
         self.flags & flags == flags
     }
 
-    /// The bytes of the record at a place where the number is stored as `stored`.
+    /// The bytes of the record in a directory where the number is stored as `stored`.
     pub(crate) fn encode(&self, stored: u64) -> Bytes {
         let mut out = Vec::with_capacity(RECORD_BYTES + self.target.len());
         out.extend_from_slice(&[TAG_INODE, 0]);
@@ -202,21 +206,21 @@ impl Record {
     }
 }
 
-/// What an entry holds, decoded.
+/// An entry, decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
-    /// The inode lies here.
+    /// The entry is the inode itself.
     Inode { record: Record, stored: u64 },
     /// The inode is a shared inode of the enclosing clone root.
     Link(LinkEntry),
-    /// There is no such name; what it led to is known to somebody, or was.
+    /// There is no such name. Its object is referenced by the kernel, or was before a crash.
     Deleted(DeletedEntry),
 }
 
-/// What is left of a name.
+/// The rest of a name that was deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeletedEntry {
-    /// What it led to: a file or a directory.
+    /// Kind of the object: a file or a directory.
     pub(crate) kind: Kind,
     /// Visible number XOR acc of the directory.
     pub(crate) stored: u64,
@@ -239,7 +243,7 @@ pub(crate) struct LinkEntry {
     pub(crate) kind: Kind,
     /// Visible number XOR acc of the directory of the name.
     pub(crate) stored: u64,
-    /// Which shared inode.
+    /// Number of the shared inode in its clone root.
     pub(crate) link: u64,
 }
 
@@ -302,7 +306,7 @@ impl Entry {
         let mode = u32_at(bytes, 4);
         let kind = Kind::from_mode(mode).ok_or_else(|| corrupt(format!("mode {mode:#o}")))?;
         let size_bytes = u64_at(bytes, 24);
-        // A copy: a slice would keep the block that the record came from in memory.
+        // The target is copied: a slice would keep the block that the record came from in memory.
         let target = Bytes::copy_from_slice(&bytes[RECORD_BYTES..]);
         let target_bytes = if kind == Kind::Symlink { size_bytes } else { 0 };
         if target.len() as u64 != target_bytes || target.len() > TARGET_BYTES_MAX {

@@ -5,16 +5,16 @@ use crate::format::ino::Ino;
 use crate::format::record::{FLAG_SPARSE, Kind, Record, Time};
 use crate::namespace::inode::Inode;
 
-/// What `stat` shows.
+/// Attributes, as `stat` shows them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
-    /// What it is.
+    /// Kind of the object.
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky.
     pub perm: u16,
-    /// Names; of a directory 2 and one for each directory inside.
+    /// Number of names; of a directory 2 and one for each directory inside.
     pub nlink: u32,
     /// Owner.
     pub uid: u32,
@@ -48,12 +48,12 @@ impl Inode {
     }
 }
 
-/// What `stat` shows of a record.
+/// The attributes in a record.
 pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
     let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
     let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
-    // What a program stores into a mapped page is in no block before the kernel writes the page back. Programs take a
-    // file without blocks for one without data, and do not look.
+    // Bytes that a program stores into a mapped page are in no block before the kernel writes the
+    // page back. Programs take a file without blocks for one without data, and do not read it.
     let least_sectors = u64::from(kind == Kind::Regular && record.size_bytes > 0);
     let blocks = match kind {
         Kind::Regular if record.has(FLAG_SPARSE) => record.blocks,

@@ -1,17 +1,18 @@
 //! Inodes in memory, and the table of them.
 //!
-//! The table has at most one [`Inode`] for a visible number, so whoever changes an inode changes
-//! that one. Its record is authoritative while it is in memory; every change is written through, so
-//! an inode can be dropped and read again at any time. What keeps one alive is a reference: by the
-//! kernel (counted, see [`Table::remember`]), by a child that needs it to know its path, by an
-//! operation.
+//! The table has at most one [`Inode`] for a visible number, so all changes of an inode are changes
+//! of that one. Its record is authoritative while it is in memory. Every change is written through,
+//! so an inode can be dropped and read again at any time. An inode is kept alive by a reference: of
+//! the kernel (counted, see [`Table::remember`]), of a child that needs it to know its path, or of
+//! an operation.
 //!
 //! Reading a record and putting it in the table are two steps. An inode that was changed and
-//! dropped in between would come back with old contents; [`Table::evictions`] tells, and the reader
-//! then reads again with the inode already in the table and locked (`Volume::adopt`).
+//! dropped in between would come back with old contents. [`Table::evictions`] detects that. The
+//! reader then reads again, with the inode already in the table and locked (`Namespace::adopt`).
 //!
-//! Where an inode in memory lies is as authoritative as its record: one whose only name is `name` in `dir`
-//! is what that name leads to, and the tree need not be asked. [`Table::at`] finds it.
+//! The location of an inode in memory is as authoritative as its record: an inode whose only name
+//! is `name` in `dir` is the object of that name, and the tree need not be asked. [`Table::at`]
+//! finds it.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -24,37 +25,40 @@ use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 use crate::format::ino::Ino;
 use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record};
 
-/// Where an inode lies.
+/// The location of an inode.
 #[derive(Clone)]
 pub(crate) enum Location {
     /// The root of the volume.
     Root,
     /// Its only name.
     Child { parent: Arc<Inode>, name: Bytes },
-    /// It has, or had, several names: shared inode `link` in the hidden range of the clone root `root`. `via`
-    /// is a directory it was last found through.
+    /// The inode has, or had, several names: it is shared inode `link` in the hidden range of the
+    /// clone root `root`. `via` is the directory of the name that last led to it.
     Shared {
         root: Arc<Inode>,
         link: u64,
         via: Arc<Inode>,
     },
-    /// It was the only name of a file, or of a directory with such deleted entries inside, and is removed; what
-    /// it led to still lies there. See `deferred_delete.rs`.
+    /// The only name of a file, or of a directory that holds nothing but deleted entries, was
+    /// removed. The contents are still there. See `ops/deferred_delete.rs`.
     Deleted { parent: Arc<Inode>, name: Bytes },
-    /// It lost its last name, and its contents, of a directory everything below, lie in the orphan area.
+    /// The last name is gone. The contents, of a directory everything below, are in the orphan
+    /// area.
     Orphan,
-    /// It lost its last name, and its contents.
+    /// The last name and the contents are gone.
     Gone,
 }
 
 /// Whether a directory can be reached by names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// From the root.
+    /// The directory is reached from the root.
     Live,
-    /// It, or one above, is a deleted entry: it has no entries but deleted entries and takes none.
+    /// The directory, or one above, is a deleted entry: it holds nothing but deleted entries and
+    /// takes no entries.
     Deleted,
-    /// It, or one above, is an orphan: what was known of it goes on, and nothing else is found.
+    /// The directory, or one above, is an orphan: inodes below that are referenced go on, and no
+    /// name leads anywhere.
     Orphan,
 }
 
@@ -63,26 +67,27 @@ pub(crate) enum Reach {
 pub(crate) struct DirPath {
     /// `P` of `keys.rs`.
     pub(crate) path: Bytes,
-    /// What the stored numbers inside are combined with.
+    /// The stored numbers inside are XORed with it.
     pub(crate) acc: u64,
     pub(crate) reach: Reach,
 }
 
-/// What an inode leaves in the tree that lost its last name while it was known, or a clone that came to nothing.
+/// Contents that wait to be erased: of an inode that lost its last name while it was referenced, or
+/// of a clone that failed.
 pub(crate) enum Deferred {
-    /// Below the orphan of this number.
+    /// The contents are below the orphan of this number.
     Orphan(Ino),
-    /// At a name that is a deleted entry.
+    /// The contents are at and below a deleted entry.
     Entry {
         parent: Arc<Inode>,
         name: Bytes,
         ino: Ino,
-        /// What it was, unless that was not known in memory.
+        /// Record of the object, unless it was not in memory.
         record: Option<Record>,
     },
 }
 
-/// What a directory has.
+/// Numbers of entries in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) entries: u64,
@@ -102,12 +107,13 @@ impl LockedNames<'_> {
         std::ptr::eq(self.inode, dir)
     }
 
-    /// What there was before the change, if that is known, or is behind what it took.
+    /// The counts before the change, or behind the entries that it took, if they are known.
     pub(crate) fn known(&self) -> Option<Count> {
         self.before
     }
 
-    /// The change is done: it took one entry away, which may have become a deleted entry, and nothing else.
+    /// Tells that the change is done: it took one entry away, which may have become a deleted
+    /// entry, and changed no other.
     pub(crate) fn took_entry(&mut self, is_deleted: bool) {
         self.is_now(|before| {
             Some(Count {
@@ -117,7 +123,8 @@ impl LockedNames<'_> {
         });
     }
 
-    /// The change is done: it took one deleted entry away, if there was one, and nothing else.
+    /// Tells that the change is done: it took one deleted entry away, if there was one, and changed
+    /// no other.
     pub(crate) fn took_deleted(&mut self, was_there: bool) {
         self.is_now(|before| {
             Some(Count {
@@ -137,9 +144,11 @@ impl LockedNames<'_> {
 pub(crate) struct Inode {
     pub(crate) ino: Ino,
     pub(crate) kind: Kind,
-    /// Of a directory: its entries. Held for writing over a change with the existence check before it ([`Inode::change_names`]).
+    /// Of a directory: its entries. Held for writing over the check of a name and the change that
+    /// follows ([`Inode::lock_names`]).
     pub(crate) names: RwLock<()>,
-    /// What is known of them without asking the tree. Changes with the names held.
+    /// The counts of entries, if they are known without asking the tree. Changes with the names
+    /// held.
     count: Mutex<Option<Count>>,
     /// The record. Held for writing over a change of it or of the contents.
     pub(crate) state: RwLock<Record>,
@@ -147,16 +156,17 @@ pub(crate) struct Inode {
     pub(crate) location: RwLock<Location>,
     /// Copy of the record's salt, changed with the topology held for writing.
     pub(crate) salt: AtomicU64,
-    /// Whether shared inodes live here.
+    /// The inode is a clone root: shared inodes are in its hidden range.
     pub(crate) clone_root: bool,
-    /// Of a clone root: whether there may be link entries below it, if somebody has looked. Changes with the links held.
+    /// Of a clone root: whether there may be link entries below it, once the tree was asked.
+    /// Changes with the links held.
     pub(crate) has_links: Mutex<Option<bool>>,
     /// Path of a directory with the generation it is valid in.
     pub(crate) cached_path: Mutex<Option<(u64, DirPath)>>,
-    /// Whether it was changed since it was read.
+    /// The inode was changed since it was read.
     pub(crate) touched: AtomicBool,
-    /// Which of the inodes that had this number in memory one after the other. The address would not
-    /// tell: the end of a chain of parents moves them (see `drop`).
+    /// Distinguishes the inodes that had this number in memory one after the other. The address
+    /// would not: the end of a chain of parents moves them (see `drop`).
     serial: u64,
     table: Arc<Table>,
 }
@@ -190,7 +200,8 @@ impl Inode {
         self.kind == Kind::Directory
     }
 
-    /// Locks the entries of a directory for a change. Unless that says what it took away, how many there are is not known afterwards.
+    /// Locks the entries of a directory for a change. The counts are unknown afterwards, unless the
+    /// change tells the entries that it took away.
     pub(crate) fn lock_names(&self) -> LockedNames<'_> {
         let held = self.names.write();
         LockedNames {
@@ -200,12 +211,12 @@ impl Inode {
         }
     }
 
-    /// A reader of a directory, who holds its names, has counted what is in it.
+    /// Notes the counts that a reader of a directory found. The reader holds the names.
     pub(crate) fn counted(&self, count: Count) {
         *self.count.lock() = Some(count);
     }
 
-    /// Whether it is a deleted entry.
+    /// Whether the inode is a deleted entry.
     pub(crate) fn is_deleted(&self) -> bool {
         matches!(*self.location.read(), Location::Deleted { .. })
     }
@@ -218,7 +229,7 @@ impl Inode {
         )
     }
 
-    /// Whether its only name is `name` in `dir`.
+    /// Whether the only name is `name` in `dir`.
     pub(crate) fn is_child(&self, dir: &Arc<Self>, name: &[u8]) -> bool {
         match &*self.location.read() {
             Location::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
@@ -226,7 +237,8 @@ impl Inode {
         }
     }
 
-    /// It leaves the memory: notes what is then to be erased, and gives the directory that it held.
+    /// Takes the inode out of memory: queues contents that are then to be erased, and gives the
+    /// directory that it held.
     fn leave(&mut self) -> Option<Arc<Self>> {
         match std::mem::replace(self.location.get_mut(), Location::Gone) {
             Location::Child { parent, .. } => Some(parent),
@@ -286,14 +298,15 @@ struct Shard {
 const HINTS_MIN: usize = 1 << 10;
 const HINTS_MAX: usize = 1 << 21;
 
-/// Numbers of the inodes that names led to, by a hash of directory and name, in pairs: the last of that hash and the one before. 0 for none. Whatever they say
-/// is to be checked, and some is lost.
+/// Numbers of the inodes that names led to, by a hash of directory and name, in pairs: the last
+/// inode of that hash and the one before. 0 stands for none. A hint may be wrong and is checked;
+/// some hints are lost.
 struct Hints {
     slots: Vec<AtomicU64>,
 }
 
 impl Hints {
-    /// `slots`: a power of two.
+    /// `slots` is a power of two.
     fn new(slots: usize) -> Self {
         Self {
             slots: (0..slots).map(|_| AtomicU64::new(0)).collect(),
@@ -333,13 +346,13 @@ pub(crate) struct Table {
     deferred: Mutex<Vec<Deferred>>,
 }
 
-/// What became of an inode that was offered to the table.
+/// The fate of an inode that was offered to the table.
 pub(crate) enum Adopted {
-    /// It is in the table.
+    /// The inode is in the table.
     New,
-    /// Another one was there already.
+    /// Another inode was there already.
     Known(Arc<Inode>),
-    /// What it was read from may be out of date, and it is not in the table.
+    /// The record may be out of date, and the inode is not in the table.
     Outdated,
 }
 
@@ -373,8 +386,8 @@ impl Table {
         self.shard(ino).lock().slots.get(&ino.0)?.inode.upgrade()
     }
 
-    /// The inode whose only name is `name` in `dir`, if it is in memory and that was noted lately. The caller holds the
-    /// names of `dir`, which is reached by names.
+    /// The inode whose only name is `name` in `dir`, if it is in memory and that name was noted
+    /// lately. The caller holds the names of `dir`, and `dir` is reached by names.
     pub(crate) fn at(&self, dir: &Arc<Inode>, name: &[u8]) -> Option<Arc<Inode>> {
         let inos = self.hints.read().get(dir.ino, name);
         let mut known = inos.into_iter().filter_map(|ino| self.get(ino));
@@ -393,13 +406,14 @@ impl Table {
         drop(hints);
         let mut hints = self.hints.write();
         if hints.slots.len() == len {
-            // What they said is found out again.
+            // The hints in it are lost, and found out again.
             *hints = Hints::new(2 * len);
         }
         hints.put(dir, name, ino);
     }
 
-    /// Puts an inode in whose record was read after `seen` was sampled; `None` puts it in anyway.
+    /// Puts an inode into the table whose record was read after `seen` was sampled; `None` puts it
+    /// in anyway.
     pub(crate) fn adopt(&self, inode: &Arc<Inode>, seen: Option<u64>) -> Adopted {
         let mut shard = self.shard(inode.ino).lock();
         let slot = shard.slots.get(&inode.ino.0);
@@ -412,7 +426,7 @@ impl Table {
             return Adopted::Outdated;
         }
         if is_dying {
-            // The one that takes its slot may leave before it has.
+            // The inode that takes the slot may leave before the dying one has.
             self.evicted(&mut shard);
         }
         let before = shard.slots.insert(
@@ -445,12 +459,13 @@ impl Table {
         }
     }
 
-    /// The kernel was told about the inode once more.
+    /// The kernel gets one more reference to the inode.
     pub(crate) fn remember(&self, inode: &Arc<Inode>) {
         self.remember_noting(inode, || {});
     }
 
-    /// The same. `first` is done if the kernel did not know the inode, before anybody else can tell it.
+    /// As [`Table::remember`]. If the kernel had no reference before, `first` runs before any
+    /// thread can drop the new one.
     pub(crate) fn remember_noting(&self, inode: &Arc<Inode>, first: impl FnOnce()) {
         let mut shard = self.shard(inode.ino).lock();
         if let Some(slot) = shard.slots.get_mut(&inode.ino.0) {
@@ -462,7 +477,8 @@ impl Table {
         }
     }
 
-    /// The kernel drops `lookups` references. If none is left, `last` runs before the kernel can get another one.
+    /// The kernel drops `lookups` references. If none is left, `last` runs before the kernel can
+    /// get another one.
     pub(crate) fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         let mut shard = self.shard(ino).lock();
         let Some(slot) = shard.slots.get_mut(&ino.0) else {
@@ -480,19 +496,19 @@ impl Table {
         drop(held);
     }
 
-    /// Whether the kernel remembers the inode: it may be open, then.
+    /// Whether the kernel has a reference to the inode: it may be open, then.
     pub(crate) fn is_known(&self, inode: &Inode) -> bool {
         let shard = self.shard(inode.ino).lock();
         let slot = shard.slots.get(&inode.ino.0);
         slot.is_some_and(|slot| slot.serial == inode.serial && slot.lookups > 0)
     }
 
-    /// Notes what is to be erased.
+    /// Queues contents to be erased.
     pub(crate) fn enqueue(&self, deferred: Deferred) {
         self.deferred.lock().push(deferred);
     }
 
-    /// What was noted since the last call.
+    /// Takes the queue of contents to be erased.
     pub(crate) fn take_deferred(&self) -> Vec<Deferred> {
         std::mem::take(&mut *self.deferred.lock())
     }
@@ -501,7 +517,7 @@ impl Table {
         self.inodes.load(Ordering::Relaxed)
     }
 
-    /// Lets go of everything the kernel remembered: the mount is gone.
+    /// Drops all references of the kernel: the mount is gone.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let held: Vec<_> = shard
@@ -563,7 +579,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_the_slot_of_one_that_leaves_does_not_hide_that() {
+    fn an_inode_that_takes_the_slot_of_a_dying_one_does_not_hide_its_eviction() {
         let table = Table::new();
         let seen = table.evictions();
         let leaving = inode(&table, 7, Kind::Regular, Location::Gone);
@@ -574,7 +590,7 @@ mod tests {
             held: None,
             lookups: 0,
         };
-        // As while it is dropped, before it counts itself.
+        // The state of the table while the inode is dropped, before it counts itself.
         let shard = table.shard(Ino(7));
         shard.lock().slots.insert(7, slot(Weak::new()));
         let heir = inode(&table, 7, Kind::Regular, Location::Gone);
@@ -585,7 +601,7 @@ mod tests {
     }
 
     #[test]
-    fn a_noted_name_leads_to_what_lies_there() {
+    fn a_noted_name_leads_to_its_inode() {
         let table = Table::new();
         let [dir, other] = [1, 2].map(|ino| inode(&table, ino, Kind::Directory, Location::Root));
         let child_of = |dir: &Arc<Inode>| Location::Child {
@@ -628,7 +644,7 @@ mod tests {
         };
         let files: Vec<_> = (2..20_002).map(make).collect();
         assert_eq!(table.len(), files.len());
-        // Once more, since growing loses them.
+        // The names are noted once more, since growing loses them.
         for file in &files {
             table.note(dir.ino, &name(file.ino.0), file.ino);
         }
@@ -641,7 +657,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_has_one_inode_for_a_number_and_keeps_what_is_remembered() {
+    fn the_table_has_one_inode_for_a_number_and_keeps_remembered_ones() {
         let table = Table::new();
         let first = inode(&table, 7, Kind::Regular, Location::Gone);
         assert!(matches!(

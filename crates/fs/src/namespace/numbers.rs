@@ -64,8 +64,8 @@ impl Numbers {
     pub(crate) fn new_ino(&self) -> Result<Ino> {
         let mut inos = self.inos.lock();
         if inos.next >= inos.reserved && !failpoints::is_on(Fault::NumbersNotReserved) {
-            // The reservation is a batch of its own. It enters the tree before any batch that uses one of the numbers, and a
-            // crash keeps a prefix of the batches.
+            // The reservation is a batch of its own. It enters the tree before any batch that uses
+            // one of the numbers, and a crash keeps a prefix of the batches.
             let reserved = inos.next + RESERVE;
             let mut batch = Batch::new();
             batch.put(keys::counter(b"ino"), reserved.to_le_bytes().to_vec());

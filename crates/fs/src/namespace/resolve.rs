@@ -1,7 +1,7 @@
 //! From names to inodes.
 //!
-//! An operation names an inode by its number or by a directory and a name. [`Namespace`] gives the inode in memory: the
-//! one in the table, or a new one whose record it reads from the tree.
+//! An operation names an inode by its number or by a directory and a name. [`Namespace`] gives the
+//! inode in memory: the one in the table, or a new one whose record it reads from the tree.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::format::record::{Entry, Kind, Record};
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, Table};
 use crate::namespace::topology::Topology;
 
-/// What a directory has.
+/// The kind of entries in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inside {
     Nothing,
@@ -39,8 +39,8 @@ impl Inside {
 pub(crate) struct Namespace {
     pub(crate) tree: Arc<Tree>,
     pub(crate) table: Arc<Table>,
-    /// Held for reading by a change of the names of hard links. Held for writing by a move or a copy of directories, which
-    /// needs to know the link entries below them.
+    /// Held for reading by a change of the names of hard links. Held for writing by a move or a
+    /// copy of directories, which needs to know the link entries below them.
     pub(crate) links: RwLock<()>,
     pub(crate) topology: RwLock<Topology>,
     /// Keeps the root in the table when the kernel forgets it.
@@ -77,7 +77,7 @@ impl Namespace {
         }
     }
 
-    /// The directory above `dir`; of the root, and of a removed directory, itself.
+    /// The directory above `dir`; for the root, and for a removed directory, `dir` itself.
     pub(crate) fn parent(&self, dir: &Arc<Inode>) -> Arc<Inode> {
         match &*dir.location.read() {
             Location::Child { parent, .. } => Arc::clone(parent),
@@ -89,7 +89,7 @@ impl Namespace {
         }
     }
 
-    /// Whether what it lies in was removed with everything inside.
+    /// Whether a directory above the inode was removed with everything inside.
     pub(crate) fn is_detached(&self, inode: &Inode) -> bool {
         let parent = match &*inode.location.read() {
             Location::Child { parent, .. } | Location::Shared { root: parent, .. } => {
@@ -102,12 +102,12 @@ impl Namespace {
         matches!(self.topology.read().dir_path(&parent), Err(Error::Stale))
     }
 
-    /// An inode that the kernel knows.
+    /// An inode that the kernel has a reference to.
     pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
         self.table.get(ino).ok_or(Error::Stale)
     }
 
-    /// A directory that the kernel knows.
+    /// A directory that the kernel has a reference to.
     pub(crate) fn dir(&self, ino: Ino) -> Result<Arc<Inode>> {
         let inode = self.inode(ino)?;
         if inode.is_dir() {
@@ -137,7 +137,7 @@ impl Namespace {
                 self.resolve_child(dir, name, Ino(stored ^ acc), record, seen)
             }
             Entry::Deleted(_) => return Ok(None),
-            // Its shared inode is read as of the same moment.
+            // The link entry and its shared inode are read as of one moment.
             Entry::Link(_) => {
                 let view = self.view(dir)?;
                 let Some(value) = view.snapshot.get(&keys::entry(&view.dir.path, name))? else {
@@ -149,7 +149,8 @@ impl Namespace {
         .map(Some)
     }
 
-    /// What is stored under a name, and the acc of the directory at that moment. The caller holds the names of `dir`.
+    /// The entry stored under a name, and the acc of the directory at that moment. The caller holds
+    /// the names of `dir`.
     ///
     /// # Errors
     /// `NotFound` when the directory is gone, and those of the tree.
@@ -165,7 +166,7 @@ impl Namespace {
         Ok((lookup.get()?, acc))
     }
 
-    /// What to read a directory from.
+    /// A view of the directory now.
     pub(crate) fn view(&self, dir: &Arc<Inode>) -> Result<View> {
         let seen = self.table.evictions();
         let topology = self.topology.read();
@@ -183,7 +184,8 @@ impl Namespace {
         view().map_err(gone_is_not_found)
     }
 
-    /// The inode of an entry of `dir` that was read from `view`. The caller holds the names of `dir`.
+    /// The inode of an entry of `dir` that was read from `view`. The caller holds the names of
+    /// `dir`.
     pub(crate) fn resolve(
         &self,
         view: &View,
@@ -221,7 +223,8 @@ impl Namespace {
         Ok(known)
     }
 
-    /// The same for the only name of an inode, read when `seen` evictions had happened.
+    /// As [`Namespace::resolve`], for the only name of an inode. The record was read when `seen`
+    /// evictions had happened.
     fn resolve_child(
         &self,
         dir: &Arc<Inode>,
@@ -250,7 +253,7 @@ impl Namespace {
         }
     }
 
-    /// The inode of shared inode `link` of the view's clone root, found through a name in `via`.
+    /// The inode that is shared inode `link` of the view's clone root. A name in `via` led to it.
     pub(crate) fn shared_inode(
         &self,
         view: &View,
@@ -297,7 +300,8 @@ impl Namespace {
             Adopted::Known(known) => return Ok(known),
             Adopted::Outdated => {}
         }
-        // Whoever finds it in the table waits for its state, so what is read now stays right.
+        // Any thread that finds the inode in the table waits for its state, so the record that is
+        // read now stays right.
         let mut state = inode.state.write();
         if let Adopted::Known(known) = self.table.adopt(&inode, None) {
             drop(state);
@@ -329,9 +333,11 @@ impl Namespace {
         }
     }
 
-    /// Does the slow part of a clone or move of `source` before the locks that others wait for are taken.
+    /// Does the slow part of a clone or move of `source`, before the operation takes locks that
+    /// others wait for.
     pub(crate) fn prepare_clone(&self, source: &Arc<Inode>) -> Result<()> {
-        // Where it lies when the locks are held may be elsewhere; then the clone itself is slower.
+        // The source may be elsewhere by the time the locks are held; then the clone itself is
+        // slower.
         let path = self.topology.read().path(source);
         let path = path.map_err(gone_is_not_found)?;
         for index in [keys::META, keys::DATA] {
@@ -340,7 +346,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// What a directory has whose names are locked.
+    /// The kind of entries in a directory whose names are locked.
     pub(crate) fn inside(&self, dir: &Arc<Inode>) -> Result<Inside> {
         let view = self.view(dir)?;
         let lo = keys::entries(&view.dir.path);
@@ -364,7 +370,7 @@ fn two_owners(ino: Ino) -> Error {
     }
 }
 
-/// Notes the directory that one of several names was last found in.
+/// Notes the directory of the name that led to an inode with several names.
 fn found_through(inode: &Inode, dir: &Arc<Inode>) {
     if !matches!(&*inode.location.read(), Location::Shared { via, .. } if !Arc::ptr_eq(via, dir)) {
         return;
@@ -376,7 +382,7 @@ fn found_through(inode: &Inode, dir: &Arc<Inode>) {
     drop(before);
 }
 
-/// A directory, its clone root, and a snapshot in which they lie where this says.
+/// A directory, its clone root, and a snapshot in which both have these paths.
 pub(crate) struct View {
     pub(crate) dir: DirPath,
     pub(crate) root: Arc<Inode>,

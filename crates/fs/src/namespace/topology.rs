@@ -1,8 +1,9 @@
 //! From an inode to its keys.
 //!
-//! Paths change when directories move, so whoever computes keys does it with the topology held, and
-//! submits the batch, or takes the snapshot to read from, before letting go. A directory's path
-//! is cached with the generation of the topology; moving or replacing a directory starts a new one.
+//! Paths change when directories move. So an operation computes keys with the topology held, and
+//! submits the batch, or takes the snapshot to read from, before it lets go. A directory's path is
+//! cached with the generation of the topology; moving or replacing a directory starts a new
+//! generation.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,9 +17,9 @@ use crate::namespace::inode::{DirPath, Inode, Location, Reach};
 /// Paths up to this length are kept by every directory.
 const KEPT_BYTES: usize = 4096;
 
-/// Whether a directory keeps its path, which is `len` bytes long, `above` those of its parent. In a deep
-/// chain, whose paths together are as long as the square of its depth, few do; the others walk up to
-/// the next that does.
+/// Whether a directory keeps its path, which is `len` bytes long, `above` of them its parent's. The
+/// paths of a deep chain together are as long as the square of its depth. Few directories of it
+/// keep theirs; the others walk up to the next that does.
 fn is_kept(above: usize, len: usize) -> bool {
     let step = (len / 8).next_power_of_two();
     len <= KEPT_BYTES || above / step != len / step
@@ -26,7 +27,7 @@ fn is_kept(above: usize, len: usize) -> bool {
 
 /// Proof that the topology is held.
 pub(crate) struct Topology {
-    /// Counts the changes that move or remove directories with something inside.
+    /// Counts the transactions that move or remove directories with entries inside.
     pub(crate) generation: u64,
 }
 
@@ -43,7 +44,8 @@ impl Topology {
         }
     }
 
-    /// Path and acc of a directory, also when it was removed and is kept; the acc means nothing in orphans.
+    /// Path and acc of a directory, also of one that was removed and is kept; the acc means nothing
+    /// in orphans.
     ///
     /// # Errors
     /// `Stale` when it, or a directory above it, is gone.
@@ -98,8 +100,8 @@ impl Topology {
                     is_kept(above, path.len()).then(|| (self.generation, found.clone()));
             };
             keep(&found);
-            // An empty directory is removed without a new generation: it clears its own cache after
-            // saying that it is gone, or a deleted entry.
+            // An empty directory is removed without a new generation. The removal clears its cached
+            // path after it changes the location.
             if found.reach == Reach::Live && is_deleted(&inode) {
                 found.reach = Reach::Deleted;
                 keep(&found);
@@ -123,7 +125,7 @@ impl Topology {
         self.path_at(inode, &inode.location.read().clone())
     }
 
-    /// `P` that an inode other than a directory has at `loc`.
+    /// `P` of an inode that is no directory and has this location.
     pub(crate) fn path_at(&self, inode: &Arc<Inode>, location: &Location) -> Result<Bytes> {
         match location {
             Location::Root => Ok(Bytes::new()),
@@ -138,8 +140,8 @@ impl Topology {
         }
     }
 
-    /// Where the record of an inode at `loc` lies, and the acc its number is stored with; `None`
-    /// when it has no name and so no record.
+    /// The key of the record of an inode with this location, and the acc that its number is stored
+    /// with; `None` when it has no name and so no record.
     pub(crate) fn record_at(&self, location: &Location) -> Result<Option<(Bytes, u64)>> {
         let found = match location {
             Location::Root => Ok((keys::root_record(), 0)),
@@ -161,7 +163,8 @@ impl Topology {
         }
     }
 
-    /// The clone root whose hidden range serves the names in `dir`: `dir` itself, or the nearest above.
+    /// The clone root whose hidden range serves the names in `dir`: `dir` itself, or the nearest
+    /// one above.
     pub(crate) fn clone_root(&self, dir: &Arc<Inode>) -> Result<Arc<Inode>> {
         let mut at = Arc::clone(dir);
         while !at.clone_root {

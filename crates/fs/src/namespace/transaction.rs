@@ -1,9 +1,10 @@
-//! One change: the batch, the records it rewrites, and what becomes of the inodes in memory.
+//! Transactions: the batch, the records that it rewrites, and the new locations of inodes in
+//! memory.
 //!
-//! An operation locks the states of the inodes it changes ([`lock_states`]), edits copies of their
-//! records, and adds its own keys to the batch. [`Change::apply`] adds the records at the end, where
-//! the inodes then lie, and only after the tree took the batch do the copies replace the records:
-//! a change that fails leaves nothing behind.
+//! An operation locks the states of the inodes that it changes ([`lock_states`]), edits copies of
+//! their records, and adds its own keys to the batch. [`Transaction::apply`] adds the records at
+//! the end, at the new locations of the inodes. The copies replace the records only after the tree
+//! took the batch: a transaction that fails changes nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +18,7 @@ use crate::format::record::Record;
 use crate::namespace::inode::{Inode, Location, LockedNames};
 use crate::namespace::topology::Topology;
 
-/// Journal bytes of a batch of records without data, at most: the tree is asked for so much room.
+/// Journal bytes of a batch of records without data, at most. The tree is asked for this much room.
 pub(crate) const RECORDS_BYTES: usize = 16 * 1024;
 
 /// The states of several inodes, locked for writing, in the order of their numbers.
@@ -25,7 +26,7 @@ pub(crate) struct States<'a> {
     locked: Vec<Locked<'a>>,
 }
 
-/// An inode with what becomes of it.
+/// An inode with its new record and its new location.
 struct Locked<'a> {
     inode: &'a Arc<Inode>,
     state: RwLockWriteGuard<'a, Record>,
@@ -73,11 +74,11 @@ pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<LockedNames<'a>> {
     sorted.into_iter().map(|inode| inode.lock_names()).collect()
 }
 
-/// A change in the making.
+/// A transaction that is being put together.
 pub(crate) struct Transaction<'a> {
     pub(crate) batch: Batch,
     states: States<'a>,
-    /// Inodes that move and whose states are not locked: the topology is held for writing.
+    /// Inodes that move and have no locked state: the topology is held for writing.
     others: Vec<(Arc<Inode>, Location)>,
 }
 
@@ -92,19 +93,19 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// The record of an inode whose state is locked, as this change leaves it.
+    /// The record of an inode whose state is locked, as this transaction leaves it.
     pub(crate) fn get(&self, inode: &Arc<Inode>) -> &Record {
         let locked = self.states.find(inode).expect(LOCKED);
         locked.edited.as_ref().unwrap_or(&locked.state)
     }
 
-    /// The same, to be edited; it is written with the change.
+    /// The same record, to be edited; it is written with the transaction.
     pub(crate) fn edit(&mut self, inode: &Arc<Inode>) -> &mut Record {
         let locked = self.states.find_mut(inode).expect(LOCKED);
         locked.edited.get_or_insert_with(|| locked.state.clone())
     }
 
-    /// Where an inode lies after this change.
+    /// The location of an inode after this transaction.
     pub(crate) fn location(&self, inode: &Arc<Inode>) -> Location {
         let moved = match self.states.find(inode) {
             Some(locked) => locked.moved.as_ref(),
@@ -120,8 +121,8 @@ impl<'a> Transaction<'a> {
             .unwrap_or_else(|| inode.location.read().clone())
     }
 
-    /// Says where an inode lies after this change. Its state is locked, or the topology is held for
-    /// writing.
+    /// Sets the location of an inode after this transaction. Its state is locked, or the topology
+    /// is held for writing.
     pub(crate) fn move_to(&mut self, inode: &Arc<Inode>, location: Location) {
         match self.states.find_mut(inode) {
             Some(locked) => locked.moved = Some(location),
@@ -129,7 +130,7 @@ impl<'a> Transaction<'a> {
         }
     }
 
-    /// Hands the change to the tree and then shows it in memory.
+    /// Hands the batch to the tree and then shows the changes in memory.
     ///
     /// # Errors
     /// Those of the tree; nothing is changed then.
@@ -168,7 +169,7 @@ impl<'a> Transaction<'a> {
 fn show_move(inode: &Inode, location: Location) {
     inode.touched.store(true, Ordering::SeqCst);
     let before = std::mem::replace(&mut *inode.location.write(), location);
-    // Dropped only now: it may hold the last reference to a directory.
+    // The old location is dropped last: it may hold the last reference to a directory.
     drop(before);
     *inode.cached_path.lock() = None;
 }

@@ -1,9 +1,10 @@
-//! Who may clone and remove trees. Everything else the kernel checks before it asks.
+//! Permissions to clone and to remove trees. The kernel checks all others before it sends a
+//! request.
 
 use crate::error::{Error, Result};
 use crate::format::record::{Kind, Record, S_ISVTX};
 
-/// Who asks.
+/// The user on whose behalf an operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
     /// User; 0 may do everything.
@@ -14,10 +15,10 @@ pub struct Caller {
     pub groups: Vec<u32>,
 }
 
-/// The process that changes a file, as far as setuid and setgid depend on it.
+/// The credentials of a process that changes a file, as far as setuid and setgid depend on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Credentials {
-    /// It has `CAP_FSETID`: what it changes keeps setuid and setgid.
+    /// The process has `CAP_FSETID`: its changes leave setuid and setgid.
     pub has_fsetid: bool,
     /// Its group and its supplementary groups.
     pub groups: Vec<u32>,
@@ -32,15 +33,15 @@ impl Credentials {
     }
 }
 
-/// Tells the credentials of the process that changes a file; they are asked for only when the file has setuid or setgid.
-/// With `None` the process may keep both.
+/// Gives the credentials of the process that changes a file. An operation asks for them only when
+/// the file has setuid or setgid. With `None` the file keeps both.
 pub type Writer<'a> = Option<&'a dyn Fn() -> Credentials>;
 
 const WRITE: u32 = 2;
 const SEARCH: u32 = 1;
 
 impl Caller {
-    /// The user who may do everything.
+    /// The user with all permissions.
     #[must_use]
     pub fn root() -> Self {
         Self {
@@ -79,8 +80,8 @@ impl Caller {
         self.may(dir, WRITE | SEARCH)
     }
 
-    /// Whether `victim` may be removed from a directory that may be changed. Of a tree only the top is
-    /// asked, so it must be the caller's own.
+    /// Whether `victim` may be removed from a directory that may be changed. Only the top of a tree
+    /// is checked, so it must be the caller's own.
     pub(crate) fn may_remove(&self, dir: &Record, victim: &Record) -> Result<()> {
         let is_tree = Kind::from_mode(victim.mode) == Some(Kind::Directory);
         let is_sticky = dir.mode & S_ISVTX != 0;
@@ -92,7 +93,8 @@ impl Caller {
         }
     }
 
-    /// Whether an object may be copied with owner and mode: by its owner, device nodes not at all.
+    /// Whether an object may be copied with owner and mode. Its owner may, but not copy device
+    /// nodes.
     pub(crate) fn may_copy(&self, source: &Record) -> Result<()> {
         let is_device = matches!(
             Kind::from_mode(source.mode),

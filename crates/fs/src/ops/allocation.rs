@@ -1,20 +1,24 @@
 //! The allocation map: which blocks of a sparse file exist.
 //!
-//! A file that never had a hole has every block below its size, and no map. Once a file has a hole ([`FLAG_SPARSE`]), its record
-//! counts its blocks and its map tells which they are, so that neither a write, which does not look at what it covers, nor a hole
-//! makes the count wrong. The map changes in the batch that changes the blocks.
+//! A file that never had a hole has every block below its size, and no map. Once a file has a hole
+//! ([`FLAG_SPARSE`]), its record counts its blocks and its map tells which they are. So the count
+//! stays right, although a write does not look at the blocks that it covers. The map changes in the
+//! batch that changes the blocks.
 //!
-//! The map lies in chunks beside the blocks (`02 P 00 0A chunk`), in the range that clones and renames of the file take along:
+//! The map is stored in chunks beside the blocks (`02 P 00 0A chunk`), in the range that clones and
+//! renames of the file take along:
 //!
 //! ```text
 //! chunk c     blocks [c * 16384, (c + 1) * 16384), 64 MiB of the file
 //! no value    none of them exists
 //! empty value all of them exist
-//! bytes       block c * 16384 + n exists if bit n % 8 of byte n / 8 is set; at most 2048 bytes, missing ones are 0
+//! bytes       block c * 16384 + n exists if bit n % 8 of byte n / 8 is set;
+//!             at most 2048 bytes, missing ones are 0
 //! ```
 //!
-//! A write in a sparse file reads the chunks that it touches, one as a rule, and patches the bytes that change. A hole reads and
-//! removes those of its range. A file without holes gets one empty value for each 64 MiB when its first hole is made.
+//! A write in a sparse file reads the chunks that it touches, one as a rule, and patches the bytes
+//! that change. A hole reads and removes the chunks of its range. A file without holes gets one
+//! empty value for each 64 MiB when its first hole is made.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +34,7 @@ use crate::format::record::{FLAG_SPARSE, Record};
 use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
 
-/// Blocks that one chunk tells of.
+/// Number of blocks in one chunk.
 pub(crate) const CHUNK_BLOCKS: u64 = 16_384;
 /// Longest value of a chunk.
 const CHUNK_BYTES: usize = CHUNK_BLOCKS as usize / 8;
@@ -45,7 +49,7 @@ pub(crate) enum Chunk {
     None,
     /// All of them.
     All,
-    /// Those with a bit.
+    /// Those whose bit is set.
     Bits(Box<[u8; CHUNK_BYTES]>),
 }
 
@@ -75,7 +79,7 @@ impl Chunk {
         }
     }
 
-    /// How many blocks exist.
+    /// The number of blocks that exist.
     pub(crate) fn len(&self) -> u64 {
         match self {
             Self::None => 0,
@@ -84,7 +88,8 @@ impl Chunk {
         }
     }
 
-    /// Has the blocks `[first, last)` of the chunk exist, or not, and tells how many did not before, or did.
+    /// Makes the blocks `[first, last)` of the chunk exist, or not. Tells the number of blocks that
+    /// changed.
     fn set(&mut self, blocks: Range<u64>, exist: bool) -> u64 {
         if blocks == (0..CHUNK_BLOCKS) {
             let before = self.len();
@@ -120,7 +125,7 @@ impl Chunk {
         }
     }
 
-    /// Makes the stored value `self`, which was `before`.
+    /// Stores `self` in the place of `before`, which is the stored value.
     fn store(&self, before: &Self, key: Bytes, batch: &mut Batch) {
         match (self, before) {
             (Self::None, Self::None) | (Self::All, Self::All) => {}
@@ -154,7 +159,8 @@ fn bit(block: u64) -> u8 {
     1 << (block % 8)
 }
 
-/// The chunks that blocks `[first, last)` lie in, with the part of each that they are, as numbers inside of it.
+/// The chunks of the blocks `[first, last)`, each with its part of them as numbers inside of the
+/// chunk.
 fn chunks_of(blocks: &Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + use<> {
     let Range { start, end } = *blocks;
     (start / CHUNK_BLOCKS..end.div_ceil(CHUNK_BLOCKS).max(start / CHUNK_BLOCKS)).map(move |chunk| {
@@ -164,7 +170,7 @@ fn chunks_of(blocks: &Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> + u
     })
 }
 
-/// Chunks that lie in `blocks` whole.
+/// Chunks whose blocks are all in `blocks`.
 fn whole_chunks(blocks: &Range<u64>) -> Range<u64> {
     let first = blocks.start.div_ceil(CHUNK_BLOCKS);
     first..(blocks.end / CHUNK_BLOCKS).max(first)
@@ -176,16 +182,16 @@ struct Slot {
     chunk: Chunk,
 }
 
-/// A part of the allocation map of a file whose state is locked, on its way to what an operation makes of it.
+/// A part of the allocation map of a file whose state is locked, as an operation changes it.
 #[derive(Debug, Default)]
 pub(crate) struct Allocation {
     slots: BTreeMap<u64, Slot>,
-    /// Chunks that are not loaded and go.
+    /// Chunks that are not loaded and are removed.
     erased: Range<u64>,
 }
 
 impl Allocation {
-    /// The map, stored nowhere yet, of a file without holes that has so many blocks.
+    /// The map of a file without holes that has `blocks` blocks. It is not stored yet.
     pub(crate) fn without_holes(blocks: u64) -> Self {
         let mut map = Self::default();
         map.set(0..blocks, true);
@@ -201,14 +207,15 @@ impl Allocation {
         self.slots.entry(chunk).or_default()
     }
 
-    /// Has these blocks exist, or not; how many did not before, or did. What is neither loaded nor new does not exist.
+    /// Makes these blocks exist, or not. Tells the number of blocks that changed. A block of a
+    /// chunk that is neither loaded nor new does not exist.
     pub(crate) fn set(&mut self, blocks: Range<u64>, exist: bool) -> u64 {
         chunks_of(&blocks)
             .map(|(chunk, part)| self.slot(chunk).chunk.set(part, exist))
             .sum()
     }
 
-    /// How many of these blocks exist.
+    /// The number of these blocks that exist.
     pub(crate) fn count(&self, blocks: Range<u64>) -> u64 {
         let in_chunk = |(chunk, part): (u64, Range<u64>)| {
             self.slots.get(&chunk).map_or(0, |slot| {
@@ -227,7 +234,8 @@ impl Allocation {
         slot.is_some_and(|slot| slot.chunk.has(block))
     }
 
-    /// Has those of these blocks exist that exist in `source`, and no others; how many there were before, and are.
+    /// Makes those of these blocks exist that exist in `source`, and no others. Tells the numbers
+    /// of blocks that existed before and that exist now.
     pub(crate) fn copy(&mut self, source: &Self, blocks: Range<u64>) -> (u64, u64) {
         let removed = self.set(blocks.clone(), false);
         let mut added = 0;
@@ -247,7 +255,7 @@ impl Allocation {
         (removed, added)
     }
 
-    /// Stores what changed, of the file at `path`.
+    /// Stores the changes of the map of the file at `path`.
     pub(crate) fn store(&self, path: &[u8], batch: &mut Batch) {
         let map = keys::map(path);
         if !self.erased.is_empty() {
@@ -261,7 +269,7 @@ impl Allocation {
     }
 }
 
-/// Counts the blocks of a record that gets a map, if it had none.
+/// Marks a file as sparse, and counts its blocks if it was not sparse.
 pub(crate) fn become_sparse(record: &mut Record) {
     if !record.has(FLAG_SPARSE) {
         record.flags |= FLAG_SPARSE;
@@ -270,8 +278,8 @@ pub(crate) fn become_sparse(record: &mut Record) {
 }
 
 impl Allocation {
-    /// The part of a file's map that tells of `blocks`; all of it, and new, when the file has none yet. The state of the file is
-    /// locked; may wait for the device.
+    /// Loads the part of a file's map for `blocks`. A file without a map gets a new one for all its
+    /// blocks. The state of the file is locked; may wait for the device.
     pub(crate) fn load_for(
         namespace: &Namespace,
         inode: &Arc<Inode>,
@@ -288,8 +296,8 @@ impl Allocation {
         Ok(map)
     }
 
-    /// The same for `touched` blocks, of which `hole` goes; and how many of these existed. Of chunks that go whole nothing is kept
-    /// in memory.
+    /// As [`Allocation::load_for`], for `touched` blocks. The blocks of `hole` are removed, and
+    /// their number is told. Chunks that are removed whole are not kept in memory.
     pub(crate) fn load_without(
         namespace: &Namespace,
         inode: &Arc<Inode>,
@@ -325,7 +333,8 @@ impl Allocation {
     }
 }
 
-/// How many of these blocks of a file exist. Its state is locked; may wait for the device.
+/// The number of these blocks of a file that exist. The state of the file is locked; may wait for
+/// the device.
 pub(crate) fn allocated(
     namespace: &Namespace,
     inode: &Arc<Inode>,
@@ -346,7 +355,7 @@ pub(crate) fn allocated(
     Ok(found)
 }
 
-/// Looks at the stored chunks that tell of `blocks`.
+/// Hands the stored chunks of `blocks` to `visit`.
 fn visit_chunks(
     namespace: &Namespace,
     inode: &Arc<Inode>,
@@ -427,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copied_part_has_what_the_source_has_there() {
+    fn a_copied_part_has_the_blocks_of_the_source() {
         let mut source = Allocation::default();
         source.set(10..20, true);
         source.set(C..2 * C, true);

@@ -1,4 +1,4 @@
-//! Changing attributes.
+//! Attributes: reading and changing them.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::ops::times::Times;
 pub enum SetTime {
     /// The time of the change.
     Now,
-    /// This one.
+    /// This time.
     At(Time),
 }
 
@@ -61,7 +61,8 @@ fn has_set_ids(record: &Record) -> bool {
 }
 
 impl Transaction<'_> {
-    /// Takes the file capabilities away, as any change of contents or owner does. Whether there were any.
+    /// Removes the file capabilities, as any change of contents or owner does. Tells whether there
+    /// were any.
     fn clear_capability(&mut self, inode: &Arc<Inode>, path: &[u8]) -> bool {
         let had_any = self.get(inode).has(FLAG_CAPABILITY);
         if had_any {
@@ -71,8 +72,9 @@ impl Transaction<'_> {
         had_any
     }
 
-    /// Takes from a file what a change of its contents by `writer` ends: capabilities, setuid and setgid. Tells whether it had any
-    /// of them; the kernel remembers them and has to hear of it.
+    /// Removes the privileges of a file that end with a change of its contents by `writer`:
+    /// capabilities, setuid and setgid. Tells whether the file had any of them; the kernel
+    /// remembers them and has to be told.
     pub(crate) fn clear_privileges(
         &mut self,
         inode: &Arc<Inode>,
@@ -83,7 +85,8 @@ impl Transaction<'_> {
         self.clear_set_ids_of_contents(inode, writer) || had_capability
     }
 
-    /// The credentials of the process that changes a file, if they matter. Asked for before the topology is held.
+    /// The credentials of the process that changes a file, if the change depends on them. The
+    /// operation asks for them before it holds the topology.
     pub(crate) fn credentials(
         &self,
         inode: &Arc<Inode>,
@@ -107,8 +110,8 @@ impl Transaction<'_> {
         record.mode != before
     }
 
-    /// Clears setuid and setgid of what is no directory because its owner or group is about to change. `CAP_FSETID` keeps
-    /// only setgid of a file that its group may not execute.
+    /// Clears setuid and setgid of an object whose owner or group is about to change, unless it is
+    /// a directory. `CAP_FSETID` keeps only setgid of a file that its group may not execute.
     fn clear_set_ids_of_owner(&mut self, inode: &Arc<Inode>, writer: Option<&Credentials>) {
         if inode.kind == Kind::Directory {
             return;
@@ -167,15 +170,16 @@ impl Attributes {
         caller.may_search(&self.namespace.dir(dir)?.state.read())
     }
 
-    /// Changes attributes, all or none, and gives the new ones. The caller checked permissions; setuid, setgid and capabilities
-    /// go with a change of the size as by [`Files::write`](crate::ops::data::Files::write), and with one of the owner or group.
+    /// Changes attributes, all or none, and gives the new ones. The caller has checked permissions.
+    /// A change of the size clears setuid, setgid and capabilities as
+    /// [`Files::write`](crate::ops::data::Files::write) does; so does a change of owner or group.
     ///
     /// # Errors
-    /// `IsDirectory` or `Invalid` when the size of something else than a file is to change, `Invalid` for a time with a
-    /// second or more of nanoseconds, `TooBig`, and those of the tree.
+    /// `IsDirectory` or `Invalid` for a new size of anything but a file, `Invalid` for a time with
+    /// a second or more of nanoseconds, `TooBig`, and those of the tree.
     pub fn setattr(&self, ino: Ino, set: &SetAttr, writer: Writer<'_>) -> Result<Attr> {
         for time in [set.atime, set.mtime].into_iter().flatten() {
-            // Stored, it would be taken for damage.
+            // A record with this time would be taken for damage.
             if matches!(time, SetTime::At(time) if time.nanos >= NANOS_PER_SEC) {
                 return Err(Error::Invalid("nanoseconds"));
             }

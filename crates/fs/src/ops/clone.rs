@@ -1,10 +1,11 @@
 //! Clones: one batch, independent of the size of the source.
 //!
-//! The range of the source in both indexes is cloned to the range of the destination, and replaces everything there. The
-//! destination gets the record of the source with a new number and a random salt, so that every visible number below is new
-//! too. A directory becomes a clone root. A source that is a clone root carries the shared inodes of its hard links in its
-//! range. Below any other directory, link entries name shared inodes above it: `hard_links.rs` brings those along, which is
-//! the only cost that is not constant.
+//! The range of the source in both indexes is cloned to the range of the destination, and replaces
+//! everything there. The destination gets the record of the source with a new number and a random
+//! salt, so that every visible number below is new too. A directory becomes a clone root. A source
+//! that is a clone root carries the shared inodes of its hard links in its range. Below any other
+//! directory, link entries name shared inodes above it: `hard_links.rs` brings those along, which
+//! is the only cost that is not constant.
 
 use std::sync::Arc;
 
@@ -49,19 +50,22 @@ struct Plan<'a> {
 }
 
 impl Trees {
-    /// Clones the file or directory tree `source` to `name` in `dir`; `mode` says how an entry there is treated.
-    /// Atomic, durable with the next sync. The caller has a reference to `source` by a lookup.
+    /// Clones the file or directory tree `source` to `name` in `dir`; `mode` says how an entry
+    /// there is treated. Atomic, durable with the next sync. The caller has a reference to `source`
+    /// by a lookup.
     ///
     /// An entry that is another hard link of `source` becomes a file of its own.
     ///
-    /// The caller must own the source or be privileged; needs write and search on `dir`; and to replace a directory must
-    /// own that or be privileged. Whether it may reach the source and `dir` is checked where it names them: when it opens
-    /// directories, and by [`Attributes::may_search`](crate::ops::attr::Attributes::may_search).
+    /// The caller must own the source or be privileged; needs write and search on `dir`; and to
+    /// replace a directory must own that or be privileged. Whether it may reach the source and
+    /// `dir` is checked where it names them: when it opens directories, and by
+    /// [`Attributes::may_search`](crate::ops::attr::Attributes::may_search).
     ///
     /// # Errors
-    /// `NotFound`, `Exists`, `IsDirectory` and `NotDirectory` when only one of `source` and the replaced entry is a directory, `SameFile`
-    /// when that entry is the only name of `source`, `Access`, `NotPermitted`, `Stale`, `TooManyLinks` when more hard links than a batch
-    /// takes lie below the replaced entry, and those of the tree.
+    /// `NotFound`, `Exists`, `IsDirectory` and `NotDirectory` when only one of `source` and the
+    /// replaced entry is a directory, `SameFile` when that entry is the only name of `source`,
+    /// `Access`, `NotPermitted`, `Stale`, `TooManyLinks` when more hard links than a batch takes
+    /// lie below the replaced entry, and those of the tree.
     pub fn clone_entry(
         &self,
         caller: &Caller,
@@ -75,10 +79,12 @@ impl Trees {
         let (source, dir) = (self.namespace.inode(source)?, self.namespace.dir(dir)?);
         let at = At { dir: &dir, name };
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
-        // Checked again under the locks. The check here keeps a caller without permission from costing the tree work.
+        // Checked again under the locks. The check here keeps a caller without permission from
+        // costing the tree work.
         caller.may_copy(&source.state.read())?;
         caller.may_change(&dir.state.read())?;
-        // The number comes first: it may take a batch of its own, and a preparation holds until the next batch.
+        // The number comes first: it may take a batch of its own, and a preparation holds until the
+        // next batch.
         let ino = self.numbers.new_ino()?;
         self.namespace.prepare_clone(&source)?;
         let _names = dir.lock_names();

@@ -29,7 +29,7 @@ pub(crate) fn delete_blocks(tx: &mut Transaction<'_>, blocks: &Bytes, first: u64
     }
 }
 
-/// Removes all contents and attributes of the object at `path`, whose record this is.
+/// Removes all contents and attributes of the object at `path`, which has this record.
 pub(crate) fn erase(tx: &mut Transaction<'_>, record: &Record, path: &Bytes) {
     if record.has(FLAG_XATTRS) {
         tx.batch.delete_prefix(keys::xattr(path, b""));
@@ -44,8 +44,8 @@ pub(crate) fn erase(tx: &mut Transaction<'_>, record: &Record, path: &Bytes) {
     }
 }
 
-/// The contents of a small file whose state is locked, so that they can be moved as values: what follows the range of the file in each
-/// key, and the value. `None` when moving its range is cheaper.
+/// The contents of a small file whose state is locked, to be moved as values; `None` when moving
+/// its range is cheaper.
 pub(crate) fn few_blocks(
     namespace: &Namespace,
     inode: &Arc<Inode>,
@@ -70,7 +70,7 @@ pub(crate) fn few_blocks(
     found.collect::<Result<_>>().map(Some)
 }
 
-/// Moves contents and attributes from one path to another, empty one.
+/// Moves contents and attributes from one path to another, which has none.
 pub(crate) fn move_contents(
     tx: &mut Transaction<'_>,
     record: &Record,
@@ -102,7 +102,7 @@ pub(crate) fn move_contents(
     }
 }
 
-/// Copies what a file at `from` has to an empty path.
+/// Copies contents and attributes of a file at `from` to a path that has none.
 pub(crate) fn copy_contents(
     tx: &mut Transaction<'_>,
     record: &Record,
@@ -128,7 +128,7 @@ pub(crate) fn copy_contents(
     }
 }
 
-/// All keys at and below a path, but its entry.
+/// Deletes all keys at and below a path, but its entry.
 pub(crate) fn delete_ranges(batch: &mut Batch, path: &[u8]) {
     for index in [keys::META, keys::DATA] {
         batch.delete_prefix(keys::range(index, path));

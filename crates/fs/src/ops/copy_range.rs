@@ -1,8 +1,8 @@
 //! Copying from file to file without the bytes passing through the caller.
 //!
-//! Whole blocks at the same offset in both files are cloned. So is a whole file over one that is not longer, which `cp` asks
-//! for. Other ranges are read and written: blocks have their numbers in their keys, and a clone replaces a prefix, so it
-//! cannot shift numbers.
+//! Whole blocks at the same offset in both files are cloned. So is a whole file over one that is
+//! not longer, which `cp` asks for. Other ranges are read and written: blocks have their numbers in
+//! their keys, and a clone replaces a prefix, so it cannot shift numbers.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,8 +54,8 @@ struct BlockClone<'a> {
 }
 
 impl Files {
-    /// Copies up to `len` bytes, and says how many: fewer at the end of the source, or when the rest
-    /// needs another call.
+    /// Copies up to `len` bytes, and says how many: fewer at the end of the source, or when the
+    /// rest needs another call.
     ///
     /// # Errors
     /// `Invalid` when the ranges overlap or one is no file, `IsDirectory`, `TooBig`, `Stale`, and
@@ -98,8 +98,8 @@ impl Files {
         })
     }
 
-    /// Plans to clone the blocks of a range of bytes of `source` to the same offset of `target`; `None` when the range has
-    /// other ends, or so few blocks that a copy is cheaper.
+    /// Plans to clone the blocks of a range of bytes of `source` to the same offset of `target`;
+    /// `None` when the range has other ends, or so few blocks that a copy is cheaper.
     fn plan_clone<'a>(
         &self,
         tx: &Transaction<'_>,

@@ -1,4 +1,4 @@
-//! Creating files, directories and the rest.
+//! Creating files, directories and other objects.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::namespace::inode::{Inode, Location};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::names::Names;
 
-/// What to create.
+/// A new inode.
 #[derive(Clone, Copy, Debug)]
 pub struct NewInode<'a> {
-    /// What it is.
+    /// Kind of the object.
     pub kind: Kind,
     /// Permission bits, the umask applied.
     pub perm: u32,
@@ -32,7 +32,7 @@ pub struct NewInode<'a> {
 }
 
 impl NewInode<'_> {
-    /// One of uid and gid 0, without device number and target.
+    /// A new inode of uid and gid 0, without device number and target.
     #[must_use]
     pub fn new(kind: Kind, perm: u32) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl NewInode<'_> {
 }
 
 impl Names {
-    /// Creates `name` in a directory. It counts as a lookup.
+    /// Creates `name` in a directory. The call counts as a lookup.
     ///
     /// # Errors
     /// `Exists`, `NotFound` when the directory is gone, `NameTooLong`, and those of the tree.
@@ -63,7 +63,7 @@ impl Names {
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut ino = self.numbers.new_ino()?;
         while self.namespace.table.get(ino).is_some() {
-            // A number inside of a clone may be any.
+            // A visible number inside of a clone is arbitrary, so the new one may be taken.
             ino = self.numbers.new_ino()?;
         }
         let now = self.times.now();
@@ -107,8 +107,8 @@ impl Names {
             name: Bytes::copy_from_slice(name),
         };
         let inode = Inode::new(&self.namespace.table, ino, new.kind, record, location);
-        // A lookup that reads it from now on finds it in the table, where it is already, or counts
-        // as an eviction when it is gone again.
+        // The mark makes the inode count as an eviction when it leaves the table. Until then a
+        // lookup that reads the new entry finds the inode in the table.
         inode
             .touched
             .store(true, std::sync::atomic::Ordering::SeqCst);

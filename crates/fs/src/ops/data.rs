@@ -1,12 +1,13 @@
 //! Contents of files: blocks of 4 KiB.
 //!
-//! A block is the value of its key; a value shorter than a block goes on with zeros, an absent key
-//! is a hole. Two rules keep reading and growing simple: no block lies at or beyond the size
+//! A block is the value of its key. A value shorter than a block goes on with zeros, and an absent
+//! key is a hole. Two rules keep reading and growing simple: no block is at or beyond the size
 //! rounded up, and bytes of the last block beyond the size are zero. Writing never reads: a whole
-//! block is put, a part of one is patched blindly, and a long run of whole blocks is written straight into leaves
-//! that the tree then ingests.
+//! block is put, a part of one is patched blindly, and a long run of whole blocks is written
+//! straight into leaves that the tree then ingests.
 //!
-//! A file that never had a hole has as many blocks as its size takes. Of any other one `allocation.rs` tells which there are.
+//! A file that never had a hole has as many blocks as its size takes. The blocks of any other file
+//! are in its map (`allocation.rs`).
 
 use std::sync::Arc;
 
@@ -26,7 +27,8 @@ use crate::ops::allocation::{Allocation, become_sparse};
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::times::Times;
 
-/// A read of so many blocks goes past the cache of the tree: the caller, the kernel as a rule, keeps them itself.
+/// A read of this many blocks goes past the cache of the tree: the caller, as a rule the kernel,
+/// keeps them.
 const DROP_BEHIND_BLOCKS: u64 = 32;
 
 /// Whole blocks `[first, last)` that are in leaves already.
@@ -36,7 +38,8 @@ struct Run {
     ingest: Ingest,
 }
 
-/// Counts the blocks that a write of `span` allocates, by the map of a file that is sparse then, and sets the new size.
+/// Counts the blocks that a write of `span` allocates, by the map of a sparse file, and sets the
+/// new size.
 fn account_write(record: &mut Record, span: &Span, map: Option<&mut Allocation>) {
     if let Some(map) = map {
         become_sparse(record);
@@ -45,7 +48,7 @@ fn account_write(record: &mut Record, span: &Span, map: Option<&mut Allocation>)
     record.size_bytes = record.size_bytes.max(span.end);
 }
 
-/// A file's size and blocks at one moment.
+/// Size and blocks of a file at one moment.
 struct Contents {
     size_bytes: u64,
     blocks: Bytes,
@@ -53,7 +56,8 @@ struct Contents {
 }
 
 impl Contents {
-    /// Hands what is in the blocks of `span` to `fill`, in order and with the distance from the beginning of it; what lies between is zeros.
+    /// Hands the bytes in the blocks of `span` to `fill`, in order and with their distance from the
+    /// beginning of the span. The bytes between them are zeros.
     fn read(&self, span: &Span, mut fill: impl FnMut(usize, &[u8])) -> Result<()> {
         let mut fill = |number: u64, value: &[u8]| {
             let start = number * BLOCK_BYTES;
@@ -119,7 +123,7 @@ impl Files {
         })
     }
 
-    /// Reads up to `len` bytes from `offset`; fewer only at the end of the file.
+    /// Reads up to `len` bytes from `offset` on; fewer only at the end of the file.
     ///
     /// # Errors
     /// `Stale`, `IsDirectory`, and those of the tree.
@@ -137,7 +141,8 @@ impl Files {
         Ok(out)
     }
 
-    /// Fills `buf` from `offset` on and returns how much that was: less than all only at the end of the file.
+    /// Fills `buf` from `offset` on and returns the number of bytes: fewer than all only at the end
+    /// of the file.
     ///
     /// # Errors
     /// As [`Files::read`]; `buf` holds anything then.
@@ -156,7 +161,8 @@ impl Files {
         Ok(len)
     }
 
-    /// What a file holds now, and which part of `len` bytes from `offset` on that is; `None` for no part.
+    /// The contents of a file now, and the span of `len` bytes from `offset` on that it has; `None`
+    /// when it has none of them.
     fn contents_in(&self, ino: Ino, offset: u64, len: u64) -> Result<Option<(Contents, Span)>> {
         let inode = self.namespace.regular(ino)?;
         let contents = self.contents(&inode)?;
@@ -168,13 +174,16 @@ impl Files {
         Ok(Some((contents, Span::new(offset, end - offset)?)))
     }
 
-    /// Writes `data` at `offset`. File capabilities go, and setuid and setgid unless `writer` may keep them; the result
-    /// tells whether the file lost any of these. One batch, unless that is more than the journal of a small volume takes; a
-    /// long run of whole blocks is one always, and is on the device on return, though only a sync makes it stay.
+    /// Writes `data` at `offset`. The file loses its capabilities, and setuid and setgid unless
+    /// `writer` may keep them; the result tells whether it had any of these.
+    ///
+    /// A write is one batch, unless the journal of a small volume cannot take it as one. A long run
+    /// of whole blocks is always one batch. Its leaves are on the device on return, though only a
+    /// sync makes the write durable.
     ///
     /// # Errors
-    /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree; what does not fit into one batch may be
-    /// written in part then.
+    /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree. A write of several batches may be
+    /// done in part then.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
         let inode = self.namespace.regular(ino)?;
         let span = Span::new(offset, data.len() as u64)?;
@@ -204,8 +213,8 @@ impl Files {
         Ok(cleared)
     }
 
-    /// Writes the whole blocks of `span` to leaves, where no path leads yet and without any lock, when they are worth it
-    /// and there is room.
+    /// Writes the whole blocks of `span` to leaves, if they are enough and there is room. No path
+    /// leads to the leaves yet, and no lock is held.
     fn ingest_blocks(&self, span: &Span, data: &[u8]) -> Result<Option<Run>> {
         let (first, last) = (span.offset.div_ceil(BLOCK_BYTES), span.end / BLOCK_BYTES);
         let at = |number: u64| {
@@ -263,7 +272,7 @@ impl Files {
         Ok(cleared)
     }
 
-    /// The map for a write of `span`, unless the file has no hole then.
+    /// The map for a write of `span`, unless the file has no hole after it.
     fn allocation_for_write(
         &self,
         inode: &Arc<Inode>,
@@ -289,7 +298,7 @@ fn put_bytes(
 ) {
     let size_bytes = tx.get(inode).size_bytes;
     let blocks = keys::blocks(path);
-    // One copy for all blocks, unless there is only a rest at either end, or one block.
+    // One copy serves all blocks, unless there is only one block or a rest at either end.
     let is_long = run.is_none() && span.last() - span.first() > 1;
     let copy = is_long.then(|| Bytes::copy_from_slice(data));
     let bytes_of = |range: std::ops::Range<usize>| match &copy {
@@ -304,7 +313,8 @@ fn put_bytes(
         let at = |byte: u64| usize::try_from(byte - span.offset).expect("inside of the data");
         let bytes = bytes_of(at(from)..at(to));
         let key = keys::block(&blocks, number);
-        // Nothing of the block is left when the write starts it and reaches its end or the file's.
+        // The write starts the block and reaches its end or the file's, so it replaces the whole
+        // block.
         if from == start && (to == start + BLOCK_BYTES || to >= size_bytes) {
             tx.batch.put(key, bytes);
         } else {

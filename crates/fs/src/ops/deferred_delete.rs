@@ -1,19 +1,22 @@
-//! What outlives its name.
+//! Deferred deletes: contents outlive their names.
 //!
-//! Nobody tells when a file is opened and closed: each open and close would be a request of the kernel. So whatever
-//! the caller knows (what it looked up and did not forget) may be open, and its contents stay until it
-//! is forgotten. The kernel forgets what nobody has open as soon as the name is gone.
+//! The daemon is not told when a file is opened and closed: each open and close would be a request
+//! of the kernel. So an object may be open as long as the caller has a reference to it (by a lookup
+//! without a forget), and its contents stay until the last reference is gone. The kernel forgets an
+//! object that no process has open as soon as its name is gone.
 //!
-//! - A small file that is unlinked stays where it is, and its entry becomes a *deleted entry*: there is no such name,
-//!   and the keys below it are taken. That costs one key more than removing it at once. So does an empty
-//!   directory in which there are deleted entries.
-//! - A larger file, one that is replaced, and a tree that is removed or replaced move to the orphan area.
-//!   Of a tree, the files go on and nothing else can be found in it.
+//! - A small file that is unlinked stays at its path, and its entry becomes a *deleted entry*: the
+//!   name does not exist any more, and the keys below it are still taken. That costs one key more
+//!   than erasing the file at once. An empty directory with deleted entries inside becomes a
+//!   deleted entry too.
+//! - A larger file, a file that is replaced, and a tree that is removed or replaced move to the
+//!   orphan area. Files of such a tree go on, and nothing else can be found in it.
 //!
-//! Either is erased when its inode leaves the memory ([`Inode::leave`](crate::namespace::inode::Inode)), or by a later sync if that fails. When there is no time for
-//! that, orphans are erased when the volume is opened the next time; deleted entries, which are small, when somebody reads their
-//! directory, uses the name again, or removes the directory. A clone of a directory copies its deleted entries, and
-//! nobody knows those.
+//! Contents of both kinds are queued when their inode leaves the memory (`Inode::leave`), and
+//! reaped at once, or by a later sync if that fails. After a crash, orphans are erased when the
+//! volume is opened. Deleted entries, which are small, are erased when a reader lists their
+//! directory, when their name is used again, or with their directory. A clone of a directory copies
+//! its deleted entries, which no reference leads to.
 
 use std::sync::Arc;
 
@@ -32,9 +35,10 @@ use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::contents::{delete_ranges, erase, move_contents};
 
-/// Largest file, in bytes, that becomes a deleted entry: nobody looks for deleted entries after a crash.
+/// Largest file, in bytes, that becomes a deleted entry: opening a volume after a crash does not
+/// look for deleted entries.
 pub(crate) const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
-/// After so many failures the rest waits: the volume may be out of order.
+/// After this many failures the other deletes wait: the volume may be out of order.
 const FAILURES_MAX: usize = 8;
 
 /// Erases contents that outlive their names.
@@ -77,8 +81,9 @@ impl DeferredDeletes {
         while !self.namespace.table.take_deferred().is_empty() {}
     }
 
-    /// Erases those of these deleted entries in `dir`, by name and number, that are not in memory: nobody knew them when
-    /// the volume was opened, or they came with a clone.
+    /// Erases those of these deleted entries in `dir`, by name and number, that have no inode in
+    /// memory: they are older than the mount, or came with a clone. Does nothing on a volume that
+    /// is read-only.
     pub(crate) fn reap_unknown(&self, dir: &Arc<Inode>, deleted: Vec<(Bytes, Ino)>) {
         if self.is_read_only {
             return;
@@ -96,8 +101,8 @@ impl DeferredDeletes {
         self.reap();
     }
 
-    /// Erases what inodes left that are not in memory any more. What cannot be erased waits for [`Volume::reap_all`]; those that forget
-    /// are not to fail at it again and again.
+    /// Erases the contents in the queue. A delete that fails waits for
+    /// [`DeferredDeletes::reap_all`], so that not every forget tries it again.
     pub(crate) fn reap(&self) {
         let mut failures = 0;
         while failures < FAILURES_MAX {
@@ -111,7 +116,7 @@ impl DeferredDeletes {
                 } else if let Err(error) = self.erase_deferred(&deferred) {
                     tracing::debug!(%error, "space of something removed comes back later");
                     failures += 1;
-                    // What nobody knew is found again where it was found.
+                    // An entry without a record is found again by the next reader of its directory.
                     if !matches!(deferred, Deferred::Entry { record: None, .. }) {
                         self.failed.lock().push(deferred);
                     }
@@ -120,7 +125,7 @@ impl DeferredDeletes {
         }
     }
 
-    /// The same, and tries what could not be erased before.
+    /// As [`DeferredDeletes::reap`], and tries the deletes again that failed before.
     pub(crate) fn reap_all(&self) {
         let failed = std::mem::take(&mut *self.failed.lock());
         failed
@@ -129,7 +134,7 @@ impl DeferredDeletes {
         self.reap();
     }
 
-    /// Reaps when it is dropped: to be taken before anything that is locked or held.
+    /// Reaps when the result is dropped. An operation calls it before it takes a lock.
     pub(crate) fn reap_on_drop(&self) -> ReapOnDrop<'_> {
         ReapOnDrop(self)
     }
@@ -150,7 +155,7 @@ impl DeferredDeletes {
                 record,
             } => {
                 let mut names = parent.lock_names();
-                // It may be another one by now, or none.
+                // The name may have another deleted entry by now, or none.
                 let is_there = self.deleted_at(parent, name)? == Some(*ino);
                 if is_there {
                     self.erase_deleted(parent, name, record.as_ref())?;
@@ -161,13 +166,14 @@ impl DeferredDeletes {
         }
     }
 
-    /// The number of the deleted entry at a name, if there is one. The caller holds the names of the directory.
+    /// The number of the deleted entry at a name, if there is one. The caller holds the names of
+    /// the directory.
     fn deleted_at(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Ino>> {
         let (lookup, acc) = {
             let topology = self.namespace.topology.read();
             let at = match topology.kept_dir_path(dir) {
                 Ok(at) if at.reach != Reach::Orphan => at,
-                // They go with the directory.
+                // They are erased with the directory.
                 Ok(_) | Err(Error::Stale) => return Ok(None),
                 Err(other) => return Err(other),
             };
@@ -184,7 +190,8 @@ impl DeferredDeletes {
         }
     }
 
-    /// Erases a deleted entry that nobody knows, `record` if that is known. The caller holds the names of the directory.
+    /// Erases a deleted entry without an inode in memory; `record` is that of its object, if it is
+    /// known. The caller holds the names of the directory.
     fn erase_deleted(&self, dir: &Arc<Inode>, name: &[u8], record: Option<&Record>) -> Result<()> {
         let topology = self.namespace.topology.read();
         let mut tx = Transaction::new(lock_states(&[]));
@@ -198,8 +205,8 @@ impl DeferredDeletes {
         tx.apply(&topology, &self.namespace.tree)
     }
 
-    /// Makes the keys at and below a name that does not exist free, if a deleted entry takes them. The caller holds the names of the
-    /// directory for writing, and no state.
+    /// Frees the keys at and below a name that does not exist, if a deleted entry takes them. The
+    /// caller holds the names of the directory for writing, and no state.
     pub(crate) fn free_name(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
         let Some(ino) = self.deleted_at(dir, name)? else {
             return Ok(());
@@ -232,8 +239,8 @@ impl DeferredDeletes {
         tx.apply(&topology, &self.namespace.tree)
     }
 
-    /// Copies what lies at and below `path`, which is then erased or replaced, to the orphan area, unless nobody knows it. The
-    /// topology is held for writing.
+    /// Copies everything at and below `path`, which is then erased or replaced, to the orphan area,
+    /// unless the kernel has no reference to it. The topology is held for writing.
     pub(crate) fn move_to_orphans(
         &self,
         tx: &mut Transaction<'_>,
@@ -252,8 +259,8 @@ impl DeferredDeletes {
         tx.move_to(inode, Location::Orphan);
     }
 
-    /// The only name of `inode`, no directory, goes: `change` has its record, with no names. What it has is
-    /// erased, or kept where it is or in the orphan area.
+    /// Handles the contents of `inode`, no directory, whose last name goes. `record` is its record
+    /// in `tx`. The contents are erased, stay at their path, or move to the orphan area.
     pub(crate) fn defer_delete(
         &self,
         tx: &mut Transaction<'_>,
@@ -280,7 +287,8 @@ impl DeferredDeletes {
         }
     }
 
-    /// Before a file of `size_bytes` is written: a deleted entry must not become large.
+    /// Moves a file that is a deleted entry to the orphan area before a write makes it `size_bytes`
+    /// long, if that is too large for one.
     pub(crate) fn orphan_if_large(&self, inode: &Arc<Inode>, size_bytes: u64) -> Result<()> {
         if size_bytes <= IN_PLACE_BYTES_MAX {
             return Ok(());
@@ -295,7 +303,7 @@ impl DeferredDeletes {
     }
 }
 
-/// See [`Volume::reap_on_drop`].
+/// See [`DeferredDeletes::reap_on_drop`].
 pub(crate) struct ReapOnDrop<'a>(&'a DeferredDeletes);
 
 impl Drop for ReapOnDrop<'_> {
@@ -304,7 +312,7 @@ impl Drop for ReapOnDrop<'_> {
     }
 }
 
-/// The entry of a deleted entry goes; the path of what lies there.
+/// Deletes a deleted entry, and gives the path of its contents.
 fn drop_deleted(
     tx: &mut Transaction<'_>,
     topology: &Topology,

@@ -1,9 +1,11 @@
-//! Shared inodes of hard links on their way into the clone of a directory that is no clone root.
+//! Shared inodes on their way into the clone of a directory that is no clone root.
 //!
-//! The link entries below such a directory name shared inodes of the clone root above it. Each becomes a shared inode of the copy, with the names inside of that
-//! counted. Few of them are part of the clone's batch. Many are put aside before, among the orphans, in batches of their
-//! own, and the clone takes them from there by their range. So it is atomic whatever their number, and what a crash leaves
-//! aside goes with the orphans when the volume is opened.
+//! The link entries below such a directory name shared inodes of the clone root above it. The copy
+//! gets a shared inode for each of them, which counts the names inside of the copy. A few of them
+//! are part of the clone's batch. Many are *staged ahead*: copied to the orphan area in batches of
+//! their own, from where the clone takes them by their range. So a clone is atomic for any number
+//! of links, and shared inodes that a crash leaves in the orphan area are erased when the volume is
+//! opened.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,13 +23,14 @@ use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Transaction;
 use crate::ops::names::At;
 
-/// Shared inodes are put aside in parts of about this size in the journal, in bytes,
+/// Journal bytes of one batch of shared inodes that are staged ahead, about.
 const PART_BYTES_MAX: usize = 1 << 20;
-/// and of no more than so many: the tree wants room for a node for each of their ranges.
+/// Shared inodes in one such batch, at most: the tree wants room for a node for each of their
+/// ranges.
 const PART_LEN_MAX: usize = 1000;
-/// This fraction of a part is few enough to go with the clone.
+/// The batch of the clone takes the shared inodes when they need at most this fraction of a batch.
 const FEW: usize = 4;
-/// What a copy takes in the journal beside keys and record, at most, in bytes.
+/// Journal bytes of a copy beside keys and record, at most.
 const COPY_BYTES: usize = 128;
 
 /// Names of hard links below a directory, by shared inode.
@@ -51,8 +54,8 @@ fn has_any(view: &View, prefix: &[u8]) -> Result<bool> {
 }
 
 impl LinksBelow {
-    /// The link entries below a directory that is no clone root itself, if there are any. `links` is held for
-    /// writing, so they stay.
+    /// The link entries below a directory that is no clone root itself, if there are any. `links`
+    /// is held for writing, so they stay.
     pub(crate) fn find(namespace: &Namespace, dir: &Arc<Inode>) -> Result<Option<Self>> {
         if !dir.is_dir() || dir.clone_root || !may_have_links(namespace, dir)? {
             return Ok(None);
@@ -91,11 +94,11 @@ impl LinksBelow {
         self.shared.iter().map(|shared| &shared.inode)
     }
 
-    /// Copies the shared inodes that a clone of `source` to `at` needs to the orphan area, if they are many. `ino` is the
-    /// number of the clone.
+    /// Copies the shared inodes that a clone of `source` to `at` needs to the orphan area, if they
+    /// are many. `ino` is the number of the clone.
     ///
-    /// `links` is held for writing, so the link entries stay and no directory that has some moves. The states of the shared
-    /// inodes are locked, so the copies stay equal to them.
+    /// `links` is held for writing, so the link entries stay and no directory that has some moves.
+    /// The states of the shared inodes are locked, so the copies stay equal to them.
     pub(crate) fn stage_ahead<'a>(
         &self,
         namespace: &'a Namespace,
@@ -130,7 +133,7 @@ impl LinksBelow {
         let mut left = self.shared.iter().peekable();
         while left.peek().is_some() {
             tree.admit(part_bytes)?;
-            // A directory above may have another name by now.
+            // The path is computed again: a directory above may have another name by now.
             let topology = namespace.topology.read();
             let origin = Origin::of(&topology, self, source)?;
             let mut batch = Batch::new();
@@ -149,8 +152,9 @@ impl LinksBelow {
             }
             tree.apply(batch)?;
         }
-        // Each part has changed the tree since the clone was prepared. The work for the first range may undo the preparation of
-        // another one, so that range is prepared twice.
+        // Each batch has changed the tree since the clone was prepared, so it is prepared again.
+        // Work for the first range may undo the preparation of another range, so the first range
+        // comes twice.
         let [records, contents] =
             [keys::META, keys::DATA].map(|index| keys::shared_inodes(index, &path));
         let index = keys::link_index(&path);
@@ -161,8 +165,9 @@ impl LinksBelow {
         Ok(Some(ahead))
     }
 
-    /// Puts the shared inodes and the link index of `source` to a path that survives its clone to `to`, and tells that path:
-    /// the clone replaces the destination's range, which may be all around the source and its clone root.
+    /// Puts the shared inodes and the link index of `source` to a path that survives its clone to
+    /// `to`, and tells that path: the clone replaces the destination's range, which may be all
+    /// around the source and its clone root.
     pub(crate) fn stage(
         &self,
         tx: &mut Transaction<'_>,
@@ -187,7 +192,8 @@ impl LinksBelow {
     }
 }
 
-/// Whether names of hard links whose shared inodes lie above are below this directory. `links` is held for writing.
+/// Whether names of hard links whose shared inodes lie above are below this directory. `links` is
+/// held for writing.
 pub(crate) fn has_links_below(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
     if !dir.is_dir() || dir.clone_root || !may_have_links(namespace, dir)? {
         return Ok(false);
@@ -197,8 +203,8 @@ pub(crate) fn has_links_below(namespace: &Namespace, dir: &Arc<Inode>) -> Result
     has_any(&view, &below)
 }
 
-/// Whether the clone root over `dir` has link entries, which most have not. The tree is asked once. `links` is held for
-/// writing.
+/// Whether the clone root over `dir` has link entries, which most have not. The tree is asked once.
+/// `links` is held for writing.
 fn may_have_links(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
     let root = namespace.topology.read().clone_root(dir);
     let root = root.map_err(gone_is_not_found)?;
@@ -212,13 +218,13 @@ fn may_have_links(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
     Ok(found)
 }
 
-/// Where the shared inodes for a clone of a directory come from.
+/// The origin of the shared inodes for a clone of a directory.
 struct Origin {
     /// Path of their clone root.
     root: Bytes,
-    /// What the link entries below the directory start with in the index.
+    /// Prefix of the link entries below the directory in the index.
     index: Bytes,
-    /// Of the directory.
+    /// The acc of the directory.
     acc: u64,
 }
 
@@ -236,7 +242,8 @@ impl Origin {
     fn copy(&self, tx: &Transaction<'_>, shared: &SharedBelow) -> Copy {
         let mut record = tx.get(&shared.inode).clone();
         record.nlink = shared.names;
-        // Below the copy of the source every number changes by the same, so must the shared inodes'.
+        // Below the copy of the source all visible numbers change by the same XOR, and so must
+        // those of the shared inodes.
         let value = record.encode(shared.inode.ino.0 ^ self.acc);
         let mut ranges = Vec::new();
         if record.has(FLAG_XATTRS) {
@@ -259,7 +266,7 @@ pub(crate) struct Copy {
     link: u64,
     from: Bytes,
     value: Bytes,
-    /// Indexes in which it has more than its record.
+    /// Indexes in which it has keys beside its record.
     ranges: Vec<u8>,
 }
 
@@ -273,23 +280,24 @@ impl Copy {
         }
     }
 
-    /// What that takes in the journal, about, when the path of the clone root has `root_bytes`.
+    /// An estimate of the journal bytes of the copy, when the path of the clone root has
+    /// `root_bytes`.
     fn bytes(&self, root_bytes: usize) -> usize {
         let keys = (1 + self.ranges.len()) * 2 * (self.from.len() + root_bytes);
         self.value.len() + keys + COPY_BYTES
     }
 }
 
-/// Shared inodes and link index of a directory that is about to be cloned.
+/// Shared inodes and link index for the clone of a directory.
 pub(crate) enum Staged {
-    /// Where they were: nothing is in the way.
+    /// They are at their origin, which the clone does not replace.
     Still {
-        /// Of the shared inodes.
+        /// Copies of the shared inodes.
         copies: Vec<Copy>,
-        /// What the link entries start with in the index.
+        /// Prefix of the link entries in the index.
         index: Bytes,
     },
-    /// Below this path, which has nothing else.
+    /// They are below this path, which holds no other keys.
     At(Bytes),
 }
 
@@ -316,7 +324,8 @@ impl Staged {
     }
 }
 
-/// Shared inodes that were put aside for a clone. Unless it takes them they are erased; when that fails, they go when the volume is opened.
+/// Shared inodes that were staged ahead for a clone. Unless the clone takes them they are erased;
+/// if that fails, they are erased when the volume is opened.
 pub(crate) struct StagedAhead<'a> {
     namespace: &'a Namespace,
     ino: Ino,
@@ -324,12 +333,12 @@ pub(crate) struct StagedAhead<'a> {
 }
 
 impl StagedAhead<'_> {
-    /// Where they are.
+    /// The stage.
     pub(crate) fn staged(&self) -> Staged {
         Staged::At(keys::orphan(self.ino))
     }
 
-    /// The clone has them.
+    /// Tells that the clone took them.
     pub(crate) fn taken(mut self) {
         self.is_taken = true;
     }
@@ -353,7 +362,7 @@ mod tests {
     use crate::{FormatOptions, NewInode, OpenOptions, Volume};
 
     #[test]
-    fn what_no_clone_takes_from_aside_goes() {
+    fn a_stage_that_no_clone_takes_is_erased() {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         Volume::format(&device, &FormatOptions::default()).expect("formats");
         let volume = Volume::open(device, OpenOptions::default()).expect("opens");

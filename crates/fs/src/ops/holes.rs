@@ -17,9 +17,10 @@ use crate::ops::data::Files;
 use crate::ops::reshape::{Reshape, map_bytes};
 
 impl Files {
-    /// Gives space back, or zeroes: after it `[offset, offset + len)` reads as zeros. With
-    /// `keep_size` the file does not grow. Without it, it must fit as by [`Files::allocate`]. Privileges go as by
-    /// [`Files::write`], and the result is the same.
+    /// Makes `[offset, offset + len)` read as zeros, and gives back the space of whole blocks. With
+    /// `keep_size` the file does not grow. Without it, the range must fit as for
+    /// [`Files::allocate`]. Privileges are cleared as by [`Files::write`], and the result is the
+    /// same.
     ///
     /// # Errors
     /// `Invalid` for an empty range, `TooBig`, and those of the tree.
@@ -48,12 +49,14 @@ impl Files {
         })
     }
 
-    /// Makes sure that the file is at least `offset + len` long, unless `keep_size`, and that blocks for what does not exist
-    /// of that range would fit now. No space is set aside: a volume that copies on write needs new space for each write anyway,
-    /// and others may take it. Privileges go as by [`Files::write`], and the result is the same.
+    /// Makes sure that the file is at least `offset + len` long, unless `keep_size`, and that the
+    /// missing blocks of that range would fit now. No space is set aside: a volume that copies on
+    /// write needs new space for each write anyway, and other files may take it. Privileges are
+    /// cleared as by [`Files::write`], and the result is the same.
     ///
     /// # Errors
-    /// `NoSpace` when the range does not fit, `Invalid` for an empty range, `TooBig`, and those of the tree.
+    /// `NoSpace` when the range does not fit, `Invalid` for an empty range, `TooBig`, and those of
+    /// the tree.
     pub fn allocate(
         &self,
         ino: Ino,
@@ -70,7 +73,7 @@ impl Files {
         })
     }
 
-    /// Refuses a range if the blocks of it that do not exist would not fit.
+    /// Refuses a range if its missing blocks would not fit.
     fn fits(&self, inode: &Arc<Inode>, record: &Record, span: &Span) -> Result<()> {
         let blocks = span.first()..span.last();
         let missing =
@@ -109,7 +112,8 @@ impl Files {
         Ok(cleared)
     }
 
-    /// The first offset from `offset` on that holds data, or that does not.
+    /// The first offset from `offset` on that holds data, or with `data` false the first one that
+    /// does not.
     ///
     /// # Errors
     /// `NoMoreData` when the file ends first.

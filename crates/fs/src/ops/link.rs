@@ -1,8 +1,9 @@
 //! Hard links.
 //!
-//! The second name of a file moves its record and contents to a *shared inode* in the hidden range of the enclosing clone
-//! root, and each name becomes a link entry. So a clone of the root, which copies that range, copies the link structure with
-//! it, and no name of another clone root can lead to the shared inode. A shared inode stays one when one name is left.
+//! The second name of a file moves its record and contents to a *shared inode* in the hidden range
+//! of the enclosing clone root, and each name becomes a link entry. So a clone of the root, which
+//! copies that range, copies the link structure with it, and no name of another clone root can lead
+//! to the shared inode. A shared inode stays one when one name is left.
 
 use std::sync::Arc;
 
@@ -69,8 +70,8 @@ impl Names {
         }
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let new_link = self.numbers.new_ino()?.0;
-        // The directory of the first name is locked with the others. A rename may move that name before the lock is held;
-        // then the loop runs again.
+        // The directory of the first name is locked with the others. A rename may move that name
+        // before the lock is held; then the loop runs again.
         loop {
             let first = first_name(&inode)?;
             let mut dirs = vec![&dir];
@@ -160,7 +161,8 @@ fn first_name(inode: &Inode) -> Result<Option<First>> {
     }
 }
 
-/// The number of the shared inode that `inode` is, or becomes as `new_link`, in the clone root `root`.
+/// The number of the shared inode that `inode` is, or becomes as `new_link`, in the clone root
+/// `root`.
 ///
 /// # Errors
 /// `CrossRoot` when it is shared in another clone root; `NotFound` when it has no name.

@@ -1,7 +1,8 @@
 //! Names of single objects.
 //!
-//! [`Names`] looks names up, and adds, removes and moves them one at a time: `create.rs`, `link.rs`, `unlink.rs` and
-//! `rename.rs` have its operations. Operations on whole trees are in `trees.rs`.
+//! [`Names`] looks names up, and adds, removes and moves them one at a time: `create.rs`,
+//! `link.rs`, `unlink.rs` and `rename.rs` have its operations. Operations on whole trees are in
+//! `trees.rs`.
 
 use std::sync::Arc;
 
@@ -58,8 +59,8 @@ impl Names {
         }
     }
 
-    /// Finds the object that `name` in a directory leads to; `.` and `..` are names too. The caller may use its number until
-    /// [`Volume::forget`](crate::Volume::forget) gives the reference back.
+    /// Finds the object that `name` in a directory leads to; `.` and `..` are names too. The caller
+    /// may use its number until [`Volume::forget`](crate::Volume::forget) gives the reference back.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, and those of the tree.
@@ -81,11 +82,11 @@ impl Names {
         Ok(found.attr())
     }
 
-    /// Runs `op` with the names of `dirs` locked. `name` in `dir`, one of them, may lead to another directory: the names of
-    /// that one are locked too.
+    /// Runs `op` with the names of `dirs` locked. `name` in `dir`, one of them, may lead to another
+    /// directory: the names of that one are locked too.
     ///
-    /// Locks are taken in the order of numbers, so the name may lead to another inode by the time all of them are held. Then
-    /// the lookup is repeated, as often as others replace the entry.
+    /// Locks are taken in the order of numbers, so the name may lead to another inode by the time
+    /// all of them are held. Then the lookup is repeated, as often as others replace the entry.
     pub(crate) fn with_victim<R>(
         &self,
         dirs: &[&Arc<Inode>],

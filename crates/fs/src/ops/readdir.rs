@@ -1,12 +1,15 @@
 //! Reading directories.
 //!
-//! Entries come in the order of their names, straight from a scan, so a directory may be of any size. A cookie is a position
-//! in one open stream. The stream numbers its entries as it hands them out. It remembers the names of the last entries, and
-//! of one in [`MARK_EVERY`] before them. A reader that goes on after a remembered cookie gets a scan from that name,
-//! independent of creations and removals since. An older cookie is found by a scan from the nearest remembered name before it.
+//! Entries come in the order of their names, straight from a scan, so a directory may be of any
+//! size. A cookie is a position in one open stream. The stream numbers its entries as it hands them
+//! out. It remembers the names of the last entries, and of one in [`MARK_EVERY`] before them. A
+//! reader that goes on after a remembered cookie gets a scan from that name, independent of
+//! creations and removals since. An older cookie is found by a scan from the nearest remembered
+//! name before it.
 //!
-//! A reader of a directory asks once more behind the last entry, to hear that there is none. The first such question is
-//! answered without a scan: an entry that was created since may be shown or not (POSIX, readdir).
+//! A reader of a directory asks once more behind the last entry, to hear that there is none. The
+//! first such question is answered without a scan: an entry that was created since may be shown or
+//! not (POSIX, readdir).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -145,8 +148,9 @@ impl Directories {
         self.deletes.reap();
     }
 
-    /// Hands the entries after `cookie` (0: from the start) to `each`, which says whether it took its entry. The first entry
-    /// that it refuses comes again when the caller goes on after the entry before.
+    /// Hands the entries after `cookie` (0: from the start) to `each`, which says whether it took
+    /// its entry. The first entry that it refuses comes again when the caller goes on after the
+    /// entry before.
     ///
     /// # Errors
     /// Those of the tree. Entries that `each` took before stay taken.
@@ -159,7 +163,8 @@ impl Directories {
         self.stream(stream, cookie, |entry, _| Ok(each(entry)))
     }
 
-    /// As [`Directories::read`], with attributes. Each entry that was taken, other than `.` and `..`, counts as a lookup.
+    /// As [`Directories::read`], with attributes. Each entry that was taken, other than `.` and
+    /// `..`, counts as a lookup.
     ///
     /// # Errors
     /// Those of the tree. Entries that `each` took before stay taken.
@@ -174,9 +179,10 @@ impl Directories {
         self.read_choosing(stream, cookie, all, each, |_| {})
     }
 
-    /// As [`Directories::read_plus`], with the attributes of the entries that `wants` chooses. Those alone count as lookups,
-    /// and the others cost as much as without attributes. `first` gets the attributes of each inode that was taken and had no
-    /// reference before. It runs before another lookup of that inode can succeed.
+    /// As [`Directories::read_plus`], with the attributes of the entries that `wants` chooses.
+    /// Those alone count as lookups, and the others cost as much as without attributes. `first`
+    /// gets the attributes of each inode that was taken and had no reference before. It runs before
+    /// another lookup of that inode can succeed.
     ///
     /// # Errors
     /// Those of the tree. Entries that `each` took before stay taken.

@@ -1,7 +1,8 @@
 //! Removal of names within a transaction.
 //!
-//! A removal takes the entry away, counts one link less, and hands the contents to the deferred deletes when the last name is
-//! gone. `unlink.rs`, `rename.rs` and `trees.rs` remove names as parts of their transactions.
+//! A removal takes the entry away, counts one link less, and hands the contents to the deferred
+//! deletes when the last name is gone. `unlink.rs`, `rename.rs` and `trees.rs` remove names as
+//! parts of their transactions.
 
 use std::sync::Arc;
 
@@ -23,8 +24,8 @@ pub(crate) struct Removal<'a> {
     pub(crate) deletes: &'a DeferredDeletes,
     pub(crate) topology: &'a Topology,
     pub(crate) now: Time,
-    /// Nothing takes the place of the name, so the entry may become a deleted entry. Otherwise the caller puts the new entry
-    /// afterwards.
+    /// Nothing takes the place of the name, so the entry may become a deleted entry. Otherwise the
+    /// caller puts the new entry afterwards.
     pub(crate) may_stay: bool,
 }
 
@@ -48,7 +49,8 @@ impl Removal<'_> {
         Ok(())
     }
 
-    /// Counts `count` names less of an object at `path` that is no directory. Its contents go with the last one.
+    /// Counts `count` names less of an object at `path` that is no directory. Its contents go with
+    /// the last one.
     pub(crate) fn links(
         &self,
         tx: &mut Transaction<'_>,
@@ -70,8 +72,9 @@ impl Removal<'_> {
             .defer_delete(tx, inode, &record, path, self.may_stay);
     }
 
-    /// Removes a directory, which must be empty and whose names are locked. A directory with deleted entries inside becomes a
-    /// deleted entry itself if it may stay; otherwise the topology is held for writing.
+    /// Removes a directory, which must be empty and whose names are locked. A directory with
+    /// deleted entries inside becomes a deleted entry itself if it may stay; otherwise the topology
+    /// is held for writing.
     pub(crate) fn empty_dir(
         &self,
         tx: &mut Transaction<'_>,
@@ -109,11 +112,12 @@ impl Removal<'_> {
     }
 }
 
-/// Removes the entry `name` of the directory at `dir`, or makes it a deleted entry, as the location of `inode` in `tx` says.
+/// Removes the entry `name` of the directory at `dir`, or makes it a deleted entry, as the location
+/// of `inode` in `tx` says.
 fn remove_entry(tx: &mut Transaction<'_>, inode: &Arc<Inode>, dir: &DirPath, name: &[u8]) {
     let entry = keys::entry(&dir.path, name);
-    // The delete comes before the put of a deleted entry too: a batch that deletes nothing could be refused for want of
-    // space, and a removal must not be.
+    // The delete comes before the put of a deleted entry too: a batch that deletes nothing could be
+    // refused for want of space, and a removal must not be.
     tx.batch.delete(entry.clone());
     if matches!(tx.location(inode), Location::Deleted { .. }) {
         let deleted = DeletedEntry {

@@ -1,8 +1,9 @@
 //! Renaming.
 //!
-//! A file moves its few blocks as values, or its range. A directory moves its two ranges, however much they hold. Below a
-//! directory nothing else changes: its salt makes up for the acc of the new parent, so every visible number stays. Only link
-//! entries are tied to their clone root: a directory with link entries below moves within that root, and not to another one.
+//! A file moves its few blocks as values, or its range. A directory moves its two ranges, however
+//! much they hold. Below a directory nothing else changes: its salt makes up for the acc of the new
+//! parent, so every visible number stays. Only link entries are tied to their clone root: a
+//! directory with link entries below moves within that root, and not to another one.
 
 use std::sync::Arc;
 
@@ -45,7 +46,8 @@ struct Move<'a> {
 }
 
 impl Names {
-    /// Renames. With `whiteout`, a whiteout of this owner and group (a character device 0:0) takes the place of the source.
+    /// Renames. With `whiteout`, a whiteout of this owner and group (a character device 0:0) takes
+    /// the place of the source.
     ///
     /// # Errors
     /// `NotFound`, `Exists`, `IsDirectory`, `NotDirectory`, `NotEmpty`, `Invalid` for a directory
@@ -253,7 +255,7 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Exchanges all keys at and below the two names, and what the index of links has for them.
+    /// Exchanges all keys at and below the two names, and their parts of the link index.
     fn swap_ranges(
         &self,
         tx: &mut Transaction<'_>,
@@ -273,7 +275,8 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Exchanges the locations of `source` and `target`, and their link entries if they are shared inodes.
+    /// Exchanges the locations of `source` and `target`, and their link entries if they are shared
+    /// inodes.
     fn swap_locations(
         &self,
         tx: &mut Transaction<'_>,
@@ -281,7 +284,7 @@ impl Move<'_> {
         source: &Arc<Inode>,
         target: &Arc<Inode>,
     ) -> Result<()> {
-        // The index loses both names before it gains them, whichever of the two are link entries.
+        // The index loses both names before it gains them, for any combination of link entries.
         let mut moved = Vec::new();
         for (inode, old, new) in [(source, self.from, self.to), (target, self.to, self.from)] {
             let Location::Shared { root, link, .. } = tx.location(inode) else {
@@ -309,7 +312,7 @@ impl Move<'_> {
         Ok(())
     }
 
-    /// Sets the times of all that changed, and leaves a whiteout.
+    /// Sets the times of the source and the directories, and leaves a whiteout.
     fn finish(
         &self,
         tx: &mut Transaction<'_>,
@@ -359,7 +362,8 @@ fn entry(topology: &Topology, at: At<'_>) -> Result<Bytes> {
     Ok(keys::entry(&dir.path, at.name))
 }
 
-/// Changes the salt of a directory so that the visible numbers below stay under another parent, and counts its link there.
+/// Changes the salt of a directory so that the visible numbers below stay under another parent, and
+/// counts its link there.
 fn change_parent(
     tx: &mut Transaction<'_>,
     topology: &Topology,

@@ -1,7 +1,7 @@
 //! Changes of the shape of a file: its size and its holes.
 //!
-//! A change is planned while the state of the file is locked, which may read the allocation map. It is carried out as a part
-//! of a transaction.
+//! A change is planned while the state of the file is locked, which may read the allocation map. It
+//! is carried out as a part of a transaction.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use crate::namespace::transaction::Transaction;
 use crate::ops::allocation::{Allocation, CHUNK_BLOCKS, become_sparse};
 use crate::ops::contents::delete_blocks;
 
-/// What a chunk of a map that is new takes in the journal beside the path of the file, in bytes.
+/// Journal bytes of a new chunk of a map beside the path of the file.
 const CHUNK_KEY_BYTES: u64 = 32;
 
 /// Bytes of a file that become zeros.
 #[derive(Debug, PartialEq, Eq)]
 struct Hole {
-    /// Blocks that go.
+    /// Blocks that are removed.
     blocks: Range<u64>,
     /// Bytes that are zeroed, each range in one block.
     edges: [Range<u64>; 2],
-    /// No block is left behind them.
+    /// No block stays behind the hole.
     reaches_end: bool,
 }
 
@@ -55,24 +55,25 @@ impl Hole {
         }
     }
 
-    /// The blocks that go or are zeroed in part.
+    /// The blocks that are removed or zeroed in part.
     fn touched(zeroed: &Range<u64>) -> Range<u64> {
         zeroed.start / BLOCK_BYTES..zeroed.end.div_ceil(BLOCK_BYTES)
     }
 }
 
-/// What becomes of a file.
+/// The plan of a new shape.
 pub(crate) struct Reshape {
     hole: Option<Hole>,
-    /// The map of a file that has holes then, as far as it changes.
+    /// The map of a file that has holes afterwards, as far as it changes.
     map: Option<Allocation>,
-    /// Blocks that go.
+    /// Number of blocks that are removed.
     removed: u64,
     size_bytes: u64,
 }
 
 impl Reshape {
-    /// Plans a new size of a file whose state is locked: what lies beyond goes, what is added is a hole.
+    /// Plans a new size of a file whose state is locked: bytes beyond it are removed, and bytes
+    /// that it adds are a hole.
     pub(crate) fn to_size(
         namespace: &Namespace,
         inode: &Arc<Inode>,
@@ -86,7 +87,7 @@ impl Reshape {
         Self::plan(namespace, inode, record, &cut, size_bytes)
     }
 
-    /// Plans that these bytes of a file become zeros and that it gets this size.
+    /// Plans that these bytes of a file become zeros and that the file gets this size.
     pub(crate) fn plan(
         namespace: &Namespace,
         inode: &Arc<Inode>,
@@ -97,7 +98,7 @@ impl Reshape {
         let hole = (!zeroed.is_empty()).then(|| Hole::of(zeroed, record.size_bytes));
         let is_sparse = record.has(FLAG_SPARSE);
         let leaves_hole = hole.as_ref().is_some_and(|hole| {
-            // Blocks that are cut off leave none.
+            // Blocks that are cut off leave no hole.
             !hole.blocks.is_empty() && size_bytes > hole.blocks.start * BLOCK_BYTES
         });
         let grows = blocks_of(size_bytes) > blocks_of(record.size_bytes);
@@ -123,7 +124,7 @@ impl Reshape {
         })
     }
 
-    /// Carries out what was planned for the file at `path`.
+    /// Carries out the plan for the file at `path`.
     pub(crate) fn apply(&self, tx: &mut Transaction<'_>, inode: &Arc<Inode>, path: &[u8]) {
         if let Some(hole) = &self.hole {
             dig(tx, path, hole, self.map.as_ref());
@@ -147,7 +148,8 @@ impl Reshape {
     }
 }
 
-/// Removes and zeroes blocks that exist, all of them without a map.
+/// Removes and zeroes the blocks of a hole: those that exist by the map, or all of them without a
+/// map.
 fn dig(tx: &mut Transaction<'_>, path: &[u8], hole: &Hole, map: Option<&Allocation>) {
     let blocks = keys::blocks(path);
     for edge in &hole.edges {
@@ -161,8 +163,8 @@ fn dig(tx: &mut Transaction<'_>, path: &[u8], hole: &Hole, map: Option<&Allocati
             .patch(keys::block(&blocks, block), at, vec![0; len]);
     }
     let Range { start, end } = hole.blocks;
-    // One block too many, which is not there: a batch that deletes nothing could be refused for want of space, and
-    // cutting must not.
+    // The range has one block too many, which does not exist: a batch that deletes nothing could be
+    // refused for want of space, and cutting a file must not be.
     let end = if hole.reaches_end {
         end.max(start + 1)
     } else {
@@ -171,7 +173,7 @@ fn dig(tx: &mut Transaction<'_>, path: &[u8], hole: &Hole, map: Option<&Allocati
     delete_blocks(tx, &blocks, start, end);
 }
 
-/// What the map of a file that gets its first hole takes in the journal.
+/// Journal bytes of the map of a file that gets its first hole.
 pub(crate) fn map_bytes(namespace: &Namespace, inode: &Arc<Inode>) -> Result<usize> {
     let chunks = {
         let record = inode.state.read();

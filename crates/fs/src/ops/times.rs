@@ -24,8 +24,8 @@ impl Times {
         self.clock.now()
     }
 
-    /// Notes that the inode was read. Only memory changes; the new time is stored with the next
-    /// change of the record, and is lost when there is none before the inode leaves the memory.
+    /// Notes that the inode was read. Only the record in memory changes. The new time is stored
+    /// with the next change of the record, and lost when the inode leaves the memory before that.
     pub(crate) fn read_now(&self, inode: &Arc<Inode>) {
         const DAY_SECS: i64 = 24 * 60 * 60;
         let how = if inode.is_dir() {

@@ -1,8 +1,8 @@
 //! Whole trees: each operation on one is a single batch, independent of the size of the tree.
 //!
-//! [`Trees`] clones (`clone.rs`) and removes. A tree that is replaced or removed moves to the orphan area. Files in it go on
-//! as long as the caller has references to them. A caller that holds a directory of it finds nothing there any more
-//! (`deferred_delete.rs`).
+//! [`Trees`] clones (`clone.rs`) and removes. A tree that is replaced or removed moves to the
+//! orphan area. Files in it go on as long as the caller has references to them. A caller that holds
+//! a directory of it finds nothing there any more (`deferred_delete.rs`).
 
 use std::sync::Arc;
 
@@ -34,8 +34,8 @@ pub enum Invalidation {
         /// The name.
         name: Vec<u8>,
     },
-    /// A name led nowhere until now. A kernel that was never told so, or that was told before of an object of that name,
-    /// remembers nothing wrong.
+    /// A name led nowhere until now. A kernel that was never told so, or that was told before of an
+    /// object of that name, remembers nothing wrong.
     Missing {
         /// The directory.
         dir: Ino,
@@ -90,8 +90,8 @@ impl Trees {
     /// privileged.
     ///
     /// # Errors
-    /// `NotFound`, `Access`, `NotPermitted`, `TooManyLinks` when more hard links than a batch takes lie below it, and those of
-    /// the tree.
+    /// `NotFound`, `Access`, `NotPermitted`, `TooManyLinks` when more hard links than a batch takes
+    /// lie below it, and those of the tree.
     pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
@@ -151,16 +151,16 @@ impl Victim {
         inodes.push(&self.inode);
     }
 
-    /// Moves the range at `path`, which is about to go, to the orphan area. The range of a shared inode lies elsewhere and
-    /// stays.
+    /// Moves the range at `path`, which is about to go, to the orphan area. The range of a shared
+    /// inode lies elsewhere and stays.
     pub(crate) fn keep(&self, tx: &mut Transaction<'_>, deletes: &DeferredDeletes, path: &Bytes) {
         if !matches!(tx.location(&self.inode), Location::Shared { .. }) {
             deletes.move_to_orphans(tx, &self.inode, path);
         }
     }
 
-    /// Accounts for the victim `name` in the directory at `dir`, whose range is gone or replaced: the names below it no longer
-    /// count for the shared inodes outside.
+    /// Accounts for the victim `name` in the directory at `dir`, whose range is gone or replaced:
+    /// the names below it no longer count for the shared inodes outside.
     pub(crate) fn drop(
         &self,
         tx: &mut Transaction<'_>,
@@ -198,7 +198,8 @@ impl Victim {
     }
 }
 
-/// The error of a batch that is too large: the shared inodes of hard links below `victim` are changed one by one.
+/// The error of a batch that is too large: the shared inodes of hard links below `victim` are
+/// changed one by one.
 pub(crate) fn too_many_links(error: Error, victim: Option<&Victim>) -> Error {
     match error {
         Error::Tree(ramet_betree::Error::Invalid(_))
@@ -210,7 +211,8 @@ pub(crate) fn too_many_links(error: Error, victim: Option<&Victim>) -> Error {
     }
 }
 
-/// The state of the kernel's caches that is out of date when the name `at` changed, where `victim` was.
+/// The state of the kernel's caches that is out of date when the name `at` changed, where `victim`
+/// was.
 pub(crate) fn invalidations(at: At<'_>, victim: Option<&Victim>) -> Vec<Invalidation> {
     let (dir, name) = (at.dir.ino, at.name.to_vec());
     let entry = match victim {

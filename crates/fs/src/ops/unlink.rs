@@ -10,8 +10,8 @@ use crate::ops::names::{At, Names};
 use crate::ops::removal::Removal;
 
 impl Names {
-    /// Removes a name of an object that is no directory. The object goes with its last name, once the caller has no reference
-    /// to it.
+    /// Removes a name of an object that is no directory. The object goes with its last name, once
+    /// the caller has no reference to it.
     ///
     /// # Errors
     /// `NotFound`, `IsDirectory`, and those of the tree.

@@ -1,20 +1,24 @@
 //! The invariants of the key space, and the check of them: one pass over all keys.
 //!
 //! - F1 Every key parses, every value decodes.
-//! - F2 Every key lies in an inode that exists and may have it: entries in directories, blocks in
-//!   files, shared inodes and link entries in clone roots. Orphans exist only while the volume is open. In a deleted entry lies what it had, of a
-//!   directory only deleted entries.
+//! - F2 Every key belongs to an inode that exists and may have it: entries to directories, blocks
+//!   to files, shared inodes and link entries to clone roots. Orphans exist only while the volume
+//!   is open. Keys below a deleted entry belong to its object; below a directory they are deleted
+//!   entries.
 //! - F3 A directory has 2 links and one for each directory in it.
-//! - F4 A shared inode has as many links as link entries name it; the link index has exactly the link entries, each
-//!   under the nearest clone root.
+//! - F4 A shared inode has as many links as link entries name it; the link index has exactly the
+//!   link entries, each under the nearest clone root.
 //! - F5 No two inodes have one visible number, and a link entry shows its shared inode's.
-//! - F6 Blocks have numbers below the size rounded up, at most 4096 bytes, and zeros beyond the size.
+//! - F6 Blocks have numbers below the size rounded up, at most 4096 bytes, and zeros beyond the
+//!   size.
 //! - F7 A file that is not marked sparse has every block.
-//! - F8 Extended attributes lie only in inodes marked to have some.
+//! - F8 Extended attributes belong only to inodes marked to have some.
 //! - F9 Every shared inode's number is below the volume's counter.
-//! - F10 A sparse file has the blocks that its map tells of, and as many as its record counts; no other file has a map.
+//! - F10 A sparse file has the blocks that its map tells of, and as many as its record counts; no
+//!   other file has a map.
 //!
-//! The check remembers every inode, some hundred bytes for each, and a bit for each block of one sparse file.
+//! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
+//! sparse file.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -35,11 +39,11 @@ use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
 pub struct Finding {
     /// Its number: `F3`.
     pub invariant: &'static str,
-    /// What was found.
+    /// The keys that violate it, and how.
     pub detail: String,
 }
 
-/// What a key stands for, after the path of what it belongs to.
+/// The subject of a key, behind the path that it belongs to.
 enum Tail {
     Entry(Bytes),
     Block(u64),
@@ -51,7 +55,7 @@ enum Tail {
     Root,
 }
 
-/// Splits a key after its index: the path it belongs to and what it is there.
+/// Splits a key after its index: the path that it belongs to, and its subject.
 fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
     let mut at = 1;
     loop {
@@ -147,7 +151,7 @@ struct Scan {
     deleted: BTreeMap<Bytes, (Bytes, Kind)>,
     indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
     with_xattrs: BTreeSet<Bytes>,
-    /// Blocks of each file that has some.
+    /// Number of blocks of each file that has any.
     counts: HashMap<Bytes, u64>,
     findings: Vec<Finding>,
 }
@@ -209,7 +213,7 @@ impl Scan {
         }
     }
 
-    /// The object that something at `path` lies in: what the path is cut from.
+    /// The path of the nearest clone root at or above the directory at `dir`.
     fn root_of(&self, dir: &Bytes) -> Option<Bytes> {
         let mut at = dir.clone();
         loop {
@@ -247,7 +251,8 @@ impl Scan {
         accs
     }
 
-    /// Compares the records, link entries and deleted entries with each other. `next_ino` is the counter of the volume.
+    /// Compares the records, link entries and deleted entries with each other. `next_ino` is the
+    /// counter of the volume.
     fn compare(&mut self, next_ino: u64) {
         let accs = self.accs();
         let mut findings = Findings::default();
@@ -396,7 +401,7 @@ impl Scan {
 struct File {
     path: Bytes,
     blocks: u64,
-    /// The map that a sparse file must have; chunks that were found to be as they must are gone.
+    /// The map that a sparse file must have. Chunks are taken out when the stored map has them.
     map: Option<BTreeMap<u64, Vec<u8>>>,
 }
 
@@ -414,7 +419,7 @@ impl File {
 }
 
 impl Scan {
-    /// The file that a key of the data index belongs to.
+    /// Makes `file` the file that a key of the data index belongs to.
     fn file_at(&mut self, owner: &Bytes, file: &mut Option<File>) {
         if file.as_ref().is_some_and(|file| file.path == *owner) {
             return;
@@ -441,7 +446,7 @@ impl Scan {
         self.counts.insert(file.path, file.blocks);
     }
 
-    /// A chunk of the allocation map, which comes after all blocks of its file.
+    /// Compares a chunk of the allocation map, which comes after all blocks of its file.
     fn chunk(&mut self, owner: &Bytes, number: u64, value: &Bytes, file: &mut Option<File>) {
         if matches!(self.deleted.get(owner), Some((_, Kind::Regular))) {
             return;
@@ -516,7 +521,7 @@ impl Scan {
 }
 
 impl Scan {
-    /// Compares the blocks of all files with what their records tell.
+    /// Compares the blocks of all files with their records.
     fn count(&mut self) {
         let mut findings = Vec::new();
         for (path, object) in &self.objects {
@@ -542,7 +547,7 @@ impl Scan {
 /// left out.
 ///
 /// # Errors
-/// Those of the tree. What is wrong with the file system is the result.
+/// Those of the tree. A violated invariant is a finding, not an error.
 pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
     let snapshot = tree.snapshot();
     let mut scan = Scan::default();
@@ -591,7 +596,8 @@ mod tests {
     use crate::format::record::DeletedEntry;
     use crate::{FormatOptions, NewInode, OpenOptions, Volume};
 
-    /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l` and `m`.
+    /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l`
+    /// and `m`.
     fn volume() -> Arc<Volume> {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         Volume::format(&device, &FormatOptions::default()).unwrap();
@@ -649,7 +655,7 @@ mod tests {
     }
 
     #[test]
-    fn f1_bytes_that_are_nothing_are_found() {
+    fn f1_bytes_that_do_not_parse_are_found() {
         assert_eq!(
             invariants(|_, batch| batch.put(&b"\x01\0\x0b"[..], "")),
             ["F1"]
@@ -665,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn f2_what_lies_in_nothing_is_found() {
+    fn f2_a_key_of_no_inode_is_found() {
         let value = |volume: &Volume| entry_of(volume, &keys::entry(&dir(), b"f")).0.encode(77);
         let lost = keys::entry(&keys::child(b"", b"lost"), b"x");
         assert!(invariants(|volume, batch| batch.put(lost, value(volume))).contains(&"F2"));
@@ -812,7 +818,7 @@ mod tests {
     }
 
     #[test]
-    fn f9_a_body_above_the_counter_is_found() {
+    fn f9_a_shared_inode_above_the_counter_is_found() {
         let forged =
             invariants(|_, batch| batch.put(keys::counter(b"ino"), 3u64.to_le_bytes().to_vec()));
         assert_eq!(forged, ["F9"]);

@@ -1,8 +1,8 @@
-//! The control ioctls of a mounted volume: what FUSE has no request for.
+//! The control ioctls of a mounted volume, for operations that FUSE has no request for.
 //!
 //! Every call goes to an open descriptor of a *directory* of the mount (read-only is enough). All
 //! structures have a fixed size, as the kernel copies as many bytes as the number says, and are
-//! little-endian whatever the machine. Strings are bytes with a length, zero-padded.
+//! little-endian on every machine. Strings are bytes with a length, zero-padded.
 //!
 //! | number | name | direction | structure |
 //! | --- | --- | --- | --- |
@@ -14,16 +14,17 @@
 //! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by a [`SourceReply`] |
 //! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
 //! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
-//! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], answered like [`STAT`] by a [`ScrubPage`](crate::ScrubPage) |
+//! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], then a [`ScrubPage`](crate::ScrubPage) |
 //! | 10 | [`GROW`] | in | new size of the volume in bytes, u64 |
 //! | 11 | [`FENCE`] | in and out | a `Fence` (`tools/fence.rs`) |
 //!
-//! The kernel checks no permission for an ioctl; the daemon does, see [`crate::Volume::clone_entry`].
+//! The kernel checks no permission for an ioctl; the daemon does, see
+//! [`crate::Trees::clone_entry`].
 //!
-//! A clone has two places and a call has one descriptor. So its source is named first, in a directory that the
-//! caller holds open ([`SOURCE`]), and the answer is a *ticket*: a random number that names the source
-//! once. An inode number would not do: whoever is confined to a part of the mount, by a bind mount or a chroot, could
-//! guess those of the rest.
+//! A clone has two directories and a call has one descriptor. So its source is named first, in a
+//! directory that the caller holds open ([`SOURCE`]). The answer is a *ticket*: a random number
+//! that names the source once. An inode number would not do: a user confined to a part of the
+//! mount, by a bind mount or a chroot, could guess the numbers of the rest.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -64,37 +65,40 @@ pub const REMOVE: u32 = number(DIR_IN, 2, NAME_REQUEST_BYTES);
 pub const SYNC: u32 = number(0, 3, 0);
 /// Tells the counters of the volume, as JSON.
 pub const STAT: u32 = number(DIR_OUT, 4, STAT_BYTES);
-/// Key of a counter that [`STAT`] tells of a mount: what programs stored through mappings and could not be written back.
+/// Key of a counter that [`STAT`] tells of a mount: bytes that programs stored through mappings and
+/// that could not be written back.
 pub const FAILED_WRITE_BACKS: &str = "failed_write_backs";
 /// Writes a checkpoint and waits for it.
 pub const CHECKPOINT: u32 = number(0, 5, 0);
-/// Gives a ticket for a name in the directory the call is made on, or for that directory (`.`). The caller needs
-/// search on it.
+/// Gives a ticket for a name in the directory the call is made on, or for that directory (`.`). The
+/// caller needs search on it.
 pub const SOURCE: u32 = number(DIR_IN | DIR_OUT, 6, NAME_REQUEST_BYTES);
 
-/// Compares the tree of the directory the call is made on with another: the first call with [`DIFF_START`] and the
-/// other's ticket, the next ones without, until a page says that it is the last.
+/// Compares the tree of the directory the call is made on with another. The first call has
+/// [`DIFF_START`] and the ticket of the other directory. The next ones have neither, until a page
+/// says that it is the last.
 pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 7, DIFF_PAGE_BYTES);
 /// Tells the space of the tree of the directory the call is made on.
 pub const USAGE: u32 = number(DIR_OUT, 8, USAGE_BYTES);
 
-/// Reads everything on the volume again: the first call with [`SCRUB_START`], the next ones without, until an answer
-/// says that it is the last.
+/// Reads everything on the volume again. The first call has [`SCRUB_START`]. The next ones do not,
+/// until an answer says that it is the last.
 pub const SCRUB: u32 = number(DIR_IN | DIR_OUT, 9, STAT_BYTES);
 /// Makes the volume longer, and its image file. Root and the owner of the daemon may.
 pub const GROW: u32 = number(DIR_IN, 10, 8);
 /// Size of a request and of an answer of [`FENCE`].
 pub const FENCE_BYTES: usize = 32;
-/// Raises a fence behind the requests that are queued, and tells whether it has passed: see `tools/fence.rs`.
+/// Raises a fence behind the requests that are queued, and tells whether it has passed: see
+/// `tools/fence.rs`.
 pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, FENCE_BYTES);
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists. The same as no flag.
 pub const CLONE_NO_REPLACE: u32 = 1;
-/// Flag of [`CloneRequest`]: replace the destination, whole and atomically. A directory replaces only a directory (`ENOTDIR`),
-/// anything else only what is no directory (`EISDIR`).
+/// Flag of [`CloneRequest`]: replace the destination, whole and atomically. A directory replaces
+/// only a directory (`ENOTDIR`), and any other object replaces any but a directory (`EISDIR`).
 pub const CLONE_REPLACE: u32 = 2;
 
-/// What [`CLONE`] asks for. The directory of the call is the destination's parent.
+/// The request of [`CLONE`]. The directory of the call is the destination's parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloneRequest {
     /// [`CLONE_REPLACE`], [`CLONE_NO_REPLACE`] or 0.
@@ -119,7 +123,7 @@ impl CloneRequest {
         Ok(out)
     }
 
-    /// Reads what [`CloneRequest::encode`] wrote.
+    /// Decodes the bytes of [`CloneRequest::encode`].
     ///
     /// # Errors
     /// `Invalid` when the size, a flag or the name is not one this version knows.
@@ -140,7 +144,7 @@ impl CloneRequest {
         })
     }
 
-    /// What becomes of a destination that exists.
+    /// How the clone treats a destination that exists.
     #[must_use]
     pub fn mode(&self) -> CloneMode {
         if self.flags & CLONE_REPLACE == 0 {
@@ -154,7 +158,7 @@ impl CloneRequest {
 /// Flag of [`ScrubRequest`]: begin anew instead of going on.
 pub const SCRUB_START: u32 = 1;
 
-/// What [`SCRUB`] asks for.
+/// The request of [`SCRUB`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubRequest {
     /// [`SCRUB_START`] or 0.
@@ -170,7 +174,7 @@ impl ScrubRequest {
         out
     }
 
-    /// Reads what [`ScrubRequest::encode`] wrote.
+    /// Decodes the bytes of [`ScrubRequest::encode`].
     ///
     /// # Errors
     /// `Invalid` when the size or a flag is not one this version knows.
@@ -190,7 +194,7 @@ pub const DIFF_PAGE_BYTES: usize = 16 * 1024 - 4;
 /// Size of the answer to [`USAGE`].
 pub const USAGE_BYTES: usize = 32;
 
-/// What [`DIFF`] asks for.
+/// The request of [`DIFF`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiffRequest {
     /// [`DIFF_START`] or 0.
@@ -209,7 +213,7 @@ impl DiffRequest {
         out
     }
 
-    /// Reads what [`DiffRequest::encode`] wrote.
+    /// Decodes the bytes of [`DiffRequest::encode`].
     ///
     /// # Errors
     /// `Invalid` when the size or a flag is not one this version knows.
@@ -253,8 +257,8 @@ impl Difference {
         out.extend_from_slice(&self.path);
     }
 
-    /// The first difference of `bytes`, which the pages of an answer make when joined, and the bytes it takes. `None`
-    /// when it is not whole.
+    /// The first difference of `bytes`, and the number of bytes it takes; `None` when it is not
+    /// whole. The pages of an answer, joined, are such bytes.
     ///
     /// # Errors
     /// `Invalid` for a change that this version does not know.
@@ -285,7 +289,8 @@ impl Difference {
     }
 }
 
-/// A comparison, handed out in pages: the bytes of all differences one after the other, cut anywhere.
+/// A comparison, handed out in pages: the bytes of all differences one after the other, cut
+/// anywhere.
 #[derive(Debug)]
 pub struct DiffPages {
     bytes: Vec<u8>,
@@ -303,7 +308,8 @@ impl DiffPages {
         Self { bytes, at: 0 }
     }
 
-    /// The next answer to [`DIFF`]: how many bytes it carries, whether it is the last, the bytes.
+    /// The next answer to [`DIFF`]: the number of bytes it carries, whether it is the last, the
+    /// bytes.
     pub fn next_page(&mut self) -> Vec<u8> {
         let mut out = vec![0; DIFF_PAGE_BYTES];
         let rest = &self.bytes[self.at..];
@@ -335,7 +341,7 @@ pub fn decode_diff_page(page: &[u8]) -> Result<(&[u8], bool)> {
     Ok((page.get(8..end).ok_or(invalid)?, page[4] != 0))
 }
 
-/// What [`REMOVE`] and [`SOURCE`] ask for.
+/// The request of [`REMOVE`] and [`SOURCE`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NameRequest {
     /// 1 to 255 bytes, no NUL, no `/`.
@@ -354,7 +360,7 @@ impl NameRequest {
         Ok(out)
     }
 
-    /// Reads what [`NameRequest::encode`] wrote.
+    /// Decodes the bytes of [`NameRequest::encode`].
     ///
     /// # Errors
     /// `Invalid` when the size, a flag or the name is not one this version knows.
@@ -371,11 +377,12 @@ impl NameRequest {
     }
 }
 
-/// Clones the entry `source` of the open directory `above` to the new entry `copy` of the open directory `into`, by the two calls
-/// that this takes.
+/// Clones the entry `source` of the open directory `above` to the new entry `copy` of the open
+/// directory `into`, with two calls.
 ///
 /// # Errors
-/// `InvalidInput` for a name that no entry can have; otherwise what the daemon answered: `AlreadyExists` when there is a `copy`.
+/// `InvalidInput` for a name that no entry can have; otherwise the answer of the daemon:
+/// `AlreadyExists` when there is a `copy`.
 pub fn clone_by_ioctl(
     above: impl AsFd,
     source: &[u8],
@@ -401,10 +408,10 @@ pub fn clone_by_ioctl(
 /// The answer to [`SOURCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceReply {
-    /// Names the object in one call.
+    /// The number that names the object in one call.
     pub ticket: u64,
-    /// The inode number of the object, as stat(2) shows it. The caller compares it with the object that it looked at: another one
-    /// may have taken the name since.
+    /// The inode number of the object, as stat(2) shows it. The caller compares it with the object
+    /// that it opened: another object may have taken the name since.
     pub ino: u64,
 }
 
@@ -417,7 +424,7 @@ pub fn encode_source_reply(reply: SourceReply) -> [u8; NAME_REQUEST_BYTES] {
     out
 }
 
-/// Reads what [`encode_source_reply`] wrote.
+/// Decodes the bytes of [`encode_source_reply`].
 ///
 /// # Errors
 /// `Invalid` when the bytes are not such an answer.
@@ -447,7 +454,8 @@ pub fn encode_stat_reply(json: &str) -> Result<Vec<u8>> {
     Ok(out)
 }
 
-/// The JSON text (an encoded [`crate::VolumeStats`] or [`crate::ScrubPage`]) in an answer to [`STAT`] or [`SCRUB`].
+/// The JSON text (an encoded [`crate::VolumeStats`] or [`crate::ScrubPage`]) in an answer to
+/// [`STAT`] or [`SCRUB`].
 ///
 /// # Errors
 /// `Invalid` when the bytes are not such an answer.
@@ -476,7 +484,7 @@ pub fn encode_usage(usage: &Usage) -> Vec<u8> {
         .collect()
 }
 
-/// Reads what [`encode_usage`] wrote.
+/// Decodes the bytes of [`encode_usage`].
 ///
 /// # Errors
 /// `Invalid` when the bytes are not such an answer.

@@ -35,8 +35,9 @@ impl Controls {
         }
     }
 
-    /// The names that differ between the trees of two directories, in the order of directories before their entries.
-    /// As of one moment; the cost follows the differences and the rewritten part, see `tools/diff.rs`.
+    /// The names that differ between the trees of two directories, in the order of directories
+    /// before their entries. As of one moment; the cost follows the differences and the rewritten
+    /// part, see `tools/diff.rs`.
     ///
     /// # Errors
     /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than 256 MiB.
@@ -44,8 +45,8 @@ impl Controls {
         diff::diff(&self.namespace, a, b)
     }
 
-    /// Answers [`DIFF`](crate::control::DIFF) on the open directory `dir`: compares it with `other`, or goes on with the
-    /// comparison.
+    /// Answers [`DIFF`](crate::control::DIFF) on the open directory `dir`: compares it with
+    /// `other`, or goes on with the comparison.
     ///
     /// # Errors
     /// Those of [`Controls::diff`]; `Invalid` when there is none to go on with.
@@ -65,8 +66,8 @@ impl Controls {
         Ok(page)
     }
 
-    /// Answers [`SCRUB`](crate::control::SCRUB) on an open directory: begins to read everything again when it `starts`,
-    /// or goes on.
+    /// Answers [`SCRUB`](crate::control::SCRUB) on an open directory: begins to read everything
+    /// again when it `starts`, or goes on.
     ///
     /// # Errors
     /// `Invalid` when there is none to go on with, and those of repairs.
@@ -87,8 +88,8 @@ impl Controls {
         Ok(page)
     }
 
-    /// The space of a directory tree: of everything in and below the directory, without its own record and
-    /// without shared inodes that lie outside. Writes a checkpoint first.
+    /// The space of a directory tree: of everything in and below the directory, without its own
+    /// record and without shared inodes that lie outside. Writes a checkpoint first.
     ///
     /// # Errors
     /// `NotDirectory`, and those of the tree.
@@ -100,8 +101,8 @@ impl Controls {
         Ok(self.namespace.tree.usage(&ranges)?)
     }
 
-    /// Checks every invariant of the file system on a snapshot. Files that are unlinked and open are
-    /// left out.
+    /// Checks every invariant of the file system on a snapshot. Files that are unlinked and open
+    /// are left out.
     ///
     /// # Errors
     /// Those of the tree. A violated invariant is a finding, not an error.

@@ -1,14 +1,16 @@
-//! Which names differ between two directory trees, at the cost of what differs.
+//! The names that differ between two directory trees, at the cost of the differences.
 //!
-//! The tree tells which keys differ between the ranges of the two directories ([`Snapshot::diff_range`], which reads
-//! nothing that clones share). Those keys only point at *candidates*: each is looked up on both sides and compared
-//! as a user sees it. So what differs by nature does not count: inode numbers, salts, link counts, times of
-//! access, change and birth, times of directories, how a file is stored, and where the shared inode of a hard link lies.
+//! The tree tells which keys differ between the ranges of the two directories
+//! ([`Snapshot::diff_range`], which reads no node that clones share). Those keys only point at
+//! *candidates*: each is looked up on both sides and compared as a user sees it. So some
+//! differences do not count: inode numbers, salts, link counts, times of access, change and birth,
+//! times of directories, how a file is stored, and the clone root of a shared inode.
 //!
-//! - A name that one side has stands for everything below it, which is left out unread.
+//! - A name that only one side has stands for everything below it, which is left out unread.
 //! - The keys of a shared inode lead to its names, through the link index of its clone root.
-//! - Shared inodes may lie outside of a directory that is no clone root. Their keys are then not in its range, so all link entries
-//!   below it are candidates: the one cost that does not follow the differences, as with clones.
+//! - The shared inodes of a directory that is no clone root may be outside of it. Their keys are
+//!   then not in its range, so all link entries below it are candidates: the one cost that does not
+//!   follow the differences, as with clones.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,13 +33,14 @@ pub enum Change {
     Added,
     /// Only the first tree has it.
     Removed,
-    /// It is something else in the second tree: a file here, a directory there.
+    /// The name leads to another kind of object in the second tree: a file here, a directory there.
     Kind,
     /// Both have it.
     Both {
-        /// Data of a file or target of a symbolic link differ.
+        /// The data of a file or the target of a symbolic link differs.
         content: bool,
-        /// Mode, owner, extended attributes, device number, or time of modification of anything but a directory differ.
+        /// Mode, owner, extended attributes, device number, or the time of modification of anything
+        /// but a directory differs.
         metadata: bool,
     },
 }
@@ -49,7 +52,8 @@ pub struct Difference {
     pub path: Vec<u8>,
     /// How it differs.
     pub change: Change,
-    /// Whether it is a directory, in the second tree unless it is removed. An added or removed one stands for all in it.
+    /// Whether the object is a directory, in the second tree unless it is removed. An added or
+    /// removed directory stands for everything in it.
     pub is_dir: bool,
 }
 
@@ -62,7 +66,7 @@ struct Side {
     record: Record,
 }
 
-/// What a name leads to: the record, and the path that contents and attributes are kept under.
+/// The object of a name: its record, and the path of its contents and attributes.
 struct Object {
     record: Record,
     path: Bytes,
@@ -70,19 +74,19 @@ struct Object {
 
 struct Comparison {
     sides: [Side; 2],
-    /// By path relative to the top.
+    /// Differences, by path relative to the top.
     found: BTreeMap<Bytes, Difference>,
-    /// Objects that only one side has, or that are not the same kind of object: nothing below them is looked at.
+    /// Objects that only one side has, or of different kinds: nothing below them is compared.
     whole: BTreeSet<Bytes>,
     candidates: BTreeSet<Bytes>,
     /// Shared inodes that may differ, by the path of their clone root relative to the top.
     shared: BTreeMap<Bytes, BTreeSet<u64>>,
-    /// What the answer takes, in bytes.
+    /// Bytes of the answer.
     bytes: usize,
 }
 
-/// The names that differ between the trees of two directories, in the order of directories before their entries, as of one
-/// moment.
+/// The names that differ between the trees of two directories, in the order of directories before
+/// their entries, as of one moment.
 ///
 /// # Errors
 /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than [`DIFF_BYTES_MAX`].
@@ -178,7 +182,8 @@ impl Side {
         Ok(root)
     }
 
-    /// Objects of this side that are link entries, from the link index keys that start with `prefix`, of a clone root.
+    /// Hands the link entries of this side to `each`: those with index keys that start with
+    /// `prefix`, of a clone root.
     fn links(&self, root: &Bytes, prefix: &[u8], mut each: impl FnMut(u64, Bytes)) -> Result<()> {
         let end = successor_of_prefix(prefix);
         for item in self.snapshot.scan(prefix, end.as_deref()) {
@@ -205,7 +210,7 @@ impl Comparison {
         self.name_shared()?;
         for object in std::mem::take(&mut self.candidates) {
             if self.whole_above(&object).is_none() {
-                self.judge(&object)?;
+                self.compare_object(&object)?;
             }
         }
         Ok(())
@@ -217,7 +222,7 @@ impl Comparison {
         Ok(left.snapshot.diff_range(&a, &right.snapshot, &b)?)
     }
 
-    /// All keys of an index that differ; those of the ranges, without what leads to the tops.
+    /// All keys of an index that differ between the ranges, without the keys above the tops.
     fn diff_index(&self, index: u8) -> Result<Diff> {
         let [a, b] = &self.sides;
         self.diff(keys::range(index, &a.path), keys::range(index, &b.path))
@@ -261,7 +266,7 @@ impl Comparison {
                 Part::Shared(link) => {
                     self.shared.entry(owner).or_default().insert(link);
                 }
-                // The entries tell what the index repeats.
+                // The index repeats the entries.
                 Part::Link => diff.skip_to(&keys::end_of_links_below(&owner)),
                 Part::Block | Part::Map | Part::Volume => {}
             }
@@ -312,7 +317,7 @@ impl Comparison {
         Ok(())
     }
 
-    /// The object at or above `object` of which nothing below is looked at.
+    /// The object at or above `object` that is not compared below, if there is one.
     fn whole_above(&self, object: &[u8]) -> Option<Bytes> {
         let mut at = object;
         loop {
@@ -323,7 +328,7 @@ impl Comparison {
         }
     }
 
-    /// Leaves out the rest of an object at or above `owner` of which nothing below is looked at, if there is one.
+    /// Skips the rest of an object at or above `owner` that is not compared below, if there is one.
     fn skip_whole(&self, diff: &mut Diff, owner: &[u8]) -> bool {
         let whole = self.whole_above(owner);
         if let Some(whole) = &whole {
@@ -332,8 +337,8 @@ impl Comparison {
         whole.is_some()
     }
 
-    /// Compares what a name leads to on both sides.
-    fn judge(&mut self, object: &Bytes) -> Result<()> {
+    /// Compares the objects that a name leads to on both sides.
+    fn compare_object(&mut self, object: &Bytes) -> Result<()> {
         let [a, b] = &self.sides;
         let (a, b) = match (a.object(object)?, b.object(object)?) {
             (Some(a), Some(b)) => (a, b),
@@ -371,7 +376,7 @@ impl Comparison {
         if a.record.size_bytes != b.record.size_bytes {
             return Ok(true);
         }
-        // A short block goes on with zeros, and one that is absent is all zeros.
+        // A short block goes on with zeros, and an absent block is all zeros.
         let trimmed = |value: Option<Bytes>| {
             let value = value.unwrap_or_default();
             let len = value

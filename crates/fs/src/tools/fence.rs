@@ -1,10 +1,11 @@
 //! A barrier behind the write-back of mapped pages.
 //!
-//! A program stores into a page that it mapped, and every reader sees the store at once; the daemon gets it when the
-//! kernel writes the page back. syncfs(2) has the kernel queue the write-back of the dirty pages of the mount before
-//! it returns, but it does not wait until the daemon has answered. [`write_back`] waits for that:
-//! it raises a *fence* in the daemon behind syncfs(2), and asks until the fence has passed: until
-//! every request that was queued before it has been carried out. `docs/write-back.md` has the argument.
+//! A program stores into a page that it mapped, and every reader sees the store at once. The daemon
+//! gets it when the kernel writes the page back. syncfs(2) has the kernel queue the write-back of
+//! the dirty pages of the mount before it returns, but it does not wait until the daemon has
+//! answered. [`write_back`] waits for that: it raises a *fence* in the daemon behind syncfs(2), and
+//! asks until the fence has passed: until every request that was queued before it has been carried
+//! out. `docs/write-back.md` has the argument.
 //!
 //! The call never waits in the daemon, so it takes no thread from the requests that it waits for.
 
@@ -17,36 +18,38 @@ use ramet_sys::control_ioctl;
 use crate::error::{Error, Result};
 use crate::tools::control::{FENCE, FENCE_BYTES};
 
-/// What a call of [`FENCE`] is about.
+/// The question or the answer of a call of [`FENCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceCall {
-    /// Asked: the count of requests so far, to be had before a fence is raised. Answered: the fence has passed.
+    /// Question: the count of requests so far, to be had before a fence is raised. Answer: the
+    /// fence has passed.
     Look,
-    /// Asked: a new fence behind all requests that are queued. Answered: the fence has passed, but the kernel may have
-    /// held write-back back, so that the fence does not stand behind all of it; another round is due.
+    /// Question: a new fence behind all requests that are queued. Answer: the fence has passed, but
+    /// the kernel may have held write-back back, so that the fence does not stand behind all of it;
+    /// another round is due.
     Raise,
-    /// Asked: whether the fence has passed. Answered: not yet.
+    /// Question: whether the fence has passed. Answer: not yet.
     Wait,
-    /// Asked: whether the kernel has ended the write-back that programs held up when the fence passed. Answered: not
-    /// yet.
+    /// Question: whether the kernel has ended the write-back that programs held up when the fence
+    /// passed. Answer: not yet.
     Hold,
 }
 
 /// A request and an answer of [`FENCE`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fence {
-    /// What is asked, or answered.
+    /// The question, or the answer.
     pub call: FenceCall,
     /// Requests that the daemon had begun before the fence was raised.
     pub begun: u64,
-    /// Which fence, or which wait for held write-back; both are counted from 1.
+    /// The fence, or the wait for held write-back; both are counted from 1.
     pub number: u64,
     /// The kernel's number of the request that raised it.
     pub request: u64,
 }
 
 impl Fence {
-    /// The first request: nothing is raised yet.
+    /// The first request, before a fence is raised.
     const LOOK: Self = Self {
         call: FenceCall::Look,
         begun: 0,
@@ -71,7 +74,7 @@ impl Fence {
         out
     }
 
-    /// Reads what [`Fence::encode`] wrote.
+    /// Decodes the bytes of [`Fence::encode`].
     ///
     /// # Errors
     /// `Invalid` when the size or the call is not one this version knows.
@@ -100,24 +103,25 @@ impl Fence {
 
 /// Calls in a row before the first pause.
 const EAGER_CALLS: u32 = 4;
-/// Pauses between calls grow by this. In the first ones a thread of the daemon goes back into its line behind those
-/// that have to come before it; in the last ones a request waits for the device.
+/// The step by which pauses between calls grow. In the first pauses a thread of the daemon goes
+/// back into its line behind those that have to come before it; in the last ones a request waits
+/// for the device.
 const PAUSE_STEP: Duration = Duration::from_micros(20);
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-/// Rounds that have to go by without the kernel holding anything back. The first one ends the write-back that was under
-/// way before it: the kernel skips a page that is being written back, also when it was stored into again. The second
-/// one has those pages too.
+/// Rounds without write-back that the kernel held back. The first one ends the write-back that was
+/// under way before it: the kernel skips a page that is being written back, also when it was stored
+/// into again. The second one has those pages too.
 const CLEAN_ROUNDS: u32 = 2;
-/// Rounds after which the kernel is held not to keep up. Each one that counts for nothing has carried out more
-/// than 1,000 requests.
+/// Rounds after which the kernel is taken not to keep up. Each round that does not count has
+/// carried out more than 1,000 requests.
 const ROUNDS_MAX: u32 = 1 << 16;
 
-/// Hands what any program has stored into mapped files of the mount to the daemon, and returns when the daemon has it.
-/// `dir` is an open directory of the mount.
+/// Hands all bytes that programs have stored into mapped files of the mount to the daemon, and
+/// returns when the daemon has them. `dir` is an open directory of the mount.
 ///
 /// # Errors
-/// `ENOTTY` when `dir` is not on a mount of Ramet, before anything is written back; what the write-back met, such as
-/// `ENOSPC`; what the daemon answered.
+/// `ENOTTY` when `dir` is not on a mount of Ramet, before anything is written back; errors of the
+/// write-back, as `ENOSPC`; the answer of the daemon.
 pub fn write_back(dir: impl AsFd) -> io::Result<()> {
     let dir = dir.as_fd();
     let ask = |fence: Fence| {
@@ -132,14 +136,14 @@ pub fn write_back(dir: impl AsFd) -> io::Result<()> {
         now = await_fence(ask, now)?;
         clean += u32::from(now.call == FenceCall::Look);
         if clean == CLEAN_ROUNDS {
-            // The kernel tells here what could not be written since the call before.
+            // This call reports write-back that failed since the call before.
             return Ok(rustix::fs::syncfs(dir)?);
         }
     }
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Raises a fence and asks until nothing has to be waited for any more.
+/// Raises a fence and asks until it has passed and no write-back is held.
 fn await_fence(ask: impl Fn(Fence) -> io::Result<Fence>, before: Fence) -> io::Result<Fence> {
     let mut fence = ask(Fence {
         call: FenceCall::Raise,
@@ -178,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_fence_hands_back_what_it_was_answered() {
+    fn the_wait_for_a_fence_hands_back_each_answer() {
         let answers = std::cell::RefCell::new(vec![FenceCall::Raise, FenceCall::Wait]);
         let asked = std::cell::RefCell::new(Vec::new());
         let ask = |fence: Fence| {

@@ -1,4 +1,4 @@
-//! Scrubbing through an open directory, page by page, and what damaged keys mean to a user.
+//! Scrubbing page by page, and damaged keys as a user knows them.
 
 use std::collections::VecDeque;
 
@@ -11,11 +11,11 @@ use crate::format::keys;
 
 /// Bytes that one call reads, so that it takes no more than a moment.
 const STEP_BYTES: u64 = 8 << 20;
-/// Findings that one answer holds, and the longest text in one, so that it fits an ioctl.
+/// Findings in one answer, and the longest text in one, so that it fits an ioctl.
 const FINDINGS_MAX: usize = 8;
 const TEXT_BYTES_MAX: usize = 400;
 
-/// A scrub, and what it found that no answer held yet.
+/// A scrub that is under way.
 pub(crate) struct Scrubbing {
     pub(crate) scrub: Scrub,
     pub(crate) found: VecDeque<Damage>,
@@ -24,39 +24,40 @@ pub(crate) struct Scrubbing {
 /// Answer to [`SCRUB`](crate::tools::control::SCRUB). Sizes in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ScrubPage {
-    /// Read so far.
+    /// Bytes that were read so far.
     pub done_bytes: u64,
-    /// To be read in all, about.
+    /// Estimate of the bytes to be read in all.
     pub total_bytes: u64,
-    /// Nothing follows.
+    /// No page follows.
     pub is_last: bool,
-    /// What is damaged.
+    /// The damage found.
     pub found: Vec<Damaged>,
 }
 
-/// Something on the device is not what it should be.
+/// Damage of a structure on the device.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Damaged {
-    /// Which structure.
+    /// The structure.
     pub what: String,
-    /// Where it lies, in bytes from the start of the device.
+    /// Its address, in bytes from the start of the device.
     pub addr: u64,
-    /// What is wrong with it.
+    /// How it is damaged.
     pub detail: String,
-    /// What of the tree of files can no longer be read; a clone may show it in other places too.
+    /// The part of the tree of files that can no longer be read. A clone may show it in other paths
+    /// too.
     pub location: Option<String>,
-    /// It was written again.
+    /// The structure was written again.
     pub is_repaired: bool,
 }
 
 impl Scrubbing {
-    /// Reads on, and tells what was found.
+    /// Reads on, and gives the damage that was found.
     pub(crate) fn next_page(&mut self) -> Result<ScrubPage> {
         if self.found.is_empty() && !self.scrub.is_done() {
             self.found.extend(self.scrub.step(STEP_BYTES)?);
         }
         let count = self.found.len().min(FINDINGS_MAX);
-        let found = self.found.drain(..count).map(told).collect();
+        let found = self.found.drain(..count).map(damaged).collect();
         Ok(ScrubPage {
             done_bytes: self.scrub.done_bytes(),
             total_bytes: self.scrub.total_bytes(),
@@ -66,7 +67,7 @@ impl Scrubbing {
     }
 }
 
-fn told(damage: Damage) -> Damaged {
+fn damaged(damage: Damage) -> Damaged {
     let location = damage.keys.map(|(lo, hi)| location(&lo, hi.as_ref()));
     Damaged {
         what: damage.what.to_owned(),
@@ -85,7 +86,7 @@ fn shortened(mut text: String) -> String {
     text
 }
 
-/// What the keys `[lo, hi)` are to a user.
+/// The keys `[lo, hi)` as a user knows them.
 fn location(lo: &Bytes, hi: Option<&Bytes>) -> String {
     let what = match lo.first() {
         Some(&keys::DATA) => "contents",
@@ -116,7 +117,7 @@ fn readable(key: &[u8]) -> (String, Option<u64>) {
         rest = match tag {
             1 | 2 => {
                 path.push('/');
-                // Shown on terminals.
+                // The text is for terminals, so control characters are escaped.
                 path.extend(String::from_utf8_lossy(name).escape_debug());
                 &tail[name.len()..]
             }
@@ -162,7 +163,7 @@ mod tests {
             "names, attributes and contents from / on"
         );
         assert_eq!(location(&block(1), None), "contents from /dir/file on");
-        // The front of a key, as edges have them.
+        // Edges hold the front of a key.
         for len in 0..block(1).len() {
             readable(&block(1)[..len]);
         }
