@@ -106,39 +106,56 @@ impl Editor {
     /// Draws one edit. Names may be stale after renames and removals: the calls then fail, alike
     /// on every copy.
     pub fn draw(&mut self, rng: &mut StdRng) -> Edit {
-        let bytes = |rng: &mut StdRng, max: usize| {
-            let mut b = vec![0u8; rng.random_range(1..=max)];
-            rng.fill(&mut b[..]);
-            b
-        };
         if self.files.is_empty() {
-            return self.create(bytes(rng, 20_000), rng);
+            return self.create(random_bytes(rng, 20_000), rng);
         }
         let at = rng.random_range(0..self.files.len());
         let path = self.files[at].clone();
         match rng.random_range(0..100) {
+            drawn @ 0..53 => Self::draw_data(drawn, path, rng),
+            53..65 => self.create(random_bytes(rng, 20_000), rng),
+            drawn @ 65..90 => self.draw_name(drawn, at, path, rng),
+            90..95 => Edit::Chmod {
+                path,
+                mode: 0o600 | rng.random_range(0..0o1000),
+            },
+            _ => Edit::Xattr {
+                path,
+                value: random_bytes(rng, 300),
+            },
+        }
+    }
+
+    /// An edit of the data of the file `path`, by the number below 53 that was drawn for it.
+    fn draw_data(drawn: u32, path: PathBuf, rng: &mut StdRng) -> Edit {
+        match drawn {
             0..35 => {
                 let max = *pick(&[16, 16, 300, 9000], rng);
                 Edit::Write {
                     path,
                     offset: rng.random_range(0..50_000),
-                    bytes: bytes(rng, max),
+                    bytes: random_bytes(rng, max),
                 }
             }
             35..45 => Edit::Append {
                 path,
-                bytes: bytes(rng, 5000),
+                bytes: random_bytes(rng, 5000),
             },
             45..50 => Edit::Truncate {
                 path,
                 len: rng.random_range(0..60_000),
             },
-            50..53 => Edit::Punch {
+            _ => Edit::Punch {
                 path,
                 offset: rng.random_range(0..40_000),
                 len: rng.random_range(1..40_000),
             },
-            53..65 => self.create(bytes(rng, 20_000), rng),
+        }
+    }
+
+    /// An edit of names, by the number from 65 to 89 that was drawn for it; `path` is file number `at`.
+    fn draw_name(&mut self, drawn: u32, at: usize, path: PathBuf, rng: &mut StdRng) -> Edit {
+        match drawn {
             65..69 => {
                 let path = self.fresh("dir", rng);
                 self.dirs.push(path.clone());
@@ -169,7 +186,7 @@ impl Editor {
                 self.dirs.push(to.clone());
                 Edit::Rename { from, to }
             }
-            83..84 if self.dirs.len() > 20 => {
+            83 if self.dirs.len() > 20 => {
                 // Late directories are the deep, small ones; no edit should take half the tree.
                 let at = rng.random_range(self.dirs.len() / 2..self.dirs.len());
                 Edit::RemoveTree {
@@ -180,13 +197,9 @@ impl Editor {
                 self.files.swap_remove(at);
                 Edit::Unlink { path }
             }
-            90..95 => Edit::Chmod {
-                path,
-                mode: 0o600 | rng.random_range(0..0o1000),
-            },
             _ => Edit::Xattr {
                 path,
-                value: bytes(rng, 300),
+                value: random_bytes(rng, 300),
             },
         }
     }
@@ -201,6 +214,12 @@ impl Editor {
         self.made += 1;
         pick(&self.dirs, rng).join(format!("{stem}-{}", self.made))
     }
+}
+
+fn random_bytes(rng: &mut StdRng, max: usize) -> Vec<u8> {
+    let mut bytes = vec![0u8; rng.random_range(1..=max)];
+    rng.fill(&mut bytes[..]);
+    bytes
 }
 
 impl Edit {

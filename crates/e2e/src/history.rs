@@ -307,96 +307,95 @@ impl Writer {
     fn change(&mut self, rng: &mut StdRng, structural: &dyn Structural) -> io::Result<()> {
         let (files, dirs) = (self.now.files(), self.now.dirs());
         let too_much = self.now.bytes() > 4 << 20 || files.len() > 300;
-        let fresh = |writer: &mut Writer, rng: &mut StdRng| {
-            writer.made += 1;
-            pick(&dirs, rng).join(format!("{}-{:x}", writer.made, rng.random::<u16>()))
-        };
         if too_much && dirs.len() > 1 {
             let path = dirs[rng.random_range(1..dirs.len())].clone();
-            self.steps.push(Step::RemoveTree(path.clone()));
-            self.note_last();
+            self.issue(Step::RemoveTree(path.clone()));
             return structural.remove_tree(&self.root.join(path));
         }
         if files.is_empty() || too_much || rng.random_bool(0.15) {
             if too_much {
                 let path = pick(&files, rng).clone();
-                self.steps.push(Step::Unlink(path.clone()));
-                self.note_last();
-                return fs::remove_file(self.root.join(path));
+                return self.unlink(path);
             }
-            let path = fresh(self, rng);
-            self.steps.push(Step::Create(path.clone()));
-            self.note_last();
+            let path = self.fresh(&dirs, rng);
+            self.issue(Step::Create(path.clone()));
             return File::create_new(self.root.join(path)).map(drop);
         }
         let file = pick(&files, rng).clone();
         let dir = dirs[rng.random_range(0..dirs.len())].clone();
         match rng.random_range(0..100) {
-            0..70 => {
-                let len = self.now.0[&file].as_ref().map_or(0, Vec::len) as u64;
-                let offset = if rng.random_bool(0.6) {
-                    len
-                } else {
-                    rng.random_range(0..=len)
-                };
-                let mut bytes = vec![0u8; *pick(&[16, 700, 5000, 40_000], rng)];
-                rng.fill(&mut bytes[..]);
-                self.write_steps(&file, offset, &bytes);
-                OpenOptions::new()
-                    .write(true)
-                    .open(self.root.join(file))?
-                    .write_all_at(&bytes, offset)
-            }
+            0..70 => self.write(file, rng),
             70..76 => {
                 let len = rng.random_range(0..30_000);
-                self.steps.push(Step::Truncate(file.clone(), len));
-                self.note_last();
+                self.issue(Step::Truncate(file.clone(), len));
                 OpenOptions::new()
                     .write(true)
                     .open(self.root.join(file))?
                     .set_len(len)
             }
             76..81 => {
-                let path = fresh(self, rng);
-                self.steps.push(Step::Mkdir(path.clone()));
-                self.note_last();
+                let path = self.fresh(&dirs, rng);
+                self.issue(Step::Mkdir(path.clone()));
                 fs::create_dir(self.root.join(path))
             }
             81..86 => {
                 let to = if rng.random_bool(0.5) {
                     pick(&files, rng).clone()
                 } else {
-                    fresh(self, rng)
+                    self.fresh(&dirs, rng)
                 };
                 if to == file {
                     return Ok(());
                 }
-                self.steps.push(Step::Rename(file.clone(), to.clone()));
-                self.note_last();
-                fs::rename(self.root.join(file), self.root.join(to))
+                self.rename(file, to)
             }
             86..90 => {
-                let to = fresh(self, rng);
+                let to = self.fresh(&dirs, rng);
                 if dir.as_os_str().is_empty() || to.starts_with(&dir) {
                     return Ok(());
                 }
-                self.steps.push(Step::Rename(dir.clone(), to.clone()));
-                self.note_last();
-                fs::rename(self.root.join(dir), self.root.join(to))
+                self.rename(dir, to)
             }
-            90..93 => {
-                self.steps.push(Step::Unlink(file.clone()));
-                self.note_last();
-                fs::remove_file(self.root.join(file))
-            }
+            90..93 => self.unlink(file),
             _ => {
                 let from = if rng.random_bool(0.7) { dir } else { file };
-                let to = fresh(self, rng);
-                self.steps.push(Step::Clone(from.clone(), to.clone()));
-                self.note_last();
+                let to = self.fresh(&dirs, rng);
+                self.issue(Step::Clone(from.clone(), to.clone()));
                 structural.clone_path(&self.root.join(from), &self.root.join(to))
             }
         }
+    }
+
+    /// A name that no step has used yet, in one of `dirs`.
+    fn fresh(&mut self, dirs: &[PathBuf], rng: &mut StdRng) -> PathBuf {
+        self.made += 1;
+        pick(dirs, rng).join(format!("{}-{:x}", self.made, rng.random::<u16>()))
+    }
+
+    fn write(&mut self, file: PathBuf, rng: &mut StdRng) -> io::Result<()> {
+        let len = self.now.0[&file].as_ref().map_or(0, Vec::len) as u64;
+        let offset = if rng.random_bool(0.6) {
+            len
+        } else {
+            rng.random_range(0..=len)
+        };
+        let mut bytes = vec![0u8; *pick(&[16, 700, 5000, 40_000], rng)];
+        rng.fill(&mut bytes[..]);
+        self.write_steps(&file, offset, &bytes);
+        OpenOptions::new()
+            .write(true)
+            .open(self.root.join(file))?
+            .write_all_at(&bytes, offset)
+    }
+
+    fn rename(&mut self, from: PathBuf, to: PathBuf) -> io::Result<()> {
+        self.issue(Step::Rename(from.clone(), to.clone()));
+        fs::rename(self.root.join(from), self.root.join(to))
+    }
+
+    fn unlink(&mut self, path: PathBuf) -> io::Result<()> {
+        self.issue(Step::Unlink(path.clone()));
+        fs::remove_file(self.root.join(path))
     }
 
     fn write_steps(&mut self, path: &Path, offset: u64, bytes: &[u8]) {
@@ -404,18 +403,16 @@ impl Writer {
         while !rest.is_empty() {
             let room = PAGE_BYTES - at % PAGE_BYTES;
             let (piece, tail) = rest.split_at(rest.len().min(room as usize));
-            self.steps
-                .push(Step::Write(path.to_path_buf(), at, piece.to_vec()));
-            self.note_last();
+            self.issue(Step::Write(path.to_path_buf(), at, piece.to_vec()));
             at += piece.len() as u64;
             rest = tail;
         }
     }
 
-    fn note_last(&mut self) {
-        if let Some(step) = self.steps.last() {
-            self.now.apply(step);
-        }
+    /// Notes a step that is about to be made.
+    fn issue(&mut self, step: Step) {
+        self.now.apply(&step);
+        self.steps.push(step);
     }
 
     /// Compares the tree found after the crash with the history: it must be the start plus some

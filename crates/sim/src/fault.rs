@@ -18,7 +18,7 @@ use crate::disk::{Keep, LoggedDevice, PowerCut};
 use crate::outcome::{guarded, told};
 use crate::state::{digest, digest_of, none_of, verify};
 use crate::step::apply;
-use crate::{Generator, Mix, Model, Rng, Setup, SparseDevice};
+use crate::{Change, Generator, Mix, Model, Rng, Setup, SparseDevice};
 
 /// How a call fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -269,6 +269,14 @@ impl FaultRun {
         Err(none_of(&left.versions, allowed, found))
     }
 
+    /// The tree on `device`; `None` when it refuses to open, as it may.
+    fn opened(&self, device: &Arc<FailingDevice>) -> Result<Option<Tree>, String> {
+        match Tree::open(device.clone(), self.open.clone()) {
+            Ok(tree) => Ok(Some(tree)),
+            Err(error) => refused(&error).map(|()| None),
+        }
+    }
+
     fn history(&self, device: Arc<FailingDevice>) -> Result<Left, String> {
         let mut model = Model::default();
         let mut left = Left {
@@ -279,30 +287,13 @@ impl FaultRun {
         };
         let mut generator = Generator::new(self.seed, self.keys_max, Mix::Dense);
         let mut rng = Rng::new(self.seed ^ 0xfa11);
-        let mut tree = match Tree::open(device.clone(), self.open.clone()) {
-            Ok(tree) => tree,
-            Err(error) => {
-                return refused(&error).map(|()| Left {
-                    is_opened: false,
-                    ..left
-                });
-            }
+        let Some(mut tree) = self.opened(&device)? else {
+            left.is_opened = false;
+            return Ok(left);
         };
         for _ in 0..self.batches {
             let changes = generator.changes(&model);
-            match apply(&tree, &changes) {
-                Ok(()) if left.is_stopped => return Err("a batch was taken after a failure".into()),
-                Ok(()) => {
-                    model.apply(&changes);
-                    left.versions.push(digest(&model));
-                }
-                Err(error) => refused(&error)?,
-            }
-            match digest_of(&tree) {
-                Ok(found) if found == digest(&model) => {}
-                Ok(_) => return Err("a scan yields something else than was written".into()),
-                Err(error) => refused(&error)?,
-            }
+            change(&tree, &changes, &mut model, &mut left)?;
             let newest = left.versions.len() - 1;
             let done = match rng.below(8) {
                 0..2 => tree.sync(),
@@ -312,19 +303,15 @@ impl FaultRun {
                     drop(tree);
                     if let Err(error) = &done {
                         refused(error)?;
-                        return Ok(Left {
-                            is_stopped: true,
-                            ..left
-                        });
+                        left.is_stopped = true;
+                        return Ok(left);
                     }
                     left.acknowledged = newest;
-                    tree = match Tree::open(device.clone(), self.open.clone()) {
-                        Ok(tree) => tree,
-                        Err(error) => {
-                            return refused(&error).map(|()| Left {
-                                is_opened: false,
-                                ..left
-                            });
+                    tree = match self.opened(&device)? {
+                        Some(tree) => tree,
+                        None => {
+                            left.is_opened = false;
+                            return Ok(left);
                         }
                     };
                     continue;
@@ -353,5 +340,27 @@ fn refused(error: &Error) -> Result<(), String> {
     match error {
         Error::Io { .. } | Error::Poisoned(_) | Error::NoSpace | Error::NotAVolume(_) => Ok(()),
         error => Err(format!("an error of another kind: {error}")),
+    }
+}
+
+/// Applies `changes` to the tree, and to the model when the tree takes them; then compares both.
+fn change(
+    tree: &Tree,
+    changes: &[Change],
+    model: &mut Model,
+    left: &mut Left,
+) -> Result<(), String> {
+    match apply(tree, changes) {
+        Ok(()) if left.is_stopped => return Err("a batch was taken after a failure".into()),
+        Ok(()) => {
+            model.apply(changes);
+            left.versions.push(digest(model));
+        }
+        Err(error) => refused(&error)?,
+    }
+    match digest_of(tree) {
+        Ok(found) if found == digest(model) => Ok(()),
+        Ok(_) => Err("a scan yields something else than was written".into()),
+        Err(error) => refused(&error),
     }
 }

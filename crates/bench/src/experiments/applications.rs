@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::run::Run;
 use crate::command::run as run_program;
@@ -143,8 +143,8 @@ fn git(repository: &Path, dir: &Path, script: &str) -> Result<()> {
     run_program("sh", &args).map(drop)
 }
 
-pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
-    let mut stage = run.stage()?;
+/// Makes the tree, its clone, and the archive, repository and index that tasks work with; the two directories.
+fn prepare(run: &mut Run<'_, '_>, stage: &mut Stage<'_>) -> Result<[PathBuf; 2]> {
     let dirs = ["plain", "cloned"].map(|name| stage.path(name));
     let other = stage.path("other");
     stage.peer.make_tree(&dirs[0])?;
@@ -178,6 +178,12 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
     )?;
     stage.clone_tree(&dirs[0], &dirs[1])?;
     stage.sync()?;
+    Ok(dirs)
+}
+
+pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
+    let mut stage = run.stage()?;
+    let dirs = prepare(run, &mut stage)?;
     for (number, (name, kind, task)) in TASKS.into_iter().enumerate() {
         let mut cold = |dir| {
             stage.cold()?;
@@ -194,34 +200,39 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
             costs[which].push(cold(&dirs[which])?);
         }
         let costs = costs.map(|costs| Cost::mean(&costs));
-        run.found
-            .seconds(&format!("{name}, plain"), &costs[0], Targets::default());
-        let limit = kind.limit();
-        let limits = Targets {
-            raw: Some(limit),
-            gp3: Some(limit),
-            hdd: Some(limit),
-            ..Targets::default()
-        };
-        run.found.ratio(
-            &format!("{name}, cloned over plain"),
-            &costs[1],
-            &costs[0],
-            limits,
-        );
-        let requests = costs
-            .iter()
-            .map(|cost| (cost.requests.reads + cost.requests.writes) as f64);
-        if let [plain, cloned] = requests.collect::<Vec<_>>()[..] {
-            let requests = format!("{name}, requests, plain");
-            run.found.count(&requests, "requests", plain, None);
-            run.found.count(
-                &format!("{name}, requests, cloned over plain"),
-                "x",
-                cloned / plain.max(1.0),
-                Some(limit),
-            );
-        }
+        tell(run, name, kind, &costs);
     }
     Ok(())
+}
+
+/// Tells the costs of a task in the plain and in the cloned directory, and the second ones over the first.
+fn tell(run: &mut Run<'_, '_>, name: &str, kind: Kind, costs: &[Cost; 2]) {
+    run.found
+        .seconds(&format!("{name}, plain"), &costs[0], Targets::default());
+    let limit = kind.limit();
+    let limits = Targets {
+        raw: Some(limit),
+        gp3: Some(limit),
+        hdd: Some(limit),
+        ..Targets::default()
+    };
+    run.found.ratio(
+        &format!("{name}, cloned over plain"),
+        &costs[1],
+        &costs[0],
+        limits,
+    );
+    let requests = costs
+        .iter()
+        .map(|cost| (cost.requests.reads + cost.requests.writes) as f64);
+    if let [plain, cloned] = requests.collect::<Vec<_>>()[..] {
+        let requests = format!("{name}, requests, plain");
+        run.found.count(&requests, "requests", plain, None);
+        run.found.count(
+            &format!("{name}, requests, cloned over plain"),
+            "x",
+            cloned / plain.max(1.0),
+            Some(limit),
+        );
+    }
 }

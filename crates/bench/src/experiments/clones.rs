@@ -10,6 +10,7 @@ use crate::load;
 use crate::meter::Cost;
 use crate::peer::{Peer, clone_by_ioctl};
 use crate::report::Targets;
+use crate::stage::Stage;
 
 const MIB: u64 = 1 << 20;
 const EDIT_BYTES: usize = 16;
@@ -97,18 +98,28 @@ pub(super) fn rounds(run: &mut Run<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
-    const FILES: u64 = 64;
-    let label = match edited {
-        Edited::HeadTail => "(head,tail)",
-        Edited::HeadHead => "(head,head)",
-        Edited::TailTail => "(tail,tail)",
-    };
-    let file_bytes = run.scaled(4 * MIB, 64 << 10);
-    let rounds = run.plan.rounds.max(2);
-    let mut stage = run.stage()?;
-    let version = |round: u32| format!("v{round}");
-    let name = |number: u64| format!("d{}/f{}", number / 8, number % 8);
+const FILES: u64 = 64;
+
+impl Edited {
+    fn label(self) -> &'static str {
+        match self {
+            Edited::HeadTail => "(head,tail)",
+            Edited::HeadHead => "(head,head)",
+            Edited::TailTail => "(tail,tail)",
+        }
+    }
+}
+
+fn version(round: u32) -> String {
+    format!("v{round}")
+}
+
+fn name(number: u64) -> String {
+    format!("d{}/f{}", number / 8, number % 8)
+}
+
+/// Makes the first version: directories of 8 files each.
+fn make_head(run: &mut Run<'_, '_>, stage: &Stage<'_>, file_bytes: u64) -> Result<()> {
     let head = stage.path(version(0));
     stage.peer.make_tree(&head)?;
     for number in 0..FILES {
@@ -118,26 +129,42 @@ fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
         }
         load::write_file(&head.join(name(number)), file_bytes, &mut run.rng)?;
     }
-    let used = stage.used_bytes()?;
-    stage.cold()?;
-    let first_grep = stage.cost(|stage| load::grep(&stage.path(version(0)), "xyzzy"))?;
-    let (mut costs, mut edits): (Vec<Cost>, Vec<Cost>) = (Vec::new(), Vec::new());
-    let mut newest = 0;
-    for round in 1..=rounds {
+    Ok(())
+}
+
+/// Costs of the rounds, in their order, and the version that was edited last.
+struct Rounds {
+    clones: Vec<Cost>,
+    edits: Vec<Cost>,
+    newest: u32,
+}
+
+fn play(
+    run: &mut Run<'_, '_>,
+    stage: &mut Stage<'_>,
+    edited: Edited,
+    file_bytes: u64,
+) -> Result<Rounds> {
+    let mut played = Rounds {
+        clones: Vec::new(),
+        edits: Vec::new(),
+        newest: 0,
+    };
+    for round in 1..=run.plan.rounds.max(2) {
         let source = if edited == Edited::TailTail {
             round - 1
         } else {
             0
         };
-        costs.push(stage.cost(|stage| {
+        played.clones.push(stage.cost(|stage| {
             let (from, to) = (stage.path(version(source)), stage.path(version(round)));
             stage.clone_tree(&from, &to)?;
             stage.sync()
         })?);
-        newest = if edited == Edited::HeadHead { 0 } else { round };
+        let newest = if edited == Edited::HeadHead { 0 } else { round };
         let places = file_bytes / EDIT_BYTES as u64;
         let offset = run.rng.random_range(0..places) * EDIT_BYTES as u64;
-        edits.push(stage.cost(|stage| {
+        played.edits.push(stage.cost(|stage| {
             for number in 0..FILES {
                 let path = stage.path(version(newest)).join(name(number));
                 let file = std::fs::File::options().write(true).open(&path).at(&path)?;
@@ -147,7 +174,53 @@ fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
             }
             stage.sync()
         })?);
+        played.newest = newest;
     }
+    Ok(played)
+}
+
+/// Tells the first clone after the tree was written, the last of all, and the edits.
+fn tell_rounds(run: &mut Run<'_, '_>, label: &str, played: &Rounds) {
+    let limit = Targets {
+        raw: Some(4.0),
+        ..Targets::default()
+    };
+    let (clones, edits) = (&played.clones, &played.edits);
+    let (first, last) = (&clones[0], &clones[clones.len() - 1]);
+    let of = |what: &str| format!("{label} {what}");
+    let found = &mut run.found;
+    found.time(&of("clone + sync, first"), "ms", 1e3, first, limit);
+    found.time(&of("clone + sync, last"), "ms", 1e3, last, limit);
+    let name = of("edit of each file + sync, last");
+    found.time(
+        &name,
+        "ms",
+        1e3,
+        &edits[edits.len() - 1],
+        Targets::default(),
+    );
+    if !found.counts {
+        return;
+    }
+    for (what, costs) in [("clone", clones), ("edit of each file", edits)] {
+        let points = costs.iter().enumerate();
+        let points = points
+            .map(|(at, cost)| (at as f64 + 1.0, cost.wall_s * 1e3))
+            .collect();
+        found.series(&of(&format!("{what} + sync, ms")), "round", points);
+    }
+}
+
+fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
+    let label = edited.label();
+    let file_bytes = run.scaled(4 * MIB, 64 << 10);
+    let rounds = run.plan.rounds.max(2);
+    let mut stage = run.stage()?;
+    make_head(run, &stage, file_bytes)?;
+    let used = stage.used_bytes()?;
+    stage.cold()?;
+    let first_grep = stage.cost(|stage| load::grep(&stage.path(version(0)), "xyzzy"))?;
+    let played = play(run, &mut stage, edited, file_bytes)?;
     let each = (stage.used_bytes()? as f64 - used as f64) / f64::from(rounds);
     run.found.count(
         &format!("{label} space per round"),
@@ -155,42 +228,8 @@ fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
         each / 1024.0,
         Some(24.0),
     );
-    let limit = Targets {
-        raw: Some(4.0),
-        ..Targets::default()
-    };
-    // The first clone after the tree was written, and the last of all.
-    run.found.time(
-        &format!("{label} clone + sync, first"),
-        "ms",
-        1e3,
-        &costs[0],
-        limit,
-    );
-    run.found.time(
-        &format!("{label} clone + sync, last"),
-        "ms",
-        1e3,
-        &costs[costs.len() - 1],
-        limit,
-    );
-    run.found.time(
-        &format!("{label} edit of each file + sync, last"),
-        "ms",
-        1e3,
-        &edits[edits.len() - 1],
-        Targets::default(),
-    );
-    if run.found.counts {
-        for (what, costs) in [("clone", costs), ("edit of each file", edits)] {
-            let points = costs.iter().enumerate();
-            let points = points
-                .map(|(at, cost)| (at as f64 + 1.0, cost.wall_s * 1e3))
-                .collect();
-            let name = format!("{label} {what} + sync, ms");
-            run.found.series(&name, "round", points);
-        }
-    }
+    tell_rounds(run, label, &played);
+    let newest = played.newest;
     stage.cold()?;
     let last_grep = stage.cost(|stage| load::grep(&stage.path(version(newest)), "xyzzy"))?;
     let limit = Targets {
@@ -205,21 +244,27 @@ fn rounds_of(run: &mut Run<'_, '_>, edited: Edited) -> Result<()> {
         limit,
     );
     if stage.peer.is_ramet() {
-        let mut calls_ms = Vec::new();
-        for call in 0..CALLS {
-            let (from, to) = (
-                stage.path(version(newest)),
-                stage.path(format!("call{call}")),
-            );
-            let begun = Instant::now();
-            clone_by_ioctl(&from, &to)?;
-            calls_ms.push(begun.elapsed().as_secs_f64() * 1e3);
-        }
-        calls_ms.sort_by(f64::total_cmp);
+        let call_ms = middle_call_ms(&stage, newest)?;
         let name = format!("{label} clone, the calls alone, the middle of {CALLS}");
-        run.found.latency(&name, calls_ms[CALLS / 2], Some(0.3));
+        run.found.latency(&name, call_ms, Some(0.3));
     }
     Ok(())
+}
+
+/// Time of one clone without program and sync, the middle of [`CALLS`].
+fn middle_call_ms(stage: &Stage<'_>, newest: u32) -> Result<f64> {
+    let mut calls_ms = Vec::new();
+    for call in 0..CALLS {
+        let (from, to) = (
+            stage.path(version(newest)),
+            stage.path(format!("call{call}")),
+        );
+        let begun = Instant::now();
+        clone_by_ioctl(&from, &to)?;
+        calls_ms.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    calls_ms.sort_by(f64::total_cmp);
+    Ok(calls_ms[CALLS / 2])
 }
 
 /// The root of a container is cloned (BetrFS 0.5, table 3).

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::run::Run;
 use crate::command::run as run_program;
+use crate::device::Requests;
 use crate::error::{At, Error, Result};
 use crate::load;
 use crate::stage::Stage;
@@ -141,12 +142,9 @@ const CASES: [Case; 10] = [
     },
 ];
 
-pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
-    if run.is_free_only("counts") {
-        return Ok(());
-    }
+/// Makes the files, directories and the tree that the cases work on; how many files of each kind.
+fn prepare(run: &mut Run<'_, '_>, stage: &Stage<'_>) -> Result<u64> {
     let count = run.scaled(1000, ENTRIES) / ENTRIES * ENTRIES;
-    let mut stage = run.stage()?;
     for kind in ["files", "blocks"] {
         for dir in 0..count / ENTRIES {
             let dir = stage.path(format!("{kind}/{dir}"));
@@ -162,7 +160,7 @@ pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
         }
     }
     for number in 0..count {
-        let path = block(&stage, number);
+        let path = block(stage, number);
         load::write_file(&path, 4096, &mut run.rng)?;
     }
     for number in 0..ENTRIES {
@@ -170,6 +168,15 @@ pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
         std::fs::write(&path, [5; SMALL_BYTES]).at(&path)?;
     }
     stage.used_bytes()?;
+    Ok(count)
+}
+
+pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
+    if run.is_free_only("counts") {
+        return Ok(());
+    }
+    let mut stage = run.stage()?;
+    let count = prepare(run, &stage)?;
     for case in &CASES {
         let times = (case.times)(count);
         if case.cold {
@@ -183,51 +190,50 @@ pub(super) fn requests(run: &mut Run<'_, '_>) -> Result<()> {
         })?;
         let after = asked(run, stage.root())?;
         let each = |count: u64| count as f64 / times as f64;
-        run.found.count(
-            &format!("{}: device reads", case.name),
-            "requests",
-            each(cost.requests.reads),
-            None,
-        );
-        run.found.count(
-            &format!("{}: device writes", case.name),
-            "requests",
-            each(cost.requests.writes),
-            None,
-        );
-        run.found.count(
-            &format!("{}: device bytes written", case.name),
-            "B",
-            each(cost.requests.write_bytes),
-            None,
-        );
+        let Requests {
+            reads,
+            writes,
+            write_bytes,
+            ..
+        } = cost.requests;
+        for (what, unit, count) in [
+            ("device reads", "requests", reads),
+            ("device writes", "requests", writes),
+            ("device bytes written", "B", write_bytes),
+        ] {
+            let name = format!("{}: {what}", case.name);
+            run.found.count(&name, unit, each(count), None);
+        }
         if run.peer.is_ramet() {
-            let mut all = 0;
-            for (name, count) in &after {
-                // How the counters themselves are asked for.
-                if ["IOCTL", "STATFS"].contains(&name.as_str()) && !case.name.starts_with("clone") {
-                    continue;
-                }
-                let count = count - before.get(name).copied().unwrap_or(0);
-                all += count;
-                if each(count) >= 0.01 {
-                    run.found.count(
-                        &format!("{}: {name}", case.name),
-                        "FUSE requests",
-                        each(count),
-                        None,
-                    );
-                }
-            }
-            run.found.count(
-                &format!("{}: all", case.name),
-                "FUSE requests",
-                each(all),
-                None,
-            );
+            tell_requests(run, case, &before, &after, each);
         }
     }
     Ok(())
+}
+
+/// Tells the requests of the kernel between two looks at the counters.
+fn tell_requests(
+    run: &mut Run<'_, '_>,
+    case: &Case,
+    before: &BTreeMap<String, u64>,
+    after: &BTreeMap<String, u64>,
+    each: impl Fn(u64) -> f64,
+) {
+    let mut all = 0;
+    for (name, count) in after {
+        // The counters themselves are asked for by these two.
+        if ["IOCTL", "STATFS"].contains(&name.as_str()) && !case.name.starts_with("clone") {
+            continue;
+        }
+        let count = count - before.get(name).copied().unwrap_or(0);
+        all += count;
+        if each(count) >= 0.01 {
+            let name = format!("{}: {name}", case.name);
+            run.found.count(&name, "FUSE requests", each(count), None);
+        }
+    }
+    let name = format!("{}: all", case.name);
+    run.found.count(&name, "FUSE requests", each(all), None);
 }
 
 /// How often the daemon was asked for what so far.

@@ -1,11 +1,14 @@
 //! Trees of many files.
 
+use std::path::Path;
+
 use super::run::Run;
 use crate::command::run as run_program;
 use crate::error::{At, Result};
 use crate::load;
 use crate::meter::Profile;
 use crate::report::{Relative, Targets};
+use crate::stage::Stage;
 
 const THREADS: u64 = 4;
 const SMALL_BYTES: usize = 200;
@@ -98,20 +101,7 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
         None,
     );
     if stage.peer.is_ramet() {
-        stage.clone_tree(&tree, &copy)?;
-        stage.sync()?;
-        let ramet = &run.plan.ramet;
-        let cost = stage.cost(|stage| {
-            run_program(ramet, &["rm".as_ref(), copy.as_os_str()])?;
-            stage.sync()
-        })?;
-        let limits = Targets {
-            raw: Some(5.0),
-            gp3: Some(5.0),
-            ..Targets::default()
-        };
-        run.found
-            .time("ramet rm of a clone + sync", "ms", 1e3, &cost, limits);
+        removal_of_a_clone(run, &mut stage, &tree, &copy)?;
     }
     stage.cold()?;
     let cost = stage.cost(|stage| {
@@ -128,7 +118,36 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
     if run.is_free_only("small files") {
         return Ok(());
     }
+    walk_and_unlink(run, &mut stage)?;
+    move_directory(run, &mut stage)
+}
 
+/// A tree is cloned, and the clone removed at once.
+fn removal_of_a_clone(
+    run: &mut Run<'_, '_>,
+    stage: &mut Stage<'_>,
+    tree: &Path,
+    copy: &Path,
+) -> Result<()> {
+    stage.clone_tree(tree, copy)?;
+    stage.sync()?;
+    let ramet = &run.plan.ramet;
+    let cost = stage.cost(|stage| {
+        run_program(ramet, &["rm".as_ref(), copy.as_os_str()])?;
+        stage.sync()
+    })?;
+    let limits = Targets {
+        raw: Some(5.0),
+        gp3: Some(5.0),
+        ..Targets::default()
+    };
+    run.found
+        .time("ramet rm of a clone + sync", "ms", 1e3, &cost, limits);
+    Ok(())
+}
+
+/// A cold walk through small files, then the removal of each.
+fn walk_and_unlink(run: &mut Run<'_, '_>, stage: &mut Stage<'_>) -> Result<()> {
     let count = run.scaled(60_000, 200);
     let small = stage.path("small");
     load::create_files(&small, count, SMALL_BYTES, 1, run.plan.seed)?;
@@ -158,7 +177,11 @@ pub(super) fn source_tree(run: &mut Run<'_, '_>) -> Result<()> {
     };
     run.found
         .rate("unlink + sync", "files/s", count as f64, &cost, limits);
+    Ok(())
+}
 
+/// A cold mv(1) of a directory of small files.
+fn move_directory(run: &mut Run<'_, '_>, stage: &mut Stage<'_>) -> Result<()> {
     let (from, to) = (stage.path("from"), stage.path("to"));
     load::create_files(
         &from,

@@ -341,83 +341,12 @@ impl History {
                 .map(drop);
         }
         match self.rng.below(100) {
-            0..22 => {
-                let kind = [Kind::Regular, Kind::Regular, Kind::Directory, Kind::Symlink]
-                    [self.rng.below(4)];
-                let (dir, name) = (self.dir(), self.name());
-                let new = NewInode {
-                    target: if kind == Kind::Symlink {
-                        b"some/where"
-                    } else {
-                        b""
-                    },
-                    ..NewInode::new(kind, 0o644)
-                };
-                let dir = known.find(&dir)?;
-                let made = volume.names().create(dir, &name, &new)?;
-                known.inos.push(made.ino);
-                Ok(())
-            }
+            0..22 => self.create(&mut known),
             22..50 => self.change_file(&mut known),
-            50..58 => {
-                let (path, _) = self.file();
-                let Some((name, dir)) = path.split_last() else {
-                    return Ok(());
-                };
-                if self.rng.one_in(2) {
-                    let ino = known.find(&path)?;
-                    known.inos.pop();
-                    self.held.push(ino);
-                }
-                let dir = known.find(dir)?;
-                match volume.names().unlink(dir, name) {
-                    Err(Error::IsDirectory) => volume.names().rmdir(dir, name),
-                    done => done,
-                }
-            }
-            58..68 => {
-                let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
-                let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
-                let linked = volume.names().link(ino, dir, &name)?;
-                known.inos.push(linked.ino);
-                Ok(())
-            }
-            68..82 => {
-                let ((path, _), dir) = (self.object(), self.dir());
-                let name = match self.object().0.last() {
-                    Some(name) if self.rng.one_in(2) => name.clone(),
-                    _ => self.name(),
-                };
-                let Some((old, from)) = path.split_last() else {
-                    return Ok(());
-                };
-                let mode = [
-                    RenameMode::Replace,
-                    RenameMode::NoReplace,
-                    RenameMode::Exchange,
-                ][self.rng.below(3)];
-                let (from, to) = (known.find(from)?, known.find(&dir)?);
-                volume.names().rename((from, old), (to, &name), mode, None)
-            }
-            82..94 => {
-                let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
-                let path = if self.rng.one_in(20) {
-                    Vec::new()
-                } else {
-                    path
-                };
-                let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
-                self.recorder.report.clones += 1;
-                let mode = if self.rng.one_in(3) {
-                    CloneMode::New
-                } else {
-                    CloneMode::Replace
-                };
-                volume
-                    .trees()
-                    .clone_entry(&Caller::root(), ino, dir, &name, mode)
-                    .map(drop)
-            }
+            50..58 => self.unlink(&mut known),
+            58..68 => self.link(&mut known),
+            68..82 => self.rename(&mut known),
+            82..94 => self.clone_entry(&mut known),
             _ => {
                 let (path, _) = self.object();
                 let Some((name, dir)) = path.split_last() else {
@@ -430,6 +359,91 @@ impl History {
                     .map(drop)
             }
         }
+    }
+
+    fn create(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let kinds = [Kind::Regular, Kind::Regular, Kind::Directory, Kind::Symlink];
+        let kind = kinds[self.rng.below(4)];
+        let (dir, name) = (self.dir(), self.name());
+        let new = NewInode {
+            target: if kind == Kind::Symlink {
+                b"some/where"
+            } else {
+                b""
+            },
+            ..NewInode::new(kind, 0o644)
+        };
+        let dir = known.find(&dir)?;
+        let made = known.volume.names().create(dir, &name, &new)?;
+        known.inos.push(made.ino);
+        Ok(())
+    }
+
+    fn unlink(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let (path, _) = self.file();
+        let Some((name, dir)) = path.split_last() else {
+            return Ok(());
+        };
+        if self.rng.one_in(2) {
+            let ino = known.find(&path)?;
+            known.inos.pop();
+            self.held.push(ino);
+        }
+        let dir = known.find(dir)?;
+        match known.volume.names().unlink(dir, name) {
+            Err(Error::IsDirectory) => known.volume.names().rmdir(dir, name),
+            done => done,
+        }
+    }
+
+    fn link(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
+        let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
+        let linked = known.volume.names().link(ino, dir, &name)?;
+        known.inos.push(linked.ino);
+        Ok(())
+    }
+
+    fn rename(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let ((path, _), dir) = (self.object(), self.dir());
+        let name = match self.object().0.last() {
+            Some(name) if self.rng.one_in(2) => name.clone(),
+            _ => self.name(),
+        };
+        let Some((old, from)) = path.split_last() else {
+            return Ok(());
+        };
+        let mode = [
+            RenameMode::Replace,
+            RenameMode::NoReplace,
+            RenameMode::Exchange,
+        ][self.rng.below(3)];
+        let (from, to) = (known.find(from)?, known.find(&dir)?);
+        known
+            .volume
+            .names()
+            .rename((from, old), (to, &name), mode, None)
+    }
+
+    fn clone_entry(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
+        let ((path, _), dir, name) = (self.object(), self.dir(), self.name());
+        let path = if self.rng.one_in(20) {
+            Vec::new()
+        } else {
+            path
+        };
+        let (ino, dir) = (known.find(&path)?, known.find(&dir)?);
+        self.recorder.report.clones += 1;
+        let mode = if self.rng.one_in(3) {
+            CloneMode::New
+        } else {
+            CloneMode::Replace
+        };
+        let cloned = known
+            .volume
+            .trees()
+            .clone_entry(&Caller::root(), ino, dir, &name, mode);
+        cloned.map(drop)
     }
 
     fn change_file(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Stats, Tree, TreeShape};
 use ramet_block::Device;
 
 use super::measure::nanoseconds;
@@ -77,10 +77,50 @@ impl Ranges {
         table as u64 / 2
     }
 
+    /// Writes all keys, and has them go on to the leaves: `tree` has no buffer.
+    fn fill(&self, tree: &Tree) {
+        let keys = self.ranges * STRIDE;
+        for first in (0..keys).step_by(1000) {
+            let mut batch = Batch::new();
+            for number in first..(first + 1000).min(keys) {
+                batch.put(Self::key(number), Self::value(number));
+            }
+            tree.admit(256 << 10).expect("admit");
+            tree.apply(batch).expect("fill");
+        }
+        tree.close().expect("close");
+    }
+
+    fn delete(tree: &Tree, from: usize, to: usize) {
+        let mut batch = Batch::new();
+        batch.delete_range(Self::key(from), Some(Self::key(to)));
+        tree.admit(256).expect("admit");
+        tree.apply(batch).expect("delete");
+    }
+
+    /// Deletes the gaps between the ranges too; counters before and after the checkpoint that follows.
+    fn delete_gaps(&self, tree: &Tree) -> (Stats, Stats) {
+        let mut order: Vec<usize> = (0..self.ranges).collect();
+        Rng::new(self.seed).shuffle(&mut order);
+        for range in order {
+            Self::delete(tree, range * STRIDE, (range + 1) * STRIDE);
+        }
+        let before = tree.stats();
+        tree.checkpoint().expect("checkpoint");
+        let after = tree.stats();
+        assert!(
+            tree.scan(b"", None).next().is_none(),
+            "everything is deleted"
+        );
+        let violations = tree.verify(&mut |_| {}).expect("verify");
+        assert!(violations.is_empty(), "{violations:?}");
+        (before, after)
+    }
+
     /// Runs the experiment.
     ///
     /// # Panics
-    /// When the tree fails, or a lookup finds anything but what must be there.
+    /// When the tree fails, or a lookup finds anything but the key's value.
     #[must_use]
     pub fn run(&self) -> RangesReport {
         // One interior node, and a memory buffer that takes everything.
@@ -105,52 +145,22 @@ impl Ranges {
             };
             Tree::open(device.clone(), options).expect("open")
         };
-        // First without a buffer: the values go on to the leaves.
-        let tree = open(TreeShape {
+        self.fill(&open(TreeShape {
             buffer_bytes: 0,
             ..shape.clone()
-        });
-        let keys = self.ranges * STRIDE;
-        for first in (0..keys).step_by(1000) {
-            let mut batch = Batch::new();
-            for number in first..(first + 1000).min(keys) {
-                batch.put(Self::key(number), Self::value(number));
-            }
-            tree.admit(256 << 10).expect("admit");
-            tree.apply(batch).expect("fill");
-        }
-        tree.close().expect("close");
+        }));
         let tree = open(shape);
         let without = self.look_up(&tree, |_| true);
 
-        let delete = |from: usize, to: usize| {
-            let mut batch = Batch::new();
-            batch.delete_range(Self::key(from), Some(Self::key(to)));
-            tree.admit(256).expect("admit");
-            tree.apply(batch).expect("delete");
-        };
         for range in 0..self.ranges {
-            delete(range * STRIDE, range * STRIDE + 1);
+            Self::delete(&tree, range * STRIDE, range * STRIDE + 1);
         }
         let live = tree.stats().buffered_ranges;
         let in_memory = self.look_up(&tree, |number| number % STRIDE != 0);
         tree.checkpoint().expect("checkpoint");
         let in_node = self.look_up(&tree, |number| number % STRIDE != 0);
 
-        let mut order: Vec<usize> = (0..self.ranges).collect();
-        Rng::new(self.seed).shuffle(&mut order);
-        for range in order {
-            delete(range * STRIDE, (range + 1) * STRIDE);
-        }
-        let before = tree.stats();
-        tree.checkpoint().expect("checkpoint");
-        let after = tree.stats();
-        assert!(
-            tree.scan(b"", None).next().is_none(),
-            "everything is deleted"
-        );
-        let violations = tree.verify(&mut |_| {}).expect("verify");
-        assert!(violations.is_empty(), "{violations:?}");
+        let (before, after) = self.delete_gaps(&tree);
         tree.close().expect("close");
         RangesReport {
             without,
