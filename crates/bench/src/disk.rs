@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_follows_costs_its_transfer_only() {
+    fn a_request_that_follows_costs_its_transfer_only() {
         let all: Vec<_> = (0..100)
             .map(|n| request(Kind::Read, n * 12_000, 12_000))
             .collect();

@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_may_be_a_share_of_what_others_reach() {
+    fn a_target_may_be_a_share_of_a_rate_of_others() {
         let mut rate = figure("ramet", &[8.0]);
         (rate.better, rate.target) = (Better::More, None);
         let of = |of_floor| {
@@ -671,7 +671,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrank_has_no_ratio() {
+    fn figures_below_zero_have_no_ratio() {
         let table = report(vec![figure("ramet", &[-1.0]), figure("xfs", &[-2.0])]).markdown();
         assert!(table.contains("| -1.00 | -2.00 |  |"), "{table}");
     }

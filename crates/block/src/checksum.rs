@@ -3,10 +3,10 @@
 use xxhash_rust::xxh3::xxh3_64;
 
 /// XXH3-64 (seed 0) of `bytes`. It detects decay, torn, lost and misdirected writes; it is no
-/// protection against someone who forges a volume.
+/// protection against a forged volume.
 ///
-/// Under `--cfg fuzzing` it is the same for all bytes: so every mutation of an image carries right checksums, and
-/// meets the decoders behind them.
+/// Under `--cfg fuzzing` it is the same for all bytes: so every mutation of an image carries right
+/// checksums, and meets the decoders behind them.
 #[must_use]
 pub fn checksum(bytes: &[u8]) -> u64 {
     if cfg!(fuzzing) { 0 } else { hash(bytes) }

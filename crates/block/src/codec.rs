@@ -8,18 +8,17 @@ use thiserror::Error;
 use zstd::bulk::{Compressor, Decompressor};
 
 /// How the bytes of a block are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Codec {
     /// As they are.
     Raw,
     /// One LZ4 block without size prefix.
-    #[default]
     Lz4,
     /// One Zstandard frame.
     Zstd(ZstdLevel),
 }
 
-/// How hard Zstandard tries, 1 to 19. Any level reads what another has written.
+/// How hard Zstandard tries, 1 to 19. The level matters to writers only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZstdLevel(u8);
 
@@ -61,7 +60,8 @@ pub enum CodecError {
 }
 
 impl Codec {
-    /// The codec that the disk calls `tag`, at its default level: the level matters to writers only.
+    /// The codec that the disk calls `tag`, at its default level: the level matters to writers
+    /// only.
     ///
     /// # Errors
     /// [`CodecError::Unknown`].
@@ -74,7 +74,7 @@ impl Codec {
         }
     }
 
-    /// What the disk calls the codec.
+    /// The number of the codec on disk.
     #[must_use]
     pub fn tag(self) -> u8 {
         match self {
@@ -159,7 +159,8 @@ pub fn compress(codec: Codec, raw: &[u8]) -> Option<Vec<u8>> {
 ///
 /// # Errors
 /// [`CodecError::Malformed`] for anything that is not a whole block of `raw_len` raw bytes. Memory
-/// use is bounded by what the codec can expand the stored bytes to, whatever `raw_len` says.
+/// use is bounded by the most that the codec can expand the stored bytes to, also when `raw_len`
+/// is forged.
 pub fn decompress(codec: Codec, stored: &[u8], raw_len: usize) -> Result<Vec<u8>, CodecError> {
     let malformed = CodecError::Malformed { raw_len };
     match codec {
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_packed_comes_back() {
+    fn packed_bytes_come_back() {
         for raw in [b"abc".repeat(1000), vec![0; 1 << 20]] {
             for codec in PACKING {
                 let packed = compress(codec, &raw).expect("it shrinks");
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn any_level_reads_what_another_wrote() {
+    fn any_level_reads_blocks_of_another() {
         let raw = b"the quick brown fox ".repeat(400);
         let read = Codec::from_tag(2).unwrap();
         for level in [1, 3, 19] {
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hardly_shrinks_stays_raw() {
+    fn bytes_that_hardly_shrink_stay_raw() {
         for codec in PACKING {
             assert_eq!(compress(codec, &noise(4096)), None);
             assert_eq!(compress(codec, &[]), None);

@@ -17,10 +17,11 @@ pub trait Device: Send + Sync {
     /// Size in bytes. While the device is open only [`Device::grow`] changes it.
     fn len_bytes(&self) -> u64;
 
-    /// Makes the device `len_bytes` long, durably; the new bytes are zero or anything. No effect when it is as long already.
+    /// Makes the device `len_bytes` long, durably; the new bytes are zero or anything. No effect
+    /// when it is as long already.
     ///
     /// # Errors
-    /// `Unsupported` when the device cannot grow, else what the medium answered.
+    /// `Unsupported` when the device cannot grow, else the answer of the medium.
     fn grow(&self, len_bytes: u64) -> io::Result<()> {
         if len_bytes <= self.len_bytes() {
             return Ok(());
@@ -31,10 +32,11 @@ pub trait Device: Send + Sync {
     /// Fills `buf` from `addr` (bytes).
     ///
     /// # Errors
-    /// `UnexpectedEof` when the range leaves the device, else what the medium answered.
+    /// `UnexpectedEof` when the range leaves the device, else the answer of the medium.
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()>;
 
-    /// Reads as [`Device::read_at`] for who knows what will be wanted next: nothing beyond the range is read for later.
+    /// Reads as [`Device::read_at`], for a caller that knows the next range itself: the device
+    /// reads nothing beyond this range for later.
     ///
     /// # Errors
     /// As [`Device::read_at`].
@@ -51,22 +53,24 @@ pub trait Device: Send + Sync {
         self.read_at(addr, buf)
     }
 
-    /// Says that a range will be read in a moment, as others will, so that the device serves them together. Waits for nothing, and may
-    /// do nothing: what fails is told to whoever reads.
+    /// Says that a range will be read in a moment, as others will, so that the device serves them
+    /// together. Waits for nothing, and may do nothing. The read tells an error.
     fn expect_read(&self, _addr: u64, _len_bytes: u64) {}
 
-    /// Says that a range was read, and that somebody above keeps what is in it: caches of the device may drop it. May begin to
-    /// write what was written there, and do nothing else.
+    /// Says that a range was read, and that a cache above keeps its contents: caches of the device
+    /// may drop it. The device may begin to write the dirty bytes of the range, and does nothing
+    /// else.
     fn forget_read(&self, _addr: u64, _len_bytes: u64) {}
 
     /// Writes all of `buf` at `addr` (bytes). Not durable before [`Device::sync`].
     ///
     /// # Errors
-    /// `InvalidInput` when the range leaves the device, else what the medium answered.
+    /// `InvalidInput` when the range leaves the device, else the answer of the medium.
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()>;
 
-    /// Writes as [`Device::write_at`] what is large and hardly read soon: it may go past caches, and still be under way on
-    /// return. Every later call sees it; an error may be told only by the next `sync`, and then by all after it.
+    /// Writes as [`Device::write_at`], for large data that is hardly read soon. The write may go
+    /// past caches, and may still be under way on return. Every later call sees it. An error may be
+    /// told only by the next `sync`, and then by all after it.
     ///
     /// # Errors
     /// As [`Device::write_at`].
@@ -92,15 +96,17 @@ pub trait Device: Send + Sync {
     /// Makes every write that returned before this call durable.
     ///
     /// # Errors
-    /// What the medium answered, to every call that is under way then and to every later one: what was lost may be any of theirs.
+    /// The answer of the medium, to every call that is under way then and to every later one: the
+    /// lost bytes may be those of any of them.
     fn sync(&self) -> io::Result<()>;
 
-    /// Says that the contents of a range no longer matter. Reads of it then return anything. A sparse device gives the room of
-    /// the range back to its host.
+    /// Says that the contents of a range no longer matter. Reads of it then return anything. A
+    /// sparse device gives the room of the range back to its host.
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()>;
 
-    /// Whether the device takes room of a host as it is written, as a sparse image file does. A write to a range that is not
-    /// allocated ([`Device::allocate`]) may then fail for want of space.
+    /// Whether the device takes room of a host as it is written, as a sparse image file does. A
+    /// write to a range that is not allocated ([`Device::allocate`]) may then fail for want of
+    /// space.
     fn is_sparse(&self) -> bool {
         false
     }
@@ -108,7 +114,7 @@ pub trait Device: Send + Sync {
     /// Bytes that the host of a sparse device can still give.
     ///
     /// # Errors
-    /// What the host answered.
+    /// The answer of the host.
     fn host_free_bytes(&self) -> io::Result<u64> {
         Ok(u64::MAX)
     }
@@ -116,16 +122,17 @@ pub trait Device: Send + Sync {
     /// Bytes of the host that a sparse device takes.
     ///
     /// # Errors
-    /// What the host answered.
+    /// The answer of the host.
     fn host_allocated_bytes(&self) -> io::Result<u64> {
         Ok(self.len_bytes())
     }
 
-    /// Takes room of the host for all of a range, until it is discarded: no write to it fails for want of space. The contents
-    /// stay. No effect on what is allocated already.
+    /// Takes room of the host for all of a range, until it is discarded: no write to it fails for
+    /// want of space. The contents stay. A part that is allocated already stays as it is.
     ///
     /// # Errors
-    /// [`is_no_space`] when the host has no room; part of the range may be allocated then. Else what the host answered.
+    /// [`is_no_space`] when the host has no room; part of the range may be allocated then. Else the
+    /// answer of the host.
     fn allocate(&self, _addr: u64, _len_bytes: u64) -> io::Result<()> {
         Ok(())
     }
@@ -140,7 +147,8 @@ pub trait Device: Send + Sync {
     }
 }
 
-/// Whether an error says that there is no room: on the medium, on the host below a sparse device, or in the quota there.
+/// Whether an error says that there is no room: on the medium, on the host below a sparse device,
+/// or in the quota there.
 #[must_use]
 pub fn is_no_space(error: &io::Error) -> bool {
     matches!(

@@ -20,7 +20,7 @@ pub enum DecodeError {
     /// A varint is longer than 64 bits or not in its shortest form.
     #[error("a varint is too long or not in its shortest form")]
     Varint,
-    /// A length prefix exceeds what the field allows.
+    /// A length prefix exceeds the limit of its field.
     #[error("a length of {len} exceeds the limit of {max}")]
     TooLong {
         /// The length found.
@@ -39,7 +39,7 @@ pub enum DecodeError {
     Value {
         /// The field.
         field: &'static str,
-        /// What it holds.
+        /// The value found.
         found: u64,
     },
 }
@@ -129,13 +129,13 @@ impl Writer {
         }
     }
 
-    /// What has been written.
+    /// The bytes written so far.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What has been written, by value.
+    /// The bytes written, by value.
     #[must_use]
     pub fn into_vec(self) -> Vec<u8> {
         self.bytes

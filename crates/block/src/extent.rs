@@ -81,7 +81,7 @@ impl Extent {
         w.u64(self.len);
     }
 
-    /// Reads what [`Extent::encode`] wrote, unvalidated.
+    /// Reads the bytes of [`Extent::encode`], unvalidated.
     ///
     /// # Errors
     /// [`DecodeError::Truncated`].
@@ -128,7 +128,7 @@ impl PageRef {
         w.u64(self.checksum);
     }
 
-    /// Reads what [`PageRef::encode`] wrote.
+    /// Reads the bytes of [`PageRef::encode`].
     ///
     /// # Errors
     /// [`DecodeError::Truncated`].

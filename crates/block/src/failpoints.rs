@@ -1,15 +1,16 @@
 //! Faults on purpose: one-line mistakes that somebody could make, for tests of the simulator.
 //!
-//! Each stands in the code where it would be made, as `if failpoints::is_on(Fault::..)`. Without `--cfg failpoints` that is
-//! a constant `false`, so nothing of it is compiled in. With it, `set` chooses the fault for the thread that calls it:
-//! a simulation runs on one thread, so several simulations can be under way. The switch is no feature of cargo, since
-//! `--all-features` would put it into a release.
+//! Each stands in the code where it would be made, as `if failpoints::is_on(Fault::..)`. Without
+//! `--cfg failpoints` that is a constant `false`, so nothing of it is compiled in. With it, `set`
+//! chooses the fault for the thread that calls it: a simulation runs on one thread, so several
+//! simulations can be under way. The switch is no feature of cargo, since `--all-features` would
+//! put it into a release.
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The superblock is written without a sync of what it names.
+    /// The superblock is written without a sync of the nodes that it names.
     NodesUnsynced,
     /// Freed space is used again before the superblock is durable.
     SuperblockUnsynced,
@@ -17,7 +18,7 @@ pub enum Fault {
     JournalUnsynced,
     /// Extents that a record names are not synced before the record.
     ExtentsUnsynced,
-    /// What an earlier process wrote and did not sync is built upon.
+    /// Recovery builds upon bytes that an earlier process wrote and did not sync.
     OpenWithoutSync,
     /// Space is allocatable as soon as a commit frees it.
     FreedSpaceReusedEarly,

@@ -1,10 +1,11 @@
 //! A device that is an image file or a block device.
 //!
-//! Positional I/O through the page cache: images on any file system work, and small writes are gathered there. Only what is
-//! written in bulk goes past it, where the file can do that (`write_behind.rs`), and what a mount keeps is dropped from it. One advisory lock per open (`flock`:
-//! exclusive to write, shared to read) keeps two mounts of one volume apart; a block device is
-//! opened with `O_EXCL` as well, which also keeps it apart from a mount of another file system. To write, all that lies below is
-//! locked too (`stack.rs`).
+//! Positional I/O goes through the page cache: images on any file system work, and small writes are
+//! gathered there. Bulk writes go past it, where the file can do that (`write_behind.rs`), and
+//! pages of bytes that a mount keeps itself are dropped from it. One advisory lock per open
+//! (`flock`: exclusive to write, shared to read) keeps two mounts of one volume apart. A block
+//! device is opened with `O_EXCL` as well, which also keeps it apart from a mount of another file
+//! system. An opener that writes locks all devices and files below as well (`stack.rs`).
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -29,10 +30,10 @@ use crate::stack::{self, Refusal};
 use crate::superblock::AREA_END;
 use crate::write_behind::{Aligned, WriteBehind, path_of};
 
-/// Unit of what stat(2) says a file takes, in bytes.
+/// Unit of the space of a file in stat(2), in bytes.
 const STAT_BLOCK_BYTES: u64 = 512;
 
-/// What a [`FileDevice`] is opened for.
+/// The use that a [`FileDevice`] is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// Reading and writing, by nobody else at the same time.
@@ -58,7 +59,7 @@ pub enum OpenError {
     Busy {
         /// The path that was to be opened.
         path: PathBuf,
-        /// In words, what uses it: "by process 7 (ramet)", "through /dev/loop0".
+        /// Its user, in words: "by process 7 (ramet)", "through /dev/loop0".
         by: String,
         /// The process that has it open, if that can be seen and nothing lies in between.
         process: Option<u32>,
@@ -74,7 +75,7 @@ pub enum OpenError {
     Io {
         /// The path that was opened.
         path: PathBuf,
-        /// What the system answered.
+        /// The answer of the system.
         source: io::Error,
     },
 }
@@ -105,7 +106,7 @@ fn claimed(path: &Path) -> OpenError {
 pub struct FileDevice {
     file: File,
     fsync: Fsync,
-    /// What lies below, locked.
+    /// Devices and files below, locked.
     _below: Vec<File>,
     len_bytes: AtomicU64,
     access: Access,
@@ -120,9 +121,10 @@ pub struct FileDevice {
     exact: OnceLock<File>,
     /// Reads under way.
     reads: AtomicUsize,
-    /// The same file, opened past the page cache for single blocks; `None` where that is not possible.
+    /// The same file, opened past the page cache for single blocks; `None` where that is not
+    /// possible.
     direct: OnceLock<Option<File>>,
-    /// Asked before each write that leaves a queue.
+    /// Called before each write that leaves a queue.
     check: OnceLock<WriteCheck>,
 }
 
@@ -209,17 +211,18 @@ impl FileDevice {
         })
     }
 
-    /// What it was opened for.
+    /// The use that it was opened for.
     #[must_use]
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Makes an image `size_bytes` long, of which only the superblock area keeps its bytes, for a volume that is made over
-    /// another one. Durable on return.
+    /// Makes an image `size_bytes` long, of which only the superblock area keeps its bytes, for a
+    /// volume that is made over another one. Durable on return.
     ///
     /// # Errors
-    /// `InvalidInput` for what is no image file, or no multiple of 4096; else what the system answers.
+    /// `InvalidInput` when the device is no image file, or the size no multiple of 4096; else the
+    /// answer of the system.
     pub fn resize_anew(&self, size_bytes: u64) -> io::Result<()> {
         if !self.file.metadata()?.is_file() || !size_bytes.is_multiple_of(BLOCK_BYTES) {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -238,14 +241,15 @@ impl FileDevice {
         }
     }
 
-    /// Asks the kernel for what is to be read before and ahead of a read. Best effort: whoever wants it reads it all the same, and is
-    /// told why that fails.
+    /// Asks the kernel for the ranges before and ahead of a read. Best effort: a read of these
+    /// ranges follows in any case, and tells its own error.
     fn ask_ahead(&self, read: Range<u64>, is_shared: bool) {
         let mut readahead = self.readahead.lock();
         let Some(mut ahead) = readahead.note(read, is_shared, self.len_bytes()) else {
             return;
         };
-        // Where others read too, held until the kernel has been asked: so the device gets the requests of all in order.
+        // While others read, the lock is held until the kernel has been asked: so the device gets
+        // the requests of all in order.
         let _order = is_shared.then_some(readahead);
         while !ahead.is_empty() {
             // The kernel takes no more at a time than one request of the device.
@@ -261,7 +265,7 @@ impl FileDevice {
         }
     }
 
-    /// The file as one that is read at random: the kernel reads what is asked for, page by page.
+    /// The file, advised to be read at random: the kernel reads the wanted range, page by page.
     fn exact(&self) -> Option<&File> {
         let open = || -> io::Result<File> {
             let file = File::open(path_of(&self.file))?;
@@ -303,8 +307,8 @@ impl FileDevice {
     }
 }
 
-/// Whether `file` is a regular file on a file system that gives it room before it is written. Nothing of the file changes: a
-/// hole is punched behind its end.
+/// Whether `file` is a regular file on a file system that gives it room before it is written.
+/// Nothing of the file changes: a hole is punched behind its end.
 fn gives_room(file: &File) -> io::Result<bool> {
     let found = file.metadata()?;
     if !found.is_file() {
@@ -404,7 +408,8 @@ impl Device for FileDevice {
                 return Err(error);
             }
             Some(Ok(())) => {}
-            // The file system of the image has no such I/O: then no other machine shares it by its blocks.
+            // The file system of the image has no such I/O: then no other machine shares it by its
+            // blocks.
             Some(Err(_)) | None => {
                 self.forget_read(addr, buf.len() as u64);
                 self.file.read_exact_at(bytes.as_mut_slice(), addr)?;
@@ -534,7 +539,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_sparse_and_keeps_what_is_written() {
+    fn an_image_is_sparse_and_keeps_its_writes() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("image");
         let device = create_image(&path, 64 << 20).unwrap();
@@ -550,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_are_read_ahead_see_what_is_written_meanwhile() {
+    fn streams_that_are_read_ahead_see_writes_of_the_meantime() {
         const PART: usize = 8 << 10;
         const PARTS: u64 = 256;
         let dir = tempfile::tempdir().unwrap();
@@ -588,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_forgotten_can_be_read_again() {
+    fn a_forgotten_range_can_be_read_again() {
         let dir = tempfile::tempdir().unwrap();
         let device = create_image(dir.path().join("image"), 1 << 20).unwrap();
         let read = || {
@@ -686,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_a_volume_is_told_apart() {
+    fn files_that_cannot_be_volumes_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("missing");
         assert!(matches!(

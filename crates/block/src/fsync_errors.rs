@@ -1,9 +1,11 @@
-//! Fsync of one file by several threads, none of which takes an error away from another.
+//! Syncs of one file by several threads; none takes an error away from another.
 //!
-//! The kernel tells an error of writing back once to each open file description, whichever call comes first. With one
-//! description, a checkpoint's sync could be told of the loss of what the journal wrote, and the journal's own, which overlaps it, that all
-//! is well. So each sync has a description to itself while it runs. They are opened before anything is written, since a later one
-//! is not told of what others know already; and after the first error there is none that succeeds.
+//! The kernel tells an error of writing back once to each open file description, and the first call
+//! gets it. With one description, the sync of a checkpoint could be told that bytes of the journal
+//! were lost, and the journal's own sync, which overlaps it, that all is well. So each sync has a
+//! description to itself while it runs. The descriptions are opened before anything is written,
+//! since the kernel does not tell a later one of an error that others know. After the first error
+//! no sync succeeds.
 
 use std::fs::File;
 use std::io;
@@ -13,11 +15,12 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::write_behind::path_of;
 
-/// Descriptions of one file to sync it by, and whether that failed.
+/// Descriptions of one file to sync it by, and the first error.
 #[derive(Debug)]
 pub(crate) struct Fsync {
     first: Mutex<File>,
-    /// Nothing where a file cannot be opened by its descriptor (no `/proc`): syncs follow each other then.
+    /// `None` where a file cannot be opened by its descriptor (no `/proc`): syncs follow each other
+    /// then.
     second: Option<Mutex<File>>,
     failed: OnceLock<(io::ErrorKind, Option<i32>)>,
 }
@@ -35,7 +38,7 @@ impl Fsync {
         })
     }
 
-    /// Syncs by `sync`, which is given a description that nobody else syncs by meanwhile.
+    /// Calls `sync` with a description that no other call of this syncs by meanwhile.
     ///
     /// # Errors
     /// That of this sync or of any before it.
@@ -44,7 +47,7 @@ impl Fsync {
         self.check()?;
         let done = sync(&file);
         if let Err(error) = &done {
-            // Before the description is given back: whoever has it next is told nothing by the kernel.
+            // Before the description is given back: the kernel tells its next user nothing.
             self.failed
                 .get_or_init(|| (error.kind(), error.raw_os_error()));
         }
@@ -74,7 +77,7 @@ mod tests {
 
     use super::*;
 
-    /// As the kernel: what was lost is told once to each description.
+    /// Tells a loss once to each description, as the kernel does.
     #[derive(Default)]
     struct Kernel(Mutex<BTreeSet<i32>>);
 

@@ -75,7 +75,7 @@ pub enum NotALabel {
     /// It has too many bytes.
     #[error("a label has at most 64 bytes, this one {0}")]
     TooLong(usize),
-    /// It would spoil what shows it.
+    /// It has a character that would spoil a terminal or a list.
     #[error("a label has no control characters")]
     Control,
 }

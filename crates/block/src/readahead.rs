@@ -1,36 +1,41 @@
-//! Which reads of a device go on with each other, and what to ask for ahead of them.
+//! Streams of reads, and the ranges to ask the device for ahead of them.
 //!
-//! A walk through a tree of files reads several places in turn, each forwards: inode records, blocks of files, segments
-//! that lie over them. The kernel knows one such stream for each open file and reads 128 KiB ahead in it, so a disk seeks after
-//! each piece. Here they are told apart. A stream that others come between is read ahead by twice what was read of it,
-//! up to [`AHEAD_MAX`], so that the head stays with it. What nobody wants in the end is bounded by what was wanted.
+//! A walk through a tree of files reads several places in turn, each forwards: inode records,
+//! blocks of files, segments that lie over them. The kernel knows one stream for each open file and
+//! reads 128 KiB ahead in it, so a disk seeks after each piece. Here the streams are told apart. A
+//! stream that others come between is read ahead by twice the bytes that were read of it, up to
+//! [`AHEAD_MAX`], so that the head stays with it. So the bytes that nobody wants in the end are at
+//! most twice the wanted ones.
 //!
 //! ```text
 //!  first . . . . . . . . . . next . . . . . . . asked . . . . . .
 //!  | was read     | back     | on its way       | skip |            the next read begins within the last three
 //! ```
 //!
-//! Who reads again what was read long ago begins a stream of its own.
+//! A read far behind the newest reads of a stream begins a stream of its own.
 //!
-//! A stream that is read alone is left to the kernel, which needs half the processor time for it: it takes larger folios when it reads
-//! ahead by itself. Only the order is kept: threads that read one stream together overtake each other, and a disk would turn back
-//! for what they passed. So what lies before a read and may not have been requested yet is asked for first.
+//! A stream that is read alone is left to the kernel. The kernel needs half the processor time for
+//! it, since it takes larger folios when it reads ahead by itself. Only the order is kept: threads
+//! that read one stream together overtake each other, and a disk would turn back for the range that
+//! one of them passed. So a range before a read that may not have been requested yet is asked for
+//! first.
 //!
-//! Decides only; `file.rs` asks. Nothing here changes what is read, only when.
+//! This module decides only; `file.rs` asks. The reads return the same bytes, at other times.
 
 use std::ops::Range;
 
-/// Readahead that are known at a time; the one that was read the longest ago makes place.
+/// Streams that are known at a time; the one that was read the longest ago makes place.
 const STREAMS: usize = 16;
 /// Shorter ones are left alone, in bytes: a node may take a few blocks.
 const READ_MIN: u64 = 64 << 10;
 /// Most bytes that a stream is read ahead. On a disk they take twice as long as the jump to them.
 const AHEAD_MAX: u64 = 1 << 20;
-/// What is longer is asked for in multiples of this, in bytes.
+/// Longer ranges are asked for in multiples of this, in bytes.
 pub(crate) const STEP: u64 = 512 << 10;
-/// A read that begins so far behind a stream goes on with it, in bytes. One of which most was read may be overtaken by [`AHEAD_MAX`].
+/// A read that begins so far behind a stream goes on with it, in bytes. A dense stream may be
+/// overtaken by [`AHEAD_MAX`].
 const SKIP_MAX: u64 = 64 << 10;
-/// How far back a read goes on with a stream, in bytes: what another thread overtook.
+/// How far back a read goes on with a stream, in bytes: another thread may have overtaken it.
 const BACK_MAX: u64 = AHEAD_MAX;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,7 +54,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Whether most of what it came over was read.
+    /// Whether most bytes between its first and its last one were read.
     fn is_dense(&self) -> bool {
         4 * self.read_bytes >= 3 * (self.next - self.first)
     }
@@ -70,8 +75,9 @@ pub(crate) struct Readahead {
 }
 
 impl Readahead {
-    /// Takes note of a read that is about to begin, and tells what to ask the device for before it. `is_shared` when others
-    /// are under way, of which the last one may not have been requested yet. What is told ends at `device_len` at the latest.
+    /// Takes note of a read that is about to begin, and returns the range to ask the device for
+    /// before it. With `is_shared` other reads are under way, and the last one may not have been
+    /// requested yet. The range ends at `device_len` at the latest.
     pub(crate) fn note(
         &mut self,
         read: Range<u64>,
@@ -171,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_read_passed_is_asked_for_first_where_most_is_read() {
+    fn a_range_that_a_read_passed_is_asked_for_first_where_most_is_read() {
         let mut streams = Readahead::default();
         for at in 0..16 {
             assert_eq!(note(&mut streams, at * 64 * KIB, 64 * KIB), None);
@@ -179,7 +185,7 @@ mod tests {
         let gap = note(&mut streams, MIB + 512 * KIB, 64 * KIB);
         assert_eq!(gap, Some(MIB..MIB + 512 * KIB));
         assert_eq!(note(&mut streams, MIB, 64 * KIB), None, "on its way");
-        // Every other block: nobody wants what lies between, and such a stream is not passed by much.
+        // Every other block: nobody wants the blocks between, and the stream is not passed by much.
         for at in (2048..2200).chain([2210]) {
             assert_eq!(note(&mut streams, at * 32 * KIB, 16 * KIB), None, "{at}");
         }
@@ -200,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_read_long_ago_costs_nothing_and_is_read_ahead_again() {
+    fn streams_of_long_ago_cost_nothing_and_are_read_ahead_again() {
         let mut streams = Readahead::default();
         for at in 0..4096 {
             assert_eq!(note(&mut streams, at * MIB, MIB), None);

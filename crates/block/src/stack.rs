@@ -23,9 +23,9 @@
 //! **Races.** Each opener takes its own lock first, and looks at others second. Of two that meet,
 //! at least one sees the other. Both may be refused; they are never both let in.
 //!
-//! The locks do not reach a backing file that no path of this process leads to and whose holder does
-//! not show in `/proc/locks`, nor a file that a file system shows under another inode (overlayfs),
-//! nor other machines. The owner blocks do (`owner/mod.rs`).
+//! The locks do not reach a backing file that no path of this process leads to and whose holder
+//! does not show in `/proc/locks`, nor a file that a file system shows under another inode
+//! (overlayfs), nor other machines. The owner blocks do (`owner/mod.rs`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -161,7 +161,7 @@ impl Stack {
         }))
     }
 
-    /// Locks what lies below bytes of the block device `rdev`.
+    /// Locks the floors below bytes of the block device `rdev`.
     fn descend(
         &mut self,
         rdev: u64,

@@ -8,19 +8,26 @@
 //!  sync         waits for all before it, then flushes the device
 //! ```
 //!
-//! Data that is written once and in bulk gains nothing from the page cache of a device: it is copied there, cut into pages and
-//! written by the kernel later, which costs more than compressing it. Written directly it costs one copy, and the caller is as free
-//! to go on as with the cache. As there, an error that comes late is told by the next sync; here by every later
-//! call, since what was lost is not known to anybody else.
+//! Data that is written once and in bulk gains nothing from the page cache of a device. The kernel
+//! copies it there, cuts it into pages and writes it later, which costs more than compressing it. A
+//! direct write costs one copy, and the caller is as free to go on as with the cache. An error of a
+//! cached write that comes late is told by the next sync. Here every later call tells it, since
+//! nobody else knows the bytes that were lost.
 //!
-//! **Beside the page cache.** The kernel drops the pages under a direct write before and after it, and writes through the cache
-//! where it cannot do so before. Afterwards it only warns: a page that was cached meanwhile, and is dirty, stays with what was
-//! there before. Pages come in folios of up to 2 MiB, so it would be enough that one is read ahead over the end of an extent under
-//! way and its other part written. So hardly anything is read ahead while a write is under way: reads go through a file
-//! that is advised to be read at random, for which the kernel reads what is asked for, page by page, unless they come upon a page
-//! where an earlier read meant to go on. The first write waits for the reads that may still read ahead. And no folio becomes dirty that
-//! reaches into an extent under way: a write through the cache and one past it wait for each other wherever one folio could hold
-//! parts of both. Who drops pages of what was read (`forget_read`) makes none, and what is dirty stays.
+//! **Beside the page cache.** The kernel drops the pages under a direct write before and after it,
+//! and writes through the cache where it cannot drop them before. Afterwards it only warns: a page
+//! that was cached meanwhile, and is dirty, keeps its old bytes. Pages come in folios of up to 2
+//! MiB. So a folio that is read ahead over the end of an extent under way, and whose other part is
+//! then written, would be enough for that. Two rules exclude it:
+//!
+//! - Hardly anything is read ahead while a write is under way. Reads go through a file that is
+//!   advised to be read at random. For this file the kernel reads the wanted range page by page,
+//!   unless the reads come upon a page where an earlier read meant to go on. The first write waits
+//!   for the reads that may still read ahead.
+//! - No folio becomes dirty that reaches into an extent under way. A write through the cache and a
+//!   direct one wait for each other wherever one folio could hold parts of both.
+//!
+//! `forget_read` drops clean pages, makes none, and leaves the dirty ones.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -42,16 +49,18 @@ use ramet_sys::run_anywhere;
 
 /// Requests that the device has at a time.
 const THREADS: usize = 4;
-/// Most bytes under way; whoever writes more waits.
+/// Most bytes under way; a write beyond them waits.
 const BYTES_MAX: usize = 16 << 20;
 /// Buffers that wait to be used again.
 const SPARE_MAX: usize = 32;
-/// Folios of the page cache have no more bytes, with pages of 4 KiB, and begin at multiples of their size.
+/// Folios of the page cache have no more bytes, with pages of 4 KiB, and begin at multiples of
+/// their size.
 const FOLIO_BYTES_MAX: u64 = 2 << 20;
 /// Direct I/O wants memory aligned to the sectors of the device, and none has larger ones.
 const ALIGN: usize = BLOCK_BYTES as usize;
 
-/// Leads to the same file whatever the path that it was opened by leads to by now.
+/// A path that leads to the open file itself. The path that it was opened by may lead to another
+/// file by now.
 pub(crate) fn path_of(file: &File) -> String {
     format!("/proc/self/fd/{}", file.as_raw_fd())
 }
@@ -69,7 +78,7 @@ impl Aligned {
         if self.bytes.len() < data.len() + ALIGN {
             self.bytes = vec![0; (data.len() + ALIGN).next_multiple_of(1 << 16)];
         }
-        // Unaligned memory would be refused by the device, and is then written through the cache.
+        // The device refuses unaligned memory; those bytes are then written through the cache.
         self.start = self.bytes.as_ptr().align_offset(ALIGN).min(ALIGN);
         self.len = data.len();
         self.as_mut_slice().copy_from_slice(data);
@@ -101,7 +110,8 @@ struct Open {
 #[derive(Debug, Default)]
 struct State {
     queue: VecDeque<Write>,
-    /// Each direct write that is not on the device yet, and the folios of each that is being put into the page cache.
+    /// Each direct write that is not on the device yet, and the folios of each that is being put
+    /// into the page cache.
     open: BTreeMap<u64, Open>,
     open_bytes: usize,
     next: u64,
@@ -136,9 +146,9 @@ impl State {
 
 struct Shared {
     direct: File,
-    /// For what the device does not take directly.
+    /// For writes that the device does not take directly.
     cached: File,
-    /// Asked before each write that leaves the queue.
+    /// Called before each write that leaves the queue.
     check: Option<WriteCheck>,
     state: Mutex<State>,
     /// How many direct writes are open. It leaves 0 only while `reading_ahead` is held for writing.
@@ -155,11 +165,12 @@ pub(crate) struct WriteBehind {
 }
 
 impl WriteBehind {
-    /// For the file that is open as `file`. Whoever reads from it, and may have the kernel read ahead, holds `reading_ahead` for
-    /// reading, and does not once [`WriteBehind::is_busy`]: who reads then settles the range, and reads no more than that.
+    /// A writer of the file that is open as `file`. A reader that may have the kernel read ahead
+    /// holds `reading_ahead` for reading. Once [`WriteBehind::is_busy`], a reader settles its range
+    /// instead, and reads no more than that.
     ///
     /// # Errors
-    /// It cannot be opened for direct I/O, or there are no threads.
+    /// The file cannot be opened for direct I/O, or there are no threads.
     pub(crate) fn new(
         file: &File,
         reading_ahead: Arc<RwLock<()>>,
@@ -229,7 +240,8 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Writes `data` at `addr` through the page cache, when no direct write is under way in any folio that it may dirty.
+    /// Writes `data` at `addr` through the page cache, when no direct write is under way in any
+    /// folio that it may dirty.
     ///
     /// # Errors
     /// Its own.
@@ -266,7 +278,7 @@ impl WriteBehind {
         drop(self.shared.wait_until(is_settled));
     }
 
-    /// Waits for the writes before this call; the device has them then, which does not make them durable.
+    /// Waits for the writes before this call. The device has them then; they are not durable yet.
     ///
     /// # Errors
     /// That of any write so far.
@@ -349,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_reads_or_drains_sees_what_was_written() {
+    fn readers_and_drains_see_queued_writes() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(64 << 20).unwrap();
         let writer = WriteBehind::new(&file, Arc::default(), None).unwrap();
@@ -374,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_written_directly_is_written_all_the_same() {
+    fn writes_that_the_device_refuses_directly_go_through_the_cache() {
         let file = tempfile::tempfile().unwrap();
         let writer = WriteBehind::new(&file, Arc::default(), None).unwrap();
         writer.write(17, &[7; 1000]).unwrap();
@@ -393,18 +405,22 @@ mod tests {
             addrs: addr..addr + 4096,
             is_direct: true,
         };
-        // As if it were under way at the end of the second folio.
+        // Stands for a write that is under way at the end of the second folio.
         let number = writer.shared.state.lock().insert(bulk_at((4 << 20) - 4096));
         let is_written = AtomicUsize::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| {
+            let waiting = scope.spawn(|| {
                 writer.write_cached(2 << 20, &[1; 4096]).unwrap();
                 is_written.fetch_add(1, Ordering::SeqCst);
             });
             for addr in [0, (2 << 20) - 4096, 4 << 20] {
                 writer.write_cached(addr, &[1; 4096]).unwrap();
             }
-            std::thread::sleep(std::time::Duration::from_millis(20));
+            // True once a thread has been woken, so that one waits.
+            while !writer.shared.done.notify_one() {
+                assert!(!waiting.is_finished(), "it did not wait");
+                std::thread::yield_now();
+            }
             assert_eq!(is_written.load(Ordering::SeqCst), 0);
             writer.shared.state.lock().open.remove(&number);
             writer.shared.done.notify_all();

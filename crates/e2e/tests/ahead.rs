@@ -129,7 +129,7 @@ fn storm(dirs: &[Vec<Versioned>], seed: u64, rounds: u64) {
 }
 
 #[test]
-fn nobody_sees_what_was_overwritten() {
+fn nobody_sees_overwritten_bytes() {
     let mut seed = seeded("ahead");
     let rounds = number("RAMET_ROUNDS", 3_000);
     for options in ["defaults", "no_io_uring"] {

@@ -13,7 +13,7 @@ fn median(report: &Value, peer: &str, name: &str) -> f64 {
 }
 
 #[test]
-fn experiments_run_side_by_side_and_count_what_they_cost() {
+fn experiments_run_side_by_side_and_count_their_costs() {
     let out = tempfile::tempdir().expect("a folder can be made");
     let dir = out.path().to_str().expect("temporary paths are UTF-8");
     let mut args = vec!["bench", "fs", "--scale", "0.004", "--rounds", "3", "--json"];
@@ -60,7 +60,7 @@ fn experiments_run_side_by_side_and_count_what_they_cost() {
 }
 
 #[test]
-fn what_was_found_before_a_failure_is_kept() {
+fn figures_from_before_a_failure_are_kept() {
     let out = tempfile::tempdir().expect("a folder can be made");
     let dir = out.path().to_str().expect("temporary paths are UTF-8");
     let mut args = vec!["bench", "fs", "--scale", "0.004", "--experiments", "E1,E9"];
@@ -105,7 +105,7 @@ fn bench_runs_the_program_beside_it_and_names_it_when_it_is_missing() {
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_with_a_reason() {
+fn impossible_measurements_are_refused_with_a_reason() {
     let refused = run(ramet_bin(), &["bench", "fs", "--experiments", "E99"]);
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && said.contains("E99"), "{said}");

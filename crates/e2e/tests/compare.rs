@@ -26,7 +26,7 @@ fn diff(a: &Path, b: &Path) -> (i32, String) {
 }
 
 #[test]
-fn diff_tells_what_changed_in_a_clone() {
+fn diff_tells_the_changes_in_a_clone() {
     let bed = Bed::new("1G");
     let mount = bed.mount(&[]);
     let (a, b) = (mount.root().join("a"), mount.root().join("b"));

@@ -24,7 +24,7 @@ fn check_time(what: &str, ok: bool) {
 }
 
 #[test]
-fn clones_cost_the_same_whatever_the_size() {
+fn clones_of_all_sizes_cost_the_same() {
     let bed = Bed::new("16G");
     let mut rng = seeded("cost");
     let mount = bed.mount(&[]);

@@ -127,7 +127,7 @@ fn fsck_exits_as_fsck_does() {
 }
 
 #[test]
-fn fsck_goes_back_only_to_what_is_whole() {
+fn fsck_goes_back_only_to_a_whole_superblock() {
     let bed = Bed::new("64M");
     for text in ["old", "new"] {
         let mount = bed.mount(&[]);
@@ -232,7 +232,7 @@ fn refusals_on_a_mount_say_why() {
 }
 
 #[test]
-fn refusals_of_what_is_anothers_say_whose_it_must_be() {
+fn refusals_of_another_users_files_say_whose_they_must_be() {
     // `nobody`, which every Debian has.
     const USER: u32 = 65534;
     if !rustix::process::geteuid().is_root() {
@@ -285,7 +285,7 @@ fn refusals_of_what_is_anothers_say_whose_it_must_be() {
 }
 
 #[test]
-fn what_something_is_mounted_on_is_neither_removed_nor_replaced() {
+fn a_mount_point_is_neither_removed_nor_replaced() {
     if !rustix::process::geteuid().is_root() {
         println!("not root: nothing can be mounted there");
         return;

@@ -67,7 +67,7 @@ fn a_tree_and_its_clones_survive_edits_on_every_side() {
 }
 
 #[test]
-fn a_clone_is_of_what_its_path_leads_to() {
+fn a_clone_is_of_the_file_that_its_path_leads_to() {
     let bed = Bed::new("256M");
     let mount = bed.mount(&[]);
     let root = mount.root();

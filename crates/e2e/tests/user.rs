@@ -73,7 +73,7 @@ fn an_ordinary_user_mounts_and_clones() {
 }
 
 #[test]
-fn on_a_shared_mount_a_user_clones_only_what_is_theirs() {
+fn on_a_shared_mount_a_user_clones_only_files_of_their_own() {
     if !rustix::process::geteuid().is_root() {
         println!("not root: nothing can be shared");
         return;

@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_mount_took_is_found_on_a_full_host() {
+    fn room_that_an_earlier_mount_took_is_found_on_a_full_host() {
         let device = Hosted::new(20 * MIB);
         assert!(space(&device).secure(10 * MIB));
         device.room.lock().0 = 0;

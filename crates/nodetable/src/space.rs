@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_free_as_a_whole_is_taken() {
+    fn only_an_extent_that_is_free_as_a_whole_is_taken() {
         let mut space = fresh(16 * MIB);
         let (start, end) = (space.usable.addr, space.usable.end());
         let middle = Extent::new(start + 4 * MIB, MIB);
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_backed_is_handed_out() {
+    fn only_backed_extents_are_handed_out() {
         let mut space = sparse(64 * MIB);
         assert_eq!((space.free_bytes(), space.backed_bytes()), (64 * MIB, 0));
         assert!(space.alloc(4096, Purpose::Checkpoint).is_err());
@@ -582,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_sparse_device_grew_by_is_bare() {
+    fn the_new_part_of_a_sparse_device_is_bare() {
         let mut space = sparse(16 * MIB);
         let end = space.usable.end();
         space.grow(end + 16 * MIB);
@@ -593,7 +593,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_new_is_free_after_the_commit() {
+    fn the_new_part_of_the_area_is_free_after_the_commit() {
         let mut space = fresh(16 * MIB);
         let most = space.alloc(12 * MIB, Purpose::Contents).unwrap();
         let end = space.usable.end();

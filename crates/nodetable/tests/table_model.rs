@@ -129,7 +129,7 @@ impl Model {
 }
 
 #[test]
-fn a_commit_keeps_what_root_and_pins_reach() {
+fn a_commit_keeps_the_nodes_that_root_and_pins_reach() {
     let seed = number("RAMET_SEED", 1);
     println!("RAMET_SEED={seed}");
     let mut rng = StdRng::seed_from_u64(seed);
@@ -300,7 +300,7 @@ fn freed_space_waits_for_the_commit_to_be_durable() {
 }
 
 #[test]
-fn what_no_commit_names_is_free_after_a_crash() {
+fn an_extent_that_no_commit_names_is_free_after_a_crash() {
     let device = memory();
     let (table, roots) = fresh(&device);
     let free = table.stats().free;

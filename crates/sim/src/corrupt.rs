@@ -464,7 +464,7 @@ mod tests {
 
     /// A search for lost frames reads from the place of an early frame on, over all others.
     #[test]
-    fn what_is_called_a_durable_frame_holds_no_byte_of_the_last_one() {
+    fn a_durable_frame_holds_no_byte_of_the_last_one() {
         for seed in [5011, 5019] {
             let setup = Setup {
                 device_bytes: 6 << 20,

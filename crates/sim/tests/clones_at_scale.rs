@@ -102,7 +102,7 @@ fn a_chain_of_clones_costs_the_same_in_every_round() {
 
 /// Until there are many clones of a tree, all of it is edges of the root.
 #[test]
-fn clones_of_what_several_edges_show_make_no_levels() {
+fn clones_of_a_range_that_several_edges_show_make_no_levels() {
     for edited in [Edited::HeadHead, Edited::TailTail] {
         let experiment = Rounds {
             edited,
@@ -163,7 +163,7 @@ fn thousands_of_clones_cost_no_more_than_ten_and_leave_nothing() {
 }
 
 #[test]
-fn deleting_a_clone_costs_what_it_has_of_its_own() {
+fn deleting_a_clone_costs_by_its_private_nodes() {
     let experiment = Many {
         clones: 0,
         keys: 4000,

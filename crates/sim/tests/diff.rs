@@ -198,7 +198,7 @@ fn reads_of(device: &Arc<dyn Device>, work: impl FnOnce(&Tree)) -> u64 {
 }
 
 #[test]
-fn a_diff_costs_what_differs() {
+fn a_diff_costs_by_the_differences() {
     let device = two_tables();
     let changed: Vec<Bytes> = (0..10).map(|n| key("b", n * 9973)).collect();
     // Once while the changes wait in the tree, and once more after rounds of other changes.

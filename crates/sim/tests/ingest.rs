@@ -252,7 +252,7 @@ fn random_overwrites_keep_no_large_dead_parts_of_leaves() {
 /// `docs/decisions/02-large-writes-are-ingested.md`.
 #[test]
 #[ignore = "measures: cargo test --release -p ramet-sim --test ingest -- --ignored --nocapture"]
-fn what_a_request_costs_put_and_ingested() {
+fn costs_of_requests_put_and_ingested() {
     const BLOCK: usize = 4096;
     let len = usize::try_from(env_u64("RAMET_MIB", 256)).expect("a sane number") << 20;
     println!("{len} bytes; KiB per request, way, written, writes/MiB, read, reads/MiB");

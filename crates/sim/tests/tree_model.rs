@@ -110,7 +110,7 @@ fn a_clone_goes_into_its_own_source() {
 }
 
 #[test]
-fn a_clone_replaces_what_its_source_lies_in() {
+fn a_clone_replaces_a_range_that_holds_its_source() {
     check_after_some_keys(&[Change::ClonePrefix {
         src: key(b"ab"),
         dst: key(b"a"),

@@ -99,8 +99,8 @@ pub(super) fn standing(claims: &[Seen; 2], me: &Owner) -> Standing {
     found
 }
 
-/// The owner that the claims name, if there is one, and what is wrong with owner blocks, with their
-/// addresses. Nothing is written, and nobody is waited for.
+/// The owner that the claims name, if there is one, and the faults of owner blocks, with their
+/// addresses. Writes nothing, and waits for nobody.
 pub fn inspect(device: &dyn Device) -> (Option<Owner>, Vec<(u64, String)>) {
     let (mut owner, mut wrong) = (None, Vec::new());
     for addr in [CLAIMS, INTENTS, PULSES].into_iter().flatten() {

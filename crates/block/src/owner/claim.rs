@@ -58,8 +58,8 @@ struct Judged {
 }
 
 impl Claimant<'_> {
-    /// Takes the volume, and returns from when on the claim was seen. `note` is told, before a
-    /// wait, what for.
+    /// Takes the volume, and returns from when on the claim was seen. `note` is told the reason
+    /// before a wait.
     pub(super) fn take(&self, note: &mut dyn FnMut(&str)) -> Result<Duration, ClaimError> {
         if self.contents == Contents::Volume {
             match read_superblock(self.device) {
@@ -79,7 +79,7 @@ impl Claimant<'_> {
         }
         let since = self.claim(&judged.marks)?;
         if is_waiting {
-            // Another machine may have written what was read here before.
+            // Another machine may have written the blocks that were read here before.
             self.device.forget_read(0, self.device.len_bytes());
         }
         Ok(since)

@@ -18,7 +18,7 @@ use crate::device::Device;
 const RENEW_AFTER: Duration = Duration::from_secs(4);
 /// Looks in a row that may be too old already when they are done.
 const LOOKS_MAX: usize = 8;
-/// Rounds without a change after which what was not synced is on the device: the kernel writes it
+/// Rounds without a change after which unsynced bytes are on the device: the kernel writes them
 /// back by itself.
 const QUIET_ROUNDS: u32 = 15;
 
@@ -205,8 +205,8 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// A device whose volume belongs to one opening: it writes, and reports what is durable, as long as
-/// no other opening has taken the volume.
+/// A device whose volume belongs to one opening: it writes, and reports syncs, as long as no other
+/// opening has taken the volume.
 ///
 /// Every call that changes the device, and every sync after it succeeded, looks at the claim when
 /// the last look is older than [`INTERVAL`]. The first one that finds another owner fails, and all

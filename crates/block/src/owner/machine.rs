@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_seen_to_have_ended_is_dead() {
+    fn only_a_process_that_is_seen_to_have_ended_is_dead() {
         let here = Process {
             pid: 9,
             start_ticks: 99,

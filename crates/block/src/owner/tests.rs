@@ -560,7 +560,7 @@ fn nothing_is_written_where_there_is_no_volume() {
         Err(ClaimError::Superblock(SuperblockError::NotAVolume))
     ));
     assert!(disk.writes.lock().is_empty());
-    // Where one is going to be made, what is there says nothing.
+    // Before mkfs, the bytes in the place of the superblock say nothing.
     disk.bytes
         .write_at(0, &vec![0xaa; AREA_END as usize])
         .unwrap();

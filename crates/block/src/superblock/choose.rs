@@ -2,10 +2,10 @@
 
 use super::format::{FORMAT_VERSION, Superblock, SuperblockError};
 
-/// What was read from the place of a copy.
+/// A copy of a superblock as it was read, or the fault of its place.
 pub type Copy = Result<Superblock, SuperblockError>;
 
-/// The best of one slot's copies, and what is wrong with its first one.
+/// The best of one slot's copies, and the fault of its first one.
 pub(super) fn best_copy(
     [first, second]: [Copy; 2],
 ) -> Result<(Superblock, Option<SuperblockError>), SuperblockError> {
@@ -20,10 +20,11 @@ pub(super) fn best_copy(
 
 /// Decides which copy counts, given those of slot 0 and of slot 1, on a device of `device_bytes`.
 ///
-/// The highest valid generation wins. A first copy that is torn yields: whoever wrote it was cut off before
-/// the second. Refused is whatever hides that something newer may have been there, since space that its
-/// checkpoint uses counts as free in the older: a slot without any valid copy, or a first copy that cannot be *read* while the
-/// second is the older one. One copy of another format refuses the volume: an upgrade has begun, or is needed.
+/// The highest valid generation wins. A first copy that is torn yields: its writer was cut off
+/// before the second. A volume is refused when a newer superblock may have been there, since the
+/// older one counts space of the newer checkpoint as free. That is so with a slot without any valid
+/// copy, and with a first copy that cannot be *read* while the second is the older one. One copy of
+/// another format refuses the volume: an upgrade has begun, or is needed.
 ///
 /// # Errors
 /// [`SuperblockError`].
@@ -84,7 +85,7 @@ mod tests {
     use super::super::format::tests::sample;
     use super::*;
 
-    /// What a slot may hold.
+    /// The contents of one copy.
     #[derive(Clone, Copy, Debug)]
     enum Slot {
         Good(u64),
@@ -143,7 +144,7 @@ mod tests {
             ([[Unread, Good(6)], [Good(5), Unread]], Ok(6)),
             ([[Good(4), Good(6)], [Good(5), Good(5)]], Ok(6)),
             ([[Good(6), Good(6)], [Unread, Good(7)]], Ok(7)),
-            // What cannot be read may be generation 7.
+            // The copy that cannot be read may be generation 7.
             (
                 [[Good(6), Good(6)], [Unread, Good(5)]],
                 Err("superblock cannot be read"),

@@ -7,7 +7,8 @@ use super::format::{BYTES, SLOTS, Superblock, SuperblockError};
 use crate::device::Device;
 use crate::failpoints::{self, Fault};
 
-/// Reads all copies, those of slot 0 first. A device too short to hold one is judged by what it holds.
+/// Reads all copies, those of slot 0 first. On a device that is too short for a copy, the copy
+/// counts as never written.
 pub fn read_copies(device: &dyn Device) -> [[Copy; 2]; 2] {
     let read = |slot: usize, copy: usize| {
         let mut bytes = vec![0; BYTES];
@@ -30,11 +31,11 @@ pub fn read_superblock(device: &dyn Device) -> Result<Superblock, SuperblockErro
     choose(read_copies(device), device.len_bytes())
 }
 
-/// Goes back to the superblock that is left when the other slot is lost, for good: later changes are lost, and space that
-/// they took may hold their bytes. Durable on return.
+/// Goes back to the superblock that is left when the other slot is lost, for good. Later changes
+/// are lost, and the space that they took may hold their bytes. Durable on return.
 ///
 /// # Errors
-/// [`SuperblockError::Io`], and what [`choose`] says when this is not the case.
+/// [`SuperblockError::Io`], and the errors of [`choose`] but `NewestLost`.
 pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
     let left = match read_superblock(device) {
         Err(SuperblockError::NewestLost { .. }) => read_copies(device)
@@ -52,23 +53,23 @@ pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
     Ok(sb)
 }
 
-/// A copy that is not what it should be.
+/// A copy that is not as it should be.
 #[derive(Debug)]
 pub struct BadCopy {
     /// Where it lies, in bytes.
     pub addr: u64,
-    /// What is wrong with it.
+    /// Its fault, in words.
     pub detail: String,
     /// It was written again and reads back.
     pub is_repaired: bool,
 }
 
-/// Reads all copies again, on a volume whose durable superblock is `newest`, and writes those anew that are bad unless
-/// `read_only`: a copy of the newest from memory, one of the other slot from its twin, or as one more copy of the
-/// newest. Nobody may write superblocks meanwhile.
+/// Reads all copies again, on a volume whose durable superblock is `newest`, and writes those anew
+/// that are bad unless `read_only`: a copy of the newest from memory, one of the other slot from
+/// its twin, or as one more copy of the newest. Nobody may write superblocks meanwhile.
 ///
 /// # Errors
-/// What the device answers to a repair.
+/// The answer of the device to a repair.
 pub fn scrub_copies(
     device: &dyn Device,
     newest: &Superblock,
@@ -126,7 +127,7 @@ pub fn scrub_copies(
 }
 
 /// Writes `sb` to its slot. It counts, durably, on return; its second copy is durable with the
-/// next sync. The caller synced what it names.
+/// next sync. The caller has synced the nodes and pages that `sb` names.
 ///
 /// # Errors
 /// [`SuperblockError::Io`]; it is then unknown which superblock counts.
@@ -195,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn going_back_takes_what_is_left() {
+    fn going_back_takes_the_slot_that_is_left() {
         let device = MemDevice::new(16 << 20);
         write_superblock(&device, &sample(5)).unwrap();
         write_superblock(&device, &sample(6)).unwrap();

@@ -15,7 +15,8 @@ pub const FORMAT_VERSION: u32 = 5;
 /// Addresses of the copies of the two slots, in bytes.
 pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
 
-/// First byte behind the superblock area. Behind each copy are two owner blocks (`owner/mod.rs`); the rest of the area is reserved.
+/// First byte behind the superblock area. Behind each copy are two owner blocks (`owner/mod.rs`);
+/// the rest of the area is reserved.
 pub const AREA_END: u64 = 131_072;
 
 const MAGIC: [u8; 8] = *b"RAMETvol";
@@ -43,7 +44,7 @@ pub struct JournalPos {
 pub struct Superblock {
     /// Identity of the volume.
     pub uuid: [u8; 16],
-    /// Version of the format; [`FORMAT_VERSION`] in what this build writes.
+    /// Version of the format; this build writes [`FORMAT_VERSION`].
     pub format_version: u32,
     /// Number of this superblock; it grows by one with each one written.
     pub generation: u64,
@@ -83,7 +84,7 @@ pub struct Superblock {
     pub label: Label,
 }
 
-/// Why there is no superblock to go by.
+/// Reason why no superblock counts.
 #[derive(Debug, Error)]
 pub enum SuperblockError {
     /// Neither slot carries the magic bytes.
@@ -120,7 +121,7 @@ pub enum SuperblockError {
     Corrupt {
         /// 0 or 1.
         slot: usize,
-        /// What is wrong.
+        /// The fault, in words.
         detail: String,
     },
     /// Some copy carries the magic bytes, and none is valid.
@@ -131,7 +132,7 @@ pub enum SuperblockError {
     NewestLost {
         /// The best that is left.
         generation: u64,
-        /// What is wrong with the other slot.
+        /// The fault of the other slot.
         cause: Box<SuperblockError>,
     },
     /// The medium failed.
@@ -443,8 +444,9 @@ pub(super) mod tests {
     #[test]
     fn nonsense_under_a_valid_checksum_is_corrupt() {
         // Offset and value: unknown flag, version 0, journal into the superblocks, journal start
-        // unaligned, unaligned page, page outside, unknown codec, level without need, reserved bytes, a control
-        // character in the label, bytes that are no text, and bytes behind its end.
+        // unaligned, unaligned page, page outside, unknown codec, level without need, reserved
+        // bytes, a control character in the label, bytes that are no text, and bytes behind its
+        // end.
         let forged: [(usize, u8); 13] = [
             (12, 4),
             (8, 0),

@@ -2,9 +2,9 @@
 //!
 //! Each opening is a thread that waits for its turn before each access to an owner block and before
 //! each call; one at a time runs, and a seed chooses which, and how much time passes. A write to
-//! the data follows the check without a step between: what is under way when a machine stops cannot
-//! be held back. Each opening reads a number, writes the next one, syncs, and notes that number as
-//! acknowledged. So a number that was acknowledged must never come back.
+//! the data follows the check without a step between: a write that is under way when a machine
+//! stops cannot be held back. Each opening reads a number, writes the next one, syncs, and notes
+//! that number as acknowledged. So a number that was acknowledged must never come back.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::thread;
