@@ -1,4 +1,23 @@
 //! The volume: its components, and how it is made, opened, synced and closed.
+//!
+//! [`Volume`] hands out the upper six components. Each of them has no state of its own and calls the
+//! lower ones; the lower ones have the state and the locks.
+//!
+//! | component | does | calls |
+//! | --- | --- | --- |
+//! | [`Names`] | lookup, create, link, unlink, rename | `Namespace`, `Numbers`, `Times`, `DeferredDeletes` |
+//! | [`Directories`] | open directories and their entries | `Namespace`, `Times`, `DeferredDeletes` |
+//! | [`Files`] | contents of files | `Namespace`, `Times`, `DeferredDeletes` |
+//! | [`Attributes`] | attributes, extended attributes | `Namespace`, `Times` |
+//! | [`Trees`] | clone and remove whole trees | `Namespace`, `Numbers`, `Times`, `DeferredDeletes` |
+//! | [`Controls`] | compare, measure, scrub, check | `Namespace` |
+//!
+//! | component | state | calls |
+//! | --- | --- | --- |
+//! | [`DeferredDeletes`] | deletes that failed | `Namespace` |
+//! | [`Times`] | the clock | |
+//! | [`Numbers`] | the counter of inode numbers, random numbers | the tree |
+//! | [`Namespace`] | inodes in memory, their locations, the link lock | the tree |
 
 use std::sync::Arc;
 

@@ -123,8 +123,8 @@ impl Transaction<'_> {
 
 /// Attributes and extended attributes of inodes.
 pub struct Attributes {
-    pub(crate) namespace: Arc<Namespace>,
-    pub(crate) times: Arc<Times>,
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) times: Arc<Times>,
 }
 
 impl Attributes {

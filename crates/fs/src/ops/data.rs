@@ -95,9 +95,9 @@ impl Contents {
 
 /// Contents of files.
 pub struct Files {
-    pub(crate) namespace: Arc<Namespace>,
-    pub(crate) times: Arc<Times>,
-    pub(crate) deletes: Arc<DeferredDeletes>,
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) times: Arc<Times>,
+    pub(super) deletes: Arc<DeferredDeletes>,
 }
 
 impl Files {

@@ -38,10 +38,10 @@ impl At<'_> {
 
 /// The names of single objects.
 pub struct Names {
-    pub(crate) namespace: Arc<Namespace>,
-    pub(crate) numbers: Arc<Numbers>,
-    pub(crate) times: Arc<Times>,
-    pub(crate) deletes: Arc<DeferredDeletes>,
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) numbers: Arc<Numbers>,
+    pub(super) times: Arc<Times>,
+    pub(super) deletes: Arc<DeferredDeletes>,
 }
 
 impl Names {

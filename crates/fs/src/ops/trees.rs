@@ -56,10 +56,10 @@ impl Invalidation {
 
 /// Clones and removals of whole trees.
 pub struct Trees {
-    pub(crate) namespace: Arc<Namespace>,
-    pub(crate) numbers: Arc<Numbers>,
-    pub(crate) times: Arc<Times>,
-    pub(crate) deletes: Arc<DeferredDeletes>,
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) numbers: Arc<Numbers>,
+    pub(super) times: Arc<Times>,
+    pub(super) deletes: Arc<DeferredDeletes>,
 }
 
 /// An object that is removed or replaced with everything below it.

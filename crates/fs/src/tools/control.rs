@@ -13,7 +13,7 @@
 //! | 5 | [`CHECKPOINT`] | none | |
 //! | 6 | [`SOURCE`] | in, out | [`NameRequest`], answered by a [`SourceReply`] |
 //! | 7 | [`DIFF`] | in and out | [`DiffRequest`], then a page of [`Difference`]s |
-//! | 8 | [`USAGE`] | out | [`Usage`](crate::Usage) |
+//! | 8 | [`USAGE`] | out | [`Usage`] |
 //! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], then a [`ScrubPage`](crate::ScrubPage) |
 //! | 10 | [`GROW`] | in | new size of the volume in bytes, u64 |
 //! | 11 | [`FENCE`] | in and out | a `Fence` (`tools/fence.rs`) |
