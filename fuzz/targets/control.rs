@@ -73,12 +73,12 @@ fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
     let file = volume.names().lookup(dir, b"two").expect("of the base").ino;
     // Not directories: the kernel asks on any descriptor.
     dirs.extend([(file, None), (Ino(u.arbitrary()?), None)]);
-    let mut ticket = 0;
+    let mut token = 0;
     for _ in 0..CALLS_MAX {
         if u.is_empty() {
             break;
         }
-        let (number, bytes) = request(u, ticket)?;
+        let (number, bytes) = request(u, token)?;
         let (ino, state) = u.choose(&dirs)?;
         let caller = Caller {
             uid: *u.choose(&[0, 0, 0, 1000])?,
@@ -87,9 +87,9 @@ fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
         };
         let answer = controls.call(number, &bytes, (*ino, state.as_ref()), &caller);
         if let (SOURCE, Some(Ok(answer))) = (number, &answer) {
-            ticket = decode_source_reply(answer)
+            token = decode_source_reply(answer)
                 .expect("an answer decodes")
-                .ticket;
+                .token;
         }
         if let (DIFF, Some(Ok(answer))) = (number, &answer) {
             decode_diff_page(answer).expect("an answer decodes");
@@ -108,9 +108,9 @@ fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
 }
 
 /// A call, mostly one that decodes.
-fn request(u: &mut Unstructured<'_>, ticket: u64) -> Result<(u32, Vec<u8>)> {
-    let ticket = if u.ratio(7u8, 8)? {
-        ticket
+fn request(u: &mut Unstructured<'_>, token: u64) -> Result<(u32, Vec<u8>)> {
+    let token = if u.ratio(7u8, 8)? {
+        token
     } else {
         u.arbitrary()?
     };
@@ -123,7 +123,7 @@ fn request(u: &mut Unstructured<'_>, ticket: u64) -> Result<(u32, Vec<u8>)> {
         2..=4 => {
             let request = CloneRequest {
                 flags: u.int_in_range(0..=4)?,
-                source: ticket,
+                source: token,
                 name: name(u)?,
             };
             let encoded = request.encode();
@@ -136,7 +136,7 @@ fn request(u: &mut Unstructured<'_>, ticket: u64) -> Result<(u32, Vec<u8>)> {
         }
         6 | 7 => {
             let flags = *u.choose(&[0, DIFF_START, DIFF_START, 2])?;
-            let other = ticket;
+            let other = token;
             (DIFF, DiffRequest { flags, other }.encode())
         }
         8 => {

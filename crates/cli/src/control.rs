@@ -104,7 +104,7 @@ impl Root {
         // Asks first, so that the kernel does not write back another file system as a whole.
         let mut request = DiffRequest {
             flags: DIFF_START,
-            other: other.source(OsStr::new("."))?.ticket,
+            other: other.source(OsStr::new("."))?.token,
         };
         self.write_back()?;
         let (mut found, mut bytes) = (Vec::new(), Vec::new());
@@ -352,7 +352,7 @@ impl Seen {
         if reply.ino != self.stat.st_ino {
             return Err(Failure::system(path, Errno::STALE));
         }
-        Ok(reply.ticket)
+        Ok(reply.token)
     }
 
     /// A directory to call the daemon on, and the name of the object there. A directory is named by

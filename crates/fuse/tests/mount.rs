@@ -118,7 +118,7 @@ fn source_of(path: &Path) -> io::Result<SourceReply> {
 }
 
 fn clone(from: &Path, to: &Path, flags: u32) -> io::Result<()> {
-    let source = source_of(from)?.ticket;
+    let source = source_of(from)?.token;
     let (dir, name) = parent_and_name(to)?;
     let request = CloneRequest {
         flags,
@@ -153,8 +153,8 @@ fn a_source_is_named_in_its_directory_and_once() {
     assert_eq!(clone_of(number).unwrap_err().raw_os_error(), stale);
     let reply = source_of(&file).unwrap();
     assert_eq!(reply.ino, number);
-    clone_of(reply.ticket).unwrap();
-    assert_eq!(clone_of(reply.ticket).unwrap_err().raw_os_error(), stale);
+    clone_of(reply.token).unwrap();
+    assert_eq!(clone_of(reply.token).unwrap_err().raw_os_error(), stale);
     let missing = source_of(&mount.path("missing")).unwrap_err();
     assert_eq!(missing.kind(), io::ErrorKind::NotFound);
 }

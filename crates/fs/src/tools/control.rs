@@ -22,7 +22,7 @@
 //! [`crate::Trees::clone_entry`].
 //!
 //! A clone has two directories and a call has one descriptor. So its source is named first, in a
-//! directory that the caller holds open ([`SOURCE`]). The answer is a *ticket*: a random number
+//! directory that the caller holds open ([`SOURCE`]). The answer is a *clone token*: a random number
 //! that names the source once. An inode number would not do: a user confined to a part of the
 //! mount, by a bind mount or a chroot, could guess the numbers of the rest.
 
@@ -70,12 +70,12 @@ pub const STAT: u32 = number(DIR_OUT, 4, STAT_BYTES);
 pub const FAILED_WRITE_BACKS: &str = "failed_write_backs";
 /// Writes a checkpoint and waits for it.
 pub const CHECKPOINT: u32 = number(0, 5, 0);
-/// Gives a ticket for a name in the directory the call is made on, or for that directory (`.`). The
+/// Gives a token for a name in the directory the call is made on, or for that directory (`.`). The
 /// caller needs search on it.
 pub const SOURCE: u32 = number(DIR_IN | DIR_OUT, 6, NAME_REQUEST_BYTES);
 
 /// Compares the tree of the directory the call is made on with another. The first call has
-/// [`DIFF_START`] and the ticket of the other directory. The next ones have neither, until a page
+/// [`DIFF_START`] and the token of the other directory. The next ones have neither, until a page
 /// says that it is the last.
 pub const DIFF: u32 = number(DIR_IN | DIR_OUT, 7, DIFF_PAGE_BYTES);
 /// Tells the space of the tree of the directory the call is made on.
@@ -103,7 +103,7 @@ pub const CLONE_REPLACE: u32 = 2;
 pub struct CloneRequest {
     /// [`CLONE_REPLACE`], [`CLONE_NO_REPLACE`] or 0.
     pub flags: u32,
-    /// Ticket of the source, the answer to [`SOURCE`]. It serves once, and only its user.
+    /// Token of the source, the answer to [`SOURCE`]. It serves once, and only its user.
     pub source: u64,
     /// Name of the destination: 1 to 255 bytes, no NUL, no `/`.
     pub name: Vec<u8>,
@@ -199,7 +199,7 @@ pub const USAGE_BYTES: usize = 32;
 pub struct DiffRequest {
     /// [`DIFF_START`] or 0.
     pub flags: u32,
-    /// With [`DIFF_START`] the ticket of the second directory.
+    /// With [`DIFF_START`] the token of the second directory.
     pub other: u64,
 }
 
@@ -399,7 +399,7 @@ pub fn clone_by_ioctl(
         flags: 0,
         source: decode_source_reply(&named)
             .map_err(io::Error::other)?
-            .ticket,
+            .token,
         name: copy.to_vec(),
     };
     control_ioctl(into, CLONE, &mut request.encode().map_err(invalid)?)
@@ -409,7 +409,7 @@ pub fn clone_by_ioctl(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceReply {
     /// The number that names the object in one call.
-    pub ticket: u64,
+    pub token: u64,
     /// The inode number of the object, as stat(2) shows it. The caller compares it with the object
     /// that it opened: another object may have taken the name since.
     pub ino: u64,
@@ -419,7 +419,7 @@ pub struct SourceReply {
 #[must_use]
 pub fn encode_source_reply(reply: SourceReply) -> [u8; NAME_REQUEST_BYTES] {
     let mut out = [0; NAME_REQUEST_BYTES];
-    out[0..8].copy_from_slice(&reply.ticket.to_le_bytes());
+    out[0..8].copy_from_slice(&reply.token.to_le_bytes());
     out[8..16].copy_from_slice(&reply.ino.to_le_bytes());
     out
 }
@@ -434,7 +434,7 @@ pub fn decode_source_reply(bytes: &[u8]) -> Result<SourceReply> {
         Some(u64::from_le_bytes(*bytes))
     };
     match (field(0), field(8)) {
-        (Some(ticket), Some(ino)) => Ok(SourceReply { ticket, ino }),
+        (Some(token), Some(ino)) => Ok(SourceReply { token, ino }),
         _ => Err(Error::Invalid("answer to a source request")),
     }
 }
@@ -548,7 +548,7 @@ mod tests {
         );
         assert_eq!(CloneRequest::decode(&bytes).unwrap(), clone);
         let source = SourceReply {
-            ticket: 0x0102_0304_0506_0708,
+            token: 0x0102_0304_0506_0708,
             ino: 9,
         };
         let bytes = encode_source_reply(source);

@@ -725,7 +725,7 @@ mod tests {
         assert_eq!(
             prefetch.continue_listing(DIR, ME),
             None,
-            "nobody knows it yet"
+            "its reader is not known yet"
         );
         begin(&prefetch);
         assert_eq!(reads(&prefetch, 2), [5, 6, 7, 8, 9, 10, 11]);
@@ -882,7 +882,7 @@ mod tests {
         prefetch.note_file(one, ME, Ino(5), 0);
         assert!(
             !prefetch.state.lock().candidates.contains_key(&Ino(5)),
-            "nobody asks for it"
+            "an empty file is never sent"
         );
     }
 

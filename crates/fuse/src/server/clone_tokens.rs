@@ -59,7 +59,7 @@ impl CloneTokens {
             source,
         };
         let reply = SourceReply {
-            ticket: token.number,
+            token: token.number,
             ino: token.source.ino.0,
         };
         let mut waiting = self.0.lock();
@@ -121,7 +121,7 @@ mod tests {
         let issue = |caller: &Caller| {
             let reply = tokens.issue(&volume, caller, ROOT_INO, b".").unwrap();
             assert_eq!(reply.ino, ROOT_INO.0);
-            reply.ticket
+            reply.token
         };
         let first = issue(&user(7));
         assert!(matches!(tokens.redeem(&user(8), first), Err(Error::Stale)));
