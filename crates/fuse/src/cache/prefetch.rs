@@ -40,7 +40,7 @@
 //! To all other programs, prefetch looks like a program that reads the file at that moment. So does
 //! its access time.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -52,37 +52,10 @@ use serde_json::{Value, json};
 
 use crate::protocol::Answer;
 
-/// Largest file that is sent, in bytes.
-pub(crate) const FILE_BYTES_MAX: u64 = 32 << 10;
-/// Files in a window: the first window, and the largest.
-const WINDOW: std::ops::RangeInclusive<usize> = 8..=128;
-/// Bytes in a window, at most.
-const WINDOW_BYTES: u64 = 1 << 20;
-/// A program that skips so many files, or goes back so far, still reads in order: several threads
-/// may share the work.
-const SKIP: usize = 8;
-/// Files that a program asks for in order before any is sent.
-const PROOF: usize = 3;
-/// A shorter window has no marker.
-const FEW: usize = 16;
-/// Files between the program and its first window: the program reads these itself meanwhile.
-const LEAD: usize = 2;
-/// A program that is so few files behind the file being sent has caught up. From then on it would
-/// wait idle for the page of each file, and the sender would wake it for each file.
-const NEAR: usize = 2;
-/// Files that are left to the program then. The distance is as large again when the program has
-/// read them itself.
-const GAP: usize = 8;
-/// Files in remembered listings, at most. The oldest listing goes first.
-const FILES: usize = 1 << 17;
-/// Runs that are remembered, at most, and files of one run. Further files of a listing begin
-/// another run.
-const RUNS: usize = 64;
-const RUN_FILES: usize = 1 << 12;
-/// Stands for a directory in place of a size in bytes.
-const DIRECTORY: u64 = u64::MAX;
-/// Threads that are known to read in order, at most. The id of a thread says its slot.
-const READERS: usize = 64;
+mod predict;
+
+use predict::{DIRECTORY, Place, Prediction};
+pub(crate) use predict::{FILE_BYTES_MAX, Listing};
 
 /// The files of a mount that may be sent, are in flight, or were sent.
 #[derive(Default)]
@@ -112,229 +85,18 @@ pub(crate) enum Touch {
     Size,
 }
 
-/// A listing: the number of an open directory.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Listing(pub(crate) u64);
-
+#[derive(Default)]
 struct State {
-    /// Place of each candidate: number of its run since the mount, and index in the run.
-    candidates: HashMap<Ino, (u64, usize)>,
+    prediction: Prediction,
     in_flight: Option<(Ino, Arc<Revocable>)>,
     /// Files that were sent or whose flight was revoked, and that no program has filled since the
     /// kernel came to know them.
     sent: HashSet<Ino>,
-    runs: VecDeque<Run>,
-    /// Number of the first of `runs`.
-    first_run: u64,
-    /// Files of all runs.
-    files: usize,
-    /// Ids of threads, and the window of the run that each read last.
-    readers: [(u32, usize); READERS],
-}
-
-/// The candidates of a listing, in its order, and the larger files and directories between them,
-/// which are never sent.
-struct Run {
-    listing: Listing,
-    /// The thread that lists. Other threads may read.
-    thread: u32,
-    files: Vec<(Ino, u64)>,
-    /// Number of files that were asked for in order, up to [`PROOF`].
-    proof: usize,
-    /// Index of the furthest file that was asked for in order, and of the last one out of order.
-    last: Option<usize>,
-    jumped: Option<usize>,
-    /// Index of the first file that is neither sent nor left out.
-    next: usize,
-    /// Index where sending ends for now.
-    target: usize,
-    /// The marker before `target`, or the larger file or directory at `target`.
-    marker: Option<usize>,
-    window: usize,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            candidates: HashMap::new(),
-            in_flight: None,
-            sent: HashSet::new(),
-            runs: VecDeque::new(),
-            first_run: 0,
-            files: 0,
-            readers: [(0, 0); READERS],
-        }
-    }
-}
-
-impl Run {
-    /// Moves the target a window ahead of `from`, at most to the next large file or directory: the
-    /// device should deliver in the order in which the program reads. Answers whether there is a
-    /// file to send.
-    fn extend(&mut self, from: usize) -> bool {
-        self.next = self.next.max(from);
-        let mut bytes = 0;
-        let in_window = |(_, size): &&(Ino, u64)| {
-            let is_small = *size <= FILE_BYTES_MAX;
-            bytes += if is_small { *size } else { 0 };
-            is_small && bytes <= WINDOW_BYTES
-        };
-        let rest = self.files.get(self.next..).unwrap_or_default();
-        let ahead = rest.iter().take(self.window).take_while(in_window).count();
-        let target = self.next + ahead;
-        let is_large = |(_, size): &(Ino, u64)| *size > FILE_BYTES_MAX;
-        self.marker = if self.files.get(target).is_some_and(is_large) {
-            Some(target)
-        } else if target < self.files.len() {
-            Some(self.next + ahead / 2)
-        } else {
-            // The run has no further files, but the request for its last file shows that the
-            // program read the run. A short window needs no marker.
-            (ahead >= FEW).then(|| target - 1)
-        };
-        let has_more = target > self.target.max(self.next);
-        self.target = self.target.max(target);
-        has_more && (ahead > 1 || self.marker != Some(self.next))
-    }
-
-    /// Whether the program, which asks for the file at `at`, has come to the marker, or no file was
-    /// sent.
-    fn has_caught_up(&self, at: usize) -> bool {
-        self.target == 0 || self.marker.map_or(at >= self.target, |marker| at >= marker)
-    }
-
-    /// Whether the program, which asks for the file at `at`, goes through the files in order.
-    fn is_in_order(&self, at: usize) -> bool {
-        let reached = self.last.map_or(0, |last| last + 1);
-        at + SKIP >= reached && at <= reached.max(self.next) + SKIP
-    }
 }
 
 impl State {
-    fn window_of(&mut self, reader: u32) -> &mut usize {
-        let at = &mut self.readers[usize::try_from(reader).expect("32 bits") % READERS];
-        if at.0 != reader {
-            *at = (reader, 0);
-        }
-        &mut at.1
-    }
-
-    fn run(&mut self, number: u64) -> Option<&mut Run> {
-        let at = usize::try_from(number.checked_sub(self.first_run)?).ok()?;
-        self.runs.get_mut(at)
-    }
-
-    /// Number of the run of an open directory. A listing that begins gets a new run.
-    fn run_of(&mut self, listing: Listing, thread: u32) -> u64 {
-        let goes_on = |run: &Run| run.listing == listing && run.files.len() < RUN_FILES;
-        if let Some(at) = self.runs.iter().rposition(goes_on) {
-            return self.first_run + at as u64;
-        }
-        if self.runs.iter().all(|run| run.listing != listing) {
-            self.shrink_window(thread);
-        }
-        if self.runs.len() == RUNS {
-            self.drop_oldest();
-        }
-        self.runs.push_back(Run {
-            listing,
-            thread,
-            files: Vec::new(),
-            proof: 0,
-            last: None,
-            jumped: None,
-            next: 0,
-            target: 0,
-            marker: None,
-            window: 0,
-        });
-        self.first_run + self.runs.len() as u64 - 1
-    }
-
-    /// A thread that leaves a directory before it came to the marker gets a smaller window in the
-    /// next directory.
-    fn shrink_window(&mut self, thread: u32) {
-        let Some(run) = self.runs.iter().rfind(|run| run.thread == thread) else {
-            return;
-        };
-        // A thread that lists the directory at the marker has come to the marker.
-        let is_missed = |marker: usize| {
-            let is_directory = run.files[marker].1 == DIRECTORY;
-            run.last < Some(marker) && !is_directory
-        };
-        let divisor = match run.last {
-            _ if run.target == 0 => 1,
-            None => usize::MAX,
-            Some(_) if run.marker.is_some_and(is_missed) => 4,
-            Some(_) => 1,
-        };
-        let window = self.window_of(thread);
-        *window /= divisor;
-        if *window < *WINDOW.start() {
-            *window = 0;
-        }
-    }
-
-    fn drop_oldest(&mut self) {
-        let Some(run) = self.runs.pop_front() else {
-            return;
-        };
-        for (ino, _) in &run.files {
-            if self
-                .candidates
-                .get(ino)
-                .is_some_and(|(of, _)| *of == self.first_run)
-            {
-                self.candidates.remove(ino);
-            }
-        }
-        self.files -= run.files.len();
-        self.first_run += 1;
-    }
-
-    /// The file at `at` of a run was asked for. Answers whether there is a file to send.
-    fn read(&mut self, (number, at): (u64, usize), thread: u32) -> bool {
-        let eager = *self.window_of(thread);
-        let Some(run) = self.run(number) else {
-            return false;
-        };
-        if !run.is_in_order(at) {
-            let jumped = run.jumped.replace(at);
-            if jumped.is_none_or(|jumped| at < jumped || at > jumped + SKIP) {
-                return false;
-            }
-            // The order begins anew at this file.
-            (run.window, run.proof, run.jumped) = (0, 1, None);
-            (run.target, run.marker) = (0, None);
-            run.last = Some(at);
-            return false;
-        }
-        if run.last < Some(at) {
-            run.proof = PROOF.min(run.proof + 1);
-        }
-        let begins = run.last.is_none();
-        run.last = run.last.max(Some(at));
-        if begins {
-            run.window = run.window.max(eager);
-        } else if run.has_caught_up(at) && (run.window > 0 || run.proof == PROOF) {
-            run.window = (2 * run.window).clamp(*WINDOW.start(), *WINDOW.end());
-        }
-        let window = run.window;
-        // A large file takes a while to read. The files behind it are sent when the program asks
-        // for one of them.
-        let is_large = run.files[at].1 > FILE_BYTES_MAX;
-        let goes_on = window > 0 && run.has_caught_up(at) && !is_large;
-        let lead = match run.target {
-            0 => LEAD,
-            // The earlier window is still being sent.
-            _ if run.next < run.target && run.next <= at + 1 + NEAR => GAP,
-            _ => 0,
-        };
-        let sends = goes_on && run.extend(at + 1 + lead);
-        if !begins && window > 0 {
-            *self.window_of(thread) = window;
-        }
-        sends
+    fn is_in_flight(&self, ino: Ino) -> bool {
+        self.in_flight.as_ref().is_some_and(|(of, _)| *of == ino)
     }
 }
 
@@ -359,27 +121,10 @@ impl Prefetch {
             return;
         }
         let mut state = self.state.lock();
-        while state.files >= FILES {
-            state.drop_oldest();
-        }
-        let number = state.run_of(listing, thread);
-        let is_directory = file.1 == DIRECTORY;
-        if let Some(run) = state.run(number)
-            && !(is_directory && run.files.last() == Some(&file))
-        {
-            let at = run.files.len();
-            run.files.push(file);
-            state.files += 1;
-            // A flight that has not ended may fill a page of the file that the kernel knows from
-            // now on.
-            let is_in_flight = state
-                .in_flight
-                .as_ref()
-                .is_some_and(|(of, _)| *of == file.0);
-            if !is_directory && !is_in_flight {
-                state.candidates.insert(file.0, (number, at));
-            }
-        }
+        // A flight that has not ended may fill a page of the file that the kernel knows from now
+        // on.
+        let may_send = !state.is_in_flight(file.0);
+        state.prediction.add(listing, thread, file, may_send);
         self.count(&state);
     }
 
@@ -390,21 +135,7 @@ impl Prefetch {
             return None;
         }
         let mut state = self.state.lock();
-        let eager = *state.window_of(thread);
-        // The first run of the listing.
-        let at = state.runs.iter().position(|run| run.listing == listing)?;
-        let number = state.first_run + at as u64;
-        let run = &mut state.runs[at];
-        let begins_large = run
-            .files
-            .first()
-            .is_some_and(|(_, size)| *size > FILE_BYTES_MAX);
-        if eager == 0 || run.target > 0 || run.last.is_some() || begins_large {
-            return None;
-        }
-        run.window = eager;
-        // The program asks for the first file at once.
-        run.extend(1).then_some(number)
+        state.prediction.continue_listing(listing, thread)
     }
 
     /// Must be called before a request is carried out that reads a file, or may change its
@@ -424,7 +155,7 @@ impl Prefetch {
             return Ok(None);
         }
         let mut state = self.state.lock();
-        let at = state.candidates.remove(&ino);
+        let at = state.prediction.remove(ino);
         let in_flight = state.in_flight.as_ref().filter(|(of, _)| *of == ino);
         let is_under_way = in_flight.is_some_and(|(_, bytes)| !bytes.is_revoked());
         let revoked = match in_flight {
@@ -446,7 +177,7 @@ impl Prefetch {
                 true
             }
         };
-        while waits && state.in_flight.as_ref().is_some_and(|(of, _)| *of == ino) {
+        while waits && state.is_in_flight(ino) {
             self.waiting.fetch_add(1, Ordering::SeqCst);
             self.ended.wait(&mut state);
             self.waiting.fetch_sub(1, Ordering::SeqCst);
@@ -461,7 +192,7 @@ impl Prefetch {
         }
         self.count(&state);
         let read = at.zip(reader);
-        Ok(read.and_then(|(at, reader)| state.read(at, reader).then_some(at.0)))
+        Ok(read.and_then(|(at, reader)| state.prediction.read(at, reader).then_some(at.0)))
     }
 
     /// The kernel has forgotten a file, and has not heard of it again yet.
@@ -470,9 +201,8 @@ impl Prefetch {
             return;
         }
         let mut state = self.state.lock();
-        state.candidates.remove(&ino);
-        let is_in_flight = state.in_flight.as_ref().is_some_and(|(of, _)| *of == ino);
-        if !is_in_flight {
+        state.prediction.remove(ino);
+        if !state.is_in_flight(ino) {
             state.sent.remove(&ino);
         }
         self.count(&state);
@@ -534,37 +264,21 @@ impl Prefetch {
 
     /// The next file of a run that is to be sent, its bytes, and its index.
     fn next(&self, number: u64) -> Option<(Ino, u64, usize)> {
-        let mut state = self.state.lock();
-        loop {
-            let run = state.run(number)?;
-            // The program may be further already.
-            run.next = run.next.max(run.last.map_or(0, |last| last + 1));
-            if run.next >= run.target || !self.is_on() {
-                return None;
-            }
-            let (at, (ino, size)) = (run.next, run.files[run.next]);
-            run.next += 1;
-            let is_left = Some(at) == run.marker || size > FILE_BYTES_MAX;
-            if !is_left && state.candidates.get(&ino) == Some(&(number, at)) {
-                return Some((ino, size, at));
-            }
+        if !self.is_on() {
+            return None;
         }
+        self.state.lock().prediction.next(number)
     }
 
     /// Begins the flight of a file if the file is still the candidate that was read: it may have
     /// changed, been forgotten, and become a candidate again.
-    fn begin_flight(
-        &self,
-        ino: Ino,
-        at: (u64, usize),
-        bytes: &Arc<Revocable>,
-    ) -> Option<Flight<'_>> {
+    fn begin_flight(&self, ino: Ino, at: Place, bytes: &Arc<Revocable>) -> Option<Flight<'_>> {
         let mut state = self.state.lock();
         debug_assert!(state.in_flight.is_none(), "one at a time");
-        if state.candidates.get(&ino) != Some(&at) {
+        if state.prediction.place(ino) != Some(at) {
             return None;
         }
-        state.candidates.remove(&ino);
+        state.prediction.remove(ino);
         state.sent.insert(ino);
         state.in_flight = Some((ino, Arc::clone(bytes)));
         self.count(&state);
@@ -580,7 +294,7 @@ impl Prefetch {
 
     fn count(&self, state: &State) {
         let in_flight = usize::from(state.in_flight.is_some());
-        let known = state.candidates.len() + state.sent.len() + in_flight;
+        let known = state.prediction.candidates() + state.sent.len() + in_flight;
         self.known.store(known, Ordering::SeqCst);
     }
 
@@ -604,6 +318,7 @@ impl Drop for Flight<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::predict::{FILES, RUNS, WINDOW};
     use super::*;
 
     const ME: u32 = 7;
@@ -686,7 +401,7 @@ mod tests {
         while last < 999 {
             let next = (last..1_000).find(|file| {
                 let state = prefetch.state.lock();
-                state.candidates.contains_key(&Ino(100 + file))
+                state.prediction.place(Ino(100 + file)).is_some()
             });
             let Some(next) = next else { break };
             let now = reads(&prefetch, next);
@@ -695,7 +410,7 @@ mod tests {
         }
         assert_eq!(last, 999, "the last one is asked for");
         assert!(asked < 20, "{asked}");
-        assert_eq!(prefetch.state.lock().candidates.len(), 0);
+        assert_eq!(prefetch.state.lock().prediction.candidates(), 0);
     }
 
     #[test]
@@ -821,7 +536,7 @@ mod tests {
                 107 => {
                     prefetch.forgotten(ino);
                     prefetch.note_file(Listing(2), ME, ino, 10);
-                    assert!(!prefetch.state.lock().candidates.contains_key(&ino));
+                    assert!(prefetch.state.lock().prediction.place(ino).is_none());
                 }
                 _ => {}
             }
@@ -876,12 +591,13 @@ mod tests {
         for file in 0..2 * FILES as u64 {
             prefetch.note_file(one, ME, Ino(1_000_000 + file), 10);
             let state = prefetch.state.lock();
-            assert!(state.files <= FILES && state.runs.len() <= RUNS);
-            assert!(state.candidates.len() <= state.files);
+            let (files, runs) = state.prediction.sizes();
+            assert!(files <= FILES && runs <= RUNS);
+            assert!(state.prediction.candidates() <= files);
         }
         prefetch.note_file(one, ME, Ino(5), 0);
         assert!(
-            !prefetch.state.lock().candidates.contains_key(&Ino(5)),
+            prefetch.state.lock().prediction.place(Ino(5)).is_none(),
             "an empty file is never sent"
         );
     }
@@ -910,7 +626,10 @@ mod tests {
         assert_eq!(reads(&prefetch, 14), (15..30).collect::<Vec<_>>());
         // The order goes on through the directory, and behind it.
         prefetch.note_file(Listing(2), ME, Ino(500), 10);
-        assert_eq!(*prefetch.state.lock().window_of(ME), *WINDOW.end());
+        assert_eq!(
+            *prefetch.state.lock().prediction.window_of(ME),
+            *WINDOW.end()
+        );
         assert_eq!(reads(&prefetch, 30), (31..40).collect::<Vec<_>>());
     }
 
