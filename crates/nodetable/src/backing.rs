@@ -1,4 +1,5 @@
-//! Room of the host below a sparse device: taken before it is promised, given back when much of it is free.
+//! Room of the host below a sparse device: taken before it is promised, given back when much of it
+//! is free.
 //!
 //! ```text
 //!            secure, alloc: Device::allocate
@@ -7,19 +8,21 @@
 //!            trim: Device::discard
 //! ```
 //!
-//! A host that is full refuses to give room, and then the volume is as full as one that has no more than what is backed: whatever
-//! keeps a full volume in order, the reserve first of all, keeps this one. So the reserve has to be backed itself, from the first
-//! write on. No write of the volume meets the host's limit later.
+//! A host that is full refuses to give room. The volume is then as full as a volume of the backed
+//! size, and the same rules keep it in order, the reserve first of all. So the reserve has to be
+//! backed itself, from the first write on. No write of the volume meets the host's limit later.
 //!
-//! Room is taken in steps, from the lowest addresses on, and given back from the highest ones, with some kept for what is written
-//! next. So the image stays short, and a volume that is opened on a full host finds what an earlier mount took: which free extents
-//! are backed stands nowhere, but to allocate those again takes nothing.
+//! Room is taken in steps, from the lowest addresses on, and given back from the highest ones. Some
+//! is kept for the next writes. So the image stays short. The volume does not record which free
+//! extents are backed. A volume that is opened on a full host finds the room that an earlier mount
+//! took, since allocating a backed extent again takes nothing.
 //!
-//! What the host has left is asked for when room is taken, when it runs short, and by the caller now and then; in between the last
-//! answer counts, less what was taken since. It is a guess, for what is told and for what may be hoped for. A promise rests on what
-//! is backed alone.
+//! The host is asked for its free space when room is taken, when it runs short, and by the caller
+//! now and then. In between the last answer counts, less the room taken since. This figure is a
+//! guess, for statistics and for hopes. A promise rests on backed space alone.
 //!
-//! Concurrency: one thread at a time takes room or gives it back, and does so without the lock of the allocator.
+//! Concurrency: one thread at a time takes room or gives it back, and does so without the lock of
+//! the allocator.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,27 +33,29 @@ use ramet_block::{BLOCK_BYTES, Device, Extent};
 use crate::error::{Error, Result};
 use crate::space::{Purpose, SpaceMap};
 
-/// Least and most that is taken at once, in bytes, and its part of what the volume takes.
+/// Least and most room that is taken at once, in bytes, and its part of the space that the volume
+/// takes.
 const STEP_MIN: u64 = 2 << 20;
 const STEP_MAX: u64 = 32 << 20;
 const STEP_PART: u64 = 16;
-/// One call of the host reaches so far, over what is allocated already, to find bare extents.
+/// One call of the host reaches so far, over allocated extents, to find bare ones.
 const SPAN_MAX: u64 = 64 << 20;
-/// Pieces in which what an earlier mount took is looked for on a full host, in bytes, and how many: a small volume is looked
-/// through block by block.
+/// Pieces in which the room of an earlier mount is looked for on a full host, in bytes, and how
+/// many. A small volume is looked through block by block.
 const PIECE_MAX: u64 = 256 << 10;
 const PIECES_MAX: u32 = 1 << 14;
-/// A host that refused is asked again when it has so much more, in bytes.
+/// A host that refused is asked again when it has so many more bytes free.
 const MORE: u64 = 256 << 10;
 
-/// The allocator of a device, and what is known of the host below a sparse one.
+/// The allocator of a device, and knowledge about the host below a sparse one.
 pub(crate) struct BackedSpace {
     device: Arc<dyn Device>,
     is_sparse: bool,
     map: Mutex<SpaceMap>,
     /// The last answer of the host.
     free_bytes: AtomicU64,
-    /// What the host had when it last refused; [`NEVER`] when it did not. Until it has some more it is not asked again.
+    /// Free bytes of the host when it last refused; [`NEVER`] when it did not. Until it has some
+    /// more it is not asked again.
     refused_at: AtomicU64,
     /// Held by the thread that takes room or gives it back.
     taking: Mutex<()>,
@@ -104,7 +109,7 @@ impl BackedSpace {
         refused_at != NEVER && free < refused_at.saturating_add(MORE)
     }
 
-    /// Asks the host what it has left. An answer that fails counts as none.
+    /// Asks the host for its free space. An answer that fails counts as none.
     pub(crate) fn look_at_host(&self) {
         if self.is_sparse {
             let free = self.device.host_free_bytes().unwrap_or(0);
@@ -112,7 +117,7 @@ impl BackedSpace {
         }
     }
 
-    /// What the host still gives, as far as is known.
+    /// Bytes that the host still gives, as far as is known.
     pub(crate) fn host_free_bytes(&self) -> u64 {
         if !self.is_sparse || self.is_host_full() {
             return 0;
@@ -120,13 +125,14 @@ impl BackedSpace {
         self.free_bytes.load(Ordering::Relaxed)
     }
 
-    /// Free bytes beyond the reserve, if the host keeps what it seems to have.
+    /// Free bytes beyond the reserve, if the host keeps the space that it seems to have.
     pub(crate) fn room_bytes(&self) -> u64 {
         let host = self.host_free_bytes();
         self.lock().room_bytes(host)
     }
 
-    /// Has `want` free bytes beyond the reserve backed, and takes room of the host for that if need be. Says whether they are.
+    /// Has `want` free bytes beyond the reserve backed, and takes room of the host for that if need
+    /// be. Says whether they are.
     pub(crate) fn secure(&self, want: u64) -> bool {
         let (room, could_be) = {
             let space = self.lock();
@@ -163,7 +169,7 @@ impl BackedSpace {
                     is_second_round: space.resumes_at().is_none(),
                     pieces_left: PIECES_MAX,
                 });
-                // One piece of what an earlier mount took says nothing of the next one.
+                // One backed piece of an earlier mount says nothing of the next piece.
                 let span = if search.step > search.piece {
                     SPAN_MAX
                 } else {
@@ -229,7 +235,8 @@ impl BackedSpace {
         Err(refused)
     }
 
-    /// Gives the host back what is backed beyond `keep` bytes of room and a step, once it is two steps. Best effort.
+    /// Gives the host back the backed space beyond `keep` bytes and a step, once it is two steps.
+    /// Best effort.
     pub(crate) fn trim(&self, keep: u64) {
         if !self.is_sparse {
             return;
@@ -356,7 +363,7 @@ mod tests {
         assert!(!space.secure(30 * MIB));
         space.look_at_host();
         assert!(space.secure(30 * MIB));
-        // Much more than is needed goes back.
+        // Most of the room that is not needed goes back.
         space.trim(MIB);
         assert!(device.room.lock().0 > 30 * MIB);
         assert!(space.secure(MIB));

@@ -6,7 +6,7 @@
 //! - N4: pages and extents of nodes are disjoint (S6), and the map is their complement (M2).
 //! - N5: the zombies are exactly the nodes without references.
 //! - N6: the counters agree with the records.
-//! - N7: what the allocator hands out is free in the map of the last commit.
+//! - N7: an extent that the allocator hands out is free in the map of the last commit.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -18,7 +18,7 @@ use crate::verify::{Violation, verify_maps, verify_trees};
 /// Progress is reported once per this many nodes.
 const PROGRESS_STEP: u64 = 1024;
 
-/// What the records say.
+/// The sums over all records.
 #[derive(Default)]
 struct Census {
     refs: HashMap<NodeId, u64>,
@@ -30,10 +30,11 @@ struct Census {
 
 impl NodeTable {
     /// Checks everything above on the state of the last commit, whose pages are all read; nodes are
-    /// not. `progress` is called now and then with the number of nodes seen. Commits wait meanwhile.
+    /// not. `progress` is called now and then with the number of nodes seen. Commits wait
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`Error::Io`]. What is corrupt is a violation, N1.
+    /// [`Error::Io`]. A corrupt page or record is a violation, N1.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
         let writer = self.writer.lock();
         let corrupt = |error| match error {

@@ -1,18 +1,19 @@
 //! Commit: new nodes in, unreferenced nodes out, one checkpoint of the table.
 //!
-//! Reference counts change by differences. First every child entry of a new node counts +1, then the
-//! root's reference moves, then nodes whose count falls to zero are reaped: their child entries count
-//! -1, which may doom their children in turn, all from child lists in the table, without reading a
-//! node. A new version of a node names mostly what the old one named, so most differences cancel and
-//! cost nothing; what is left is written at the end, in the order of node numbers.
+//! Reference counts change by differences. First every child entry of a new node counts +1, then
+//! the root's reference moves, then nodes whose count falls to zero are reaped: their child entries
+//! count -1, which may doom their children in turn, all from child lists in the table, without
+//! reading a node. A new version of a node names mostly the children of the old one, so most
+//! differences cancel and cost nothing. The other ones are written at the end, in the order of node
+//! numbers.
 //!
 //! A node that may not go yet, because a reader holds it or because the budget of this commit is
 //! spent, becomes a *zombie*: its record stays with refs 0, its children keep their references, and
 //! every later commit tries again, oldest numbers first. Zombies are in the table, so a crash does
 //! not forget them. A reader that holds a node therefore holds everything below it too.
 //!
-//! If anything fails or panics, the table takes no more commits ([`Error::Poisoned`]): the state in memory is
-//! half changed, while the state on disk, the last durable checkpoint, is untouched.
+//! If anything fails or panics, the table takes no more commits ([`Error::Poisoned`]): the state in
+//! memory is half changed, while the state on disk, the last durable checkpoint, is untouched.
 
 use std::collections::HashMap;
 
@@ -28,7 +29,7 @@ use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
 #[derive(Debug)]
 #[must_use = "without `committed` the space that it freed is never used again"]
 pub struct Commit {
-    /// What the superblock has to name.
+    /// The root pages that the superblock has to name.
     pub roots: TableRoots,
     /// Nodes that are gone; their numbers never come back.
     pub removed: Vec<NodeId>,
@@ -36,13 +37,13 @@ pub struct Commit {
 }
 
 impl NodeTable {
-    /// Commits `new` nodes and a `root`, reclaims at most `reclaim_budget` nodes without references,
-    /// and writes the changed pages. The caller syncs the device, writes a superblock that names
-    /// [`Commit::roots`], syncs again, and calls [`NodeTable::committed`]. `get` answers from the
-    /// new state as soon as this returns.
+    /// Commits `new` nodes and a `root`, reclaims at most `reclaim_budget` nodes without
+    /// references, and writes the changed pages. The caller syncs the device, writes a superblock
+    /// that names [`Commit::roots`], syncs again, and calls [`NodeTable::committed`]. `get` answers
+    /// from the new state as soon as this returns.
     ///
     /// Bytes of new nodes must be written before; children may come before or after their parents.
-    /// `is_pinned` says whether a reader holds a node; whoever holds a node holds all below it.
+    /// `is_pinned` says whether a reader holds a node; a reader of a node holds all nodes below it.
     /// A new node that nothing references is reclaimed like any other.
     ///
     /// # Errors
@@ -81,8 +82,9 @@ impl NodeTable {
         }
     }
 
-    /// Says that the superblock naming `commit.roots` is durable: what the commit freed is
-    /// discarded and becomes allocatable. On a sparse device it stays backed, until [`NodeTable::trim`].
+    /// Says that the superblock naming `commit.roots` is durable: the space that the commit freed
+    /// is discarded and becomes allocatable. On a sparse device it stays backed, until
+    /// [`NodeTable::trim`].
     pub fn committed(&self, commit: Commit) {
         let freed = if self.store.space.is_sparse() {
             commit.freed
@@ -92,7 +94,8 @@ impl NodeTable {
         self.store.space.lock().release(&freed);
     }
 
-    /// Discards extents that no commit ever named, and makes them allocatable. See [`NodeTable::free_unpublished`].
+    /// Discards extents that no commit ever named, and makes them allocatable. See
+    /// [`NodeTable::free_unpublished`].
     pub fn free_discarded(&self, extents: Vec<Extent>) {
         let runs = if self.store.space.is_sparse() {
             extents
@@ -103,7 +106,8 @@ impl NodeTable {
         runs.into_iter().for_each(|run| space.free_now(run));
     }
 
-    /// Discards extents nobody needs any more, before they may have a new owner; returns them as runs.
+    /// Discards extents that no node needs any more, before they may have a new owner; returns them
+    /// as runs.
     fn discard(&self, mut freed: Vec<Extent>) -> Vec<Extent> {
         freed.sort_unstable();
         let mut runs: Vec<Extent> = Vec::new();
@@ -133,7 +137,8 @@ struct Change<'a> {
     writer: &'a mut Writer,
     /// References gained and lost, not yet in the records.
     delta: HashMap<NodeId, i64>,
-    /// Extents of nodes that come (-1) and go (+1), and space that is new (+1), for the free-space map.
+    /// Extents of nodes that come (-1) and go (+1), and space that is new (+1), for the free-space
+    /// map.
     space: Vec<(Extent, i8)>,
     removed: Vec<NodeId>,
 }
@@ -203,7 +208,8 @@ impl Change<'_> {
                 node.used_bytes, node.extent
             )));
         }
-        // Two owners of one place would be the worst of all: refuse what this table has not given.
+        // Two owners of one place would be the worst of all: an extent that this table has not
+        // given is refused.
         if self.store.space.lock().is_free_somewhere(node.extent) {
             return Err(wrong(format!("{} is not allocated", node.extent)));
         }
@@ -260,15 +266,15 @@ impl Change<'_> {
         head.ok_or_else(|| Error::corrupt("node record", id.0, "N3: named but not in the table"))
     }
 
-    /// Removes doomed nodes and zombies while the budget lasts, and what they doom in turn. Depth
-    /// first, so that what is left over when the budget is spent is small.
+    /// Removes doomed nodes and zombies while the budget lasts, and the nodes that they doom in
+    /// turn. Depth first, so that few nodes are left over when the budget is spent.
     fn reap(
         &mut self,
         mut doomed: Vec<NodeId>,
         reclaim_budget: usize,
         is_pinned: &dyn Fn(NodeId) -> bool,
     ) -> Result<()> {
-        // Oldest first: zombies come off the stack before what this commit dooms.
+        // Oldest first: zombies come off the stack before the nodes that this commit dooms.
         let zombies = self.writer.zombies.iter().copied();
         let ripe = zombies.filter(|id| !is_pinned(*id)).take(reclaim_budget);
         let ripe: Vec<NodeId> = ripe.collect();

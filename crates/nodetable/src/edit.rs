@@ -2,13 +2,14 @@
 //!
 //! Both walk down once. Before a step into a child, the child is made safe: a child that could
 //! overflow is split, a child that could become too empty is merged with a neighbour or takes
-//! entries from it. So no change ever travels back up, and a page is complete when it is left.
+//! entries from it. So no change travels back up, and a page is complete when the walk leaves it.
 //!
-//! Pages hold bytes, not equal entries. With E the largest entry and C >= 4E the capacity:
-//! *full* means used > C - E, so one more entry always fits a page that is not. A split leaves at
-//! least (C - 2E) / 2 >= C/4 on either side. *Underfull* means used < C/4. It is merged when the sum
-//! is at most C - E, else shared out evenly, at least C/4 each. So away from the root a leaf holds
-//! C/4 - E or more after a removal (its next visitor mends it), an index page at least two children.
+//! Pages hold bytes, not equal entries. With E the largest entry and C >= 4E the capacity: *full*
+//! means used > C - E, so one more entry always fits a page that is not. A split leaves at least (C
+//! - 2E) / 2 >= C/4 on either side. *Underfull* means used < C/4. An underfull page is merged with
+//! its neighbour when the sum is at most C - E. Otherwise both share their entries out evenly, at
+//! least C/4 each. So away from the root a leaf holds C/4 - E or more after a removal (the next
+//! walk through it makes it safe), an index page at least two children.
 //!
 //! An error in the middle leaves a well-formed tree of unchanged contents: allocation, the one step
 //! that can fail, comes first in each change. Keeps S1 to S6.
@@ -27,7 +28,7 @@ impl ShadowTree {
     /// [`crate::Error::TooLong`], `NoSpace` for the copy of a page, `Io` or `Corrupt`.
     pub fn insert(&mut self, key: &[u8], value: &[u8]) -> Result<bool> {
         self.check_sizes(key, value)?;
-        // As a reader first: this brings the path into memory, and the same value shadows nothing.
+        // A lookup comes first: it brings the path into memory, and the same value shadows nothing.
         if self.lookup(key)?.is_some_and(|old| *old == *value) {
             return Ok(false);
         }

@@ -1,4 +1,4 @@
-//! What can go wrong in the node table.
+//! Errors of the node table.
 
 use std::io;
 
@@ -17,7 +17,7 @@ pub enum Error {
     /// A key, value or child list is longer than the format allows.
     #[error("{what} of {len} bytes exceeds the limit of {max}")]
     TooLong {
-        /// What is too long.
+        /// The part that is too long.
         what: &'static str,
         /// Its length in bytes.
         len: usize,

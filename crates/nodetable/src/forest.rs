@@ -1,4 +1,4 @@
-//! Several shadowing trees over one space: what a library user of [`ShadowTree`] begins with.
+//! Several shadowing trees over one space, with clones of whole trees (Rodeh, section 5).
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ pub struct Forest {
     maps: Maps,
 }
 
-/// What has to be remembered to open a forest again, beside the roots of its trees.
+/// Root pages that open a forest again, beside the roots of its trees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ForestRoots {
     /// Root page of the free-space map.
@@ -60,8 +60,9 @@ impl Forest {
         ShadowTree::open(self.store.clone(), shape, root)
     }
 
-    /// Writes what changed in `trees`, which are all trees of the forest that live on, and in the
-    /// maps. Durable when the device has been synced and the caller has recorded the roots durably.
+    /// Writes the changed pages of `trees`, which are all trees of the forest that live on, and of
+    /// the maps. Durable when the device has been synced and the caller has recorded the roots
+    /// durably.
     ///
     /// # Errors
     /// [`Error::Io`], [`Error::NoSpace`] or [`Error::Corrupt`]; the forest must then be dropped.
@@ -86,7 +87,8 @@ impl Forest {
         ))
     }
 
-    /// Says that a commit is durable: what it freed is discarded and becomes usable. On a sparse device it stays backed.
+    /// Says that a commit is durable: the space that it freed is discarded and becomes usable. On a
+    /// sparse device it stays backed.
     pub fn committed(&self, freed: Freed) {
         if !self.store.space.is_sparse() {
             self.store.discard(&freed.0);
@@ -103,7 +105,7 @@ impl Forest {
     /// Verifies the trees (S1 to S6) and, right after a commit, the maps (M1, M2).
     ///
     /// # Errors
-    /// [`Error::Io`], or [`Error::Corrupt`] for what cannot be walked at all.
+    /// [`Error::Io`], or [`Error::Corrupt`] for a tree that cannot be walked at all.
     pub fn verify(&self, trees: &[&ShadowTree]) -> Result<Vec<Violation>> {
         let (mut violations, mut pages) = verify_trees(&self.store, trees)?;
         violations.extend(verify_maps(&self.store, &self.maps, &mut pages)?);

@@ -61,7 +61,7 @@ impl Holes {
         found.map(|(&addr, &len)| Extent::new(addr, len))
     }
 
-    /// Adds `extent`, of which no byte is in a hole, and joins it with its neighbours.
+    /// Adds `extent`, which has no byte in a hole, and joins it with its neighbours.
     pub fn insert(&mut self, extent: Extent) {
         let mut joined = extent;
         let before = self.last_before(extent.addr);

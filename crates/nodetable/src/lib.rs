@@ -45,10 +45,10 @@
 //!
 //! # Lock order
 //!
-//! writer of the table; taking room of the host; then one at a time of: allocator, page counts, page log, published root. The
-//! last four are held for memory operations only, the writer lock across the device I/O of a commit,
-//! a check or `for_each`; `get`, `alloc` and `stats` never take it. The lock of the host is held while it gives room or takes it
-//! back, on sparse devices only.
+//! writer of the table; taking room of the host; then one at a time of: allocator, page counts,
+//! page log, published root. The last four are held for memory operations only, the writer lock
+//! across the device I/O of a commit, a check or `for_each`; `get`, `alloc` and `stats` never take
+//! it. The lock of the host is held while it gives room or takes it back, on sparse devices only.
 #![forbid(unsafe_code)]
 
 mod backing;

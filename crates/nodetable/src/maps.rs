@@ -5,9 +5,10 @@
 //! refcounts:  key = page address, big-endian  value = count, u64, 2 or more
 //! ```
 //!
-//! The map on disk of a checkpoint G is the exact complement of what G names: extents of nodes and
-//! pages of all three trees. What G freed is free in it, since whoever reads it does so because G is
-//! durable; what was allocated but is not named by G is free in it as well, so a crash leaks nothing.
+//! The map on disk of a checkpoint G is the exact complement of the extents of nodes, and of the
+//! pages of all three trees, that G names. Space that G freed is free in it, since the map is read
+//! only when G is durable. Space that was allocated, and that G does not name, is free in it as
+//! well, so a crash leaks nothing.
 //!
 //! It is brought up to date by the changes since the last commit only. These change pages of the
 //! map, whose shadows are allocations and freeings again, so [`Maps::settle`] goes on until a round
@@ -141,7 +142,7 @@ impl Maps {
         Err(Error::corrupt(SPACE_MAP, 0, "it does not settle"))
     }
 
-    /// Writes what is dirty; returns the roots of space map and counts.
+    /// Writes the dirty pages; returns the roots of space map and counts.
     pub fn flush(&mut self) -> Result<(PageRef, PageRef)> {
         Ok((self.space.flush()?, self.counts.flush()?))
     }
@@ -200,7 +201,7 @@ impl Maps {
     }
 }
 
-/// What is left of `events` when opposites cancel, neighbours of one kind joined, by address.
+/// The rest of `events` when opposites cancel, neighbours of one kind joined, by address.
 /// Events need not be of equal extents: a place may be freed in pages and taken as one.
 fn net(events: &[(Extent, i8)]) -> Vec<(Extent, i8)> {
     let mut edges: BTreeMap<u64, i64> = BTreeMap::new();

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! In memory a child is a [`Link`]: either the pointer on disk, or the dirty page itself. Pages are
-//! immutable once shared (`Arc`); a writer copies what somebody else still sees.
+//! immutable once shared (`Arc`); a writer copies a page that a reader still sees.
 
 use std::sync::{Arc, OnceLock};
 
@@ -28,7 +28,7 @@ pub const KEY_MAX: usize = 64;
 /// No tree that fits a device is higher: 100 entries per page and 2^52 pages need 8 levels.
 pub(crate) const HEIGHT_MAX: u8 = 24;
 
-/// Which tree a page belongs to. The number is what the disk holds.
+/// The tree that a page belongs to, with its number on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Structure {
@@ -58,7 +58,7 @@ impl Structure {
 /// Sizes of one tree's pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Whose pages they are.
+    /// The tree of the pages.
     pub structure: Structure,
     /// Bytes per page, a multiple of [`BLOCK_BYTES`].
     pub page_bytes: u32,
@@ -85,7 +85,7 @@ impl Shape {
     ///
     /// # Panics
     /// When `capacity_bytes` is below 704, where a quarter of an index page might hold fewer than
-    /// three entries, or above what a page holds.
+    /// three entries, or above the room of a page.
     #[must_use]
     pub const fn with_capacity(self, capacity_bytes: u32) -> Self {
         assert!(capacity_bytes >= 704 && capacity_bytes <= self.page_bytes - HEADER_BYTES as u32);
@@ -120,7 +120,7 @@ impl Shape {
     }
 }
 
-/// What pages of either kind have in common.
+/// An entry of a page of either kind.
 pub(crate) trait Entry {
     fn size(&self) -> usize;
     fn key(&self) -> &[u8];
@@ -200,8 +200,8 @@ pub(crate) struct Page {
     pub body: Body,
     /// Sum of the entries' sizes on disk.
     pub used: usize,
-    /// Set when the page is written. Copies of the page at the same address, which come from several
-    /// trees sharing it, share this too: so it is written once.
+    /// Set when the page is written. Copies of the page at the same address, which come from
+    /// several trees sharing it, share this too: so it is written once.
     pub written: Arc<OnceLock<PageRef>>,
 }
 

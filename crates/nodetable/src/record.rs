@@ -33,7 +33,7 @@ const META_KEY: [u8; 1] = [0];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
-/// What a node is. The number is what the disk holds.
+/// The kind of a node, with its number on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum NodeKind {
@@ -59,7 +59,7 @@ impl NodeKind {
     }
 }
 
-/// What the table knows about a node.
+/// The table's record of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeRecord {
     /// Where its bytes are.
@@ -68,7 +68,7 @@ pub struct NodeRecord {
     pub used_bytes: u32,
     /// Checksum of those bytes, as the writer of the node defines it.
     pub checksum: u64,
-    /// What it is.
+    /// Its kind.
     pub kind: NodeKind,
     /// Its height label.
     pub height: u8,
@@ -89,7 +89,7 @@ pub struct NewNode {
     pub used_bytes: u32,
     /// Checksum of those bytes.
     pub checksum: u64,
-    /// What it is.
+    /// Its kind.
     pub kind: NodeKind,
     /// Its height label.
     pub height: u8,
@@ -117,7 +117,7 @@ pub(crate) fn piece_key(id: NodeId, piece: u8) -> [u8; 10] {
     key
 }
 
-/// What a key of the node table means.
+/// The meaning of a key of the node table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyKind {
     Meta,

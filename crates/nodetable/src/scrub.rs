@@ -9,9 +9,9 @@ use crate::record::SHAPE;
 use crate::table::{NodeTable, TableRoots};
 
 impl NodeTable {
-    /// Reads all pages of the durable checkpoint with these roots from the device, whatever the cache has; the caller
-    /// keeps it the newest one meanwhile. Returns the bytes read and what is wrong, [`Error::Corrupt`] each; what lies
-    /// below a page that is lost is left out.
+    /// Reads all pages of the durable checkpoint with these roots from the device, also those in
+    /// the cache. The caller keeps it the newest one meanwhile. Returns the bytes read and the
+    /// faults, [`Error::Corrupt`] each. Pages below a lost page are left out.
     #[must_use]
     pub fn scrub(&self, roots: TableRoots) -> (u64, Vec<Error>) {
         let mut todo: Vec<(Shape, PageRef, Option<u8>)> = [

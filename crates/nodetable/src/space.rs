@@ -1,24 +1,25 @@
-//! Which space is free right now: the allocator, in memory.
+//! The allocator: the space that is free right now, in memory.
 //!
 //! Holes are indexed by address (to coalesce) and by length (best fit). Small, middle and large
 //! requests are served from one *window* each: a stretch carved out of the smallest hole that can
-//! hold it and handed out front to back. So the leaves of one flush, allocated in sequence, lie next
-//! to each other; small pages do not perforate the space that leaves want; and old holes are used
-//! up before fresh space, which keeps a sparse image short.
+//! hold it and handed out front to back. So the leaves of one flush, allocated in sequence, lie
+//! next to each other; small pages do not perforate the space that leaves want; and old holes are
+//! used up before fresh space, which keeps a sparse image short.
 //!
-//! The small class is the metadata: pages, skeletons and short segments of checkpoints. A disk takes one
-//! jump to what lies together, so an opened volume goes on behind the newest page ([`SpaceMap::resume`]).
+//! The small class is the metadata: pages, skeletons and short segments of checkpoints. A disk
+//! takes one jump to neighbours, so an opened volume goes on behind the newest page
+//! ([`SpaceMap::resume`]).
 //!
-//! On a sparse device a free extent is *backed*, when the host has given room for it, or *bare*. Only backed space is handed out, so
-//! no write of a node or a page fails for want of room on the host; `backing.rs` makes bare space backed and the reverse. On other
-//! devices nothing is bare.
+//! On a sparse device a free extent is *backed*, when the host has given room for it, or *bare*.
+//! Only backed space is handed out, so no write of a node or a page fails for want of room on the
+//! host; `backing.rs` makes bare space backed and the reverse. On other devices nothing is bare.
 //!
-//! The map on disk (`maps.rs`) describes the free space *of a checkpoint*. What is free here is that,
-//! less what was allocated since and is named by no checkpoint yet, and less what is freed-pending:
-//! freed by a checkpoint that is not durable yet.
+//! The map on disk (`maps.rs`) describes the free space *of a checkpoint*. The free space here is
+//! that, less the extents that were allocated since and that no checkpoint names yet, and less the
+//! freed-pending ones: freed by a checkpoint that is not durable yet.
 //!
-//! Keeps: A1, holes and windows are disjoint, aligned, inside of the usable area, and no two backed holes
-//! touch, nor do two bare ones. A2, `free_bytes` is their sum.
+//! Keeps: A1, holes and windows are disjoint, aligned, inside of the usable area, and no two backed
+//! holes touch, nor do two bare ones. A2, `free_bytes` is their sum.
 
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Extent};
@@ -29,20 +30,21 @@ use crate::holes::Holes;
 /// Largest request of each class but the last, and the window of each class, in bytes.
 const CLASS_MAX: [u64; 2] = [16 << 10, 256 << 10];
 const WINDOW: [u64; 3] = [1 << 20, 4 << 20, 32 << 20];
-/// What a checkpoint writes is small up to this, in bytes.
+/// A request of a checkpoint is small up to this, in bytes.
 const METADATA_MAX: u64 = 64 << 10;
 
 /// Smallest reserve in bytes; smaller volumes keep an eighth.
 const RESERVE_MIN: u64 = 1 << 20;
-/// Most of the reserve that is backed on a sparse device, in bytes: what a checkpoint writes beside the nodes that are counted apart.
+/// Most of the reserve that is backed on a sparse device, in bytes: the writes of a checkpoint
+/// beside the nodes that are counted apart.
 const BACKED_RESERVE_MAX: u64 = 8 << 20;
 
-/// Who asks for space.
+/// The use of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// New contents: leaves the reserve alone.
     Contents,
-    /// What a checkpoint needs to complete: may use the reserve.
+    /// Writes that a checkpoint needs to complete: may use the reserve.
     Checkpoint,
 }
 
@@ -76,12 +78,13 @@ pub(crate) struct SpaceMap {
     /// Free, and about to become backed or bare.
     moving: Vec<Extent>,
     is_sparse: bool,
-    /// What a sparse device has grown by, until that is released.
+    /// The new part of a sparse device that has grown, until that is released.
     grown: Vec<Extent>,
     reserve_bytes: u64,
     freed: Vec<Extent>,
     pending_bytes: u64,
-    /// What was freed though it was free, because the volume names it twice: nothing is allocated any more.
+    /// An extent that was freed though it was free, because the volume names it twice: nothing is
+    /// allocated any more.
     twice: Option<Extent>,
 }
 
@@ -105,7 +108,8 @@ impl SpaceMap {
         }
     }
 
-    /// Makes the area end at `end`. What is new becomes allocatable like what the next commit frees.
+    /// Makes the area end at `end`. The new part becomes allocatable like the extents that the next
+    /// commit frees.
     pub fn grow(&mut self, end: u64) -> Extent {
         let tail = Extent::new(self.usable.end(), end - self.usable.end());
         self.usable.len += tail.len;
@@ -151,7 +155,8 @@ impl SpaceMap {
         }
     }
 
-    /// Size of the area without what is bare: as large a volume would be if the host gave no more room.
+    /// Size of the area without its bare extents: the size of the volume if the host gives no more
+    /// room.
     pub fn capacity_bytes(&self) -> u64 {
         let moving: u64 = self.moving.iter().map(|extent| extent.len).sum();
         self.usable.len - self.bare.bytes() - moving
@@ -249,7 +254,8 @@ impl SpaceMap {
         self.windows[class] = self.holes.take_front(hole, want);
     }
 
-    /// Gives the small class a window in the first hole behind `addr` that is worth it, if it is close.
+    /// Gives the small class a window in the first hole behind `addr` that is worth it, if it is
+    /// close.
     fn open_window_behind(&mut self, addr: u64) {
         let want = self.window_bytes(0);
         let worth = |hole: &Extent| hole.len >= want.min(METADATA_MAX);
@@ -263,8 +269,8 @@ impl SpaceMap {
         }
     }
 
-    /// Makes `extent`, which no durable checkpoint names, allocatable at once. One that is free already had two owners
-    /// on the volume: from then on nothing can be allocated.
+    /// Makes `extent`, which no durable checkpoint names, allocatable at once. One that is free
+    /// already had two owners on the volume: from then on nothing can be allocated.
     pub fn free_now(&mut self, extent: Extent) {
         let is_taken = self.usable.contains(&extent) && !self.is_free_somewhere(extent);
         if !is_taken {
@@ -275,7 +281,7 @@ impl SpaceMap {
         self.backed_bytes += extent.len;
     }
 
-    /// As [`SpaceMap::free_now`] for what the device may have no room for.
+    /// As [`SpaceMap::free_now`], for an extent that the device may have no room for.
     pub fn free_bare(&mut self, extent: Extent) {
         if !self.is_sparse || !self.usable.contains(&extent) || self.is_free_somewhere(extent) {
             return self.free_now(extent);
@@ -291,8 +297,8 @@ impl SpaceMap {
             || self.windows.iter().any(|window| window.overlaps(&extent))
     }
 
-    /// Takes `extent`, which must be free as a whole, out of the free space. Says whether it was. Requires that nothing is about to
-    /// become backed or bare.
+    /// Takes `extent`, which must be free as a whole, out of the free space. Says whether it was.
+    /// Requires that nothing is about to become backed or bare.
     pub fn take(&mut self, extent: Extent) -> bool {
         for class in 0..self.windows.len() {
             self.close_window(class);
@@ -309,8 +315,9 @@ impl SpaceMap {
 
     // ---- backing ----
 
-    /// Takes bare extents of about `want` bytes together out of the free space, for the host to give them room. They begin with the
-    /// first one at or behind `from`, follow each other, and reach over `span` bytes at most.
+    /// Takes bare extents of about `want` bytes together out of the free space, for the host to
+    /// give them room. They begin with the first one at or behind `from`, follow each other, and
+    /// reach over `span` bytes at most.
     pub fn begin_backing(&mut self, from: u64, want: u64, span: u64) -> Vec<Extent> {
         let mut taken = Vec::new();
         let Some(first) = self.bare.first_behind(from) else {
@@ -328,7 +335,8 @@ impl SpaceMap {
         taken
     }
 
-    /// As [`SpaceMap::begin_backing`] for one extent of `want` bytes, or of `least` where no bare one is longer.
+    /// As [`SpaceMap::begin_backing`] for one extent of `want` bytes, or of `least` where no bare
+    /// one is longer.
     pub fn begin_backing_one(&mut self, want: u64, least: u64) -> Option<Extent> {
         let fit = |len: u64| self.bare.smallest(len);
         let hole = fit(want).or_else(|| fit(least))?;
@@ -337,7 +345,8 @@ impl SpaceMap {
         Some(taken)
     }
 
-    /// Takes backed holes of `want` bytes together, those with the highest addresses, out of the free space, to give their room back.
+    /// Takes backed holes of `want` bytes together, those with the highest addresses, out of the
+    /// free space, to give their room back.
     pub fn begin_baring(&mut self, want: u64) -> Vec<Extent> {
         let (mut taken, mut left) = (Vec::new(), want);
         while let Some(hole) = self.holes.last().filter(|_| left > 0) {
@@ -350,7 +359,8 @@ impl SpaceMap {
         taken
     }
 
-    /// Ends what [`SpaceMap::begin_backing`] or [`SpaceMap::begin_baring`] began: the extents are backed from now on, or bare.
+    /// Ends the change that [`SpaceMap::begin_backing`] or [`SpaceMap::begin_baring`] began: the
+    /// extents are backed from now on, or bare.
     pub fn end_moving(&mut self, extents: &[Extent], backed: bool) {
         self.moving.retain(|moving| !extents.contains(moving));
         for extent in extents {
@@ -373,7 +383,7 @@ impl SpaceMap {
         self.freed.push(extent);
     }
 
-    /// Hands over what has been freed since the last call; it stays freed-pending.
+    /// Hands over the extents freed since the last call; they stay freed-pending.
     pub fn take_freed(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.freed)
     }
@@ -391,7 +401,7 @@ impl SpaceMap {
                 None => self.free_now(*extent),
             }
         }
-        // Of an area that has grown more is kept back, once it is there.
+        // An area that has grown has a larger reserve.
         self.reserve_bytes = reserve_of(self.usable.len);
     }
 
@@ -455,7 +465,7 @@ mod tests {
         let mut breaks = 0;
         for i in 0..200 {
             let leaf = space.alloc(MIB, Purpose::Contents).unwrap();
-            // Pages and segments in between must not come in between.
+            // Pages and segments that are allocated meanwhile must not lie between the leaves.
             space.alloc(8192, Purpose::Checkpoint).unwrap();
             space
                 .alloc(65_536 + 4096 * (i % 7), Purpose::Contents)
@@ -560,7 +570,7 @@ mod tests {
         assert!(space.alloc(MIB, Purpose::Checkpoint).is_ok());
         assert!(space.alloc(4096, Purpose::Checkpoint).is_err());
 
-        // What is freed is backed; the highest goes first.
+        // A freed extent is backed; the highest goes first.
         space.free_now(used);
         let back = space.begin_baring(2 * MIB);
         assert_eq!(back, [Extent::new(used.end() - 2 * MIB, 2 * MIB)]);

@@ -21,11 +21,13 @@ use crate::error::{Error, Result};
 use crate::page::{Body, Link, Page, Shape};
 use crate::space::Purpose;
 
-/// Clean pages kept in memory; with its entries apart a page of 8 KiB takes some 25 KiB, so that is 100 MiB.
+/// Clean pages kept in memory; with its entries apart a page of 8 KiB takes some 25 KiB, so that is
+/// 100 MiB.
 const CACHE_PAGES: usize = 4096;
 
-/// What lies so far before and behind the newest root page is read with it, in bytes: the last commits, what they left of those before,
-/// and the rest of the last one. On a disk they take 9 ms, as one jump does.
+/// So many bytes before and behind the newest root page are read with it: pages of the last
+/// commits, of earlier ones, and the rest of the last one. On a disk they take 9 ms, as one jump
+/// does.
 const BEFORE_BYTES: u64 = 768 << 10;
 const BEHIND_BYTES: u64 = 256 << 10;
 
@@ -109,8 +111,8 @@ impl PageStore {
         }
     }
 
-    /// Has the device read what lies around `addr` in one request: the pages of the newest commits, and the nodes that
-    /// checkpoints wrote before them, are wanted next.
+    /// Has the device read the bytes around `addr` in one request: the pages of the newest commits,
+    /// and the nodes that checkpoints wrote before them, are wanted next.
     pub(crate) fn expect_around(&self, addr: u64) {
         let usable = self.usable();
         // A small volume is no further across than that.
@@ -272,7 +274,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Writes what is left. Not durable before the device is synced.
+    /// Writes the last batch. Not durable before the device is synced.
     pub fn write(&mut self) -> Result<()> {
         self.bytes = 0;
         let mut pages = std::mem::take(&mut self.pages);

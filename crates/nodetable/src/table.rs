@@ -1,10 +1,10 @@
 //! The node table: from node number to place, checksum, count and children.
 //!
-//! Writers: one commit at a time (`commit.rs`), under the writer lock. Readers take the published
+//! One commit at a time writes (`commit.rs`), under the writer lock. Readers take the published
 //! root (one short read lock) and walk pages without locks. A reader may be overtaken: the commit
-//! after its snapshot becomes durable, pages of the snapshot are reused, and a checksum fails. It
-//! then sees that another root has been published meanwhile and starts again from that one; only a
-//! failure under an unchanged root is corruption.
+//! after its snapshot becomes durable, pages of the snapshot are reused, and a checksum fails. The
+//! reader then sees that another root has been published meanwhile and starts again from that one.
+//! Only a failure under an unchanged root is corruption.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::tree::{Root, ShadowTree, lookup};
 /// A reader overtaken this often in a row gives up; each time needs a whole checkpoint in between.
 const OVERTAKEN_MAX: u32 = 64;
 
-/// What a superblock has to name.
+/// The root pages that a superblock has to name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TableRoots {
     /// Root page of the node table; none while there is no node.
@@ -49,11 +49,13 @@ pub struct SpaceStats {
     pub pending_free: u64,
     /// Part of `free` that only checkpoints may use.
     pub reserved: u64,
-    /// Part of `free` that can be written without more room of the host: all of it, unless the device is sparse.
+    /// Part of `free` that can be written without more room of the host: all of it, unless the
+    /// device is sparse.
     pub backed: u64,
     /// Part of `backed` that only checkpoints may use.
     pub backed_reserved: u64,
-    /// What the host of a sparse device still gives, as far as is known; `None` for other devices.
+    /// Bytes that the host of a sparse device still gives, as far as is known; `None` for other
+    /// devices.
     pub host_free: Option<u64>,
     /// In use by nodes, pages, and allocations that no checkpoint names yet.
     pub allocated: u64,
@@ -80,7 +82,7 @@ pub struct NodeTable {
     published: RwLock<Published>,
 }
 
-/// What only commits touch.
+/// The state that only commits touch.
 pub(crate) struct Writer {
     pub tree: ShadowTree,
     pub maps: Maps,
@@ -214,7 +216,7 @@ impl NodeTable {
         self.store.space.alloc(len_bytes, Purpose::Contents)
     }
 
-    /// As [`NodeTable::alloc`] for what a checkpoint has to write: may use the reserve.
+    /// As [`NodeTable::alloc`], for writes of a checkpoint: may use the reserve.
     ///
     /// # Errors
     /// [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Poisoned`].
@@ -223,25 +225,28 @@ impl NodeTable {
         self.store.space.alloc(len_bytes, Purpose::Checkpoint)
     }
 
-    /// Takes back an extent that no commit ever named. It is allocatable at once. When it was free already, two owners
-    /// would follow: from then on every allocation is refused as [`Error::Corrupt`].
+    /// Takes back an extent that no commit ever named. It is allocatable at once. When it was free
+    /// already, two owners would follow: from then on every allocation is refused as
+    /// [`Error::Corrupt`].
     pub fn free_unpublished(&self, extent: Extent) {
         self.store.space.lock().free_now(extent);
     }
 
-    /// Takes an extent that no commit names out of the free space of a table just opened, in memory only: what a journal
-    /// names is not to be written over while it is replayed. Says whether it was free; anything is answered with
-    /// `false` that is not an extent of the usable area.
+    /// Takes an extent that no commit names out of the free space of a table just opened, in memory
+    /// only: extents that a journal names must not be written over while it is replayed. Says
+    /// whether it was free. The answer is `false` for a range that is not an extent of the usable
+    /// area.
     #[must_use]
     pub fn pin(&self, extent: Extent) -> bool {
         failpoints::is_on(Fault::NamedExtentNotPinned) || self.store.space.lock().take(extent)
     }
 
-    /// Makes the usable area end at `end`. The next commit names what is new as free; it can be allocated when that is
-    /// durable, together with a superblock that knows the size.
+    /// Makes the usable area end at `end`. The next commit names the new part as free. It can be
+    /// allocated when that commit is durable, together with a superblock that knows the size.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when `end` is unaligned or not behind where the area ended, or the table is read-only or poisoned.
+    /// [`Error::Corrupt`] when `end` is unaligned or not behind where the area ended, or the table
+    /// is read-only or poisoned.
     pub fn grow(&self, end: u64) -> Result<()> {
         let mut writer = self.writer.lock();
         self.writable()?;
@@ -262,8 +267,9 @@ impl NodeTable {
         self.store.usable().len
     }
 
-    /// Free bytes beyond the reserve of commits, as far as the host of a sparse device seems to have room for them. Cheaper than
-    /// [`NodeTable::stats`], for what asks before each change.
+    /// Free bytes beyond the reserve of commits, as far as the host of a sparse device seems to
+    /// have room for them. Cheaper than [`NodeTable::stats`], for a caller that asks before each
+    /// change.
     #[must_use]
     pub fn room_bytes(&self) -> u64 {
         self.store.space.room_bytes()
@@ -276,25 +282,28 @@ impl NodeTable {
         self.store.space.lock().bare_bytes().min(host)
     }
 
-    /// Says whether so many bytes beyond the reserve of commits are free, with room on the host of a sparse device, of which more is
-    /// taken if need be. Others may take them the next moment.
+    /// Says whether so many bytes beyond the reserve of commits are free, with room on the host of
+    /// a sparse device. More room is taken of the host if need be. Others may take the bytes the
+    /// next moment.
     #[must_use]
     pub fn secure(&self, bytes: u64) -> bool {
         self.store.space.secure(bytes)
     }
 
-    /// Gives the host of a sparse device room back, if there is much more than `keep_bytes` beyond the reserve of commits.
+    /// Gives the host of a sparse device room back, if there is much more than `keep_bytes` beyond
+    /// the reserve of commits.
     pub fn trim(&self, keep_bytes: u64) {
         self.store.space.trim(keep_bytes);
     }
 
-    /// Asks the host of a sparse device how much room it has: others take it and give it back as well.
+    /// Asks the host of a sparse device how much room it has: others take it and give it back as
+    /// well.
     pub fn look_at_host(&self) {
         self.store.space.look_at_host();
     }
 
-    /// Size of the usable area in bytes, without what the host of a sparse device was not asked for: as large as a volume that
-    /// is limited by that.
+    /// Size of the usable area in bytes, without the bare extents of a sparse device: the size of
+    /// the volume if the host gives no more room.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         self.store.space.lock().capacity_bytes()

@@ -1,17 +1,17 @@
 //! The shadowing B+-tree (Rodeh, sections 3 to 5): handle, lookup, range, clone, delete, flush.
 //! Changing it is in `edit.rs`, its bytes in `page.rs`.
 //!
-//! A page that is on disk is never overwritten: the first change after a flush copies the path from
-//! the root to it to new addresses (shadowing), later changes until the next flush work on those
-//! copies in place. There are no links between leaves, so nothing beside the path has to follow.
+//! A page that is on disk is never overwritten. The first change after a flush copies the path from
+//! the root to the page to new addresses (shadowing); later changes until the next flush work on
+//! those copies in place. There are no links between leaves, so only the path is copied.
 //!
-//! A [`Root`] is a snapshot: whoever holds one walks it without locks while the tree moves on, as
-//! long as the space of the pages it names is not reused. Clones hold references and are safe for
-//! good; for others see `NodeTable::get`.
+//! A [`Root`] is a snapshot: a reader walks it without locks while the tree moves on, as long as
+//! the space of its pages is not reused. Clones hold references and are safe for good; for other
+//! snapshots see `NodeTable::get`.
 //!
-//! Differs from the paper: the paper assigns b..3b by entries, here they are bytes, because records
-//! vary in size; and the lock coupling of the paper is replaced by one writer beside readers on
-//! snapshots, since the table has one writer, the checkpoint.
+//! Differences to the paper: the bounds b..3b of the paper are numbers of entries, and bytes here,
+//! because records vary in size. The lock coupling of the paper is replaced by one writer beside
+//! readers on snapshots, since the table has one writer, the checkpoint.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::store::{Batch, PageStore};
 /// A B+-tree from byte strings to byte strings with clones in constant time.
 ///
 /// A handle without `delete_tree` called on it leaves its pages allocated. After an error of a
-/// changing method the handle must be dropped; what was durable is untouched.
+/// changing method the handle must be dropped; the durable pages are untouched.
 pub struct ShadowTree {
     pub(crate) store: Arc<PageStore>,
     pub(crate) shape: Shape,

@@ -9,7 +9,7 @@
 //! - S6: no two pages overlap.
 //! - S7: a page on disk names only pages on disk (checked where pages are encoded).
 //! - M1: holes of the free-space map are sorted, disjoint, inside, and do not touch.
-//! - M2: holes are exactly what neither pages nor extents of nodes cover.
+//! - M2: holes are exactly the space that neither pages nor extents of nodes cover.
 
 use std::collections::HashMap;
 use std::fmt;

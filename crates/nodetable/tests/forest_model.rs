@@ -1,9 +1,9 @@
 //! Shadowing trees against `BTreeMap`, where a clone is a copy of the map.
 //!
 //! Small page capacities make high trees of few entries, so that splits, merges, borrowing, growing
-//! and collapsing roots all happen, in shared and in private pages. After every commit all trees are
-//! compared and every invariant is verified; now and then the forest is opened again from its roots.
-//! `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
+//! and collapsing roots all happen, in shared and in private pages. After every commit all trees
+//! are compared and every invariant is verified; now and then the forest is opened again from its
+//! roots. `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
-//! The node table against a model: a set of nodes with child lists, of which a commit keeps what the
-//! root or a pin reaches. `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
+//! The node table against a model: a set of nodes with child lists. A commit keeps the nodes that
+//! the root or a pin reaches. `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
 
 #![expect(
     clippy::unwrap_used,
@@ -96,7 +96,7 @@ impl Model {
         found
     }
 
-    /// New nodes over what the root reaches now; the last one is to be the next root.
+    /// New nodes over the nodes that the root reaches now; the last one is to be the next root.
     fn grow(&mut self, rng: &mut StdRng) -> Vec<u64> {
         let root_only = Self {
             pins: BTreeSet::new(),
@@ -175,7 +175,7 @@ fn a_commit_keeps_the_nodes_that_root_and_pins_reach() {
         let commit = table.commit(new, root, budget, &is_pinned).unwrap();
         assert!(commit.removed.len() <= budget);
         assert_eq!(table.stats().nodes, before - commit.removed.len() as u64);
-        // Whatever has been written, the checkpoint before is still whole.
+        // The checkpoint before is still whole, for any part of the writes that reached the device.
         if step % 10 == 0 {
             check(&NodeTable::open(&device, roots, USABLE, true).unwrap());
         }
@@ -582,7 +582,7 @@ impl Device for Interrupting {
     }
 
     fn discard(&self, addr: u64, len_bytes: u64) -> io::Result<()> {
-        // What a reader must not come to see.
+        // The bytes that a reader must not come to see.
         self.inner.write_at(addr, &vec![0xdd; len_bytes as usize])
     }
 }
