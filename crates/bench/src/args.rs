@@ -20,7 +20,7 @@ pub struct Bench {
 pub enum Verb {
     /// Run experiments on Ramet, ext4, XFS and btrfs, each on a loop device of its own (needs root)
     Fs(Fs),
-    /// Show what moved between two runs
+    /// Show the figures that moved between two runs
     Compare(Compare),
     /// Make one report of several: of other experiments, or repetitions of the same
     Join(Join),
@@ -41,7 +41,8 @@ pub struct Fs {
     /// Which experiments, comma separated: E1 to E10, ops; all when absent
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     pub experiments: Vec<Experiment>,
-    /// Which file systems: ramet, ramet-none (without compression), ext4, xfs, btrfs, btrfs-svol, floor (memory behind FUSE)
+    /// Which file systems: ramet, ramet-none (without compression), ext4, xfs, btrfs, btrfs-svol,
+    /// floor (memory behind FUSE)
     #[arg(
         long,
         value_delimiter = ',',

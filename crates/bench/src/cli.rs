@@ -21,7 +21,8 @@ use crate::report::Report;
 
 const DEVICE_BYTES: u64 = 8 << 30;
 const FULL_REPEAT: u32 = 3;
-/// Names the `ramet` command that is measured; without it the one beside this program, else the one on the path.
+/// Names the `ramet` command that is measured; without it the one beside this program, else the one
+/// on the path.
 const RAMET: &str = "RAMET_BIN";
 
 /// Runs the command line of this process.

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 use crate::command::run;
 use crate::error::{At, Error, Result};
 
-/// What a block device was asked for. Requests are counted after the kernel merged them.
+/// Requests to a block device. They are counted after the kernel merged them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Requests {
     pub reads: u64,
@@ -79,7 +79,7 @@ impl LoopDevice {
             bytes,
             _image: image,
         };
-        // The same for everybody, whatever this machine's defaults are.
+        // The same for all file systems, under any defaults of the machine.
         device.set("queue/scheduler", "none")?;
         device.set("queue/read_ahead_kb", "128")?;
         Ok(device)

@@ -1,9 +1,12 @@
-//! How long a disk of 7200 turns a minute takes for requests: a model, so that it can be measured without one.
+//! A model of a disk of 7200 turns a minute: the time that it takes for requests, without such a
+//! disk.
 //!
-//! A limit of requests a second would be unfair to small ones in sequence, which cost a disk next to nothing. So the
-//! requests that a device got, in the order in which they were issued, are given the times of a disk: a seek that grows with the square
-//! root of the distance, half a turn, and the transfer. Writes are sorted before they are served, within windows of [`WINDOW`]
-//! requests that end at a flush or a read; a short hop forwards costs no more than waiting until the platter has come by.
+//! A limit of requests a second would be unfair to small ones in sequence, which cost a disk next
+//! to nothing. So the requests that a device got, in the order in which they were issued, are given
+//! the times of a disk: a seek that grows with the square root of the distance, half a turn, and
+//! the transfer. Writes are sorted before they are served, within windows of [`WINDOW`] requests
+//! that end at a flush or a read; a short hop forwards costs no more than waiting until the platter
+//! has come by.
 
 use crate::trace::{Kind, Request};
 
@@ -21,7 +24,8 @@ const WINDOW: usize = 128;
 pub(crate) struct DiskTime {
     /// By the rules above.
     pub sorted_s: f64,
-    /// By the plain rule: whatever does not continue the last request costs a seek and half a turn.
+    /// By the plain rule: a request that does not continue the last one costs a seek and half a
+    /// turn.
     pub plain_s: f64,
 }
 

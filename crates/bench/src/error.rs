@@ -10,7 +10,7 @@ pub enum Error {
     Command {
         /// The command line.
         command: String,
-        /// Its status and what it said.
+        /// Its status and its words.
         why: String,
     },
     /// A file could not be read, written or made.
@@ -30,10 +30,10 @@ pub enum Error {
     /// Reports that cannot be one.
     #[error("not of the same kind: {0}")]
     Unlike(String),
-    /// The command line asks for what cannot be done.
+    /// The command line asks for something that cannot be done.
     #[error("{0}")]
     Refused(String),
-    /// A measurement ended early, and what it found is kept.
+    /// A measurement ended early, and its figures are kept.
     #[error("{why}; what was found before is in {}", kept.display())]
     Ended {
         /// Why it ended.

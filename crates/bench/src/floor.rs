@@ -1,8 +1,9 @@
-//! A file system in memory behind the same FUSE transport as Ramet: what FUSE alone costs.
+//! A file system in memory behind the same FUSE transport as Ramet: the cost of FUSE alone.
 //!
-//! It negotiates and answers as `ramet-fuse` does, so the kernel sends the same requests, and does as little as it can for each:
-//! a table of nodes, a sorted map for each directory, pieces of memory for each file. It is served by threads of this process. What it
-//! holds outlives a mount, so *cold* is that of the kernel.
+//! It negotiates and answers as `ramet-fuse` does, so the kernel sends the same requests, and it
+//! does as little as it can for each: a table of nodes, a sorted map for each directory, pieces of
+//! memory for each file. Threads of this process serve it. Its contents outlive a mount, so only
+//! the caches of the kernel are ever cold.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
@@ -25,14 +26,14 @@ const THREADS: usize = 4;
 const PIECE_BYTES: usize = 1 << 20;
 const BLOCK_BYTES: u64 = 4096;
 const ROOT: u64 = 1;
-/// What it claims to have room for.
+/// The room that it claims to have.
 const BLOCKS: u64 = 1 << 24;
 
 /// The entries of a directory.
 #[derive(Default)]
 struct Names {
     numbers: HashMap<Vec<u8>, Ino>,
-    /// In the order in which they are listed, so that what is removed meanwhile moves nothing.
+    /// In the order in which they are listed, so that the removal of an entry moves no other one.
     order: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -75,7 +76,7 @@ struct Node {
 
 type Entry = Arc<Mutex<Node>>;
 
-/// What is in the file system.
+/// The contents of the file system.
 pub(crate) struct Memory {
     nodes: RwLock<HashMap<Ino, Entry>>,
     next: AtomicU64,

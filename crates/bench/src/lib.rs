@@ -1,10 +1,12 @@
-//! Ramet beside other file systems: the same load on the same device, and what it cost.
+//! Ramet beside other file systems: the same load on the same device, and its costs.
 //!
-//! Each file system gets a fresh loop device of its own, one after the other. What is counted, requests and bytes of that
-//! device, repeats exactly or nearly so; seconds are of the machine. There are three of them ([`Profile`]): as they
-//! come, as a throttled cloud volume, and as a disk would need for the traced requests.
+//! Each file system gets a fresh loop device of its own, one after the other. Counts of requests
+//! and bytes of that device repeat exactly or nearly so; seconds are of the machine. There are
+//! three kinds of seconds ([`Profile`]): as they come, as a throttled cloud volume, and as a disk
+//! would need for the traced requests.
 //!
-//! A [`Plan`] says what to measure, [`run`] does it and gives a [`Report`]. The command `ramet-bench` is [`main`].
+//! A [`Plan`] names experiments and file systems, [`run`] measures and gives a [`Report`]. The
+//! command `ramet-bench` is [`main`].
 #![forbid(unsafe_code)]
 
 mod args;

@@ -1,4 +1,4 @@
-//! What is done to the file systems.
+//! The loads that the file systems get.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -42,7 +42,8 @@ pub(crate) fn read_file(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Overwrites `count` pieces of `piece` bytes at random multiples of `align`; syncs after each, or once.
+/// Overwrites `count` pieces of `piece` bytes at random multiples of `align`; syncs after each, or
+/// once.
 pub(crate) fn overwrite(
     path: &Path,
     count: u64,
@@ -65,7 +66,8 @@ pub(crate) fn overwrite(
     file.sync_all().at(path)
 }
 
-/// Where the `number`th file of a made tree is: directories of [`FANOUT`] entries, two levels of them.
+/// Where the `number`th file of a made tree is: directories of [`FANOUT`] entries, two levels of
+/// them.
 pub(crate) fn small_file(root: &Path, number: u64) -> PathBuf {
     let dir = number / FANOUT;
     root.join(format!(
@@ -76,8 +78,9 @@ pub(crate) fn small_file(root: &Path, number: u64) -> PathBuf {
     ))
 }
 
-/// Makes `count` files of `bytes` each, by `threads` at the same time, each with directories of its own. Returns how many there were, and the files a second until
-/// then, each time that one thread had made a tenth of its own.
+/// Makes `count` files of `bytes` each, by `threads` at the same time, each with directories of its
+/// own. Returns how many there were, and the files a second until then, each time that one thread
+/// had made a tenth of its own.
 pub(crate) fn create_files(
     root: &Path,
     count: u64,
@@ -127,7 +130,9 @@ pub(crate) fn create_files(
     })
 }
 
-/// What a mail server does with a directory of messages of 4 KiB (BetrFS 0.2, figure 9): each is written, synced and renamed into place, then flagged, which is another name, and every second one is deleted.
+/// The work of a mail server on a directory of messages of 4 KiB (BetrFS 0.2, figure 9). Each
+/// message is written, synced and renamed into place; then it is flagged, which is another rename.
+/// Every second one is deleted.
 pub(crate) fn serve_mail(root: &Path, messages: u64, seed: u64) -> Result<()> {
     let [arriving, new, seen] = ["tmp", "new", "cur"].map(|name| root.join(name));
     for dir in [&arriving, &new, &seen] {
@@ -203,7 +208,8 @@ pub(crate) fn walk_and_read(root: &Path) -> Result<u64> {
     Ok(count)
 }
 
-/// Copies the first `limit` files of a tree, in the order of their names, with their directories; returns files and bytes.
+/// Copies the first `limit` files of a tree, in the order of their names, with their directories;
+/// returns files and bytes.
 pub(crate) fn copy_some(source: &Path, copy: &Path, limit: u64) -> Result<(u64, u64)> {
     let (mut count, mut bytes) = (0, 0);
     let mut dirs = vec![PathBuf::new()];

@@ -1,9 +1,11 @@
 //! Memory of a virtual machine that its host takes back.
 //!
-//! A guest may tell its host which pages are free (free page reporting), and the host takes them: the next one to touch such a page waits
-//! until there is one again, some 7 us each where this was found. Dropping caches frees nearly all memory at once, so what begins cold would
-//! pay for as many pages as were taken until then: a cold grep of 100,000 files takes 1.1 s or 2.6, of which 0.7 are the host's. Nothing is given back while measuring
-//! therefore, and all that is free is touched once before.
+//! A guest may tell its host which pages are free (free page reporting), and the host takes them.
+//! The next thread that touches a page of these waits until the host has given one back, some 7 us
+//! each where this was found. Dropping caches frees nearly all memory at once, so a phase that
+//! begins cold would pay for the pages that were taken until then: a cold grep of 100,000 files
+//! takes 1.1 s or 2.6, and 0.7 of that are the host's. Therefore nothing is given back while
+//! measuring, and all free memory is touched once before.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -13,7 +15,7 @@ use crate::error::{At, Error, Result};
 const ORDER: &str = "/sys/module/page_reporting/parameters/page_reporting_order";
 /// Above all blocks that there are; else the largest.
 const ORDERS_MAX: [&str; 2] = ["11", "10"];
-/// Bytes that are left free for what runs besides.
+/// Bytes that are left free for other programs.
 const LEFT_BYTES: u64 = 2 << 30;
 const PIECE_BYTES: usize = 64 << 20;
 
@@ -37,7 +39,7 @@ impl Kept {
         Some(Kept { order })
     }
 
-    /// Touches what is free, and frees it again.
+    /// Touches the free memory, and frees it again.
     pub(crate) fn touch(&self, interrupted: &AtomicBool) -> Result<()> {
         drop_caches()?;
         let bytes = available_bytes()?.saturating_sub(LEFT_BYTES);
@@ -66,7 +68,7 @@ impl Drop for Kept {
     }
 }
 
-/// Has the kernel forget what it can read again: pages, names, inodes.
+/// Has the kernel forget clean pages, names and inodes, which it can read again.
 pub(crate) fn drop_caches() -> Result<()> {
     let path = "/proc/sys/vm/drop_caches";
     std::fs::write(path, "3").at(path)

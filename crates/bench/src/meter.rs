@@ -1,4 +1,4 @@
-//! What a phase cost.
+//! The cost of a phase.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,7 +12,7 @@ use crate::disk::DiskTime;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
-    /// As it comes: the device is memory, so this shows the processor's work, and wanders.
+    /// Seconds as they come: the device is memory, so they show the processor's work, and wander.
     Raw,
     /// A cloud volume of 3000 requests and 125 MiB a second each way.
     Gp3,
@@ -51,7 +51,7 @@ pub(crate) enum Pass {
     Throttled,
 }
 
-/// What a phase cost.
+/// The cost of a phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cost {
     pub wall_s: f64,
@@ -62,7 +62,7 @@ pub(crate) struct Cost {
 }
 
 impl Cost {
-    /// The mean of what was done several times, at least once.
+    /// The mean of several costs, at least one.
     pub(crate) fn mean(costs: &[Cost]) -> Cost {
         let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len().max(1) as f64;
         let disks: Option<Vec<DiskTime>> = costs.iter().map(|cost| cost.disk).collect();

@@ -1,4 +1,4 @@
-//! What moved between two reports.
+//! Figures that moved between two reports.
 
 use crate::meter::Profile;
 use crate::report::{Better, Figure, Report};
@@ -13,7 +13,7 @@ pub struct Movement {
 }
 
 impl Movement {
-    /// The new median over the old one; nothing where one of them is not above zero, as what grew by less than nothing.
+    /// The new median over the old one; `None` where one of them is not above zero.
     pub fn ratio(&self) -> Option<f64> {
         let (before, after) = (self.before.median(), self.after.median());
         (before > 0.0 && after > 0.0).then(|| after / before)
@@ -23,7 +23,7 @@ impl Movement {
     pub fn matters(&self) -> bool {
         let noise = self.before.spread().max(self.after.spread()).max(0.05);
         let raw = self.before.profile == Some(Profile::Raw);
-        // What the machine does beside shows in `raw` even where a few repetitions agree.
+        // Other work of the machine shows in `raw` even where a few repetitions agree.
         let noise = if raw { noise.max(0.25) } else { noise };
         let (before, after) = (self.before.median(), self.after.median());
         (after - before).abs() > noise * before.abs()

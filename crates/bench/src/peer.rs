@@ -26,7 +26,7 @@ pub enum Peer {
     Btrfs,
     /// btrfs, trees as subvolumes that are copied by snapshots.
     BtrfsSnapshot,
-    /// Memory behind FUSE: what the transport alone costs. Ours, and no rival.
+    /// Memory behind FUSE: the cost of the transport alone. It is ours, and no rival.
     Floor,
 }
 
@@ -90,7 +90,7 @@ impl Peer {
                     device.as_os_str(),
                 ],
             ),
-            // Tables at once, not in the background of what is measured.
+            // Tables are made at once, not in the background of a measurement.
             Peer::Ext4 => run(
                 "mkfs.ext4",
                 &[
@@ -145,7 +145,8 @@ impl Peer {
         let root = File::open(dir).at(dir)?;
         syncfs(&root).at(dir)?;
         if self.is_ramet() {
-            // The kernel does not tell the daemon of syncfs; fsync of any directory is that of the volume.
+            // The kernel does not tell the daemon of syncfs; fsync of any directory is that of the
+            // volume.
             fsync(&root).at(dir)?;
         }
         Ok(())
@@ -156,7 +157,7 @@ impl Peer {
         self.sync(dir)?;
         match self {
             Peer::Ramet | Peer::RametNone => {
-                // What the first checkpoint frees is free after the second.
+                // Space that the first checkpoint frees is free after the second.
                 for _ in 0..2 {
                     run(
                         ramet,
@@ -199,7 +200,8 @@ impl Peer {
         std::fs::create_dir(dir).at(dir)
     }
 
-    /// Copies a directory tree in the best way it has, by a program as a user would: the start of one is in the time of each.
+    /// Copies a directory tree in the best way it has, by a program as a user would: the start of
+    /// one is in the time of each.
     pub(crate) fn clone_tree(self, ramet: &Path, source: &Path, copy: &Path) -> Result<()> {
         let (source, copy) = (source.as_os_str(), copy.as_os_str());
         match self {

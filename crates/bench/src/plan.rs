@@ -1,4 +1,4 @@
-//! What to measure: experiments, file systems, sizes.
+//! The plan of a measurement: experiments, file systems, sizes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use crate::meter::Profile;
 use crate::peer::Peer;
 
-/// What to measure, and with what.
+/// The plan of a measurement.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The `ramet` command.
@@ -20,7 +20,7 @@ pub struct Plan {
     pub experiments: Vec<Experiment>,
     /// Kinds of seconds.
     pub profiles: Vec<Profile>,
-    /// Share of the full size of files and of how many there are; 1 is what the targets are stated for.
+    /// Share of the full size of files and of how many there are. Targets hold at 1.
     pub scale: f64,
     /// Rounds of clone and edit.
     pub rounds: u32,
@@ -30,9 +30,9 @@ pub struct Plan {
     pub images: PathBuf,
     /// Bytes of each device, at scale 1.
     pub device_bytes: u64,
-    /// A source tree, for what is measured on one; a made-up one if there is none.
+    /// A source tree for the experiments on one; a made-up one if there is none.
     pub tree: Option<PathBuf>,
-    /// The root of a container; what needs one is left out if there is none.
+    /// The root of a container; experiments that need one are left out if there is none.
     pub root: Option<PathBuf>,
     /// Of contents and offsets.
     pub seed: u64,
@@ -55,7 +55,7 @@ pub enum Experiment {
     E5,
     /// A source tree: find, grep, removal.
     E6,
-    /// What users do, in a plain and in a cloned directory.
+    /// Work of users, in a plain and in a cloned directory.
     E7,
     /// Unlink and rename by size of the file.
     E8,

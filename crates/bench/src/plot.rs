@@ -12,7 +12,8 @@ const SIZE: (u32, u32) = (800, 420);
 const FONT: &str = "sans-serif";
 const AXIS_LEAST: f64 = 1e-6;
 
-/// Which tables and figures of the papers show the same: BetrFS 0.5, copy on abundant write, and BetrFS 0.2.
+/// Which tables and figures of the papers show the same: BetrFS 0.5, copy on abundant write, and
+/// BetrFS 0.2.
 const PAPERS: [(&str, &str); 9] = [
     ("E1", "CAW figures 1, 9"),
     ("E2", "CAW figures 2, 10"),
@@ -24,7 +25,7 @@ const PAPERS: [(&str, &str); 9] = [
     ("E8", "BetrFS 0.2 figures 4, 6, 7"),
     ("E9", "CAW table 3"),
 ];
-/// What a clone costs against how it is read: experiment, and the rows along both axes.
+/// The cost of a clone against the cost of reading it: experiment, and the rows along both axes.
 const TRADEOFF: (&str, &str, &str) = (
     "E1",
     "space per byte written in a clone",
@@ -34,8 +35,9 @@ const TRADEOFF: (&str, &str, &str) = (
 type Drawn = std::result::Result<(), Box<dyn std::error::Error>>;
 
 impl Report {
-    /// Draws a bar chart for each row in which several file systems are, lines for each series, and space against locality; returns the files. Their names say which
-    /// experiment it is, and which tables and figures of the papers show the same.
+    /// Draws a bar chart for each row in which several file systems are, lines for each series, and
+    /// space against locality; returns the files. Their names say which experiment it is, and which
+    /// tables and figures of the papers show the same.
     ///
     /// # Errors
     /// When a file cannot be written.
@@ -216,7 +218,7 @@ fn lines(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, all: &[&Series]
         .margin(12)
         .x_label_area_size(40)
         .y_label_area_size(64)
-        // What is compared here differs by powers of ten.
+        // The values here differ by powers of ten.
         .build_cartesian_2d(x_least..x_most, (y_least / 2.0..y_most * 2.0).log_scale())?;
     chart
         .configure_mesh()

@@ -1,4 +1,4 @@
-//! What was found: figures, series, tables.
+//! The report: figures, series, tables.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -25,7 +25,7 @@ pub enum Better {
 pub struct Relative {
     /// Share of it that is enough.
     pub share: f64,
-    /// Of what the file system in memory behind FUSE reaches, else of the best peer.
+    /// Of the rate of the file system in memory behind FUSE, else of the best peer's.
     pub of_floor: bool,
 }
 
@@ -34,7 +34,7 @@ pub struct Relative {
 pub struct Figure {
     /// Short name of the experiment.
     pub experiment: String,
-    /// What was measured.
+    /// The measured thing.
     pub name: String,
     /// Unit of the values.
     pub unit: String,
@@ -44,9 +44,9 @@ pub struct Figure {
     pub profile: Option<Profile>,
     /// File system.
     pub peer: String,
-    /// What Ramet aims at, at scale 1.
+    /// The target of Ramet, at scale 1.
     pub target: Option<f64>,
-    /// The same as a share of what another one reaches.
+    /// The target as a share of the value of another one.
     #[serde(default)]
     pub relative: Option<Relative>,
     /// One for each repetition.
@@ -54,7 +54,7 @@ pub struct Figure {
 }
 
 impl Figure {
-    /// The middle one, or what lies between the two in the middle.
+    /// The middle value, or the mean of the two in the middle.
     pub fn median(&self) -> f64 {
         let mut sorted = self.values.clone();
         sorted.sort_by(f64::total_cmp);
@@ -102,9 +102,9 @@ type Row = (String, String, Option<String>);
 pub struct Series {
     /// Short name of the experiment.
     pub experiment: String,
-    /// What was measured, with its unit.
+    /// The measured thing, with its unit.
     pub name: String,
-    /// Along what.
+    /// Name of the axis.
     pub along: String,
     /// File system.
     pub peer: String,
@@ -112,7 +112,7 @@ pub struct Series {
     pub points: Vec<(f64, f64)>,
 }
 
-/// All that a run found, and with what.
+/// All figures of a run, with its setup.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// Share of the full size.
@@ -131,15 +131,16 @@ pub struct Report {
     pub figures: Vec<Figure>,
     /// Lines of plots.
     pub series: Vec<Series>,
-    /// What was left out, and why.
+    /// Experiments that were left out, with the reason.
     pub left_out: Vec<String>,
 }
 
 impl Report {
-    /// Takes in what another run found: other experiments, or repetitions of the same.
+    /// Takes in the report of another run: other experiments, or repetitions of the same.
     ///
     /// # Errors
-    /// [`Error::Unlike`] when it ran at another scale, with another seed or number of rounds, or on another machine.
+    /// [`Error::Unlike`] when it ran at another scale, with another seed or number of rounds, or on
+    /// another machine.
     pub fn join(&mut self, other: Self) -> Result<()> {
         if self.scale != other.scale {
             let scales = format!("scales {} and {}", self.scale, other.scale);
@@ -218,8 +219,8 @@ impl Report {
         found
     }
 
-    /// One table in Markdown: medians, the spread where it is more than one in twenty, Ramet over the best peer, and
-    /// whether the target is held.
+    /// One table in Markdown: medians, the spread where it is more than one in twenty, Ramet over
+    /// the best peer, and whether the target is held.
     pub fn markdown(&self) -> String {
         let peers = self.peers();
         let mut out = String::new();
@@ -304,7 +305,7 @@ fn against(row: &[&Figure]) -> String {
         return String::new();
     };
     match best_of_others(row, ramet.better) {
-        // What grew by less than nothing has no ratio.
+        // A figure below zero has no ratio.
         Some(best) if best > 0.0 && ramet.median() >= 0.0 => {
             format!("{:.2}x", ramet.median() / best)
         }
@@ -402,7 +403,7 @@ impl Findings<'_> {
         target: impl Into<Target>,
         value: f64,
     ) {
-        // A rate of what took no time at all says nothing.
+        // The rate of a phase without any time says nothing.
         if !value.is_finite() {
             return;
         }
@@ -421,7 +422,7 @@ impl Findings<'_> {
         self.report.add(figure);
     }
 
-    /// What the requests of a phase give by simpler rules, beside its seconds.
+    /// Seconds of the requests of a phase by simpler rules, beside its own seconds.
     fn beside(
         &mut self,
         name: &str,

@@ -21,7 +21,7 @@ use crate::trace::Tracer;
 /// Least size of a device: btrfs and XFS want some room.
 const DEVICE_BYTES_MIN: u64 = 768 << 20;
 
-/// What works on it, as far as all of them are asked the same way.
+/// Programs of the loads that tell their version alike.
 const PROGRAMS: [&str; 10] = [
     "btrfs", "cp", "find", "git", "grep", "mv", "rm", "rsync", "sh", "tar",
 ];
@@ -99,7 +99,7 @@ impl<'a> Stage<'a> {
         self.peer.clone_tree(&self.plan.ramet, source, copy)
     }
 
-    /// What the device was asked for so far.
+    /// Requests to the device so far.
     pub(crate) fn requests(&self) -> Result<Requests> {
         self.device.requests()
     }
@@ -108,8 +108,8 @@ impl<'a> Stage<'a> {
         self.peer.used_bytes(&self.plan.ramet, self.dir.path())
     }
 
-    /// Forgets everything that is cached anywhere: in the kernel, and in the daemon, which is a new one afterwards. The programs that measure are of another
-    /// device, and are read again.
+    /// Forgets everything that is cached anywhere: in the kernel, and in the daemon, which is a new
+    /// one afterwards. The measuring programs lie on another device, and are read again.
     pub(crate) fn cold(&mut self) -> Result<()> {
         self.check()?;
         self.sync()?;
@@ -132,7 +132,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Does `work` and tells what it cost. What shall count as written must be synced by `work`.
+    /// Does `work` and returns its cost. `work` must sync the bytes that shall count as written.
     pub(crate) fn measure<T>(
         &mut self,
         work: impl FnOnce(&Stage<'_>) -> Result<T>,
@@ -177,7 +177,7 @@ impl Drop for Stage<'_> {
             && let Err(error) = self.unmount()
         {
             eprintln!("ramet-bench: {error}");
-            // What is mounted is not to be removed with the directory.
+            // The mounted files must not be removed with the directory.
             if let Err(error) = run("umount", &["--lazy".as_ref(), self.dir.path().as_os_str()]) {
                 eprintln!("ramet-bench: {error}");
                 self.dir.disable_cleanup(true);

@@ -1,7 +1,8 @@
 //! A throttled cloud volume: 3000 requests and 125 MiB a second, each way.
 //!
-//! The limits are set at the root of the blkio hierarchy, where they hold for buffered write-back too. They charge requests
-//! before they are merged, so the least time of the merged ones is told beside.
+//! The limits are set at the root of the blkio hierarchy, where they hold for buffered write-back
+//! too. They charge requests before they are merged, so the least time of the merged ones is told
+//! beside.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,5 @@
-//! The requests of one block device, in the order in which the driver got them (tracepoint `block_rq_issue`).
+//! The requests of one block device, in the order in which the driver got them (tracepoint
+//! `block_rq_issue`).
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
@@ -27,7 +28,7 @@ pub(crate) struct Request {
 
 const BUFFER_KIB: &str = "65536";
 
-/// A running trace. Dropping it removes what it set up.
+/// A running trace. Dropping it removes its tracing instance.
 pub(crate) struct Tracer {
     instance: PathBuf,
     /// Mounted by us, if nobody had.
@@ -50,7 +51,7 @@ impl Tracer {
         // As the kernel packs them within itself.
         let dev = major << 20 | minor;
         tracer.set("buffer_size_kb", BUFFER_KIB)?;
-        // One for all processors: the order is what the model of a disk goes by.
+        // One clock for all processors: the model of a disk goes by the order.
         tracer.set("trace_clock", "global")?;
         tracer.set(
             "events/block/block_rq_issue/filter",
@@ -65,7 +66,7 @@ impl Tracer {
         std::fs::write(&path, value).at(&path)
     }
 
-    /// Ends the trace and returns what was seen, in order of time.
+    /// Ends the trace and returns the requests seen, in order of time.
     pub(crate) fn finish(self) -> Result<Vec<Request>> {
         self.set("tracing_on", "0")?;
         self.check_nothing_is_lost()?;
@@ -131,7 +132,8 @@ fn tracefs() -> Result<(PathBuf, Option<tempfile::TempDir>)> {
     Ok((path, Some(dir)))
 }
 
-/// `MAJOR,MINOR RWBS BYTES (CMD) SECTOR + SECTORS ...`; the outer `None` is a form that we do not know.
+/// `MAJOR,MINOR RWBS BYTES (CMD) SECTOR + SECTORS ...`; the outer `None` is a form that we do not
+/// know.
 fn parse(shown: &str) -> Option<Vec<Request>> {
     let mut words = shown.split_whitespace();
     let (_device, rwbs) = (words.next()?, words.next()?);
@@ -189,7 +191,7 @@ impl Drop for Tracer {
             && let Err(error) = run("umount", &[dir.path()])
         {
             eprintln!("ramet-bench: {error}");
-            // What is mounted is not to be removed with the directory.
+            // The mounted files must not be removed with the directory.
             dir.disable_cleanup(true);
         }
     }

@@ -15,7 +15,8 @@ use tempfile::TempDir;
 /// How long a daemon may take to end after it was told to.
 const EXIT_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The command under test: `RAMET_BIN`, or a release build of this workspace. `ramet-bench` lies beside it.
+/// The command under test: `RAMET_BIN`, or a release build of this workspace. `ramet-bench` lies
+/// beside it.
 pub fn ramet_bin() -> &'static Path {
     static BIN: OnceLock<PathBuf> = OnceLock::new();
     BIN.get_or_init(|| {
@@ -41,7 +42,7 @@ pub fn ramet_bin() -> &'static Path {
     })
 }
 
-/// Runs a program to its end and returns what it said.
+/// Runs a program to its end and returns its output.
 pub fn run<S: AsRef<OsStr>>(program: impl AsRef<OsStr>, args: &[S]) -> Output {
     let program = program.as_ref();
     Command::new(program)
@@ -95,8 +96,8 @@ impl Bed {
         bed
     }
 
-    /// A copy of the command under test in the folder, both of which any user may reach: the build's folder may be closed to
-    /// others.
+    /// A copy of the command under test in the folder, both of which any user may reach: the
+    /// build's folder may be closed to others.
     pub fn command_for_others(&self) -> PathBuf {
         let bin = self.path().join("ramet");
         std::fs::copy(ramet_bin(), &bin).expect("there is room");
@@ -223,7 +224,7 @@ impl Mount {
         self.pid
     }
 
-    /// What `ramet stat --json` says.
+    /// The answer of `ramet stat --json`.
     pub fn stat(&self) -> Value {
         serde_json::from_str(&ramet_stat(&self.dir)).expect("stat --json is JSON")
     }
@@ -278,7 +279,7 @@ impl Mount {
         kib * 1024
     }
 
-    /// What the daemon has computed so far, for itself and in calls of the kernel.
+    /// Processor time of the daemon so far, its own and that of its calls of the kernel.
     pub fn computed(&self) -> Duration {
         let pid = self.pid.as_raw_pid();
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon runs");

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use ramet_fs::control::clone_by_ioctl;
 
-/// Clones `src` to `name` in the directory `into`; returns what the calls took, the one that names the source included.
+/// Clones `src` to `name` in the directory `into`; returns the time of the calls, with the one that
+/// names the source.
 pub fn clone_timed(src: &Path, into: &Path, name: &str) -> io::Result<Duration> {
     let missing = || io::Error::from(io::ErrorKind::InvalidInput);
     let above = File::open(src.parent().ok_or_else(missing)?)?;

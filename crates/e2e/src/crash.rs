@@ -33,7 +33,7 @@ fn command(args: &[&Path]) -> io::Result<()> {
     ))
 }
 
-/// What a round went through.
+/// Counts of a round.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
     /// Changes issued by all writers.

@@ -88,7 +88,7 @@ impl Editor {
         while let Some(dir) = editor.dirs.get(next).cloned() {
             next += 1;
             let mut entries = fs::read_dir(root.join(&dir))?.collect::<io::Result<Vec<_>>>()?;
-            // Sorted: the same seed draws the same edits whatever order a file system lists in.
+            // Sorted: the same seed draws the same edits on every file system.
             entries.sort_by_key(fs::DirEntry::file_name);
             for entry in entries {
                 let rel = dir.join(entry.file_name());
@@ -153,7 +153,8 @@ impl Editor {
         }
     }
 
-    /// An edit of names, by the number from 65 to 89 that was drawn for it; `path` is file number `at`.
+    /// An edit of names, by the number from 65 to 89 that was drawn for it; `path` is file number
+    /// `at`.
     fn draw_name(&mut self, drawn: u32, at: usize, path: PathBuf, rng: &mut StdRng) -> Edit {
         match drawn {
             65..69 => {

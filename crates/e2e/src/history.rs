@@ -1,7 +1,7 @@
-//! Crash checking: what a tree may look like after the daemon was killed.
+//! Crash checking: the trees that may be found after the daemon was killed.
 //!
 //! Each writer changes a tree of its own and remembers every change it issued, in order. The
-//! promise under test (design.md section 5): after a crash the volume is a prefix of history, no
+//! promise under test: after a crash the volume is a prefix of history, no
 //! older than the last acknowledged sync. So for each writer some number of its changes, at least
 //! those that completed before an acknowledged fsync of *any* writer began, must give exactly the
 //! tree found; nothing may be there twice, in part, or out of order. One write(2) reaches the
@@ -205,7 +205,7 @@ fn join(base: &Path, rest: &Path) -> PathBuf {
     }
 }
 
-/// Progress of all writers of one mount: what an acknowledged sync makes durable.
+/// Progress of all writers of one mount: the steps that an acknowledged sync makes durable.
 #[derive(Debug, Default)]
 pub struct Progress {
     /// By writer: steps known to be applied.
@@ -259,7 +259,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// A writer that goes on from what is at `root` (made when absent).
+    /// A writer that goes on from the tree at `root` (made when absent).
     pub fn new(index: usize, root: PathBuf) -> io::Result<Writer> {
         fs::create_dir_all(&root)?;
         let start = State::read(&root)?;
@@ -419,7 +419,7 @@ impl Writer {
     /// number of steps, at least the durable ones. Returns (durable, found, issued).
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The difference, in words.
     pub fn check(&self, progress: &Progress) -> Result<(u64, u64, u64), String> {
         let found = State::read(&self.root).map_err(|e| format!("{}: {e}", self.root.display()))?;
         let durable = progress.durable[self.index].load(Ordering::SeqCst);

@@ -1,5 +1,6 @@
-//! What the end-to-end tests share: volumes that clean up after themselves, a comparison of trees
-//! that sees everything a user can see, and edits that can be mirrored on another file system.
+//! Shared parts of the end-to-end tests: volumes that clean up after themselves, a comparison of
+//! trees that sees everything a user can see, and edits that can be mirrored on another file
+//! system.
 //!
 //! Every test owns a temporary folder with one volume and one mount point. Nothing outside it is
 //! touched, daemons are ended by their process id only, and a failed test leaves no mount behind.

@@ -95,7 +95,8 @@ fn crash_once(rng: &mut StdRng, load: Duration, volume: &Path, dir: &Path) -> Re
     Ok(())
 }
 
-/// Files of 4 KiB and of 100 bytes by turns until the journal has a size, a kill, and the time of the next mount.
+/// Files of 4 KiB and of 100 bytes by turns until the journal has a size, a kill, and the time of
+/// the next mount.
 fn recovery(volume: &Path, dir: &Path) -> Result<(), String> {
     let ramet = |words: &[&std::ffi::OsStr]| run_ok(ramet_bin(), words);
     let stat = || -> Result<serde_json::Value, String> {

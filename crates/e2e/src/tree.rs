@@ -1,4 +1,4 @@
-//! Trees: everything a user can see of one, what differs between two, and a synthetic one.
+//! Trees: everything a user can see of one, the differences between two, and a synthetic one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -12,7 +12,7 @@ use rand::rngs::StdRng;
 use rustix::fs::{FileType, Mode};
 use xxhash_rust::xxh3::Xxh3;
 
-/// What a user can see of one name, but for what legitimately differs between copies (inode
+/// All that a user can see of one name, without the properties in which copies may differ (inode
 /// number, ctime, atime, allocated blocks, size of a directory).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -197,7 +197,8 @@ fn xattrs(path: &Path) -> io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
 }
 
 /// Makes a tree of about `files` files below `root`: nested directories, sizes from nothing to
-/// hundreds of KiB, holes, symlinks, hard links, attributes, modes, and names of every kind of byte.
+/// hundreds of KiB, holes, symlinks, hard links, attributes, modes, and names of every kind of
+/// byte.
 pub fn synthesize(root: &Path, files: usize, rng: &mut StdRng) -> io::Result<()> {
     fs::create_dir_all(root)?;
     let mut dirs = vec![root.to_path_buf()];

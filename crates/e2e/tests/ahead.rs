@@ -1,6 +1,8 @@
-//! Files whose contents the kernel gets before they are asked for, while they change: nobody sees anything but what was written.
+//! Files whose contents the kernel gets before a read, while they change: readers see written bytes
+//! only.
 //!
-//! `RAMET_ROUNDS` sets how often each writer writes. The kernel is made to forget all that is not in use, again and again.
+//! `RAMET_ROUNDS` sets how often each writer writes. The kernel is made to forget all that is not
+//! in use, again and again.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File, OpenOptions};
@@ -15,10 +17,11 @@ use ramet_sys::write_mapped;
 use rand::rngs::StdRng;
 use rand::{Rng, RngCore, SeedableRng};
 
-/// Words of this many bytes tell who wrote them, and when.
+/// Words of this many bytes hold the number of the write that put them there.
 const WORD: usize = 8;
 
-/// A file that one thread writes and all read: each of its words is the number of the write that put it there.
+/// A file that one thread writes and all read: each of its words is the number of the write that
+/// put it there.
 struct Versioned {
     path: PathBuf,
     /// Number of the last write that is done, and of the last that began.
@@ -39,7 +42,7 @@ impl Versioned {
             0 => open().unwrap().write_all_at(&words(count), 0).unwrap(),
             1 => fs::write(&self.path, words(rng.random_range(1..1_200))).unwrap(),
             2 => {
-                // Shorter, then as it is to be.
+                // First shorter, then with its new contents.
                 let file = open().unwrap();
                 file.set_len(8).unwrap();
                 let count = rng.random_range(1..600);
@@ -60,7 +63,8 @@ impl Versioned {
         self.done.store(version, Ordering::SeqCst);
     }
 
-    /// Every word that can be read was written, and none is older than a write that was done before.
+    /// Every word that can be read was written, and none is older than a write that was done
+    /// before.
     fn check(&self) {
         let least = self.done.load(Ordering::SeqCst);
         let mut bytes = Vec::new();
@@ -72,7 +76,8 @@ impl Versioned {
         assert_eq!(bytes.len() % WORD, 0, "{:?}", self.path);
         for word in bytes.chunks_exact(WORD) {
             let version = u64::from_le_bytes(word.try_into().unwrap());
-            // On all file systems, who reads while a file gets shorter may see zeros for what goes.
+            // On all file systems, a read while a file gets shorter may see zeros in the place of
+            // the bytes that go.
             let is_cut = version == 0 && least < most;
             assert!(
                 is_cut || (least..=most).contains(&version),
@@ -87,7 +92,8 @@ const DIRS: usize = 4;
 const FILES: usize = 40;
 const WRITERS: usize = 2;
 
-/// Files are read in order, written in all ways, and forgotten by the kernel, all at the same time, until each writer has written so often.
+/// Files are read in order, written in all ways, and forgotten by the kernel, all at the same time,
+/// until each writer has written so often.
 fn storm(dirs: &[Vec<Versioned>], seed: u64, rounds: u64) {
     let rng = |of: u64| StdRng::seed_from_u64(seed ^ of << 32);
     let is_over = AtomicBool::new(false);
@@ -108,7 +114,7 @@ fn storm(dirs: &[Vec<Versioned>], seed: u64, rounds: u64) {
             file.check();
         }
     };
-    // Only what nobody uses is forgotten.
+    // The kernel forgets only pages and inodes that nobody uses.
     let forget = || {
         while !is_over.load(Ordering::SeqCst) {
             fs::write("/proc/sys/vm/drop_caches", "3").unwrap();

@@ -1,4 +1,4 @@
-//! `ramet bench` at a tiny scale: it runs to its end, tells what it counted, and leaves nothing behind.
+//! `ramet bench` at a tiny scale: it runs to its end, tells its counts, and leaves nothing behind.
 
 use ramet_e2e::{ramet_bin, run, run_ok};
 use serde_json::Value;

@@ -1,4 +1,5 @@
-//! Large files through the mount are written to the device once, and overwriting them reads next to nothing.
+//! Large files through the mount are written to the device once, and overwriting them reads next to
+//! nothing.
 //!
 //! `RAMET_BULK_MIB` sets the size of the file.
 

@@ -156,7 +156,7 @@ fn root_is_not_led_by_links_of_other_users() {
         });
         let mut found = Vec::new();
         for _ in 0..CLONES {
-            // Refused, or a clone of what it is at that moment.
+            // Refused, or a clone of the file that the name leads to at that moment.
             let _ = clone(&[&dir, &copy]);
             if !copy.is_symlink() && copy.join("secret").exists() {
                 found.push("the directory");

@@ -97,7 +97,8 @@ fn du_tells_shared_from_exclusive() {
     }
     let du = |dir: &Path| json(&["du".as_ref(), "--json".as_ref(), dir.as_ref()]);
     let mib = |usage: &Value, field: &str| usage[field].as_u64().expect("a number") >> 20;
-    // Work in the background goes on for a while, and space comes back with the checkpoint after the next.
+    // Work in the background goes on for a while, and space comes back with the checkpoint after
+    // the next.
     let settled = || [(); 5].map(|()| mount.allocated_settled() >> 20)[4];
     let before = settled();
     let usage = du(&b);
@@ -107,7 +108,8 @@ fn du_tells_shared_from_exclusive() {
     assert!(exclusive >= 7, "{usage}");
     mount.remove(&b);
     let freed = before.saturating_sub(settled());
-    // More may: what both referred to and the other one was about to let go of.
+    // The second figure may be larger: it has nodes that both referred to and that the first one
+    // was about to release.
     assert!(
         freed + 1 + exclusive / 10 >= exclusive,
         "{freed} MiB came back: {usage}"

@@ -1,4 +1,4 @@
-//! What a clone costs: time that does not depend on the size, space that grows with the changes.
+//! The cost of a clone: time that does not depend on the size, space that grows with the changes.
 //!
 //! `RAMET_TREE` names a real tree to use instead of the synthetic one of `RAMET_FILES` files.
 
@@ -38,8 +38,8 @@ fn clones_of_all_sizes_cost_the_same() {
             synthesize(&first, files, &mut rng).expect("the mount takes a tree");
         }
     }
-    // The first clone of a directory takes its hard links out of what encloses it, one by one; the
-    // copy then has them inside, and clones as a whole.
+    // The first clone of a directory takes its hard links out of the trees around it, one by one.
+    // The copy then has them inside, and clones as a whole.
     mount.clone_path(&first, &tree);
     let empty = mount.root().join("empty");
     std::fs::create_dir(&empty).expect("the mount is writable");

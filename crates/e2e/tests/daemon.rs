@@ -11,7 +11,8 @@ use ramet_e2e::{Bed, Mount, ramet_bin};
 /// `nobody`, which every Debian has.
 const USER: u32 = 65534;
 
-/// Mounts the volume from a program: `sh` or `python3`, whose `script` runs `$RAMET mount $VOLUME $DIR` in some way.
+/// Mounts the volume from a program: `sh` or `python3`, whose `script` runs
+/// `$RAMET mount $VOLUME $DIR` in some way.
 fn start(bed: &Bed, program: &[&str], script: &str) -> Output {
     Command::new(program[0])
         .args(&program[1..])

@@ -1,7 +1,8 @@
-//! Volumes as mount(8), umount(8), mkfs(8) and fsck(8) see them: by a line of fstab(5) and the names that these programs call.
+//! Volumes as mount(8), umount(8), mkfs(8) and fsck(8) see them: by a line of fstab(5) and the
+//! names that these programs call.
 //!
-//! Everything happens in a mount namespace of its own, in which links to the command lie in `/usr/sbin`, over what is
-//! there.
+//! Everything happens in a mount namespace of its own, in which links to the command lie in
+//! `/usr/sbin`, over the files there.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -73,7 +74,7 @@ impl Machine {
             "mount",
             &["-t", "overlay", "overlay", "-o", &over, "/usr/sbin"],
         );
-        // What libmount remembers of mounts by ordinary users stays in here.
+        // The notes of libmount about mounts by ordinary users stay in here.
         machine.ok("mount", &["-t", "tmpfs", "tmpfs", "/run/mount"]);
         Some(machine)
     }
@@ -287,7 +288,7 @@ fn requests_that_mount_nothing_say_so_by_their_status() {
         status == Some(32) && said.starts_with("mount.ramet: /nowhere"),
         "{said}"
     );
-    // mount(8) says what its helper said.
+    // mount(8) repeats the words of its helper.
     let (status, said) = machine.status("mount", &["-t", "ramet", "/nowhere/volume", &at]);
     assert!(status == Some(32) && said.contains("/nowhere"), "{said}");
     machine.ok(
@@ -378,7 +379,7 @@ fn mkfs_and_fsck_call_ours_by_the_type() {
     machine.ok("sync", &[&at]);
     let stat = machine.ok("mkfs.ramet", &["--version"]);
     assert!(stat.starts_with("mkfs.ramet "), "{stat}");
-    // As after a crash: a copy of what lies on the device while the volume is mounted.
+    // As after a crash: a copy of the device while the volume is mounted.
     let crashed = text(&machine.bed.path().join("crashed.ramet"));
     machine.ok("cp", &["--sparse=always", &path, &crashed]);
     let (status, said) = machine.status("fsck.ramet", &["-a", &crashed]);

@@ -1,4 +1,4 @@
-//! Volumes grow, mounted or not, and what was refused for want of room goes on.
+//! Volumes grow, mounted or not, and writes that were refused for want of room succeed then.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -21,7 +21,8 @@ fn grow(target: &Path, size: &str) -> Output {
     )
 }
 
-/// Writes noise to a file until it has `most` MiB or there is no room; returns how many were written.
+/// Writes noise to a file until it has `most` MiB or there is no room; returns how many were
+/// written.
 fn write_mib(path: &Path, most: u64) -> u64 {
     let mut file = File::create(path).expect("a name takes little room");
     let mut state = 1u64;

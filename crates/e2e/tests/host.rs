@@ -57,7 +57,8 @@ fn contents(number: u32) -> Vec<u8> {
     std::iter::repeat_with(next).take(300_000).collect()
 }
 
-/// Writes and syncs files from `first` on until there is no room; returns the number of the first one that is not there.
+/// Writes and syncs files from `first` on until there is no room; returns the number of the first
+/// one that is not there.
 fn fill(mount: &Mount, first: u32) -> u32 {
     for number in first.. {
         let path = mount.root().join(format!("f{number}"));
@@ -262,7 +263,7 @@ fn a_busy_mount_that_is_told_to_end_loses_nothing_acknowledged() {
     fs::write(mount.root().join("closed"), contents(1)).expect("there is room");
     busy.write_all_at(b"before", 0).expect("there is room");
     kill_process(mount.pid(), Signal::TERM).expect("it is ours");
-    // The signal makes durable what is written; the answer of a sync says that it is.
+    // The signal makes the written bytes durable; the answer of a sync says so.
     busy.write_all_at(b"after!", 6).expect("it is served");
     busy.sync_all().expect("it is served");
     mount.kill_daemon();

@@ -75,7 +75,7 @@ impl Actor<'_> {
         command
     }
 
-    /// Runs `ramet` with these arguments, which must succeed; returns what it printed and took.
+    /// Runs `ramet` with these arguments, which must succeed; returns its output and its time.
     fn ramet(&self, args: &[&OsStr]) -> (String, Duration) {
         let begun = Instant::now();
         let out = self.command(&self.bin).args(args).output();
@@ -187,7 +187,7 @@ impl Writer {
     }
 }
 
-/// What the rounds of one case found.
+/// The findings of the rounds of one case.
 #[derive(Default)]
 struct Found {
     syncs: Vec<Duration>,

@@ -1,4 +1,5 @@
-//! What the command says when it cannot: one line, what and why, and a useful exit status.
+//! Failures of the command: one line that names the object and the reason, and a useful exit
+//! status.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -6,13 +7,15 @@ use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ramet_e2e::{Bed, ramet_bin, run, run_ok};
 use rustix::fs::CWD;
 use rustix::mount::{OpenTreeFlags, open_tree};
-use rustix::process::{Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How long the threads of a daemon may take to stop, or to go on.
+const SIGNAL_MAX: Duration = Duration::from_secs(30);
 
 /// Runs `ramet` expecting failure; returns the exit status and the one line it said.
 fn refused(args: &[&Path]) -> (i32, String) {
@@ -364,6 +367,28 @@ fn a_volume_that_stays_mounted_elsewhere_is_not_waited_for_in_silence() {
     bed.fsck();
 }
 
+/// Waits until each thread of a process is stopped, or none is.
+fn await_threads(pid: Pid, stopped: bool) {
+    let start = Instant::now();
+    let tasks = format!("/proc/{}/task", pid.as_raw_nonzero());
+    let is_as_wanted = |stat: String| {
+        let (_, state) = stat.rsplit_once(") ").expect("proc(5) says so");
+        state.starts_with('T') == stopped
+    };
+    let are_as_wanted = || {
+        let mut tasks = fs::read_dir(&tasks).expect("it runs");
+        // A thread that has ended meanwhile has no state any more.
+        tasks.all(|task| {
+            let stat = fs::read_to_string(task.expect("listed").path().join("stat"));
+            stat.map_or(true, is_as_wanted)
+        })
+    };
+    while !are_as_wanted() {
+        assert!(start.elapsed() < SIGNAL_MAX, "{tasks}");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_daemon_that_was_stopped_for_a_while_goes_on() {
     for options in ["defaults", "no_io_uring"] {
@@ -373,8 +398,7 @@ fn a_daemon_that_was_stopped_for_a_while_goes_on() {
         fs::write(&file, "before").expect("the mount is writable");
         for signal in [Signal::STOP, Signal::CONT] {
             kill_process(mount.pid(), signal).expect("it runs");
-            // Until each of its threads has heard of it.
-            sleep(Duration::from_millis(100));
+            await_threads(mount.pid(), signal == Signal::STOP);
         }
         fs::write(&file, "after").expect("the mount is writable");
         assert_eq!(fs::read_to_string(&file).expect("readable"), "after");

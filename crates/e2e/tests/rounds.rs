@@ -1,8 +1,11 @@
-//! Rounds of clone and edit through the mount (BetrFS 0.5, section 5.2, figure 10): nothing may cost more in a late round.
+//! Rounds of clone and edit through the mount (BetrFS 0.5, section 5.2, figure 10): nothing may
+//! cost more in a late round.
 //!
-//! `RAMET_ROUNDS` (40), `RAMET_FILES` (16) and `RAMET_FILE_KIB` (256) make it as large as in the paper, with 10000, 64 and 4096.
-//! Then copies of the volume of the first sample and of that of the last go on by turns, since hours on a machine are not alike: what clones take in both,
-//! and what the daemons computed, is printed side by side. As often as `RAMET_REPETITIONS` says (1), each time from the same volumes.
+//! `RAMET_ROUNDS` (40), `RAMET_FILES` (16) and `RAMET_FILE_KIB` (256) make it as large as in the
+//! paper, with 10000, 64 and 4096. Then copies of the volume of the first sample and of that of the
+//! last go on by turns, since hours on a machine are not alike. The times of clones in both, and
+//! the processor times of the daemons, are printed side by side. `RAMET_REPETITIONS` (1) says how
+//! often this is done, each time from the same volumes.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,7 +37,8 @@ fn count(mount: &Mount, name: &str) -> u64 {
         .unwrap_or_else(|| panic!("no {name} in stat"))
 }
 
-/// Compares all files with `expected`; returns the reads that took, and their bytes, with nothing cached before.
+/// Compares all files with `expected`; returns the reads that took, and their bytes, with nothing
+/// cached before.
 fn scan_cold(bed: &Bed, version: &str, expected: &[Vec<u8>]) -> (Mount, u64, u64) {
     let mount = bed.mount(&[]);
     let before = (count(&mount, "node_reads"), count(&mount, "bytes_read"));
@@ -48,7 +52,7 @@ fn scan_cold(bed: &Bed, version: &str, expected: &[Vec<u8>]) -> (Mount, u64, u64
     (mount, reads, bytes)
 }
 
-/// What one round writes into each file.
+/// The bytes that one round writes into each file.
 struct Edit {
     offset: u64,
     bytes: Vec<[u8; EDIT_BYTES]>,
@@ -89,7 +93,7 @@ impl Edited {
         if self == Self::HeadHead { 0 } else { round }
     }
 
-    /// Clones and edits one version; what the clone took.
+    /// Clones and edits one version; returns the time of the clone.
     fn play(self, root: &Path, round: u64, edit: &Edit) -> Duration {
         let source = if self == Self::TailTail { round - 1 } else { 0 };
         let took = clone_timed(&root.join(name(source)), root, &name(round));
@@ -98,7 +102,7 @@ impl Edited {
     }
 }
 
-/// What so many hundredths of these stay below.
+/// The value that so many hundredths of these stay below.
 fn part(times: &mut [Duration], percent: usize) -> Duration {
     times.sort_unstable();
     times[times.len() * percent / 100]
@@ -110,7 +114,8 @@ fn parts(mut times: Vec<Duration>) -> String {
     format!("{half:?}, p10 {tenth:?}, p99 {most:?}")
 }
 
-/// Goes on by turns in copies of volumes that have had so many rounds, and prints what clones take in each.
+/// Goes on by turns in copies of volumes that have had so many rounds, and prints the times of
+/// clones in each.
 fn by_turns(edited: Edited, histories: [(&Bed, u64); 2], mut edit: impl FnMut() -> Edit) {
     const WARMING: u64 = 50;
     const ROUNDS: u64 = 400;
@@ -229,7 +234,8 @@ fn rounds(edited: Edited) {
         });
     }
     let (first, last) = (measured[0], measured[measured.len() - 1]);
-    // A version of a few files is read in so few requests that each segment counts; at full size a twentieth is much.
+    // A version of a few files is read in so few requests that each segment counts; at full size a
+    // twentieth is much.
     let part = if is_full_size { 20 } else { 4 };
     assert!(
         last.1 * part <= first.1 * (part + 1),

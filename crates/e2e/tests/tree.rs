@@ -1,4 +1,4 @@
-//! A tree copied in, cloned and edited is what it would be on any file system.
+//! A tree copied in, cloned and edited is the same as on any file system.
 //!
 //! `RAMET_TREE` names a real tree to use instead of the synthetic one of `RAMET_FILES` files.
 

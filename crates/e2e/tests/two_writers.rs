@@ -1,6 +1,8 @@
-//! One volume, two writers: the second is refused, by whatever way it comes, and told by what the volume is in use.
+//! One volume, two writers: the second is refused on every way to the volume, and its message names
+//! the user of the volume.
 //!
-//! The tests make loop devices, a mapped device, bind mounts, an overlay and namespaces, so they run as root.
+//! The tests make loop devices, a mapped device, bind mounts, an overlay and namespaces, so they
+//! run as root.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -99,7 +101,7 @@ fn a_mounted_image_is_refused_by_every_name_and_through_every_loop_device() {
     }
     mount.umount();
 
-    // The other way round: what lies over the image is in use.
+    // The other way round: the device over the image is in use.
     let (image, dir) = (bed.volume(), bed.mount_point());
     run_ok(
         ramet_bin(),
@@ -184,7 +186,8 @@ fn a_volume_on_a_mapped_device_is_told_from_the_image_below() {
     tried.expect("refused by way of a mapped device");
 }
 
-/// The folder of a bed as an overlay shows it: the same bytes behind other inodes, so that no lock on one meets the other.
+/// The folder of a bed as an overlay shows it: the same bytes behind other inodes, so that no lock
+/// on one meets the other.
 struct Overlay(PathBuf);
 
 impl Overlay {
@@ -234,7 +237,7 @@ fn daemon_of(dir: &Path) -> Pid {
     Pid::from_raw(pid.try_into().expect("a pid")).expect("not zero")
 }
 
-/// Ends a daemon and removes its mount, whatever a test left of it.
+/// Ends a daemon and removes its mount, in any state that a test left them in.
 struct Served(PathBuf, Pid);
 
 impl Served {

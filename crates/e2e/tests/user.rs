@@ -123,7 +123,7 @@ fn on_a_shared_mount_a_user_clones_only_files_of_their_own() {
         !clone("users", "roots/copy4"),
         "cloned into a directory of another owner"
     );
-    // The mount point's sticky bit protects what is another's from being replaced.
+    // The mount point's sticky bit protects files of others from being replaced.
     assert!(
         !clone("users", "roots"),
         "replaced a directory of another owner"

@@ -4,12 +4,12 @@
 //! overflow is split, a child that could become too empty is merged with a neighbour or takes
 //! entries from it. So no change travels back up, and a page is complete when the walk leaves it.
 //!
-//! Pages hold bytes, not equal entries. With E the largest entry and C >= 4E the capacity: *full*
-//! means used > C - E, so one more entry always fits a page that is not. A split leaves at least (C
-//! - 2E) / 2 >= C/4 on either side. *Underfull* means used < C/4. An underfull page is merged with
-//! its neighbour when the sum is at most C - E. Otherwise both share their entries out evenly, at
-//! least C/4 each. So away from the root a leaf holds C/4 - E or more after a removal (the next
-//! walk through it makes it safe), an index page at least two children.
+//! Pages hold bytes, not equal entries. With E the largest entry and `C >= 4E` the capacity: *full*
+//! means used > `C - E`, so one more entry always fits a page that is not. A split leaves at least
+//! `(C - 2E) / 2 >= C/4` on either side. *Underfull* means used < C/4. An underfull page is merged
+//! with its neighbour when the sum is at most `C - E`. Otherwise both share their entries out
+//! evenly, at least C/4 each. So away from the root a leaf holds `C/4 - E` or more after a removal
+//! (the next walk through it makes it safe), an index page at least two children.
 //!
 //! An error in the middle leaves a well-formed tree of unchanged contents: allocation, the one step
 //! that can fail, comes first in each change. Keeps S1 to S6.

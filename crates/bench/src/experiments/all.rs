@@ -33,8 +33,9 @@ fn measure_of(experiment: Experiment) -> Measure {
     }
 }
 
-/// Runs all experiments of the plan. `progress` is told in a line what runs now. Returns what was found, and why it ended if that was
-/// early: a program failed, or it was interrupted.
+/// Runs all experiments of the plan. `progress` is told in a line the experiment that runs now.
+/// Returns the report, and the reason of an early end: a program failed, or the run was
+/// interrupted.
 ///
 /// # Errors
 /// Nothing was begun, since something is missing: root, or a program.

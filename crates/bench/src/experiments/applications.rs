@@ -1,4 +1,4 @@
-//! What users do, in a plain and in a cloned directory (BetrFS 0.5, figure 13).
+//! Work of users, in a plain and in a cloned directory (BetrFS 0.5, figure 13).
 
 use std::fs::File;
 use std::io::Write;
@@ -119,15 +119,16 @@ const TASKS: [(&str, Kind, Task); 10] = [
     }),
 ];
 
-/// What is unpacked.
+/// The archive that is unpacked.
 const ARCHIVE: &str = "archive.tar";
-/// What is fetched.
+/// The repository that is fetched.
 const REPOSITORY: &str = "fetched.git";
-/// What trees are compared with.
+/// The repository that trees are compared with.
 const INDEX: &str = "repository";
 
-/// Runs git commands in the work tree `dir`, whose `repository` lies beside all trees. Times of change and inode numbers are those of the
-/// original there, so they are not asked for, as one does in copies.
+/// Runs git commands in the work tree `dir`, whose `repository` lies beside all trees. The
+/// repository knows the times of change and the inode numbers of the original, so git does not
+/// compare them, as usual in copies.
 fn git(repository: &Path, dir: &Path, script: &str) -> Result<()> {
     let script = format!(
         "cd \"$2\" && export GIT_DIR=\"$1\" GIT_WORK_TREE=. && \
@@ -143,7 +144,8 @@ fn git(repository: &Path, dir: &Path, script: &str) -> Result<()> {
     run_program("sh", &args).map(drop)
 }
 
-/// Makes the tree, its clone, and the archive, repository and index that tasks work with; the two directories.
+/// Makes the tree, its clone, and the archive, repository and index that tasks work with; the two
+/// directories.
 fn prepare(run: &mut Run<'_, '_>, stage: &mut Stage<'_>) -> Result<[PathBuf; 2]> {
     let dirs = ["plain", "cloned"].map(|name| stage.path(name));
     let other = stage.path("other");
@@ -189,7 +191,8 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
             stage.cold()?;
             stage.cost(|stage| task(stage, dir))
         };
-        // The second one finds the machine as the first one left it, so they take turns; what only reads does so twice, the other way round.
+        // The second directory finds the machine as the first one left it, so they take turns. A
+        // task that only reads runs twice in each, the second time in the other order.
         let first = number % 2;
         let order = match kind {
             Kind::Reads => vec![first, 1 - first, 1 - first, first],
@@ -205,7 +208,8 @@ pub(super) fn plain_and_cloned(run: &mut Run<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Tells the costs of a task in the plain and in the cloned directory, and the second ones over the first.
+/// Tells the costs of a task in the plain and in the cloned directory, and the second ones over the
+/// first.
 fn tell(run: &mut Run<'_, '_>, name: &str, kind: Kind, costs: &[Cost; 2]) {
     run.found
         .seconds(&format!("{name}, plain"), &costs[0], Targets::default());

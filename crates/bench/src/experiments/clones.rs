@@ -1,4 +1,4 @@
-//! What clones cost, and what is slower after them.
+//! The costs of clones, and of work after them.
 
 use std::time::Instant;
 
@@ -17,7 +17,8 @@ const EDIT_BYTES: usize = 16;
 /// Clones that are timed one by one.
 const CALLS: usize = 9;
 
-/// A 256 MiB file is cloned, 8192 pieces of 16 bytes are written into the clone (the slides; BetrFS 0.5, section 5.1).
+/// A 256 MiB file is cloned, 8192 pieces of 16 bytes are written into the clone (the slides; BetrFS
+/// 0.5, section 5.1).
 pub(super) fn random_writes_in_a_clone(run: &mut Run<'_, '_>) -> Result<()> {
     let (bytes, writes) = (run.scaled(256 * MIB, MIB), run.scaled(8192, 64));
     let written = (writes * EDIT_BYTES as u64) as f64;
@@ -286,7 +287,7 @@ pub(super) fn container(run: &mut Run<'_, '_>) -> Result<()> {
         &["-a".as_ref(), contents.as_os_str(), base.as_os_str()],
     )?;
     stage.cold()?;
-    // What was looked at once is in the caches of everybody.
+    // All file systems have the directory in their caches then.
     load::find(&base, "passwd")?;
     let cost = stage.cost(|stage| {
         stage.clone_tree(&base, &copy)?;

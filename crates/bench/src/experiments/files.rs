@@ -1,4 +1,4 @@
-//! Large files, and what depends on the size of a file.
+//! Large files, and costs that depend on the size of a file.
 
 use super::run::Run;
 use crate::error::{At, Result};
@@ -48,7 +48,8 @@ pub(super) fn sequential(run: &mut Run<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// 16384 pieces of 4 bytes are written at random places of 2 GiB, and the file read before and after (BetrFS 0.5, table 1).
+/// 16384 pieces of 4 bytes are written at random places of 2 GiB, and the file read before and
+/// after (BetrFS 0.5, table 1).
 pub(super) fn random_writes(run: &mut Run<'_, '_>) -> Result<()> {
     let (bytes, writes) = (run.scaled(2 * GIB, 4 * MIB), run.scaled(16_384, 64));
     let mut stage = run.stage()?;

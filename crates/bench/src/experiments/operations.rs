@@ -1,4 +1,4 @@
-//! What single operations ask of the device, and of the daemon.
+//! Requests of single operations to the device, and to the daemon.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use crate::stage::Stage;
 const SMALL_BYTES: usize = 200;
 const ENTRIES: u64 = 100;
 
-/// What is done to the `number`th thing.
+/// An operation on the `number`th file or directory.
 type Operation = fn(&Stage<'_>, u64) -> Result<()>;
 
 struct Case {
@@ -236,7 +236,7 @@ fn tell_requests(
     run.found.count(&name, "FUSE requests", each(all), None);
 }
 
-/// How often the daemon was asked for what so far.
+/// Requests to the daemon so far, by their names.
 fn asked(run: &Run<'_, '_>, dir: &Path) -> Result<BTreeMap<String, u64>> {
     if !run.peer.is_ramet() {
         return Ok(BTreeMap::new());

@@ -31,7 +31,8 @@ impl<'a> Run<'a, '_> {
         ((full as f64 * self.plan.scale) as u64).max(least)
     }
 
-    /// Puts the source tree, or as much of it as the scale wants, at `copy`; returns files and bytes.
+    /// Puts the source tree, or as much of it as the scale wants, at `copy`; returns files and
+    /// bytes.
     pub fn source_tree(&mut self, copy: &Path) -> Result<(u64, u64)> {
         const FILES: u64 = 21_000;
         let files = self.scaled(FILES, 50);
@@ -63,7 +64,8 @@ impl<'a> Run<'a, '_> {
         Ok(cost)
     }
 
-    /// Whether this pass is for what is measured without a limit only; without such a pass it is told as left out.
+    /// Whether this pass leaves out a measurement that runs without a limit only. When the plan has
+    /// no pass without a limit, the report says so.
     pub fn is_free_only(&mut self, what: &str) -> bool {
         if self.pass != Pass::Throttled {
             return false;

@@ -570,7 +570,10 @@ mod tests {
                     prefetch.touched(ino, Touch::Size, None).unwrap();
                     landed.load(Ordering::SeqCst)
                 }));
-                std::thread::sleep(std::time::Duration::from_millis(20));
+                // Until the change waits for the flight.
+                while prefetch.waiting.load(Ordering::SeqCst) == 0 {
+                    std::thread::yield_now();
+                }
                 has_landed.store(1, Ordering::SeqCst);
             }
             true
