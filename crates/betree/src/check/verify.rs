@@ -277,7 +277,7 @@ mod tests {
         tree.apply(batch).unwrap();
         tree.checkpoint().unwrap();
         assert_eq!(tree.verify(&mut |_| {}).unwrap(), [""; 0]);
-        let top = tree.inner.state.lock().top.clone();
+        let top = tree.inner.root.state.lock().top.clone();
         assert!(top.height > 1 && top.edges.len() > 1 && !top.segs.is_empty());
         tree
     }
@@ -286,7 +286,7 @@ mod tests {
     fn found(forge: impl FnOnce(&Store, &mut Skeleton)) -> Vec<String> {
         let tree = tree();
         let store = &tree.inner.store;
-        let mut state = tree.inner.state.lock();
+        let mut state = tree.inner.root.state.lock();
         let mut root = Skeleton::clone(&state.top);
         forge(store, &mut root);
         state.root = store.handles.new_skeleton(root);
@@ -388,7 +388,7 @@ mod tests {
         let store = &tree.inner.store;
         let root = store
             .handles
-            .new_skeleton(Skeleton::clone(&tree.inner.state.lock().top));
+            .new_skeleton(Skeleton::clone(&tree.inner.root.state.lock().top));
         store
             .write_back
             .write_back(&root, &mut Fragments::new())
@@ -401,7 +401,7 @@ mod tests {
             .unwrap();
         store.handles.set_recorded(&root);
         store.table.committed(commit);
-        tree.inner.state.lock().root = root;
+        tree.inner.root.state.lock().root = root;
         assert_eq!(numbers(&tree)[0], "T7");
     }
 

@@ -9,8 +9,8 @@
 //! over it is.
 //!
 //! A clone is announced before the locks that other threads need are taken
-//! ([`crate::tree::inner::Inner::prepare_clone`]). The state of its source is most often still the
-//! same when the clone comes: no batch was applied and no message moved. So the capture is kept
+//! ([`crate::tree::clones::Clones::prepare_clone`]). The state of its source is most often still
+//! the same when the clone comes: no batch was applied and no message moved. So the capture is kept
 //! until then. All captures in the cache are of one state of the tree. A checkpoint drops them,
 //! with the nodes that were made for them.
 

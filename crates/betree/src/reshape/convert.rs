@@ -377,7 +377,7 @@ mod tests {
         let entries = (0..100u8).map(|n| (Bytes::from(vec![n]), Bytes::from(vec![n; 1000])));
         tree.import("", None, entries).unwrap();
         tree.checkpoint().unwrap();
-        let top = tree.inner.state.lock().top.clone();
+        let top = tree.inner.root.state.lock().top.clone();
         let leaf = top.edges.iter().find_map(|edge| edge.child.clone());
         let leaf = leaf.expect("it has one");
         assert_eq!(leaf.node.kind(), Kind::Leaf);

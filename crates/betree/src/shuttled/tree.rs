@@ -113,7 +113,7 @@ fn publish() {
     let flusher = tree.clone();
     threads.push(thread::spawn(move || {
         for _ in 0..3 {
-            flusher.inner.flush(false).unwrap();
+            flusher.inner.root.flush(false).unwrap();
         }
     }));
     let keeper = tree.clone();

@@ -1,11 +1,17 @@
 //! Admission: a batch is taken once memory, the journal and the volume have room for it.
 
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
-use crate::tree::inner::Inner;
+use crate::store::store::Store;
+use crate::tree::checkpoint::Checkpointer;
+use crate::tree::failure::Failure;
+use crate::tree::root::Root;
+use crate::tree::signals::Signals;
+use crate::tree::threads::Threads;
 
 /// Batches that remove keys may use up the deletion reserve when there is no other space, up to so
 /// many bytes together. Then admission looks for space again.
@@ -27,10 +33,52 @@ const JOURNAL_QUEUE_HELP: u64 = 4 << 20;
 /// Bytes queued for the journal from which on writers wait for the device.
 const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
 
-impl Inner {
+/// Longest wait for a round of background work.
+const PROGRESS_WAIT: Duration = Duration::from_millis(100);
+/// A checkpoint is due when nodes that are not written take this part of the most that the cache
+/// may take, and four memory buffers.
+const FRESH_PART: u64 = 16;
+
+/// Lets batches in. It holds no lock while it waits.
+pub(crate) struct Admission {
+    store: Arc<Store>,
+    root: Arc<Root>,
+    checkpointer: Arc<Checkpointer>,
+    failure: Arc<Failure>,
+    signals: Arc<Signals>,
+    threads: Arc<Threads>,
+    /// One more than the number of the batch after which checkpoints had no more space to give
+    /// back; 0 for none.
+    exhausted_at: AtomicU64,
+    /// Bytes of batches that may use up the deletion reserve before admission looks for space
+    /// again.
+    last_resort: AtomicU64,
+}
+
+impl Admission {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        root: Arc<Root>,
+        checkpointer: Arc<Checkpointer>,
+        failure: Arc<Failure>,
+        signals: Arc<Signals>,
+        threads: Arc<Threads>,
+    ) -> Self {
+        Self {
+            store,
+            root,
+            checkpointer,
+            failure,
+            signals,
+            threads,
+            exhausted_at: AtomicU64::new(0),
+            last_resort: AtomicU64::new(0),
+        }
+    }
+
     /// Waits until memory and journal have room for `bytes` more.
-    pub(super) fn admit(&self, bytes: usize) -> Result<()> {
-        let Some(journal) = &self.journal else {
+    pub(crate) fn admit(&self, bytes: usize) -> Result<()> {
+        let Some(journal) = self.checkpointer.journal() else {
             return Err(Error::ReadOnly);
         };
         if bytes > crate::journal::journal::record_bytes_max(journal.capacity_bytes()) {
@@ -38,33 +86,27 @@ impl Inner {
         }
         let mut rounds = 0;
         loop {
-            self.check_alive()?;
+            self.failure.check_alive()?;
             // A checkpoint holds the nodes that it moves twice, and as much again may come
             // meanwhile. Fresh nodes beyond a checkpoint of everything are held by snapshots, and
             // waiting does not help.
             let is_full = self.store.handles.dirty.memory_bytes() > 3 * self.fresh_limit()
-                && self.is_behind();
+                && self.checkpointer.is_behind();
             let room = journal.room_for(bytes);
             if let (false, Some(queued)) = (is_full, room) {
                 return self.drain_journal(journal, queued);
             }
-            if room.is_none() && journal.is_short_of_host() && !self.is_behind() {
+            if room.is_none() && journal.is_short_of_host() && !self.checkpointer.is_behind() {
                 // All of the journal that the host has room for is free, and too short.
                 return Err(Error::NoSpace);
             }
             // A thread that has waited for long writes a checkpoint itself, and gets its error.
             rounds += 1;
-            if rounds > WAITS_MAX || self.threads.lock().is_empty() {
-                self.checkpoint()?;
+            if rounds > WAITS_MAX || self.threads.is_empty() {
+                self.checkpointer.checkpoint()?;
                 continue;
             }
-            let mut wanted = self.wanted.lock();
-            wanted.flush = true;
-            wanted.checkpoint = true;
-            self.work.notify_all();
-            self.keep.notify_all();
-            self.progress
-                .wait_for(&mut wanted, Duration::from_millis(100));
+            self.signals.wait_for_progress(PROGRESS_WAIT);
         }
     }
 
@@ -73,19 +115,15 @@ impl Inner {
     fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {
         let written = match queued {
             0..JOURNAL_QUEUE_SOFT => return Ok(()),
-            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HELP if !self.threads.lock().is_empty() => {
-                let mut wanted = self.wanted.lock();
-                if !wanted.journal {
-                    wanted.journal = true;
-                    self.keep.notify_all();
-                }
+            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HELP if !self.threads.is_empty() => {
+                self.signals.want_journal();
                 return Ok(());
             }
             JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
             // Another thread is writing: wait for the device together with all others.
-            _ => return self.sync(),
+            _ => return self.checkpointer.sync(),
         };
-        written.inspect_err(|error| self.poison(error))
+        written.inspect_err(|error| self.failure.poison(error))
     }
 
     /// Refuses batches that could not be written, after sweeps and checkpoints have given back all
@@ -111,7 +149,7 @@ impl Inner {
             {
                 return Ok(());
             }
-            let seq = self.state.lock().seq;
+            let seq = self.root.seq();
             if self.exhausted_at.load(Ordering::Relaxed) == seq + 1 {
                 break;
             }
@@ -126,14 +164,14 @@ impl Inner {
             if stalled > 0 {
                 // Waits for the end of a flush that holds freed nodes, and demands a look at every
                 // node.
-                drop(self.structure.lock());
+                drop(self.root.structure.lock());
                 store.space_debt.demand();
             }
-            self.checkpoint()?;
+            self.checkpointer.checkpoint()?;
         }
         if store.table.stats().zombies > 0 {
             // Readers held the zombies; perhaps they no longer do.
-            self.want(|w| w.checkpoint = true);
+            self.signals.want(|w| w.checkpoint = true);
         }
         // When all space is used up, removals are the only way out.
         self.last_resort.store(LAST_RESORT_BYTES, Ordering::Relaxed);
@@ -162,13 +200,7 @@ impl Inner {
         left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take)
             .is_ok()
     }
-}
 
-/// A checkpoint is due when nodes that are not written take this part of the most that the cache
-/// may take, and four memory buffers.
-const FRESH_PART: u64 = 16;
-
-impl Inner {
     /// Memory of nodes that are not written from which on a checkpoint is due, in bytes.
     pub(crate) fn fresh_limit(&self) -> u64 {
         (self.store.shape.memory_bytes as u64 * 4)
@@ -177,15 +209,5 @@ impl Inner {
 
     pub(crate) fn holds_much(&self) -> bool {
         self.store.handles.dirty.memory_bytes() > self.fresh_limit()
-    }
-
-    /// Whether a batch was applied that no checkpoint holds.
-    pub(crate) fn is_behind(&self) -> bool {
-        self.state.lock().seq > self.checkpointed_seq.load(Ordering::Relaxed)
-    }
-
-    /// Whether a checkpoint would change anything.
-    pub(crate) fn has_to_checkpoint(&self) -> bool {
-        self.is_behind() || self.store.table.stats().zombies > 0
     }
 }

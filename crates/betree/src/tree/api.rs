@@ -40,7 +40,7 @@ impl Tree {
     /// `Io` and `Corrupt` when a node on the way cannot be read.
     pub fn get(&self, key: &[u8]) -> Result<Option<Bytes>> {
         let lookup = {
-            let state = self.inner.state.lock();
+            let state = self.inner.root.state.lock();
             DeferredLookup::new(
                 &self.inner.store.nodes,
                 (&state.buffer, &state.root),
@@ -56,7 +56,7 @@ impl Tree {
     /// the lookup.
     #[must_use]
     pub fn lookup_deferred(&self, key: Bytes) -> DeferredLookup<'_> {
-        let state = self.inner.state.lock();
+        let state = self.inner.root.state.lock();
         DeferredLookup::new(
             &self.inner.store.nodes,
             (&state.buffer, &state.root),
@@ -75,7 +75,7 @@ impl Tree {
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
-            view: self.inner.view(),
+            view: self.inner.root.view(),
             inner: self.inner.clone(),
         }
     }
@@ -104,7 +104,7 @@ impl Tree {
     /// ```
     #[must_use]
     pub fn diff_range(&self, a: &Span, b: &Span) -> Diff {
-        let view = self.inner.view();
+        let view = self.inner.root.view();
         Diff::new(self.inner.store.prefetch.clone(), [&view, &view], [a, b])
     }
 
@@ -114,7 +114,7 @@ impl Tree {
     /// # Errors
     /// `Poisoned`, `ReadOnly`, and the errors of a checkpoint on the way.
     pub fn admit(&self, bytes: usize) -> Result<()> {
-        self.inner.admit(bytes)
+        self.inner.admission.admit(bytes)
     }
 
     /// Does the slow part of cloning the keys with `prefix`. It holds as long as no batch writes
@@ -124,15 +124,15 @@ impl Tree {
     /// # Errors
     /// `Io` and `Corrupt` when a node on the way cannot be read, `Poisoned`, `ReadOnly`.
     pub fn prepare_clone(&self, prefix: &[u8]) -> Result<()> {
-        if self.inner.journal.is_none() {
+        if self.inner.journal().is_none() {
             return Err(Error::ReadOnly);
         }
-        self.inner.check_alive()?;
+        self.inner.failure.check_alive()?;
         let source = KeyRange::new(
             Bytes::copy_from_slice(prefix),
             crate::key::range::successor_of_prefix(prefix),
         );
-        self.inner.prepare_clone(&source)
+        self.inner.clones.prepare_clone(&source)
     }
 
     /// Applies a batch atomically. It is visible on return, and durable after a later
@@ -145,22 +145,22 @@ impl Tree {
     /// then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
         let inner = &self.inner;
-        if inner.journal.is_none() {
+        if inner.journal().is_none() {
             return Err(Error::ReadOnly);
         }
-        inner.check_alive()?;
+        inner.failure.check_alive()?;
         check(&batch)?;
         let bytes = batch_bytes(&batch);
-        inner.admit_space(bytes, batch.frees())?;
+        inner.admission.admit_space(bytes, batch.frees())?;
         let record = record::encode(&batch, bytes);
         if record.len() > self.batch_bytes_max() {
             return Err(Error::Invalid("the batch is larger than the journal takes"));
         }
-        inner.admit(record.len())?;
+        inner.admission.admit(record.len())?;
         batch.ingests().try_for_each(Ingest::claim)?;
         let seq = inner.apply(batch, Some(&record), None)?;
         if inner.sync_each {
-            inner.sync_to(seq)?;
+            inner.checkpointer.sync_to(seq)?;
         }
         Ok(seq)
     }
@@ -179,8 +179,11 @@ impl Tree {
         hi: Option<Bytes>,
         entries: impl IntoIterator<Item = (Bytes, Bytes)>,
     ) -> Result<Ingest> {
+        if self.inner.journal().is_none() {
+            return Err(Error::ReadOnly);
+        }
         let range = KeyRange::new(lo.into(), hi);
-        self.inner.prepare(range, entries.into_iter())
+        self.inner.ingests.prepare(range, entries.into_iter())
     }
 
     /// Replaces `[lo, hi)` by any number of `entries`, ascending keys of it, at once: leaves are
@@ -209,11 +212,7 @@ impl Tree {
     /// Longest batch that can be applied, in bytes of keys and values, less some overhead.
     #[must_use]
     pub fn batch_bytes_max(&self) -> usize {
-        let capacity = self
-            .inner
-            .journal
-            .as_ref()
-            .map_or(0, Journal::capacity_bytes);
+        let capacity = self.inner.journal().map_or(0, Journal::capacity_bytes);
         crate::journal::journal::record_bytes_max(capacity)
     }
 
@@ -223,7 +222,7 @@ impl Tree {
     /// # Errors
     /// `Io` when the device fails; from then on `Poisoned`, also when the device works again.
     pub fn sync(&self) -> Result<()> {
-        self.inner.sync()
+        self.inner.checkpointer.sync()
     }
 
     /// Makes all batches up to and including `seq` durable.
@@ -231,7 +230,7 @@ impl Tree {
     /// # Errors
     /// As [`Tree::sync`].
     pub fn sync_to(&self, seq: Seq) -> Result<()> {
-        self.inner.sync_to(seq)
+        self.inner.checkpointer.sync_to(seq)
     }
 
     /// Writes a checkpoint and waits for it. All batches applied before are durable then, and space
@@ -240,8 +239,8 @@ impl Tree {
     /// # Errors
     /// As [`Tree::sync`], and `NoSpace`.
     pub fn checkpoint(&self) -> Result<()> {
-        self.inner.check_alive()?;
-        self.inner.checkpoint()
+        self.inner.failure.check_alive()?;
+        self.inner.checkpointer.checkpoint()
     }
 
     /// Makes the volume `bytes` long, rounded down to blocks, and the device too if it is shorter
@@ -252,8 +251,8 @@ impl Tree {
     /// `Invalid` when the volume is longer already, `Io` when the device cannot grow; as
     /// [`Tree::checkpoint`]. After `NoSpace` the next checkpoint makes the volume longer.
     pub fn grow(&self, bytes: u64) -> Result<()> {
-        self.inner.check_alive()?;
-        self.inner.grow(bytes)
+        self.inner.failure.check_alive()?;
+        self.inner.checkpointer.grow(bytes)
     }
 
     /// The space that disjoint ranges take together, and the part of it that only they use. Writes
@@ -278,7 +277,7 @@ impl Tree {
     /// range.
     #[must_use]
     pub fn live_bytes(&self, span: &Span) -> u64 {
-        self.inner.live_bytes(&span.range)
+        self.inner.root.live_bytes(&span.range)
     }
 
     /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A
@@ -289,16 +288,16 @@ impl Tree {
     /// As [`Tree::checkpoint`].
     pub fn close(&self) -> Result<()> {
         self.inner.stop();
-        if self.inner.journal.is_none() {
+        if self.inner.journal().is_none() {
             return Ok(());
         }
-        self.inner.check_alive()?;
-        let done = match self.inner.checkpoint_as(true) {
+        self.inner.failure.check_alive()?;
+        let done = match self.inner.checkpointer.checkpoint_as(true) {
             // Nothing is lost as long as the journal holds the batches.
-            Err(Error::NoSpace) => self.inner.sync(),
+            Err(Error::NoSpace) => self.inner.checkpointer.sync(),
             done => done,
         };
-        let _ = self.inner.failure.set("it was closed".into());
+        self.inner.failure.close();
         if done.is_ok()
             && let Err(error) = self.inner.store.dev.release()
         {
@@ -313,7 +312,7 @@ impl Tree {
     /// # Errors
     /// `Io` when the device fails; corruption is reported as a violation.
     pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
-        let root = self.inner.state.lock().root.clone();
+        let root = self.inner.root.state.lock().root.clone();
         crate::check::verify::verify(&self.inner.store, root, progress)
     }
 }
@@ -324,6 +323,6 @@ struct StopGuard(Arc<Inner>);
 impl Drop for StopGuard {
     fn drop(&mut self) {
         self.0.stop();
-        self.0.sync_at_drop();
+        self.0.checkpointer.sync_at_drop();
     }
 }

@@ -1,69 +1,84 @@
-//! The threads in the background: flusher, keeper and readers ahead.
+//! The threads in the background: the flusher moves messages down, the keeper writes journal and
+//! checkpoints.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result, if_readable};
-use crate::read::ahead::read_ahead_of;
+use crate::store::store::Store;
+use crate::tree::admission::Admission;
+use crate::tree::checkpoint::Checkpointer;
+use crate::tree::clones::Clones;
+use crate::tree::failure::Failure;
 use crate::tree::heap_trim::HeapTrim;
-use crate::tree::inner::Inner;
+use crate::tree::root::Root;
+use crate::tree::signals::Signals;
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 
 const TICK: Duration = Duration::from_millis(1000);
 
-impl Inner {
-    fn checkpoint_due(&self) -> bool {
-        let Some(journal) = &self.journal else {
-            return false;
-        };
-        self.store.space_debt.can_sweep()
-            || self.has_to_checkpoint()
-                && (journal.used_bytes() > journal.capacity_bytes() / 2
-                    || self.holds_much()
-                    || self.store.handles.deferred.count_and_bytes().1
-                        > self.volume_bytes.load(Ordering::Relaxed) / 8
-                    || self.last_checkpoint.lock().elapsed() > CHECKPOINT_EVERY)
-    }
+/// Moves messages down, and makes compacted copies.
+pub(crate) struct Flusher {
+    pub(crate) store: Arc<Store>,
+    pub(crate) root: Arc<Root>,
+    pub(crate) clones: Arc<Clones>,
+    pub(crate) failure: Arc<Failure>,
+    pub(crate) signals: Arc<Signals>,
+}
 
-    fn flusher(&self) {
-        loop {
-            let (flush, uncompacted) = {
-                let mut wanted = self.wanted.lock();
-                while !wanted.flush && wanted.compacted_copy.is_none() && !wanted.stop {
-                    self.work.wait(&mut wanted);
-                }
-                if wanted.stop {
-                    return;
-                }
-                (
-                    std::mem::take(&mut wanted.flush),
-                    wanted.compacted_copy.take(),
-                )
-            };
-            let mut done = self.check_alive();
+impl Flusher {
+    /// Works until it is told to stop.
+    pub(crate) fn run(&self) {
+        while let Some((flush, uncompacted)) = self.signals.wait_for_work() {
+            let mut done = self.failure.check_alive();
             if let Some(node) = uncompacted {
                 done = done
                     .and_then(|()| if_readable(self.store.nodes.skeleton(&node)))
                     .and_then(|node| {
-                        node.map_or(Ok(()), |node| self.make_compacted_copy(&node, false))
+                        node.map_or(Ok(()), |node| self.clones.make_compacted_copy(&node, false))
                     });
             }
             if flush {
-                done = done.and_then(|()| self.flush_if_possible(false));
+                done = done.and_then(|()| self.root.flush_if_possible(false));
             }
             match done {
                 // Without space messages stay where they are; admission refuses more of them.
                 Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
-                Err(error) => self.poison(&error),
+                Err(error) => self.failure.poison(&error),
             }
-            self.progress.notify_all();
+            self.signals.progressed();
         }
+    }
+}
+
+/// Commits the journal each second, writes checkpoints, and gives free memory back.
+pub(crate) struct Keeper {
+    pub(crate) store: Arc<Store>,
+    pub(crate) root: Arc<Root>,
+    pub(crate) checkpointer: Arc<Checkpointer>,
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) failure: Arc<Failure>,
+    pub(crate) signals: Arc<Signals>,
+}
+
+impl Keeper {
+    fn is_checkpoint_due(&self) -> bool {
+        let Some(journal) = self.checkpointer.journal() else {
+            return false;
+        };
+        let deferred_bytes = || self.store.handles.deferred.count_and_bytes().1;
+        self.store.space_debt.can_sweep()
+            || self.checkpointer.has_to_checkpoint()
+                && (journal.used_bytes() > journal.capacity_bytes() / 2
+                    || self.admission.holds_much()
+                    || deferred_bytes() > self.checkpointer.volume_bytes() / 8
+                    || self.checkpointer.age() > CHECKPOINT_EVERY)
     }
 
     fn is_trim_due(&self, trim: &mut HeapTrim) -> bool {
-        let (seq, counters) = (self.state.lock().seq, &self.store.counters);
+        let (seq, counters) = (self.root.seq(), &self.store.counters);
         let read = counters.bytes_read.load(Ordering::Relaxed);
         let cache = self.store.nodes.capacity_bytes();
         trim.is_due(seq, counters.bytes_written(), read, cache)
@@ -71,31 +86,32 @@ impl Inner {
 
     /// Writes the frames that are queued for the journal.
     fn write_journal(&self) {
-        if self.failure().is_none()
-            && let Some(journal) = &self.journal
+        if self.failure.reason().is_none()
+            && let Some(journal) = self.checkpointer.journal()
             && let Err(error) = journal.write_queued_next()
         {
-            self.poison(&error);
+            self.failure.poison(&error);
         }
     }
 
-    fn keeper(&self) {
+    fn commit(&self, asked: bool) -> Result<()> {
+        let is_asked = asked && self.checkpointer.has_to_checkpoint();
+        if is_asked || self.is_checkpoint_due() {
+            self.checkpointer.checkpoint()
+        } else {
+            self.checkpointer.sync()
+        }
+    }
+
+    /// Works until it is told to stop.
+    pub(crate) fn run(&self) {
         let mut trim = HeapTrim::default();
         let mut since = Instant::now();
-        loop {
-            let (asked, journal) = {
-                let mut wanted = self.wanted.lock();
-                if !wanted.checkpoint && !wanted.journal && !wanted.stop {
-                    // Since the last tick, however often the journal was written meanwhile.
-                    let rest = TICK.saturating_sub(since.elapsed());
-                    self.keep.wait_for(&mut wanted, rest);
-                }
-                if wanted.stop {
-                    return;
-                }
-                let journal = std::mem::take(&mut wanted.journal);
-                (std::mem::take(&mut wanted.checkpoint), journal)
-            };
+        // The rest of a tick since the last look, however often the journal was written meanwhile.
+        while let Some((asked, journal)) = self
+            .signals
+            .wait_to_keep(TICK.saturating_sub(since.elapsed()))
+        {
             if journal && !asked && since.elapsed() < TICK {
                 self.write_journal();
                 continue;
@@ -104,61 +120,14 @@ impl Inner {
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_sys::release_free_memory();
             }
-            if self.failure().is_none() {
-                let done = if (asked && self.has_to_checkpoint()) || self.checkpoint_due() {
-                    self.checkpoint()
-                } else {
-                    self.sync()
-                };
-                match done {
+            if self.failure.reason().is_none() {
+                match self.commit(asked) {
                     Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
-                    Err(error) => self.poison(&error),
+                    Err(error) => self.failure.poison(&error),
                 }
             }
-            self.progress.notify_all();
+            self.signals.progressed();
             since = Instant::now();
-        }
-    }
-
-    fn spawn(self: &Arc<Self>, name: &str, work: fn(&Inner)) -> Result<()> {
-        let inner = self.clone();
-        let thread = std::thread::Builder::new()
-            .name(name.into())
-            .spawn(move || inner.poisoning(|| work(&inner)))
-            .map_err(|e| Error::Io {
-                what: "starting a thread",
-                source: Arc::new(e),
-            })?;
-        self.threads.lock().push(thread);
-        Ok(())
-    }
-
-    /// Starts the threads that move messages down and write checkpoints.
-    pub(crate) fn start(self: &Arc<Self>) -> Result<()> {
-        self.spawn("ramet-flush", Inner::flusher)?;
-        self.spawn("ramet-keep", Inner::keeper)
-    }
-
-    /// Starts the threads that read ahead for scans.
-    pub(crate) fn start_readers(self: &Arc<Self>) -> Result<()> {
-        self.store.prefetch.queue.start();
-        (0..crate::store::jobs::THREADS).try_for_each(|_| {
-            self.spawn("ramet-read", |inner| {
-                let store = &inner.store;
-                let read = |node: &_, job: &_| read_ahead_of(&store.prefetch, node, job).ok();
-                store.prefetch.queue.work(read);
-            })
-        })
-    }
-
-    pub(crate) fn stop(&self) {
-        self.store.prefetch.queue.stop();
-        self.want(|w| (w.stop, w.compacted_copy) = (true, None));
-        let threads: Vec<_> = self.threads.lock().drain(..).collect();
-        for thread in threads {
-            if thread.join().is_err() {
-                tracing::error!("a background thread panicked");
-            }
         }
     }
 }

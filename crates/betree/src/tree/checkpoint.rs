@@ -14,23 +14,27 @@
 //! the old state whole.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::superblock::write_superblock;
-use ramet_block::{BLOCK_BYTES, Superblock};
-use ramet_nodetable::{NewNode, NodeId};
+use ramet_block::{BLOCK_BYTES, JournalPos, Superblock};
+use ramet_nodetable::{Commit, NewNode, NodeId};
 
 use crate::counters::bump;
 use crate::error::{Error, Result, io_error};
 use crate::journal::journal::Journal;
 use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
+use crate::shape::Seq;
 use crate::store::fragments::Fragments;
 use crate::store::store::Store;
-use crate::tree::inner::Inner;
+use crate::sync::Mutex;
+use crate::tree::clones::Clones;
+use crate::tree::failure::Failure;
+use crate::tree::root::Root;
 
 /// Most dead nodes that one checkpoint reclaims; the next checkpoints reclaim the rest.
 const RECLAIM_MAX: usize = 1 << 16;
@@ -48,7 +52,121 @@ const HOLE_BYTES: u64 = 128;
 /// Pages that a commit may add to the table and the maps beside those for records.
 const PAGES_NEW: u64 = 4;
 
-impl Inner {
+/// The state of one moment, all of whose nodes are written.
+struct WrittenState {
+    root: Arc<Handle>,
+    seq: Seq,
+    /// Where the journal goes on.
+    cut: JournalPos,
+    /// Deferred frees that records before the cut are the last to name.
+    dead: usize,
+    space_debt: bool,
+    /// Nodes that no checkpoint names yet, children before parents.
+    fresh: Vec<Arc<Handle>>,
+}
+
+/// Durability of a tree: checkpoints, and syncs of the journal between them.
+///
+/// The lock of the superblock is held over a whole checkpoint. It is the first in the order of
+/// locks.
+pub(crate) struct Checkpointer {
+    store: Arc<Store>,
+    root: Arc<Root>,
+    clones: Arc<Clones>,
+    failure: Arc<Failure>,
+    /// None of a tree that is read only, nor during recovery.
+    journal: OnceLock<Journal>,
+    /// Of the newest checkpoint.
+    pub(crate) superblock: Mutex<Superblock>,
+    last: Mutex<Instant>,
+    /// The last batch in a checkpoint; later ones make a checkpoint due.
+    checkpointed_seq: AtomicU64,
+    /// Size of the volume, in bytes. Changes under `superblock`.
+    volume_bytes: AtomicU64,
+}
+
+impl Checkpointer {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        root: Arc<Root>,
+        clones: Arc<Clones>,
+        failure: Arc<Failure>,
+        sb: Superblock,
+    ) -> Self {
+        Self {
+            checkpointed_seq: AtomicU64::new(root.seq()),
+            store,
+            root,
+            clones,
+            failure,
+            journal: OnceLock::new(),
+            volume_bytes: AtomicU64::new(sb.volume_bytes),
+            superblock: Mutex::new(sb),
+            last: Mutex::new(Instant::now()),
+        }
+    }
+
+    /// From now on batches are written to `journal`, behind the checkpoint that `sb` names.
+    pub(crate) fn begin(&self, journal: Journal, sb: Superblock) {
+        *self.superblock.lock() = sb;
+        let begun = self.journal.set(journal);
+        begun.map_err(drop).expect("an epoch begins once");
+    }
+
+    pub(crate) fn journal(&self) -> Option<&Journal> {
+        self.journal.get()
+    }
+
+    pub(crate) fn volume_bytes(&self) -> u64 {
+        self.volume_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Time since the last checkpoint.
+    pub(crate) fn age(&self) -> Duration {
+        self.last.lock().elapsed()
+    }
+
+    pub(crate) fn sync(&self) -> Result<()> {
+        let seq = self.root.seq();
+        self.sync_to(seq)
+    }
+
+    /// Makes applied batches durable when a tree is dropped without `close`. An error goes to the
+    /// log, since there is no caller.
+    pub(crate) fn sync_at_drop(&self) {
+        if self.failure.reason().is_some() || !self.is_behind() {
+            return;
+        }
+        if let Err(error) = self.sync() {
+            tracing::error!(%error, "a tree was dropped without being closed, and its last changes may be lost");
+        }
+    }
+
+    pub(crate) fn sync_to(&self, seq: Seq) -> Result<()> {
+        self.failure.check_alive()?;
+        let Some(journal) = self.journal() else {
+            return Ok(());
+        };
+        match journal.commit(seq) {
+            Ok(()) => Ok(()),
+            Err(Error::NoSpace) => self.checkpoint(),
+            Err(error) => {
+                self.failure.poison(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whether a batch was applied that no checkpoint holds.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.root.seq() > self.checkpointed_seq.load(Ordering::Relaxed)
+    }
+
+    /// Whether a checkpoint would change anything.
+    pub(crate) fn has_to_checkpoint(&self) -> bool {
+        self.is_behind() || self.store.table.stats().zombies > 0
+    }
+
     pub(crate) fn checkpoint(&self) -> Result<()> {
         self.checkpoint_as(false)
     }
@@ -58,22 +176,22 @@ impl Inner {
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
         self.write_checkpoint(clean).inspect_err(|error| {
             if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
-                self.poison(error);
+                self.failure.poison(error);
             }
         })
     }
 
     /// See [`crate::Tree::grow`].
     pub(crate) fn grow(&self, bytes: u64) -> Result<()> {
-        if self.journal.is_none() {
+        if self.journal().is_none() {
             return Err(Error::ReadOnly);
         }
         let bytes = bytes / BLOCK_BYTES * BLOCK_BYTES;
         {
             // Held until the checkpoint that knows the new space: a checkpoint in progress knows
             // the old size.
-            let _sb = self.checkpointing.lock();
-            let before = self.volume_bytes.load(Ordering::Relaxed);
+            let _sb = self.superblock.lock();
+            let before = self.volume_bytes();
             if bytes < before {
                 return Err(Error::Invalid("a volume does not shrink"));
             }
@@ -88,139 +206,146 @@ impl Inner {
     }
 
     fn write_checkpoint(&self, clean: bool) -> Result<()> {
-        let Some(journal) = &self.journal else {
+        let Some(journal) = self.journal() else {
             return Err(Error::ReadOnly);
         };
-        let mut sb = self.checkpointing.lock();
-        self.check_alive()?;
+        let mut sb = self.superblock.lock();
+        self.failure.check_alive()?;
         self.store.table.look_at_host();
-        self.poisoning(|| self.write_after(&mut sb, journal, clean))
+        self.failure
+            .poisoning(|| self.write_after(&mut sb, journal, clean))
     }
 
     /// Writes the checkpoint after the one that `sb` names; `sb` becomes the new one.
     fn write_after(&self, sb: &mut Superblock, journal: &Journal, clean: bool) -> Result<()> {
         let top = {
-            let mut state = self.state.lock();
-            self.freeze(&mut state);
+            let mut state = self.root.state.lock();
+            self.root.freeze(&mut state);
             state.top.clone()
         };
         self.store.space_debt.look_for_dead(&top);
         drop(top);
-        self.flush_if_possible(true)?;
+        self.root.flush_if_possible(true)?;
+        let written = self.write_nodes(journal)?;
+        let commit = self.commit(&written)?;
+        let next = self.superblock_after(sb, &written, &commit, clean);
+        if failpoints::is_on(Fault::JournalReleasedEarly) {
+            journal.release(written.cut);
+        }
+        // Also before the handles of fresh nodes are dropped.
+        if let Err(error) = self.failure.poisoning(|| self.switch_to(&next)) {
+            // The device may hold the new superblock all the same. The nodes that it names must
+            // stay as they are, also when the handles of fresh nodes are dropped.
+            self.failure.poison(&error);
+            return Err(error);
+        }
+        *sb = next;
+        self.retire(&written, commit, journal);
+        Ok(())
+    }
+
+    /// Writes all nodes of the state of one moment that are in memory only.
+    fn write_nodes(&self, journal: &Journal) -> Result<WrittenState> {
         // On a full volume no new root may refer to segments that are about to be written in
         // fragments: they would be written twice.
-        let is_short =
-            self.store.space.unreserved_bytes() < 2 * self.store.space.deletion_reserve_bytes();
-        let structure = is_short.then(|| (self.structure.lock(), self.compacting.lock()));
+        let space = &self.store.space;
+        let is_short = space.unreserved_bytes() < 2 * space.deletion_reserve_bytes();
+        let locks = is_short.then(|| (self.root.structure.lock(), self.clones.compacting.lock()));
         // A compacted copy that no clone used would take space for nothing.
-        self.compacted.forget();
-        self.clear_capture_cache();
-        let (root, seq, cut, dead, space_debt) = {
-            let mut state = self.state.lock();
-            self.freeze(&mut state);
+        self.clones.forget();
+        let mut written = {
+            let mut state = self.root.state.lock();
+            self.root.freeze(&mut state);
             // Leaves that are dead now were named by records before the cut.
             let (dead, _) = self.store.handles.deferred.count_and_bytes();
-            let space_debt = self.store.space_debt.outlasts_checkpoint();
-            (
-                state.root.clone(),
-                state.seq,
-                journal.cut(),
+            WrittenState {
+                root: state.root.clone(),
+                seq: state.seq,
+                cut: journal.cut(),
                 dead,
-                space_debt,
-            )
+                space_debt: self.store.space_debt.outlasts_checkpoint(),
+                fresh: Vec::new(),
+            }
         };
         let mut fragments = Fragments::new();
-        let fresh = write_fresh(&self.store, &root, &mut fragments)?;
+        written.fresh = write_fresh(&self.store, &written.root, &mut fragments)?;
         if !fragments.is_empty() {
-            self.refer_to(&fragments, &root)?;
+            self.root.refer_to(&fragments, &written.root)?;
         }
-        drop(structure);
+        drop(locks);
+        Ok(written)
+    }
+
+    /// Tells the node table of the nodes written.
+    fn commit(&self, written: &WrittenState) -> Result<Commit> {
+        let fresh = written.fresh.iter();
         let new: Vec<_> = fresh
-            .iter()
-            .filter_map(|h| self.store.handles.record_of(h))
+            .filter_map(|node| self.store.handles.record_of(node))
             .collect();
         let pinned = |id: NodeId| self.store.nodes.is_pinned(id);
         let reclaim_max = self.reclaim_max(&new)?;
-        let commit = match self
-            .store
-            .table
-            .commit(new, Some(root.id()), reclaim_max, &pinned)
-        {
-            Ok(commit) => commit,
-            Err(error) => {
-                // The table is half changed in memory: nothing more can be written, whichever error
-                // it was.
-                let error = Error::from(error);
-                self.poison(&error);
-                return Err(error);
-            }
-        };
+        let root = Some(written.root.id());
+        let committed = self.store.table.commit(new, root, reclaim_max, &pinned);
+        committed.map_err(|error| {
+            // The table is half changed in memory: nothing more can be written, whichever error
+            // it was.
+            let error = Error::from(error);
+            self.failure.poison(&error);
+            error
+        })
+    }
+
+    /// The superblock that names the written state.
+    fn superblock_after(
+        &self,
+        sb: &Superblock,
+        written: &WrittenState,
+        commit: &Commit,
+        clean: bool,
+    ) -> Superblock {
         let mut next = sb.clone();
         next.generation += 1;
         if !failpoints::is_on(Fault::JournalStartStale) {
-            next.journal_start = cut;
+            next.journal_start = written.cut;
         }
         next.node_table = commit.roots.node_table;
         next.space_map = commit.roots.space_map;
         next.refcounts = commit.roots.refcounts;
-        next.root_node = root.id().0;
+        next.root_node = written.root.id().0;
         if !failpoints::is_on(Fault::NodeNumbersStale) {
             next.next_node = self.store.handles.next_id();
         }
-        next.next_seq = seq + 1;
-        next.volume_bytes = self.volume_bytes.load(Ordering::Relaxed);
+        next.next_seq = written.seq + 1;
+        next.volume_bytes = self.volume_bytes();
         next.clean = clean;
-        next.space_debt = space_debt;
-        if failpoints::is_on(Fault::JournalReleasedEarly) {
-            journal.release(cut);
-        }
-        // Also before the handles of `fresh` are dropped.
-        if let Err(error) = self.poisoning(|| self.switch_to(&next)) {
-            // The device may hold the new superblock all the same. The nodes that it names must
-            // stay as they are, also when the handles of `fresh` are dropped.
-            self.poison(&error);
-            return Err(error);
-        }
-        *sb = next;
-
-        for handle in &fresh {
-            self.store.handles.set_recorded(handle);
-        }
-        self.store.nodes.evict(&commit.removed);
-        self.store
-            .counters
-            .reclaimed
-            .fetch_add(commit.removed.len() as u64, Ordering::Relaxed);
-        self.store.table.committed(commit);
-        let dead = if failpoints::is_on(Fault::PinnedLeafFreedAtEnd) {
-            self.store.handles.deferred.count_and_bytes().0
-        } else {
-            dead
-        };
-        self.store.handles.deferred.free_oldest(dead);
-        journal.release(cut);
-        journal.give_back();
-        self.store.space.trim_host();
-        bump(&self.store.counters.checkpoints);
-        self.checkpointed_seq.store(seq, Ordering::Relaxed);
-        *self.last_checkpoint.lock() = Instant::now();
-        Ok(())
+        next.space_debt = written.space_debt;
+        next
     }
 
-    /// Drops the segments that were written in fragments, with the contents of the root that still
-    /// refer to them.
-    fn refer_to(&self, fragments: &Fragments, root: &Arc<Handle>) -> Result<()> {
-        let written = self.store.nodes.skeleton(root)?;
-        let mut state = self.state.lock();
-        let old = state.top.clone();
-        if Arc::ptr_eq(&state.root, root) {
-            state.top = written;
-        } else if let Some(top) = state.top.with_fragments(fragments) {
-            state.set_root(&self.store, top);
+    /// Called when the checkpoint is durable: the node table owns its nodes from now on, and the
+    /// space that it freed may be used again.
+    fn retire(&self, written: &WrittenState, commit: Commit, journal: &Journal) {
+        let store = &self.store;
+        for node in &written.fresh {
+            store.handles.set_recorded(node);
         }
-        drop(state);
-        drop(old);
-        Ok(())
+        store.nodes.evict(&commit.removed);
+        let reclaimed = commit.removed.len() as u64;
+        let counter = &store.counters.reclaimed;
+        counter.fetch_add(reclaimed, Ordering::Relaxed);
+        store.table.committed(commit);
+        let dead = if failpoints::is_on(Fault::PinnedLeafFreedAtEnd) {
+            store.handles.deferred.count_and_bytes().0
+        } else {
+            written.dead
+        };
+        store.handles.deferred.free_oldest(dead);
+        journal.release(written.cut);
+        journal.give_back();
+        store.space.trim_host();
+        bump(&store.counters.checkpoints);
+        self.checkpointed_seq.store(written.seq, Ordering::Relaxed);
+        *self.last.lock() = Instant::now();
     }
 
     /// The number of dead nodes that a commit of `new` nodes has the space to reclaim: each may
@@ -373,7 +498,7 @@ mod tests {
         tree.apply(batch).unwrap();
         tree.checkpoint().unwrap();
         let store = &tree.inner.store;
-        let root = tree.inner.state.lock().root.clone();
+        let root = tree.inner.root.state.lock().root.clone();
         let node = store.nodes.skeleton(&root).unwrap();
         let below = node.edges.iter().filter_map(|edge| edge.child.as_ref());
         let nodes = below.map(|child| &child.node).chain([&root]);

@@ -33,11 +33,8 @@ use crate::node::handle::{Handle, Place};
 use crate::node::message::{RangeMsg, Target};
 use crate::node::run_index::RUN_HEADER_BYTES;
 use crate::node::wire::{MALFORMED, put_hi, take_bytes, take_hi};
-use crate::reshape::rewrite::LeafWriter;
-use crate::shape::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+use crate::shape::KEY_BYTES_MAX;
 use crate::store::store::Store;
-use crate::store::write::Via;
-use crate::tree::inner::Inner;
 
 /// Entries in leaves of their own. No key leads to them until
 /// [`Batch::ingest`](crate::Batch::ingest) is applied. Their space is free again when the last copy
@@ -54,13 +51,14 @@ struct Ingested {
     is_applied: AtomicBool,
 }
 
+/// A leaf of an ingest.
 #[derive(Debug)]
-struct IngestLeaf {
-    lo: Bytes,
+pub(crate) struct IngestLeaf {
+    pub(crate) lo: Bytes,
     /// Leading bytes of the relative keys that the leaf lacks.
-    lift: usize,
-    place: Place,
-    node: Arc<Handle>,
+    pub(crate) lift: usize,
+    pub(crate) place: Place,
+    pub(crate) node: Arc<Handle>,
 }
 
 impl PartialEq for Ingest {
@@ -74,7 +72,7 @@ impl PartialEq for Ingest {
 impl Eq for Ingest {}
 
 impl Ingest {
-    fn new(range: KeyRange, leaves: Vec<IngestLeaf>) -> Self {
+    pub(crate) fn new(range: KeyRange, leaves: Vec<IngestLeaf>) -> Self {
         Self(Arc::new(Ingested {
             range,
             leaves,
@@ -194,74 +192,6 @@ impl Ingest {
             });
         }
         Ok(Self::new(range, leaves))
-    }
-}
-
-impl Inner {
-    /// See [`crate::Tree::prepare`].
-    pub(crate) fn prepare(
-        &self,
-        range: KeyRange,
-        entries: impl Iterator<Item = (Bytes, Bytes)>,
-    ) -> Result<Ingest> {
-        if self.journal.is_none() {
-            return Err(Error::ReadOnly);
-        }
-        self.check_alive()?;
-        let leaves = self.write_leaves(&range, entries).inspect_err(|error| {
-            if matches!(error, Error::Io { .. }) {
-                self.poison(error);
-            }
-        })?;
-        Ok(Ingest::new(range, leaves))
-    }
-
-    fn write_leaves(
-        &self,
-        range: &KeyRange,
-        entries: impl Iterator<Item = (Bytes, Bytes)>,
-    ) -> Result<Vec<IngestLeaf>> {
-        let mut writer = LeafWriter::new(
-            (&self.store.write_back, &self.store.space, &self.store.shape),
-            range.lo.clone(),
-            0,
-            Via::Bulk,
-        );
-        let mut last: Option<Bytes> = None;
-        // Space is admitted a leaf at a time: a stream that is longer than the free space gets the
-        // space that checkpoints give back on the way.
-        let mut asked = 0;
-        for (key, value) in entries {
-            if !range.contains(&key) || last.as_ref().is_some_and(|last| *last >= key) {
-                return Err(Error::Invalid(
-                    "the keys of an ingest do not ascend in its range",
-                ));
-            }
-            if key.len() > KEY_BYTES_MAX || value.len() > VALUE_BYTES_MAX {
-                return Err(Error::Invalid("a key or a value is too long"));
-            }
-            asked += key.len() + value.len();
-            if asked >= self.store.shape.leaf_bytes {
-                self.admit_space(std::mem::take(&mut asked), false)?;
-            }
-            last = Some(key.clone());
-            writer.add(key, value)?;
-        }
-        self.admit_space(asked, false)?;
-        let edges = writer.finish(range.hi.clone())?;
-        let leaves = edges.into_iter().filter_map(|edge| {
-            let child = edge.child?;
-            let place = child.node.unrecorded_place()?;
-            let counter = &self.store.counters.ingest_bytes;
-            counter.fetch_add(place.extent.len, Ordering::Relaxed);
-            Some(IngestLeaf {
-                lo: edge.lo,
-                lift: child.translation.strip,
-                place,
-                node: child.node,
-            })
-        });
-        Ok(leaves.collect())
     }
 }
 

@@ -8,46 +8,16 @@ use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
-use crate::node::skeleton::Skeleton;
 use crate::read::diff::Span;
 use crate::stats::{PathCounts, Stats, WrittenBytes};
 use crate::tree::inner::Inner;
 
 impl Inner {
-    /// Bytes of the keys and values in a range that have reached leaves, an estimate: each clone
-    /// counts in full. It goes down to the two leaves in which the range begins and ends, and
-    /// counts those whole.
-    pub(crate) fn live_bytes(&self, range: &KeyRange) -> u64 {
-        let top = self.state.lock().top.clone();
-        self.live_bytes_below(&top, range)
-    }
-
-    fn live_bytes_below(&self, node: &Skeleton, range: &KeyRange) -> u64 {
-        let mut sum = 0u64;
-        for at in 0..node.edges.len() {
-            let whole = node.edge_range(at);
-            let inside = whole.intersect(range);
-            let Some(child) = node.edges[at].child.as_ref().filter(|_| !inside.is_empty()) else {
-                continue;
-            };
-            let is_cut = inside != whole && child.node.height() > 0;
-            // An unreadable node counts whole.
-            let below = is_cut
-                .then(|| self.store.nodes.skeleton(&child.node).ok())
-                .flatten();
-            let bytes = below.map_or(child.live_bytes, |below| {
-                self.live_bytes_below(&below, &child.translation.range(&inside))
-            });
-            sum = sum.saturating_add(bytes);
-        }
-        sum
-    }
-
     pub(crate) fn stats(&self) -> Stats {
         let store = &self.store;
         let space = store.table.stats();
         let (buffered, buffered_ranges, root, top, seq) = {
-            let state = self.state.lock();
+            let state = self.root.state.lock();
             (
                 state.buffer.memory_bytes() as u64,
                 state.buffer.range_count() as u64,
@@ -61,7 +31,7 @@ impl Inner {
         Stats {
             uuid: self.uuid,
             label: self.label.clone(),
-            device_bytes: self.volume_bytes.load(Ordering::Relaxed),
+            device_bytes: self.checkpointer.volume_bytes(),
             logical_bytes: top.live_bytes_in(&KeyRange::all()),
             allocated_bytes: space.allocated,
             free_bytes: space.free,
@@ -78,9 +48,9 @@ impl Inner {
             height: u64::from(root.height()),
             pending_message_bytes: buffered + store.handles.dirty.memory_bytes(),
             buffered_ranges,
-            checkpoint_age_ns: u64::try_from(self.last_checkpoint.lock().elapsed().as_nanos())
+            checkpoint_age_ns: u64::try_from(self.checkpointer.age().as_nanos())
                 .unwrap_or(u64::MAX),
-            journal_bytes: self.journal.as_ref().map_or(0, Journal::used_bytes),
+            journal_bytes: self.journal().map_or(0, Journal::used_bytes),
             seq,
             cache_hits: get(&c.cache_hits),
             cache_misses: get(&c.cache_misses),
@@ -91,9 +61,9 @@ impl Inner {
             filter_denials: get(&c.filter_denials),
             leaves_ahead: get(&c.leaves_ahead),
             bytes_written: c.bytes_written(),
-            written: written_bytes(c, self.journal.as_ref().map_or(0, Journal::written_bytes)),
+            written: written_bytes(c, self.journal().map_or(0, Journal::written_bytes)),
             paths: path_counts(c),
-            poisoned: self.failure().map(|text| text.to_string()),
+            poisoned: self.failure.reason().map(|text| text.to_string()),
         }
     }
 }
@@ -142,15 +112,15 @@ const ROUNDS_MAX: u32 = 2;
 
 impl Inner {
     pub(crate) fn usage(&self, spans: &[Span]) -> Result<Usage> {
-        if self.journal.is_some() {
-            match self.checkpoint() {
+        if self.journal().is_some() {
+            match self.checkpointer.checkpoint() {
                 // The last checkpoint is as good, if older.
                 Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
                 Err(error) => return Err(error),
             }
         }
         let state = || {
-            let sb = self.checkpointing.lock();
+            let sb = self.checkpointer.superblock.lock();
             (sb.root_node, sb.generation)
         };
         for _ in 0..ROUNDS_MAX {
@@ -160,7 +130,7 @@ impl Inner {
                 return found;
             }
         }
-        let sb = self.checkpointing.lock();
+        let sb = self.checkpointer.superblock.lock();
         usage_of(&self.store, sb.root_node, spans)
     }
 }

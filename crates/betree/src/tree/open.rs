@@ -22,12 +22,12 @@ use crate::journal::journal::Journal;
 use crate::node::handle::{Handle, Kind};
 use crate::shape::{OpenOptions, Seq, TreeShape};
 use crate::store::store::Store;
-use crate::sync::Mutex;
 use crate::tree::api::Tree;
 use crate::tree::batch::check;
 use crate::tree::ingest::PinnedLeaves;
-use crate::tree::inner::{Inner, State, empty_root, machine_cache_bytes};
+use crate::tree::inner::{Inner, machine_cache_bytes};
 use crate::tree::record;
+use crate::tree::root::{State, empty_root};
 
 /// Smallest volume, in bytes.
 pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
@@ -170,8 +170,7 @@ impl Tree {
             let _ = store.space.secure(store.space.deletion_reserve_bytes());
         }
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
-        let mut inner = Inner::new(store, None, state, sb.clone());
-        inner.sync_each = options.sync_each;
+        let inner = Inner::new(store, state, sb.clone(), options.sync_each);
         let (end, replayed) = replay(&inner, &sb, options.read_only)?;
         if options.read_only {
             let tree = Tree::from_inner(Arc::new(inner));
@@ -180,10 +179,10 @@ impl Tree {
             }
             return Ok(tree);
         }
-        begin_epoch(&mut inner, sb, end, replayed)?;
+        begin_epoch(&inner, sb, end, replayed)?;
         let inner = Arc::new(inner);
         if replayed > 0 {
-            inner.checkpoint()?;
+            inner.checkpointer.checkpoint()?;
         }
         // Stops the threads that run already when a thread cannot be started.
         let tree = Tree::from_inner(inner);
@@ -281,7 +280,7 @@ fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos
         inner.apply(batch, None, Some(seq))?;
         let fresh_max = 2 * inner.store.shape.memory_bytes as u64;
         if inner.store.handles.dirty.memory_bytes() > fresh_max && !read_only {
-            inner.flush_if_possible(false)?;
+            inner.root.flush_if_possible(false)?;
         }
         replayed += 1;
         Ok(())
@@ -290,24 +289,19 @@ fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos
 }
 
 /// Opens the journal under a new epoch; it goes on at `end`.
-fn begin_epoch(
-    inner: &mut Inner,
-    mut sb: Superblock,
-    end: JournalPos,
-    replayed: u64,
-) -> Result<()> {
+fn begin_epoch(inner: &Inner, mut sb: Superblock, end: JournalPos, replayed: u64) -> Result<()> {
     let dev = inner.store.dev.clone();
     // A new epoch must be durable before its first frame, together with the start of its frames.
     sb.epoch += u64::from(!failpoints::is_on(Fault::EpochNotRaised));
     sb.clean = false;
-    inner.journal = Some(Journal::open(
+    let journal = Journal::open(
         dev.clone(),
         sb.journal,
         uuid_low(&sb.uuid),
         sb.epoch,
         inner.store.shape.codec,
         end,
-    ));
+    );
     if replayed > 0 {
         // The checkpoint that follows makes the epoch durable.
         tracing::info!(replayed, "recovered from the journal");
@@ -317,7 +311,7 @@ fn begin_epoch(
         write_superblock(&*dev, &sb)?;
         dev.sync().map_err(io("syncing a superblock"))?;
     }
-    inner.checkpointing = Mutex::new(sb);
+    inner.checkpointer.begin(journal, sb);
     Ok(())
 }
 

@@ -1,22 +1,110 @@
 //! The root: the memory buffer is frozen into it, its shape is kept, and the next root is
 //! published.
 
+use std::sync::Arc;
+
+use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
+use crate::node::buffer::Buffer;
+use crate::node::handle::Handle;
+use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
+use crate::read::lookup::View;
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::make::NodeMaker;
 use crate::reshape::split::Splitter;
+use crate::shape::Seq;
+use crate::store::fragments::Fragments;
 use crate::store::store::Store;
-use crate::tree::inner::{Inner, State};
+use crate::sync::Mutex;
+use crate::tree::failure::Failure;
 
-impl Inner {
+/// The state under a mutex that is held for microseconds.
+pub(crate) struct State {
+    pub(crate) buffer: Buffer,
+    /// Number of frozen buffers.
+    pub(crate) frozen: u64,
+    pub(crate) root: Arc<Handle>,
+    /// Contents of `root`, so that freezing the buffer never reads.
+    pub(crate) top: Arc<Skeleton>,
+    /// Number of the last batch applied.
+    pub(crate) seq: Seq,
+}
+
+impl State {
+    pub(crate) fn new(store: &Store, root: Arc<Handle>, seq: Seq) -> Result<Self> {
+        let top = store.nodes.skeleton(&root)?;
+        store.space.set_waiting(&top);
+        Ok(Self {
+            buffer: Buffer::default(),
+            frozen: 0,
+            top,
+            root,
+            seq,
+        })
+    }
+
+    pub(crate) fn set_root(&mut self, store: &Store, mut root: Skeleton) {
+        // Keeps T3 for the frozen messages.
+        root.height = root
+            .segs
+            .iter()
+            .map(|seg| seg.goto_height)
+            .fold(root.height, u8::max);
+        store.space.set_waiting(&root);
+        self.root = store.handles.new_skeleton(root);
+        self.top = store
+            .handles
+            .dirty
+            .skeleton(&self.root)
+            .expect("a new skeleton is fresh");
+    }
+}
+
+/// The root and the memory buffer over it.
+///
+/// `state` is held for microseconds, over memory work but for one case: a clone whose source
+/// changed after the optimistic capture captures again under it, and may read from the device.
+/// `structure` is held by a thread that builds a new root. Reading, writing and freezing the buffer
+/// need it not: freezing only appends to the root's segments, and [`Root::publish`] carries these
+/// segments over.
+pub(crate) struct Root {
+    store: Arc<Store>,
+    failure: Arc<Failure>,
+    pub(crate) state: Mutex<State>,
+    pub(crate) structure: Mutex<()>,
+}
+
+impl Root {
+    pub(crate) fn new(store: Arc<Store>, failure: Arc<Failure>, state: State) -> Self {
+        Self {
+            store,
+            failure,
+            state: Mutex::new(state),
+            structure: Mutex::new(()),
+        }
+    }
+
+    pub(crate) fn view(&self) -> View {
+        let state = self.state.lock();
+        View {
+            buffer: RunView::Mem(Arc::new(state.buffer.clone())),
+            root: state.root.clone(),
+        }
+    }
+
+    /// Number of the last batch applied.
+    pub(crate) fn seq(&self) -> Seq {
+        self.state.lock().seq
+    }
+
     /// Makes the memory buffer the newest segment of the root.
     pub(crate) fn freeze(&self, state: &mut State) {
         if state.buffer.is_empty() {
             return;
         }
-        self.poisoning(|| {
+        self.failure.poisoning(|| {
             let run = std::mem::take(&mut state.buffer);
             state.frozen += 1;
             self.store.space.set_buffered(0);
@@ -54,7 +142,7 @@ impl Inner {
             else {
                 break;
             };
-            crate::counters::bump(&store.counters.collapses);
+            bump(&store.counters.collapses);
             let next_ord = root.next_ord;
             let mut only = store.nodes.skeleton(&child.node)?.clipped(&KeyRange::all());
             // Ordinals go on from the higher of both, so that segments frozen meanwhile stay
@@ -109,4 +197,63 @@ impl Inner {
             Err(error) => Err(error),
         }
     }
+
+    /// Moves all messages that wait above the lowest node that covers `range` down to that node.
+    pub(crate) fn sink(&self, range: &KeyRange) -> Result<()> {
+        let _structure = self.structure.lock();
+        self.freeze(&mut self.state.lock());
+        self.rebuild(|store, root| Maintainer::of(store).sink(root, range, true))
+    }
+
+    /// Drops the segments that were written in fragments, with the contents of the root that still
+    /// refer to them.
+    pub(crate) fn refer_to(&self, fragments: &Fragments, root: &Arc<Handle>) -> Result<()> {
+        let written = self.store.nodes.skeleton(root)?;
+        let mut state = self.state.lock();
+        let old = state.top.clone();
+        if Arc::ptr_eq(&state.root, root) {
+            state.top = written;
+        } else if let Some(top) = state.top.with_fragments(fragments) {
+            state.set_root(&self.store, top);
+        }
+        drop(state);
+        drop(old);
+        Ok(())
+    }
+
+    /// Bytes of the keys and values in a range that have reached leaves, an estimate: each clone
+    /// counts in full. It goes down to the two leaves in which the range begins and ends, and
+    /// counts those whole.
+    pub(crate) fn live_bytes(&self, range: &KeyRange) -> u64 {
+        let top = self.state.lock().top.clone();
+        self.live_bytes_below(&top, range)
+    }
+
+    fn live_bytes_below(&self, node: &Skeleton, range: &KeyRange) -> u64 {
+        let mut sum = 0u64;
+        for at in 0..node.edges.len() {
+            let whole = node.edge_range(at);
+            let inside = whole.intersect(range);
+            let Some(child) = node.edges[at].child.as_ref().filter(|_| !inside.is_empty()) else {
+                continue;
+            };
+            let is_cut = inside != whole && child.node.height() > 0;
+            // An unreadable node counts whole.
+            let below = is_cut
+                .then(|| self.store.nodes.skeleton(&child.node).ok())
+                .flatten();
+            let bytes = below.map_or(child.live_bytes, |below| {
+                self.live_bytes_below(&below, &child.translation.range(&inside))
+            });
+            sum = sum.saturating_add(bytes);
+        }
+        sum
+    }
+}
+
+/// The root of an empty tree.
+pub(crate) fn empty_root(store: &Store) -> Arc<Handle> {
+    store
+        .handles
+        .new_skeleton(Skeleton::empty(1, KeyRange::all()))
 }

@@ -104,7 +104,7 @@ impl Scrub {
             self.begun = true;
             self.scrub_checkpoint(&mut found)?;
             self.todo.push(Visit {
-                node: self.inner.state.lock().root.clone(),
+                node: self.inner.root.state.lock().root.clone(),
                 range: Some(KeyRange::all()),
                 translation: Translation::identity(),
             });
@@ -126,8 +126,8 @@ impl Scrub {
     fn scrub_checkpoint(&mut self, found: &mut Vec<Damage>) -> Result<()> {
         let inner = self.inner.clone();
         let store = &inner.store;
-        let sb = inner.checkpointing.lock();
-        let is_fixed = inner.journal.is_none() || inner.failure().is_some();
+        let sb = inner.checkpointer.superblock.lock();
+        let is_fixed = inner.journal().is_none() || inner.failure.reason().is_some();
         let copies = scrub_copies(&*store.dev, &sb, is_fixed).map_err(|e| Error::Io {
             what: "repairing a superblock",
             source: Arc::new(e),
@@ -147,7 +147,7 @@ impl Scrub {
         let (read_bytes, bad) = store.table.scrub(roots);
         self.done_bytes += read_bytes;
         found.extend(bad.into_iter().map(|error| damage(error.into(), None)));
-        let Some(journal) = &inner.journal else {
+        let Some(journal) = inner.journal() else {
             return Ok(());
         };
         let durable = journal.durable_frame();
@@ -164,7 +164,7 @@ impl Scrub {
             Ok(end) if end.frame >= durable => return Ok(()),
             Ok(end) => Damage {
                 what: "journal frame",
-                addr: inner.checkpointing.lock().journal.addr,
+                addr: inner.checkpointer.superblock.lock().journal.addr,
                 detail: format!("frame {} is unreadable, of {durable}", end.frame),
                 keys: None,
                 is_repaired: false,
@@ -172,7 +172,7 @@ impl Scrub {
             Err(error) => damage(error, None),
         };
         // All records of the journal are in memory as well.
-        let is_repaired = inner.checkpoint().is_ok();
+        let is_repaired = inner.checkpointer.checkpoint().is_ok();
         found.push(Damage {
             is_repaired,
             ..lost
@@ -401,7 +401,7 @@ mod tests {
             assert!(scrub(&tree).is_empty());
         }
         // Both copies of the older superblock.
-        let newest = tree.inner.checkpointing.lock().clone();
+        let newest = tree.inner.checkpointer.superblock.lock().clone();
         let older = [[64 << 10, 32 << 10], [0, 96 << 10]][newest.slot()];
         older.iter().for_each(|addr| flip(&dev, addr + 20));
         let found = scrub(&tree);
