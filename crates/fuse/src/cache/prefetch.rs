@@ -565,9 +565,9 @@ mod tests {
         let mut changing = None;
         let write = |ino: Ino, _: &Revocable| {
             if changing.is_none() {
-                let (prefetch, landed) = (Arc::clone(&prefetch), Arc::clone(&has_landed));
+                let (changed, landed) = (Arc::clone(&prefetch), Arc::clone(&has_landed));
                 changing = Some(std::thread::spawn(move || {
-                    prefetch.touched(ino, Touch::Size, None).unwrap();
+                    changed.touched(ino, Touch::Size, None).unwrap();
                     landed.load(Ordering::SeqCst)
                 }));
                 // Until the change waits for the flight.
