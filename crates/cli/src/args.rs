@@ -154,7 +154,7 @@ pub struct Mount {
 
 #[derive(Debug, Args)]
 pub struct Umount {
-    /// Where the volume is mounted
+    /// Mount point of the volume
     pub dir: PathBuf,
 }
 

@@ -9,7 +9,7 @@ use ramet::{Batch, Options, Span, Tree};
 
 /// Keys put in one batch.
 const BATCH_KEYS: u64 = 1000;
-/// Of so many keys one is edited in either table.
+/// Each table has one edited key in so many.
 const EDIT_EVERY: u64 = 1000;
 
 fn key(table: &str, n: u64) -> String {

@@ -36,7 +36,7 @@ pub struct Args {
     /// Accepted for umount(8): ramet and fuse.ramet are the same
     #[arg(short = 't', value_name = "TYPE")]
     pub kind: Option<String>,
-    /// Where the volume is mounted, or the volume
+    /// Mount point of the volume, or the volume
     pub target: PathBuf,
 }
 

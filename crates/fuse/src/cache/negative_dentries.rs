@@ -51,7 +51,7 @@ impl Generation {
         }
     }
 
-    /// Where the bit of a name is.
+    /// The word and the bit of a name.
     fn find(&self, hash: u64) -> (&AtomicU64, u64) {
         let word = usize::try_from(hash >> 6 & (self.bits.len() as u64 - 1));
         (

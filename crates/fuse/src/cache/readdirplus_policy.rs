@@ -1,4 +1,4 @@
-//! Which attributes programs need of the directories that they read.
+//! The attributes that programs need of the directories that they read.
 //!
 //! The attributes that come with an entry save a request if the program needs them, and cost
 //! several times the entry if not. `find` by name needs attributes of directories only; `grep -r`
@@ -44,7 +44,7 @@ struct History {
     looks_up: bool,
 }
 
-/// Which attributes an answer has.
+/// The attributes of an answer.
 pub(crate) enum Choice {
     All,
     /// All attributes but those of so many files.

@@ -24,7 +24,7 @@ use crate::server::server::Server;
 /// the room behind the structure.
 pub(crate) const READ_BYTES: usize = WRITE_BYTES_MAX as usize + 4096;
 
-/// Where the room for an answer begins: READ and the listings have no payload.
+/// Offset of the room for an answer: READ and the listings have no payload.
 const ROOM_AT: usize = abi::InHeader::BYTES + abi::ReadIn::BYTES;
 
 /// How long a reader beside rings lets FORGETs gather. Only FORGET and INTERRUPT come to it, and no

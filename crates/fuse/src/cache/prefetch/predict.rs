@@ -1,4 +1,4 @@
-//! Which files a program reads next.
+//! A prediction of the files that a program reads next.
 //!
 //! A listing gives files in its order, and a program that reads them in the same order gets a
 //! *window* of files ahead of it. The window grows with each marker that the program reaches, up to
