@@ -397,9 +397,7 @@ pub fn clone_by_ioctl(
     control_ioctl(above, SOURCE, &mut named)?;
     let request = CloneRequest {
         flags: 0,
-        source: decode_source_reply(&named)
-            .map_err(io::Error::other)?
-            .token,
+        source: decode_source_reply(&named).map_err(io::Error::other)?.token,
         name: copy.to_vec(),
     };
     control_ioctl(into, CLONE, &mut request.encode().map_err(invalid)?)
