@@ -33,7 +33,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::clone::compacted::{BUFFER_PART, CompactedCopies, OVER_FANOUT_MAX};
-use crate::counters::bump;
+use crate::counters::{Counters, bump};
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
@@ -45,7 +45,11 @@ use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::reshape::gather::gather_range;
 use crate::reshape::make::NodeMaker;
+use crate::shape::TreeShape;
+use crate::store::cache::NodeCache;
+use crate::store::handles::Handles;
 use crate::store::store::Store;
+use crate::store::unflattenable::Unflattenable;
 
 /// A segment is referred to when the range wants at least one part in so many of it. Else a clone
 /// would keep much space alive for a few messages.
@@ -107,7 +111,7 @@ impl Layer {
     /// to.
     fn messages(
         &self,
-        store: &Store,
+        nodes: &NodeCache,
         range: &KeyRange,
         translation: &Translation,
     ) -> Result<Buffer> {
@@ -130,7 +134,7 @@ impl Layer {
                 translation: inside,
             } => {
                 let mut cursor = MappedCursor::new(run, part, inside, AHEAD_MAX);
-                while let Some((key, point)) = cursor.take(&store.nodes)? {
+                while let Some((key, point)) = cursor.take(nodes)? {
                     all.push_point(translation.key(&key), point.detached());
                 }
             }
@@ -186,7 +190,61 @@ impl CloneTerms {
     }
 }
 
+/// The lowest node that holds the state of a source, as far as a descent has come, and the messages
+/// above it.
+struct Descent {
+    /// With the translation from the key space of the source; `None` when the source lies over
+    /// nothing.
+    node: Option<(Arc<Handle>, Translation)>,
+    /// Waiting messages, newest first.
+    above: Vec<Layer>,
+    /// The skeleton to share, when the range spans several of its edges or many messages wait in
+    /// it.
+    lca: Option<Arc<Skeleton>>,
+    /// Whether the lowest skeleton shows only the range.
+    is_own: bool,
+}
+
+impl Descent {
+    /// At the root, under the messages of the memory buffer.
+    fn begin(buffer: &Buffer, root: &Arc<Handle>, range: &KeyRange) -> Self {
+        let identity = Translation::identity();
+        let cover = buffer.range_over(&range.lo).filter(|(lo, entry)| {
+            let covered = KeyRange::new((*lo).clone(), entry.hi.clone());
+            covered.covers(range)
+        });
+        let node = match cover {
+            Some((_, entry)) => target_of(entry.msg.clone()),
+            None => Some((root.clone(), identity.clone())),
+        };
+        let layer = if cover.is_some() || buffer.ranges_in(range).next().is_none() {
+            Layer::Points {
+                run: RunView::Mem(Arc::new(buffer.clone())),
+                part: range.clone(),
+                translation: identity,
+            }
+        } else {
+            Layer::Messages(buffer.extract(range, &identity))
+        };
+        Self {
+            node,
+            above: vec![layer],
+            lca: None,
+            is_own: false,
+        }
+    }
+}
+
 /// Finds or makes a node that holds all of `range`, in the state of `buffer` over `root`.
+///
+/// ```text
+///  root ──> node by node down, while one edge covers the range ──> lowest node, layers above it
+///                                                                    │ small      ──> copied
+///                                                                    │ no layers  ──> the node itself
+///                                                                    └ else       ──> a copy of the node
+/// ```
+///
+/// Unless the clone is patient, each state may end in a prerequisite instead.
 pub(crate) fn capture(
     (store, compacted): (&Store, &CompactedCopies),
     buffer: &Buffer,
@@ -194,44 +252,69 @@ pub(crate) fn capture(
     range: &KeyRange,
     terms: CloneTerms,
 ) -> Result<Captured> {
-    let patient = terms.patient;
-    if !patient && exceeds(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
+    if !terms.patient && exceeds(buffer, range, store.shape.memory_bytes / BUFFER_PART) {
         return Ok(Captured::Requires(Prerequisite::Freeze));
     }
-    let mut node = Some((root.clone(), Translation::identity()));
-    // Waiting messages, newest first.
-    let mut above: Vec<Layer> = Vec::new();
-    let cover = buffer.range_over(&range.lo).filter(|(lo, entry)| {
-        let covered = KeyRange::new((*lo).clone(), entry.hi.clone());
-        covered.covers(range)
-    });
-    if let Some((_, entry)) = cover {
-        node = target_of(entry.msg.clone());
+    let capture = Capture {
+        nodes: &store.nodes,
+        handles: &store.handles,
+        unflattenable: &store.unflattenable,
+        shape: &store.shape,
+        counters: &store.counters,
+        maker: NodeMaker::of(store),
+        range,
+        terms,
+    };
+    let mut descent = Descent::begin(buffer, root, range);
+    while capture.goes_down(&mut descent)? {}
+    if let Some(state) = capture.small_state(&descent)? {
+        return Ok(Captured::Copy(state));
     }
-    if cover.is_some() || buffer.ranges_in(range).next().is_none() {
-        above.push(Layer::Points {
-            run: RunView::Mem(Arc::new(buffer.clone())),
-            part: range.clone(),
-            translation: Translation::identity(),
-        });
-    } else {
-        above.push(Layer::Messages(
-            buffer.extract(range, &Translation::identity()),
-        ));
-    }
-
-    // The skeleton to share, when the range spans several of its edges or many messages wait in it.
-    let mut lca: Option<Arc<Skeleton>> = None;
-    // Whether the lowest skeleton shows only the range.
-    let mut is_own = false;
-    while let Some((handle, translation)) = node.clone() {
-        if handle.kind() == Kind::Leaf {
-            break;
+    // The translation to the key space of the node that is made.
+    let down = match (&descent.node, &descent.lca) {
+        (Some((_, translation)), Some(_)) => translation.clone(),
+        _ => Translation::identity(),
+    };
+    let above = capture.join(descent.above, &down)?;
+    let copy = match (descent.node, descent.lca) {
+        (Some((node, translation)), _) if above.is_empty() && !Arc::ptr_eq(&node, root) => {
+            return capture.share(node, translation);
         }
-        let skeleton = store.nodes.skeleton(&handle)?;
-        bump(&store.counters.node_visits);
-        let inside = translation.range(range);
-        is_own = skeleton.range() == inside;
+        (Some((_, translation)), Some(skeleton)) => {
+            bump(&store.counters.unshares);
+            compacted.in_order(skeleton.clipped(&translation.range(range)))
+        }
+        (Some((leaf, translation)), None) => capture.over_leaf(leaf, translation)?,
+        (None, _) => Skeleton::empty(1, range.clone()),
+    };
+    capture.make(copy, above, down, descent.is_own)
+}
+
+/// A capture of `range`, with the components that it calls.
+struct Capture<'a> {
+    nodes: &'a NodeCache,
+    handles: &'a Handles,
+    unflattenable: &'a Unflattenable,
+    shape: &'a TreeShape,
+    counters: &'a Counters,
+    maker: NodeMaker<'a>,
+    range: &'a KeyRange,
+    terms: CloneTerms,
+}
+
+impl Capture<'_> {
+    /// Follows the source one node down, and collects the messages in that node. `false` when the
+    /// descent has come to its end.
+    fn goes_down(&self, descent: &mut Descent) -> Result<bool> {
+        let interior = |(node, _): &&(Arc<Handle>, Translation)| node.kind() != Kind::Leaf;
+        let Some((node, translation)) = descent.node.as_ref().filter(interior) else {
+            return Ok(false);
+        };
+        let translation = translation.clone();
+        let skeleton = self.nodes.skeleton(node)?;
+        bump(&self.counters.node_visits);
+        let inside = translation.range(self.range);
+        descent.is_own = skeleton.range() == inside;
         let at = skeleton.edge_of(&inside.lo);
         let edge = &skeleton.edges[at];
         let is_lowest = edge
@@ -239,135 +322,134 @@ pub(crate) fn capture(
             .as_ref()
             .is_none_or(|c| c.node.kind() == Kind::Leaf);
         if !skeleton.edge_range(at).covers(&inside)
-            || is_lowest && store.holds_much(&skeleton, edge, &inside)?
+            || is_lowest && self.holds_much(&skeleton, edge, &inside)?
         {
-            lca = Some(skeleton);
-            break;
+            descent.lca = Some(skeleton);
+            return Ok(false);
         }
-        node = edge
+        descent.node = edge
             .child
             .as_ref()
             .map(|c| (c.node.clone(), translation.then(&c.translation)));
-        let out = translation.inverse(&range.lo);
+        let out = translation.inverse(&self.range.lo);
+        let seen = (&inside, &translation, &out);
         for seg in skeleton.visible(edge) {
-            bump(&store.counters.node_visits);
-            let clip = seg.clip.intersect(&inside);
-            if clip.is_empty() {
-                continue;
-            }
-            let run = store.nodes.run(&seg.run)?;
-            let with_ranges = seg.ranges_step() >= edge.watermark && run.has_ranges();
-            let part = seg.translation.range(&clip);
-            if !with_ranges && store.is_worth_sharing(&run, &part)? {
-                above.push(Layer::Segment(SegRef {
-                    clip: out.range(&clip),
-                    translation: translation.then(&seg.translation),
-                    bytes: run.estimate_bytes(&part) as u64,
-                    ..seg.clone()
-                }));
-                continue;
-            }
-            if !with_ranges {
-                above.push(Layer::Points {
-                    run,
-                    part: out.range(&clip),
-                    translation: translation.then(&seg.translation),
-                });
-                continue;
-            }
-            let mut part = gather_range(
-                &store.nodes,
-                &inside,
-                edge.watermark,
-                std::slice::from_ref(seg),
-            )?
-            .extract(&inside, &out);
-            let cover = part.take_cover(range);
-            above.push(Layer::Messages(part));
+            bump(&self.counters.node_visits);
+            let cover = self.collect(seg, edge.watermark, seen, descent)?;
             if let Some(msg) = cover {
-                is_own = false;
+                descent.is_own = false;
                 // `extract` has put the translation of the target behind the way back; here the
                 // keys are those of the source.
-                node = target_of(msg);
+                descent.node = target_of(msg);
                 break;
             }
         }
+        Ok(true)
     }
 
-    if let Some(state) = small_state(store, node.as_ref(), range, &above)? {
-        return Ok(Captured::Copy(state));
-    }
-    // The translation to the key space of the node that is made.
-    let down = match (&node, &lca) {
-        (Some((_, translation)), Some(_)) => translation.clone(),
-        _ => Translation::identity(),
-    };
-    let above = join(store, above, range, &down)?;
-    let waiting = match &above[..] {
-        [] => Some(0),
-        [Joined::Messages(all)] => Some(all.size_bytes()),
-        _ => None,
-    };
-    let mut copy = match node {
-        Some((handle, translation)) if above.is_empty() && !Arc::ptr_eq(&handle, root) => {
-            // No messages wait above the node, and a node that flattening did not help is as low as
-            // it gets.
-            let terms = CloneTerms {
-                patient: patient || store.unflattenable.contains(handle.id()),
-                ..terms
-            };
-            if terms.has_to_sink(handle.height().saturating_sub(1))? {
-                return Ok(Captured::Requires(Prerequisite::Sink(range.clone())));
-            }
-            let msg = RangeMsg::Goto(Target {
+    /// Adds the messages that a segment of a node has about the source, which is `inside` in the
+    /// key space of the node, as the oldest layer. Returns the range message that covers the
+    /// source, if there is one.
+    fn collect(
+        &self,
+        seg: &SegRef,
+        watermark: u64,
+        (inside, translation, out): (&KeyRange, &Translation, &Translation),
+        descent: &mut Descent,
+    ) -> Result<Option<RangeMsg>> {
+        let clip = seg.clip.intersect(inside);
+        if clip.is_empty() {
+            return Ok(None);
+        }
+        let run = self.nodes.run(&seg.run)?;
+        if seg.ranges_step() >= watermark && run.has_ranges() {
+            let segs = std::slice::from_ref(seg);
+            let mut part = gather_range(self.nodes, inside, watermark, segs)?.extract(inside, out);
+            let cover = part.take_cover(self.range);
+            descent.above.push(Layer::Messages(part));
+            return Ok(cover);
+        }
+        let part = seg.translation.range(&clip);
+        let clip = out.range(&clip);
+        let translation = translation.then(&seg.translation);
+        descent.above.push(if self.is_worth_sharing(&run, &part)? {
+            Layer::Segment(SegRef {
+                clip,
                 translation,
-                node: handle,
-            });
-            return Ok(Captured::Message { msg, moves: false });
-        }
-        Some((handle, translation)) => match lca {
-            Some(skeleton) => {
-                bump(&store.counters.unshares);
-                compacted.in_order(skeleton.clipped(&translation.range(range)))
+                bytes: run.estimate_bytes(&part) as u64,
+                ..seg.clone()
+            })
+        } else {
+            Layer::Points {
+                run,
+                part: clip,
+                translation,
             }
-            None => over_leaf(store, handle, translation, range)?,
-        },
-        None => Skeleton::empty(1, range.clone()),
-    };
-    if !patient && copy.is_over_fanout(&store.shape, OVER_FANOUT_MAX) {
-        return Ok(Captured::Requires(Prerequisite::CompactedCopy(copy)));
+        });
+        Ok(None)
     }
-    let moves = is_own
-        || waiting.is_none_or(|bytes| bytes > store.shape.clone_waiting_bytes)
-        || store.waits_much(&copy)?;
-    let out = down.inverse(&range.lo);
-    for layer in above.into_iter().rev() {
-        match layer {
-            Joined::Messages(run) => NodeMaker::of(store).push_run(&mut copy, run),
-            Joined::Segment(seg) => {
-                copy.segs.push(SegRef {
-                    ord: copy.next_ord,
-                    clip: down.range(&seg.clip),
-                    translation: out.then(&seg.translation),
-                    ..seg
-                });
-                copy.next_ord += 1;
-            }
-        }
-    }
-    if terms.has_to_sink(copy.height_below())? {
-        return Ok(Captured::Requires(Prerequisite::Sink(range.clone())));
-    }
-    copy.height = copy.label()?;
-    let node = store.handles.new_skeleton(copy);
-    let msg = RangeMsg::Goto(Target {
-        translation: down,
-        node,
-    });
-    Ok(Captured::Message { msg, moves })
-}
 
-impl Store {
+    /// The node itself is the target: no messages wait above it.
+    fn share(&self, node: Arc<Handle>, translation: Translation) -> Result<Captured> {
+        // A node that flattening did not help is as low as it gets.
+        let terms = CloneTerms {
+            patient: self.terms.patient || self.unflattenable.contains(node.id()),
+            ..self.terms
+        };
+        if terms.has_to_sink(node.height().saturating_sub(1))? {
+            return Ok(Captured::Requires(Prerequisite::Sink(self.range.clone())));
+        }
+        let msg = RangeMsg::Goto(Target { translation, node });
+        Ok(Captured::Message { msg, moves: false })
+    }
+
+    /// `copy`, with the messages `above` as its newest segments, is the target. `down` leads from
+    /// the source to its key space.
+    fn make(
+        &self,
+        mut copy: Skeleton,
+        above: Vec<Joined>,
+        down: Translation,
+        is_own: bool,
+    ) -> Result<Captured> {
+        if !self.terms.patient && copy.is_over_fanout(self.shape, OVER_FANOUT_MAX) {
+            return Ok(Captured::Requires(Prerequisite::CompactedCopy(copy)));
+        }
+        let waiting = match &above[..] {
+            [] => Some(0),
+            [Joined::Messages(all)] => Some(all.size_bytes()),
+            _ => None,
+        };
+        let moves = is_own
+            || waiting.is_none_or(|bytes| bytes > self.shape.clone_waiting_bytes)
+            || self.waits_much(&copy)?;
+        let out = down.inverse(&self.range.lo);
+        for layer in above.into_iter().rev() {
+            match layer {
+                Joined::Messages(run) => self.maker.push_run(&mut copy, run),
+                Joined::Segment(seg) => {
+                    copy.segs.push(SegRef {
+                        ord: copy.next_ord,
+                        clip: down.range(&seg.clip),
+                        translation: out.then(&seg.translation),
+                        ..seg
+                    });
+                    copy.next_ord += 1;
+                }
+            }
+        }
+        if self.terms.has_to_sink(copy.height_below())? {
+            return Ok(Captured::Requires(Prerequisite::Sink(self.range.clone())));
+        }
+        copy.height = copy.label()?;
+        let node = self.handles.new_skeleton(copy);
+        let msg = RangeMsg::Goto(Target {
+            translation: down,
+            node,
+        });
+        Ok(Captured::Message { msg, moves })
+    }
+
     /// Whether a part of a run is better referred to than copied.
     fn is_worth_sharing(&self, run: &RunView, part: &KeyRange) -> Result<bool> {
         self.is_more(run, part, self.copied_max(run.all_bytes()))
@@ -388,7 +470,7 @@ impl Store {
                 let bytes = run.estimate_bytes(part);
                 Ok(bytes > limit
                     && (bytes > limit + 2 * self.shape.block_bytes
-                        || run.measure_pressure(&self.nodes, part, false)?.bytes > limit))
+                        || run.measure_pressure(self.nodes, part, false)?.bytes > limit))
             }
         }
     }
@@ -419,7 +501,7 @@ impl Store {
                 return Ok(true);
             }
             sum += run
-                .measure_pressure(&self.nodes, &part, false)?
+                .measure_pressure(self.nodes, &part, false)?
                 .bytes
                 .min(most - sum);
         }
@@ -427,7 +509,7 @@ impl Store {
             return Ok(false);
         }
         // Newer messages may replace most of them.
-        let all = gather_range(&self.nodes, inside, edge.watermark, &node.segs)?;
+        let all = gather_range(self.nodes, inside, edge.watermark, &node.segs)?;
         Ok(all.size_bytes() > limit)
     }
 
@@ -452,6 +534,91 @@ impl Store {
         }
         Ok(false)
     }
+
+    /// An interior node that shows the source in a leaf.
+    fn over_leaf(&self, leaf: Arc<Handle>, translation: Translation) -> Result<Skeleton> {
+        let inside = translation.range(self.range);
+        let live_bytes = self.nodes.run(&leaf)?.estimate_bytes(&inside) as u64;
+        let mut node = Skeleton::empty(1, self.range.clone());
+        node.edges[0].child = Some(Child {
+            translation,
+            node: leaf,
+            live_bytes,
+        });
+        Ok(node)
+    }
+
+    /// The state of the source when it lies in one leaf, or over nothing, and is no larger than a
+    /// clone may copy. Copies of small ranges as messages keep crumbs of shared leaves out of the
+    /// tree (the trade-off of zones in BetrFS 0.2, section 4, here for one leaf).
+    fn small_state(&self, descent: &Descent) -> Result<Option<Buffer>> {
+        let (base, range) = (descent.node.as_ref(), self.range);
+        if base.is_some_and(|(node, _)| node.kind() != Kind::Leaf) {
+            return Ok(None);
+        }
+        let limit = self.shape.clone_copy_bytes;
+        // Points are merged on the way; layers from the first range message on are laid on top
+        // after that.
+        let merged_from = descent.above.iter().rposition(Layer::has_ranges);
+        let (on_top, merged) = descent.above.split_at(merged_from.map_or(0, |at| at + 1));
+        let mut merge = Merge::default();
+        for layer in merged {
+            let Some(cursor) = layer.cursor(range) else {
+                return Ok(None);
+            };
+            merge.push_older(cursor);
+        }
+        if let Some((leaf, translation)) = base {
+            let run = self.nodes.run(leaf)?;
+            if run.estimate_bytes(&translation.range(range)) > limit + 2 * self.shape.block_bytes {
+                return Ok(None);
+            }
+            merge.push_older(MappedCursor::new(&run, range, translation, 0));
+        }
+        let mut state = Buffer::default();
+        state.add_range(range.clone(), RangeMsg::Null);
+        while merge.advance(self.nodes)? {
+            let value = match merge.value() {
+                Some(value) => Some(Bytes::copy_from_slice(value)),
+                None => merge.point().detached().apply(None),
+            };
+            if let Some(value) = value {
+                state.push_point(Bytes::copy_from_slice(merge.key()), Point::Put(value));
+                if state.size_bytes() > limit {
+                    return Ok(None);
+                }
+            }
+        }
+        for layer in on_top.iter().rev() {
+            match layer {
+                Layer::Segment(_) => return Ok(None),
+                layer => {
+                    state.add_all(&layer.messages(self.nodes, range, &Translation::identity())?)
+                }
+            }
+        }
+        Ok((state.size_bytes() <= limit).then_some(state))
+    }
+
+    /// The layers for a node, the newest first; `translation` leads to its key space. Neighbouring
+    /// copies become one, and empty ones are left out.
+    fn join(&self, layers: Vec<Layer>, translation: &Translation) -> Result<Vec<Joined>> {
+        let mut joined: Vec<Joined> = Vec::new();
+        for layer in layers.into_iter().rev() {
+            if let Layer::Segment(seg) = layer {
+                joined.push(Joined::Segment(seg));
+                continue;
+            }
+            let run = layer.messages(self.nodes, self.range, translation)?;
+            match joined.last_mut() {
+                _ if run.is_empty() => {}
+                Some(Joined::Messages(older)) => older.add_all(&run),
+                _ => joined.push(Joined::Messages(run)),
+            }
+        }
+        joined.reverse();
+        Ok(joined)
+    }
 }
 
 impl Skeleton {
@@ -466,80 +633,6 @@ impl Skeleton {
         all.next_ord += next_ord - seen;
         all
     }
-}
-
-/// An interior node that shows `range` of a leaf.
-fn over_leaf(
-    store: &Store,
-    leaf: Arc<Handle>,
-    translation: Translation,
-    range: &KeyRange,
-) -> Result<Skeleton> {
-    let live_bytes = store
-        .nodes
-        .run(&leaf)?
-        .estimate_bytes(&translation.range(range)) as u64;
-    let mut node = Skeleton::empty(1, range.clone());
-    node.edges[0].child = Some(Child {
-        translation,
-        node: leaf,
-        live_bytes,
-    });
-    Ok(node)
-}
-
-/// The state of `range` when it lies in one leaf, or over nothing, and is no larger than a clone
-/// may copy. Copies of small ranges as messages keep crumbs of shared leaves out of the tree (the
-/// trade-off of zones in BetrFS 0.2, section 4, here for one leaf).
-fn small_state(
-    store: &Store,
-    base: Option<&(Arc<Handle>, Translation)>,
-    range: &KeyRange,
-    above: &[Layer],
-) -> Result<Option<Buffer>> {
-    if base.is_some_and(|(node, _)| node.kind() != Kind::Leaf) {
-        return Ok(None);
-    }
-    let limit = store.shape.clone_copy_bytes;
-    // Points are merged on the way; layers from the first range message on are laid on top after
-    // that.
-    let merged_from = above.iter().rposition(Layer::has_ranges);
-    let (on_top, merged) = above.split_at(merged_from.map_or(0, |at| at + 1));
-    let mut merge = Merge::default();
-    for layer in merged {
-        let Some(cursor) = layer.cursor(range) else {
-            return Ok(None);
-        };
-        merge.push_older(cursor);
-    }
-    if let Some((leaf, translation)) = base {
-        let run = store.nodes.run(leaf)?;
-        if run.estimate_bytes(&translation.range(range)) > limit + 2 * store.shape.block_bytes {
-            return Ok(None);
-        }
-        merge.push_older(MappedCursor::new(&run, range, translation, 0));
-    }
-    let mut state = Buffer::default();
-    state.add_range(range.clone(), RangeMsg::Null);
-    while merge.advance(&store.nodes)? {
-        let value = match merge.value() {
-            Some(value) => Some(Bytes::copy_from_slice(value)),
-            None => merge.point().detached().apply(None),
-        };
-        if let Some(value) = value {
-            state.push_point(Bytes::copy_from_slice(merge.key()), Point::Put(value));
-            if state.size_bytes() > limit {
-                return Ok(None);
-            }
-        }
-    }
-    for layer in on_top.iter().rev() {
-        match layer {
-            Layer::Segment(_) => return Ok(None),
-            layer => state.add_all(&layer.messages(store, range, &Translation::identity())?),
-        }
-    }
-    Ok((state.size_bytes() <= limit).then_some(state))
 }
 
 /// Whether more than `limit` bytes of `run` lie in `range`. It stops once they exceed the limit.
@@ -560,29 +653,4 @@ fn target_of(msg: RangeMsg) -> Option<(Arc<Handle>, Translation)> {
         RangeMsg::Null => None,
         RangeMsg::Goto(target) => Some((target.node, target.translation)),
     }
-}
-
-/// The layers for a node, the newest first; `translation` leads to its key space. Neighbouring
-/// copies become one, and empty ones are left out.
-fn join(
-    store: &Store,
-    layers: Vec<Layer>,
-    range: &KeyRange,
-    translation: &Translation,
-) -> Result<Vec<Joined>> {
-    let mut joined: Vec<Joined> = Vec::new();
-    for layer in layers.into_iter().rev() {
-        if let Layer::Segment(seg) = layer {
-            joined.push(Joined::Segment(seg));
-            continue;
-        }
-        let run = layer.messages(store, range, translation)?;
-        match joined.last_mut() {
-            _ if run.is_empty() => {}
-            Some(Joined::Messages(older)) => older.add_all(&run),
-            _ => joined.push(Joined::Messages(run)),
-        }
-    }
-    joined.reverse();
-    Ok(joined)
 }
