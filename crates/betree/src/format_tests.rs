@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::{Codec, Device, Extent, MemDevice, checksum};
+use ramet_block::{Budget, Codec, Device, Extent, MemDevice, checksum};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::check::verify::check_skeleton;
@@ -26,7 +26,13 @@ fn store() -> Arc<Store> {
     let usable = Extent::new(1 << 20, 7 << 20);
     let roots = NodeTable::format(&dev, usable).expect("a new table");
     let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
-    Store::new(dev, table, TreeShape::default(), 1 << 20, 10)
+    Store::new(
+        dev,
+        table,
+        TreeShape::default(),
+        Budget::of_cache(1 << 20),
+        10,
+    )
 }
 
 fn key(text: &'static str) -> Bytes {

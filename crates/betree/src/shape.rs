@@ -1,6 +1,8 @@
 //! Sizes that shape a tree, and the options with which one is opened.
 
-use ramet_block::Codec;
+use std::sync::Arc;
+
+use ramet_block::{Budget, Codec, memory_limit};
 
 /// Sizes that shape the tree. Tests make them tiny so that every structural path is taken.
 #[derive(Clone, Debug)]
@@ -58,10 +60,16 @@ impl Default for TreeShape {
     }
 }
 
+/// Least room of the cache of nodes, in bytes.
+const CACHE_BYTES_MIN: u64 = 1 << 20;
+
 /// How to open a volume.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Memory for cached nodes, in bytes; `None` takes a quarter of the machine's.
+    /// The memory budget of the volume; `None` is a budget of its own, see
+    /// [`ramet_block::memory_limit`].
+    pub budget: Option<Arc<Budget>>,
+    /// Memory for cached nodes alone, in bytes, in place of a budget.
     pub cache_bytes: Option<u64>,
     /// Refuse every change; nothing is written, the journal is replayed in memory.
     pub read_only: bool,
@@ -74,6 +82,17 @@ pub struct OpenOptions {
     pub manual: bool,
     /// Make each batch durable before [`crate::Tree::apply`] returns.
     pub sync_each: bool,
+}
+
+impl OpenOptions {
+    /// The budget that the options stand for.
+    pub(crate) fn budget(&self) -> Arc<Budget> {
+        match (self.cache_bytes, &self.budget) {
+            (Some(bytes), _) => Budget::of_cache(bytes.max(CACHE_BYTES_MIN)),
+            (None, Some(budget)) => Arc::clone(budget),
+            (None, None) => Budget::of_volumes(memory_limit()),
+        }
+    }
 }
 
 /// Position in the history of changes: every applied batch gets the next number.

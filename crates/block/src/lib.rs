@@ -4,6 +4,7 @@
 //! returns an error for bytes it does not understand; none of it panics.
 #![forbid(unsafe_code)]
 
+mod budget;
 mod checksum;
 pub mod codec;
 mod device;
@@ -13,12 +14,14 @@ pub mod failpoints;
 mod file;
 mod fsync_errors;
 mod identity;
+mod memory_limit;
 pub mod owner;
 mod readahead;
 mod stack;
 pub mod superblock;
 mod write_behind;
 
+pub use budget::{Budget, Use};
 pub use checksum::{checksum, hash};
 pub use codec::{Codec, NoSuchCodec, ZstdLevel};
 pub use device::{Device, MemDevice, WriteCheck, is_no_space};
@@ -26,6 +29,7 @@ pub use encoding::{DecodeError, Reader, Writer};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use identity::{Label, NotALabel, NotAUuid, Uuid};
+pub use memory_limit::memory_limit;
 pub use owner::{ClaimError, OwnedDevice};
 pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};
 

@@ -130,16 +130,17 @@ pub struct Mkfs {
 #[derive(Debug, Args)]
 pub struct Mount {
     /// Mount options, comma separated: ro, nosuid, nodev, noexec, relatime, strictatime, noatime,
-    /// nodiratime, sync, dirsync, allow_other, compression=CODEC, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT,
-    /// cache_size=N, log=FILE
+    /// nodiratime, sync, dirsync, allow_other, compression=CODEC, io_uring, no_io_uring, ahead,
+    /// no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Stay in the foreground and serve until the volume is unmounted
     #[arg(long)]
     pub foreground: bool,
-    /// Memory for the cache, such as 512M; without it, a quarter of the machine's memory
-    #[arg(long, value_name = "N")]
-    pub cache_size: Option<Size>,
+    /// Memory that the daemon may take, such as 512M; without it, the least of a quarter of the
+    /// machine's memory and half of the control group's limit
+    #[arg(long, alias = "cache-size", value_name = "N")]
+    pub memory: Option<Size>,
     /// Append the daemon's diagnostics to this file
     #[arg(long, value_name = "FILE")]
     pub log: Option<PathBuf>,
@@ -207,6 +208,10 @@ pub struct Fsck {
     /// Check every file of every clone too, which takes as long as a walk over all of them
     #[arg(long)]
     pub files: bool,
+    /// Memory that the check may take, such as 512M; without it, the least of a quarter of the
+    /// machine's memory and half of the control group's limit
+    #[arg(long, value_name = "N")]
+    pub memory: Option<Size>,
     /// Print the findings as JSON
     #[arg(long)]
     pub json: bool,
@@ -283,12 +288,14 @@ mod tests {
 
     #[test]
     fn verbs_parse_as_documented() {
-        let line = "ramet mount -o ro,noatime --cache-size 64M vol.img /mnt";
-        let Verb::Mount(mount) = Ramet::try_parse_from(line.split(' ')).unwrap().verb else {
-            panic!("not a mount");
-        };
-        assert_eq!(mount.options, ["ro,noatime"]);
-        assert_eq!(mount.cache_size.map(|s| s.bytes()), Some(64 << 20));
+        for limit in ["--memory", "--cache-size"] {
+            let line = format!("ramet mount -o ro,noatime {limit} 64M vol.img /mnt");
+            let Verb::Mount(mount) = Ramet::try_parse_from(line.split(' ')).unwrap().verb else {
+                panic!("not a mount");
+            };
+            assert_eq!(mount.options, ["ro,noatime"]);
+            assert_eq!(mount.memory.map(|s| s.bytes()), Some(64 << 20));
+        }
         assert!(Ramet::try_parse_from(["ramet", "mkfs", "--size", "4X", "v"]).is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::thread;
 
 use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
-use ramet_block::{Access, Device, FileDevice, SuperblockError};
+use ramet_block::{Access, Budget, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
 use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -33,7 +33,7 @@ pub struct Plan {
     pub volume: PathBuf,
     pub dir: PathBuf,
     pub options: MountOptions,
-    pub cache_bytes: Option<u64>,
+    pub budget: Arc<Budget>,
 }
 
 /// Serves until the mount is gone, then closes the volume. As a daemon (`report`), first tells the
@@ -113,7 +113,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         inherited::may_write(&plan.volume, device.len_bytes())?;
     }
     let options = OpenOptions {
-        cache_bytes: plan.cache_bytes,
+        budget: Some(Arc::clone(&plan.budget)),
         read_only: plan.options.read_only,
         compression: plan.options.compression,
         access_time: plan.options.access_time,

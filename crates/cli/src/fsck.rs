@@ -18,6 +18,7 @@ use ramet_fs::{OpenOptions, Volume};
 use serde_json::json;
 
 use crate::args::Fsck;
+use crate::budget::budget;
 use crate::failure::{Failure, Outcome, status};
 use crate::output::say;
 use crate::overlay::Overlay;
@@ -142,7 +143,11 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
 }
 
 fn examine(args: &Fsck, device: Arc<dyn Device>) -> ramet_fs::Result<Findings> {
-    let volume = Volume::open(device, OpenOptions::default())?;
+    let options = OpenOptions {
+        budget: Some(budget(args.memory)),
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(device, options)?;
     volume.checkpoint()?;
     let total = volume.stats().nodes;
     let mut progress = Progress::new("checking");

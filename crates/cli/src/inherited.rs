@@ -17,7 +17,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+use rustix::process::{
+    Resource, Rlimit, configure_io_flusher_behavior, geteuid, getrlimit, setrlimit,
+};
 use signal_hook::consts::{SIGCHLD, SIGXCPU, SIGXFSZ};
 
 use crate::failure::{Failure, Outcome};
@@ -53,6 +55,10 @@ pub fn let_go() -> Outcome {
     raise_limits(false);
     let failed = |e: std::io::Error| Failure::new(format!("cannot handle signals: {e}"));
     ramet_sys::unblock_signals().map_err(failed)?;
+    // The kernel may look for memory while the daemon allocates. From then on it does not wait for
+    // the write-back of mapped pages in there, which waits for the daemon. A user's daemon may not
+    // ask for that.
+    let _ = configure_io_flusher_behavior(true);
     for signal in [SIGXCPU, SIGXFSZ] {
         // A handler that does nothing makes a write beyond a limit an error.
         let flag = Arc::new(AtomicBool::new(false));

@@ -3,6 +3,7 @@
 
 mod args;
 mod bench;
+mod budget;
 mod control;
 mod daemon;
 mod diff;
@@ -38,6 +39,7 @@ use failure::{Failure, Outcome, status};
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
+    budget::limit_heap();
     inherited::hear_of_children();
     let line: Vec<OsString> = std::env::args_os().collect();
     if let Some(name) = names::Name::of(&line) {

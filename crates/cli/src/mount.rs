@@ -13,6 +13,7 @@ use std::process::{Child, Command, Stdio};
 use ramet_fuse::MountOptions;
 
 use crate::args::Mount;
+use crate::budget::budget;
 use crate::control::Root;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
 use crate::size::Size;
@@ -42,13 +43,16 @@ pub fn check(args: &Mount) -> Outcome {
 
 /// Whether an option concerns the process that serves the mount, and no request.
 pub fn is_own(option: &str) -> bool {
-    matches!(option.split_once('='), Some(("cache_size" | "log", _)))
+    matches!(
+        option.split_once('='),
+        Some(("memory" | "cache_size" | "log", _))
+    )
 }
 
 /// The options of `-o`, and those that the command line has too.
 struct Options {
     mount: MountOptions,
-    cache: Option<Size>,
+    memory: Option<Size>,
     log: Option<PathBuf>,
 }
 
@@ -56,20 +60,20 @@ impl Options {
     fn parse(args: &Mount, fsname: &str) -> Outcome<Options> {
         let mut options = Options {
             mount: MountOptions::new(fsname),
-            cache: None,
+            memory: None,
             log: None,
         };
         for option in args.options.iter().flat_map(|list| list.split(',')) {
             match option.trim().split_once('=') {
-                Some(("cache_size", size)) => {
-                    options.cache = Some(size.parse().map_err(Failure::new_from)?);
+                Some(("memory" | "cache_size", size)) => {
+                    options.memory = Some(size.parse().map_err(Failure::new_from)?);
                 }
                 Some(("log", file)) => options.log = Some(file.into()),
                 _ => options.mount.add(option).map_err(Failure::new_from)?,
             }
         }
         // The command line is the more specific of the two: a line of fstab(5) has `-o` only.
-        options.cache = args.cache_size.or(options.cache);
+        options.memory = args.memory.or(options.memory);
         options.log = args.log.clone().or(options.log);
         Ok(options)
     }
@@ -84,7 +88,7 @@ fn plan(args: &Mount) -> Outcome<(daemon::Plan, Option<PathBuf>)> {
     let dir = mount_point(&args.dir)?;
     let options = Options::parse(args, &volume.to_string_lossy())?;
     let plan = daemon::Plan {
-        cache_bytes: options.cache.map(|size| size.bytes()),
+        budget: budget(options.memory),
         volume,
         dir,
         options: options.mount,
@@ -121,8 +125,8 @@ fn spawn(args: &Mount, plan: &daemon::Plan, log: Option<&Path>) -> Outcome<Child
     for list in &args.options {
         command.arg("-o").arg(list);
     }
-    if let Some(size) = args.cache_size {
-        command.arg("--cache-size").arg(size.bytes().to_string());
+    if let Some(size) = args.memory {
+        command.arg("--memory").arg(size.bytes().to_string());
     }
     let log = match log {
         Some(path) => {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ramet_betree::TreeShape;
-use ramet_block::{Codec, Label};
+use ramet_block::{Budget, Codec, Label};
 
 use crate::clock::Clock;
 
@@ -39,7 +39,9 @@ pub struct FormatOptions {
 /// Options of opening a volume.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
-    /// Memory for cached nodes, in bytes; `None` leaves the choice to the tree.
+    /// The memory budget of the volume; `None` leaves the choice to the tree.
+    pub budget: Option<Arc<Budget>>,
+    /// Memory for cached nodes alone, in bytes, in place of a budget.
     pub cache_bytes: Option<u64>,
     /// Refuse every change.
     pub read_only: bool,
@@ -101,6 +103,20 @@ pub struct VolumeStats {
     pub cache_misses: u64,
     /// Bytes in the cache.
     pub cached_bytes: u64,
+    /// Memory that the process may take.
+    pub memory_limit_bytes: u64,
+    /// Memory of nodes that are not written yet.
+    pub memory_fresh_bytes: u64,
+    /// Memory of pages of the node table.
+    pub memory_pages_bytes: u64,
+    /// Memory of inodes, those that the kernel remembers among them.
+    pub memory_inodes_bytes: u64,
+    /// Memory of buffers of requests.
+    pub memory_requests_bytes: u64,
+    /// Memory that the process has resident beyond all that is counted.
+    pub memory_slack_bytes: u64,
+    /// Memory that the cache does without while the machine is short of it.
+    pub memory_squeezed_bytes: u64,
     /// Reads of nodes from the device.
     pub node_reads: u64,
     /// Bytes of nodes read.

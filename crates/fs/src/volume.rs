@@ -23,8 +23,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, Span, Tree};
-use ramet_block::Device;
 use ramet_block::failpoints::{self, Fault};
+use ramet_block::{Budget, Device, Use};
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::{Error, Result};
@@ -172,6 +172,7 @@ impl Volume {
     /// Not a volume, another version, or the device failed.
     pub fn open(device: Arc<dyn Device>, options: OpenOptions) -> Result<Arc<Self>> {
         let tree_options = ramet_betree::OpenOptions {
+            budget: options.budget,
             cache_bytes: options.cache_bytes,
             read_only: options.read_only,
             codec: options.compression,
@@ -318,10 +319,17 @@ impl Volume {
         self.is_read_only
     }
 
+    /// The memory budget of the volume.
+    #[must_use]
+    pub fn budget(&self) -> &Arc<Budget> {
+        self.namespace.tree.budget()
+    }
+
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> VolumeStats {
         let tree = self.namespace.tree.stats();
+        let budget = self.budget();
         VolumeStats {
             pid: std::process::id(),
             uuid: tree.uuid.to_string(),
@@ -341,6 +349,13 @@ impl Volume {
             cache_hits: tree.cache_hits,
             cache_misses: tree.cache_misses,
             cached_bytes: tree.cached_bytes,
+            memory_limit_bytes: budget.limit(),
+            memory_fresh_bytes: budget.used(Use::Fresh),
+            memory_pages_bytes: budget.used(Use::Pages),
+            memory_inodes_bytes: budget.used(Use::Inodes),
+            memory_requests_bytes: budget.used(Use::Requests),
+            memory_slack_bytes: budget.slack(),
+            memory_squeezed_bytes: budget.squeezed(),
             node_reads: tree.node_reads,
             bytes_read: tree.bytes_read,
             bytes_written: tree.bytes_written,

@@ -21,9 +21,11 @@ use crate::error::{Error, Result};
 use crate::page::{Body, Link, Page, Shape};
 use crate::space::Purpose;
 
-/// Clean pages kept in memory; with its entries apart a page of 8 KiB takes some 25 KiB, so that is
-/// 100 MiB.
-const CACHE_PAGES: usize = 4096;
+/// Clean pages kept in memory, at least and at most: 1.5 and 100 MiB.
+const CACHE_PAGES_MIN: u64 = 64;
+const CACHE_PAGES: u64 = 4096;
+/// Memory of a page of 8 KiB with its entries apart, about.
+const PAGE_MEMORY_BYTES: u64 = 25 << 10;
 
 /// So many bytes before and behind the newest root page are read with it: pages of the last
 /// commits, of earlier ones, and the rest of the last one. On a disk they take 9 ms, as one jump
@@ -60,7 +62,7 @@ impl PageStore {
             device,
             usable_addr: usable.addr,
             usable_end: AtomicU64::new(usable.end()),
-            cache: Cache::new(CACHE_PAGES),
+            cache: Cache::new(usize::try_from(CACHE_PAGES).expect("some thousands")),
             counts: Mutex::default(),
             log: Mutex::default(),
         }
@@ -69,6 +71,17 @@ impl PageStore {
     pub(crate) fn usable(&self) -> Extent {
         let end = self.usable_end.load(Ordering::Acquire);
         Extent::new(self.usable_addr, end - self.usable_addr)
+    }
+
+    /// Keeps clean pages of `bytes` in memory, about, within bounds.
+    pub(crate) fn limit_cache(&self, bytes: u64) {
+        let pages = (bytes / PAGE_MEMORY_BYTES).clamp(CACHE_PAGES_MIN, CACHE_PAGES);
+        self.cache.set_capacity(pages);
+    }
+
+    /// What the clean pages in memory take, about, in bytes.
+    pub(crate) fn cached_bytes(&self) -> u64 {
+        self.cache.len() as u64 * PAGE_MEMORY_BYTES
     }
 
     /// Makes the usable area end at `end`, behind where it ended.

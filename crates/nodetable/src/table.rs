@@ -309,6 +309,17 @@ impl NodeTable {
         self.store.space.lock().capacity_bytes()
     }
 
+    /// Keeps clean pages of `bytes` in memory, about.
+    pub fn limit_cached_pages(&self, bytes: u64) {
+        self.store.limit_cache(bytes);
+    }
+
+    /// What the clean pages in memory take, about, in bytes.
+    #[must_use]
+    pub fn cached_page_bytes(&self) -> u64 {
+        self.store.cached_bytes()
+    }
+
     /// Counters, in constant time.
     pub fn stats(&self) -> SpaceStats {
         let (meta, zombies) = {

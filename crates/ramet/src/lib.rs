@@ -86,7 +86,7 @@ use std::sync::Arc;
 
 use ramet_betree::{FormatOptions, OpenOptions};
 use ramet_block::owner::{Contents, own};
-use ramet_block::{Access, ClaimError, Uuid, create_image};
+use ramet_block::{Access, Budget, ClaimError, Uuid, create_image};
 
 pub use ramet_betree::{
     Batch, Diff, Difference, Error, KEY_BYTES_MAX, PathCounts, Result, Scan, Seq, Snapshot, Span,
@@ -118,8 +118,9 @@ fn quietly(_: &str) {}
 /// Options for making and opening a store.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Memory for cached nodes, in bytes; `None` takes a quarter of the machine's memory.
-    pub cache_bytes: Option<u64>,
+    /// Memory that the store may take, in bytes; `None` takes the least of a quarter of the machine's and half of what
+    /// the control group may have.
+    pub memory_bytes: Option<u64>,
     /// Compression of data that is written; `None` takes the default for a new store, and the
     /// store's own compression for an old one.
     pub compression: Option<Codec>,
@@ -195,7 +196,7 @@ impl Options {
     /// `NotAVolume`, `Corrupt`, and the errors of the device.
     pub fn open_on(&self, device: Arc<dyn Device>) -> Result<Tree> {
         let options = OpenOptions {
-            cache_bytes: self.cache_bytes,
+            budget: self.memory_bytes.map(Budget::of_volumes),
             read_only: self.read_only,
             codec: self.compression,
             ..OpenOptions::default()

@@ -12,3 +12,20 @@ pub fn release_free_memory() {
         libc::malloc_trim(0);
     }
 }
+
+/// Has all threads allocate from at most `count` parts of the heap. A part keeps the holes that its
+/// threads leave, so fewer parts take less memory; threads that allocate from the same one wait for
+/// each other now and then. To be called before there are threads. Does nothing where the C library
+/// is not glibc.
+pub fn limit_heap_arenas(count: usize) {
+    #[cfg(target_env = "gnu")]
+    {
+        let count = libc::c_int::try_from(count).unwrap_or(libc::c_int::MAX);
+        // SAFETY: the call takes no pointers, and sets a number that glibc reads when a thread
+        // allocates for the first time.
+        let is_set = unsafe { libc::mallopt(libc::M_ARENA_MAX, count) };
+        debug_assert_eq!(is_set, 1, "glibc knows the parameter");
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = count;
+}

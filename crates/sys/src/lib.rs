@@ -23,7 +23,7 @@ mod signals;
 pub use control_ioctl::control_ioctl;
 pub use descriptors::keep_descriptors_from_programs;
 pub use fuse_ring::{FuseRing, RingRequest, Waited};
-pub use heap::release_free_memory;
+pub use heap::{limit_heap_arenas, release_free_memory};
 pub use loop_device::{LoopStatus, loop_status};
 pub use mapping::write_mapped;
 pub use range_lock::{RangeLock, lock_range, may_lock_range};

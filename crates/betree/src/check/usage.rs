@@ -298,7 +298,7 @@ mod tests {
     use crate::node::message::Target;
     use crate::reshape::make::NodeMaker;
     use crate::shape::TreeShape;
-    use ramet_block::{Device, Extent, MemDevice};
+    use ramet_block::{Budget, Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 
     /// A walk that followed forged messages like this one could go round in a circle for ever.
@@ -308,7 +308,13 @@ mod tests {
         let usable = Extent::new(1 << 20, 7 << 20);
         let roots = NodeTable::format(&dev, usable).expect("a new table");
         let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
-        let store = Store::new(dev, table, TreeShape::default(), 1 << 20, 10);
+        let store = Store::new(
+            dev,
+            table,
+            TreeShape::default(),
+            Budget::of_cache(1 << 20),
+            10,
+        );
         let level = store
             .handles
             .new_skeleton(Skeleton::empty(1, KeyRange::all()));

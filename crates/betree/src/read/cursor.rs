@@ -516,7 +516,7 @@ mod tests {
     use crate::node::run_builder::RunBuilder;
     use crate::shape::TreeShape;
     use crate::store::store::Store;
-    use ramet_block::{Codec, Device, Extent, MemDevice};
+    use ramet_block::{Budget, Codec, Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 
     fn store() -> Arc<Store> {
@@ -524,7 +524,13 @@ mod tests {
         let usable = Extent::new(1 << 20, 7 << 20);
         let roots = NodeTable::format(&dev, usable).expect("a new table");
         let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
-        Store::new(dev, table, TreeShape::default(), 1 << 20, 10)
+        Store::new(
+            dev,
+            table,
+            TreeShape::default(),
+            Budget::of_cache(1 << 20),
+            10,
+        )
     }
 
     /// Every checksum holds, each block is in order, and so are the first keys of the blocks.

@@ -6,9 +6,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use quick_cache::Weighter;
+use ramet_block::{Budget, Use};
 use ramet_nodetable::NodeId;
 
 use crate::counters::{Counters, bump};
@@ -58,6 +60,12 @@ pub(super) fn block_key(run: &Handle, at: usize) -> CacheKey {
     (run.id().0, part)
 }
 
+/// The capacity changes by this part of the budget at least.
+const STEP_PART: u64 = 64;
+/// Misses after which the capacity is set anew. A volume that is open for reading alone has no
+/// keeper that does so.
+const MISSES_PER_BALANCE: u64 = 64;
+
 /// See the module header.
 pub(crate) struct NodeCache {
     /// Dropped first: handles in the cache that are dropped later have no table to report to.
@@ -67,6 +75,7 @@ pub(crate) struct NodeCache {
     /// Least bytes of a read of the front of a run, and about the size of a block.
     pub(crate) block_bytes: usize,
     pub(super) parts: Cache<CacheKey, Cached, ByBytes>,
+    budget: Arc<Budget>,
 }
 
 impl std::fmt::Debug for NodeCache {
@@ -76,14 +85,15 @@ impl std::fmt::Debug for NodeCache {
 }
 
 impl NodeCache {
-    /// A cache of at most `cache_bytes`.
+    /// A cache of as many bytes as the budget leaves.
     pub(crate) fn new(
         handles: Arc<Handles>,
         device: Arc<NodeDevice>,
         counters: Arc<Counters>,
         block_bytes: usize,
-        cache_bytes: u64,
+        budget: Arc<Budget>,
     ) -> Self {
+        let cache_bytes = budget.cache_bytes();
         let items = usize::try_from(cache_bytes / 16384).unwrap_or(usize::MAX);
         Self {
             handles,
@@ -91,6 +101,24 @@ impl NodeCache {
             counters,
             block_bytes,
             parts: cache(items.max(64), cache_bytes, ByBytes),
+            budget,
+        }
+    }
+
+    /// Tells the budget how much memory the tree holds, and gives the cache the bytes that the
+    /// other uses leave.
+    pub(crate) fn rebalance(&self) {
+        let budget = &self.budget;
+        if budget.bounds_cache_only() {
+            return;
+        }
+        budget.set(Use::Fresh, self.handles.dirty.memory_bytes());
+        budget.set(Use::Pages, self.handles.cached_page_bytes());
+        budget.set(Use::Cache, self.parts.weight());
+        budget.look();
+        let room = budget.cache_bytes();
+        if room.abs_diff(self.parts.capacity()) >= budget.limit() / STEP_PART {
+            self.parts.set_capacity(room);
         }
     }
 
@@ -165,11 +193,14 @@ impl NodeCache {
             missed = true;
             load()
         });
-        bump(if missed {
-            &self.counters.cache_misses
-        } else {
-            &self.counters.cache_hits
-        });
+        if !missed {
+            bump(&self.counters.cache_hits);
+            return found;
+        }
+        let misses = self.counters.cache_misses.fetch_add(1, Ordering::Relaxed);
+        if misses % MISSES_PER_BALANCE == MISSES_PER_BALANCE - 1 {
+            self.rebalance();
+        }
         found
     }
 

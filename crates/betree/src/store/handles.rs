@@ -63,6 +63,11 @@ impl Handles {
         })
     }
 
+    /// Memory of pages of the node table that are kept, in bytes.
+    pub(crate) fn cached_page_bytes(&self) -> u64 {
+        self.table.cached_page_bytes()
+    }
+
     /// The id that the next new node gets.
     pub(crate) fn next_id(&self) -> u64 {
         self.next_id.load(Ordering::Relaxed)

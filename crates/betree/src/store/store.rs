@@ -20,7 +20,7 @@
 
 use std::sync::Arc;
 
-use ramet_block::Device;
+use ramet_block::{Budget, Device};
 use ramet_nodetable::NodeTable;
 
 use crate::counters::Counters;
@@ -33,6 +33,9 @@ use crate::store::space::Space;
 use crate::store::space_debt::SpaceDebt;
 use crate::store::unflattenable::Unflattenable;
 use crate::store::write::WriteBack;
+
+/// Pages of the node table take this part of the budget at most.
+const PAGES_PART: u64 = 8;
 
 /// All nodes of a volume: the components above, each with its own locks.
 pub(crate) struct Store {
@@ -48,6 +51,8 @@ pub(crate) struct Store {
     pub(crate) unflattenable: Unflattenable,
     pub(crate) write_back: WriteBack,
     pub(crate) prefetch: Arc<Prefetcher>,
+    /// The memory of the tree counts against it.
+    pub(crate) budget: Arc<Budget>,
     pub(crate) nodes: Arc<NodeCache>,
 }
 
@@ -62,9 +67,10 @@ impl Store {
         dev: Arc<dyn Device>,
         table: NodeTable,
         shape: TreeShape,
-        cache_bytes: u64,
+        budget: Arc<Budget>,
         next_id: u64,
     ) -> Arc<Self> {
+        table.limit_cached_pages(budget.part(PAGES_PART));
         let (table, shape) = (Arc::new(table), Arc::new(shape));
         let counters = Arc::new(Counters::default());
         let device = Arc::new(NodeDevice::new(dev.clone(), counters.clone()));
@@ -75,7 +81,7 @@ impl Store {
             device.clone(),
             counters.clone(),
             shape.block_bytes,
-            cache_bytes,
+            budget.clone(),
         ));
         let prefetch = Prefetcher::new(
             nodes.clone(),
@@ -104,6 +110,7 @@ impl Store {
             unflattenable: Unflattenable::default(),
             write_back,
             prefetch: Arc::new(prefetch),
+            budget,
             nodes,
         })
     }

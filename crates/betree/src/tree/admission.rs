@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use ramet_block::Use;
+
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::store::store::Store;
@@ -32,11 +34,13 @@ const JOURNAL_QUEUE_SOFT: u64 = 1 << 20;
 const JOURNAL_QUEUE_HELP: u64 = 4 << 20;
 /// Bytes queued for the journal from which on writers wait for the device.
 const JOURNAL_QUEUE_HARD: u64 = 16 << 20;
+/// The queue takes this part of the memory budget at most.
+const JOURNAL_PART: u64 = 32;
 
 /// Longest wait for a round of background work.
 const PROGRESS_WAIT: Duration = Duration::from_millis(100);
-/// A checkpoint is due when nodes that are not written take this part of the most that the cache
-/// may take, and four memory buffers.
+/// A checkpoint is due when nodes that are not written take this part of the memory budget, and
+/// four memory buffers.
 const FRESH_PART: u64 = 16;
 
 /// Lets batches in. It holds no lock while it waits.
@@ -90,7 +94,7 @@ impl Admission {
             // A checkpoint holds the nodes that it moves twice, and as much again may come
             // meanwhile. Fresh nodes beyond a checkpoint of everything are held by snapshots, and
             // waiting does not help.
-            let is_full = self.store.handles.dirty.memory_bytes() > 3 * self.fresh_limit()
+            let is_full = self.store.handles.dirty.memory_bytes() > self.fresh_max()
                 && self.checkpointer.is_behind();
             let room = journal.room_for(bytes);
             if let (false, Some(queued)) = (is_full, room) {
@@ -113,13 +117,18 @@ impl Admission {
     /// Bounds the memory of the journal queue: the keeper writes it out, and a writer that is
     /// faster helps.
     fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {
+        let budget = &self.store.budget;
+        budget.set(Use::Journal, queued);
+        let soft = JOURNAL_QUEUE_SOFT.min(budget.part(4 * JOURNAL_PART));
+        let help = JOURNAL_QUEUE_HELP.min(budget.part(2 * JOURNAL_PART));
+        let hard = JOURNAL_QUEUE_HARD.min(budget.part(JOURNAL_PART));
         let written = match queued {
-            0..JOURNAL_QUEUE_SOFT => return Ok(()),
-            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HELP if !self.threads.is_empty() => {
+            queued if queued < soft => return Ok(()),
+            queued if queued < help && !self.threads.is_empty() => {
                 self.signals.want_journal();
                 return Ok(());
             }
-            JOURNAL_QUEUE_SOFT..JOURNAL_QUEUE_HARD => journal.write_queued(),
+            queued if queued < hard => journal.write_queued(),
             // Another thread is writing: wait for the device together with all others.
             _ => return self.checkpointer.sync(),
         };
@@ -203,8 +212,17 @@ impl Admission {
 
     /// Memory of nodes that are not written from which on a checkpoint is due, in bytes.
     pub(crate) fn fresh_limit(&self) -> u64 {
-        (self.store.shape.memory_bytes as u64 * 4)
-            .max(self.store.nodes.capacity_bytes() / FRESH_PART)
+        let buffers = self.store.shape.memory_bytes as u64 * 4;
+        buffers.max(self.store.budget.limit() / FRESH_PART)
+    }
+
+    /// The same from which on writers wait: three times what makes a checkpoint due, or a quarter
+    /// of the budget; no more than makes one due while the process is over its budget.
+    fn fresh_max(&self) -> u64 {
+        let budget = &self.store.budget;
+        let due = self.fresh_limit();
+        let most = (3 * due).min(budget.part(4)).max(due);
+        if budget.is_over() { due } else { most }
     }
 
     pub(crate) fn holds_much(&self) -> bool {

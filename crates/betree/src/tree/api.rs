@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_block::Budget;
 
 use crate::check::usage::Usage;
 use crate::error::{Error, Result};
@@ -264,6 +265,12 @@ impl Tree {
     /// As [`Tree::checkpoint`], and `Corrupt`.
     pub fn usage(&self, ranges: &[Span]) -> Result<Usage> {
         self.inner.usage(ranges)
+    }
+
+    /// The memory budget of the tree.
+    #[must_use]
+    pub fn budget(&self) -> &Arc<Budget> {
+        &self.inner.store.budget
     }
 
     /// Counters.

@@ -41,6 +41,7 @@ impl Flusher {
                     });
             }
             if flush {
+                self.store.nodes.rebalance();
                 done = done.and_then(|()| self.root.flush_if_possible(false));
             }
             match done {
@@ -81,7 +82,8 @@ impl Keeper {
         let (seq, counters) = (self.root.seq(), &self.store.counters);
         let read = counters.bytes_read.load(Ordering::Relaxed);
         let cache = self.store.nodes.capacity_bytes();
-        trim.is_due(seq, counters.bytes_written(), read, cache)
+        let passed = (counters.bytes_written(), read);
+        trim.is_due(seq, passed, cache, self.store.budget.is_over())
     }
 
     /// Writes the frames that are queued for the journal.
@@ -117,6 +119,7 @@ impl Keeper {
                 continue;
             }
             self.store.table.look_at_host();
+            self.store.nodes.rebalance();
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_sys::release_free_memory();
             }

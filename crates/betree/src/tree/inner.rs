@@ -156,16 +156,3 @@ impl Inner {
         self.threads.join();
     }
 }
-
-pub(crate) fn machine_cache_bytes() -> u64 {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let total = text.lines().find_map(|l| {
-        l.strip_prefix("MemTotal:")?
-            .trim()
-            .strip_suffix("kB")?
-            .trim()
-            .parse::<u64>()
-            .ok()
-    });
-    total.map_or(256 << 20, |kib| kib * 1024 / 4)
-}

@@ -12,7 +12,8 @@ use ramet_block::superblock::{
     AREA_END, read_copies, read_superblock, scrub_copies, write_superblock,
 };
 use ramet_block::{
-    BLOCK_BYTES, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label, PageRef, Superblock,
+    BLOCK_BYTES, Budget, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label, PageRef,
+    Superblock,
 };
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
@@ -25,7 +26,7 @@ use crate::store::store::Store;
 use crate::tree::api::Tree;
 use crate::tree::batch::check;
 use crate::tree::ingest::PinnedLeaves;
-use crate::tree::inner::{Inner, machine_cache_bytes};
+use crate::tree::inner::Inner;
 use crate::tree::record;
 use crate::tree::root::{State, empty_root};
 
@@ -210,8 +211,9 @@ fn repair_copies(dev: &dyn Device, sb: &Superblock) -> Result<()> {
 
 /// The store of the volume that `sb` describes.
 fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> Result<Arc<Store>> {
+    let budget = options.budget();
     let shape = options.shape.clone();
-    let mut shape = shape.unwrap_or_else(|| shape_of(sb, options.cache_bytes));
+    let mut shape = shape.unwrap_or_else(|| shape_of(sb, &budget));
     shape.codec = options.codec.unwrap_or(shape.codec);
     let roots = TableRoots {
         node_table: sb.node_table,
@@ -219,9 +221,7 @@ fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> 
         refcounts: sb.refcounts,
     };
     let table = NodeTable::open(dev, roots, usable(sb), options.read_only)?;
-    let cache_bytes = options.cache_bytes.unwrap_or_else(machine_cache_bytes);
-    let cache_bytes = cache_bytes.max(1 << 20);
-    let store = Store::new(dev.clone(), table, shape, cache_bytes, sb.next_node);
+    let store = Store::new(dev.clone(), table, shape, budget, sb.next_node);
     if sb.space_debt {
         store.space_debt.set_due();
     }
@@ -319,18 +319,27 @@ pub(crate) fn uuid_low(uuid: &[u8; 16]) -> u64 {
     u64::from_le_bytes(uuid[..8].try_into().expect("eight bytes of sixteen"))
 }
 
-fn shape_of(sb: &Superblock, cache_bytes: Option<u64>) -> TreeShape {
+/// The memory buffer takes this part of a budget at most, and of the cache where the cache alone
+/// has a limit.
+const BUFFER_PART: u64 = 64;
+const BUFFER_PART_OF_CACHE: u64 = 8;
+
+fn shape_of(sb: &Superblock, budget: &Budget) -> TreeShape {
     let leaf_bytes = (sb.leaf_bytes as usize).max(256);
     let fanout = usize::from(sb.fanout).max(4);
-    let cache =
-        usize::try_from(cache_bytes.unwrap_or_else(machine_cache_bytes)).unwrap_or(usize::MAX);
+    let part = if budget.bounds_cache_only() {
+        BUFFER_PART_OF_CACHE
+    } else {
+        BUFFER_PART
+    };
+    let buffer = usize::try_from(budget.limit() / part).unwrap_or(usize::MAX);
     let usual = TreeShape::default();
     TreeShape {
         leaf_bytes,
         block_bytes: (sb.basement_bytes as usize).clamp(64, 1 << 20),
         fanout,
         buffer_bytes: leaf_bytes / 2 * fanout,
-        memory_bytes: usual.memory_bytes.min(cache / 8).max(1 << 20),
+        memory_bytes: usual.memory_bytes.min(buffer).max(1 << 20),
         codec: sb.codec,
         ..usual
     }

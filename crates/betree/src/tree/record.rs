@@ -113,7 +113,7 @@ mod tests {
     use crate::shape::TreeShape;
     use crate::store::store::Store;
     use crate::tree::ingest::PinnedLeaves;
-    use ramet_block::{Device, Extent, MemDevice};
+    use ramet_block::{Budget, Device, Extent, MemDevice};
     use ramet_nodetable::NodeTable;
 
     #[test]
@@ -199,6 +199,12 @@ mod tests {
         let usable = Extent::new(1 << 20, 7 << 20);
         let roots = NodeTable::format(&dev, usable).expect("a new table");
         let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
-        Store::new(dev, table, TreeShape::default(), 1 << 20, 10)
+        Store::new(
+            dev,
+            table,
+            TreeShape::default(),
+            Budget::of_cache(1 << 20),
+            10,
+        )
     }
 }

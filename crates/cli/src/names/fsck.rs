@@ -73,6 +73,7 @@ pub fn run(args: &Args) -> Outcome<u8> {
     fsck::run(&args::Fsck {
         repair: args.yes,
         files: false,
+        memory: None,
         json: false,
         volume: args.volume.clone(),
     })

@@ -85,7 +85,7 @@ pub fn run(args: &Args) -> Outcome<u8> {
     let request = args::Mount {
         options: vec![options.join(",")],
         foreground: false,
-        cache_size: None,
+        memory: None,
         log: None,
         daemon: false,
         volume: args.volume.clone(),
@@ -183,7 +183,12 @@ mod tests {
 
     #[test]
     fn sloppy_options_are_the_unknown_ones() {
-        assert!(is_known("noatime") && is_known("cache_size=1G") && is_known("x-anything"));
+        assert!(
+            is_known("noatime")
+                && is_known("cache_size=1G")
+                && is_known("memory=1G")
+                && is_known("x-anything")
+        );
         assert!(!is_known("data=ordered"));
     }
 }
