@@ -1,8 +1,9 @@
 //! Random histories against the model, for as long as one likes, several at a time.
 //!
-//! `cargo run --release -p ramet-sim --example model_soak -- --seeds 1..9`: dense histories of a million steps.
-//! `... -- --mix long --steps 200000 --keys 400 --operations 100000000`: seeds from 1 on until so many operations
-//! are done. Fails when a history differs from the model, and when a structural path was never taken.
+//! `cargo run --release -p ramet-sim --example model_soak -- --seeds 1..9`: dense histories of a
+//! million steps. `... -- --mix long --steps 200000 --keys 400 --operations 100000000`: seeds from
+//! 1 on until so many operations are done. Fails when a history differs from the model, and when a
+//! structural path was never taken.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,7 +26,7 @@ struct Arguments {
     /// Go on beyond the last seed until this many operations are done.
     #[arg(long, default_value_t = 0)]
     operations: u64,
-    /// What the histories are made of.
+    /// The mix of steps in the histories.
     #[arg(long, value_enum, default_value = "dense")]
     mix: MixName,
     /// About how many keys there are at a time.
@@ -37,7 +38,7 @@ struct Arguments {
     /// How long a failing history is made shorter, in seconds.
     #[arg(long, default_value_t = 300)]
     patience: u64,
-    /// Copy clones up to this size instead of what the seed says, in bytes; 0 copies none.
+    /// Copy clones up to this size, in bytes, instead of the size of the seed; 0 copies none.
     #[arg(long)]
     clone_copy: Option<usize>,
     /// Run no background work, so that a failure can be had again.

@@ -231,7 +231,8 @@ fn run_rounds(experiment: Rounds) {
     }
 }
 
-/// Prints each repetition, and how much more a clone of the late volume takes than one in the turn beside it.
+/// Prints each repetition, and how much more a clone of the late volume takes than one in the turn
+/// beside it.
 fn print_turns(repetitions: &[[Turns; 2]]) {
     println!(
         "by turns: {:>6} {:>7} {:>8} {:>8} {:>8} {:>8} {:>6} {:>6}",

@@ -1,14 +1,17 @@
 //! Damage to the bytes of a volume, one place at a time.
 //!
-//! Method: [`Victim::new`] runs a random history and leaves the volume closed, or dead with a journal to replay; then it
-//! reads everything once and notes which bytes were asked for. Each of those bytes matters to somebody.
-//! [`Victim::damage`] spoils an image there: a flipped bit, a rotten sector, zeros, the bytes of another block (a
-//! misdirected write), those that were there earlier (a lost write), or none at all (a sector that cannot be read). The tree must then refuse with an error that
-//! says what is wrong, or return what was written; anything else read is a wrong byte. It also takes a few changes and
-//! a checkpoint, so that what only writers read is met.
+//! Method: [`Victim::new`] runs a random history and leaves the volume closed, or dead with a
+//! journal to replay. Then it reads everything once and notes the bytes that were read. Each of
+//! those bytes matters. [`Victim::damage`] spoils an image there: a flipped bit, a rotten sector,
+//! zeros, the bytes of another block (a misdirected write), the bytes of an earlier time (a lost
+//! write), or none at all (a sector that cannot be read). The tree must then refuse with an error
+//! that names the damage, or return the written bytes; any other answer is a wrong byte. The tree
+//! also takes a few changes and a checkpoint, so that damage to bytes that only writers read is
+//! met.
 //!
-//! One thing cannot be told apart: the last frames of the journal, those that no later one calls durable, spoilt, are
-//! frames that a power cut tore. So damage there may leave an older state, no older than the last checkpoint.
+//! One kind of damage cannot be told from a power cut: that of the last frames of the journal,
+//! which no later frame calls durable. A power cut may tear them as well. So damage there may leave
+//! an older state, no older than the last checkpoint.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,7 +33,7 @@ const FRAME_DURABLE_BEFORE_AT: usize = 48;
 const FRAME_STORED_LEN_AT: usize = 72;
 const FRAME_HEADER_BYTES: usize = 80;
 
-/// What lies at a place, told by the bytes there.
+/// The structure at a place, told by the bytes there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Structure {
     /// A copy of a superblock.
@@ -71,7 +74,7 @@ enum Kind {
     Unreadable,
 }
 
-/// What became of damaged images, by the structure that was hit.
+/// Outcomes of damaged images, by the structure that was hit.
 #[derive(Clone, Debug, Default)]
 pub struct Verdicts {
     /// Refused, at opening or when the place was read.
@@ -98,7 +101,7 @@ impl Verdicts {
     }
 }
 
-/// A device that notes what is read.
+/// A device that notes the ranges that are read.
 struct Watched {
     device: SparseDevice,
     reads: Mutex<Vec<(u64, usize)>>,
@@ -127,7 +130,7 @@ impl Device for Watched {
     }
 }
 
-/// What the header of a journal frame says.
+/// Fields of the header of a journal frame.
 struct Frame {
     number: u64,
     /// Frames with smaller numbers were durable when it was written.
@@ -145,15 +148,16 @@ pub struct Victim {
     earlier: SparseDevice,
     /// States since the last checkpoint, oldest first.
     states: Vec<Model>,
-    /// Ranges of bytes that are read, by what they are.
+    /// Ranges of bytes that are read, by their structure.
     places: BTreeMap<Structure, Vec<(u64, u64)>>,
 }
 
 impl Victim {
-    /// A volume after `batches` random batches of `seed`; every second one is closed, the others have a journal.
+    /// A volume after `batches` random batches of `seed`; every second one is closed, the others
+    /// have a journal.
     ///
     /// # Errors
-    /// What the tree answered, or did wrong, undamaged.
+    /// An error or a fault of the tree, undamaged.
     pub fn new(setup: &Setup, seed: u64, batches: usize, keys_max: usize) -> Result<Self, String> {
         let device = Arc::new(SparseDevice::new(setup.device_bytes));
         let as_device: Arc<dyn Device> = device.clone();
@@ -225,7 +229,7 @@ impl Victim {
         let mut frames = BTreeMap::new();
         for (addr, len) in reads {
             match self.structure_at(addr) {
-                // What is read from there on may be a search, and reach into later frames.
+                // A read from there on may be a search, and reach into later frames.
                 Some(Structure::Journal) => {
                     frames.insert(addr, self.frame_at(addr)?);
                 }
@@ -266,7 +270,7 @@ impl Victim {
         })
     }
 
-    /// `None` for what is only looked at, to see that nothing is there.
+    /// `None` for a place that is only looked at, to see that nothing is there.
     fn structure_at(&self, addr: u64) -> Option<Structure> {
         let mut head = [0; 16];
         self.image.read_at(addr, &mut head).ok()?;
@@ -302,7 +306,7 @@ impl Victim {
     /// Spoils `count` images in turn, spread evenly over the kinds of structures.
     ///
     /// # Errors
-    /// A wrong byte or a panic, with what was done.
+    /// A wrong byte or a panic, with the damage.
     pub fn damage(&self, count: u64) -> Result<Verdicts, String> {
         let (verdicts, done) = self.damage_until_wrong(count);
         done.map(|()| verdicts)

@@ -1,4 +1,4 @@
-//! A device in memory that stores only what was written, and of which an image is cheap.
+//! A device in memory that stores only written bytes, and whose images are cheap.
 
 use std::collections::HashMap;
 use std::io;
@@ -9,7 +9,7 @@ use ramet_block::Device;
 
 const CHUNK_BYTES: u64 = 16 << 10;
 const SECTOR_BYTES: u64 = 512;
-/// What discarded bytes read as: a reader that still needs them must notice.
+/// The value of discarded bytes: a reader that still needs them must notice.
 const DISCARDED: u8 = 0xa5;
 
 type Chunks = HashMap<u64, Arc<Vec<u8>>>;
@@ -34,8 +34,8 @@ impl SparseDevice {
         }
     }
 
-    /// Another device with the same bytes: what a crash at this moment leaves. What is written to
-    /// this one later does not show there.
+    /// Another device with the same bytes: the image that a crash at this moment leaves. Later
+    /// writes to this device do not show there.
     #[must_use]
     pub fn image(&self) -> Self {
         Self {

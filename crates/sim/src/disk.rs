@@ -1,12 +1,13 @@
-//! A device that remembers what it was told, and what of that a power cut may leave.
+//! A device that logs its calls, and the images of it that a power cut may leave.
 //!
-//! [`LoggedDevice`] keeps every write, discard and sync in order. [`PowerCut`] walks along such a log
+//! [`LoggedDevice`] keeps every write, discard and sync in order. [`PowerCut`] walks along this log
 //! and makes the images that a cut at that point can leave: everything before the last sync that
-//! had returned, and any part of what came later. What was not synced may be missing or present in
+//! had returned, and any part of the later writes. Unsynced writes may be missing or present in
 //! pieces of 4096 bytes; one write of an image is also torn at a sector of 512 bytes.
 //!
-//! A history may go on after a power cut ([`LoggedDevice::cut_power`]), and things may happen while a sync is under
-//! way ([`LoggedDevice::interrupt`]): the threads of a real volume, on one thread and repeatable.
+//! A history may go on after a power cut ([`LoggedDevice::cut_power`]), and other calls may happen
+//! while a sync is under way ([`LoggedDevice::interrupt`]): the threads of a real volume, on one
+//! thread and repeatable.
 
 use std::io;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::{Rng, SparseDevice};
 const PIECE_BYTES: usize = 4096;
 const SECTOR_BYTES: usize = 512;
 
-/// One thing that a device was told.
+/// One call that changed a device.
 #[derive(Clone, Debug)]
 pub enum Told {
     /// Bytes at an address.
@@ -29,11 +30,11 @@ pub enum Told {
     Discard(u64, u64),
     /// Everything before is durable.
     Sync,
-    /// The power was cut, and this is what was left.
+    /// The power was cut, and this image was left.
     Cut(Arc<SparseDevice>),
 }
 
-/// What happens at the end of a sync: it is not covered by it.
+/// Work at the end of a sync, which does not cover it.
 pub type Interrupt = Box<dyn FnMut(&LoggedDevice) + Send>;
 
 /// A device in memory that logs changes and syncs.
@@ -64,8 +65,8 @@ impl LoggedDevice {
         *self.interrupt.lock() = interrupt;
     }
 
-    /// Cuts the power: from now on the device holds what `keep` leaves of everything since it was made as `start`.
-    /// Whoever has it open must be gone.
+    /// Cuts the power: from now on the device holds the part that `keep` leaves of everything since
+    /// it was made as `start`. No process may have it open.
     pub fn cut_power(&self, start: &SparseDevice, keep: Keep, rng: &mut Rng) {
         let mut cut = PowerCut::before(start.image());
         let mut log = self.log.lock();
@@ -75,8 +76,8 @@ impl LoggedDevice {
         log.push(Told::Cut(Arc::new(image)));
     }
 
-    /// After `changes` more writes, discards and syncs the process is as good as dead: whatever it
-    /// says then fails and is not logged. `None` brings it back.
+    /// After `changes` more writes, discards and syncs the process is as good as dead: its later
+    /// calls fail and are not logged. `None` brings it back.
     pub fn die_after(&self, changes: Option<u64>) {
         *self.left.lock() = changes;
         *self.dies_at_superblock.lock() = false;
@@ -162,7 +163,7 @@ pub enum Keep {
     Writes,
 }
 
-/// A position in a log, with what is durable there.
+/// A position in a log, with the durable image there.
 #[derive(Debug)]
 pub struct PowerCut {
     durable: SparseDevice,
@@ -201,7 +202,7 @@ impl PowerCut {
         self.unsynced.len()
     }
 
-    /// What a cut here may leave.
+    /// An image that a cut here may leave.
     #[must_use]
     pub fn image(&self, keep: Keep, rng: &mut Rng) -> SparseDevice {
         let image = self.durable.image();
@@ -223,8 +224,8 @@ impl PowerCut {
 }
 
 impl PowerCut {
-    /// What is left when everything but the last write was kept, and of that its first `bytes`; `None` when the last
-    /// change was no write.
+    /// The image with everything kept but the end of the last write, of which only the first
+    /// `bytes` are kept; `None` when the last change was no write.
     #[must_use]
     pub fn image_cut_at(&self, bytes: usize) -> Option<SparseDevice> {
         let (last, before) = self.unsynced.split_last()?;

@@ -1,11 +1,12 @@
 //! Calls of the device that fail: each one along a history, once or from then on.
 //!
-//! Method: [`FaultRun::new`] runs a random history with clones, ingests, reads, syncs and checkpoints, and counts the calls.
-//! [`FaultRun::fail`] runs it again on a device whose n-th call fails: with an error and nothing done, with an error and
-//! everything done, in part, or for want of space. What the tree says then must be right: an answer is that
-//! of the model, or an error; after a sync or a checkpoint that failed none succeeds. Afterwards the device works again, and the
-//! volume is opened as it is and as power cuts may leave it: it opens, breaks no invariant, and holds a state no older
-//! than the last one acknowledged.
+//! Method: [`FaultRun::new`] runs a random history with clones, ingests, reads, syncs and
+//! checkpoints, and counts the calls. [`FaultRun::fail`] runs it again on a device whose n-th call
+//! fails: with an error and nothing done, with an error and everything done, in part, or for want
+//! of space. The answers of the tree must be right then: each is that of the model, or an error.
+//! After a sync or a checkpoint that failed none succeeds. Afterwards the device works again, and
+//! the volume is opened as it is and as power cuts may leave it. It opens, breaks no invariant, and
+//! holds a state no older than the last one acknowledged.
 
 use std::io;
 use std::sync::Arc;
@@ -125,7 +126,7 @@ impl Device for FailingDevice {
     }
 }
 
-/// What came of failing calls.
+/// Counts of runs with failing calls.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FaultReport {
     /// Runs with a failing call.
@@ -141,7 +142,7 @@ pub struct FaultReport {
 }
 
 impl FaultReport {
-    /// Adds what other runs met.
+    /// Adds the counts of other runs.
     pub fn add(&mut self, other: &Self) {
         self.runs += other.runs;
         self.stopped += other.stopped;
@@ -161,7 +162,7 @@ pub struct FaultRun {
     calls: u64,
 }
 
-/// What a run left.
+/// The end of a run.
 struct Left {
     /// Digests.
     versions: Vec<u64>,
@@ -174,7 +175,7 @@ impl FaultRun {
     /// The history of `seed`, of so many batches over about so many keys.
     ///
     /// # Errors
-    /// What the tree answered, or did wrong, without a failure.
+    /// An error or a fault of the tree without a failing call.
     pub fn new(setup: &Setup, seed: u64, batches: usize, keys_max: usize) -> Result<Self, String> {
         let device: Arc<SparseDevice> = Arc::new(SparseDevice::new(setup.device_bytes));
         let as_device: Arc<dyn Device> = device.clone();
@@ -216,7 +217,7 @@ impl FaultRun {
     /// Lets call `at` fail, once and from then on.
     ///
     /// # Errors
-    /// What was acknowledged or answered wrongly, with what is needed to have it again.
+    /// A wrong acknowledgement or answer, with the numbers that replay it.
     pub fn fail(&self, at: u64) -> Result<FaultReport, String> {
         let mut report = FaultReport::default();
         let mut rng = Rng::new(self.seed ^ (at << 8));

@@ -1,8 +1,9 @@
 //! Random steps that make ranges meet.
 //!
 //! Keys are short strings over a few bytes, 0x00 and 0xff among them, so that prefixes nest, ranges
-//! overlap in every way and successors of prefixes carry. Half of the keys are taken from what is
-//! there. Clones may take anything to anywhere: into itself, over itself, the whole key space.
+//! overlap in every way and successors of prefixes carry. Half of the keys are taken from the keys
+//! of the tree. Clones may take any range to any place: into itself, over itself, the whole key
+//! space.
 
 use bytes::Bytes;
 use ramet_betree::successor_of_prefix;
@@ -12,13 +13,15 @@ use crate::{Change, Fill, Model, Rng, Step};
 const ALPHABET: [u8; 5] = [0x00, 0x01, b'a', b'b', 0xff];
 const KEY_BYTES_MAX: usize = 160;
 
-/// How often what is drawn.
+/// The shares of the kinds of steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mix {
-    /// Every second change is structural, and the whole tree is compared often: short histories that fail soon.
+    /// Every second change is structural, and the whole tree is compared often: short histories
+    /// that fail soon.
     Dense,
-    /// Most changes are points in batches, and a few keys behind each structural change are compared at once;
-    /// the whole tree is compared, closed and crashed at intervals: many operations in little time.
+    /// Most changes are points in batches, and a few keys behind each structural change are
+    /// compared at once; the whole tree is compared, closed and crashed at intervals: many
+    /// operations in little time.
     Long,
 }
 
@@ -30,7 +33,7 @@ pub struct Generator {
     keys_max: usize,
     salt: u32,
     mix: Mix,
-    /// Where the last structural change left something to be looked at.
+    /// Range that the last structural change left to be looked at.
     changed_at: Option<Bytes>,
 }
 
@@ -230,7 +233,8 @@ impl Generator {
         }
     }
 
-    /// Some entries for a range that starts with a prefix, often so many that they take several leaves.
+    /// Some entries for a range that starts with a prefix, often so many that they take several
+    /// leaves.
     pub(crate) fn ingest(&mut self, model: &Model) -> Change {
         let prefix = self.prefix(model);
         let (lo, hi) = (self.below(b""), self.below(b""));

@@ -1,8 +1,9 @@
 //! A sparse device whose host runs out of room, and has some again.
 //!
-//! Fault model: the host gives room in blocks of 4096 bytes, to a write or to [`Device::allocate`], until it has none; both are refused
-//! then, as a whole. A discard gives whole blocks back. Others take room of the host and give it back at any time. A power cut
-//! leaves the blocks allocated, as a file system does that was synced.
+//! Fault model: the host gives room in blocks of 4096 bytes, to a write or to [`Device::allocate`],
+//! until it has none; both are refused then, as a whole. A discard gives whole blocks back. Others
+//! take room of the host and give it back at any time. A power cut leaves the blocks allocated, as
+//! a file system does that was synced.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -21,7 +22,7 @@ struct Room {
     refused_writes: u64,
 }
 
-/// A host below `device`, which outlives what is opened on it.
+/// A host below `device`, which outlives the volumes opened on it.
 pub struct HostedDevice<D> {
     device: D,
     room: Arc<Mutex<Room>>,
@@ -57,7 +58,7 @@ impl<D: Device> HostedDevice<D> {
         }
     }
 
-    /// The same host below another device: what a power cut left.
+    /// The same host below another device, which a power cut left.
     pub fn with_device<E: Device>(&self, device: E) -> HostedDevice<E> {
         HostedDevice {
             device,

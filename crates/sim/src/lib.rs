@@ -6,10 +6,11 @@
 //! difference it makes the history shorter and prints it.
 //!
 //! Fault model of a crash there: the device keeps every write in order, the process loses its
-//! memory. So the tree must come back as a prefix of the history that holds everything
-//! acknowledged by a sync, a checkpoint or a close. [`CrashRun`] cuts the power instead: unsynced
-//! writes are lost, reordered and torn. [`Victim`] spoils bytes that were durable. [`FaultRun`] lets calls of the
-//! device fail. `docs/testing.md` tells what each of them found, and which mistakes they find that were made on purpose.
+//! memory. So the tree must come back as a prefix of the history that holds everything acknowledged
+//! by a sync, a checkpoint or a close. [`CrashRun`] cuts the power instead: unsynced writes are
+//! lost, reordered and torn. [`Victim`] spoils bytes that were durable. [`FaultRun`] lets calls of
+//! the device fail. `docs/testing.md` tells the findings of each, and the faults made on purpose
+//! that they find.
 #![forbid(unsafe_code)]
 
 mod corrupt;
@@ -41,7 +42,8 @@ pub use run::{Failure, Report, Runner, Setup, run_steps};
 pub use shrink::{run_random, shrink};
 pub use step::{Change, Fill, Step, apply};
 
-/// Runs `work` for seeds from `first` on, on two threads, while `more` says so; the seed after the last one.
+/// Runs `work` for seeds from `first` on, on two threads, while `more` says so; the seed after the
+/// last one.
 ///
 /// # Panics
 /// When `work` does.

@@ -1,4 +1,4 @@
-//! What the tree must do, in the plainest way: a map in which a clone is a copy.
+//! The model of the tree, in the plainest way: a map in which a clone is a copy.
 
 use std::ops::Bound;
 

@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// An outcome with what was asked for.
+/// An outcome with the name of the call.
 pub(crate) fn told<T, E: std::fmt::Display>(what: &str, result: Result<T, E>) -> Result<T, String> {
     result.map_err(|error| format!("{what}: {error}"))
 }

@@ -75,8 +75,8 @@ impl Setup {
         })
     }
 
-    /// The same on a device that is small for each seed but every third: space is used again at once. On every second one
-    /// the journal is so small that it goes round, `journal_bytes` long.
+    /// The same on a device that is small for each seed but every third: space is used again at
+    /// once. On every second one the journal is so small that it goes round, `journal_bytes` long.
     #[must_use]
     pub fn tight_of(seed: u64, journal_bytes: u64) -> Self {
         let mut setup = Self::tiny_nodes_of(seed);
@@ -107,16 +107,16 @@ impl Setup {
     }
 }
 
-/// What went wrong, and at which step.
+/// A fault of a run, and its step.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Index of the step.
     pub step: usize,
-    /// What was expected and found.
+    /// The expected and the found state, in words.
     pub detail: String,
 }
 
-/// What a run did.
+/// Counts of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Steps run.
@@ -160,7 +160,7 @@ impl Runner {
     /// A new volume.
     ///
     /// # Errors
-    /// What formatting or opening answers.
+    /// Those of formatting or opening.
     pub fn new(setup: Setup) -> Result<Self, String> {
         let device = Arc::new(SparseDevice::new(setup.device_bytes));
         let dyn_device: Arc<dyn Device> = device.clone();
@@ -185,7 +185,7 @@ impl Runner {
         &self.model
     }
 
-    /// What the run did so far.
+    /// The counts of the run so far.
     #[must_use]
     pub fn report(&self) -> Report {
         let stats = self.tree().stats();
@@ -216,7 +216,7 @@ impl Runner {
     /// Runs one step. A panic of the tree is a failure like any other.
     ///
     /// # Errors
-    /// What differs from the model, or what the tree answered.
+    /// A difference from the model, or an error of the tree.
     pub fn step(&mut self, step: &Step) -> Outcome {
         self.report.steps += 1;
         self.report.operations += match step {
@@ -335,7 +335,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Finds which prefix of the history the tree is, not older than what was acknowledged.
+    /// Finds which prefix of the history the tree is, not older than the acknowledged one.
     fn settle_after_crash(&mut self) -> Outcome {
         let found: Result<Vec<(Bytes, Bytes)>, _> = self.tree().scan(b"", None).collect();
         let found = told("scan after a crash", found)?;
@@ -365,7 +365,7 @@ impl Runner {
         self.report.crashes += 1;
         self.report.batches_lost += (self.since.len() - count) as u64;
         self.model = state;
-        // What a recovery has shown must stay.
+        // A state that a recovery has shown must stay.
         self.acknowledge();
         Ok(())
     }
@@ -381,7 +381,7 @@ fn describe(value: Option<&Bytes>) -> String {
     }
 }
 
-/// Compares a scan with what it must yield; returns how many keys were compared.
+/// Compares a scan with the entries that it must yield; returns how many keys were compared.
 fn compare<'a>(
     mut scan: impl Iterator<Item = ramet_betree::Result<(Bytes, Bytes)>>,
     mut expected: impl Iterator<Item = (&'a Bytes, &'a Bytes)>,

@@ -8,7 +8,7 @@ use crate::{Generator, Mix, Report, Runner, Setup, Step, run_steps};
 /// `patience` and told in the error, with the seed.
 ///
 /// # Errors
-/// A text for people: what failed, and the shortest history found that fails.
+/// A text for people: the failure, and the shortest history found that fails.
 pub fn run_random(
     setup: &Setup,
     seed: u64,
@@ -46,8 +46,8 @@ pub fn run_random(
 }
 
 /// Leaves out parts of a failing history, halves first and single steps last, then changes of
-/// batches, as long as what is left still fails. Returns the shortest that failed, with its failure;
-/// no failure when already the whole history does not fail again.
+/// batches, as long as the rest still fails. Returns the shortest history that failed, with its
+/// failure; no failure when already the whole history does not fail again.
 #[must_use]
 pub fn shrink(
     setup: &Setup,

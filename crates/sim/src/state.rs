@@ -1,4 +1,5 @@
-//! States of the tree: their digests, which version of a history one is, and whether its invariants hold.
+//! States of the tree: their digests, which version of a history one is, and whether its invariants
+//! hold.
 
 use std::ops::Range;
 

@@ -134,7 +134,7 @@ impl Change {
         }
     }
 
-    /// What comes into the replaced range from outside of the tree.
+    /// Entries that come into the replaced range from outside of the tree.
     pub fn added(&self) -> impl Iterator<Item = (Bytes, Bytes)> {
         let ingest = match self {
             Change::Ingest {

@@ -1,5 +1,5 @@
-//! A sector of a leaf cannot be read any more. What the leaf holds is lost, and nothing else: messages for it wait above it,
-//! checkpoints and recoveries succeed, and a removal gets rid of it.
+//! A sector of a leaf cannot be read any more. The entries of the leaf are lost, and nothing else:
+//! messages for it wait above it, checkpoints and recoveries succeed, and a removal gets rid of it.
 
 use std::io;
 use std::sync::Arc;
@@ -141,7 +141,7 @@ fn survives(bad_at_end: bool, manual: bool) {
         tree.sync().expect("sync");
     }
     assert_eq!(tree.stats().poisoned, None);
-    // The process dies, and what it did since the last checkpoint is in the journal.
+    // The process dies, and its changes since the last checkpoint are in the journal.
     let device = BadSector::new(device.device.image(), device.bad.load(Ordering::Relaxed));
     drop(tree);
 

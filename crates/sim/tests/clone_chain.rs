@@ -1,9 +1,10 @@
-//! Chains of clones of clones, each level with an edit of its own, and their deletion in random order.
+//! Chains of clones of clones, each level with an edit of its own, and their deletion in random
+//! order.
 //!
-//! What is cloned is larger than what a clone may copy, so each level shares nodes with the one before.
-//! Along the chain the test measures what the depth may not change: the height of the tree, the
-//! nodes that a lookup goes through, the device reads of a lookup with next to no cache, and the
-//! space of a level.
+//! The cloned range is larger than a clone may copy, so each level shares nodes with the one
+//! before. The depth may not change four figures, which the test measures along the chain: the
+//! height of the tree, the nodes that a lookup goes through, the device reads of a lookup with next
+//! to no cache, and the space of a level.
 //!
 //! `RAMET_CHAIN` sets the number of levels, `RAMET_SEED` the order of the deletion.
 
@@ -22,20 +23,20 @@ const COLD_CACHE_BYTES: u64 = 1 << 20;
 /// Gets of each level that is checked by key.
 const PROBES: usize = 24;
 
-/// What is cloned over and over.
+/// The range that is cloned over and over.
 struct Chain {
     name: &'static str,
     entries: usize,
     value_bytes: usize,
     shape: Option<TreeShape>,
     levels: u32,
-    /// Other data, so that one per cent of what is allocated is not less than a node.
+    /// Other data, so that one per cent of the allocated space is not less than a node.
     ballast_keys: u32,
     /// Most nodes that a lookup may go through on average, at any depth.
     visits_max: f64,
     height_max: u64,
-    /// What may be left at the end, as a part of what was there: interior nodes that were split for the chain do not
-    /// merge again, which counts when nodes are small.
+    /// Space that may be left at the end, as a part of the space at the beginning: interior nodes
+    /// that were split for the chain do not merge again, which counts when nodes are small.
     left_max: f64,
 }
 
@@ -170,7 +171,7 @@ impl Chain {
         tree.apply(batch).expect("apply");
     }
 
-    /// Prints what the levels since `before` cost, and what lookups in `level` do.
+    /// Prints the costs of the levels since `before`, and of lookups in `level`.
     fn report(&self, tree: &Tree, level: u32, before: (u32, u64), clock: Instant) -> (u32, u64) {
         tree.checkpoint().expect("checkpoint");
         let stats = tree.stats();
@@ -257,7 +258,7 @@ impl Chain {
                 continue;
             }
             tree.checkpoint().expect("checkpoint");
-            // What is left must not care which of its ancestors are gone.
+            // The remaining levels do not depend on which of their ancestors are gone.
             for kept in levels[index + 1..].iter().take(20) {
                 let found = tree.get(&entry_key(*kept, 3)).expect("get");
                 assert!(found.is_some(), "level {kept}");

@@ -1,9 +1,9 @@
-//! Clones of what holds clones: doubling, nested moves, and moves back and forth.
+//! Clones of ranges that hold clones: doubling, nested moves, and moves back and forth.
 //!
-//! A prefix that is cloned into itself doubles with each clone. After `n` of them there are 2^n times as
-//! many keys as can be compared one by one, so what must be where is computed from the path: a copy
-//! made by clone `i` holds what was there before it, so indexes fall along a path. Nested moves do not
-//! double anything, so neither height nor lookups may grow with them.
+//! A prefix that is cloned into itself doubles with each clone. After `n` of them there are 2^n
+//! times the keys, too many to compare one by one. So the test computes from a path whether it
+//! exists: a copy made by clone `i` holds the state before clone `i`, so indexes fall along a path.
+//! Nested moves double nothing, so neither height nor lookups may grow with them.
 
 use std::sync::Arc;
 
@@ -286,8 +286,8 @@ fn moves_back_and_forth_leave_nothing_behind() {
 
 #[test]
 fn copies_of_nodes_that_are_shared_as_they_are_stop_at_a_height() {
-    // The root is cut among the latter, so a node of its own covers the former: nothing waits above it, and the next
-    // round refers to it as it is.
+    // The root is cut among the latter, so a node of its own covers the former: nothing waits above
+    // it, and the next round refers to it as it is.
     const COPIES: usize = 2;
     const BESIDE: usize = 8;
     const ROUNDS: usize = 300;

@@ -49,7 +49,8 @@ fn rounds(edited: Edited) {
         "{} bytes a round",
         last.round_bytes
     );
-    // What is merged grows with the logarithm of the rounds, beside a segment and a skeleton of a block each.
+    // The merged bytes grow with the logarithm of the rounds, beside a segment and a skeleton of a
+    // block each.
     assert!(
         last.round_bytes <= first.round_bytes * 1.25,
         "{} bytes a round, and {} at first",
@@ -121,7 +122,7 @@ fn clones_of_a_range_that_several_edges_show_make_no_levels() {
             cache_bytes: 64 << 20,
         };
         let (samples, _) = experiment.run(|sample| println!("{edited:?} {sample:?}"));
-        // Leaves, the nodes over them, what the clones share of these, and the root.
+        // Leaves, the nodes over them, the part of these that the clones share, and the root.
         assert!(samples[0].height <= 3, "{edited:?}: {}", samples[0].height);
     }
 }

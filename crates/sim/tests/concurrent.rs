@@ -1,5 +1,5 @@
-//! Readers, committers and checkpoints while one thread writes and clones: batches are seen whole or
-//! not at all, and what a reader has seen is never taken back.
+//! Readers, committers and checkpoints while one thread writes and clones: batches are seen whole
+//! or not at all, and a state that a reader has seen is never taken back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

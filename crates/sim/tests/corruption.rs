@@ -47,7 +47,8 @@ fn no_damage_makes_a_wrong_byte() {
             "{structure:?} was never noticed"
         );
     }
-    // Two copies, and only one is hit. A slot whose first copy cannot be read may hold a newer one, and is refused.
+    // Two copies, and only one is hit. A slot whose first copy cannot be read may hold a newer one,
+    // and is refused.
     let count = |verdicts: &std::collections::BTreeMap<_, u64>| {
         verdicts.get(&Structure::Superblock).copied().unwrap_or(0)
     };

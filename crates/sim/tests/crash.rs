@@ -1,6 +1,7 @@
 //! Power cuts at every write and sync of random histories, of the tree and of the file system.
 //!
-//! `RAMET_SEED` chooses the first history, `RAMET_STATES` how many states are opened: see `./soak crash`.
+//! `RAMET_SEED` chooses the first history, `RAMET_STATES` how many states are opened: see
+//! `./soak crash`.
 
 use std::sync::Mutex;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Differences of ranges against the model, and what they cost.
+//! Differences of ranges against the model, and their costs.
 //!
 //! `RAMET_SEED` sets the first seed, `RAMET_SEEDS` their number, `RAMET_OPS` the batches of each.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -87,7 +87,7 @@ fn check(
     expected.len()
 }
 
-/// Ranges worth comparing: what clones made of each other, prefixes of keys that exist, anything.
+/// Ranges worth comparing: sources and copies of clones, prefixes of keys that exist, any range.
 fn parts(rng: &mut Rng, model: &Model, clones: &[(Part, Part)]) -> (Part, Part) {
     if !clones.is_empty() && !rng.one_in(4) {
         let (a, b) = clones[rng.below(clones.len())].clone();

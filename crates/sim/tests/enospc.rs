@@ -1,12 +1,13 @@
-//! A small volume is filled until it refuses, used while it is full, emptied and filled again, with power cuts between.
+//! A small volume is filled until it refuses, used while it is full, emptied and filled again, with
+//! power cuts between.
 //!
-//! Nothing that removes may ever be refused, no sync and no checkpoint may fail, each filling takes as much as
-//! the first, and what is allocated at the end of a cycle is what it was at the start. `RAMET_SEED` chooses the history,
-//! `RAMET_CYCLES` its length.
+//! No removal may ever be refused, no sync and no checkpoint may fail, each filling takes as much
+//! as the first, and the allocated space at the end of a cycle is that of its start. `RAMET_SEED`
+//! chooses the history, `RAMET_CYCLES` its length.
 //!
-//! Fault model: after a power cut everything before the last sync is there, and of what came later any part of 4096 bytes, the
-//! last write torn at a sector (`disk.rs`). What of the history is left is judged elsewhere (`crash/run.rs`); here
-//! all of it is removed.
+//! Fault model: after a power cut everything before the last sync is there, and any of the later
+//! writes in parts of 4096 bytes, the last one torn at a sector (`disk.rs`). Another test judges
+//! which states may be left (`crash/run.rs`); here all keys are removed.
 
 use std::sync::Arc;
 
@@ -17,10 +18,10 @@ use ramet_fs::{Caller, CloneMode, Ino, Kind, NewInode, ROOT_INO, RenameMode, Set
 use ramet_sim::{Keep, LoggedDevice, PowerCut, Rng, SparseDevice, env_u64};
 
 const DEVICE_BYTES: u64 = 16 << 20;
-/// What one batch adds at most, in bytes.
+/// Most bytes that one batch adds.
 const LARGEST_BYTES: u64 = 16 * 4096;
-/// What allocated space may differ by from one empty state to another, in bytes: a few dozen small nodes, in which a few
-/// messages wait over less than a leaf.
+/// Most difference of allocated space from one empty state to another, in bytes: a few dozen small
+/// nodes, in which a few messages wait over less than a leaf.
 const ALLOCATED_SLACK: u64 = DEVICE_BYTES / 32;
 
 fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
@@ -43,7 +44,7 @@ fn passed(start: &SparseDevice, device: &LoggedDevice, before_end: usize) -> Pow
     state
 }
 
-/// What a power cut leaves, now or a little earlier.
+/// An image that a power cut leaves, now or a little earlier.
 fn cut(start: &SparseDevice, device: &LoggedDevice, rng: &mut Rng) -> SparseDevice {
     let keeps = [
         Keep::None,
@@ -154,7 +155,7 @@ fn empty_tree(tree: &Tree, rng: &mut Rng) {
     }
     let mut keys = keys(tree);
     if way == 1 {
-        // A third first: leaves are left that hold mostly what is alive.
+        // A third first: leaves are left that hold mostly live keys.
         keys.sort_by_key(|key| (key.last().copied().unwrap_or(0) % 3 != 0, key.clone()));
     } else if way == 2 {
         rng.shuffle(&mut keys);
@@ -200,7 +201,8 @@ fn a_tree_that_was_full_takes_as_much_again_after_power_cuts() {
                 cycle > 0 || taken * 10 >= available * 7,
                 "{taken} bytes taken, {available} promised"
             );
-            // What a clone shares with the source is no longer shared when the source changes.
+            // Nodes that a clone shares with its source are no longer shared when the source
+            // changes.
             assert!(
                 taken * 10 >= first * 7,
                 "cycle {cycle} took {taken} bytes, the first {first}"
@@ -244,7 +246,7 @@ fn a_tree_that_was_full_takes_as_much_again_after_power_cuts() {
         tree.checkpoint().expect("checkpoint");
         check_tree(&tree);
         tree.close().expect("close");
-        // What is logged from here on belongs to the next cycle.
+        // The log from here on belongs to the next cycle.
         start = passed(&start, &device, 0).image(Keep::All, &mut rng);
         device = Arc::new(LoggedDevice::new(start.image()));
     }
@@ -340,7 +342,7 @@ fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
     unreachable!("the volume is finite")
 }
 
-/// What has to work on a full volume.
+/// Operations that have to work on a full volume.
 fn use_full_volume(volume: &Volume, rng: &mut Rng) {
     let dirs = entries(volume, ROOT_INO);
     for (_, kind, dir_name) in dirs {

@@ -1,8 +1,9 @@
 //! The simulator finds every mistake of the list (`ramet_block::failpoints`).
 //!
-//! Each fault is set, and simulations run one after the other until one fails. How many states, damaged images,
-//! failing calls or steps that took, and how long, is printed: the table in `docs/testing.md`. Without a fault the same
-//! simulations, to the end of their budgets, find nothing.
+//! Each fault is set, and simulations run one after the other until one fails. How many states,
+//! damaged images, failing calls or steps that took, and how long, is printed: the table in
+//! `docs/testing.md`. Without a fault the same simulations, to the end of their budgets, find
+//! nothing.
 //!
 //! `RUSTFLAGS="--cfg failpoints" cargo test -p ramet-sim --test failpoints -- --nocapture`
 #![cfg(failpoints)]
@@ -20,7 +21,8 @@ use ramet_sim::{
 enum Search {
     /// Power cuts in histories of batches.
     Batches,
-    /// Power cuts in shorter ones, only just after the process died with a superblock on its way and came back.
+    /// Power cuts in shorter ones, only just after the process died with a superblock on its way
+    /// and came back.
     Recoveries,
     /// Power cuts in histories of operations on files.
     Files,
@@ -74,7 +76,7 @@ const FAULTS: [(Fault, Search); 36] = [
     (Fault::ChangeTorn, Files),
 ];
 
-/// What it took until a simulation failed, or until its budget was spent.
+/// The effort until a simulation failed, or until its budget was spent.
 struct Found {
     /// States, images, calls or steps.
     tried: u64,
@@ -120,7 +122,8 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
                 dies_at_superblocks: true,
                 ..plan(seed, 60, 100)
             };
-            // On small volumes only: there space that the superblock on its way frees is used again at once.
+            // On small volumes only: there space that the superblock on its way frees is used again
+            // at once.
             let small = 3 * seed + 1;
             CrashRun::record(&Setup::tight_of(small, 64 << 10), plan)
         }),

@@ -1,6 +1,7 @@
-//! Calls of the device fail, one after the other, once and from then on: see [`FaultRun`]. And with background threads:
-//! one write or sync fails, the device works again at once, and they go on; nothing may be acknowledged any more,
-//! and what the device holds must still be the tree. The same when a call of the device panics, whichever thread that is in.
+//! Calls of the device fail, one after the other, once and from then on: see [`FaultRun`]. And with
+//! background threads: one write or sync fails, the device works again at once, and they go on.
+//! Nothing may be acknowledged any more, and the device must still hold the tree. The same holds
+//! when a call of the device panics, in any thread.
 //!
 //! `RAMET_SEED` and `RAMET_SEEDS` choose the histories.
 
@@ -40,7 +41,7 @@ impl Device for FailsOnce {
         self.device.read_at(addr, buf)
     }
     fn write_at(&self, addr: u64, buf: &[u8]) -> io::Result<()> {
-        // What a failed write leaves is unknown: here all of it.
+        // The bytes that a failed write leaves are unknown: here all of it.
         self.device.write_at(addr, buf)?;
         self.count()
     }

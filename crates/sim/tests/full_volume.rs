@@ -1,4 +1,4 @@
-//! A volume that fills up: what is refused, what still works, and that space comes back.
+//! A volume that fills up refuses writes, still takes removals, and gives space back.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,8 +1,9 @@
 //! Sparse volumes on hosts that run out of room, and have some again.
 //!
-//! No write of the volume may meet the host's limit: room is taken before it is promised. So a writer is refused with `NoSpace`,
-//! nothing ends writing, and what was acknowledged is there, also after power cuts. Removals and syncs are never refused.
-//! `RAMET_SEED` chooses the history, `RAMET_CYCLES` its length.
+//! No write of the volume may meet the host's limit: room is taken before it is promised. So a
+//! writer is refused with `NoSpace`, nothing ends writing, and acknowledged changes are there, also
+//! after power cuts. Removals and syncs are never refused. `RAMET_SEED` chooses the history,
+//! `RAMET_CYCLES` its length.
 //!
 //! Fault model: that of `disk.rs` for power cuts, and of `host.rs` for the host.
 
@@ -118,14 +119,14 @@ fn a_volume_on_a_full_host_is_a_full_volume_until_the_host_has_room_again() {
     fill(&tree, &mut rng, "b");
     assert_eq!(device.refused_writes(), 0);
 
-    // What is removed makes room.
+    // A removal makes room.
     remove(&tree, |b| b.delete_prefix("a/0"));
     tree.checkpoint().expect("checkpoint");
     let again = fill(&tree, &mut rng, "c");
     println!("{again} bytes after a removal");
     assert!(again > first / 4, "{again} bytes taken after a removal");
 
-    // So does what others give back.
+    // Others that give room back do so too.
     device.give(40 * MIB);
     let more = fill(&tree, &mut rng, "d");
     println!("{more} bytes more");
@@ -187,11 +188,11 @@ fn removals_succeed_when_others_take_all_that_the_host_has() {
     }
 }
 
-/// What a history should leave.
+/// The state that a history should leave.
 #[derive(Default)]
 struct Expected {
     now: BTreeMap<u64, u64>,
-    /// Sum of what each pair of key and value hashes to, after each batch.
+    /// Sum of the hashes of all pairs of key and value, after each batch.
     digests: Vec<u64>,
     acknowledged: usize,
 }
@@ -217,7 +218,7 @@ impl Expected {
         pairs.collect()
     }
 
-    /// Goes back to what is there, which must be a state no older than the last one acknowledged.
+    /// Goes back to the state that is there, which must be no older than the last one acknowledged.
     fn resume(&mut self, tree: &Tree) {
         self.now = Self::found(tree);
         let found = digest_of(self.now.iter().map(|(key, value)| (*key, *value)));

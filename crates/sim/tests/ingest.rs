@@ -36,8 +36,8 @@ fn fill_up(tree: &Tree, fill: u8) -> Vec<Ingest> {
     }
 }
 
-/// A leaf that was overwritten in memory is dead, but a power cut brings back the record that names it. A full volume
-/// would like to have its space; it gets it by a checkpoint.
+/// A leaf that was overwritten in memory is dead, but a power cut brings back the record that names
+/// it. A full volume would like to have its space; it gets it by a checkpoint.
 #[test]
 fn a_dead_leaf_keeps_its_bytes_as_long_as_a_record_may_name_it() {
     let mut setup = Setup::tiny_nodes();
@@ -91,7 +91,8 @@ fn a_dead_leaf_keeps_its_bytes_as_long_as_a_record_may_name_it() {
     assert!(olds > 0 && news > 0);
 }
 
-/// The ingest, and the null that removes it, wait together above nothing, or above a part of a leaf.
+/// The ingest, and the null that removes it, wait together above nothing, or above a part of a
+/// leaf.
 #[test]
 fn an_ingest_is_applied_once_and_frees_its_space_when_it_is_not() {
     for (manual, over_leaf) in [(true, false), (true, true), (false, false), (false, true)] {
@@ -247,9 +248,9 @@ fn random_overwrites_keep_no_large_dead_parts_of_leaves() {
     assert!(most <= whole * 2, "{most} bytes");
 }
 
-/// Bytes of device writes per byte, writes per MiB, and reads and bytes read per byte by a cold scan, when blocks of 4 KiB
-/// are written in requests of one size: as puts, or ingested. The table in
-/// `docs/decisions/02-large-writes-are-ingested.md`.
+/// Bytes of device writes per byte, writes per MiB, and reads and bytes read per byte by a cold
+/// scan, when blocks of 4 KiB are written in requests of one size: as puts, or ingested. The table
+/// in `docs/decisions/02-large-writes-are-ingested.md`.
 #[test]
 #[ignore = "measures: cargo test --release -p ramet-sim --test ingest -- --ignored --nocapture"]
 fn costs_of_requests_put_and_ingested() {

@@ -47,7 +47,7 @@ fn put(text: &'static [u8], salt: u32) -> Change {
 }
 
 /// Runs the changes as one batch, as one batch each, and with a checkpoint and a reopen after each:
-/// clones of what is in memory, and of what is on the device.
+/// clones of ranges in memory, and of ranges on the device.
 fn check(changes: &[Change]) {
     let single = |extra: &[Step]| {
         let with_extra = |change: &Change| [&[Step::Apply(vec![change.clone()])], extra].concat();

@@ -1,8 +1,8 @@
 //! Histories of operations of the file system.
 //!
-//! A state is all that a user sees by walking the volume: names, numbers, attributes, contents. What an operation has
-//! to do is checked elsewhere, against a reference; here the states that a volume has shown while it ran are
-//! those that it may show after a cut, each whole.
+//! A state is all that a user sees by walking the volume: names, numbers, attributes, contents.
+//! Other tests compare operations with a reference. Here the states that a volume has shown while
+//! it ran are those that it may show after a cut, each whole.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -22,7 +22,7 @@ use crate::{Rng, Setup, SparseDevice};
 /// Longest file, in bytes.
 const FILE_BYTES_MAX: usize = 40 << 10;
 
-/// What keys of orphans begin with, of either index (`docs/fs.md`).
+/// Beginnings of the keys of orphans, of either index (`docs/fs.md`).
 const ORPHANS: [[u8; 3]; 2] = [[1, 0, 7], [2, 0, 7]];
 
 /// Each look at it is a second later.
@@ -168,11 +168,11 @@ struct History {
     recorder: Recorder,
     /// `None` only while the process is dead.
     volume: Option<Arc<Volume>>,
-    /// What the volume shows.
+    /// The state that the volume shows.
     seen: Seen,
     rng: Rng,
     objects_max: usize,
-    /// What is known, and may be open.
+    /// Inodes that were looked up and not forgotten, and may be open.
     held: Vec<Ino>,
     options: OpenOptions,
 }
@@ -288,7 +288,7 @@ impl History {
         told("sync", self.volume().sync_all())
     }
 
-    /// Some path and what is there; the root seldom.
+    /// Some path and the kind of its file; the root seldom.
     fn object(&mut self) -> (Path, Kind) {
         match self.seen.objects.len() {
             0 => (Vec::new(), Kind::Directory),

@@ -1,6 +1,6 @@
-//! What a history of power cuts does, and what a run of it met.
+//! The plan of a history of power cuts, and the counts of a run.
 
-/// What a history does and how thoroughly it is cut.
+/// The size of a history, and how thoroughly it is cut.
 #[derive(Clone, Debug)]
 pub struct CrashPlan {
     /// Seed of history and cuts.
@@ -17,11 +17,12 @@ pub struct CrashPlan {
     pub cut_one_in: usize,
     /// One image in so many has all its invariants checked; the state is compared always.
     pub verify_one_in: usize,
-    /// Of histories of batches: the process dies often, and always with a superblock written and not synced, which it finds when it comes back.
+    /// In histories of batches, the process dies often, and always with a superblock written and
+    /// not synced. It finds this superblock when it comes back.
     pub dies_at_superblocks: bool,
 }
 
-/// What a run met.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CrashReport {
     /// Positions of the log.
@@ -53,7 +54,7 @@ pub struct CrashReport {
 }
 
 impl CrashReport {
-    /// Adds what another run met.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Self) {
         self.positions += other.positions;
         self.images += other.images;

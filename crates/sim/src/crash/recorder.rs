@@ -30,14 +30,15 @@ pub(super) enum Death {
     AtSuperblock,
 }
 
-/// A history in the making: what was told to the device, and what may be found after a cut.
+/// A history in the making: the log of the device, and the states that may be found after a cut.
 pub(super) struct Recorder {
     pub(super) start: SparseDevice,
     pub(super) logged: Arc<LoggedDevice>,
     /// Digests.
     pub(super) versions: Vec<u64>,
     pub(super) allowed: Vec<Allowed>,
-    /// Lengths of the log at the last death, and all that the log then got until the process was back.
+    /// Lengths of the log at the last death, and all that the log then got until the process was
+    /// back.
     died_at: usize,
     pub(super) recoveries: Vec<Range<usize>>,
     pub(super) report: CrashReport,
@@ -77,7 +78,7 @@ impl Recorder {
 
     /// Nothing older than `version` is allowed from here on.
     pub(super) fn acknowledged(&mut self, version: usize) {
-        // What was done meanwhile may have been acknowledged already.
+        // A later version may have been acknowledged meanwhile.
         self.allow(self.logged.log_len(), version.max(self.oldest()));
     }
 
@@ -102,7 +103,7 @@ impl Recorder {
         }
     }
 
-    /// What was done since the process came back is cut everywhere as well.
+    /// The log since the process came back is cut everywhere as well.
     pub(super) fn still_recovers(&mut self) {
         let now = self.logged.log_len();
         if let Some(last) = self.recoveries.last_mut() {
@@ -125,14 +126,14 @@ impl Recorder {
         self.logged.log_len()
     }
 
-    /// A state was found by a process that came back, after a power cut when the log had the length `cut`. Returns
-    /// which one it is.
+    /// A state was found by a process that came back, after a power cut when the log had the length
+    /// `cut`. Returns which one it is.
     pub(super) fn came_back(&mut self, digest: u64, cut: Option<usize>) -> Result<usize, String> {
         let allowed = self.oldest()..self.versions.len();
         let version = find(&self.versions, allowed.clone(), digest)
             .ok_or_else(|| format!("after a kill: {}", none_of(&self.versions, allowed, digest)))?;
         self.versions.push(digest);
-        // What was found must stay: from the cut on there is no other state.
+        // The found state must stay: from the cut on there is no other one.
         let (now, newest) = (self.logged.log_len(), self.newest());
         self.allow(cut.unwrap_or(now), newest);
         self.recoveries.push(self.died_at..now);

@@ -30,7 +30,7 @@ impl CrashRun {
     /// Runs a history of batches on a new volume.
     ///
     /// # Errors
-    /// What the tree answered, or did wrong already before all power was cut.
+    /// An error or a fault of the tree before all power was cut.
     pub fn record(setup: &Setup, plan: CrashPlan) -> Result<Self, String> {
         let (recorder, open) = told_seed(&plan, || tree::record(setup, &plan))?;
         Self::recorded(plan, recorder, open)
@@ -67,8 +67,8 @@ impl CrashRun {
         })
     }
 
-    /// States allowed for a cut when `log_len` entries had reached the device: a state applied while
-    /// the entry was written counts.
+    /// States allowed for a cut when `log_len` entries had reached the device: a state applied
+    /// while the entry was written counts.
     fn allowed_at(&self, log_len: usize) -> Range<usize> {
         let acknowledged = self.allowed.partition_point(|a| a.log_len <= log_len);
         let oldest = self.allowed[acknowledged - 1].oldest;
@@ -124,7 +124,7 @@ impl CrashRun {
         Ok(())
     }
 
-    /// What to keep where so many changes are not synced.
+    /// Kinds of cuts where so many changes are not synced.
     fn kinds(&self, unsynced: usize) -> Vec<Keep> {
         let random = std::iter::repeat_n(Keep::Some, self.plan.images).chain([Keep::Writes]);
         let regular = [Keep::None, Keep::All, Keep::AllButLast, Keep::OnlyLast];
@@ -135,8 +135,9 @@ impl CrashRun {
         }
     }
 
-    /// Cuts writes of superblocks and journal frames at every byte of their first `bytes_max`: each copy of the
-    /// superblock, and frames of each kind and length, `each` of them, spread over the history.
+    /// Cuts writes of superblocks and journal frames at every byte of their first `bytes_max`: each
+    /// copy of the superblock, and frames of each kind and length, `each` of them, spread over the
+    /// history.
     ///
     /// # Errors
     /// As [`CrashRun::cut_everywhere`].

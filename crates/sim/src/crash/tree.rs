@@ -16,10 +16,11 @@ use crate::state::{digest, digest_of, verify};
 use crate::step::{apply, batch};
 use crate::{Change, Fill, Generator, Mix, Model, Rng, Setup, SparseDevice};
 
-/// A batch needs less than this of free space and of the journal, whatever it does, in bytes.
+/// No batch needs more than this of free space and of the journal, in bytes.
 const BATCH_SPACE_BYTES: u64 = 192 << 10;
 const BATCH_JOURNAL_BYTES: u64 = 8 << 10;
-/// Values of which one fills a frame of the smallest journal: frames of the same length follow each other, packed or not.
+/// One value of this length fills a frame of the smallest journal: frames of the same length follow
+/// each other, packed or not.
 const LARGE_VALUE_BYTES: u16 = 13_000;
 
 pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opener), String> {
@@ -61,14 +62,15 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
     Ok((history.recorder, open))
 }
 
-/// What others do while a sync is under way.
+/// Batches that others apply while a sync is under way.
 #[derive(Default)]
 struct Interruptions {
     next: VecDeque<(Vec<Change>, Batch)>,
     done: Vec<Interruption>,
 }
 
-/// A batch that was applied, with the length of the log then, and that after it was synced, if it was.
+/// A batch that was applied, with the length of the log then, and its length after the sync of the
+/// batch, if there was one.
 struct Interruption {
     changes: Vec<Change>,
     applied_at: usize,
@@ -180,7 +182,8 @@ impl History {
             && stats.journal_bytes + journal_bytes / 4 + BATCH_JOURNAL_BYTES <= journal_bytes
     }
 
-    /// Batches for while a sync is under way; none without structural work, which nobody does meanwhile.
+    /// Batches for while a sync is under way; none without structural work, which nobody does
+    /// meanwhile.
     fn plan_interruptions(&mut self) -> VecDeque<(Vec<Change>, Batch)> {
         let mut next = VecDeque::new();
         let mut model = self.model.clone();
@@ -208,8 +211,8 @@ impl History {
         next
     }
 
-    /// Runs `work`; every third time others apply batches while it waits for the device, and sync them if that does not
-    /// wait for `work` itself.
+    /// Runs `work`; every third time others apply batches while it waits for the device, and sync
+    /// them if that does not wait for `work` itself.
     fn interrupted<T>(&mut self, may_sync: bool, work: impl FnOnce(&Tree) -> T) -> T {
         // Which batches are synced: a crash may leave some of them and not the others.
         let mut syncs = if may_sync { self.rng.bits() } else { 0 };
@@ -286,8 +289,8 @@ impl History {
 
     fn die(&mut self) -> Result<(), String> {
         self.snapshots.clear();
-        // Now and then with several frames on their way, of which a power cut may leave later ones alone; or with a
-        // superblock on its way, and journal behind it.
+        // Now and then with several frames on their way, of which a power cut may leave later ones
+        // alone; or with a superblock on its way, and journal behind it.
         let (in_frames, at_superblock) = match self.rng.below(4) {
             _ if self.dies_at_superblocks => (false, true),
             0 => (true, false),
@@ -320,7 +323,7 @@ impl History {
         if acknowledged {
             self.recorder.acknowledged(newest);
         }
-        // Whoever had the device open is gone before it comes back.
+        // The old process is gone before the device comes back.
         self.tree = None;
         let is_cut = in_frames || !at_superblock && self.rng.one_in(2);
         let cut = is_cut.then(|| self.recorder.cut_power(&mut self.rng));

@@ -1,7 +1,8 @@
 //! Very many live clones of one tree, and their deletion in random order.
 //!
-//! With each decade of clones the cost of one more clone, of a lookup in a random clone and of a scan of one is measured,
-//! with nothing cached before. Every clone has an edit of its own, so deletion has a private part to follow.
+//! With each decade of clones the cost of one more clone, of a lookup in a random clone and of a
+//! scan of one is measured, with nothing cached before. Every clone has an edit of its own, so
+//! deletion has a private part to follow.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,11 +34,11 @@ pub struct Many {
     pub shape: Option<TreeShape>,
     /// Memory for cached nodes, in bytes.
     pub cache_bytes: u64,
-    /// Order of the deletion, and what is looked up.
+    /// Seed of the order of the deletion, and of the lookups.
     pub seed: u64,
 }
 
-/// What one more clone, lookups and a scan cost with so many clones there.
+/// The cost of one more clone, of lookups and of a scan with so many clones there.
 #[derive(Clone, Debug)]
 pub struct ManySample {
     /// Live clones.
@@ -54,7 +55,8 @@ pub struct ManySample {
     pub get_reads: f64,
     /// The same of lookups that stay in one clone, mean.
     pub one_reads: f64,
-    /// The same of lookups in random clones with a cache that holds what lies above the leaves, after many of them.
+    /// The same of lookups in random clones with a cache that holds the nodes above the leaves,
+    /// after many of them.
     pub warm_reads: f64,
     /// Reads of a cold scan of a random clone.
     pub scan_reads: u64,
@@ -70,11 +72,11 @@ pub struct ManySample {
     pub height: u64,
     /// Bytes in the cache and of messages in memory.
     pub memory_bytes: u64,
-    /// Most memory that the process had until then, without what the device in memory takes, in bytes.
+    /// Most memory that the process had until then, without that of the device in memory, in bytes.
     pub resident_bytes_max: u64,
 }
 
-/// What the deletion of all clones cost.
+/// The cost of the deletion of all clones.
 #[derive(Clone, Debug)]
 pub struct Deletion {
     /// Time of a deletion, median, in nanoseconds.
@@ -95,12 +97,12 @@ pub struct Deletion {
     pub end_bytes: u64,
 }
 
-/// What deleting a clone costs that has so many keys of its own. Means of some clones.
+/// The cost of deleting a clone that has so many keys of its own. Means of some clones.
 #[derive(Clone, Debug)]
 pub struct PrivatePart {
     /// Keys that were written into the clone.
     pub keys: usize,
-    /// Space of these, in bytes: what the clone took when it was written out.
+    /// Space of these, in bytes, that the clone took when it was written out.
     pub private_bytes: f64,
     /// Reads of the deletion and of the checkpoint that frees its nodes.
     pub reads: f64,
@@ -186,7 +188,8 @@ impl Many {
         (device, tree)
     }
 
-    /// Runs the experiment and calls `each` with every sample, which is taken at each power of ten from 10 on.
+    /// Runs the experiment and calls `each` with every sample, which is taken at each power of ten
+    /// from 10 on.
     ///
     /// # Panics
     /// When the tree fails, or a clone shows anything but its content.
@@ -380,7 +383,7 @@ impl Many {
         }
     }
 
-    /// Deletes clones with `parts` private keys each, `each` of every kind, and tells what that costs.
+    /// Deletes clones with `parts` private keys each, `each` of every kind, and tells the cost.
     ///
     /// # Panics
     /// When the tree fails.

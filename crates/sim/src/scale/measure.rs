@@ -8,7 +8,7 @@ use ramet_block::Device;
 
 use crate::SparseDevice;
 
-/// What a read-only opening of the device's bytes, with nothing cached, reads for `work`.
+/// The reads of `work` on a read-only opening of the device's bytes, with nothing cached.
 pub(super) fn cold<T>(
     device: &SparseDevice,
     open: &OpenOptions,
@@ -29,7 +29,7 @@ pub(super) fn cold<T>(
     (done, stats)
 }
 
-/// The middle of what was measured; 0 of nothing.
+/// The middle of the values; 0 of none.
 pub(super) fn median(values: &mut [u64]) -> u64 {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or(0)

@@ -1,7 +1,8 @@
 //! Experiments on clones at scale, each with the counts that it is judged by.
 //!
-//! The same code runs small as a test and large as `cargo run --release -p ramet-sim --example scale`.
-//! Figures are counts of nodes, reads and bytes; times are reported and never judged.
+//! The same code runs small as a test and large as
+//! `cargo run --release -p ramet-sim --example scale`. Figures are counts of nodes, reads and
+//! bytes; times are reported and never judged.
 
 mod many;
 mod measure;

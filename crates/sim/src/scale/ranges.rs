@@ -1,8 +1,9 @@
 //! Very many live range messages in one buffer.
 //!
-//! Each range message deletes one key of a dozen, so none touches the next and none covers a leaf. Lookups are compared with
-//! those before: while the messages are in the memory buffer, and after a checkpoint, when they are a segment of the one
-//! interior node. Then the gaps are deleted too, and neighbours become one message that covers every leaf.
+//! Each range message deletes one key of a dozen, so none touches the next and none covers a leaf.
+//! Lookups are compared with those before: while the messages are in the memory buffer, and after a
+//! checkpoint, when they are a segment of the one interior node. Then the gaps are deleted too, and
+//! neighbours become one message that covers every leaf.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +30,7 @@ pub struct Ranges {
     pub seed: u64,
 }
 
-/// What lookups cost, mean.
+/// The mean cost of lookups.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lookups {
     /// Nodes and segments gone through.
@@ -40,7 +41,7 @@ pub struct Lookups {
     pub ns: f64,
 }
 
-/// What was measured.
+/// Figures of the experiment.
 #[derive(Clone, Debug)]
 pub struct RangesReport {
     /// Without range messages.
@@ -71,7 +72,8 @@ impl Ranges {
         (0..VALUE_BYTES).map(|_| rng.bits() as u8).collect()
     }
 
-    /// Half of the table: where all of it just fits, what is compared is whether it still does.
+    /// Half of the table. With room for just all of it, the comparison would be whether it still
+    /// fits.
     fn cache_bytes(&self) -> u64 {
         let table = self.ranges * STRIDE * (Self::key(0).len() + VALUE_BYTES);
         table as u64 / 2
@@ -98,7 +100,8 @@ impl Ranges {
         tree.apply(batch).expect("delete");
     }
 
-    /// Deletes the gaps between the ranges too; counters before and after the checkpoint that follows.
+    /// Deletes the gaps between the ranges too; counters before and after the checkpoint that
+    /// follows.
     fn delete_gaps(&self, tree: &Tree) -> (Stats, Stats) {
         let mut order: Vec<usize> = (0..self.ranges).collect();
         Rng::new(self.seed).shuffle(&mut order);
@@ -184,7 +187,7 @@ impl Ranges {
                 assert!(found.as_deref() == expected.as_deref(), "key {number}");
             }
         };
-        // What is read once, like the index of a segment, does not count.
+        // Reads that happen once, like that of the index of a segment, do not count.
         look(self.probes);
         let before = tree.stats();
         let clock = Instant::now();

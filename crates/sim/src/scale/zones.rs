@@ -1,8 +1,9 @@
-//! Renames of small ranges against the size up to which they move as copies (BetrFS 0.2, section 7.1, figure 3).
+//! Renames of small ranges against the size up to which they move as copies (BetrFS 0.2, section
+//! 7.1, figure 3).
 //!
-//! A range that is moved as a copy costs its size and keeps leaves in key order; one that is moved as a GOTO costs the same
-//! whatever its size and leaves a share of a leaf behind. So the threshold trades the cost of a rename
-//! for that of a scan afterwards.
+//! A range that is moved as a copy costs its size and keeps leaves in key order. A range that is
+//! moved as a GOTO costs the same for all sizes and leaves a share of a leaf behind. So the
+//! threshold trades the cost of a rename for that of a scan afterwards.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,7 +21,8 @@ const KEYS_MAX: usize = 256;
 /// One run of the experiment.
 #[derive(Clone, Debug)]
 pub struct Zones {
-    /// Directories; their sizes are spread evenly over the powers of two from 1 to 256 keys of 1,000 bytes.
+    /// Directories; their sizes are spread evenly over the powers of two from 1 to 256 keys of
+    /// 1,000 bytes.
     pub dirs: usize,
     /// Renames of random ones.
     pub renames: usize,
@@ -32,7 +34,7 @@ pub struct Zones {
     pub seed: u64,
 }
 
-/// What was measured.
+/// Figures of the experiment.
 #[derive(Clone, Debug)]
 pub struct ZonesReport {
     /// Time of one rename, median, in nanoseconds.

@@ -41,7 +41,8 @@ pub struct Rounds {
     pub checkpoint_every: u32,
     /// How often the volumes of the first and of the last sample are opened to go on by turns.
     pub repetitions: u32,
-    /// Turns of each volume in a repetition that are measured, each of the rounds between two checkpoints.
+    /// Turns of each volume in a repetition that are measured, each of the rounds between two
+    /// checkpoints.
     pub turns: u32,
     /// Sizes of the tree's nodes.
     pub shape: Option<TreeShape>,
@@ -49,7 +50,7 @@ pub struct Rounds {
     pub cache_bytes: u64,
 }
 
-/// What one clone took.
+/// The cost of one clone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cloned {
     pub(super) visits: u64,
@@ -64,7 +65,7 @@ pub(super) fn median_of(clones: &mut [Cloned], what: fn(&Cloned) -> u64) -> u64 
     clones.get(clones.len() / 2).map_or(0, what)
 }
 
-/// A clock of processor time, in nanoseconds: what other processes do does not count.
+/// A clock of processor time, in nanoseconds: that of other processes does not count.
 pub(super) fn clock_ns(clock: ClockId) -> u64 {
     let now = clock_gettime(clock);
     u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).expect("time goes on from zero")
@@ -191,7 +192,8 @@ impl Rounds {
         ((key_bytes + self.edit_bytes) * self.files) as u64
     }
 
-    /// Writes the head as a file system does, straight into leaves: none of it waits as messages for rounds to come.
+    /// Writes the head as a file system does, straight into leaves: none of it waits as messages
+    /// for rounds to come.
     pub(super) fn fill(&self, tree: &Tree) {
         for file in 0..self.files {
             let key = |block| Self::key(&Self::version(0), file, block);

@@ -10,7 +10,7 @@ use super::turns::{Kept, Turns};
 use crate::SparseDevice;
 use crate::scale::measure::{cold, settled_bytes};
 
-/// What was measured after some rounds. Means and medians are over the rounds since the sample before.
+/// Figures after some rounds. Means and medians are over the rounds since the sample before.
 #[derive(Clone, Debug)]
 pub struct Sample {
     /// Rounds done.
@@ -49,7 +49,7 @@ pub struct Sample {
     pub written: WrittenBytes,
 }
 
-/// What each of `rounds` wrote between two looks.
+/// Bytes that each of `rounds` wrote between two looks.
 fn written_each(from: &WrittenBytes, to: &WrittenBytes, rounds: u32) -> WrittenBytes {
     let mean = |of: fn(&WrittenBytes) -> u64| (of(to) - of(from)) / u64::from(rounds);
     WrittenBytes {
@@ -63,8 +63,8 @@ fn written_each(from: &WrittenBytes, to: &WrittenBytes, rounds: u32) -> WrittenB
 }
 
 impl Rounds {
-    /// Runs the rounds and calls `each` with every sample; then goes on by turns, and returns what was measured after the
-    /// first sample and after the last round, for each repetition.
+    /// Runs the rounds and calls `each` with every sample; then goes on by turns, and returns the
+    /// figures after the first sample and after the last round, for each repetition.
     ///
     /// # Panics
     /// When the tree fails, or a version shows anything but its edits.

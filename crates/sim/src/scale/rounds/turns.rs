@@ -1,19 +1,20 @@
 //! Clones by turns in the volume of the first sample and in that of the last.
 //!
-//! A machine wanders between speeds within seconds, so what a clone takes in round 100 and in round 10,000 cannot be
-//! compared when minutes lie between. Therefore images of the device are kept of both, and the two histories go on beside
-//! each other, each from its own round:
+//! A machine wanders between speeds within seconds, so the times of a clone in round 100 and in
+//! round 10,000 cannot be compared when minutes lie between. Therefore images of the device are
+//! kept of both, and the two histories go on beside each other, each from its own round:
 //!
 //! ```text
 //! repetition   open both images; warm | warm; early | late; late | early; early | late; ... check both
 //! turn         clone and edit, so many rounds as lie between two checkpoints; checkpoint
 //! ```
 //!
-//! A turn takes some hundredths of a second, and is compared with the other one's beside it. It ends with the checkpoint, so
-//! what a history leaves to its background is done in its own turns, but for the putting in order of the last node. Each
-//! repetition starts from the images again, so the early history stays early however many clones are measured. Both were
-//! taken after the same checkpoints, opened with the same options, and have nothing cached; who is opened first, and who
-//! goes first, changes.
+//! A turn takes some hundredths of a second, and is compared with the other one's beside it. It
+//! ends with the checkpoint, so a history does its background work in its own turns, except for the
+//! compacted copy of the last node. Each repetition starts from the images again, so the early
+//! history stays early, with any number of measured clones. Both images were taken after the same
+//! checkpoints, are opened with the same options, and have nothing cached. The history that is
+//! opened first, and the one that goes first, change.
 
 use std::sync::Arc;
 
@@ -24,7 +25,7 @@ use super::history::{Cloned, Rounds, clock_ns, median_of};
 use crate::SparseDevice;
 use crate::scale::measure::settled_bytes;
 
-/// What was measured in one history of one repetition.
+/// Figures of one history in one repetition.
 #[derive(Clone, Debug)]
 pub struct Turns {
     /// Rounds done before.
@@ -39,8 +40,8 @@ pub struct Turns {
     pub turn_cpu_ns: Vec<u64>,
     /// Time of one clone, median, in nanoseconds.
     pub clone_ns: u64,
-    /// Processor time of all other threads for one round, mean, in nanoseconds. What one history leaves undone at the end
-    /// of its turn counts as the other's.
+    /// Processor time of all other threads for one round, mean, in nanoseconds. Work that one
+    /// history leaves undone at the end of its turn counts as the other's.
     pub background_ns: u64,
     /// Clones that had to wait for something to be done first.
     pub clone_waits: u64,
@@ -55,7 +56,7 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// Keeps what `device` holds when all of `tree` is on it and nothing waits to be done.
+    /// Keeps the bytes of `device` when all of `tree` is on it and no work waits.
     pub(super) fn after(round: u32, tree: &Tree, device: &SparseDevice) -> Self {
         settled_bytes(tree);
         let image = device.image();
@@ -99,18 +100,20 @@ impl History {
         let turn = self.clones.len() - rounds.checkpoint_every as usize;
         let median_ns = median_of(&mut self.clones[turn..], |clone| clone.cpu_ns);
         self.turn_cpu_ns.push(median_ns);
-        // The two clocks are not read at once: where nothing else runs, that can be less than before.
+        // The two clocks are not read at once: where nothing else runs, that can be less than
+        // before.
         self.background_ns += others().saturating_sub(before);
     }
 
-    /// Forgets what was measured while caches filled.
+    /// Forgets the figures from while caches filled.
     fn start_measuring(&mut self) {
         self.clones.clear();
         self.turn_cpu_ns.clear();
         self.background_ns = 0;
     }
 
-    /// What its clones took, after a look at the first and the last version that it made and at the newest.
+    /// The costs of its clones, after a look at the first and the last version that it made and at
+    /// the newest.
     fn finish(mut self, rounds: &Rounds) -> Turns {
         let paths = self.tree.stats().paths;
         let newest = rounds.newest(self.done);
