@@ -1,7 +1,6 @@
 //! Floors: each folder of a crate lies on one, and its files import from their own folder and from lower floors only.
 //!
-//! `floors.txt` declares them. A crate that is not in order yet has a line `open CIRCLES UPWARD` there: so many files in circles
-//! and so many arrows that lead up are let pass, and no more.
+//! `floors.txt` declares them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -16,8 +15,6 @@ pub struct Floors {
     pub of: BTreeMap<String, usize>,
     /// Folders and files by floor, the lowest first.
     pub rows: Vec<Vec<String>>,
-    /// Files in circles and arrows that lead up, at most.
-    pub open: (usize, usize),
 }
 
 /// Crates from the lowest on, with their floors.
@@ -63,10 +60,6 @@ impl Plan {
             match (&words[..], here) {
                 ([], _) => {}
                 (["crate", name], _) => crates.push(((*name).to_owned(), Floors::default())),
-                (["open", circles, upward], Some(floors)) => {
-                    let number = |text: &str| text.parse().expect("a number");
-                    floors.open = (number(circles), number(upward));
-                }
                 (names, Some(floors)) => {
                     let names: Vec<_> = names.iter().map(|&name| name.to_owned()).collect();
                     let floor = floors.rows.len();
