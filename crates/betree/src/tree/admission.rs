@@ -216,8 +216,9 @@ impl Admission {
         buffers.max(self.store.budget.limit() / FRESH_PART)
     }
 
-    /// The same from which on writers wait: three times what makes a checkpoint due, or a quarter
-    /// of the budget; no more than makes one due while the process is over its budget.
+    /// Memory of these nodes from which on writers wait, in bytes: three times the limit at which a
+    /// checkpoint is due, or a quarter of the budget. While the process is over its budget, writers
+    /// wait at the limit itself.
     fn fresh_max(&self) -> u64 {
         let budget = &self.store.budget;
         let due = self.fresh_limit();
