@@ -129,16 +129,16 @@ pub struct Mkfs {
 
 #[derive(Debug, Args)]
 pub struct Mount {
-    /// Mount options, comma separated: ro, nosuid, nodev, noexec, relatime, strictatime, noatime,
-    /// nodiratime, sync, dirsync, allow_other, compression=CODEC, io_uring, no_io_uring, ahead,
-    /// no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
+    /// Mount options, comma separated; ramet-mount(1) explains them: ro, nosuid, nodev, noexec,
+    /// relatime, strictatime, noatime, nodiratime, sync, dirsync, allow_other, compression=CODEC,
+    /// io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Stay in the foreground and serve until the volume is unmounted
     #[arg(long)]
     pub foreground: bool,
-    /// Memory that the daemon may take, such as 512M; without it, the least of a quarter of the
-    /// machine's memory and half of the control group's limit
+    /// Memory that the daemon may take, such as 512M; the default is the smaller of a quarter of
+    /// the machine's memory and half of the control group's limit
     #[arg(long, alias = "cache-size", value_name = "N")]
     pub memory: Option<Size>,
     /// Append the daemon's diagnostics to this file
@@ -208,8 +208,8 @@ pub struct Fsck {
     /// Check every file of every clone too, which takes as long as a walk over all of them
     #[arg(long)]
     pub files: bool,
-    /// Memory that the check may take, such as 512M; without it, the least of a quarter of the
-    /// machine's memory and half of the control group's limit
+    /// Memory that the check may take, such as 512M; the default is the smaller of a quarter of
+    /// the machine's memory and half of the control group's limit
     #[arg(long, value_name = "N")]
     pub memory: Option<Size>,
     /// Print the findings as JSON

@@ -19,7 +19,7 @@ pub fn limit_heap() {
     ramet_sys::limit_heap_arenas(processors.div_ceil(PROCESSORS_PER_ARENA));
 }
 
-/// The budget of this process: `limit`, or what the machine and the control group have to spare.
+/// The budget of this process: `limit`, or the share of the machine and the control group.
 pub fn budget(limit: Option<Size>) -> Arc<Budget> {
     Budget::of_process(limit.map_or_else(memory_limit, |size| size.bytes().max(LIMIT_MIN)))
 }

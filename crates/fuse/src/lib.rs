@@ -6,10 +6,11 @@
 //! before the kernel asks for them (`cache/prefetch.rs`), on a thread of its own. The kernel checks
 //! permissions itself (`default_permissions`).
 //!
-//! A request is served on the thread that takes it from the kernel. Two kinds may take long.
-//! Through `/dev/fuse`, a few workers serve syncs, and one thread serves clones with their
-//! notifications. The thread of a ring serves both kinds itself, and only the notifications go to
-//! the other thread.
+//! A request is served on the thread that takes it from the kernel, with exceptions for requests
+//! that may take long. Workers make everything durable for a sync. A reader of `/dev/fuse` also
+//! hands control calls that wait for the device to these workers, and clones and removals to one
+//! more thread, and goes on with the next request. The thread of a ring carries control calls out
+//! itself; it waits for its syncs, and for its notifications, which that one thread sends.
 #![forbid(unsafe_code)]
 
 mod cache;

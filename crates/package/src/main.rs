@@ -110,7 +110,8 @@ fn page(command: Command, section: &str) -> io::Result<(String, Vec<u8>)> {
     Ok((file, text))
 }
 
-/// The section with the usage of a command: its name in bold, and the words that a user replaces in italics.
+/// The section with the usage of a command: its name in bold, and the words that a user replaces in
+/// italics.
 fn synopsis(mut command: Command) -> String {
     let usage = command.render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ");

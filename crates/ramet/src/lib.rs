@@ -57,7 +57,8 @@
 //!
 //! # In memory, or anywhere else
 //!
-//! A store lies on a [`Device`]; [`MemDevice`] is one for tests, [`FileDevice`] a file or block device.
+//! A store lies on a [`Device`]: a [`MemDevice`] for tests, or a [`FileDevice`], which is a file or a
+//! block device.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -118,8 +119,8 @@ fn quietly(_: &str) {}
 /// Options for making and opening a store.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Memory that the store may take, in bytes; `None` takes the least of a quarter of the machine's and half of what
-    /// the control group may have.
+    /// Memory that the store may take, in bytes; `None` takes the smaller of a quarter of the
+    /// machine's memory and half of the control group's limit.
     pub memory_bytes: Option<u64>,
     /// Compression of data that is written; `None` takes the default for a new store, and the
     /// store's own compression for an old one.

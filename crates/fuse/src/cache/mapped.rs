@@ -71,7 +71,8 @@ impl Mapped {
 }
 
 impl Tail {
-    /// The tail of a file of `size_bytes`, in a page of `page_bytes`; `None` if its last page is full.
+    /// The tail of a file of `size_bytes`, in a page of `page_bytes`; `None` if its last page is
+    /// full.
     pub(crate) fn of(size_bytes: u64, page_bytes: u64) -> Option<Self> {
         let end = size_bytes.checked_next_multiple_of(page_bytes)?;
         let offset = size_bytes;

@@ -1,9 +1,9 @@
 //! Fences: whether every request that was queued before a moment has been carried out.
 //!
 //! A *lane* is a thread that takes requests from the kernel, one at a time. A fence is raised by a
-//! request of the `sync` client, which the kernel queues behind all earlier requests. A lane has
-//! *cleared* a fence when it certainly holds no request from before the fence, and will not get
-//! one. A fence has passed when all lanes have cleared it.
+//! request of a client (`ramet_fs::fence`), which the kernel queues behind all earlier requests. A
+//! lane has *cleared* a fence when it certainly holds no request from before the fence, and will
+//! not get one. A fence has passed when all lanes have cleared it.
 //!
 //! A lane that waits in the kernel is the hard case: the kernel may have handed a request to it
 //! that the lane has not seen yet. No other thread can tell this, so the lane itself has to clear
