@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::{Budget, Codec, Device, Extent, MemDevice, checksum};
+use ramet_block::{Budget, Codec, Device, Extent, MemDevice, MetadataCopies, checksum};
 use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::check::verify::check_skeleton;
@@ -24,8 +24,8 @@ use crate::store::store::Store;
 fn store() -> Arc<Store> {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
     let usable = Extent::new(1 << 20, 7 << 20);
-    let roots = NodeTable::format(&dev, usable).expect("a new table");
-    let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+    let roots = NodeTable::format(&dev, usable, MetadataCopies::Two).expect("a new table");
+    let table = NodeTable::open(&dev, roots, usable, MetadataCopies::Two, false).expect("opens");
     Store::new(
         dev,
         table,

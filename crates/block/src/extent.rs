@@ -99,12 +99,14 @@ impl fmt::Display for Extent {
     }
 }
 
-/// A pointer to a page of a known size: its address and the checksum its bytes must have. Because
+/// A pointer to a page of a known size: its addresses and the checksum its bytes must have. Because
 /// the checksum lives with the pointer, a lost or misdirected write of the page is noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct PageRef {
     /// First byte of the page; 0 says that there is no page.
     pub addr: u64,
+    /// First byte of the second copy of the page; 0 says that the page is kept once.
+    pub copy: u64,
     /// [`crate::checksum`] of the whole page.
     pub checksum: u64,
 }
@@ -113,6 +115,7 @@ impl PageRef {
     /// No page: an empty tree.
     pub const NONE: Self = Self {
         addr: 0,
+        copy: 0,
         checksum: 0,
     };
 
@@ -122,9 +125,16 @@ impl PageRef {
         self.addr == 0
     }
 
-    /// Appends 16 bytes.
+    /// Addresses of the copies, the first one first.
+    pub fn copies(&self) -> impl Iterator<Item = u64> + use<> {
+        let copy = Some(self.copy).filter(|addr| *addr != 0);
+        [Some(self.addr), copy].into_iter().flatten()
+    }
+
+    /// Appends 24 bytes.
     pub fn encode(&self, w: &mut Writer) {
         w.u64(self.addr);
+        w.u64(self.copy);
         w.u64(self.checksum);
     }
 
@@ -135,6 +145,7 @@ impl PageRef {
     pub fn decode(r: &mut Reader<'_>) -> Result<Self, DecodeError> {
         Ok(Self {
             addr: r.u64()?,
+            copy: r.u64()?,
             checksum: r.u64()?,
         })
     }

@@ -31,7 +31,7 @@ pub use file::{Access, FileDevice, OpenError, create_image};
 pub use identity::{Label, NotALabel, NotAUuid, Uuid};
 pub use memory_limit::memory_limit;
 pub use owner::{ClaimError, OwnedDevice};
-pub use superblock::{FORMAT_VERSION, JournalPos, Superblock, SuperblockError};
+pub use superblock::{FORMAT_VERSION, JournalPos, MetadataCopies, Superblock, SuperblockError};
 
 /// Unit of allocation and of aligned device I/O, in bytes.
 pub const BLOCK_BYTES: u64 = 4096;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use ramet_block::{Codec, Label, Uuid};
+use ramet_block::{Codec, Label, MetadataCopies, Uuid};
 
 use crate::size::Size;
 
@@ -123,8 +123,18 @@ pub struct Mkfs {
     /// Compression of the data: none, lz4, zstd, or zstd:LEVEL with a level from 1 to 19
     #[arg(long, value_name = "CODEC", default_value = "zstd:1")]
     pub compression: Codec,
+    /// How often the metadata that everything else depends on is kept: 1 or 2. With 2, no single bad
+    /// block takes the volume
+    #[arg(long, value_name = "N", default_value = "2", value_parser = metadata_copies)]
+    pub metadata_copies: MetadataCopies,
     /// Image file or block device
     pub volume: PathBuf,
+}
+
+fn metadata_copies(text: &str) -> Result<MetadataCopies, String> {
+    let count = text.parse().ok();
+    let copies = count.and_then(MetadataCopies::from_count);
+    copies.ok_or_else(|| "give 1 or 2".to_owned())
 }
 
 #[derive(Debug, Args)]

@@ -122,6 +122,7 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
             rustix::process::getegid().as_raw(),
         ),
         compression: Some(args.compression),
+        metadata_copies: args.metadata_copies,
         ..FormatOptions::default()
     };
     Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;

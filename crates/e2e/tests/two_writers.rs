@@ -471,7 +471,7 @@ fn a_volume_shows_its_label_and_its_uuid() {
     file.read_exact_at(&mut bytes, 0).expect("it is longer");
     assert_eq!(&bytes[..8], b"RAMETvol");
     assert_eq!(bytes[16..20], [0x6b, 0xa7, 0xb8, 0x10]);
-    assert_eq!(&bytes[176..184], "Bücher\0".as_bytes());
+    assert_eq!(&bytes[200..208], "Bücher\0".as_bytes());
 
     assert!(mkfs(&["--force"]).status.success());
     let (label, random) = shown(&volume);

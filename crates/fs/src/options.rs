@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ramet_betree::TreeShape;
-use ramet_block::{Budget, Codec, Label};
+use ramet_block::{Budget, Codec, Label, MetadataCopies};
 
 use crate::clock::Clock;
 
@@ -30,6 +30,8 @@ pub struct FormatOptions {
     pub owner: (u32, u32),
     /// Compression of new blocks; `None` leaves the choice to the tree.
     pub compression: Option<Codec>,
+    /// How often metadata that everything else depends on is kept.
+    pub metadata_copies: MetadataCopies,
     /// Sizes of nodes; `None` leaves the choice to the tree. For tests.
     pub shape: Option<TreeShape>,
     /// Bytes of the journal; `None` leaves the choice to the tree.
@@ -83,6 +85,8 @@ pub struct VolumeStats {
     /// The part of the free space that no new data gets. It is kept back so that deleting and
     /// syncing always succeed, or accepted changes that are not written yet will take it.
     pub reserved_bytes: u64,
+    /// Pages of metadata of which one copy was bad and the other read instead, since the volume was opened.
+    pub damaged_copies: u64,
     /// Nodes of the tree.
     pub nodes: u64,
     /// Segments of the tree.

@@ -7,12 +7,18 @@
 //! - N5: the zombies are exactly the nodes without references.
 //! - N6: the counters agree with the records.
 //! - N7: an extent that the allocator hands out is free in the map of the last commit.
+//! - N8: every copy of every page has the bytes that its pointer says.
 
 use std::collections::{BTreeSet, HashMap};
 
+use ramet_block::PageRef;
+
 use crate::error::{Error, Result};
+use crate::page::Link;
 use crate::record::{Head, KeyKind, Meta, NodeId, parse_key, record_key};
-use crate::table::{NodeTable, Writer, read_record};
+use crate::scrub::BadPage;
+use crate::table::{NodeTable, TableRoots, Writer, read_record};
+use crate::tree::ShadowTree;
 use crate::verify::{Violation, verify_maps, verify_trees};
 
 /// Progress is reported once per this many nodes.
@@ -68,10 +74,11 @@ impl NodeTable {
                     let record = read_record(&self.store, &writer.tree.root, id)?;
                     let record =
                         record.ok_or_else(|| Error::corrupt("node record", id.0, "gone"))?;
-                    taken.push(record.extent);
+                    taken.extend(record.extents());
                     census.refs.insert(id, record.refs);
                     *census.meta.counter(record.kind) += 1;
-                    census.meta.node_bytes += record.extent.len;
+                    census.meta.node_bytes +=
+                        record.extents().map(|extent| extent.len).sum::<u64>();
                     for child in record.children {
                         *census.named.entry(child).or_default() += 1;
                     }
@@ -85,7 +92,31 @@ impl NodeTable {
         violations.extend(census.judge());
         violations.extend(verify_maps(&self.store, &writer.maps, &mut taken)?);
         violations.extend(self.check_allocator(writer)?);
+        violations.extend(self.check_copies(writer));
         Ok(violations)
+    }
+
+    /// N8. Trees that a commit has not written yet are left out.
+    fn check_copies(&self, writer: &Writer) -> Vec<Violation> {
+        let on_disk = |tree: &ShadowTree| match &tree.root {
+            Some(Link::Disk(root)) => *root,
+            Some(Link::Dirty(_)) | None => PageRef::NONE,
+        };
+        let roots = TableRoots {
+            node_table: on_disk(&writer.tree),
+            space_map: on_disk(&writer.maps.space),
+            refcounts: on_disk(&writer.maps.counts),
+        };
+        let (_, bad) = self.scrub(roots);
+        let tell = |page: BadPage| {
+            let copy = if page.has_copy {
+                "the other copy is good"
+            } else {
+                "no good copy is left"
+            };
+            Violation::new("N8", format!("{}; {copy}", page.error))
+        };
+        bad.into_iter().map(tell).collect()
     }
 
     /// N7.
@@ -148,7 +179,7 @@ impl Census {
 mod tests {
     use std::sync::Arc;
 
-    use ramet_block::{Device, Extent, MemDevice};
+    use ramet_block::{Device, Extent, MemDevice, MetadataCopies};
 
     use super::*;
     use crate::record::{NewNode, NodeKind, piece_key, zombie_key};
@@ -158,11 +189,12 @@ mod tests {
     /// Twenty leaves under one skeleton.
     fn table() -> NodeTable {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
-        let roots = NodeTable::format(&device, USABLE).unwrap();
-        let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+        let roots = NodeTable::format(&device, USABLE, MetadataCopies::Two).unwrap();
+        let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
         let node = |id, children: Vec<NodeId>| NewNode {
             id: NodeId(id),
             extent: table.alloc(4096).unwrap(),
+            copy: None,
             used_bytes: 4096,
             checksum: 1,
             kind: if children.is_empty() {

@@ -21,6 +21,7 @@ use ramet_block::Extent;
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
+use crate::page::Structure;
 use crate::record::{Head, Meta, NewNode, NodeId, piece_key, record_key, zombie_key};
 use crate::store::PageStore;
 use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
@@ -173,6 +174,7 @@ impl Change<'_> {
         }
         self.reap(doomed, reclaim_budget, is_pinned)?;
         self.apply_deltas()?;
+        self.renew_damaged();
         if self.writer.meta != meta_before {
             self.writer
                 .tree
@@ -199,9 +201,11 @@ impl Change<'_> {
 
     fn insert(&mut self, node: &NewNode, refs: u64) -> Result<()> {
         let wrong = |detail: String| Error::corrupt("new node", node.id.0, detail);
-        node.extent
-            .validate(self.store.usable())
-            .map_err(|error| wrong(error.to_string()))?;
+        for extent in node.extents() {
+            extent
+                .validate(self.store.usable())
+                .map_err(|error| wrong(error.to_string()))?;
+        }
         if u64::from(node.used_bytes) > node.extent.len || node.id.0 == 0 {
             return Err(wrong(format!(
                 "{} bytes used of {}",
@@ -210,8 +214,13 @@ impl Change<'_> {
         }
         // Two owners of one place would be the worst of all: an extent that this table has not
         // given is refused.
-        if self.store.space.lock().is_free_somewhere(node.extent) {
-            return Err(wrong(format!("{} is not allocated", node.extent)));
+        let free = {
+            let space = self.store.space.lock();
+            node.extents()
+                .find(|extent| space.is_free_somewhere(*extent))
+        };
+        if let Some(extent) = free {
+            return Err(wrong(format!("{extent} is not allocated")));
         }
         let tree = &mut self.writer.tree;
         if tree.lookup(&record_key(node.id))?.is_some() {
@@ -223,8 +232,8 @@ impl Change<'_> {
             tree.insert(&piece_key(node.id, piece), bytes)?;
         }
         *self.writer.meta.counter(node.kind) += 1;
-        self.writer.meta.node_bytes += node.extent.len;
-        self.space.push((node.extent, -1));
+        self.writer.meta.node_bytes += node.extents().map(|extent| extent.len).sum::<u64>();
+        self.space.extend(node.extents().map(|extent| (extent, -1)));
         if refs == 0 {
             // To be reaped like those of earlier commits.
             self.set_zombie(node.id, true)?;
@@ -300,7 +309,7 @@ impl Change<'_> {
     /// Takes the node out of the table and returns its children.
     fn remove(&mut self, id: NodeId) -> Result<Vec<NodeId>> {
         let head = self.head(id)?;
-        let (kind, extent, pieces) = (head.kind, head.extent, head.pieces());
+        let (kind, pieces) = (head.kind, head.pieces());
         let record = read_record(self.store, &self.writer.tree.root, id)?;
         let children = record
             .map(|record| record.children)
@@ -314,13 +323,29 @@ impl Change<'_> {
         let meta = &mut self.writer.meta;
         let counter = meta.counter(kind);
         *counter = counter.saturating_sub(1);
-        meta.node_bytes = meta.node_bytes.saturating_sub(extent.len);
-        if !failpoints::is_on(Fault::SpaceLeaked) {
-            self.space.push((extent, 1));
+        for extent in head.extents() {
+            meta.node_bytes = meta.node_bytes.saturating_sub(extent.len);
+            if !failpoints::is_on(Fault::SpaceLeaked) {
+                self.space.push((extent, 1));
+            }
+            self.store.space.lock().free_at_commit(extent);
         }
-        self.store.space.lock().free_at_commit(extent);
         self.removed.push(id);
         Ok(children)
+    }
+
+    /// Writes pages anew of which a read found one bad copy. A page that cannot be renewed stays as it is.
+    fn renew_damaged(&mut self) {
+        for page in self.store.take_damaged() {
+            let tree = match page.structure {
+                Structure::NodeTable => &mut self.writer.tree,
+                Structure::SpaceMap => &mut self.writer.maps.space,
+                Structure::Refcounts => &mut self.writer.maps.counts,
+                Structure::Plain => continue,
+            };
+            // A page that could not be renewed is found again by its next read.
+            let _ = tree.renew(&page);
+        }
     }
 
     fn apply_deltas(&mut self) -> Result<()> {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use crate::error::Result;
 use crate::page::{Body, Entry, IndexEntry, LeafEntry, Link, Page, Shape};
-use crate::store::PageStore;
+use crate::store::{DamagedPage, PageStore};
 use crate::tree::{ShadowTree, route};
 
 impl ShadowTree {
@@ -33,8 +33,8 @@ impl ShadowTree {
             return Ok(false);
         }
         if self.root.is_none() {
-            let addr = self.store.alloc_page(&self.shape)?;
-            let page = Page::new(addr, 0, Body::Leaf(Vec::new()));
+            let place = self.store.alloc_page(&self.shape)?;
+            let page = Page::new(place, 0, Body::Leaf(Vec::new()));
             self.root = Some(Link::Dirty(Arc::new(page)));
         }
         let leaf = self.descend_to_change(key)?;
@@ -80,6 +80,54 @@ impl ShadowTree {
             self.store.free_page(&self.shape, &root);
         }
         Ok(true)
+    }
+
+    /// Copies the path to `page` to new places, if the tree still has the page and a copy of it is bad.
+    ///
+    /// # Errors
+    /// `NoSpace` for the copy of a page, `Io` or `Corrupt`.
+    pub(crate) fn renew(&mut self, page: &DamagedPage) -> Result<()> {
+        if !self.has(page)? || !self.is_damaged(page) {
+            return Ok(());
+        }
+        let (store, shape) = (&*self.store, &self.shape);
+        let mut link = self.root.as_mut().expect("`has` walked from there");
+        let mut height = None;
+        loop {
+            let owned = own(store, shape, link, height)?;
+            if owned.height <= page.height {
+                return Ok(());
+            }
+            let at = route(owned, &page.first_key);
+            height = Some(owned.height - 1);
+            link = link_at(owned, at);
+        }
+    }
+
+    /// Whether a copy of `page` is bad. A walk that was overtaken by commits may have taken a page that
+    /// was written over for a bad one.
+    fn is_damaged(&self, page: &DamagedPage) -> bool {
+        let read = |addr| self.store.read_copy(&self.shape, page.at, addr);
+        page.at.copies().any(|addr| read(addr).is_err())
+    }
+
+    /// Whether the pointer to `page` stands where the page belongs.
+    fn has(&self, page: &DamagedPage) -> Result<bool> {
+        let Some(mut link) = self.root.clone() else {
+            return Ok(false);
+        };
+        let mut height = None;
+        loop {
+            if matches!(link, Link::Disk(at) if at == page.at) {
+                return Ok(true);
+            }
+            let above = self.store.resolve(&self.shape, &link, height)?;
+            let Body::Index(entries) = &above.body else {
+                return Ok(false);
+            };
+            height = Some(above.height - 1);
+            link = entries[route(&above, &page.first_key)].link.clone();
+        }
     }
 
     /// The leaf for `key`, shadowed with the whole path to it, with room for any entry.
@@ -149,13 +197,13 @@ fn own<'a>(
 
 /// Splits a full root under a new root.
 fn grow(store: &PageStore, shape: &Shape, root: &mut Link) -> Result<()> {
-    let addr = store.alloc_page(shape)?;
+    let place = store.alloc_page(shape)?;
     let left = own(store, shape, root, None)?;
     let height = left.height + 1;
     let right = match split(store, shape, left) {
         Ok(right) => right,
         Err(error) => {
-            store.free_fresh(shape, addr);
+            store.free_fresh(shape, place);
             return Err(error);
         }
     };
@@ -168,7 +216,7 @@ fn grow(store: &PageStore, shape: &Shape, root: &mut Link) -> Result<()> {
         link: root.clone(),
     };
     *root = Link::Dirty(Arc::new(Page::new(
-        addr,
+        place,
         height,
         Body::Index(vec![first, second]),
     )));
@@ -200,11 +248,11 @@ fn prepare(store: &PageStore, shape: &Shape, page: &mut Page, key: &[u8]) -> Res
         let left = own(store, shape, &mut head[left_at].link, Some(below))?;
         let right = own(store, shape, &mut tail[0].link, Some(below))?;
         even_out(shape, left, right);
-        let (right_addr, right_len) = (right.addr, right.len());
+        let (right_place, right_len) = (right.place(), right.len());
         let bound: Box<[u8]> = right.first_key().into();
         page.used -= tail[0].size();
         if right_len == 0 {
-            store.free_fresh(shape, right_addr);
+            store.free_fresh(shape, right_place);
             entries.remove(left_at + 1);
         } else {
             tail[0].key = bound;
@@ -216,12 +264,12 @@ fn prepare(store: &PageStore, shape: &Shape, page: &mut Page, key: &[u8]) -> Res
 
 /// Moves the upper half of `page` to a new page and returns that.
 fn split(store: &PageStore, shape: &Shape, page: &mut Page) -> Result<Page> {
-    let addr = store.alloc_page(shape)?;
+    let place = store.alloc_page(shape)?;
     let body = match &mut page.body {
         Body::Leaf(entries) => Body::Leaf(entries.split_off(middle(entries))),
         Body::Index(entries) => Body::Index(entries.split_off(middle(entries))),
     };
-    let right = Page::new(addr, page.height, body);
+    let right = Page::new(place, page.height, body);
     page.used -= right.used;
     Ok(right)
 }

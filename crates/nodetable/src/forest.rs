@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ramet_block::{Device, Extent, PageRef};
+use ramet_block::{Device, Extent, MetadataCopies, PageRef};
 
 use crate::error::{Error, Result};
 use crate::maps::Maps;
@@ -11,7 +11,7 @@ use crate::store::PageStore;
 use crate::tree::ShadowTree;
 use crate::verify::{Violation, verify_maps, verify_trees};
 
-/// Space, page cache and page counts shared by trees and their clones.
+/// Space, page cache and page counts shared by trees and their clones. Pages are kept once.
 pub struct Forest {
     store: Arc<PageStore>,
     maps: Maps,
@@ -37,7 +37,7 @@ impl Forest {
     /// # Errors
     /// [`Error::Corrupt`] when `usable` is unaligned or outside of the device; [`Error::NoSpace`].
     pub fn format(device: &Arc<dyn Device>, usable: Extent) -> Result<Self> {
-        let store = open_store(device, usable)?;
+        let store = open_store(device, usable, MetadataCopies::One)?;
         store.space.lock().free_bare(usable);
         let mut maps = Maps::new(&store);
         maps.settle(vec![(usable, 1)])?;
@@ -49,7 +49,7 @@ impl Forest {
     /// # Errors
     /// [`Error::Io`] or [`Error::Corrupt`].
     pub fn open(device: &Arc<dyn Device>, roots: ForestRoots, usable: Extent) -> Result<Self> {
-        let store = open_store(device, usable)?;
+        let store = open_store(device, usable, MetadataCopies::One)?;
         let maps = Maps::load(&store, roots.space_map, roots.refcounts)?;
         Ok(Self { store, maps })
     }
@@ -113,10 +113,14 @@ impl Forest {
     }
 }
 
-pub(crate) fn open_store(device: &Arc<dyn Device>, usable: Extent) -> Result<Arc<PageStore>> {
+pub(crate) fn open_store(
+    device: &Arc<dyn Device>,
+    usable: Extent,
+    copies: MetadataCopies,
+) -> Result<Arc<PageStore>> {
     let whole = Extent::new(0, device.len_bytes());
     usable
         .validate(whole)
         .map_err(Error::extent("usable area", usable.addr))?;
-    Ok(Arc::new(PageStore::new(device.clone(), usable)))
+    Ok(Arc::new(PageStore::new(device.clone(), usable, copies)))
 }

@@ -43,6 +43,13 @@ impl Holes {
         self.within(addr..u64::MAX).next()
     }
 
+    /// The highest hole of at least `len` bytes among the last `most` ones.
+    pub fn highest(&self, len: u64, most: usize) -> Option<Extent> {
+        let last = self.by_addr.iter().rev().take(most);
+        let mut holes = last.map(|(&addr, &len)| Extent::new(addr, len));
+        holes.find(|hole| hole.len >= len)
+    }
+
     /// The hole with the highest address.
     pub fn last(&self) -> Option<Extent> {
         let last = self.by_addr.last_key_value();

@@ -12,20 +12,21 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use ramet_block::{Device, Extent, MemDevice};
+//! use ramet_block::{Device, Extent, MemDevice, MetadataCopies};
 //! use ramet_nodetable::{NewNode, NodeId, NodeKind, NodeTable};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let device: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
 //! let usable = Extent::new(1 << 20, 15 << 20);
-//! let roots = NodeTable::format(&device, usable)?;
-//! let table = NodeTable::open(&device, roots, usable, false)?;
+//! let roots = NodeTable::format(&device, usable, MetadataCopies::Two)?;
+//! let table = NodeTable::open(&device, roots, usable, MetadataCopies::Two, false)?;
 //!
 //! let extent = table.alloc(10_000)?;
 //! device.write_at(extent.addr, &[7; 10_000])?;
 //! let leaf = NewNode {
 //!     id: NodeId(1),
 //!     extent,
+//!     copy: None,
 //!     used_bytes: 10_000,
 //!     checksum: 42,
 //!     kind: NodeKind::Leaf,
@@ -37,7 +38,7 @@
 //! let roots = commit.roots; // a superblock names these here, and is synced
 //! table.committed(commit);
 //!
-//! let table = NodeTable::open(&device, roots, usable, true)?;
+//! let table = NodeTable::open(&device, roots, usable, MetadataCopies::Two, true)?;
 //! assert_eq!(table.get(NodeId(1))?.map(|record| record.refs), Some(1));
 //! # Ok(())
 //! # }
@@ -73,6 +74,7 @@ pub use error::{Error, Result};
 pub use forest::{Forest, ForestRoots, Freed};
 pub use page::{KEY_MAX, Shape, Structure};
 pub use record::{NewNode, NodeId, NodeKind, NodeRecord};
+pub use scrub::BadPage;
 pub use table::{NodeTable, SpaceStats, TableRoots};
 pub use tree::{KeyValue, Range, ShadowTree};
 pub use verify::Violation;

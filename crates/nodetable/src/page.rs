@@ -1,13 +1,15 @@
 //! Pages of the shadowing B+-tree, in memory and on disk.
 //!
 //! On disk a page is `page_bytes` long: a 24-byte header, then `count` entries, then zeroes. Its
-//! checksum is not in the page but with the pointer to it.
+//! checksum is not in the page but with the pointer to it. A page may be kept twice: both copies hold
+//! the same bytes, with the address of the first.
 //!
 //! ```text
 //! 0 magic "RMTp" | 4 structure u8 | 5 height u8 | 6 count u16 | 8 own address u64
 //! 16 entry bytes u32 | 20 reserved u32 | 24 entries ...
 //! leaf entry   (height 0):  key length u8, value length u16, key, value
-//! index entry  (height > 0): key length u8, key, child address u64, child checksum u64
+//! index entry  (height > 0): key length u8, key, child address u64, address of its second copy u64
+//!                            (0: none), child checksum u64
 //! ```
 //!
 //! In memory a child is a [`Link`]: either the pointer on disk, or the dirty page itself. Pages are
@@ -145,7 +147,7 @@ impl LeafEntry {
 }
 
 impl IndexEntry {
-    const FIXED: usize = 17;
+    const FIXED: usize = 25;
 }
 
 impl Entry for LeafEntry {
@@ -179,9 +181,16 @@ pub(crate) enum Link {
 
 impl Link {
     pub fn addr(&self) -> u64 {
+        self.place().addr
+    }
+
+    pub fn place(&self) -> Place {
         match self {
-            Self::Disk(page) => page.addr,
-            Self::Dirty(page) => page.addr,
+            Self::Disk(page) => Place {
+                addr: page.addr,
+                copy: page.copy,
+            },
+            Self::Dirty(page) => page.place(),
         }
     }
 }
@@ -192,10 +201,29 @@ pub(crate) enum Body {
     Index(Vec<IndexEntry>),
 }
 
+/// Addresses of a page that is not written yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub addr: u64,
+    /// The second copy; 0 when there is none.
+    pub copy: u64,
+}
+
+impl Place {
+    /// Addresses of the copies, the first one first.
+    pub fn copies(self) -> impl Iterator<Item = u64> {
+        let copy = Some(self.copy).filter(|addr| *addr != 0);
+        [Some(self.addr), copy].into_iter().flatten()
+    }
+}
+
 /// One page.
 #[derive(Debug, Clone)]
 pub(crate) struct Page {
     pub addr: u64,
+    /// Address of the second copy, 0 when there is none. A page that was read from the device has 0
+    /// here: the pointer to it knows.
+    pub copy: u64,
     pub height: u8,
     pub body: Body,
     /// Sum of the entries' sizes on disk.
@@ -206,13 +234,14 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    pub fn new(addr: u64, height: u8, body: Body) -> Self {
+    pub fn new(place: Place, height: u8, body: Body) -> Self {
         let used = match &body {
             Body::Leaf(entries) => entries.iter().map(Entry::size).sum(),
             Body::Index(entries) => entries.iter().map(Entry::size).sum(),
         };
         Self {
-            addr,
+            addr: place.addr,
+            copy: place.copy,
             height,
             body,
             used,
@@ -221,11 +250,19 @@ impl Page {
     }
 
     /// A copy with a place of its own.
-    pub fn shadow(&self, addr: u64) -> Self {
+    pub fn shadow(&self, place: Place) -> Self {
         Self {
-            addr,
+            addr: place.addr,
+            copy: place.copy,
             written: Arc::default(),
             ..self.clone()
+        }
+    }
+
+    pub fn place(&self) -> Place {
+        Place {
+            addr: self.addr,
+            copy: self.copy,
         }
     }
 
@@ -316,18 +353,19 @@ impl Page {
                 "header says address {own_addr:#x}, height {height}, {used} entry bytes"
             )));
         }
+        let place = Place { addr, copy: 0 };
         let mut entries = Reader::new(r.take(used).map_err(&malformed)?);
         let page = if height == 0 {
             let body = (0..count).map(|_| decode_leaf_entry(&mut entries, shape));
             Self::new(
-                addr,
+                place,
                 0,
                 Body::Leaf(body.collect::<Result<_, _>>().map_err(&malformed)?),
             )
         } else {
             let body = (0..count).map(|_| decode_index_entry(&mut entries));
             Self::new(
-                addr,
+                place,
                 height,
                 Body::Index(body.collect::<Result<_, _>>().map_err(&malformed)?),
             )

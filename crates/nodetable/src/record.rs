@@ -8,6 +8,8 @@
 //!
 //! fixed part: kind u8, height u8, addr/4096 varint, len/4096 varint, used varint,
 //!             checksum u64, refs varint, children varint, child bytes varint
+//!             kind + 128 says that the node is kept twice: addr/4096 of its second copy, varint,
+//!             follows the length
 //! child bytes: per child the signed varint of its difference to the child before (first: to 0)
 //! ```
 
@@ -18,13 +20,16 @@ use crate::page::{Shape, Structure};
 
 pub(crate) const SHAPE: Shape = Shape::new(Structure::NodeTable, 8192);
 
-/// Fixed parts are at most this long: two bytes, a u64, and six varints.
-const FIXED_MAX: usize = 2 + 8 + 6 * 10;
+/// Fixed parts are at most this long: two bytes, a u64, and seven varints.
+const FIXED_MAX: usize = 2 + 8 + 7 * 10;
 const PIECE_MAX: usize = SHAPE.value_max() - FIXED_MAX;
 const PIECES_MAX: usize = 255;
 
 // Part of the format: where a child list is cut.
-const _: () = assert!(PIECE_MAX == 1905);
+const _: () = assert!(PIECE_MAX == 1895);
+
+/// Added to the kind of a node that is kept twice.
+const KEPT_TWICE: u8 = 128;
 
 const RECORD: &str = "node record";
 const META_KEY: [u8; 1] = [0];
@@ -64,6 +69,8 @@ impl NodeKind {
 pub struct NodeRecord {
     /// Where its bytes are.
     pub extent: Extent,
+    /// First byte of its second copy, as long as the extent, if it is kept twice.
+    pub copy: Option<u64>,
     /// How many bytes of the extent are in use.
     pub used_bytes: u32,
     /// Checksum of those bytes, as the writer of the node defines it.
@@ -85,6 +92,8 @@ pub struct NewNode {
     pub id: NodeId,
     /// Where its bytes are; allocated by this table and written by the caller.
     pub extent: Extent,
+    /// First byte of its second copy, as long as the extent, if it is kept twice; likewise.
+    pub copy: Option<u64>,
     /// How many bytes of the extent are in use.
     pub used_bytes: u32,
     /// Checksum of those bytes.
@@ -95,6 +104,25 @@ pub struct NewNode {
     pub height: u8,
     /// Nodes it names, one entry per reference.
     pub children: Vec<NodeId>,
+}
+
+impl NodeRecord {
+    /// The extents of its copies, the first one first.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
+        copies(self.extent, self.copy)
+    }
+}
+
+impl NewNode {
+    /// The extents of its copies, the first one first.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
+        copies(self.extent, self.copy)
+    }
+}
+
+fn copies(extent: Extent, copy: Option<u64>) -> impl Iterator<Item = Extent> {
+    let copy = copy.map(|addr| Extent::new(addr, extent.len));
+    [Some(extent), copy].into_iter().flatten()
 }
 
 fn key(space: u8, id: NodeId) -> [u8; 9] {
@@ -146,6 +174,7 @@ pub(crate) fn parse_key(key: &[u8]) -> Result<KeyKind> {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Head {
     pub extent: Extent,
+    pub copy: Option<u64>,
     pub used_bytes: u32,
     pub checksum: u64,
     pub kind: NodeKind,
@@ -179,6 +208,7 @@ impl Head {
         let pieces = pieces.collect();
         let head = Self {
             extent: node.extent,
+            copy: node.copy,
             used_bytes: node.used_bytes,
             checksum: node.checksum,
             kind: node.kind,
@@ -191,6 +221,11 @@ impl Head {
         Ok((head, pieces))
     }
 
+    /// The extents of its copies, the first one first.
+    pub fn extents(&self) -> impl Iterator<Item = Extent> + use<> {
+        copies(self.extent, self.copy)
+    }
+
     /// How many continuations the record has.
     pub fn pieces(&self) -> u8 {
         u8::try_from(self.child_bytes.div_ceil(PIECE_MAX).saturating_sub(1))
@@ -199,10 +234,14 @@ impl Head {
 
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::with_capacity(FIXED_MAX + self.first_piece.len());
-        w.u8(self.kind as u8);
+        let twice = if self.copy.is_some() { KEPT_TWICE } else { 0 };
+        w.u8(self.kind as u8 | twice);
         w.u8(self.height);
         w.varint(self.extent.addr / BLOCK_BYTES);
         w.varint(self.extent.len / BLOCK_BYTES);
+        if let Some(copy) = self.copy {
+            w.varint(copy / BLOCK_BYTES);
+        }
         w.varint(self.used_bytes.into());
         w.u64(self.checksum);
         w.varint(self.refs);
@@ -215,9 +254,11 @@ impl Head {
     pub fn decode(id: NodeId, bytes: &[u8], usable: Extent) -> Result<Self> {
         let malformed = Error::malformed(RECORD, id.0);
         let head = Self::decode_fields(bytes).map_err(&malformed)?;
-        head.extent
-            .validate(usable)
-            .map_err(Error::extent(RECORD, id.0))?;
+        for extent in head.extents() {
+            extent
+                .validate(usable)
+                .map_err(Error::extent(RECORD, id.0))?;
+        }
         let first = head.child_bytes.min(PIECE_MAX);
         let sane = head.child_bytes <= PIECE_MAX * PIECES_MAX
             && head.child_count <= head.child_bytes as u64
@@ -235,7 +276,8 @@ impl Head {
 
     fn decode_fields(bytes: &[u8]) -> Result<Self, DecodeError> {
         let mut r = Reader::new(bytes);
-        let kind = NodeKind::from_tag(r.u8()?)?;
+        let tag = r.u8()?;
+        let kind = NodeKind::from_tag(tag & !KEPT_TWICE)?;
         let height = r.u8()?;
         let mut blocks = || {
             let blocks = r.varint()?;
@@ -246,6 +288,7 @@ impl Head {
             blocks.checked_mul(BLOCK_BYTES).ok_or(too_long)
         };
         let extent = Extent::new(blocks()?, blocks()?);
+        let copy = (tag & KEPT_TWICE != 0).then(&mut blocks).transpose()?;
         let used = r.varint()?;
         let used_bytes = u32::try_from(used).map_err(|_| DecodeError::TooLong {
             len: used,
@@ -262,6 +305,7 @@ impl Head {
         let first_piece = r.take(r.remaining())?.to_vec();
         Ok(Self {
             extent,
+            copy,
             used_bytes,
             checksum,
             kind,
@@ -293,6 +337,7 @@ impl Head {
         r.finish().map_err(Error::malformed(RECORD, id.0))?;
         Ok(NodeRecord {
             extent: self.extent,
+            copy: self.copy,
             used_bytes: self.used_bytes,
             checksum: self.checksum,
             kind: self.kind,
@@ -388,6 +433,7 @@ mod tests {
         NewNode {
             id: NodeId(7),
             extent: Extent::new(0x20_0000, 0x3000),
+            copy: None,
             used_bytes: 0x2f01,
             checksum: 0x1122_3344_5566_7788,
             kind: NodeKind::Skeleton,
@@ -404,6 +450,14 @@ mod tests {
             10, 2, 3, 0,
         ];
         assert_eq!((head.encode(), pieces.len()), (bytes.to_vec(), 0));
+        let twice = NewNode {
+            copy: Some(0x30_0000),
+            ..node(vec![5, 6, 4, 4])
+        };
+        let (head, _) = Head::of(&twice, 3).unwrap();
+        let bytes = [&[0x83, 2, 0x80, 4, 3, 0x80, 6], &bytes[5..]].concat();
+        assert_eq!(head.encode(), bytes);
+        assert_eq!(Head::decode(NodeId(7), &bytes, USABLE).unwrap(), head);
         assert_eq!(record_key(NodeId(7)), [1, 0, 0, 0, 0, 0, 0, 0, 7]);
         assert_eq!(piece_key(NodeId(7), 2), [1, 0, 0, 0, 0, 0, 0, 0, 7, 2]);
     }

@@ -9,6 +9,8 @@
 //! The small class is the metadata: pages, skeletons and short segments of checkpoints. A disk
 //! takes one jump to neighbours, so an opened volume goes on behind the newest page
 //! ([`SpaceMap::resume`]).
+//! Second copies of metadata have a window of their own at the back of the highest hole, so that one
+//! damaged stretch of the device does not hold both copies.
 //!
 //! On a sparse device a free extent is *backed*, when the host has given room for it, or *bare*.
 //! Only backed space is handed out, so no write of a node or a page fails for want of room on the
@@ -29,7 +31,11 @@ use crate::holes::Holes;
 
 /// Largest request of each class but the last, and the window of each class, in bytes.
 const CLASS_MAX: [u64; 2] = [16 << 10, 256 << 10];
-const WINDOW: [u64; 3] = [1 << 20, 4 << 20, 32 << 20];
+const WINDOW: [u64; 4] = [1 << 20, 4 << 20, 32 << 20, 1 << 20];
+/// The class of second copies.
+const COPIES: usize = 3;
+/// Holes that are looked at, the highest first, for a window of second copies.
+const HIGHEST_MAX: usize = 64;
 /// A request of a checkpoint is small up to this, in bytes.
 const METADATA_MAX: u64 = 64 << 10;
 
@@ -46,12 +52,16 @@ pub(crate) enum Purpose {
     Contents,
     /// Writes that a checkpoint needs to complete: may use the reserve.
     Checkpoint,
+    /// The second copy of a page: as `Checkpoint`, far from the first one.
+    Copy,
 }
 
 impl Purpose {
     fn class_of(self, len: u64) -> usize {
-        if self == Purpose::Checkpoint && len <= METADATA_MAX {
-            return 0;
+        match self {
+            Purpose::Checkpoint if len <= METADATA_MAX => return 0,
+            Purpose::Copy => return COPIES,
+            _ => {}
         }
         CLASS_MAX.iter().take_while(|&&max| len > max).count()
     }
@@ -68,7 +78,7 @@ pub(crate) struct SpaceMap {
     usable: Extent,
     /// Backed, without the windows.
     holes: Holes,
-    windows: [Extent; 3],
+    windows: [Extent; 4],
     /// Where the first window of the small class is wanted.
     resume: Option<u64>,
     /// Of holes and windows.
@@ -94,7 +104,7 @@ impl SpaceMap {
         Self {
             usable,
             holes: Holes::default(),
-            windows: [Extent::default(); 3],
+            windows: [Extent::default(); 4],
             resume: None,
             backed_bytes: 0,
             bare: Holes::default(),
@@ -198,7 +208,7 @@ impl SpaceMap {
         };
         let room = match purpose {
             Purpose::Contents => self.backed_room_bytes(),
-            Purpose::Checkpoint => self.backed_bytes,
+            Purpose::Checkpoint | Purpose::Copy => self.backed_bytes,
         };
         if len > room {
             return Err(no_space);
@@ -235,6 +245,12 @@ impl SpaceMap {
     fn refill(&mut self, class: usize, len: u64) -> bool {
         self.close_window(class);
         let want = self.window_bytes(class).max(len);
+        if class == COPIES
+            && let Some(hole) = self.holes.highest(want, HIGHEST_MAX)
+        {
+            self.windows[class] = self.holes.take_back(hole, want);
+            return true;
+        }
         let fit = |want: u64| self.holes.smallest(want);
         let Some(hole) = fit(want).or_else(|| fit(len)) else {
             return false;

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
-use ramet_block::{Device, Extent, PageRef, checksum};
+use ramet_block::{Device, Extent, MetadataCopies, PageRef, checksum};
 
 use crate::backing::BackedSpace;
 use crate::error::{Error, Result};
-use crate::page::{Body, Link, Page, Shape};
+use crate::page::{Body, Link, Page, Place, Shape, Structure};
 use crate::space::Purpose;
 
 /// Clean pages kept in memory, at least and at most: 1.5 and 100 MiB.
@@ -33,6 +33,9 @@ const PAGE_MEMORY_BYTES: u64 = 25 << 10;
 const BEFORE_BYTES: u64 = 768 << 10;
 const BEHIND_BYTES: u64 = 256 << 10;
 
+/// Damaged pages that are noted until the next commit; more are found again by a later read.
+const DAMAGED_MAX: usize = 1024;
+
 /// Dirty pages are written in batches of about this many bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
@@ -46,6 +49,24 @@ pub struct PageStore {
     pub(crate) space: BackedSpace,
     counts: Mutex<Counts>,
     log: Mutex<Vec<(Extent, i8)>>,
+    copies: MetadataCopies,
+    damaged: Mutex<Damaged>,
+}
+
+/// Pages of which one copy is bad and the other was read instead.
+#[derive(Default)]
+struct Damaged {
+    pages: Vec<DamagedPage>,
+    found: u64,
+}
+
+/// A page of which one copy is bad, and where a walk finds it.
+#[derive(Debug, Clone)]
+pub(crate) struct DamagedPage {
+    pub structure: Structure,
+    pub at: PageRef,
+    pub height: u8,
+    pub first_key: Box<[u8]>,
 }
 
 #[derive(Default)]
@@ -56,7 +77,7 @@ struct Counts {
 
 impl PageStore {
     /// A store over `usable` in which nothing is free and no page is shared yet.
-    pub(crate) fn new(device: Arc<dyn Device>, usable: Extent) -> Self {
+    pub(crate) fn new(device: Arc<dyn Device>, usable: Extent, copies: MetadataCopies) -> Self {
         Self {
             space: BackedSpace::new(device.clone(), usable),
             device,
@@ -65,7 +86,14 @@ impl PageStore {
             cache: Cache::new(usize::try_from(CACHE_PAGES).expect("some thousands")),
             counts: Mutex::default(),
             log: Mutex::default(),
+            copies,
+            damaged: Mutex::default(),
         }
+    }
+
+    /// How often a page is kept.
+    pub(crate) fn copies(&self) -> MetadataCopies {
+        self.copies
     }
 
     pub(crate) fn usable(&self) -> Extent {
@@ -146,47 +174,107 @@ impl PageStore {
         Ok(page)
     }
 
-    /// The page at `at` as it lies on the device.
+    /// The page at `at` as it lies on the device: the second copy where the first one is bad, which is
+    /// noted for the next commit to mend.
     pub(crate) fn read_afresh(&self, shape: &Shape, at: PageRef) -> Result<Page> {
+        let first = self.read_copy(shape, at, at.addr);
+        if at.copy == 0 || first.is_ok() {
+            return first;
+        }
+        // The error of the first copy tells more when both are bad.
+        let Ok(page) = self.read_copy(shape, at, at.copy) else {
+            return first;
+        };
+        self.note_damaged(shape, at, &page);
+        Ok(page)
+    }
+
+    /// The page at `at` from its copy at `addr`.
+    pub(crate) fn read_copy(&self, shape: &Shape, at: PageRef, addr: u64) -> Result<Page> {
         let name = shape.structure.name();
-        let extent = Extent::new(at.addr, shape.page_bytes.into());
+        let extent = Extent::new(addr, shape.page_bytes.into());
         extent
             .validate(self.usable())
-            .map_err(Error::extent(name, at.addr))?;
+            .map_err(Error::extent(name, addr))?;
         let mut bytes = vec![0; shape.page_bytes as usize];
-        self.device.read_at(at.addr, &mut bytes)?;
+        self.device.read_at(addr, &mut bytes)?;
         let found = checksum(&bytes);
         if found != at.checksum {
             let detail = format!("checksum {found:#018x}, expected {:#018x}", at.checksum);
-            return Err(Error::corrupt(name, at.addr, detail));
+            return Err(Error::corrupt(name, addr, detail));
         }
         Page::decode(shape, at.addr, &bytes)
+    }
+
+    /// Notes that a copy of `page`, which `at` points to, is bad.
+    pub(crate) fn note_damaged(&self, shape: &Shape, at: PageRef, page: &Page) {
+        let mut damaged = self.damaged.lock();
+        if damaged.pages.iter().any(|known| known.at == at) {
+            return;
+        }
+        damaged.found += 1;
+        if damaged.pages.len() < DAMAGED_MAX {
+            damaged.pages.push(DamagedPage {
+                structure: shape.structure,
+                at,
+                height: page.height,
+                first_key: page.first_key().into(),
+            });
+        }
+    }
+
+    /// Hands over the pages that are noted as damaged.
+    pub(crate) fn take_damaged(&self) -> Vec<DamagedPage> {
+        std::mem::take(&mut self.damaged.lock().pages)
+    }
+
+    /// Pages of which a read found one bad copy, since the store was opened.
+    pub(crate) fn damaged_found(&self) -> u64 {
+        self.damaged.lock().found
     }
 
     pub(crate) fn cache_page(&self, at: PageRef, page: Arc<Page>) {
         self.cache.insert(at, page);
     }
 
-    pub(crate) fn alloc_page(&self, shape: &Shape) -> Result<u64> {
-        let extent = self
-            .space
-            .alloc(shape.page_bytes.into(), Purpose::Checkpoint)?;
-        self.log.lock().push((extent, -1));
-        Ok(extent.addr)
+    pub(crate) fn alloc_page(&self, shape: &Shape) -> Result<Place> {
+        let bytes = shape.page_bytes.into();
+        let first = self.space.alloc(bytes, Purpose::Checkpoint)?;
+        let second = match self.copies {
+            MetadataCopies::One => None,
+            MetadataCopies::Two => match self.space.alloc(bytes, Purpose::Copy) {
+                Ok(second) => Some(second),
+                Err(error) => {
+                    self.space.lock().free_now(first);
+                    return Err(error);
+                }
+            },
+        };
+        let mut log = self.log.lock();
+        log.push((first, -1));
+        log.extend(second.map(|second| (second, -1)));
+        Ok(Place {
+            addr: first.addr,
+            copy: second.map_or(0, |second| second.addr),
+        })
     }
 
     /// Frees a page that was never flushed.
-    pub(crate) fn free_fresh(&self, shape: &Shape, addr: u64) {
-        let extent = Extent::new(addr, shape.page_bytes.into());
-        self.log.lock().push((extent, 1));
-        self.space.lock().free_now(extent);
+    pub(crate) fn free_fresh(&self, shape: &Shape, place: Place) {
+        for addr in place.copies() {
+            let extent = Extent::new(addr, shape.page_bytes.into());
+            self.log.lock().push((extent, 1));
+            self.space.lock().free_now(extent);
+        }
     }
 
     /// Frees a page that a durable checkpoint may name.
-    pub(crate) fn free_flushed(&self, shape: &Shape, addr: u64) {
-        let extent = Extent::new(addr, shape.page_bytes.into());
-        self.log.lock().push((extent, 1));
-        self.space.lock().free_at_commit(extent);
+    pub(crate) fn free_flushed(&self, shape: &Shape, place: Place) {
+        for addr in place.copies() {
+            let extent = Extent::new(addr, shape.page_bytes.into());
+            self.log.lock().push((extent, 1));
+            self.space.lock().free_at_commit(extent);
+        }
     }
 
     /// Allocations (-1) and freeings (+1) of pages since the last call.
@@ -255,8 +343,8 @@ impl PageStore {
 
     pub(crate) fn free_page(&self, shape: &Shape, link: &Link) {
         match link {
-            Link::Dirty(page) if !page.is_written() => self.free_fresh(shape, page.addr),
-            link => self.free_flushed(shape, link.addr()),
+            Link::Dirty(page) if !page.is_written() => self.free_fresh(shape, page.place()),
+            link => self.free_flushed(shape, link.place()),
         }
     }
 }
@@ -277,9 +365,14 @@ impl<'a> Batch<'a> {
         }
     }
 
-    pub fn push(&mut self, addr: u64, bytes: Vec<u8>) -> Result<()> {
+    /// Adds the bytes of the page at `at`, for each of its copies.
+    pub fn push(&mut self, at: PageRef, bytes: Vec<u8>) -> Result<()> {
+        if at.copy != 0 {
+            self.bytes += bytes.len();
+            self.pages.push((at.copy, bytes.clone()));
+        }
         self.bytes += bytes.len();
-        self.pages.push((addr, bytes));
+        self.pages.push((at.addr, bytes));
         if self.bytes >= BATCH_BYTES {
             self.write()
         } else {

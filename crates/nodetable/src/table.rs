@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Device, Extent, PageRef};
+use ramet_block::{BLOCK_BYTES, Device, Extent, MetadataCopies, PageRef};
 
 use crate::error::{Error, Result};
 use crate::forest::open_store;
@@ -108,8 +108,12 @@ impl NodeTable {
     /// # Errors
     /// [`Error::NoSpace`] when `usable` cannot hold even that, [`Error::Io`], or [`Error::Corrupt`]
     /// when `usable` is unaligned or outside of the device.
-    pub fn format(device: &Arc<dyn Device>, usable: Extent) -> Result<TableRoots> {
-        let store = open_store(device, usable)?;
+    pub fn format(
+        device: &Arc<dyn Device>,
+        usable: Extent,
+        copies: MetadataCopies,
+    ) -> Result<TableRoots> {
+        let store = open_store(device, usable, copies)?;
         store.space.lock().free_bare(usable);
         let mut maps = Maps::new(&store);
         maps.settle(vec![(usable, 1)])?;
@@ -130,9 +134,10 @@ impl NodeTable {
         device: &Arc<dyn Device>,
         roots: TableRoots,
         usable: Extent,
+        copies: MetadataCopies,
         read_only: bool,
     ) -> Result<Self> {
-        let store = open_store(device, usable)?;
+        let store = open_store(device, usable, copies)?;
         let newest = match roots.node_table {
             PageRef::NONE => roots.space_map,
             root => root,
@@ -223,6 +228,16 @@ impl NodeTable {
     pub fn alloc_reserved(&self, len_bytes: u64) -> Result<Extent> {
         self.writable()?;
         self.store.space.alloc(len_bytes, Purpose::Checkpoint)
+    }
+
+    /// As [`NodeTable::alloc_reserved`] for the second copy of a node: far from the first, if space
+    /// allows.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Poisoned`].
+    pub fn alloc_copy(&self, len_bytes: u64) -> Result<Extent> {
+        self.writable()?;
+        self.store.space.alloc(len_bytes, Purpose::Copy)
     }
 
     /// Takes back an extent that no commit ever named. It is allocatable at once. When it was free
@@ -318,6 +333,19 @@ impl NodeTable {
     #[must_use]
     pub fn cached_page_bytes(&self) -> u64 {
         self.store.cached_bytes()
+    }
+
+    /// Pages of which one copy was found bad and the other read instead, since the table was opened.
+    /// The next commit writes them anew, elsewhere.
+    #[must_use]
+    pub fn damaged_found(&self) -> u64 {
+        self.store.damaged_found()
+    }
+
+    /// How often a page is kept.
+    #[must_use]
+    pub fn copies(&self) -> MetadataCopies {
+        self.store.copies()
     }
 
     /// Counters, in constant time.

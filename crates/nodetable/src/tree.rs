@@ -210,9 +210,10 @@ fn flush_link(
             let bytes = dirty.encode(shape);
             let at = PageRef {
                 addr: dirty.addr,
+                copy: dirty.copy,
                 checksum: ramet_block::checksum(&bytes),
             };
-            batch.push(at.addr, bytes)?;
+            batch.push(at, bytes)?;
             dirty
                 .written
                 .set(at)

@@ -117,8 +117,9 @@ impl Walk<'_> {
                 continue;
             }
             let page = self.store.resolve(&tree.shape, &visit.link, visit.height)?;
-            self.pages
-                .push(Extent::new(page.addr, tree.shape.page_bytes.into()));
+            let copies = visit.link.place().copies();
+            let extent = |addr| Extent::new(addr, tree.shape.page_bytes.into());
+            self.pages.extend(copies.map(extent));
             self.page(&tree.shape, &visit, &page);
             if let Body::Index(entries) = &page.body {
                 for (at, entry) in entries.iter().enumerate() {
@@ -248,10 +249,14 @@ mod tests {
 
     use super::*;
     use crate::forest::Forest;
-    use crate::page::{IndexEntry, Structure};
+    use crate::page::{IndexEntry, Place, Structure};
 
     const USABLE: Extent = Extent::new(1 << 20, 15 << 20);
     const SHAPE: Shape = Shape::new(Structure::Plain, 4096).with_capacity(704);
+
+    fn at(addr: u64) -> Place {
+        Place { addr, copy: 0 }
+    }
 
     /// The violations after `forge` has changed the root page of a tree of height 1.
     fn found(forge: impl FnOnce(&mut Page)) -> Vec<&'static str> {
@@ -418,12 +423,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "S7")]
     fn s7_a_page_on_disk_above_one_in_memory() {
-        let child = Arc::new(Page::new(USABLE.addr, 0, Body::Leaf(vec![])));
+        let child = Arc::new(Page::new(at(USABLE.addr), 0, Body::Leaf(vec![])));
         let entry = IndexEntry {
             key: Box::default(),
             link: Link::Dirty(child),
         };
         let body = Body::Index(vec![entry]);
-        Page::new(USABLE.addr + 4096, 1, body).encode(&SHAPE);
+        Page::new(at(USABLE.addr + 4096), 1, body).encode(&SHAPE);
     }
 }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use ramet_block::{Device, Extent, MemDevice};
+use ramet_block::{Device, Extent, MemDevice, MetadataCopies};
 use ramet_nodetable::{
     Commit, Error, NewNode, NodeId, NodeKind, NodeRecord, NodeTable, TableRoots,
 };
@@ -34,9 +34,9 @@ fn memory() -> Arc<dyn Device> {
 }
 
 fn fresh(device: &Arc<dyn Device>) -> (NodeTable, TableRoots) {
-    let roots = NodeTable::format(device, USABLE).unwrap();
+    let roots = NodeTable::format(device, USABLE, MetadataCopies::Two).unwrap();
     (
-        NodeTable::open(device, roots, USABLE, false).unwrap(),
+        NodeTable::open(device, roots, USABLE, MetadataCopies::Two, false).unwrap(),
         roots,
     )
 }
@@ -45,6 +45,7 @@ fn node(table: &NodeTable, id: u64, len: u64, children: &[u64]) -> NewNode {
     NewNode {
         id: NodeId(id),
         extent: table.alloc(len).unwrap(),
+        copy: None,
         used_bytes: len as u32,
         checksum: id * 7,
         kind: [NodeKind::Leaf, NodeKind::Segment, NodeKind::Skeleton][(id % 3) as usize],
@@ -177,7 +178,7 @@ fn a_commit_keeps_the_nodes_that_root_and_pins_reach() {
         assert_eq!(table.stats().nodes, before - commit.removed.len() as u64);
         // The checkpoint before is still whole, for any part of the writes that reached the device.
         if step % 10 == 0 {
-            check(&NodeTable::open(&device, roots, USABLE, true).unwrap());
+            check(&NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).unwrap());
         }
         roots = commit.roots;
         table.committed(commit);
@@ -199,7 +200,7 @@ fn a_commit_keeps_the_nodes_that_root_and_pins_reach() {
         }
         if rng.random_bool(0.2) {
             drop(table);
-            table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+            table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
             // Pins do not outlive the process; the next commit finds the zombies again.
             model.pins.clear();
             check(&table);
@@ -278,11 +279,11 @@ fn the_budget_paces_and_zombies_survive_reopening() {
         table.committed(part);
         check(&table);
         if round % 2 == 0 {
-            table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+            table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
         }
     }
     assert_eq!((gone, table.stats().nodes), (501, 0));
-    check(&NodeTable::open(&device, roots, USABLE, true).unwrap());
+    check(&NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).unwrap());
 }
 
 #[test]
@@ -311,7 +312,7 @@ fn an_extent_that_no_commit_names_is_free_after_a_crash() {
     let second = commit(&table, vec![node(&table, 1, 4096, &[])], 1);
     check(&table);
     drop(second);
-    let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+    let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
     assert_eq!(table.stats().free, free);
     check(&table);
 }
@@ -340,6 +341,7 @@ fn a_commit_into_a_full_volume_lives_on_the_reserve() {
         new.push(NewNode {
             id,
             extent,
+            copy: None,
             used_bytes: 1,
             checksum: 0,
             kind,
@@ -354,6 +356,7 @@ fn a_commit_into_a_full_volume_lives_on_the_reserve() {
     new.push(NewNode {
         id,
         extent,
+        copy: None,
         used_bytes: 1,
         checksum: 0,
         kind,
@@ -411,7 +414,7 @@ fn mistakes_of_the_caller_are_refused_and_poison_the_table() {
         ));
         assert!(matches!(table.alloc(4096), Err(Error::Poisoned)));
         assert_eq!(table.get(NodeId(1)).unwrap().unwrap().refs, 1, "{what}");
-        check(&NodeTable::open(&device, roots, USABLE, true).unwrap());
+        check(&NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).unwrap());
     }
 }
 
@@ -439,7 +442,7 @@ fn a_commit_that_panics_is_the_last_one() {
 fn read_only_takes_no_changes() {
     let device = memory();
     let (_, roots) = fresh(&device);
-    let table = NodeTable::open(&device, roots, USABLE, true).unwrap();
+    let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).unwrap();
     assert!(matches!(table.alloc(1), Err(Error::ReadOnly)));
     assert!(matches!(
         table.commit(vec![], None, 0, &|_| false),
@@ -501,8 +504,8 @@ fn readers_never_fail_while_checkpoints_reuse_their_pages() {
 fn a_large_commit_is_quick() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(512 << 20));
     let usable = Extent::new(1 << 20, 511 << 20);
-    let roots = NodeTable::format(&device, usable).unwrap();
-    let table = NodeTable::open(&device, roots, usable, false).unwrap();
+    let roots = NodeTable::format(&device, usable, MetadataCopies::Two).unwrap();
+    let table = NodeTable::open(&device, roots, usable, MetadataCopies::Two, false).unwrap();
     let leaves: Vec<u64> = (1..=20_000).collect();
     let mut new: Vec<_> = leaves
         .iter()
@@ -605,7 +608,8 @@ fn a_reader_overtaken_by_checkpoints_starts_again() {
     let first = commit(&table, new, 3001);
     let roots = first.roots;
     table.committed(first);
-    let table = Arc::new(NodeTable::open(&device, roots, USABLE, false).unwrap());
+    let table =
+        Arc::new(NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap());
     let overtaking = table.clone();
     let interrupt = Box::new(move || {
         let all: Vec<u64> = (1..=3001).collect();
@@ -685,7 +689,7 @@ fn commit_with_fault(reads: bool, fail_at: u64) -> bool {
     table.committed(first);
     let before = records(&table);
     // Opened anew, nothing is cached, and the commit has to read.
-    let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+    let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
     let next = node(&table, 3002, 4096, &(1..=1500).collect::<Vec<_>>());
     failing.left.store(fail_at, Ordering::Relaxed);
     let got = table.commit(vec![next], Some(NodeId(3002)), usize::MAX, &|_| false);
@@ -700,7 +704,7 @@ fn commit_with_fault(reads: bool, fail_at: u64) -> bool {
         table.commit(vec![], None, 0, &|_| false),
         Err(Error::Poisoned)
     ));
-    let table = NodeTable::open(&device, roots, USABLE, false).unwrap();
+    let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
     check(&table);
     assert_eq!(records(&table), before);
     false
@@ -741,13 +745,14 @@ fn flipped_bytes_are_corrupt_and_never_a_panic() {
         device.read_at(at, &mut byte).unwrap();
         let flipped = [byte[0] ^ rng.random_range(1..=255u8)];
         device.write_at(at, &flipped).unwrap();
-        let seen = NodeTable::open(&device, roots, USABLE, true).and_then(|table| {
-            for id in (0..=402).step_by(50) {
-                table.get(NodeId(id))?;
-            }
-            let violations = table.check(&mut |_| {})?;
-            Ok(violations.is_empty())
-        });
+        let seen =
+            NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).and_then(|table| {
+                for id in (0..=402).step_by(50) {
+                    table.get(NodeId(id))?;
+                }
+                let violations = table.check(&mut |_| {})?;
+                Ok(violations.is_empty())
+            });
         match seen {
             Ok(true) => assert!(round % 4 > 1, "a flip in a root page went unnoticed"),
             Ok(false) | Err(Error::Corrupt { .. }) => noticed += 1,
@@ -756,5 +761,5 @@ fn flipped_bytes_are_corrupt_and_never_a_panic() {
         device.write_at(at, &byte).unwrap();
     }
     println!("{noticed} of 400 flips hit a page");
-    check(&NodeTable::open(&device, roots, USABLE, true).unwrap());
+    check(&NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).unwrap());
 }

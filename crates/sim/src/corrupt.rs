@@ -48,10 +48,19 @@ pub enum Structure {
     SpaceMap,
     /// An interior node.
     Skeleton,
+    /// A copy of the root node.
+    Root,
     /// The front part of a leaf or a segment.
     RunIndex,
     /// A block of a leaf or a segment.
     RunBlock,
+}
+
+impl Structure {
+    /// Whether a volume has two copies of it, so that damage to one costs nothing.
+    fn is_kept_twice(self) -> bool {
+        matches!(self, Self::NodeTable | Self::SpaceMap | Self::Root)
+    }
 }
 
 /// Kinds of damage.
@@ -254,6 +263,34 @@ impl Victim {
             places.sort_unstable();
             places.dedup();
         }
+        self.tell_root_apart()?;
+        Ok(())
+    }
+
+    /// Takes the two copies of the root, which hold the same bytes, out of the interior nodes.
+    fn tell_root_apart(&mut self) -> Result<(), String> {
+        let nodes = self.places.remove(&Structure::Skeleton).unwrap_or_default();
+        let read = |&(start, end): &(u64, u64)| {
+            let mut bytes = vec![0; usize::try_from(end - start).expect("it was read")];
+            told("read", self.image.read_at(start, &mut bytes))?;
+            Ok::<_, String>(bytes)
+        };
+        let contents = nodes.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        let is_twice = |at: usize| {
+            contents
+                .iter()
+                .filter(|other| **other == contents[at])
+                .count()
+                > 1
+        };
+        for (at, place) in nodes.iter().enumerate() {
+            let structure = if is_twice(at) {
+                Structure::Root
+            } else {
+                Structure::Skeleton
+            };
+            self.places.entry(structure).or_default().push(*place);
+        }
         Ok(())
     }
 
@@ -383,14 +420,21 @@ impl Victim {
         addr
     }
 
-    /// Whether the damage was noticed.
+    /// Whether the damage was noticed. Damage to a structure that is kept twice must cost nothing, and be
+    /// mended by the next checkpoint.
     fn judge(&self, image: SparseDevice, structure: Structure) -> Result<bool, String> {
         let device: Arc<dyn Device> = Arc::new(image);
         let tree = match Tree::open(device, self.open.clone()) {
             Ok(tree) => tree,
+            Err(error) if structure.is_kept_twice() => {
+                return Err(format!("it does not open by the other copy: {error}"));
+            }
             Err(error) => return noticed(&error),
         };
         let mut is_detected = self.compare(&tree, structure != Structure::JournalEnd)?;
+        if is_detected && structure.is_kept_twice() {
+            return Err("the other copy was not read".to_owned());
+        }
         match tree.verify(&mut |_| {}) {
             Ok(violations) => is_detected |= !violations.is_empty(),
             Err(error) => is_detected |= noticed(&error)?,
@@ -398,16 +442,16 @@ impl Victim {
         let mut batch = Batch::new();
         batch.put("\0after", "damage");
         batch.delete_range("\u{1}", Some("\u{2}".into()));
-        for outcome in [
-            tree.apply(batch).map(|_| ()),
-            tree.checkpoint(),
-            tree.close(),
-        ] {
-            match outcome {
-                Ok(()) | Err(Error::Poisoned(_)) => {}
-                Err(error) => is_detected |= noticed(&error)?,
+        for outcome in [tree.apply(batch).map(|_| ()), tree.checkpoint()] {
+            is_detected |= tolerated(outcome)?;
+        }
+        if structure.is_kept_twice() {
+            let left = told("verify", tree.verify(&mut |_| {}))?;
+            if !left.is_empty() {
+                return Err(format!("a checkpoint did not mend it: {left:?}"));
             }
         }
+        is_detected |= tolerated(tree.close())?;
         Ok(is_detected)
     }
 
@@ -452,6 +496,14 @@ fn gets(tree: &Tree, model: &Model) -> Result<bool, String> {
         }
     }
     Ok(true)
+}
+
+/// Whether a change failed because bytes are bad.
+fn tolerated(outcome: Result<(), Error>) -> Result<bool, String> {
+    match outcome {
+        Ok(()) | Err(Error::Poisoned(_)) => Ok(false),
+        Err(error) => noticed(&error),
+    }
 }
 
 /// That an error says that bytes are bad.

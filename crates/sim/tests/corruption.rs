@@ -38,6 +38,8 @@ fn no_damage_makes_a_wrong_byte() {
     for structure in [
         Structure::Journal,
         Structure::NodeTable,
+        Structure::SpaceMap,
+        Structure::Root,
         Structure::Skeleton,
         Structure::RunIndex,
         Structure::RunBlock,

@@ -10,7 +10,7 @@
 //! - T6 A node that is referred to has a record of the kind and height that the reference says.
 //! - T7 The child list in the record of a node names the nodes to which the node refers.
 //! - T8 The key range of an interior node covers the keys that each edge to it shows.
-//! - T9 The bytes of a node carry the checksum in its record, and decode.
+//! - T9 The bytes of a node carry the checksum in its record, and decode. So do those of its second copy.
 //!
 //! T1, T2 and T4 within a node and T5 within a run are also checked by the decoders, so bytes that
 //! break them are found as T9. N-invariants are those of the node table.
@@ -37,7 +37,12 @@ pub(crate) fn verify(
 ) -> Result<Vec<String>> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
-    let mut todo = vec![root];
+    let mut todo = vec![root.clone()];
+    if root.is_recorded() {
+        let id = root.id().0;
+        let tell = |(addr, error)| format!("T9 node {id}: its copy at byte {addr}: {error}");
+        found.extend(store.nodes.bad_copies(&root)?.into_iter().map(tell));
+    }
     while let Some(handle) = todo.pop() {
         if !seen.insert(handle.id()) {
             continue;

@@ -21,6 +21,7 @@ use crate::node::run_index::RunIndex;
 use crate::node::skeleton::Skeleton;
 use crate::store::device::NodeDevice;
 use crate::store::handles::Handles;
+use crate::store::root_copies::RootCopies;
 use crate::sync::{Cache, Guard, GuardResult, cache};
 
 #[derive(Clone)]
@@ -71,6 +72,7 @@ pub(crate) struct NodeCache {
     /// Dropped first: handles in the cache that are dropped later have no table to report to.
     pub(super) handles: Arc<Handles>,
     pub(super) device: Arc<NodeDevice>,
+    pub(super) root_copies: Arc<RootCopies>,
     pub(crate) counters: Arc<Counters>,
     /// Least bytes of a read of the front of a run, and about the size of a block.
     pub(crate) block_bytes: usize,
@@ -88,7 +90,7 @@ impl NodeCache {
     /// A cache of as many bytes as the budget leaves.
     pub(crate) fn new(
         handles: Arc<Handles>,
-        device: Arc<NodeDevice>,
+        (device, root_copies): (Arc<NodeDevice>, Arc<RootCopies>),
         counters: Arc<Counters>,
         block_bytes: usize,
         budget: Arc<Budget>,
@@ -98,6 +100,7 @@ impl NodeCache {
         Self {
             handles,
             device,
+            root_copies,
             counters,
             block_bytes,
             parts: cache(items.max(64), cache_bytes, ByBytes),

@@ -182,6 +182,7 @@ impl Handles {
         Some(NewNode {
             id: handle.id(),
             extent: place.extent,
+            copy: None,
             used_bytes: place.used_bytes,
             checksum: place.checksum,
             kind: handle.kind().in_table(),

@@ -18,6 +18,7 @@ use crate::node::run_view::{DiskRun, RunView};
 use crate::node::skeleton::Skeleton;
 use crate::node::wire::MALFORMED;
 use crate::store::cache::{ByBytes, CacheKey, Cached, Keeping, NodeCache, block_key};
+use crate::store::root_copies::or_second;
 use crate::sync::{Guard, GuardResult};
 
 /// Name of the front part of a run in errors.
@@ -79,16 +80,49 @@ impl NodeCache {
         }
         let loaded = self.cached((handle.id().0, 0), || {
             let place = self.handles.place(handle)?;
-            let bytes = self
-                .device
-                .read(place.extent.addr, place.used_bytes as usize)?;
-            let node = self.decode_skeleton(handle, &place, &bytes)?;
+            let first = self.skeleton_at(handle, &place, place.extent.addr);
+            let node = or_second(first, || {
+                let second = self.root_copies.second(handle)?;
+                let node = self.skeleton_at(handle, &place, second).ok()?;
+                self.root_copies.note_damaged(handle.id());
+                Some(node)
+            })?;
             Ok(Cached::Skeleton(Arc::new(node)))
         })?;
         match loaded {
             Cached::Skeleton(node) => Ok(node),
             _ => Err(two_kinds(handle)),
         }
+    }
+
+    /// The interior node from its copy at `addr`.
+    pub(crate) fn skeleton_at(
+        &self,
+        handle: &Handle,
+        place: &Place,
+        addr: u64,
+    ) -> Result<Skeleton> {
+        let bytes = self.device.read(addr, place.used_bytes as usize)?;
+        self.decode_skeleton(handle, place, &bytes)
+    }
+
+    /// Errors of the bad copies of an interior node that is kept twice, with their addresses. Both
+    /// copies are read from the device. A node with one good copy is noted for the next checkpoint.
+    pub(crate) fn bad_copies(&self, handle: &Handle) -> Result<Vec<(u64, Error)>> {
+        let Some(second) = self.root_copies.second(handle) else {
+            return Ok(Vec::new());
+        };
+        let place = self.handles.place(handle)?;
+        let copies = [place.extent.addr, second];
+        let bad = |addr| {
+            let read = self.skeleton_at(handle, &place, addr);
+            read.err().map(|error| (addr, error))
+        };
+        let bad: Vec<_> = copies.into_iter().filter_map(bad).collect();
+        if bad.len() == 1 {
+            self.root_copies.note_damaged(handle.id());
+        }
+        Ok(bad)
     }
 
     /// The interior node that `bytes`, read from its place, encode.

@@ -10,8 +10,10 @@
 //!    │                calls: Space, node table
 //!    ├── NodeDevice   counted reads, buffers of large reads, drop-behind
 //!    │                calls: device
+//!    ├── RootCopies   second copies of root nodes
+//!    │                calls: node table, device
 //!    ├── NodeCache    parts of nodes in memory; reads the missing ones
-//!    │                calls: Handles, NodeDevice
+//!    │                calls: Handles, NodeDevice, RootCopies
 //!    ├── Prefetcher   nodes read together and ahead of scans
 //!    │                calls: NodeCache, Handles, NodeDevice
 //!    └── WriteBack    writes of nodes
@@ -29,6 +31,7 @@ use crate::store::cache::NodeCache;
 use crate::store::device::NodeDevice;
 use crate::store::handles::Handles;
 use crate::store::prefetch::Prefetcher;
+use crate::store::root_copies::RootCopies;
 use crate::store::space::Space;
 use crate::store::space_debt::SpaceDebt;
 use crate::store::unflattenable::Unflattenable;
@@ -49,6 +52,7 @@ pub(crate) struct Store {
     /// Steps that were left out for want of space.
     pub(crate) space_debt: SpaceDebt,
     pub(crate) unflattenable: Unflattenable,
+    pub(crate) root_copies: Arc<RootCopies>,
     pub(crate) write_back: WriteBack,
     pub(crate) prefetch: Arc<Prefetcher>,
     /// The memory of the tree counts against it.
@@ -76,9 +80,10 @@ impl Store {
         let device = Arc::new(NodeDevice::new(dev.clone(), counters.clone()));
         let space = Arc::new(Space::new(table.clone(), shape.clone()));
         let handles = Handles::new(table.clone(), space.clone(), next_id);
+        let root_copies = Arc::new(RootCopies::new(dev.clone(), table.clone()));
         let nodes = Arc::new(NodeCache::new(
             handles.clone(),
-            device.clone(),
+            (device.clone(), root_copies.clone()),
             counters.clone(),
             shape.block_bytes,
             budget.clone(),
@@ -108,6 +113,7 @@ impl Store {
             handles,
             space_debt,
             unflattenable: Unflattenable::default(),
+            root_copies,
             write_back,
             prefetch: Arc::new(prefetch),
             budget,

@@ -256,6 +256,10 @@ impl Checkpointer {
         let mut written = {
             let mut state = self.root.state.lock();
             self.root.freeze(&mut state);
+            if self.store.root_copies.take_damaged(state.root.id()) {
+                let same = (*state.top).clone();
+                state.set_root(&self.store, same);
+            }
             // Leaves that are dead now were named by records before the cut.
             let (dead, _) = self.store.handles.deferred.count_and_bytes();
             WrittenState {
@@ -279,12 +283,16 @@ impl Checkpointer {
     /// Tells the node table of the nodes written.
     fn commit(&self, written: &WrittenState) -> Result<Commit> {
         let fresh = written.fresh.iter();
-        let new: Vec<_> = fresh
+        let mut new: Vec<_> = fresh
             .filter_map(|node| self.store.handles.record_of(node))
             .collect();
         let pinned = |id: NodeId| self.store.nodes.is_pinned(id);
         let reclaim_max = self.reclaim_max(&new)?;
         let root = Some(written.root.id());
+        let copy = self.store.root_copies.write(&written.root)?;
+        if let Some(record) = new.iter_mut().find(|node| Some(node.id) == root) {
+            record.copy = copy;
+        }
         let committed = self.store.table.commit(new, root, reclaim_max, &pinned);
         committed.map_err(|error| {
             // The table is half changed in memory: nothing more can be written, whichever error
@@ -354,26 +362,30 @@ impl Checkpointer {
     fn reclaim_max(&self, new: &[NewNode]) -> Result<usize> {
         let table = &self.store.table;
         let mut space = table.stats();
-        let records = new.len() as u64 * RECORD_BYTES;
+        // Each page is written as often as it is kept.
+        let copies = u64::from(table.copies().count());
+        let [commit_bytes, reclaim_bytes, record_bytes, hole_bytes] =
+            [COMMIT_BYTES, RECLAIM_BYTES, RECORD_BYTES, HOLE_BYTES].map(|bytes| bytes * copies);
+        let records = new.len() as u64 * record_bytes;
         // No page is shadowed twice, though full pages split. A small volume has room for all
         // pages, and may have no more than that. The space of a reclaimed node is one more hole in
         // the map.
         let nodes = space.node_bytes + new.iter().map(|node| node.extent.len).sum::<u64>();
         let pages = space.allocated.saturating_sub(nodes);
-        let certain = (pages + pages / 2).checked_add(PAGES_NEW * BLOCK_BYTES + records);
+        let certain = (pages + pages / 2).checked_add(copies * PAGES_NEW * BLOCK_BYTES + records);
         if space.host_free.is_some() {
-            let dead = space.zombies.saturating_mul(RECLAIM_BYTES);
+            let dead = space.zombies.saturating_mul(reclaim_bytes);
             let wanted = certain
                 .unwrap_or(u64::MAX)
-                .max(COMMIT_BYTES + records + dead);
+                .max(commit_bytes + records + dead);
             // The reserve covers it as well.
             let _ = table.secure(wanted.min(COMMIT_BACKED_MAX + records));
             space = table.stats();
         }
-        let some = space.backed.checked_sub(COMMIT_BYTES + records);
-        let some = some.map(|left| left / RECLAIM_BYTES);
+        let some = space.backed.checked_sub(commit_bytes + records);
+        let some = some.map(|left| left / reclaim_bytes);
         let all = certain.and_then(|certain| space.backed.checked_sub(certain));
-        let all = all.map(|left| left / HOLE_BYTES);
+        let all = all.map(|left| left / hole_bytes);
         let nodes = some.max(all).ok_or(Error::NoSpace)?;
         Ok(usize::try_from(nodes)
             .unwrap_or(usize::MAX)

@@ -12,8 +12,8 @@ use ramet_block::superblock::{
     AREA_END, read_copies, read_superblock, scrub_copies, write_superblock,
 };
 use ramet_block::{
-    BLOCK_BYTES, Budget, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label, PageRef,
-    Superblock,
+    BLOCK_BYTES, Budget, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label, MetadataCopies,
+    PageRef, Superblock,
 };
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
@@ -42,6 +42,8 @@ pub struct FormatOptions {
     pub uuid: [u8; 16],
     /// Name for people.
     pub label: Label,
+    /// How often pages of the node table and the maps, and the root node, are kept.
+    pub metadata_copies: MetadataCopies,
     /// Sizes of nodes; `None` takes the defaults.
     pub shape: Option<TreeShape>,
     /// Compression of new blocks; `None` takes that of the shape.
@@ -133,9 +135,10 @@ impl Tree {
             codec: options.codec.unwrap_or(shape.codec),
             clean: true,
             space_debt: false,
+            metadata_copies: options.metadata_copies,
             label: options.label.clone(),
         };
-        let roots = NodeTable::format(dev, usable(&sb))?;
+        let roots = NodeTable::format(dev, usable(&sb), sb.metadata_copies)?;
         sb.node_table = roots.node_table;
         sb.space_map = roots.space_map;
         sb.refcounts = roots.refcounts;
@@ -220,7 +223,8 @@ fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> 
         space_map: sb.space_map,
         refcounts: sb.refcounts,
     };
-    let table = NodeTable::open(dev, roots, usable(sb), options.read_only)?;
+    let copies = sb.metadata_copies;
+    let table = NodeTable::open(dev, roots, usable(sb), copies, options.read_only)?;
     let store = Store::new(dev.clone(), table, shape, budget, sb.next_node);
     if sb.space_debt {
         store.space_debt.set_due();

@@ -113,7 +113,7 @@ mod tests {
     use crate::shape::TreeShape;
     use crate::store::store::Store;
     use crate::tree::ingest::PinnedLeaves;
-    use ramet_block::{Budget, Device, Extent, MemDevice};
+    use ramet_block::{Budget, Device, Extent, MemDevice, MetadataCopies};
     use ramet_nodetable::NodeTable;
 
     #[test]
@@ -197,8 +197,9 @@ mod tests {
     fn store() -> Arc<Store> {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
         let usable = Extent::new(1 << 20, 7 << 20);
-        let roots = NodeTable::format(&dev, usable).expect("a new table");
-        let table = NodeTable::open(&dev, roots, usable, false).expect("opens");
+        let roots = NodeTable::format(&dev, usable, MetadataCopies::Two).expect("a new table");
+        let table =
+            NodeTable::open(&dev, roots, usable, MetadataCopies::Two, false).expect("opens");
         Store::new(
             dev,
             table,

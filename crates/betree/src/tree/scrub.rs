@@ -5,22 +5,23 @@
 //! one: a handle pins the nodes below it, so flushes and checkpoints go on, and their later writes
 //! are not read. Nothing is taken from the caches and nothing enters them.
 //!
-//! Damage with a copy is repaired: a superblock from the other copy or from memory, a journal by a
-//! checkpoint, which makes it needless. A block of a node has no copy; it is reported with its
-//! keys, as seen from the first path that led there.
+//! Damage with a copy is repaired: a superblock from the other copy or from memory, a page, the root
+//! and a journal by a checkpoint, which writes pages and root anew and makes the journal needless. A
+//! block of another node has no copy; it is reported with its keys, as seen from the first path that
+//! led there.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_block::superblock::scrub_copies;
-use ramet_nodetable::{NodeId, TableRoots};
+use ramet_nodetable::{BadPage, NodeId, TableRoots};
 
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
-use crate::node::handle::{Handle, Kind};
+use crate::node::handle::{Handle, Kind, Place};
 use crate::node::message::RangeMsg;
 use crate::node::run_index::index_len;
 use crate::node::skeleton::Skeleton;
@@ -146,8 +147,12 @@ impl Scrub {
         };
         let (read_bytes, bad) = store.table.scrub(roots);
         self.done_bytes += read_bytes;
-        found.extend(bad.into_iter().map(|error| damage(error.into(), None)));
+        let (copied, lost): (Vec<_>, Vec<_>) = bad.into_iter().partition(|page| page.has_copy);
+        let told = |page: BadPage| damage(page.error.into(), None);
+        found.extend(lost.into_iter().map(told));
+        let mut mendable: Vec<Damage> = copied.into_iter().map(told).collect();
         let Some(journal) = inner.journal() else {
+            found.extend(mendable);
             return Ok(());
         };
         let durable = journal.durable_frame();
@@ -159,24 +164,29 @@ impl Scrub {
             sb.journal_start,
             &mut |_, _| Ok(()),
         );
+        let journal_addr = sb.journal.addr;
         drop(sb);
-        let lost = match end {
-            Ok(end) if end.frame >= durable => return Ok(()),
-            Ok(end) => Damage {
+        match end {
+            Ok(end) if end.frame >= durable => {}
+            Ok(end) => mendable.push(Damage {
                 what: "journal frame",
-                addr: inner.checkpointer.superblock.lock().journal.addr,
+                addr: journal_addr,
                 detail: format!("frame {} is unreadable, of {durable}", end.frame),
                 keys: None,
                 is_repaired: false,
-            },
-            Err(error) => damage(error, None),
-        };
-        // All records of the journal are in memory as well.
-        let is_repaired = inner.checkpointer.checkpoint().is_ok();
-        found.push(Damage {
-            is_repaired,
-            ..lost
-        });
+            }),
+            Err(error) => mendable.push(damage(error, None)),
+        }
+        if !mendable.is_empty() {
+            // A checkpoint writes pages with one good copy anew. All records of the journal are in
+            // memory as well.
+            let is_repaired = inner.checkpointer.checkpoint().is_ok();
+            let repaired = |damage| Damage {
+                is_repaired,
+                ..damage
+            };
+            found.extend(mendable.into_iter().map(repaired));
+        }
         Ok(())
     }
 
@@ -199,6 +209,9 @@ impl Scrub {
             return Ok(());
         }
         let place = store.handles.place(node)?;
+        if node.kind() == Kind::Skeleton && store.root_copies.second(node).is_some() {
+            return self.scrub_root(visit, &place, found);
+        }
         self.done_bytes += place.extent.len;
         let bytes = store
             .device
@@ -225,6 +238,27 @@ impl Scrub {
                 found.push(damage(error, range.as_ref()));
             }
         }
+        Ok(())
+    }
+
+    /// Reads both copies of a root, and has a checkpoint write it anew if one is bad.
+    fn scrub_root(&mut self, visit: &Visit, place: &Place, found: &mut Vec<Damage>) -> Result<()> {
+        let store = self.inner.store.clone();
+        self.done_bytes += 2 * place.extent.len;
+        let bad = store.nodes.bad_copies(&visit.node)?;
+        let is_repaired = bad.len() == 1
+            && self.inner.journal().is_some()
+            && self.inner.checkpointer.checkpoint().is_ok()
+            && self.inner.root.state.lock().root.id() != visit.node.id();
+        for (addr, error) in bad {
+            found.push(Damage {
+                addr,
+                is_repaired,
+                ..damage(error, visit.range.as_ref().filter(|_| !is_repaired))
+            });
+        }
+        let skeleton = store.nodes.skeleton(&visit.node)?;
+        self.visit_children(visit, &skeleton);
         Ok(())
     }
 
@@ -300,7 +334,7 @@ fn damage(error: Error, range: Option<&KeyRange>) -> Damage {
 
 #[cfg(test)]
 mod tests {
-    use ramet_block::{BLOCK_BYTES, Device, MemDevice};
+    use ramet_block::{BLOCK_BYTES, Device, MemDevice, MetadataCopies};
 
     use super::*;
     use crate::shape::OpenOptions;
@@ -308,7 +342,7 @@ mod tests {
     use crate::tree::batch::Batch;
     use crate::tree::open::FormatOptions;
 
-    fn tree(dev: &Arc<dyn Device>) -> Tree {
+    fn tree(dev: &Arc<dyn Device>, metadata_copies: MetadataCopies) -> Tree {
         let shape = TreeShape {
             leaf_bytes: 4096,
             block_bytes: 1024,
@@ -319,6 +353,7 @@ mod tests {
         };
         let format = FormatOptions {
             shape: Some(shape.clone()),
+            metadata_copies,
             ..FormatOptions::default()
         };
         Tree::format(dev, &format).unwrap();
@@ -361,7 +396,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_in_any_node_is_found_with_its_keys_though_all_is_cached() {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-        let tree = tree(&dev);
+        let tree = tree(&dev, MetadataCopies::One);
         assert_eq!(tree.scan(b"", None).count(), 4000);
         assert!(scrub(&tree).is_empty());
         let mut extents = Vec::new();
@@ -388,7 +423,7 @@ mod tests {
     #[test]
     fn superblocks_and_the_journal_are_repaired() {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-        let tree = tree(&dev);
+        let tree = tree(&dev, MetadataCopies::Two);
         let mut batch = Batch::new();
         batch.put("late", "1");
         tree.apply(batch).unwrap();
@@ -418,5 +453,30 @@ mod tests {
         let tree = Tree::open(dev.clone(), OpenOptions::default()).unwrap();
         assert_eq!(tree.get(b"late").unwrap().as_deref(), Some(&b"1"[..]));
         assert!(dev.len_bytes().is_multiple_of(BLOCK_BYTES));
+    }
+
+    #[test]
+    fn pages_and_the_root_are_repaired_from_their_other_copy() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
+        let tree = tree(&dev, MetadataCopies::Two);
+        for copy in 0..2 {
+            for structure in 0..3 {
+                let sb = tree.inner.checkpointer.superblock.lock().clone();
+                let root = tree.inner.store.table.get(NodeId(sb.root_node));
+                let root = root.unwrap().unwrap();
+                let copies = [
+                    [sb.node_table.addr, sb.node_table.copy],
+                    [sb.space_map.addr, sb.space_map.copy],
+                    [root.extent.addr, root.copy.unwrap()],
+                ];
+                let addr = copies[structure][copy];
+                flip(&dev, addr + 20);
+                let found = scrub(&tree);
+                assert!(found.len() == 1 && found[0].is_repaired, "{found:?}");
+                assert_eq!(found[0].addr, addr);
+                assert!(scrub(&tree).is_empty());
+            }
+        }
+        assert_eq!(tree.verify(&mut |_| {}).unwrap(), Vec::<String>::new());
     }
 }

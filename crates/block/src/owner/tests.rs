@@ -15,7 +15,10 @@ use super::claim::PATIENCE;
 use super::device::Round;
 use super::*;
 use crate::superblock::{AREA_END, SuperblockError, write_superblock};
-use crate::{Codec, Extent, FORMAT_VERSION, JournalPos, Label, MemDevice, PageRef, Superblock};
+use crate::{
+    Codec, Extent, FORMAT_VERSION, JournalPos, Label, MemDevice, MetadataCopies, PageRef,
+    Superblock,
+};
 
 type Hook = Box<dyn FnMut(Duration) + Send>;
 
@@ -185,6 +188,7 @@ fn superblock(generation: u64) -> Superblock {
         codec: Codec::Raw,
         clean: true,
         space_debt: false,
+        metadata_copies: MetadataCopies::Two,
         label: Label::default(),
     }
 }

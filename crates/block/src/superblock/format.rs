@@ -10,7 +10,7 @@ use crate::identity::Label;
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 5;
+pub const FORMAT_VERSION: u32 = 6;
 
 /// Addresses of the copies of the two slots, in bytes.
 pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
@@ -22,7 +22,7 @@ pub const AREA_END: u64 = 131_072;
 const MAGIC: [u8; 8] = *b"RAMETvol";
 pub(super) const BYTES: usize = BLOCK_BYTES as usize;
 const CHECKSUM_AT: usize = BYTES - 8;
-const LABEL_AT: usize = 176;
+const LABEL_AT: usize = 200;
 const FIELDS_END: usize = LABEL_AT + Label::BYTES_MAX;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_SPACE_DEBT: u32 = 2;
@@ -80,8 +80,39 @@ pub struct Superblock {
     pub clean: bool,
     /// Whether steps were left out for want of room, and are still to be made up for.
     pub space_debt: bool,
+    /// How often pages of the node table and the maps, and the root node, are kept.
+    pub metadata_copies: MetadataCopies,
     /// Name that people gave to the volume.
     pub label: Label,
+}
+
+/// How often metadata that everything else depends on is kept. The number is that of the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum MetadataCopies {
+    /// One bad block may take the volume.
+    One = 1,
+    /// Two copies, far apart: one bad block takes nothing.
+    #[default]
+    Two = 2,
+}
+
+impl MetadataCopies {
+    /// The choice that a number stands for.
+    #[must_use]
+    pub const fn from_count(count: u8) -> Option<Self> {
+        match count {
+            1 => Some(Self::One),
+            2 => Some(Self::Two),
+            _ => None,
+        }
+    }
+
+    /// The number of copies.
+    #[must_use]
+    pub const fn count(self) -> u8 {
+        self as u8
+    }
 }
 
 /// Reason why no superblock counts.
@@ -176,6 +207,7 @@ impl Superblock {
             Codec::Zstd(level) => level.get(),
             Codec::Raw | Codec::Lz4 => 0,
         });
+        w.u8(self.metadata_copies.count());
         w.pad_to(LABEL_AT);
         w.raw(self.label.as_str().as_bytes());
         w.pad_to(FIELDS_END);
@@ -229,9 +261,12 @@ impl Superblock {
             return Err(corrupt(format!("impossible journal {}", sb.journal)));
         }
         for page in [sb.node_table, sb.space_map, sb.refcounts] {
-            let inside = page.addr.is_multiple_of(BLOCK_BYTES) && page.addr < sb.volume_bytes;
-            if !page.is_none() && (page.addr < AREA_END || !inside) {
-                return Err(corrupt(format!("impossible page address {:#x}", page.addr)));
+            let is_inside = |addr: &u64| {
+                addr.is_multiple_of(BLOCK_BYTES) && (AREA_END..sb.volume_bytes).contains(addr)
+            };
+            let impossible = page.copies().find(|addr| !is_inside(addr));
+            if let Some(addr) = impossible.filter(|_| !page.is_none()) {
+                return Err(corrupt(format!("impossible page address {addr:#x}")));
             }
         }
         if sb.slot() != slot {
@@ -287,12 +322,19 @@ impl Superblock {
             },
             clean: flags & FLAG_CLEAN != 0,
             space_debt: flags & FLAG_SPACE_DEBT != 0,
+            metadata_copies: {
+                let count = r.u8()?;
+                MetadataCopies::from_count(count).ok_or(DecodeError::Value {
+                    field: "copies of metadata",
+                    found: count.into(),
+                })?
+            },
             label: {
-                let reserved = r.u32()?;
-                if reserved != 0 {
+                let reserved = r.take(3)?;
+                if let Some(byte) = reserved.iter().find(|byte| **byte != 0) {
                     return Err(DecodeError::Value {
                         field: "reserved bytes",
-                        found: reserved.into(),
+                        found: (*byte).into(),
                     });
                 }
                 decode_label(r.take(Label::BYTES_MAX)?)?
@@ -341,10 +383,12 @@ pub(super) mod tests {
             },
             node_table: PageRef {
                 addr: 0x0020_0000,
+                copy: 0x0090_0000,
                 checksum: 0x1111,
             },
             space_map: PageRef {
                 addr: 0x0020_2000,
+                copy: 0,
                 checksum: 0x2222,
             },
             refcounts: PageRef::NONE,
@@ -357,6 +401,7 @@ pub(super) mod tests {
             codec: Codec::Lz4,
             clean: true,
             space_debt: false,
+            metadata_copies: MetadataCopies::Two,
             label: "Bücher".parse().expect("a label"),
         }
     }
@@ -371,7 +416,7 @@ pub(super) mod tests {
         let bytes = sample(6).encode();
         assert_eq!(bytes.len(), 4096);
         let mut want = Vec::new();
-        want.extend_from_slice(b"RAMETvol\x05\0\0\0\x01\0\0\x000123456789abcdef");
+        want.extend_from_slice(b"RAMETvol\x06\0\0\0\x01\0\0\x000123456789abcdef");
         for word in [
             6u64,
             3,
@@ -381,9 +426,12 @@ pub(super) mod tests {
             4096,
             77,
             0x20_0000,
+            0x90_0000,
             0x1111,
             0x20_2000,
+            0,
             0x2222,
+            0,
             0,
             0,
             9,
@@ -393,10 +441,10 @@ pub(super) mod tests {
             want.extend_from_slice(&word.to_le_bytes());
         }
         want.extend_from_slice(&[0, 0, 16, 0, 0, 128, 0, 0, 64, 0, 1, 0]);
-        want.extend_from_slice(&[0; 4]);
+        want.extend_from_slice(&[2, 0, 0, 0]);
         want.extend_from_slice("Bücher".as_bytes());
         want.resize(FIELDS_END, 0);
-        assert_eq!(want.len(), 240);
+        assert_eq!(want.len(), 264);
         assert_eq!(bytes[..FIELDS_END], want);
         assert!(bytes[FIELDS_END..CHECKSUM_AT].iter().all(|&byte| byte == 0));
         assert_eq!(bytes[CHECKSUM_AT..], GOLDEN_SUM.to_le_bytes());
@@ -408,10 +456,10 @@ pub(super) mod tests {
         let mut sb = sample(6);
         sb.codec = Codec::Zstd(ZstdLevel::new(3).unwrap());
         let mut bytes = sb.encode();
-        assert_eq!(bytes[170..172], [2, 3]);
+        assert_eq!(bytes[194..196], [2, 3]);
         assert_eq!(Superblock::decode(0, &bytes).unwrap(), sb);
         for level in [0, 20] {
-            bytes[171] = level;
+            bytes[195] = level;
             reseal(&mut bytes);
             let got = Superblock::decode(0, &bytes);
             assert!(
@@ -421,7 +469,7 @@ pub(super) mod tests {
         }
     }
 
-    const GOLDEN_SUM: u64 = 0xbde4_e462_270a_d35b;
+    const GOLDEN_SUM: u64 = 0x8d1e_e3d7_fba3_948e;
 
     #[test]
     fn every_flipped_byte_is_noticed() {
@@ -444,23 +492,25 @@ pub(super) mod tests {
     #[test]
     fn nonsense_under_a_valid_checksum_is_corrupt() {
         // Offset and value: unknown flag, version 0, journal into the superblocks, journal start
-        // unaligned, unaligned page, page outside, unknown codec, level without need, reserved
-        // bytes, a control character in the label, bytes that are no text, and bytes behind its
-        // end.
-        let forged: [(usize, u8); 13] = [
+        // unaligned, unaligned page, page outside, unaligned copy, unknown codec, level without
+        // need, three copies, reserved bytes, a control character in the label, bytes that are no
+        // text, and bytes behind its end.
+        let forged: [(usize, u8); 15] = [
             (12, 4),
             (8, 0),
             (58, 0),
             (72, 1),
             (88, 1),
             (92, 1),
-            (170, 9),
-            (171, 1),
-            (172, 1),
-            (176, 10),
-            (176, 0xff),
-            (190, 1),
-            (240, 1),
+            (96, 1),
+            (194, 9),
+            (195, 1),
+            (196, 3),
+            (197, 1),
+            (200, 10),
+            (200, 0xff),
+            (214, 1),
+            (264, 1),
         ];
         for (at, value) in forged {
             let mut bytes = sample(6).encode();

@@ -20,4 +20,6 @@ mod format;
 
 pub use choose::{Copy, choose};
 pub use copies::{BadCopy, go_back, read_copies, read_superblock, scrub_copies, write_superblock};
-pub use format::{AREA_END, FORMAT_VERSION, JournalPos, SLOTS, Superblock, SuperblockError};
+pub use format::{
+    AREA_END, FORMAT_VERSION, JournalPos, MetadataCopies, SLOTS, Superblock, SuperblockError,
+};
