@@ -57,8 +57,8 @@
 //!
 //! # In memory, or anywhere else
 //!
-//! A store lies on a [`Device`]: a [`MemDevice`] for tests, or a [`FileDevice`], which is a file or a
-//! block device.
+//! A store lies on a [`Device`]: a [`MemDevice`] for tests, or a [`FileDevice`], which is a file or
+//! a block device.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -11,7 +11,7 @@
 //!         256  flags, 8 bytes
 //!         264  commit id, 8 bytes
 //!         272  bytes of the payload, 4 bytes, and 12 reserved ones
-//! payload   0  the bytes behind the structure of the operation: names, data; the answer on the way out
+//! payload   0  names and data, behind the structure of the operation; the answer on the way out
 //! ```
 //!
 //! The kernel touches the buffers only while a command is under way. A [`FuseRing`] hands out
