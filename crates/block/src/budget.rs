@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!  limit      │ cache of nodes │ fresh nodes │ pages │ journal │ inodes │ requests │ slack │
-//!              <── what is left over <── each kind tells what it holds           resident - told
+//!              <── the rest       <── each use tells its bytes                  resident - told
 //! ```
 //!
-//! Each consumer of memory tells the budget what it holds ([`Budget::set`]). Those that may not
+//! Each consumer of memory tells the budget its bytes ([`Budget::set`]). Consumers that may not
 //! give anything back when they are asked (fresh nodes, the queue of the journal) bound themselves
-//! by a part of the limit ([`Budget::part`]). The cache of nodes takes what all others leave
-//! ([`Budget::cache_bytes`]); *slack* is what the process has resident beyond what was told: holes
-//! of the allocator, stacks, and what is too small to be told. So what nobody counts shrinks the
-//! cache as well, and the process stays near its limit.
+//! by a part of the limit ([`Budget::part`]). The cache of nodes takes the bytes that all others
+//! leave ([`Budget::cache_bytes`]). *Slack* is the resident memory of the process beyond the told
+//! bytes: holes of the allocator, stacks, and consumers too small to be told. So memory that nobody
+//! counts shrinks the cache as well, and the process stays near its limit.
 //!
 //! Concurrency: counters without a lock; a reader sees each of them at some recent moment.
 
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::memory_limit::resident_bytes;
 
-/// What memory is used for.
+/// A use of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
     /// Nodes in the cache.
@@ -32,18 +32,19 @@ pub enum Use {
     Pages,
     /// Inodes, those that the kernel remembers among them.
     Inodes,
-    /// Buffers of requests, and what is remembered of listings.
+    /// Buffers of requests, and remembered listings.
     Requests,
 }
 
 const USES: usize = 6;
 
-/// The cache keeps this part of the limit whatever others hold: a descent needs the upper nodes.
+/// The cache keeps this part of the limit, however much others hold: a descent needs the upper
+/// nodes.
 const CACHE_PART_MIN: u64 = 8;
 /// Pressure takes no more than this part of the limit away.
 const SQUEEZED_PART_MAX: u64 = 2;
 
-/// What the limit of a budget is for.
+/// The memory that the limit of a budget covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bounds {
     /// The cache of nodes alone.
@@ -82,8 +83,8 @@ impl Budget {
         Self::new(limit, Bounds::Process)
     }
 
-    /// A budget of `limit` bytes for what volumes hold in a process that does other things as well.
-    /// Holes of the allocator do not count: nobody knows whose they are.
+    /// A budget of `limit` bytes for the memory of volumes in a process that does other things as
+    /// well. Holes of the allocator do not count: nobody knows whose they are.
     #[must_use]
     pub fn of_volumes(limit: u64) -> Arc<Self> {
         Self::new(limit, Bounds::Told)
@@ -133,7 +134,7 @@ impl Budget {
         self.used[what as usize].fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// What `what` holds, in bytes.
+    /// The bytes that the use `what` holds.
     #[must_use]
     pub fn used(&self, what: Use) -> u64 {
         self.used[what as usize].load(Ordering::Relaxed)
@@ -143,7 +144,7 @@ impl Budget {
         self.used.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 
-    /// Looks at what the process has resident, if that is what the limit is for.
+    /// Looks at the resident memory of the process, if the limit covers that.
     pub fn look(&self) {
         if self.bounds == Bounds::Process
             && let Some(resident) = resident_bytes()
@@ -158,7 +159,7 @@ impl Budget {
         self.slack.store(slack, Ordering::Relaxed);
     }
 
-    /// What the process had resident beyond what was told, when it was observed last, in bytes.
+    /// Resident memory of the process beyond the told bytes, when it was observed last, in bytes.
     #[must_use]
     pub fn slack(&self) -> u64 {
         self.slack.load(Ordering::Relaxed)
@@ -172,8 +173,8 @@ impl Budget {
         slack >= self.limit / 8 && self.told() + slack > self.limit
     }
 
-    /// The machine is short of memory: takes half of what the cache may hold away, until
-    /// [`Budget::relax`] gives it back.
+    /// The machine is short of memory: takes half of the cache's memory away, until [`Budget::relax`]
+    /// gives it back.
     pub fn squeeze(&self) {
         let more = self.cache_bytes() / 2;
         let most = self.limit / SQUEEZED_PART_MAX;
@@ -184,7 +185,7 @@ impl Budget {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
     }
 
-    /// The machine has memory again: gives an eighth of what pressure took at most back.
+    /// The machine has memory again: gives back an eighth of the most that pressure may take.
     pub fn relax(&self) {
         let step = self.limit / SQUEEZED_PART_MAX / 8;
         let less = |squeezed: u64| Some(squeezed.saturating_sub(step));
@@ -194,13 +195,13 @@ impl Budget {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// What the pressure of the machine has taken away, in bytes.
+    /// Bytes that the pressure of the machine has taken away.
     #[must_use]
     pub fn squeezed(&self) -> u64 {
         self.squeezed.load(Ordering::Relaxed)
     }
 
-    /// What the cache of nodes may hold now, in bytes: what all others leave, and an eighth of the
+    /// Bytes that the cache of nodes may hold now: those that all others leave, and an eighth of the
     /// limit at least.
     #[must_use]
     pub fn cache_bytes(&self) -> u64 {

@@ -1,5 +1,5 @@
-//! How much memory a process may take unless somebody says: the least of a quarter of the machine's
-//! and half of what its control group has.
+//! The memory that a process may take when nobody says a limit: the least of a quarter of the
+//! machine's memory and half of its control group's.
 //!
 //! A control group limits itself and all below it, so the groups above count as well. Of version 2
 //! the limits lie in `memory.max` and `memory.high`, of version 1 in `memory.limit_in_bytes`; where
@@ -13,9 +13,8 @@ pub fn memory_limit() -> u64 {
     limit_from(Path::new("/"))
 }
 
-/// What the process has resident of its own, in bytes: without the program's text and shared pages;
-/// `None` without
-/// `/proc`.
+/// Resident memory of the process itself, in bytes, without the program's text and shared pages;
+/// `None` without `/proc`.
 #[must_use]
 pub(crate) fn resident_bytes() -> Option<u64> {
     let statm = std::fs::read_to_string("/proc/self/statm").ok()?;
@@ -126,8 +125,8 @@ impl Hierarchy {
     }
 }
 
-/// The limit that a file tells; `None` for `max`, which is none, and for no such file. What version
-/// 1 says of no limit is more than any machine has.
+/// The limit that a file tells; `None` for `max`, which is none, and for no such file. Version 1
+/// tells no limit as a number that is larger than the memory of any machine.
 fn limit_in(file: &Path) -> Option<u64> {
     std::fs::read_to_string(file).ok()?.trim().parse().ok()
 }

@@ -17,7 +17,7 @@ use rand::RngCore;
 const WRITERS: u64 = 300;
 const PIECE_BYTES: usize = 4096;
 const MIB: u64 = 1 << 20;
-/// What may lie above the budget.
+/// Memory that may lie above the budget.
 const ABOVE: u64 = 64 * MIB;
 
 fn limits() -> Vec<u64> {

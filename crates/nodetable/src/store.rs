@@ -107,7 +107,7 @@ impl PageStore {
         self.cache.set_capacity(pages);
     }
 
-    /// What the clean pages in memory take, about, in bytes.
+    /// Memory of the clean pages, about, in bytes.
     pub(crate) fn cached_bytes(&self) -> u64 {
         self.cache.len() as u64 * PAGE_MEMORY_BYTES
     }

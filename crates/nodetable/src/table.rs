@@ -329,7 +329,7 @@ impl NodeTable {
         self.store.limit_cache(bytes);
     }
 
-    /// What the clean pages in memory take, about, in bytes.
+    /// Memory of the clean pages, about, in bytes.
     #[must_use]
     pub fn cached_page_bytes(&self) -> u64 {
         self.store.cached_bytes()
