@@ -1,20 +1,20 @@
 //! The volume: its components, and how it is made, opened, synced and closed.
 //!
-//! [`Volume`] hands out the upper six components. Each of them has no state of its own and calls the
-//! lower ones; the lower ones have the state and the locks.
+//! [`Volume`] hands out the upper six components. They have no state of their own and call the
+//! lower ones, which have the state and the locks.
 //!
 //! | component | does | calls |
 //! | --- | --- | --- |
-//! | [`Names`] | lookup, create, link, unlink, rename | `Namespace`, `Numbers`, `Times`, `DeferredDeletes` |
-//! | [`Directories`] | open directories and their entries | `Namespace`, `Times`, `DeferredDeletes` |
-//! | [`Files`] | contents of files | `Namespace`, `Times`, `DeferredDeletes` |
-//! | [`Attributes`] | attributes, extended attributes | `Namespace`, `Times` |
-//! | [`Trees`] | clone and remove whole trees | `Namespace`, `Numbers`, `Times`, `DeferredDeletes` |
-//! | [`Controls`] | compare, measure, scrub, check | `Namespace` |
+//! | [`Names`] | lookup, create, link, unlink, rename | namespace, numbers, times, deletes |
+//! | [`Directories`] | open directories, their entries | namespace, times, deletes |
+//! | [`Files`] | contents of files | namespace, times, deletes |
+//! | [`Attributes`] | attributes, extended attributes | namespace, times |
+//! | [`Trees`] | clone and remove whole trees | namespace, numbers, times, deletes |
+//! | [`Controls`] | compare, measure, scrub, check | namespace |
 //!
 //! | component | state | calls |
 //! | --- | --- | --- |
-//! | [`DeferredDeletes`] | deletes that failed | `Namespace` |
+//! | [`DeferredDeletes`] | deletes that failed | namespace |
 //! | [`Times`] | the clock | |
 //! | [`Numbers`] | the counter of inode numbers, random numbers | the tree |
 //! | [`Namespace`] | inodes in memory, their locations, the link lock | the tree |

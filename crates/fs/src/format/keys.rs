@@ -19,7 +19,7 @@
 //! 02 P(X) 00 0A c                chunk c of the allocation map of a sparse file
 //! 01 P(X) 00 04 name             extended attribute
 //! 01 P(C) 00 05 n                record of a shared inode
-//! 01 P(C) 00 06 dir 00 01 name   link index: each link entry below C, dir = P(its directory) - P(C)
+//! 01 P(C) 00 06 dir 00 01 name   link index: link entries below C, dir = P(its directory) - P(C)
 //! 01 00 08 name                  counters of the volume
 //! 01 00 09 n, 02 00 09 n         stage of one batch, n below 2; empty before and after the batch
 //! ```

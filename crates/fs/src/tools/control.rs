@@ -22,9 +22,9 @@
 //! [`crate::Trees::clone_entry`].
 //!
 //! A clone has two directories and a call has one descriptor. So its source is named first, in a
-//! directory that the caller holds open ([`SOURCE`]). The answer is a *clone token*: a random number
-//! that names the source once. An inode number would not do: a user confined to a part of the
-//! mount, by a bind mount or a chroot, could guess the numbers of the rest.
+//! directory that the caller holds open ([`SOURCE`]). The answer is a *clone token*: a random
+//! number that names the source once. An inode number would not do: a user confined to a part of
+//! the mount, by a bind mount or a chroot, could guess the numbers of the rest.
 
 use std::io;
 use std::os::fd::AsFd;
