@@ -15,7 +15,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use ramet_nodetable::{NodeId, NodeRecord};
+use ramet_nodetable::{NodeId, NodeRecord, NodeTable};
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
@@ -26,6 +26,7 @@ use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
 use crate::read::cut::{Base, check_falls, cut};
 use crate::read::diff::Span;
+use crate::store::cache::NodeCache;
 use crate::store::store::Store;
 
 /// Space of some ranges, in bytes.
@@ -47,7 +48,8 @@ pub(crate) fn usage_of(store: &Store, root: u64, spans: &[Span]) -> Result<Usage
 }
 
 pub(crate) struct Walk<'a> {
-    store: &'a Store,
+    nodes: &'a NodeCache,
+    table: &'a NodeTable,
     /// References found so far that go when the ranges go.
     counted: HashMap<NodeId, u64>,
     /// Logical bytes of parts of nodes: a chain of doubling clones leads to each of its nodes very
@@ -59,7 +61,8 @@ pub(crate) struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn run(store: &'a Store, root: u64, spans: &[Span]) -> Result<Usage> {
         let mut walk = Walk {
-            store,
+            nodes: &store.nodes,
+            table: &store.table,
             counted: HashMap::new(),
             known: HashMap::new(),
             usage: Usage::default(),
@@ -83,7 +86,7 @@ impl<'a> Walk<'a> {
     }
 
     fn record(&self, id: NodeId) -> Result<NodeRecord> {
-        self.store.table.get(id)?.ok_or_else(|| missing(id))
+        self.table.get(id)?.ok_or_else(|| missing(id))
     }
 
     /// A reference that lies within the ranges; `private` says whether the node that holds it is
@@ -95,11 +98,11 @@ impl<'a> Walk<'a> {
     /// A node that may lie in `range` in part only; `private`: only one path leads to it.
     fn border(&mut self, node: &Arc<Handle>, range: &KeyRange, private: bool) -> Result<()> {
         if node.kind() != Kind::Skeleton {
-            let (_, stored) = part_of_run(&self.store.nodes.run(node)?, range);
+            let (_, stored) = part_of_run(&self.nodes.run(node)?, range);
             self.take(stored, private);
             return Ok(());
         }
-        let skeleton = self.store.nodes.skeleton(node)?;
+        let skeleton = self.nodes.skeleton(node)?;
         for at in 0..skeleton.edges.len() {
             let edge = skeleton.edge_range(at);
             if let Some(child) = &skeleton.edges[at].child {
@@ -115,7 +118,7 @@ impl<'a> Walk<'a> {
                 self.reach(seg.run.id(), private);
                 continue;
             }
-            let run = self.store.nodes.run(&seg.run)?;
+            let run = self.nodes.run(&seg.run)?;
             let private = private && self.record(seg.run.id())?.refs == 1;
             let inside = seg.translation.range(&clip);
             self.take(part_of_run(&run, &inside).1, private);
@@ -199,7 +202,7 @@ impl<'a> Walk<'a> {
     /// Bytes of keys and values in `range` of a node.
     fn logical(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
         if node.kind() != Kind::Skeleton {
-            return Ok(part_of_run(&self.store.nodes.run(node)?, range).0);
+            return Ok(part_of_run(&self.nodes.run(node)?, range).0);
         }
         let part = (node.id(), range.clone());
         if let Some(&known) = self.known.get(&part) {
@@ -211,11 +214,11 @@ impl<'a> Walk<'a> {
     }
 
     fn logical_of_skeleton(&mut self, node: &Arc<Handle>, range: &KeyRange) -> Result<u64> {
-        let skeleton = self.store.nodes.skeleton(node)?;
+        let skeleton = self.nodes.skeleton(node)?;
         let mut sum = 0u64;
         let mut lo = range.lo.clone();
         loop {
-            let piece = cut(&self.store.nodes, &skeleton, &lo, range.hi.clone(), None)?;
+            let piece = cut(self.nodes, &skeleton, &lo, range.hi.clone(), None)?;
             let here = KeyRange::new(lo, piece.hi.clone());
             for (run, translation) in &piece.overlays {
                 sum = sum.saturating_add(part_of_run(run, &translation.range(&here)).0);
@@ -330,7 +333,8 @@ mod tests {
         NodeMaker::of(&store).push_run(&mut forged, run);
         let forged = store.handles.new_skeleton(forged);
         let mut walk = Walk {
-            store: &store,
+            nodes: &store.nodes,
+            table: &store.table,
             counted: HashMap::new(),
             known: HashMap::new(),
             usage: Usage::default(),

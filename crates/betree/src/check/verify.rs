@@ -26,6 +26,7 @@ use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{SegRef, Skeleton};
 use crate::read::cursor::{AHEAD_MAX, MappedCursor};
+use crate::store::cache::NodeCache;
 use crate::store::store::Store;
 
 /// Checks all nodes below `root`, and the node table; a violation is one line that starts with the
@@ -83,12 +84,12 @@ fn check_node(
         Kind::Skeleton => {
             let node = store.nodes.skeleton(handle)?;
             found.extend(check_skeleton(handle, &node));
-            found.extend(check_ranges(store, handle, &node)?);
+            found.extend(check_ranges(&store.nodes, handle, &node)?);
             node.children().cloned().collect()
         }
         Kind::Leaf | Kind::Segment => {
             let run = store.nodes.run(handle)?;
-            found.extend(check_run(store, handle, &run)?);
+            found.extend(check_run(&store.nodes, handle, &run)?);
             run.ranges_in(&KeyRange::all())
                 .into_iter()
                 .filter_map(|(_, msg)| match msg {
@@ -186,7 +187,7 @@ pub(crate) fn check_skeleton(handle: &Handle, node: &Skeleton) -> Vec<String> {
 }
 
 /// T8 of one interior node. Children that cannot be read are reported when they are visited.
-fn check_ranges(store: &Store, handle: &Handle, node: &Skeleton) -> Result<Vec<String>> {
+fn check_ranges(nodes: &NodeCache, handle: &Handle, node: &Skeleton) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for (at, edge) in node.edges.iter().enumerate() {
         let Some(child) = edge.child.as_ref() else {
@@ -196,7 +197,7 @@ fn check_ranges(store: &Store, handle: &Handle, node: &Skeleton) -> Result<Vec<S
         if child.node.kind() != Kind::Skeleton || !range.shares_prefix(child.translation.strip) {
             continue;
         }
-        let below = match store.nodes.skeleton(&child.node) {
+        let below = match nodes.skeleton(&child.node) {
             Ok(below) => below,
             Err(Error::Io { what, source }) => return Err(Error::Io { what, source }),
             Err(_) => continue,
@@ -213,7 +214,7 @@ fn check_ranges(store: &Store, handle: &Handle, node: &Skeleton) -> Result<Vec<S
 }
 
 /// T5 of one run.
-fn check_run(store: &Store, handle: &Arc<Handle>, view: &RunView) -> Result<Vec<String>> {
+fn check_run(nodes: &NodeCache, handle: &Arc<Handle>, view: &RunView) -> Result<Vec<String>> {
     let mut found = Vec::new();
     if let RunView::Mem(run) = view
         && let Err(what) = run.check()
@@ -222,7 +223,7 @@ fn check_run(store: &Store, handle: &Arc<Handle>, view: &RunView) -> Result<Vec<
     }
     let mut cursor = MappedCursor::new(view, &KeyRange::all(), &Translation::identity(), AHEAD_MAX);
     let mut last: Option<bytes::Bytes> = None;
-    while let Some((key, _)) = cursor.take(&store.nodes)? {
+    while let Some((key, _)) = cursor.take(nodes)? {
         if last.as_ref().is_some_and(|l| *l >= key) {
             found.push(format!("T5 node {}: keys out of order", handle.id().0));
         }

@@ -228,9 +228,11 @@ impl Handles {
         Ok(place)
     }
 
-    /// The leaf at a place that a record of the journal names.
-    pub(crate) fn pinned_leaf(&self, place: Place) -> Arc<Handle> {
-        self.unrecorded(Kind::Leaf, place, Vec::new(), true)
+    /// The leaf at a place that a record of the journal names, which is taken out of the free space.
+    /// `None` when the place is not free.
+    pub(crate) fn pinned_leaf(&self, place: Place) -> Option<Arc<Handle>> {
+        let is_free = self.table.pin(place.extent);
+        is_free.then(|| self.unrecorded(Kind::Leaf, place, Vec::new(), true))
     }
 
     fn forget(&self, id: NodeId) {

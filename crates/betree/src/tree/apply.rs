@@ -168,7 +168,7 @@ impl Inner {
         if let (Some(record), Some(journal)) = (record, self.checkpointer.journal()) {
             // A record may be written as soon as it is queued.
             let ingests = batch.ingests();
-            ingests.for_each(|ingest| ingest.pin_by_journal(&self.store));
+            ingests.for_each(|ingest| ingest.pin_by_journal(&self.store.handles.dirty));
             journal.append(seq, &[record], batch.ingests().next().is_some());
         }
         let full = state.buffer.memory_bytes() > self.store.shape.memory_bytes;

@@ -34,7 +34,8 @@ use crate::node::message::{RangeMsg, Target};
 use crate::node::run_index::RUN_HEADER_BYTES;
 use crate::node::wire::{MALFORMED, put_hi, take_bytes, take_hi};
 use crate::shape::KEY_BYTES_MAX;
-use crate::store::store::Store;
+use crate::store::dirty::DirtyTable;
+use crate::store::handles::Handles;
 
 /// Entries in leaves of their own. No key leads to them until
 /// [`Batch::ingest`](crate::Batch::ingest) is applied. Their space is free again when the last copy
@@ -110,9 +111,9 @@ impl Ingest {
     }
 
     /// Marks that a record of the journal names the extents.
-    pub(crate) fn pin_by_journal(&self, store: &Store) {
+    pub(crate) fn pin_by_journal(&self, dirty: &DirtyTable) {
         let nodes = self.0.leaves.iter().map(|leaf| &leaf.node);
-        nodes.for_each(|node| store.handles.dirty.pin_by_journal(node));
+        nodes.for_each(|node| dirty.pin_by_journal(node));
     }
 
     /// Bytes that it takes in a record or in memory; an estimate.
@@ -201,14 +202,11 @@ pub(crate) struct PinnedLeaves(HashMap<u64, (Place, Arc<Handle>)>);
 
 impl PinnedLeaves {
     /// Takes the place out of the free space; `None` when it is not free there.
-    pub(crate) fn pin(&mut self, store: &Store, place: Place) -> Option<Arc<Handle>> {
+    pub(crate) fn pin(&mut self, handles: &Handles, place: Place) -> Option<Arc<Handle>> {
         if let Some((known, node)) = self.0.get(&place.extent.addr) {
             return (*known == place).then(|| node.clone());
         }
-        if !store.table.pin(place.extent) {
-            return None;
-        }
-        let node = store.handles.pinned_leaf(place);
+        let node = handles.pinned_leaf(place)?;
         self.0.insert(place.extent.addr, (place, node.clone()));
         Some(node)
     }

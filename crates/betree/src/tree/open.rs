@@ -269,7 +269,7 @@ fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos
     // first.
     let mut pinned = PinnedLeaves::default();
     for_each(&mut |_, bytes| {
-        let mut pin = |place| pinned.pin(&inner.store, place);
+        let mut pin = |place| pinned.pin(&inner.store.handles, place);
         let decoded = record::decode(bytes, &mut pin);
         decoded.map(drop).map_err(|e| corrupt(e.to_string()))
     })?;

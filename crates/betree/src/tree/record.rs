@@ -133,7 +133,7 @@ mod tests {
         let mut pinned = PinnedLeaves::default();
         let ingest = {
             let bytes = ingest_record();
-            let mut pin = |place| pinned.pin(&store, place);
+            let mut pin = |place| pinned.pin(&store.handles, place);
             decode(&bytes, &mut pin).expect("as in docs/format.md")
         };
         assert_eq!(encode(&ingest, 0), ingest_record());
@@ -150,7 +150,7 @@ mod tests {
         }
         place.checksum += 1;
         assert!(
-            pinned.pin(&store, place).is_none(),
+            pinned.pin(&store.handles, place).is_none(),
             "two nodes in one place"
         );
     }
@@ -185,7 +185,7 @@ mod tests {
                 bytes[*at] = *byte;
             }
             let mut pinned = PinnedLeaves::default();
-            let mut pin = |place| pinned.pin(&store, place);
+            let mut pin = |place| pinned.pin(&store.handles, place);
             let refused = match decode(&bytes, &mut pin) {
                 Ok(batch) => crate::tree::batch::check(&batch).is_err(),
                 Err(_) => true,
