@@ -169,6 +169,8 @@ pub struct VolumeStats {
     pub checkpoints: u64,
     /// Inodes in memory.
     pub inodes_in_memory: u64,
+    /// Compact inodes among them.
+    pub inodes_compact: u64,
     /// The reason for which the volume takes no more writes, if it takes none.
     pub poisoned: Option<String>,
 }

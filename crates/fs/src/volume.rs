@@ -326,11 +326,37 @@ impl Volume {
         self.namespace.tree.budget()
     }
 
+    /// Keeps the memory of inodes within the budget: makes some of them compact if there are many that are not. To be
+    /// called now and then.
+    pub fn compact_inodes(&self) {
+        self.namespace.compact_inodes();
+    }
+
+    /// Up to `count` inodes that the kernel should forget; none unless all inodes take more memory than the budget
+    /// allows.
+    #[must_use]
+    pub fn inodes_to_forget(&self, count: usize) -> Vec<Ino> {
+        self.namespace.inodes_to_forget(count)
+    }
+
+    /// Number of compact inodes.
+    #[must_use]
+    pub fn compact_inode_count(&self) -> u64 {
+        self.namespace.table.compact_len() as u64
+    }
+
+    /// Directory and name of an inode that [`Volume::inodes_to_forget`] told, unless it is in use meanwhile.
+    #[must_use]
+    pub fn place_to_forget(&self, ino: Ino) -> Option<(Ino, Vec<u8>)> {
+        let (dir, name) = self.namespace.table.compact_at(ino)?;
+        Some((dir.ino, name.to_vec()))
+    }
+
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> VolumeStats {
         let tree = self.namespace.tree.stats();
-        let budget = self.budget();
+        let (budget, table) = (self.budget(), &self.namespace.table);
         VolumeStats {
             pid: std::process::id(),
             uuid: tree.uuid.to_string(),
@@ -381,7 +407,8 @@ impl Volume {
             flattens: tree.paths.flattens,
             reclaimed: tree.paths.reclaimed,
             checkpoints: tree.paths.checkpoints,
-            inodes_in_memory: self.namespace.table.len() as u64,
+            inodes_in_memory: (table.len() + table.compact_len()) as u64,
+            inodes_compact: table.compact_len() as u64,
             poisoned: tree.poisoned,
         }
     }

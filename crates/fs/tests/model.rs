@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use ramet_block::{Device, MemDevice};
+use ramet_block::{Budget, Device, MemDevice};
 use ramet_fs::{
     Attr, Caller, CloneMode, DirEntry, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
     ROOT_INO, RenameMode, SetAttr, SetXattr, Volume,
@@ -182,6 +182,10 @@ struct Run {
     volume: Arc<Volume>,
     random: StdRng,
     seed: u64,
+    /// Whether most inodes become compact.
+    is_short_of_memory: bool,
+    /// Times that an inode was compact.
+    compact: u64,
     remembered: Vec<Ino>,
     open: Vec<Open>,
     counts: BTreeMap<&'static str, [u32; 2]>,
@@ -201,21 +205,30 @@ fn class(error: &Error) -> &'static str {
     }
 }
 
+/// With little memory a dozen inodes are not compact.
+fn open(device: &Arc<dyn Device>, seed: u64, is_short_of_memory: bool) -> Arc<Volume> {
+    let options = OpenOptions {
+        seed: Some(seed),
+        budget: is_short_of_memory.then(|| Budget::of_volumes(256 << 10)),
+        ..OpenOptions::default()
+    };
+    Volume::open(Arc::clone(device), options).unwrap()
+}
+
 impl Run {
     fn new(seed: u64) -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(512 << 20));
         Volume::format(&device, &FormatOptions::default()).unwrap();
-        let options = OpenOptions {
-            seed: Some(seed),
-            ..OpenOptions::default()
-        };
-        let volume = Volume::open(Arc::clone(&device), options).unwrap();
+        let is_short_of_memory = seed.is_multiple_of(2);
+        let volume = open(&device, seed, is_short_of_memory);
         Self {
             model: Model::new(),
             device,
             volume,
             random: StdRng::seed_from_u64(seed),
             seed,
+            is_short_of_memory,
+            compact: 0,
             remembered: Vec::new(),
             open: Vec::new(),
             counts: BTreeMap::new(),
@@ -745,11 +758,8 @@ impl Run {
             self.volume.forget(ino, 1);
         }
         self.volume.close().unwrap();
-        let options = OpenOptions {
-            seed: Some(self.random.random()),
-            ..OpenOptions::default()
-        };
-        self.volume = Volume::open(Arc::clone(&self.device), options).unwrap();
+        let seed = self.random.random();
+        self.volume = open(&self.device, seed, self.is_short_of_memory);
     }
 
     fn verify(&mut self) {
@@ -909,6 +919,8 @@ impl Run {
             94..96 => self.check_open(),
             _ => self.forget(),
         }
+        self.volume.compact_inodes();
+        self.compact += self.volume.stats().inodes_compact;
         // Deep copies double, and the reference is walked over and over.
         while self.model.dirs().len() > 60 {
             self.remove_tree();
@@ -945,7 +957,8 @@ fn random_operations_match_the_reference() {
         }
         run.check_open();
         run.verify();
-        println!("{:?}", run.counts);
+        println!("{:?}, compact {}", run.counts, run.compact);
+        assert_eq!(run.compact > 0, run.is_short_of_memory);
         for (what, [done, _]) in &run.counts {
             assert!(*done > 0, "{what} never succeeded");
         }

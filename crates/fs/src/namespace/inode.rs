@@ -10,11 +10,16 @@
 //! dropped in between would come back with old contents. [`Table::evictions`] detects that. The
 //! reader then reads again, with the inode already in the table and locked (`Namespace::adopt`).
 //!
+//! An inode that the kernel has references to and that no thread uses is made *compact* when there
+//! are many of them: the table keeps its directory, its name and the count of the references. Its
+//! record is read again when a request names it (`compact.rs`). The directory of a compact inode is
+//! reached by names: the record of another inode may be in memory alone.
+//!
 //! The location of an inode in memory is as authoritative as its record: an inode whose only name
 //! is `name` in `dir` is the object of that name, and the tree need not be asked. [`Table::at`]
 //! finds it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -165,6 +170,8 @@ pub(crate) struct Inode {
     pub(crate) cached_path: Mutex<Option<(u64, DirPath)>>,
     /// The inode was changed since it was read.
     pub(crate) touched: AtomicBool,
+    /// Whether a thread asked for it since the table last tried to make it compact.
+    is_used: AtomicBool,
     /// Distinguishes the inodes that had this number in memory one after the other. The address
     /// would not: the end of a chain of parents moves them (see `drop`).
     serial: u64,
@@ -191,6 +198,7 @@ impl Inode {
             location: RwLock::new(location),
             cached_path: Mutex::new(None),
             touched: AtomicBool::new(false),
+            is_used: AtomicBool::new(false),
             serial: table.serials.fetch_add(1, Ordering::Relaxed),
             table: Arc::clone(table),
         })
@@ -287,11 +295,83 @@ struct Slot {
     lookups: u64,
 }
 
+/// The memory of a compact inode.
+struct Compact {
+    parent: Arc<Inode>,
+    name: Box<[u8]>,
+    lookups: u64,
+}
+
+impl Compact {
+    fn lies_at(&self, location: &Location) -> bool {
+        match location {
+            Location::Child { parent, name } => {
+                Arc::ptr_eq(parent, &self.parent) && name[..] == self.name[..]
+            }
+            _ => false,
+        }
+    }
+
+    /// Memory that it takes, about, in bytes.
+    fn memory_bytes(&self) -> usize {
+        COMPACT_BYTES + self.name.len()
+    }
+}
+
+/// Memory of an entry of a map of compact inodes, two thirds full, and of the allocation of its name.
+const COMPACT_BYTES: usize = (size_of::<(u64, Compact)>() + 1) * 3 / 2 + 12;
+const _: () = assert!(COMPACT_BYTES <= 80);
+/// Memory of an inode that is not compact with its slot, about, in bytes.
+pub(crate) const WHOLE_BYTES: usize = 640;
+
 #[derive(Default)]
 struct Shard {
     slots: HashMap<u64, Slot>,
+    compact: HashMap<u64, Compact>,
+    /// Numbers of inodes in `slots`, the longest there first, and some that have left.
+    order: VecDeque<u64>,
     /// Evictions when the last changed inode left this shard.
     last_eviction: u64,
+}
+
+/// Inodes of a shard that are looked at in one round, and those of them that may be made compact.
+const LOOKED_AT: usize = 64;
+const CANDIDATES: usize = 16;
+
+impl Shard {
+    /// An inode of this number is in `slots` now.
+    fn enqueue(&mut self, ino: Ino) {
+        self.order.push_back(ino.0);
+        // Most of a long order has left.
+        if self.order.len() > 2 * self.slots.len() + LOOKED_AT {
+            self.order = self.slots.keys().copied().collect();
+        }
+    }
+
+    /// Inodes that the kernel remembers and that nobody asked for in the last round, without those that others refer
+    /// to. Each that is looked at comes last in the order then.
+    fn candidates(&mut self) -> Vec<Arc<Inode>> {
+        let mut found = Vec::new();
+        for _ in 0..LOOKED_AT.min(self.order.len()) {
+            let Some(ino) = self.order.pop_front() else {
+                break;
+            };
+            let Some(slot) = self.slots.get(&ino) else {
+                continue;
+            };
+            self.order.push_back(ino);
+            let Some(held) = &slot.held else {
+                continue;
+            };
+            if !held.is_used.swap(false, Ordering::Relaxed) && Arc::strong_count(held) == 1 {
+                found.push(Arc::clone(held));
+            }
+            if found.len() == CANDIDATES {
+                break;
+            }
+        }
+        found
+    }
 }
 
 /// Slots for hints: two for each inode in memory, at least and at most.
@@ -339,7 +419,11 @@ impl Hints {
 /// All inodes in memory, by visible number.
 pub(crate) struct Table {
     shards: Vec<Mutex<Shard>>,
+    /// Inodes that are not compact.
     inodes: AtomicUsize,
+    compact: AtomicUsize,
+    compact_bytes: AtomicUsize,
+    next_shard: AtomicUsize,
     hints: RwLock<Hints>,
     evictions: AtomicU64,
     serials: AtomicU64,
@@ -354,6 +438,8 @@ pub(crate) enum Adopted {
     Known(Arc<Inode>),
     /// The record may be out of date, and the inode is not in the table.
     Outdated,
+    /// The table has a compact one of its number that lies elsewhere.
+    Elsewhere,
 }
 
 impl Table {
@@ -361,6 +447,9 @@ impl Table {
         Arc::new(Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             inodes: AtomicUsize::new(0),
+            compact: AtomicUsize::new(0),
+            compact_bytes: AtomicUsize::new(0),
+            next_shard: AtomicUsize::new(0),
             hints: RwLock::new(Hints::new(HINTS_MIN)),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
@@ -382,8 +471,130 @@ impl Table {
         shard.last_eviction = self.evictions.fetch_add(1, Ordering::SeqCst) + 1;
     }
 
+    /// The inode of this number, if it is in memory and not compact.
     pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
-        self.shard(ino).lock().slots.get(&ino.0)?.inode.upgrade()
+        let inode = self.shard(ino).lock().slots.get(&ino.0)?.inode.upgrade()?;
+        inode.is_used.store(true, Ordering::Relaxed);
+        Some(inode)
+    }
+
+    /// Whether an inode of this number is in memory, compact or not.
+    pub(crate) fn has(&self, ino: Ino) -> bool {
+        self.get(ino).is_some() || self.shard(ino).lock().compact.contains_key(&ino.0)
+    }
+
+    /// Directory and name of the compact inode of this number.
+    pub(crate) fn compact_at(&self, ino: Ino) -> Option<(Arc<Inode>, Bytes)> {
+        let shard = self.shard(ino).lock();
+        let compact = shard.compact.get(&ino.0)?;
+        let name = Bytes::copy_from_slice(&compact.name);
+        Some((Arc::clone(&compact.parent), name))
+    }
+
+    /// Makes up to `count` inodes compact that the kernel remembers and nobody uses, of those whose directory
+    /// `is_live`. The caller holds the topology, so that directories stay so.
+    pub(crate) fn compact(&self, count: usize, is_live: impl Fn(&Arc<Inode>) -> bool) {
+        let first = self.next_shard.fetch_add(1, Ordering::Relaxed);
+        let mut made = 0;
+        for shard in (0..SHARDS).map(|turn| &self.shards[(first + turn) % SHARDS]) {
+            if made >= count {
+                return;
+            }
+            let candidates = shard.lock().candidates();
+            for inode in candidates {
+                let parent = match &*inode.location.read() {
+                    Location::Child { parent, .. } => Arc::clone(parent),
+                    _ => continue,
+                };
+                if is_live(&parent) {
+                    made += usize::from(self.make_compact(shard, inode));
+                }
+            }
+        }
+    }
+
+    /// The same for one inode, which the caller refers to once; whether it is compact now.
+    fn make_compact(&self, shard: &Mutex<Shard>, inode: Arc<Inode>) -> bool {
+        let mut shard = shard.lock();
+        let slot = shard.slots.get(&inode.ino.0);
+        let Some(slot) = slot.filter(|slot| slot.serial == inode.serial) else {
+            return false;
+        };
+        // That of the caller and that of the slot. More are made with the shard locked only.
+        if slot.held.is_none() || Arc::strong_count(&inode) != 2 {
+            return false;
+        }
+        let compact = match &*inode.location.read() {
+            Location::Child { parent, name } => Compact {
+                parent: Arc::clone(parent),
+                name: name[..].into(),
+                lookups: slot.lookups,
+            },
+            _ => return false,
+        };
+        let slot = self.replace(&mut shard, &inode, compact);
+        // Dropping the inode takes the lock of the shard.
+        drop(shard);
+        drop((slot, inode));
+        true
+    }
+
+    /// The record of an inode that was in the table cannot be read. If the kernel remembers it, it is compact from then on.
+    pub(crate) fn give_up(&self, inode: &Arc<Inode>) {
+        let mut shard = self.shard(inode.ino).lock();
+        let slot = shard.slots.get(&inode.ino.0);
+        let Some(slot) = slot.filter(|slot| slot.serial == inode.serial && slot.lookups > 0) else {
+            return;
+        };
+        let Location::Child { parent, name } = inode.location.read().clone() else {
+            return;
+        };
+        let compact = Compact {
+            parent,
+            name: name[..].into(),
+            lookups: slot.lookups,
+        };
+        let slot = self.replace(&mut shard, inode, compact);
+        drop(shard);
+        drop(slot);
+    }
+
+    /// Puts `compact` in the place of the slot of an inode.
+    fn replace(&self, shard: &mut Shard, inode: &Inode, compact: Compact) -> Option<Slot> {
+        let bytes = compact.memory_bytes();
+        let slot = shard.slots.remove(&inode.ino.0);
+        self.inodes.fetch_sub(1, Ordering::Relaxed);
+        if inode.touched.load(Ordering::SeqCst) {
+            self.evicted(shard);
+        }
+        shard.compact.insert(inode.ino.0, compact);
+        self.compact.fetch_add(1, Ordering::Relaxed);
+        self.compact_bytes.fetch_add(bytes, Ordering::Relaxed);
+        slot
+    }
+
+    /// Takes a compact inode out of its shard.
+    fn take_compact(&self, shard: &mut Shard, ino: Ino) -> Option<Compact> {
+        let compact = shard.compact.remove(&ino.0)?;
+        self.compact.fetch_sub(1, Ordering::Relaxed);
+        let bytes = compact.memory_bytes();
+        self.compact_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Some(compact)
+    }
+
+    /// Numbers of up to `count` compact inodes.
+    pub(crate) fn some_compact(&self, count: usize) -> Vec<Ino> {
+        let first = self.next_shard.fetch_add(1, Ordering::Relaxed);
+        let mut some = Vec::new();
+        for shard in (0..SHARDS).map(|turn| &self.shards[(first + turn) % SHARDS]) {
+            let shard = shard.lock();
+            let left = count - some.len();
+            some.extend(shard.compact.keys().take(left).map(|ino| Ino(*ino)));
+            if some.len() >= count {
+                break;
+            }
+        }
+        some
     }
 
     /// The inode whose only name is `name` in `dir`, if it is in memory and that name was noted
@@ -425,6 +636,11 @@ impl Table {
         if seen.is_some_and(|seen| is_dying || seen < shard.last_eviction) {
             return Adopted::Outdated;
         }
+        let compact = shard.compact.get(&inode.ino.0);
+        if compact.is_some_and(|compact| !compact.lies_at(&inode.location.read())) {
+            return Adopted::Elsewhere;
+        }
+        let compact = self.take_compact(&mut shard, inode.ino);
         if is_dying {
             // The inode that takes the slot may leave before the dying one has.
             self.evicted(&mut shard);
@@ -434,13 +650,17 @@ impl Table {
             Slot {
                 inode: Arc::downgrade(inode),
                 serial: inode.serial,
-                held: None,
-                lookups: 0,
+                held: compact.is_some().then(|| Arc::clone(inode)),
+                lookups: compact.as_ref().map_or(0, |compact| compact.lookups),
             },
         );
         if before.is_none() {
             self.inodes.fetch_add(1, Ordering::Relaxed);
         }
+        shard.enqueue(inode.ino);
+        // Dropping the directory may take the lock of the shard.
+        drop(shard);
+        drop(compact);
         Adopted::New
     }
 
@@ -481,6 +701,16 @@ impl Table {
     /// get another one.
     pub(crate) fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         let mut shard = self.shard(ino).lock();
+        if let Some(compact) = shard.compact.get_mut(&ino.0) {
+            compact.lookups = compact.lookups.saturating_sub(lookups);
+            if compact.lookups == 0 {
+                last();
+                let compact = self.take_compact(&mut shard, ino);
+                drop(shard);
+                drop(compact);
+            }
+            return;
+        }
         let Some(slot) = shard.slots.get_mut(&ino.0) else {
             return;
         };
@@ -513,15 +743,31 @@ impl Table {
         std::mem::take(&mut *self.deferred.lock())
     }
 
+    /// Inodes in memory that are not compact.
     pub(crate) fn len(&self) -> usize {
         self.inodes.load(Ordering::Relaxed)
+    }
+
+    /// Compact inodes.
+    pub(crate) fn compact_len(&self) -> usize {
+        self.compact.load(Ordering::Relaxed)
+    }
+
+    /// Memory of all inodes, about, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        let whole = self.len() * WHOLE_BYTES;
+        (whole + self.compact_bytes.load(Ordering::Relaxed)) as u64
     }
 
     /// Drops all references of the kernel: the mount is gone.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
+            let mut shard = shard.lock();
+            let compact = std::mem::take(&mut shard.compact);
+            self.compact.fetch_sub(compact.len(), Ordering::Relaxed);
+            let bytes = compact.values().map(Compact::memory_bytes).sum();
+            self.compact_bytes.fetch_sub(bytes, Ordering::Relaxed);
             let held: Vec<_> = shard
-                .lock()
                 .slots
                 .values_mut()
                 .filter_map(|slot| {
@@ -529,7 +775,8 @@ impl Table {
                     slot.held.take()
                 })
                 .collect();
-            drop(held);
+            drop(shard);
+            drop((held, compact));
         }
     }
 }
@@ -690,5 +937,128 @@ mod tests {
             at = inode(&table, ino, Kind::Directory, location);
         }
         drop(at);
+    }
+
+    /// A directory, and a file in it that the kernel was told about twice.
+    fn remembered(table: &Arc<Table>) -> (Arc<Inode>, Arc<Inode>) {
+        let dir = inode(table, 1, Kind::Directory, Location::Root);
+        let location = Location::Child {
+            parent: Arc::clone(&dir),
+            name: Bytes::from_static(b"a"),
+        };
+        let file = inode(table, 7, Kind::Regular, location);
+        table.adopt(&file, None);
+        table.remember(&file);
+        table.remember(&file);
+        (dir, file)
+    }
+
+    #[test]
+    fn an_inode_becomes_compact_when_nobody_refers_to_it_and_its_lookups_stay() {
+        let table = Table::new();
+        let (dir, file) = remembered(&table);
+        file.touched.store(true, Ordering::SeqCst);
+        table.compact(9, |_| true);
+        assert_eq!(table.compact_len(), 0, "somebody refers to it");
+        drop(file);
+        table.compact(9, |_| false);
+        assert_eq!(table.compact_len(), 0, "its directory is removed");
+        let seen = table.evictions();
+        table.compact(9, |found| Arc::ptr_eq(found, &dir));
+        assert_eq!((table.compact_len(), table.len()), (1, 0));
+        assert!(table.get(Ino(7)).is_none() && table.has(Ino(7)));
+        let (parent, name) = table.compact_at(Ino(7)).unwrap();
+        assert!(Arc::ptr_eq(&parent, &dir) && name == b"a"[..]);
+        let location = || Location::Child {
+            parent: Arc::clone(&dir),
+            name: Bytes::from_static(b"a"),
+        };
+        let read = inode(&table, 7, Kind::Regular, location());
+        let outdated = table.adopt(&read, Some(seen));
+        assert!(matches!(outdated, Adopted::Outdated), "it was changed");
+        let elsewhere = inode(&table, 7, Kind::Regular, Location::Gone);
+        let adopted = table.adopt(&elsewhere, None);
+        assert!(matches!(adopted, Adopted::Elsewhere));
+        assert!(matches!(table.adopt(&read, None), Adopted::New));
+        assert_eq!((table.compact_len(), table.len()), (0, 1));
+        table.forget_noting(Ino(7), 1, || {});
+        drop(read);
+        assert!(table.get(Ino(7)).is_some(), "the kernel was told twice");
+        table.forget_noting(Ino(7), 1, || {});
+        assert!(!table.has(Ino(7)));
+        assert_eq!(table.memory_bytes(), 0);
+    }
+
+    #[test]
+    fn a_compact_inode_is_forgotten_with_its_last_lookup() {
+        let table = Table::new();
+        let (dir, file) = remembered(&table);
+        drop(file);
+        table.compact(9, |_| true);
+        table.forget_noting(Ino(7), 1, || panic!("not the last"));
+        let mut is_last = false;
+        table.forget_noting(Ino(7), 1, || is_last = true);
+        assert!(is_last && !table.has(Ino(7)));
+        assert_eq!(Arc::strong_count(&dir), 1);
+    }
+
+    #[test]
+    fn an_inode_that_was_asked_for_lately_is_not_made_compact_at_once() {
+        let table = Table::new();
+        let (_dir, file) = remembered(&table);
+        drop(file);
+        drop(table.get(Ino(7)));
+        table.compact(9, |_| true);
+        assert_eq!(table.compact_len(), 0);
+        table.compact(9, |_| true);
+        assert_eq!(table.compact_len(), 1);
+    }
+
+    #[test]
+    fn the_order_of_inodes_does_not_grow_with_those_that_left() {
+        let table = Table::new();
+        for ino in 0..100_000 {
+            table.adopt(&inode(&table, ino, Kind::Regular, Location::Gone), None);
+        }
+        let kept: usize = table
+            .shards
+            .iter()
+            .map(|shard| shard.lock().order.len())
+            .sum();
+        assert!(kept <= SHARDS * (LOOKED_AT + 1), "{kept}");
+    }
+
+    #[test]
+    fn a_compact_inode_takes_a_hundred_bytes_and_its_name_at_most() {
+        let table = Table::new();
+        let dir = inode(&table, 1, Kind::Directory, Location::Root);
+        let files = 100_000;
+        for ino in 2..2 + files {
+            let location = Location::Child {
+                parent: Arc::clone(&dir),
+                name: Bytes::from(format!("a-name-of-{ino}").into_bytes()),
+            };
+            let file = inode(&table, ino, Kind::Regular, location);
+            table.adopt(&file, None);
+            table.remember(&file);
+            drop(file);
+            table.compact(1, |_| true);
+        }
+        for _ in 0..4 * SHARDS {
+            table.compact(100_000, |_| true);
+        }
+        assert!(
+            table.compact_len() + 1000 > files as usize,
+            "{}",
+            table.compact_len()
+        );
+        let room = |shard: &Mutex<Shard>| shard.lock().compact.capacity();
+        let slots: usize = table.shards.iter().map(room).sum();
+        // A map has eight slots for seven entries, and a byte for each.
+        let maps = slots * 8 / 7 * (size_of::<(u64, Compact)>() + 1);
+        // Rounded up to a multiple of 16, with the header of the allocator.
+        let names = table.compact_len() * 32;
+        let each = (maps + names) / table.compact_len();
+        assert!(each <= 100 + "a-name-of-12345".len(), "{each} bytes");
     }
 }

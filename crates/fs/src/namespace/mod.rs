@@ -1,6 +1,7 @@
 //! Inodes in memory: their locations, the names that lead to them, and how they change.
 
 pub(crate) mod attr;
+mod compact;
 pub(crate) mod inode;
 pub(crate) mod numbers;
 pub(crate) mod resolve;

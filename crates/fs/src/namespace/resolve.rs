@@ -102,11 +102,6 @@ impl Namespace {
         matches!(self.topology.read().dir_path(&parent), Err(Error::Stale))
     }
 
-    /// An inode that the kernel has a reference to.
-    pub(crate) fn inode(&self, ino: Ino) -> Result<Arc<Inode>> {
-        self.table.get(ino).ok_or(Error::Stale)
-    }
-
     /// A directory that the kernel has a reference to.
     pub(crate) fn dir(&self, ino: Ino) -> Result<Arc<Inode>> {
         let inode = self.inode(ino)?;
@@ -283,7 +278,7 @@ impl Namespace {
     }
 
     /// The inode with this number: the one in memory, or a new one.
-    fn adopt(
+    pub(super) fn adopt(
         &self,
         ino: Ino,
         record: Record,
@@ -298,18 +293,25 @@ impl Namespace {
         match self.table.adopt(&inode, Some(seen)) {
             Adopted::New => return Ok(inode),
             Adopted::Known(known) => return Ok(known),
+            Adopted::Elsewhere => return Err(two_owners(ino)),
             Adopted::Outdated => {}
         }
         // Any thread that finds the inode in the table waits for its state, so the record that is
         // read now stays right.
         let mut state = inode.state.write();
-        if let Adopted::Known(known) = self.table.adopt(&inode, None) {
-            drop(state);
-            return Ok(known);
+        match self.table.adopt(&inode, None) {
+            Adopted::Known(known) => {
+                drop(state);
+                return Ok(known);
+            }
+            Adopted::Elsewhere => return Err(two_owners(ino)),
+            Adopted::New | Adopted::Outdated => {}
         }
         match self.reread(&inode) {
             Ok(record) => *state = record,
             Err(error) => {
+                // The kernel may ask again when it can be read.
+                self.table.give_up(&inode);
                 *inode.location.write() = Location::Gone;
                 return Err(error);
             }

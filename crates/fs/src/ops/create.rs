@@ -62,7 +62,7 @@ impl Names {
         }
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut ino = self.numbers.new_ino()?;
-        while self.namespace.table.get(ino).is_some() {
+        while self.namespace.table.has(ino) {
             // A visible number inside of a clone is arbitrary, so the new one may be taken.
             ino = self.numbers.new_ino()?;
         }

@@ -1,6 +1,7 @@
 //! The state of the kernel's caches as the server knows it, and the notifications that change them.
 
 pub(crate) mod first_entry_policy;
+pub(crate) mod forget_requests;
 pub(crate) mod held;
 pub(crate) mod listing_policies;
 pub(crate) mod mapped;

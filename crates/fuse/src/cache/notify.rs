@@ -85,6 +85,16 @@ impl Kernel {
         }
     }
 
+    /// Asks the kernel to forget inodes that no program uses (FUSE_NOTIFY_PRUNE, Linux 6.18). Waits
+    /// for locks in the kernel.
+    ///
+    /// # Errors
+    /// `EINVAL`: an older kernel.
+    pub(crate) fn prune(&self, inodes: &[Ino]) -> io::Result<()> {
+        let numbers: Vec<u8> = inodes.iter().flat_map(|ino| ino.0.to_ne_bytes()).collect();
+        self.send(&Notification::prune(inodes.len()), &[&numbers])
+    }
+
     /// Sends invalidations. The kernel has carried them out when this returns.
     pub(crate) fn invalidate(&self, stale: &[Invalidation]) {
         for one in stale {

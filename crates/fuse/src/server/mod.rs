@@ -7,6 +7,7 @@ pub(crate) mod credentials;
 pub(crate) mod directories;
 pub(crate) mod dispatch;
 pub(crate) mod files;
+pub(crate) mod inode_memory;
 pub(crate) mod ioctl;
 pub(crate) mod names;
 pub(crate) mod page_cache;

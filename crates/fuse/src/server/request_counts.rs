@@ -27,6 +27,7 @@ const COUNTED: usize = 64;
 pub(crate) struct RequestCounts {
     counts: [AtomicU64; COUNTED],
     failed_write_backs: AtomicU64,
+    asked_to_forget: AtomicU64,
 }
 
 impl Default for RequestCounts {
@@ -34,6 +35,7 @@ impl Default for RequestCounts {
         RequestCounts {
             counts: [const { AtomicU64::new(0) }; COUNTED],
             failed_write_backs: AtomicU64::new(0),
+            asked_to_forget: AtomicU64::new(0),
         }
     }
 }
@@ -54,6 +56,15 @@ impl RequestCounts {
     /// drops the page.
     pub(crate) fn count_failed_write_back(&self) {
         self.failed_write_backs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The kernel was asked to forget so many inodes.
+    pub(crate) fn count_asked_to_forget(&self, inodes: u64) {
+        self.asked_to_forget.fetch_add(inodes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn asked_to_forget(&self) -> u64 {
+        self.asked_to_forget.load(Ordering::Relaxed)
     }
 
     pub(crate) fn failed_write_backs(&self) -> u64 {

@@ -24,6 +24,7 @@ use crate::server::barrier::Fences;
 use crate::server::control_calls::ControlCalls;
 use crate::server::directories::Directories;
 use crate::server::files::Files;
+use crate::server::inode_memory::InodeMemory;
 use crate::server::ioctl::{Call, Pace, UNKNOWN};
 use crate::server::names::Names;
 use crate::server::page_cache::PageCache;
@@ -45,6 +46,7 @@ pub(crate) struct Server {
     prefetch: Arc<Prefetch>,
     probe_file: Arc<ProbeFile>,
     counts: Arc<RequestCounts>,
+    inode_memory: InodeMemory,
     fences: Arc<Fences>,
     /// The agreement with the kernel, unknown until the connection begins.
     pub(super) agreed: Arc<OnceLock<Agreed>>,
@@ -96,6 +98,8 @@ impl Server {
             negative_dentries,
             (Arc::clone(&counts), Arc::clone(&prefetch)),
         );
+        let inode_memory =
+            InodeMemory::new(Arc::clone(&volume), kernel.clone(), Arc::clone(&counts))?;
         Ok(Self {
             names,
             files,
@@ -106,6 +110,7 @@ impl Server {
             prefetch,
             probe_file,
             counts,
+            inode_memory,
             fences: Arc::new(Fences::new()),
             agreed,
             syncs: Workers::new("sync", SYNC_THREADS)?,
@@ -150,6 +155,7 @@ impl Server {
 
     pub(crate) fn count(&self, opcode: u32) {
         self.counts.count(opcode);
+        self.inode_memory.keep();
     }
 
     pub(crate) fn fences(&self) -> &Arc<Fences> {
