@@ -52,7 +52,7 @@ impl Default for TreeShape {
             memory_bytes: 16 << 20,
             theta_256: 64,
             segments: 12,
-            clone_copy_bytes: 16 << 10,
+            clone_copy_bytes: 512,
             clone_waiting_bytes: 16 << 10,
             codec: Codec::Raw,
             ingest_bytes: 128 << 10,

@@ -17,10 +17,10 @@
 //!     N  s1 s2                            T  s1 s2 [m m m]        (children of N)
 //! ```
 //!
-//! The source gets a GOTO to the copy as well when only the source showed the node, or when many
-//! messages waited above it or in it: these messages move down into the node that both share, and
-//! the next clone finds nothing above. So a message is written once, however many clones are made
-//! of its place, and no clone waits for a flush.
+//! The source gets a GOTO to the copy as well: these messages move down into the node that both
+//! share, and the next clone finds nothing above. So a message is written once and a node is made
+//! once, however many clones are made of a place that stays as it is, and no clone waits for a
+//! flush.
 //!
 //! Each clone of such a chain adds a segment to the node of the clone before. When a node has many,
 //! the flusher makes a compacted copy of it ([`CompactedCopies::make`]). The next clone goes on
@@ -48,6 +48,7 @@ use crate::reshape::make::NodeMaker;
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
 use crate::store::handles::Handles;
+use crate::store::sharing::Sharing;
 use crate::store::store::Store;
 use crate::store::unflattenable::Unflattenable;
 
@@ -64,7 +65,7 @@ const GATHERED_MAX: usize = 16;
 /// Outcome of looking for the state of a range.
 pub(crate) enum Captured {
     /// The range message of a copy of the range; its translation maps the keys of the source. With
-    /// `moves` the source becomes such a copy too.
+    /// `moves` the node is new, and the source becomes such a copy too.
     Message { msg: RangeMsg, moves: bool },
     /// The state itself, over nothing, in the key space of the source: cheaper than a share of a
     /// node when it is small.
@@ -143,6 +144,26 @@ impl Layer {
         Ok(all)
     }
 
+    fn is_empty(&self, nodes: &NodeCache) -> Result<bool> {
+        match self {
+            Layer::Messages(run) => Ok(run.is_empty()),
+            Layer::Points {
+                run: RunView::Mem(run),
+                part,
+                translation,
+            } => Ok(run.points_in(&translation.range(part)).next().is_none()),
+            Layer::Points {
+                run,
+                part,
+                translation,
+            } => {
+                let mut cursor = MappedCursor::new(run, part, translation, 0);
+                Ok(cursor.take(nodes)?.is_none())
+            }
+            Layer::Segment(_) => Ok(false),
+        }
+    }
+
     fn has_ranges(&self) -> bool {
         matches!(self, Layer::Messages(run) if run.range_count() > 0)
     }
@@ -201,8 +222,6 @@ struct Descent {
     /// The skeleton to share, when the range spans several of its edges or many messages wait in
     /// it.
     lca: Option<Arc<Skeleton>>,
-    /// Whether the lowest skeleton shows only the range.
-    is_own: bool,
 }
 
 impl Descent {
@@ -230,7 +249,6 @@ impl Descent {
             node,
             above: vec![layer],
             lca: None,
-            is_own: false,
         }
     }
 }
@@ -262,6 +280,8 @@ pub(crate) fn capture(
         shape: &store.shape,
         counters: &store.counters,
         maker: NodeMaker::of(store),
+        sharing: &store.sharing,
+        root,
         range,
         terms,
     };
@@ -287,7 +307,7 @@ pub(crate) fn capture(
         (Some((leaf, translation)), None) => capture.over_leaf(leaf, translation)?,
         (None, _) => Skeleton::empty(1, range.clone()),
     };
-    capture.make(copy, above, down, descent.is_own)
+    capture.make(copy, above, down)
 }
 
 /// A capture of `range`, with the components that it calls.
@@ -298,6 +318,8 @@ struct Capture<'a> {
     shape: &'a TreeShape,
     counters: &'a Counters,
     maker: NodeMaker<'a>,
+    sharing: &'a Sharing,
+    root: &'a Arc<Handle>,
     range: &'a KeyRange,
     terms: CloneTerms,
 }
@@ -314,7 +336,14 @@ impl Capture<'_> {
         let skeleton = self.nodes.skeleton(node)?;
         bump(&self.counters.node_visits);
         let inside = translation.range(self.range);
-        descent.is_own = skeleton.range() == inside;
+        if skeleton.range() == inside
+            && !Arc::ptr_eq(node, self.root)
+            && self.waits_nothing(descent)?
+        {
+            // The node shows the source and nothing else: an earlier clone of the source made it.
+            descent.above.clear();
+            return Ok(false);
+        }
         let at = skeleton.edge_of(&inside.lo);
         let edge = &skeleton.edges[at];
         let is_lowest = edge
@@ -337,11 +366,20 @@ impl Capture<'_> {
             bump(&self.counters.node_visits);
             let cover = self.collect(seg, edge.watermark, seen, descent)?;
             if let Some(msg) = cover {
-                descent.is_own = false;
                 // `extract` has put the translation of the target behind the way back; here the
                 // keys are those of the source.
                 descent.node = target_of(msg);
                 break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether no message waits above the node of `descent`.
+    fn waits_nothing(&self, descent: &Descent) -> Result<bool> {
+        for layer in &descent.above {
+            if !layer.is_empty(self.nodes)? {
+                return Ok(false);
             }
         }
         Ok(true)
@@ -405,29 +443,17 @@ impl Capture<'_> {
 
     /// `copy`, with the messages `above` as its newest segments, is the target. `down` leads from
     /// the source to its key space.
-    fn make(
-        &self,
-        mut copy: Skeleton,
-        above: Vec<Joined>,
-        down: Translation,
-        is_own: bool,
-    ) -> Result<Captured> {
+    fn make(&self, mut copy: Skeleton, above: Vec<Joined>, down: Translation) -> Result<Captured> {
         if !self.terms.patient && copy.is_over_fanout(self.shape, OVER_FANOUT_MAX) {
             return Ok(Captured::Requires(Prerequisite::CompactedCopy(copy)));
         }
-        let waiting = match &above[..] {
-            [] => Some(0),
-            [Joined::Messages(all)] => Some(all.size_bytes()),
-            _ => None,
-        };
-        let moves = is_own
-            || waiting.is_none_or(|bytes| bytes > self.shape.clone_waiting_bytes)
-            || self.waits_much(&copy)?;
+        self.sharing.mark_children(&copy);
         let out = down.inverse(&self.range.lo);
         for layer in above.into_iter().rev() {
             match layer {
                 Joined::Messages(run) => self.maker.push_run(&mut copy, run),
                 Joined::Segment(seg) => {
+                    self.sharing.mark(&seg.run);
                     copy.segs.push(SegRef {
                         ord: copy.next_ord,
                         clip: down.range(&seg.clip),
@@ -447,7 +473,7 @@ impl Capture<'_> {
             translation: down,
             node,
         });
-        Ok(Captured::Message { msg, moves })
+        Ok(Captured::Message { msg, moves: true })
     }
 
     /// Whether a part of a run is better referred to than copied.
@@ -511,28 +537,6 @@ impl Capture<'_> {
         // Newer messages may replace most of them.
         let all = gather_range(self.nodes, inside, edge.watermark, &node.segs)?;
         Ok(all.size_bytes() > limit)
-    }
-
-    /// Whether more messages wait in a node for some edge than a clone copies: two nodes that show
-    /// them would both write them once more.
-    fn waits_much(&self, node: &Skeleton) -> Result<bool> {
-        let limit = self.shape.clone_waiting_bytes;
-        for seg in &node.segs {
-            let run = self.nodes.run(&seg.run)?;
-            if run.estimate_bytes(&seg.translation.range(&seg.clip)) <= limit {
-                continue;
-            }
-            for (at, edge) in node.edges.iter().enumerate() {
-                let part = seg.clip.intersect(&node.edge_range(at));
-                if seg.points_step() >= edge.watermark
-                    && !part.is_empty()
-                    && self.is_more(&run, &seg.translation.range(&part), limit)?
-                {
-                    return Ok(true);
-                }
-            }
-        }
-        Ok(false)
     }
 
     /// An interior node that shows the source in a leaf.

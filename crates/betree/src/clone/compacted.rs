@@ -49,6 +49,7 @@ impl CompactedCopies {
         }
         bump(&store.counters.compacted_copies);
         let mut to = from.clone();
+        store.sharing.mark_children(&to);
         let tiers = Tiers::of_clones(&store.shape);
         if urgent {
             let newest = to.newest_within(store.shape.memory_bytes as u64 / BUFFER_PART as u64);

@@ -10,7 +10,7 @@
 //! dirty nodes ([`crate::store::dirty`]); contents of other nodes are in the cache. The owner of
 //! that table is told when the last reference to a handle goes.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use ramet_block::Extent;
@@ -67,6 +67,8 @@ pub(crate) struct Handle {
     /// A [`Stage`]; it only rises.
     stage: AtomicU8,
     place: OnceLock<Place>,
+    /// The interval between checkpoints in which another reference was made last; 0 when none was.
+    shared_in: AtomicU64,
     owner: Weak<dyn Owner>,
 }
 
@@ -89,6 +91,7 @@ impl Handle {
             height,
             stage: AtomicU8::new(stage as u8),
             place: place.map_or_else(OnceLock::new, OnceLock::from),
+            shared_in: AtomicU64::new(0),
             owner,
         })
     }
@@ -123,6 +126,17 @@ impl Handle {
     /// Whether a durable checkpoint names the node.
     pub(crate) fn is_recorded(&self) -> bool {
         self.stage() == Stage::Recorded as u8
+    }
+
+    /// The interval between checkpoints in which the last further reference to the node was made;
+    /// 0 when there is none.
+    pub(crate) fn shared_in(&self) -> u64 {
+        self.shared_in.load(Ordering::Relaxed)
+    }
+
+    /// A further reference to the node is made in this interval between checkpoints.
+    pub(crate) fn set_shared_in(&self, interval: u64) {
+        self.shared_in.store(interval, Ordering::Relaxed);
     }
 
     /// The place of the node, if it is known. The place of a written node is always known.

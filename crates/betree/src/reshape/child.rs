@@ -13,6 +13,7 @@ use crate::reshape::pending::Survey;
 use crate::reshape::split::Splitter;
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
+use crate::store::sharing::Sharing;
 use crate::store::store::Store;
 
 /// Opens and closes interior children of a node.
@@ -23,6 +24,7 @@ pub(crate) struct Children<'a> {
     converter: Converter<'a>,
     splitter: Splitter<'a>,
     maker: NodeMaker<'a>,
+    sharing: &'a Sharing,
     shape: &'a TreeShape,
     counters: &'a Counters,
 }
@@ -35,6 +37,7 @@ impl<'a> Children<'a> {
             converter: Converter::of(store),
             splitter: Splitter::of(store),
             maker: NodeMaker::of(store),
+            sharing: &store.sharing,
             shape: &store.shape,
             counters: &store.counters,
         }
@@ -48,9 +51,7 @@ impl<'a> Children<'a> {
             .child
             .as_ref()
             .expect("only edges with an interior child are opened");
-        if self.survey.is_shared(&node.edges[at])? {
-            bump(&self.counters.unshares);
-        }
+        let is_shared = self.survey.is_shared(&node.edges[at])?;
         let whole = self.nodes.skeleton(&child.node)?;
         let before = whole.range();
         let seen = child.translation.range(&range);
@@ -72,6 +73,10 @@ impl<'a> Children<'a> {
             if cut && let Some(child) = copy.edges[at].child.take() {
                 copy.edges[at].child = self.converter.narrow(child, &copy.edge_range(at))?;
             }
+        }
+        if is_shared {
+            bump(&self.counters.unshares);
+            self.sharing.mark_children(&copy);
         }
         let lift = range.common_prefix_len();
         copy.lift(child.translation.prepend.len() + lift - child.translation.strip);

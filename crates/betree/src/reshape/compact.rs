@@ -95,8 +95,10 @@ impl<'a> Compactor<'a> {
                         .bytes as u64
                 }
             };
-            let is_worth =
-                whole >= self.shape.leaf_bytes as u64 / 8 && seg.bytes < whole / LIVE_PART;
+            // Each node that shares the segment may make a copy of its own.
+            let is_worth = whole >= self.shape.leaf_bytes as u64 / 8
+                && seg.bytes < whole / LIVE_PART
+                && seg.bytes.saturating_mul(self.survey.refs(&seg.run)?) < whole / LIVE_PART;
             let reservation = if is_worth {
                 {
                     // The space of a shared segment does not become free.
@@ -154,7 +156,8 @@ impl<'a> Compactor<'a> {
         tiers: Tiers,
     ) -> Result<()> {
         if deep {
-            let written = node.segs.iter().rposition(|seg| !seg.run.is_fresh());
+            let is_kept = |seg: &SegRef| !seg.run.is_fresh() || self.survey.is_marked(&seg.run);
+            let written = node.segs.iter().rposition(is_kept);
             let from = written.map_or(0, |at| at + 1);
             let mut runs = [0, 0];
             for seg in &node.segs[from..] {

@@ -37,6 +37,7 @@ use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::read::cut::Base;
 use crate::read::scan::{Frame, TreeScan};
 use crate::reshape::split::width;
+use crate::store::sharing::Sharing;
 use crate::store::store::Store;
 
 /// Messages that one flattening may always move, in bytes, for any size of the buffers of nodes.
@@ -65,6 +66,7 @@ pub(crate) struct Flattener<'a> {
     converter: Converter<'a>,
     maker: NodeMaker<'a>,
     unflattenable: &'a Unflattenable,
+    sharing: &'a Sharing,
     shape: &'a TreeShape,
     counters: &'a Counters,
 }
@@ -77,6 +79,7 @@ impl<'a> Flattener<'a> {
             converter: Converter::of(store),
             maker: NodeMaker::of(store),
             unflattenable: &store.unflattenable,
+            sharing: &store.sharing,
             shape: &store.shape,
             counters: &store.counters,
         }
@@ -168,11 +171,14 @@ impl Builder<'_> {
         let range = &piece.range;
         let child = match &piece.base {
             Base::Nothing => None,
-            Base::Node(node, translation) => Some(Child {
-                translation: translation.clone(),
-                node: node.clone(),
-                live_bytes: 0,
-            }),
+            Base::Node(node, translation) => {
+                self.with.sharing.mark(node);
+                Some(Child {
+                    translation: translation.clone(),
+                    node: node.clone(),
+                    live_bytes: 0,
+                })
+            }
             Base::Draft(_) => unreachable!("a draft has no height to stop at"),
         };
         if !self.extends_last(child.as_ref(), range) {

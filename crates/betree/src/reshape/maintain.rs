@@ -159,9 +159,7 @@ impl<'a> Maintainer<'a> {
             let (edge, waits) = (&node.edges[at], pending[at]);
             let is_due = edge.is_above_leaf()
                 && !waits.held
-                && (self.survey.frees_much(edge, waits)
-                    || self.survey.is_abundant(edge, waits)
-                        && (is_short || self.survey.is_shared(edge)?)
+                && (self.is_due(edge, waits, is_short)?
                     || is_sweeping && self.balance.gives_back(edge, waits)?);
             at += if is_due {
                 self.rewrite_edge(node, pending, at)?
@@ -170,6 +168,20 @@ impl<'a> Maintainer<'a> {
             };
         }
         Ok(())
+    }
+
+    /// Whether the leaf of an edge is written anew without pressure. A new copy of a leaf that
+    /// others show too frees nothing, so the messages for it have to be abundant.
+    fn is_due(&self, edge: &Edge, waits: Pending, is_short: bool) -> Result<bool> {
+        let is_abundant = self.survey.is_abundant(edge, waits);
+        let frees_much = self.survey.frees_much(edge, waits);
+        if !is_abundant && !frees_much {
+            return Ok(false);
+        }
+        Ok(match self.survey.is_shared(edge)? {
+            true => is_abundant,
+            false => frees_much || is_short,
+        })
     }
 
     /// Writes the keys below a leaf edge anew; returns the number of edges in its place.

@@ -6,6 +6,7 @@ use crate::node::handle::{Handle, Kind};
 use crate::node::skeleton::{Edge, SegRef, Skeleton};
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
+use crate::store::sharing::Sharing;
 use crate::store::store::Store;
 use ramet_nodetable::NodeTable;
 
@@ -43,6 +44,7 @@ impl Pending {
 pub(crate) struct Survey<'a> {
     nodes: &'a NodeCache,
     table: &'a NodeTable,
+    sharing: &'a Sharing,
     shape: &'a TreeShape,
 }
 
@@ -51,17 +53,9 @@ impl<'a> Survey<'a> {
         Self {
             nodes: &store.nodes,
             table: &store.table,
+            sharing: &store.sharing,
             shape: &store.shape,
         }
-    }
-
-    /// References to a node as of the last checkpoint; at least one.
-    pub(crate) fn refs(&self, node: &Handle) -> Result<u64> {
-        if !node.is_recorded() {
-            return Ok(1);
-        }
-        let record = self.table.get(node.id())?;
-        Ok(record.map_or(1, |r| r.refs).max(1))
     }
 
     /// Whether the messages are theta of the bytes that the edge shows, so that writing the leaf
@@ -87,12 +81,28 @@ impl<'a> Survey<'a> {
         (size / 256).saturating_mul(self.shape.theta_256).max(1)
     }
 
-    /// Whether the last checkpoint knows other references to the child of an edge.
+    /// Whether there are other references to the child of an edge.
     pub(crate) fn is_shared(&self, edge: &Edge) -> Result<bool> {
-        match edge.child.as_ref().filter(|c| c.node.is_recorded()) {
-            Some(child) => Ok(self.table.get(child.node.id())?.is_some_and(|r| r.refs > 1)),
+        match &edge.child {
+            Some(child) => Ok(self.refs(&child.node)? > 1),
             None => Ok(false),
         }
+    }
+
+    /// References to a node: those that the last checkpoint counted, at least one, and one more
+    /// for all those made since.
+    pub(crate) fn refs(&self, node: &Handle) -> Result<u64> {
+        let counted = if node.is_recorded() {
+            self.table.get(node.id())?.map_or(1, |record| record.refs)
+        } else {
+            1
+        };
+        Ok(counted.max(1) + u64::from(self.is_marked(node)))
+    }
+
+    /// Whether a node has references that no checkpoint has counted.
+    pub(crate) fn is_marked(&self, node: &Handle) -> bool {
+        self.sharing.is_marked(node)
     }
 
     pub(crate) fn pending_of_edges(&self, node: &Skeleton) -> Result<Vec<Pending>> {

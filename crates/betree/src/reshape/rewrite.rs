@@ -7,9 +7,11 @@ use crate::shape::TreeShape;
 use crate::store::prefetch::Prefetcher;
 use crate::store::space::Space;
 use crate::store::space_debt::SpaceDebt;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_nodetable::NodeId;
 
 use crate::counters::bump;
 use crate::error::{Error, Result};
@@ -74,8 +76,8 @@ impl<'a> LeafRewriter<'a> {
         Ok(edges)
     }
 
-    /// Joins runs of neighbouring small leaves, so that deletions and tiny clones do not leave
-    /// crumbs.
+    /// Joins runs of neighbouring small leaves, so that deletions do not leave crumbs. A leaf that
+    /// other nodes show too stays as it is: its bytes would be there twice.
     pub(crate) fn coalesce(&self, node: &mut Skeleton, pending: &mut Vec<Pending>) -> Result<()> {
         let over_fanout = node.width() > self.shape.fanout;
         let size = |edge: &Edge, p: &Pending| match &edge.child {
@@ -87,19 +89,32 @@ impl<'a> LeafRewriter<'a> {
             Some(_) => None,
         };
         let least = if over_fanout { 2 } else { 4 };
+        let mut edges_to: HashMap<NodeId, u64> = HashMap::new();
+        for child in node.edges.iter().filter_map(|edge| edge.child.as_ref()) {
+            *edges_to.entry(child.node.id()).or_default() += 1;
+        }
+        let is_of_node = |edge: &Edge| match &edge.child {
+            Some(child) if self.survey.is_marked(&child.node) => Ok(false),
+            Some(child) => Ok(self.survey.refs(&child.node)? <= edges_to[&child.node.id()]),
+            None => Ok::<_, Error>(true),
+        };
         let mut from = 0;
         while from < node.edges.len() {
             let (mut to, mut sum, mut leaves) = (from, 0, 0);
             while to < node.edges.len() {
                 match size(&node.edges[to], &pending[to]) {
-                    Some(bytes) if bytes <= self.shape.leaf_bytes / 2 - sum => sum += bytes,
+                    Some(bytes)
+                        if bytes <= self.shape.leaf_bytes / 2 - sum
+                            && is_of_node(&node.edges[to])? =>
+                    {
+                        sum += bytes;
+                    }
                     _ => break,
                 }
                 leaves += usize::from(node.edges[to].child.is_some());
                 to += 1;
             }
             let joined = if leaves >= least {
-                // Other nodes may share the leaves.
                 let reserved = self.space.reserve_spare(sum as u64).map(drop);
                 self.debt
                     .if_possible(reserved.and_then(|()| self.rewrite(node, from, to - 1)))?

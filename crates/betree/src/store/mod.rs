@@ -14,6 +14,7 @@ pub(crate) mod read;
 pub(crate) mod read_whole;
 pub(crate) mod reservation;
 pub(crate) mod root_copies;
+pub(crate) mod sharing;
 pub(crate) mod space;
 pub(crate) mod space_debt;
 pub(crate) mod store;

@@ -6,6 +6,7 @@
 //!    │                calls: node table
 //!    ├── SpaceDebt    steps that were left out, and when a sweep pays off
 //!    │                calls: Space, node table
+//!    ├── Sharing      references that no checkpoint has counted
 //!    ├── Handles      handles of nodes, table of dirty nodes, deferred frees
 //!    │                calls: Space, node table
 //!    ├── NodeDevice   counted reads, buffers of large reads, drop-behind
@@ -32,6 +33,7 @@ use crate::store::device::NodeDevice;
 use crate::store::handles::Handles;
 use crate::store::prefetch::Prefetcher;
 use crate::store::root_copies::RootCopies;
+use crate::store::sharing::Sharing;
 use crate::store::space::Space;
 use crate::store::space_debt::SpaceDebt;
 use crate::store::unflattenable::Unflattenable;
@@ -53,6 +55,8 @@ pub(crate) struct Store {
     pub(crate) space_debt: SpaceDebt,
     pub(crate) unflattenable: Unflattenable,
     pub(crate) root_copies: Arc<RootCopies>,
+    /// References that no checkpoint has counted.
+    pub(crate) sharing: Sharing,
     pub(crate) write_back: WriteBack,
     pub(crate) prefetch: Arc<Prefetcher>,
     /// The memory of the tree counts against it.
@@ -114,6 +118,7 @@ impl Store {
             space_debt,
             unflattenable: Unflattenable::default(),
             root_copies,
+            sharing: Sharing::default(),
             write_back,
             prefetch: Arc::new(prefetch),
             budget,

@@ -62,6 +62,7 @@ impl Inner {
                     Captured::Requires(prerequisite) => return Ok(Some(prerequisite)),
                     Captured::Message { msg, moves } => {
                         if let RangeMsg::Goto(target) = &msg {
+                            self.store.sharing.mark(&target.node);
                             made.push(target.node.clone());
                         }
                         // The destination may hold the source, or lie in it: it comes last.

@@ -229,8 +229,8 @@ pub(crate) fn batch_bytes(batch: &Batch) -> usize {
             Op::Delete { key } => key.len() + 16,
             Op::Patch { key, bytes, .. } => key.len() + bytes.len() + 16,
             Op::DeleteRange { lo, .. } => 2 * lo.len() + 256,
-            // At most a copy of a skeleton and a small segment.
-            Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 4096,
+            // At most a copy of a skeleton, a segment of messages that waited, and one of the GOTO.
+            Op::CloneRange { lo, prefix, .. } => 2 * (lo.len() + prefix.len()) + 3 * 4096,
             // The entries have their space already.
             Op::Ingest { prefix, ingest } => 2 * prefix.len() + ingest.record_bytes(),
         })

@@ -260,6 +260,7 @@ impl Checkpointer {
                 let same = (*state.top).clone();
                 state.set_root(&self.store, same);
             }
+            self.store.sharing.begin_interval();
             // Leaves that are dead now were named by records before the cut.
             let (dead, _) = self.store.handles.deferred.count_and_bytes();
             WrittenState {

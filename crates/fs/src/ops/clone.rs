@@ -20,7 +20,7 @@ use crate::namespace::inode::{DirPath, Inode};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::access::Caller;
-use crate::ops::contents::{Few, copy_contents, few_blocks};
+use crate::ops::contents::copy_contents;
 use crate::ops::hard_links::{LinksBelow, StagedAhead};
 use crate::ops::names::At;
 use crate::ops::removal::Removal;
@@ -43,8 +43,6 @@ struct Plan<'a> {
     /// Number of the copy.
     ino: Ino,
     victim: Option<&'a Victim>,
-    /// Contents of a small file.
-    few: Option<Few>,
     links: Option<&'a LinksBelow>,
     ahead: Option<&'a StagedAhead<'a>>,
 }
@@ -105,7 +103,6 @@ impl Trees {
         }
         let mut tx = Transaction::new(lock_states(&inodes));
         check_caller(caller, &tx, &source, at, victim.as_ref())?;
-        let few = few_blocks(&self.namespace, &source, tx.get(&source))?;
         let ahead = match &links {
             Some(links) => links.stage_ahead(&self.namespace, &tx, &source, at, ino)?,
             None => None,
@@ -116,7 +113,6 @@ impl Trees {
             at,
             ino,
             victim: victim.as_ref(),
-            few,
             links: links.as_ref(),
             ahead: ahead.as_ref(),
         };
@@ -135,7 +131,7 @@ impl Trees {
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
-        mut plan: Plan<'_>,
+        plan: Plan<'_>,
     ) -> Result<()> {
         let from = topology.path(plan.source).map_err(gone_is_not_found)?;
         let dir = topology.dir_path(plan.at.dir);
@@ -163,7 +159,7 @@ impl Trees {
                 victim.drop(tx, &removal, &dir.path, plan.at.name)?;
             }
         } else {
-            copy_contents(tx, &record, &from, &to, plan.few.take());
+            copy_contents(tx, &record, &from, &to);
         }
         self.put_record(tx, &plan, record, &dir, now);
         let parent = tx.edit(plan.at.dir);

@@ -103,28 +103,14 @@ pub(crate) fn move_contents(
 }
 
 /// Copies contents and attributes of a file at `from` to a path that has none.
-pub(crate) fn copy_contents(
-    tx: &mut Transaction<'_>,
-    record: &Record,
-    from: &Bytes,
-    to: &Bytes,
-    few: Option<Few>,
-) {
+pub(crate) fn copy_contents(tx: &mut Transaction<'_>, record: &Record, from: &Bytes, to: &Bytes) {
     if record.has(FLAG_XATTRS) {
         tx.batch
             .clone_prefix(keys::range(keys::META, from), keys::range(keys::META, to));
     }
-    match few {
-        Some(few) => {
-            for (rest, value) in few {
-                tx.batch.put(keys::in_range(keys::DATA, to, &rest), value);
-            }
-        }
-        None if record.size_bytes > 0 && Kind::from_mode(record.mode) == Some(Kind::Regular) => {
-            tx.batch
-                .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to));
-        }
-        None => {}
+    if record.size_bytes > 0 && Kind::from_mode(record.mode) == Some(Kind::Regular) {
+        tx.batch
+            .clone_prefix(keys::range(keys::DATA, from), keys::range(keys::DATA, to));
     }
 }
 
