@@ -21,7 +21,7 @@ use tracing::{error, info, warn};
 use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
 use crate::refusal::refusal;
-use crate::{host, inherited, output, owner};
+use crate::{host, inherited, output, owner, pressure};
 
 /// The line on standard output that the daemon writes when the mount is usable.
 pub const READY: &str = "ready";
@@ -149,6 +149,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
             };
         }
     };
+    pressure::watch(&volume);
     let unmounter = mounted.unmounter();
     let parts = (unmounter.clone(), volume.clone());
     spawn_signal_thread(signals, parts, plan.dir.clone())?;

@@ -21,6 +21,7 @@ mod names;
 mod output;
 mod overlay;
 mod owner;
+mod pressure;
 mod progress;
 mod refusal;
 mod resolve;

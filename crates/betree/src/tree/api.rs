@@ -273,6 +273,13 @@ impl Tree {
         &self.inner.store.budget
     }
 
+    /// Fits the cache to the budget at once, which otherwise happens each second, and gives the
+    /// memory back to the system.
+    pub fn rebalance_memory(&self) {
+        self.inner.store.nodes.rebalance();
+        ramet_sys::release_free_memory();
+    }
+
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
