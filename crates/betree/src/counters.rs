@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::paths::{PATHS, PathCounts, StructuralPath};
+
 /// Counters of the store and the tree; all only grow.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
@@ -22,39 +24,35 @@ pub(crate) struct Counters {
     /// The bytes of segments that were copied from segments written before.
     pub(crate) copied_bytes: AtomicU64,
     pub(crate) skeleton_bytes: AtomicU64,
-    // How often each structural path was taken.
-    pub(crate) splits: AtomicU64,
-    pub(crate) flushes: AtomicU64,
-    pub(crate) rewrites: AtomicU64,
-    pub(crate) coalesces: AtomicU64,
-    pub(crate) collapses: AtomicU64,
-    pub(crate) flattens: AtomicU64,
-    pub(crate) segment_merges: AtomicU64,
-    pub(crate) goto_sinks: AtomicU64,
-    pub(crate) goto_waits: AtomicU64,
-    pub(crate) conversions: AtomicU64,
-    pub(crate) overlaps_left: AtomicU64,
-    pub(crate) overlaps_right: AtomicU64,
-    pub(crate) overlaps_both: AtomicU64,
-    pub(crate) unshares: AtomicU64,
-    pub(crate) prunes: AtomicU64,
-    pub(crate) reclaimed: AtomicU64,
-    pub(crate) ingests: AtomicU64,
-    pub(crate) compacted_copies: AtomicU64,
-    pub(crate) clone_waits: AtomicU64,
-    pub(crate) checkpoints: AtomicU64,
+    /// How often each structural path was taken.
+    paths: [AtomicU64; PATHS],
 }
 
 impl Counters {
+    /// Counts that a structural path was taken.
+    pub(crate) fn took(&self, path: StructuralPath) {
+        self.took_times(path, 1);
+    }
+
+    /// Counts that a structural path was taken so many times.
+    pub(crate) fn took_times(&self, path: StructuralPath, times: u64) {
+        self.paths[path as usize].fetch_add(times, Ordering::Relaxed);
+    }
+
+    pub(crate) fn paths(&self) -> PathCounts {
+        PathCounts(self.paths.each_ref().map(|n| n.load(Ordering::Relaxed)))
+    }
+
     /// Grows with every step that moves messages down.
     pub(crate) fn structural_work(&self) -> u64 {
         let steps = [
-            &self.rewrites,
-            &self.flushes,
-            &self.conversions,
-            &self.segment_merges,
+            StructuralPath::Rewrites,
+            StructuralPath::Flushes,
+            StructuralPath::Conversions,
+            StructuralPath::SegmentMerges,
         ];
-        steps.iter().map(|n| n.load(Ordering::Relaxed)).sum()
+        let paths = self.paths();
+        steps.iter().map(|step| paths[*step]).sum()
     }
 
     /// Bytes of all nodes that were written.

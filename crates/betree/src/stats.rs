@@ -1,8 +1,8 @@
 //! Counters and sizes that a tree reports.
 
-use std::ops::AddAssign;
-
 use ramet_block::{Label, Uuid};
+
+use crate::paths::PathCounts;
 
 /// Counters of an open tree. Sizes in bytes, times in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -96,103 +96,4 @@ pub struct WrittenBytes {
     pub copied: u64,
     /// Interior nodes without their messages.
     pub skeletons: u64,
-}
-
-/// How often each structural path was taken.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PathCounts {
-    /// Interior nodes cut in two or more.
-    pub splits: u64,
-    /// Messages moved from a node to a child.
-    pub flushes: u64,
-    /// Leaf ranges written anew.
-    pub rewrites: u64,
-    /// Runs of small leaves joined.
-    pub coalesces: u64,
-    /// Interior nodes replaced by their only edge.
-    pub collapses: u64,
-    /// Nodes that had become too high, rebuilt as balanced trees over the same nodes further down.
-    pub flattens: u64,
-    /// Segments of a node merged.
-    pub segment_merges: u64,
-    /// GOTOs pushed into a child.
-    pub goto_sinks: u64,
-    /// GOTOs that overlap an edge in part and wait to be pushed into its child.
-    pub goto_waits: u64,
-    /// Range messages that became edges.
-    pub conversions: u64,
-    /// Conversions with a part of the edge left over on the right.
-    pub overlaps_left: u64,
-    /// Conversions with a part of the edge left over on the left.
-    pub overlaps_right: u64,
-    /// Conversions with parts of the edge left over on both sides.
-    pub overlaps_both: u64,
-    /// Shared nodes of which a private copy was made.
-    pub unshares: u64,
-    /// Children dropped unread under a covering range message.
-    pub prunes: u64,
-    /// Nodes whose references went to zero.
-    pub reclaimed: u64,
-    /// Ranges replaced by leaves that were written before.
-    pub ingests: u64,
-    /// Compacted copies made for later clones.
-    pub compacted_copies: u64,
-    /// Clones that had prerequisites: a compacted copy, or messages moved out of their way.
-    pub clone_waits: u64,
-    /// Checkpoints written.
-    pub checkpoints: u64,
-}
-
-impl PathCounts {
-    /// All counts, with their names.
-    #[must_use]
-    pub fn by_name(&self) -> [(&'static str, u64); 20] {
-        [
-            ("splits", self.splits),
-            ("flushes", self.flushes),
-            ("rewrites", self.rewrites),
-            ("coalesces", self.coalesces),
-            ("collapses", self.collapses),
-            ("flattens", self.flattens),
-            ("segment_merges", self.segment_merges),
-            ("goto_sinks", self.goto_sinks),
-            ("goto_waits", self.goto_waits),
-            ("conversions", self.conversions),
-            ("overlaps_left", self.overlaps_left),
-            ("overlaps_right", self.overlaps_right),
-            ("overlaps_both", self.overlaps_both),
-            ("unshares", self.unshares),
-            ("prunes", self.prunes),
-            ("reclaimed", self.reclaimed),
-            ("ingests", self.ingests),
-            ("compacted_copies", self.compacted_copies),
-            ("clone_waits", self.clone_waits),
-            ("checkpoints", self.checkpoints),
-        ]
-    }
-}
-
-impl AddAssign for PathCounts {
-    fn add_assign(&mut self, other: Self) {
-        self.splits += other.splits;
-        self.flushes += other.flushes;
-        self.rewrites += other.rewrites;
-        self.coalesces += other.coalesces;
-        self.collapses += other.collapses;
-        self.flattens += other.flattens;
-        self.segment_merges += other.segment_merges;
-        self.goto_sinks += other.goto_sinks;
-        self.goto_waits += other.goto_waits;
-        self.conversions += other.conversions;
-        self.overlaps_left += other.overlaps_left;
-        self.overlaps_right += other.overlaps_right;
-        self.overlaps_both += other.overlaps_both;
-        self.unshares += other.unshares;
-        self.prunes += other.prunes;
-        self.reclaimed += other.reclaimed;
-        self.ingests += other.ingests;
-        self.compacted_copies += other.compacted_copies;
-        self.clone_waits += other.clone_waits;
-        self.checkpoints += other.checkpoints;
-    }
 }

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape, successor_of_prefix};
+use ramet_betree::{
+    Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape, successor_of_prefix,
+};
 use ramet_block::{Device, MemDevice};
 
 #[test]
@@ -99,7 +101,7 @@ fn a_small_range_is_copied_with_all_messages_for_it() {
     assert!(seen("copy").iter().eq(cut.iter().copied()));
     assert_eq!(cut.len(), 40);
     assert_eq!(
-        tree.stats().paths.unshares,
+        tree.stats().paths[StructuralPath::Unshares],
         0,
         "a node was made to be shared"
     );

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+use ramet_betree::{Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape};
 use ramet_block::{Device, MemDevice};
 
 const VALUE_BYTES: usize = 100;
@@ -107,11 +107,11 @@ fn shared_leaves_are_unshared_at_theta_and_private_ones_wait() {
     put(&tree, b"a", 0..60_000);
     tree.checkpoint().expect("there is room");
     let quarter = |prefix: &[u8], from: u64| {
-        let before = tree.stats().paths.rewrites;
+        let before = tree.stats().paths[StructuralPath::Rewrites];
         // A third of the bytes in the leaves, which the buffers take.
         put(&tree, prefix, from..from + 12_000);
         tree.checkpoint().expect("there is room");
-        tree.stats().paths.rewrites - before
+        tree.stats().paths[StructuralPath::Rewrites] - before
     };
     let settled = tree.stats().leaves;
     assert!(settled > 20, "{settled} leaves");

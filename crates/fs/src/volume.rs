@@ -22,7 +22,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, Span, Tree};
+use ramet_betree::{Batch, Span, StructuralPath, Tree};
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Budget, Device, Use};
 
@@ -398,15 +398,15 @@ impl Volume {
             host_free_bytes: tree.host_free_bytes,
             host_allocated_bytes: tree.host_allocated_bytes,
             zombies: tree.zombies,
-            flushes: tree.paths.flushes,
-            rewrites: tree.paths.rewrites,
-            unshares: tree.paths.unshares,
-            prunes: tree.paths.prunes,
-            coalesces: tree.paths.coalesces,
-            segment_merges: tree.paths.segment_merges,
-            flattens: tree.paths.flattens,
-            reclaimed: tree.paths.reclaimed,
-            checkpoints: tree.paths.checkpoints,
+            flushes: tree.paths[StructuralPath::Flushes],
+            rewrites: tree.paths[StructuralPath::Rewrites],
+            unshares: tree.paths[StructuralPath::Unshares],
+            prunes: tree.paths[StructuralPath::Prunes],
+            coalesces: tree.paths[StructuralPath::Coalesces],
+            segment_merges: tree.paths[StructuralPath::SegmentMerges],
+            flattens: tree.paths[StructuralPath::Flattens],
+            reclaimed: tree.paths[StructuralPath::Reclaimed],
+            checkpoints: tree.paths[StructuralPath::Checkpoints],
             inodes_in_memory: (table.len() + table.compact_len()) as u64,
             inodes_compact: table.compact_len() as u64,
             poisoned: tree.poisoned,

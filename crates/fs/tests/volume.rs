@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use ramet_betree::VOLUME_BYTES_MIN;
+use ramet_betree::{StructuralPath, VOLUME_BYTES_MIN};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     AccessTime, Attr, Caller, Clock, CloneMode, Credentials, Error, FormatOptions, Ino, Kind,
@@ -1060,7 +1060,7 @@ fn long_writes_at_any_offset_read_back_also_after_a_replay() {
         assert!(place[..filled] == found, "step {step}");
         assert!(place[filled..].iter().all(|byte| *byte == 0xa5), "{step}");
     }
-    let ingests = volume.tree().stats().paths.ingests;
+    let ingests = volume.tree().stats().paths[StructuralPath::Ingests];
     assert!(ingests > 0, "nothing went the long way since the last open");
     let found = volume.files().read(file, 0, u32::MAX).unwrap();
     assert!(found == model);

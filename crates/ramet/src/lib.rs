@@ -91,7 +91,7 @@ use ramet_block::{Access, Budget, ClaimError, Uuid, create_image};
 
 pub use ramet_betree::{
     Batch, Diff, Difference, Error, KEY_BYTES_MAX, PathCounts, Result, Scan, Seq, Snapshot, Span,
-    Stats, Tree, Usage, VALUE_BYTES_MAX, VOLUME_BYTES_MIN,
+    Stats, StructuralPath, Tree, Usage, VALUE_BYTES_MAX, VOLUME_BYTES_MIN,
 };
 pub use ramet_block::{Codec, Device, FileDevice, MemDevice, ZstdLevel};
 /// The file-system layer: directories, files and clones of both, by inode number; see

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree};
+use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, StructuralPath, Tree};
 use ramet_block::Device;
 use ramet_sim::{Rng, SparseDevice, env_u64};
 
@@ -84,7 +84,7 @@ fn cycles(manual: bool, cycles: u64) {
             stats.zombies,
             stats.nodes,
             stats.pending_message_bytes,
-            stats.paths.checkpoints
+            stats.paths[StructuralPath::Checkpoints]
         );
         let first = *first.get_or_insert(taken);
         assert!(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, Error, FormatOptions, Ingest, OpenOptions, Tree};
+use ramet_betree::{Batch, Error, FormatOptions, Ingest, OpenOptions, StructuralPath, Tree};
 use ramet_block::Device;
 use ramet_sim::{Fill, Keep, LoggedDevice, PowerCut, Rng, Setup, SparseDevice, Told, env_u64};
 
@@ -63,10 +63,10 @@ fn a_dead_leaf_keeps_its_bytes_as_long_as_a_record_may_name_it() {
     tree.sync().expect("in memory");
     let synced = logged.log_len();
     replace(2, 1);
-    let checkpoints = tree.stats().paths.checkpoints;
+    let checkpoints = tree.stats().paths[StructuralPath::Checkpoints];
     held.extend(fill_up(&tree, 3));
     assert!(
-        tree.stats().paths.checkpoints > checkpoints,
+        tree.stats().paths[StructuralPath::Checkpoints] > checkpoints,
         "the space of what is dead came back"
     );
 
@@ -169,7 +169,7 @@ fn an_import_replaces_a_range_atomically_and_survives_a_replay() {
         .expect("there is room");
     tree.sync().expect("in memory");
     let written = tree.stats().bytes_written;
-    assert!(tree.stats().paths.ingests == 1 && written > 0);
+    assert!(tree.stats().paths[StructuralPath::Ingests] == 1 && written > 0);
     drop(tree);
     // In memory alone first.
     let only_read = OpenOptions {

@@ -42,6 +42,7 @@ use crate::node::handle::{Handle, Kind};
 use crate::node::message::{Point, RangeMsg, Target};
 use crate::node::run_view::RunView;
 use crate::node::skeleton::{Child, Edge, HEIGHT_PATIENT, SegRef, Skeleton};
+use crate::paths::StructuralPath;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::reshape::gather::gather_range;
 use crate::reshape::make::NodeMaker;
@@ -301,7 +302,7 @@ pub(crate) fn capture(
             return capture.share(node, translation);
         }
         (Some((_, translation)), Some(skeleton)) => {
-            bump(&store.counters.unshares);
+            store.counters.took(StructuralPath::Unshares);
             compacted.in_order(skeleton.clipped(&translation.range(range)))
         }
         (Some((leaf, translation)), None) => capture.over_leaf(leaf, translation)?,

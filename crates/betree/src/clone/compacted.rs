@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use crate::counters::bump;
 use crate::error::Result;
 use crate::node::skeleton::{Child, Skeleton};
+use crate::paths::StructuralPath;
 use crate::reshape::compact::{Compactor, Tiers};
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::split::Splitter;
@@ -47,7 +47,7 @@ impl CompactedCopies {
         {
             return Ok(());
         }
-        bump(&store.counters.compacted_copies);
+        store.counters.took(StructuralPath::CompactedCopies);
         let mut to = from.clone();
         store.sharing.mark_children(&to);
         let tiers = Tiers::of_clones(&store.shape);

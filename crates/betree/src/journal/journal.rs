@@ -49,7 +49,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel, is_no_space};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::journal::backing::Backing;
 use crate::journal::frame::{
     FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, frame_bytes_max, is_valid_region,
@@ -575,10 +575,7 @@ impl Journal {
                 if is_no_space(&source) {
                     return Error::NoSpace;
                 }
-                Error::Io {
-                    what,
-                    source: Arc::new(source),
-                }
+                io_error(what)(source)
             }
         };
         if group.frames.iter().any(|s| s.names_extents)
@@ -621,10 +618,7 @@ impl Journal {
     /// A sync that fails is a failure, for want of room too: another caller may count the lost
     /// bytes as durable.
     fn sync_device(&self, what: &'static str) -> Result<()> {
-        self.dev.sync().map_err(|source| Error::Io {
-            what,
-            source: Arc::new(source),
-        })
+        self.dev.sync().map_err(io_error(what))
     }
 }
 

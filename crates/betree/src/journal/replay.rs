@@ -14,12 +14,10 @@
 //!
 //! Memory: two longest frames at most, for any headers. Any bytes end in an answer.
 
-use std::sync::Arc;
-
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::journal::frame::{
     Header, Timeline, frame_bytes_max, is_intact, is_valid_region, payload, records,
 };
@@ -110,10 +108,7 @@ impl Reader<'_> {
         let mut bytes = vec![0; len];
         self.dev
             .read_at(self.addr(offset), &mut bytes)
-            .map_err(|source| Error::Io {
-                what: "reading the journal",
-                source: Arc::new(source),
-            })?;
+            .map_err(io_error("reading the journal"))?;
         Ok(bytes)
     }
 

@@ -3,10 +3,11 @@
 //! The copy is clipped to the edge and relifted, so segments and children below are shared until
 //! they are rewritten.
 
-use crate::counters::{Counters, bump};
+use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::key::translation::Translation;
 use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::paths::StructuralPath;
 use crate::reshape::convert::Converter;
 use crate::reshape::make::NodeMaker;
 use crate::reshape::pending::Survey;
@@ -75,7 +76,7 @@ impl<'a> Children<'a> {
             }
         }
         if is_shared {
-            bump(&self.counters.unshares);
+            self.counters.took(StructuralPath::Unshares);
             self.sharing.mark_children(&copy);
         }
         let lift = range.common_prefix_len();
@@ -127,7 +128,7 @@ impl<'a> Children<'a> {
                 && part.edges.len() <= (self.shape.fanout / 2).max(1)
             {
                 // A node with few children and no messages is better off as edges of its parent.
-                bump(&self.counters.collapses);
+                self.counters.took(StructuralPath::Collapses);
                 let down = Translation::stripping(lift);
                 edges.extend(part.edges.iter().map(|e| Edge {
                     lo: up.key(&e.lo),

@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 
 use ramet_block::BLOCK_BYTES;
 
-use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::skeleton::{SegRef, Skeleton};
+use crate::paths::StructuralPath;
 use crate::reshape::gather::{Gathered, Gatherer, PUSH_BYTES};
 use crate::shape::TreeShape;
 use crate::store::reservation::SpaceReservation;
@@ -117,7 +117,7 @@ impl<'a> Compactor<'a> {
                 at += 1;
                 continue;
             };
-            bump(&self.counters.segment_merges);
+            self.counters.took(StructuralPath::SegmentMerges);
             self.count_copied(&node.segs[at..=at]);
             let Some(left) = self
                 .debt
@@ -193,7 +193,7 @@ impl<'a> Compactor<'a> {
         else {
             return Ok(false);
         };
-        bump(&self.counters.segment_merges);
+        self.counters.took(StructuralPath::SegmentMerges);
         self.count_copied(&node.segs[from..]);
         let Some(merged) = self
             .debt

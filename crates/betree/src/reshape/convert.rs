@@ -6,13 +6,13 @@ use crate::store::cache::NodeCache;
 use bytes::Bytes;
 use ramet_block::failpoints::{self, Fault};
 
-use crate::counters::bump;
 use crate::error::{Result, if_readable};
 use crate::key::range::{KeyRange, below, min_hi};
 use crate::node::handle::Kind;
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RangeAt;
 use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::paths::StructuralPath;
 use crate::store::store::Store;
 
 /// The future of a part of an edge's range.
@@ -243,7 +243,7 @@ impl<'a> Converter<'a> {
                 }
                 Fate::Stays { goto_waits } => {
                     if goto_waits {
-                        bump(&self.counters.goto_waits);
+                        self.counters.took(StructuralPath::GotoWaits);
                     }
                     if !goes_on {
                         kept.push((out.len(), false));
@@ -283,13 +283,13 @@ impl<'a> Converter<'a> {
     /// Counts that piece `n` of the `count` pieces of `edge` becomes an edge.
     fn count_conversion(&self, edge: &Edge, n: usize, count: usize) {
         let counters = &self.counters;
-        bump(&counters.conversions);
+        counters.took(StructuralPath::Conversions);
         match (count == 1, n == 0, n + 1 == count) {
             (true, _, _) if edge.child.is_none() => {}
-            (true, _, _) => bump(&counters.prunes),
-            (_, true, _) => bump(&counters.overlaps_left),
-            (_, _, true) => bump(&counters.overlaps_right),
-            _ => bump(&counters.overlaps_both),
+            (true, _, _) => counters.took(StructuralPath::Prunes),
+            (_, true, _) => counters.took(StructuralPath::OverlapsLeft),
+            (_, _, true) => counters.took(StructuralPath::OverlapsRight),
+            _ => counters.took(StructuralPath::OverlapsBoth),
         }
     }
 

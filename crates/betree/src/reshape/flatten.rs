@@ -27,12 +27,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::buffer::Buffer;
 use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::paths::StructuralPath;
 use crate::read::cursor::{AHEAD_MAX, MappedCursor, Merge};
 use crate::read::cut::Base;
 use crate::read::scan::{Frame, TreeScan};
@@ -102,7 +102,7 @@ impl<'a> Flattener<'a> {
                 at += 1;
                 continue;
             };
-            bump(&self.counters.flattens);
+            self.counters.took(StructuralPath::Flattens);
             let made = edges.len();
             node.edges.splice(at..=at, edges);
             at += made;

@@ -44,12 +44,12 @@ use crate::store::cache::NodeCache;
 use crate::store::space::Space;
 use crate::store::space_debt::SpaceDebt;
 
-use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::handle::Kind;
 use crate::node::skeleton::{Edge, HEIGHT_PATIENT, HEIGHT_SOFT, Skeleton};
+use crate::paths::StructuralPath;
 use crate::reshape::compact::Tiers;
 use crate::reshape::gather::{DELETES_PER_LEAF_BYTES, Gathered, Gatherer, PUSH_BYTES};
 use crate::reshape::pending::Pending;
@@ -199,7 +199,7 @@ impl<'a> Maintainer<'a> {
             pending[at].stays = true;
             return Ok(1);
         };
-        bump(&self.counters.flushes);
+        self.counters.took(StructuralPath::Flushes);
         let made = edges.len();
         let done = Pending {
             stays: true,
@@ -287,7 +287,7 @@ impl<'a> Maintainer<'a> {
         } else {
             self.space.reserve_spare(bytes)
         }?;
-        bump(&self.counters.flushes);
+        self.counters.took(StructuralPath::Flushes);
         self.give(&mut child, messages);
         drop(reservation);
         self.maintain(&mut child, false, deep)?;
@@ -297,7 +297,7 @@ impl<'a> Maintainer<'a> {
     fn give(&self, child: &mut Skeleton, messages: Gathered) {
         let goto_height = NodeMaker::goto_height(&messages.ranges);
         if goto_height > 0 {
-            bump(&self.counters.goto_sinks);
+            self.counters.took(StructuralPath::GotoSinks);
             assert!(
                 goto_height <= child.height,
                 "T3: a GOTO sinks only into nodes above its target"

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use bytes::Bytes;
 use ramet_nodetable::NodeId;
 
-use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::{KeyRange, shared_prefix};
 use crate::key::translation::Translation;
 use crate::node::handle::Kind;
 use crate::node::run_builder::RunBuilder;
 use crate::node::skeleton::{Child, Edge, Skeleton};
+use crate::paths::StructuralPath;
 use crate::read::cut::Base;
 use crate::read::scan::TreeScan;
 use crate::reshape::gather::PUSH_BYTES;
@@ -56,7 +56,7 @@ impl<'a> LeafRewriter<'a> {
     pub(crate) fn rewrite(&self, node: &Skeleton, from: usize, to: usize) -> Result<Vec<Edge>> {
         for edge in &node.edges[from..=to] {
             if self.survey.is_shared(edge)? {
-                bump(&self.counters.unshares);
+                self.counters.took(StructuralPath::Unshares);
             }
         }
         let range = KeyRange::new(node.edges[from].lo.clone(), node.edge_hi(to));
@@ -72,7 +72,7 @@ impl<'a> LeafRewriter<'a> {
             writer.add(key, value)?;
         }
         let edges = writer.finish(range.hi)?;
-        bump(&self.counters.rewrites);
+        self.counters.took(StructuralPath::Rewrites);
         Ok(edges)
     }
 
@@ -122,7 +122,7 @@ impl<'a> LeafRewriter<'a> {
                 None
             };
             if let Some(edges) = joined {
-                bump(&self.counters.coalesces);
+                self.counters.took(StructuralPath::Coalesces);
                 let made = edges.len();
                 pending.splice(from..to, std::iter::repeat_n(Pending::default(), made));
                 node.edges.splice(from..to, edges);

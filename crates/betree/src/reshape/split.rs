@@ -10,10 +10,10 @@ use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
 use std::ops::Range;
 
-use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::node::skeleton::{Edge, Skeleton};
+use crate::paths::StructuralPath;
 use crate::store::store::Store;
 
 /// So many edges without a child count as one edge with a child.
@@ -86,7 +86,7 @@ impl<'a> Splitter<'a> {
         if node.width() <= self.shape.fanout {
             return Ok(vec![node]);
         }
-        bump(&self.counters.splits);
+        self.counters.took(StructuralPath::Splits);
         // Of equal borders the first.
         let shortest = |ats: &mut dyn Iterator<Item = usize>| {
             ats.min_by_key(|&at| node.edges[at].lo.len())

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::clone::capture::{Captured, CloneTerms, Prerequisite};
-use crate::counters::bump;
 use crate::error::Result;
 use crate::key::range::KeyRange;
 use crate::key::translation::destination;
 use crate::node::handle::Handle;
 use crate::node::message::{Point, RangeMsg};
 use crate::node::skeleton::{HEIGHT_MAX, HEIGHT_MAX_REPLAYED};
+use crate::paths::StructuralPath;
 use crate::shape::Seq;
 use crate::sync::MutexGuard;
 use crate::tree::batch::{Batch, Op};
@@ -38,7 +38,7 @@ impl Inner {
                 .buffer
                 .add_range(KeyRange::new(lo, hi), RangeMsg::Null),
             Op::Ingest { prefix, ingest } => {
-                bump(&self.store.counters.ingests);
+                self.store.counters.took(StructuralPath::Ingests);
                 for (range, msg) in ingest.messages(&prefix) {
                     state.buffer.add_range(range, msg);
                 }

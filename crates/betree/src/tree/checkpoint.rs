@@ -23,11 +23,11 @@ use ramet_block::superblock::write_superblock;
 use ramet_block::{BLOCK_BYTES, JournalPos, Superblock};
 use ramet_nodetable::{Commit, NewNode, NodeId};
 
-use crate::counters::bump;
 use crate::error::{Error, Result, io_error};
 use crate::journal::journal::Journal;
 use crate::node::handle::Handle;
 use crate::node::message::RangeMsg;
+use crate::paths::StructuralPath;
 use crate::shape::Seq;
 use crate::store::fragments::Fragments;
 use crate::store::store::Store;
@@ -340,8 +340,8 @@ impl Checkpointer {
         }
         store.nodes.evict(&commit.removed);
         let reclaimed = commit.removed.len() as u64;
-        let counter = &store.counters.reclaimed;
-        counter.fetch_add(reclaimed, Ordering::Relaxed);
+        let counters = &store.counters;
+        counters.took_times(StructuralPath::Reclaimed, reclaimed);
         store.table.committed(commit);
         let dead = if failpoints::is_on(Fault::PinnedLeafFreedAtEnd) {
             store.handles.deferred.count_and_bytes().0
@@ -352,7 +352,7 @@ impl Checkpointer {
         journal.release(written.cut);
         journal.give_back();
         store.space.trim_host();
-        bump(&store.counters.checkpoints);
+        store.counters.took(StructuralPath::Checkpoints);
         self.checkpointed_seq.store(written.seq, Ordering::Relaxed);
         *self.last.lock() = Instant::now();
     }
@@ -395,14 +395,11 @@ impl Checkpointer {
 
     /// Makes the written nodes durable, then the superblock that names them.
     fn switch_to(&self, next: &Superblock) -> Result<()> {
-        let io = |what| {
-            move |e| Error::Io {
-                what,
-                source: Arc::new(e),
-            }
-        };
         if !failpoints::is_on(Fault::NodesUnsynced) {
-            self.store.dev.sync().map_err(io("syncing a checkpoint"))?;
+            self.store
+                .dev
+                .sync()
+                .map_err(io_error("syncing a checkpoint"))?;
         }
         Ok(write_superblock(&*self.store.dev, next)?)
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use crate::clone::capture::{Captured, CloneTerms, Prerequisite, capture};
 use crate::clone::capture_cache::CaptureCache;
 use crate::clone::compacted::{CompactedCopies, OVER_FANOUT};
-use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::skeleton::{HEIGHT_MAX_REPLAYED, Skeleton};
+use crate::paths::StructuralPath;
 use crate::shape::Seq;
 use crate::store::store::Store;
 use crate::sync::Mutex;
@@ -198,7 +198,7 @@ impl Clones {
     }
 
     fn meet(&self, prerequisite: Prerequisite) -> Result<()> {
-        bump(&self.store.counters.clone_waits);
+        self.store.counters.took(StructuralPath::CloneWaits);
         match prerequisite {
             Prerequisite::Freeze => {
                 self.root.freeze(&mut self.root.state.lock());

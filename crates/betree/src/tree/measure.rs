@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::read::diff::Span;
-use crate::stats::{PathCounts, Stats, WrittenBytes};
+use crate::stats::{Stats, WrittenBytes};
 use crate::tree::inner::Inner;
 
 impl Inner {
@@ -63,7 +63,7 @@ impl Inner {
             leaves_ahead: get(&c.leaves_ahead),
             bytes_written: c.bytes_written(),
             written: written_bytes(c, self.journal().map_or(0, Journal::written_bytes)),
-            paths: path_counts(c),
+            paths: c.paths(),
             poisoned: self.failure.reason().map(|text| text.to_string()),
         }
     }
@@ -79,32 +79,6 @@ fn written_bytes(c: &Counters, journal: u64) -> WrittenBytes {
         segments: get(&c.segment_bytes),
         copied: get(&c.copied_bytes),
         skeletons: get(&c.skeleton_bytes),
-    }
-}
-
-fn path_counts(c: &Counters) -> PathCounts {
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    PathCounts {
-        splits: get(&c.splits),
-        flushes: get(&c.flushes),
-        rewrites: get(&c.rewrites),
-        coalesces: get(&c.coalesces),
-        collapses: get(&c.collapses),
-        flattens: get(&c.flattens),
-        segment_merges: get(&c.segment_merges),
-        goto_sinks: get(&c.goto_sinks),
-        goto_waits: get(&c.goto_waits),
-        conversions: get(&c.conversions),
-        overlaps_left: get(&c.overlaps_left),
-        overlaps_right: get(&c.overlaps_right),
-        overlaps_both: get(&c.overlaps_both),
-        unshares: get(&c.unshares),
-        prunes: get(&c.prunes),
-        reclaimed: get(&c.reclaimed),
-        ingests: get(&c.ingests),
-        compacted_copies: get(&c.compacted_copies),
-        clone_waits: get(&c.clone_waits),
-        checkpoints: get(&c.checkpoints),
     }
 }
 

@@ -17,7 +17,7 @@ use ramet_block::{
 };
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::journal::frame::{REGION_BYTES_MIN, is_valid_region};
 use crate::journal::journal::Journal;
 use crate::node::handle::{Handle, Kind};
@@ -78,13 +78,6 @@ fn usable(sb: &Superblock) -> Extent {
     Extent::new(start, (sb.volume_bytes - start) / BLOCK_BYTES * BLOCK_BYTES)
 }
 
-fn io(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |e| Error::Io {
-        what,
-        source: Arc::new(e),
-    }
-}
-
 impl Tree {
     /// Writes an empty volume over the contents of `dev`. Durable on return.
     ///
@@ -142,13 +135,13 @@ impl Tree {
         sb.node_table = roots.node_table;
         sb.space_map = roots.space_map;
         sb.refcounts = roots.refcounts;
-        dev.sync().map_err(io("syncing a new volume"))?;
+        dev.sync().map_err(io_error("syncing a new volume"))?;
         // Both slots, so that no older superblock is left to choose.
         for generation in [1, 2] {
             sb.generation = generation;
             write_superblock(&**dev, &sb)?;
         }
-        dev.sync().map_err(io("syncing a new volume"))
+        dev.sync().map_err(io_error("syncing a new volume"))
     }
 
     /// Opens a volume; after a crash it holds all batches that were acknowledged.
@@ -161,7 +154,7 @@ impl Tree {
             // them. The bytes that are read here must be durable before older ones are written
             // over.
             dev.sync()
-                .map_err(io("syncing the writes of an earlier mount"))?;
+                .map_err(io_error("syncing the writes of an earlier mount"))?;
         }
         let sb = read_superblock(&*dev)?;
         if !options.read_only {
@@ -202,7 +195,7 @@ impl Tree {
 fn repair_copies(dev: &dyn Device, sb: &Superblock) -> Result<()> {
     // A power cut may have torn the second copy of either slot. The checkpoint after the next
     // writes over the first copy, and if that were torn as well, the slot would be lost.
-    for bad in scrub_copies(dev, sb, false).map_err(io("repairing a superblock"))? {
+    for bad in scrub_copies(dev, sb, false).map_err(io_error("repairing a superblock"))? {
         tracing::info!(
             addr = bad.addr,
             detail = bad.detail,
@@ -313,7 +306,7 @@ fn begin_epoch(inner: &Inner, mut sb: Superblock, end: JournalPos, replayed: u64
         sb.generation += 1;
         sb.journal_start = end;
         write_superblock(&*dev, &sb)?;
-        dev.sync().map_err(io("syncing a superblock"))?;
+        dev.sync().map_err(io_error("syncing a superblock"))?;
     }
     inner.checkpointer.begin(journal, sb);
     Ok(())

@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use crate::counters::bump;
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
 use crate::node::buffer::Buffer;
 use crate::node::handle::Handle;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
+use crate::paths::StructuralPath;
 use crate::read::lookup::View;
 use crate::reshape::maintain::Maintainer;
 use crate::reshape::make::NodeMaker;
@@ -142,7 +142,7 @@ impl Root {
             else {
                 break;
             };
-            bump(&store.counters.collapses);
+            store.counters.took(StructuralPath::Collapses);
             let next_ord = root.next_ord;
             let mut only = store.nodes.skeleton(&child.node)?.clipped(&KeyRange::all());
             // Ordinals go on from the higher of both, so that segments frozen meanwhile stay

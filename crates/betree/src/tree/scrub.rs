@@ -17,7 +17,7 @@ use bytes::Bytes;
 use ramet_block::superblock::scrub_copies;
 use ramet_nodetable::{BadPage, NodeId, TableRoots};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, io_error};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
@@ -129,10 +129,8 @@ impl Scrub {
         let store = &inner.store;
         let sb = inner.checkpointer.superblock.lock();
         let is_fixed = inner.journal().is_none() || inner.failure.reason().is_some();
-        let copies = scrub_copies(&*store.dev, &sb, is_fixed).map_err(|e| Error::Io {
-            what: "repairing a superblock",
-            source: Arc::new(e),
-        })?;
+        let copies =
+            scrub_copies(&*store.dev, &sb, is_fixed).map_err(io_error("repairing a superblock"))?;
         found.extend(copies.into_iter().map(|copy| Damage {
             what: "superblock",
             addr: copy.addr,

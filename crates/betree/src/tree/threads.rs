@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crate::error::{Error, Result};
+use crate::error::{Result, io_error};
 use crate::sync::Mutex;
 use crate::tree::failure::Failure;
 
@@ -27,10 +27,7 @@ impl Threads {
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || failure.poisoning(work))
-            .map_err(|e| Error::Io {
-                what: "starting a thread",
-                source: Arc::new(e),
-            })?;
+            .map_err(io_error("starting a thread"))?;
         self.running.lock().push(thread);
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
+use ramet_betree::{Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape};
 use ramet_block::Device;
 
 use super::measure::{cold, median, nanoseconds, settled_bytes};
@@ -375,7 +375,10 @@ impl Many {
             ns: times[times.len() / 2],
             ns_p999: times[times.len() * 999 / 1000],
             ns_max: times[times.len() - 1],
-            reclaimed: mean(after.paths.reclaimed, before.paths.reclaimed),
+            reclaimed: mean(
+                after.paths[StructuralPath::Reclaimed],
+                before.paths[StructuralPath::Reclaimed],
+            ),
             written_bytes: mean(after.bytes_written, before.bytes_written),
             reads: mean(after.node_reads, before.node_reads),
             start_bytes,
@@ -422,7 +425,10 @@ impl Many {
                 keys: part,
                 private_bytes: mean(full.saturating_sub(start)),
                 reads: mean(after.node_reads - before.node_reads),
-                reclaimed: mean(after.paths.reclaimed - before.paths.reclaimed),
+                reclaimed: mean(
+                    after.paths[StructuralPath::Reclaimed]
+                        - before.paths[StructuralPath::Reclaimed],
+                ),
                 written_bytes: mean(after.bytes_written - before.bytes_written),
                 freed_bytes: mean(freed),
             });

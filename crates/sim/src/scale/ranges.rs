@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, FormatOptions, OpenOptions, Stats, Tree, TreeShape};
+use ramet_betree::{Batch, FormatOptions, OpenOptions, Stats, StructuralPath, Tree, TreeShape};
 use ramet_block::Device;
 
 use super::measure::nanoseconds;
@@ -172,7 +172,7 @@ impl Ranges {
             live,
             coalesced: before.buffered_ranges,
             leaves: before.leaves,
-            pruned: after.paths.prunes - before.paths.prunes,
+            pruned: after.paths[StructuralPath::Prunes] - before.paths[StructuralPath::Prunes],
             reads: after.node_reads - before.node_reads,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ramet_betree::{FormatOptions, Tree, WrittenBytes};
+use ramet_betree::{FormatOptions, StructuralPath, Tree, WrittenBytes};
 use ramet_block::Device;
 
 use super::history::{Rounds, median_of};
@@ -122,9 +122,9 @@ impl Rounds {
                 scan_bytes: scan.bytes_read,
                 nodes: stats.nodes,
                 height: stats.height,
-                rewrites: stats.paths.rewrites,
-                clone_waits: stats.paths.clone_waits,
-                compacted_copies: stats.paths.compacted_copies,
+                rewrites: stats.paths[StructuralPath::Rewrites],
+                clone_waits: stats.paths[StructuralPath::CloneWaits],
+                compacted_copies: stats.paths[StructuralPath::CompactedCopies],
                 written: written_each(&last_written, &stats.written, round - last_round),
             };
             each(&sample);

@@ -18,7 +18,7 @@
 
 use std::sync::Arc;
 
-use ramet_betree::Tree;
+use ramet_betree::{StructuralPath, Tree};
 use rustix::time::ClockId;
 
 use super::history::{Cloned, Rounds, clock_ns, median_of};
@@ -136,8 +136,8 @@ impl History {
             turn_cpu_ns: self.turn_cpu_ns,
             clone_ns: median_of(&mut self.clones, |clone| clone.ns),
             background_ns: self.background_ns / clones,
-            clone_waits: paths.clone_waits,
-            compacted_copies: paths.compacted_copies,
+            clone_waits: paths[StructuralPath::CloneWaits],
+            compacted_copies: paths[StructuralPath::CompactedCopies],
         }
     }
 }
