@@ -62,11 +62,11 @@ struct Pages {
 }
 
 impl Pages {
-    /// Zeroed pages that are in memory already, at least `bytes`.
+    /// Zeroed pages, at least `bytes`. Each takes memory from the first time that it is written.
     fn new(bytes: usize) -> io::Result<Self> {
         let len = bytes.next_multiple_of(PAGE_BYTES);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_POPULATE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: the kernel chooses the place of the new pages, so nothing that exists changes.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), len, protection, flags, -1, 0) };
         if start == libc::MAP_FAILED {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use ramet_block::Use;
 use ramet_fs::Volume;
 
 use crate::cache::notify::Kernel;
@@ -15,7 +16,7 @@ use crate::mount::mountinfo::{self, Device};
 use crate::mount::options::{MountOptions, Transport};
 use crate::protocol::negotiate::{Agreed, WRITE_BYTES_MAX};
 use crate::server::server::Server;
-use crate::transport::dev_fuse::{Answering, Readers, answer_with};
+use crate::transport::dev_fuse::{Answering, READ_BYTES, Readers, answer_with};
 use crate::transport::handshake::handshake;
 use crate::transport::uring::{self, Rings, Serving};
 
@@ -279,6 +280,8 @@ impl Mounted {
         } else {
             readers(threads)
         };
+        let buffers = (count * READ_BYTES) as u64;
+        server.budget().charge(Use::Requests, buffers);
         // No fence waits for the requests that come through the device beside rings.
         let reader_lanes = if beside { 0 } else { count };
         fences.expect_lanes(ring_threads + reader_lanes);

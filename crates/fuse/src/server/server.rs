@@ -8,6 +8,7 @@
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
+use ramet_block::Budget;
 use ramet_fs::control::FENCE;
 use ramet_fs::fence::{Fence, FenceCall};
 use ramet_fs::{BLOCK_BYTES, Ino, Invalidation, NAME_BYTES_MAX, ROOT_INO, Volume};
@@ -156,6 +157,11 @@ impl Server {
     pub(crate) fn count(&self, opcode: u32) {
         self.counts.count(opcode);
         self.inode_memory.keep();
+    }
+
+    /// The memory budget of the volume.
+    pub(crate) fn budget(&self) -> &Arc<Budget> {
+        self.volume.budget()
     }
 
     pub(crate) fn fences(&self) -> &Arc<Fences> {

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use ramet_block::Use;
 use ramet_sys::FuseRing;
 
 use super::connection::{Connection, Queue};
@@ -20,8 +21,11 @@ use crate::server::server::Server;
 /// The file that tells whether the kernel offers rings.
 const SWITCH: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Threads of all queues together, about. Each takes 1 MiB.
+/// Threads of all queues together, about. Each takes up to 1 MiB.
 const THREADS: usize = 64;
+/// The room of all threads takes this part of the memory budget at most, unless there are many
+/// processors.
+const BUDGET_PART: u64 = 8;
 /// Threads of one queue: at least one is left when another waits for the device.
 const QUEUE_THREADS: RangeInclusive<usize> = 2..=8;
 /// With more queues rings are used on demand only.
@@ -90,13 +94,18 @@ impl Rings {
         abort: Box<dyn Fn() + Send + Sync>,
     ) -> io::Result<Self> {
         let (possible, online) = (processors("possible")?, processors("online")?);
+        let budget = server.budget();
+        let room = usize::try_from(budget.part(BUDGET_PART)).unwrap_or(usize::MAX);
+        let most = THREADS.min(room / payload_bytes.max(1));
         let threads_of = |number: usize| {
             if online.contains(&number) {
-                queue_threads(threads, online.len())
+                queue_threads(threads, most, online.len())
             } else {
                 *QUEUE_THREADS.start()
             }
         };
+        let count: usize = (0..possible.len()).map(threads_of).sum();
+        budget.charge(Use::Requests, (count * payload_bytes) as u64);
         let queue = |number: usize| Queue {
             threads: AtomicUsize::new(threads_of(number)),
             waiting: AtomicUsize::new(0),
@@ -213,11 +222,12 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-/// Number of threads of the queue of a running processor, of which there are `online`.
-fn queue_threads(wanted: usize, online: usize) -> usize {
+/// Number of threads of the queue of a running processor, of which there are `online`: as many as
+/// are wanted, or up to `most` together.
+fn queue_threads(wanted: usize, most: usize, online: usize) -> usize {
     let online = online.max(1);
     let each = match wanted {
-        0 => THREADS / online,
+        0 => most / online,
         wanted => wanted.div_ceil(online),
     };
     each.clamp(*QUEUE_THREADS.start(), *QUEUE_THREADS.end())
@@ -301,10 +311,12 @@ mod tests {
 
     #[test]
     fn threads_are_shared_among_processors_within_bounds() {
-        assert_eq!(queue_threads(0, 2), 8);
-        assert_eq!(queue_threads(0, 16), 4);
-        assert_eq!(queue_threads(0, 128), 2);
-        assert_eq!(queue_threads(10, 2), 5);
-        assert_eq!(queue_threads(1, 2), 2);
+        assert_eq!(queue_threads(0, THREADS, 2), 8);
+        assert_eq!(queue_threads(0, THREADS, 16), 4);
+        assert_eq!(queue_threads(0, THREADS, 128), 2);
+        assert_eq!(queue_threads(10, THREADS, 2), 5);
+        assert_eq!(queue_threads(1, THREADS, 2), 2);
+        assert_eq!(queue_threads(0, 8, 2), 4);
+        assert_eq!(queue_threads(0, 1, 2), 2);
     }
 }
