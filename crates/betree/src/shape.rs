@@ -73,6 +73,9 @@ pub struct OpenOptions {
     pub cache_bytes: Option<u64>,
     /// Refuse every change; nothing is written, the journal is replayed in memory.
     pub read_only: bool,
+    /// Open the volume also when the journal has lost acknowledged records: in the state before the
+    /// first of them. [`crate::Tree::loss`] says so.
+    pub accept_loss: bool,
     /// Sizes of nodes and buffers; `None` takes the volume's. For tests.
     pub shape: Option<crate::TreeShape>,
     /// Compression of blocks written from now on; `None` takes the volume's.

@@ -30,8 +30,8 @@ pub struct Stats {
     /// Space of the host that a sparse device takes; `None` for other devices, or if it cannot be
     /// known.
     pub host_allocated_bytes: Option<u64>,
-    /// Pages of the node table and the maps of which one copy was bad and the other read instead, since
-    /// the volume was opened.
+    /// Pages of the node table and the maps, and root nodes, of which one copy was found bad and the
+    /// other good, since the volume was opened.
     pub damaged_copies: u64,
     /// Nodes in the node table.
     pub nodes: u64,

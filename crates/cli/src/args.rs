@@ -141,7 +141,7 @@ fn metadata_copies(text: &str) -> Result<MetadataCopies, String> {
 pub struct Mount {
     /// Mount options, comma separated; ramet-mount(1) explains them: ro, nosuid, nodev, noexec,
     /// relatime, strictatime, noatime, nodiratime, sync, dirsync, allow_other, compression=CODEC,
-    /// io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
+    /// recovery, io_uring, no_io_uring, ahead, no_ahead, threads=N, fsname=TEXT, memory=N, log=FILE
     #[arg(short = 'o', value_name = "OPTS")]
     pub options: Vec<String>,
     /// Stay in the foreground and serve until the volume is unmounted

@@ -115,6 +115,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     let options = OpenOptions {
         budget: Some(Arc::clone(&plan.budget)),
         read_only: plan.options.read_only,
+        accept_loss: plan.options.recovery,
         compression: plan.options.compression,
         access_time: plan.options.access_time,
         dir_access_time: if plan.options.dir_access_time {
@@ -135,7 +136,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     } else {
         owner::take(&plan.volume, Arc::new(device), Contents::Volume, note)?
     };
-    let volume = Volume::open(device, options).map_err(|e| Failure::at(&plan.volume, e))?;
+    let volume = open_volume(&plan.volume, device, options, note)?;
     // The handlers come before the mount: a signal right after it must find a clean way out.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|e| Failure::new(format!("cannot handle signals: {}", reason(&e))))?;
@@ -161,6 +162,43 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         name: plan.volume.clone(),
         rings,
     })
+}
+
+/// Opens the volume, and tells a loss of its journal that the options accept.
+fn open_volume(
+    path: &Path,
+    device: Arc<dyn Device>,
+    options: OpenOptions,
+    note: &mut dyn FnMut(&str),
+) -> Outcome<Arc<Volume>> {
+    let volume = Volume::open(device, options).map_err(|e| {
+        let way = if is_of_journal(&e) {
+            "; 'ramet fsck --repair' returns to the state before it, and the mount options \
+             ro,recovery show that state"
+        } else {
+            ""
+        };
+        Failure::at(path, format!("{e}{way}"))
+    })?;
+    if let Some(loss) = volume.loss() {
+        note(&format!(
+            "{loss}; this is the state before it, later changes are not shown"
+        ));
+    }
+    Ok(volume)
+}
+
+/// Whether the journal cannot be replayed as a whole.
+fn is_of_journal(error: &ramet_fs::Error) -> bool {
+    let ramet_fs::Error::Tree(error) = error else {
+        return false;
+    };
+    match error {
+        ramet_betree::Error::Corrupt { what, .. } | ramet_betree::Error::Io { what, .. } => {
+            what.contains("journal")
+        }
+        _ => false,
+    }
 }
 
 /// Mounts. Answers the mount and a note for the user about its rings.

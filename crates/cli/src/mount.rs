@@ -87,6 +87,11 @@ fn plan(args: &Mount) -> Outcome<(daemon::Plan, Option<PathBuf>)> {
         .map_err(|e| Failure::system(&args.volume, e))?;
     let dir = mount_point(&args.dir)?;
     let options = Options::parse(args, &volume.to_string_lossy())?;
+    if options.mount.recovery && !options.mount.read_only {
+        return Err(Failure::new(
+            "option 'recovery' goes with 'ro': 'ramet fsck --repair' makes a state writable again",
+        ));
+    }
     let plan = daemon::Plan {
         budget: budget(options.memory),
         volume,

@@ -47,6 +47,9 @@ pub struct OpenOptions {
     pub cache_bytes: Option<u64>,
     /// Refuse every change.
     pub read_only: bool,
+    /// Open the volume also when the journal has lost acknowledged changes: in the state before the
+    /// first of them. [`crate::Volume::loss`] says so.
+    pub accept_loss: bool,
     /// Compression of blocks written while the volume is open; `None` takes the volume's.
     pub compression: Option<Codec>,
     /// How reading files and symbolic links changes access times.

@@ -176,6 +176,7 @@ impl Volume {
             budget: options.budget,
             cache_bytes: options.cache_bytes,
             read_only: options.read_only,
+            accept_loss: options.accept_loss,
             codec: options.compression,
             shape: options.shape,
             manual: options.manual,
@@ -350,6 +351,13 @@ impl Volume {
     pub fn place_to_forget(&self, ino: Ino) -> Option<(Ino, Vec<u8>)> {
         let (dir, name) = self.namespace.table.compact_at(ino)?;
         Some((dir.ino, name.to_vec()))
+    }
+
+    /// Reason why acknowledged changes are missing: the journal had lost them, and
+    /// [`OpenOptions::accept_loss`] was set.
+    #[must_use]
+    pub fn loss(&self) -> Option<&str> {
+        self.namespace.tree.loss()
     }
 
     /// Counters.

@@ -361,7 +361,12 @@ impl Victim {
             let kind = KINDS[rng.below(KINDS.len())];
             let image = self.image.image();
             let addr = self.spoil(&image, &mut rng, kind, place);
-            let judged = guarded(|| self.judge(image, structure));
+            let judged = guarded(|| {
+                if matches!(structure, Structure::Journal | Structure::JournalEnd) {
+                    self.judge_prefix(image.image())?;
+                }
+                self.judge(image, structure)
+            });
             let is_detected = match judged {
                 Ok(is_detected) => is_detected,
                 Err(detail) => {
@@ -453,6 +458,30 @@ impl Victim {
         }
         is_detected |= tolerated(tree.close())?;
         Ok(is_detected)
+    }
+
+    /// Opens a volume with a damaged journal in the state before the loss, which must be one of its
+    /// history, changes it, and opens it again.
+    fn judge_prefix(&self, image: SparseDevice) -> Result<(), String> {
+        let device: Arc<dyn Device> = Arc::new(image);
+        let open = OpenOptions {
+            accept_loss: true,
+            ..self.open.clone()
+        };
+        let tree = told("open before the loss", Tree::open(device.clone(), open))?;
+        if self.compare(&tree, false)? {
+            return Err("the state before the loss cannot be read".to_owned());
+        }
+        let violations = told("verify", tree.verify(&mut |_| {}))?;
+        if !violations.is_empty() {
+            return Err(format!("loss {:?}: {violations:?}", tree.loss()));
+        }
+        told("close", tree.close())?;
+        let tree = told("open again", Tree::open(device, self.open.clone()))?;
+        if tree.loss().is_some() {
+            return Err("the loss came back".to_owned());
+        }
+        self.compare(&tree, false).map(drop)
     }
 
     /// Reads all keys; whether some could not be read. `newest` demands the newest state.

@@ -55,6 +55,7 @@ use crate::journal::frame::{
     FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, frame_bytes_max, is_valid_region,
     padded,
 };
+use crate::journal::replay;
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// Longest record that a journal in a region of `region_bytes` takes, in bytes.
@@ -137,16 +138,34 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Reads the records after `start` in order. See `replay.rs`.
+    /// Reads the records after `start` in order, of frames below the number `until`. See `replay.rs`.
     pub(crate) fn replay(
         dev: &dyn Device,
         region: Extent,
-        uuid_low: u64,
-        epoch: u64,
+        (uuid_low, epoch): (u64, u64),
         start: JournalPos,
+        until: Option<u64>,
         visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<JournalPos> {
-        crate::journal::replay::replay(dev, region, Timeline { uuid_low, epoch }, start, visit)
+        let timeline = Timeline { uuid_low, epoch };
+        replay::replay(dev, region, timeline, start, until, visit)
+    }
+
+    /// Reads the records after `start` up to the first loss, and returns the loss. See `replay.rs`.
+    pub(crate) fn replay_prefix(
+        dev: &dyn Device,
+        region: Extent,
+        (uuid_low, epoch): (u64, u64),
+        start: JournalPos,
+        visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<(JournalPos, Option<Error>)> {
+        let timeline = Timeline { uuid_low, epoch };
+        replay::replay_prefix(dev, region, timeline, start, visit)
+    }
+
+    /// Clears the places behind `end` after a loss. See `replay.rs`.
+    pub(crate) fn clear_behind(dev: &dyn Device, region: Extent, end: JournalPos) -> Result<()> {
+        replay::clear_behind(dev, region, end)
     }
 
     /// A journal whose next frame goes to `at`, the answer of [`Journal::replay`] (or the default

@@ -12,6 +12,9 @@
 //! silently going back in time. Only the places where the next frame can start are searched, one
 //! frame's length, so that the cost is bounded.
 //!
+//! A volume with such a loss can still be opened in the state before the missing frame, when the
+//! caller asks for it ([`replay_prefix`]).
+//!
 //! Memory: two longest frames at most, for any headers. Any bytes end in an answer.
 
 use ramet_block::failpoints::{self, Fault};
@@ -32,7 +35,8 @@ struct Reader<'a> {
 }
 
 /// Calls `visit(seq, record)` for each record of each frame from `start` on, in order, and returns
-/// the place of the next frame. Nothing is written.
+/// the place of the next frame. Frames from the number `until` on are left out, and not looked for.
+/// Nothing is written.
 ///
 /// # Errors
 /// `Io` when the device fails, `Corrupt` when acknowledged records are missing or an intact frame
@@ -42,8 +46,78 @@ pub(super) fn replay(
     region: Extent,
     timeline: Timeline,
     start: JournalPos,
+    until: Option<u64>,
     visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
 ) -> Result<JournalPos> {
+    let mut end = start;
+    walk(dev, region, timeline, &mut end, until, visit)?;
+    Ok(end)
+}
+
+/// As [`replay`], for a journal that may have lost acknowledged records: ends before the first frame
+/// that is missing, cannot be read, or does not hold records that `visit` takes. Returns the place
+/// of that frame, and the reason.
+///
+/// # Errors
+/// `Invalid` when no journal fits `region`.
+pub(super) fn replay_prefix(
+    dev: &dyn Device,
+    region: Extent,
+    timeline: Timeline,
+    start: JournalPos,
+    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<(JournalPos, Option<Error>)> {
+    let mut end = start;
+    match walk(dev, region, timeline, &mut end, None, visit) {
+        Ok(()) => Ok((end, None)),
+        Err(error @ (Error::Corrupt { .. } | Error::Io { .. })) => Ok((end, Some(error))),
+        Err(error) => Err(error),
+    }
+}
+
+/// Writes zeros where a recovery that finds the end of the journal at `end` looks for later frames:
+/// after a loss, that it is not found again, and that sectors that could not be read can be.
+///
+/// # Errors
+/// `Io`. Durable with the next sync.
+pub(super) fn clear_behind(dev: &dyn Device, region: Extent, end: JournalPos) -> Result<()> {
+    let zeros = vec![0; SEARCH_BYTES as usize];
+    for (first, last) in searched(region, end) {
+        let mut offset = first;
+        while offset <= last {
+            let len = SEARCH_BYTES.min(last + BLOCK_BYTES - offset);
+            let addr = region.addr + offset % region.len;
+            let written = dev.write_at(addr, &zeros[..len as usize]);
+            written.map_err(|source| Error::Io {
+                what: "writing the journal",
+                source: Arc::new(source),
+            })?;
+            offset += len;
+        }
+    }
+    Ok(())
+}
+
+/// First and last offsets at which the frame after a missing one may start. The missing frame lay at
+/// `end` or at the start of the next lap; the frame after it starts at most a frame's length later.
+fn searched(region: Extent, end: JournalPos) -> [(u64, u64); 2] {
+    let lap_end = end.offset - end.offset % region.len + region.len;
+    let reach = frame_bytes_max(region.len);
+    let here = (end.offset, (end.offset + reach).min(lap_end - BLOCK_BYTES));
+    [here, (lap_end, lap_end + reach)]
+}
+
+/// Visits frames from `at` on, which follows: it is the place behind the last frame whose records
+/// were all visited.
+fn walk(
+    dev: &dyn Device,
+    region: Extent,
+    timeline: Timeline,
+    at: &mut JournalPos,
+    until: Option<u64>,
+    visit: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
+) -> Result<()> {
+    let start = *at;
     if !is_valid_region(region) || !start.offset.is_multiple_of(BLOCK_BYTES) {
         return Err(Error::Invalid(
             "the journal does not consist of whole blocks",
@@ -59,9 +133,11 @@ pub(super) fn replay(
         region,
         timeline,
     };
-    let mut at = start;
     let mut last_seq = None;
-    while let Some((header, mut bytes)) = reader.next_frame(at)? {
+    while until.is_none_or(|until| at.frame < until) {
+        let Some((header, mut bytes)) = reader.next_frame(*at)? else {
+            return reader.check_nothing_lost(*at);
+        };
         let addr = reader.addr(header.at.offset);
         let mut expected_seq = Some(header.first_seq);
         let payload = payload(&header, &mut bytes)
@@ -77,13 +153,12 @@ pub(super) fn replay(
             last_seq = Some(seq);
             visit(seq, body)?;
         }
-        at = JournalPos {
+        *at = JournalPos {
             offset: header.at.offset + header.taken_bytes(),
             frame: at.frame + 1,
         };
     }
-    reader.check_nothing_lost(at)?;
-    Ok(at)
+    Ok(())
 }
 
 fn nonsense(addr: u64, detail: &str) -> Error {
@@ -157,13 +232,7 @@ impl Reader<'_> {
 
     /// Fails if a frame after `end` proves that the frame at `end` had been durable.
     fn check_nothing_lost(&self, end: JournalPos) -> Result<()> {
-        let lap_end = self.lap_end(end.offset);
-        let reach = frame_bytes_max(self.region.len);
-        // The missing frame lay at the end position or at the start of the next lap. The frame
-        // after it starts at most a frame's length later.
-        let here = (end.offset, (end.offset + reach).min(lap_end - BLOCK_BYTES));
-        let next_lap = (lap_end, lap_end + reach);
-        for (first, last) in [here, next_lap] {
+        for (first, last) in searched(self.region, end) {
             let mut offset = first;
             while offset <= last {
                 let len = SEARCH_BYTES.min(last + BLOCK_BYTES - offset);

@@ -19,6 +19,8 @@ pub(crate) struct RootCopies {
     table: Arc<NodeTable>,
     /// Number of a node of which one copy is bad; 0 for none.
     damaged: AtomicU64,
+    /// Bad copies found since the volume was opened.
+    found: AtomicU64,
 }
 
 impl RootCopies {
@@ -27,6 +29,7 @@ impl RootCopies {
             dev,
             table,
             damaged: AtomicU64::new(0),
+            found: AtomicU64::new(0),
         }
     }
 
@@ -70,7 +73,14 @@ impl RootCopies {
 
     /// Notes that one copy of a node is bad and the other is good.
     pub(crate) fn note_damaged(&self, node: NodeId) {
-        self.damaged.store(node.0, Ordering::Relaxed);
+        if self.damaged.swap(node.0, Ordering::Relaxed) != node.0 {
+            self.found.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Bad copies of which the other one was good, found since the volume was opened.
+    pub(crate) fn damaged_found(&self) -> u64 {
+        self.found.load(Ordering::Relaxed)
     }
 
     /// Whether one copy of `root` is bad. The answer is given once.

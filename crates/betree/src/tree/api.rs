@@ -280,6 +280,13 @@ impl Tree {
         ramet_sys::release_free_memory();
     }
 
+    /// Reason why acknowledged changes are missing: the journal had lost them, and
+    /// [`OpenOptions::accept_loss`] was set.
+    #[must_use]
+    pub fn loss(&self) -> Option<&str> {
+        self.inner.loss.as_deref()
+    }
+
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -52,6 +52,8 @@ pub(crate) struct Inner {
     /// UUID and label identify the volume.
     pub(crate) uuid: Uuid,
     pub(crate) label: Label,
+    /// Reason why acknowledged records of the journal were given up when the tree was opened.
+    pub(crate) loss: Option<String>,
     /// Each batch is durable when it is applied.
     pub(crate) sync_each: bool,
     pub(crate) ingests: IngestWriter,
@@ -97,6 +99,7 @@ impl Inner {
             store,
             uuid,
             label,
+            loss: None,
             sync_each,
             ingests,
             admission,

@@ -41,7 +41,7 @@ impl Inner {
             host_allocated_bytes: space
                 .host_free
                 .and_then(|_| store.dev.host_allocated_bytes().ok()),
-            damaged_copies: store.table.damaged_found(),
+            damaged_copies: store.table.damaged_found() + store.root_copies.damaged_found(),
             nodes: space.nodes,
             segments: space.segments,
             leaves: space.leaves,

@@ -167,8 +167,9 @@ impl Tree {
             let _ = store.space.secure(store.space.deletion_reserve_bytes());
         }
         let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
-        let inner = Inner::new(store, state, sb.clone(), options.sync_each);
-        let (end, replayed) = replay(&inner, &sb, options.read_only)?;
+        let mut inner = Inner::new(store, state, sb.clone(), options.sync_each);
+        let Replayed { end, records, loss } = replay(&inner, &sb, &options)?;
+        inner.loss = loss.map(|loss| loss.to_string());
         if options.read_only {
             let tree = Tree::from_inner(Arc::new(inner));
             if !options.manual {
@@ -176,9 +177,12 @@ impl Tree {
             }
             return Ok(tree);
         }
-        begin_epoch(&inner, sb, end, replayed)?;
+        if inner.loss.is_some() {
+            Journal::clear_behind(&*inner.store.dev, sb.journal, end)?;
+        }
+        begin_epoch(&inner, sb, end, records)?;
         let inner = Arc::new(inner);
-        if replayed > 0 {
+        if records > 0 {
             inner.checkpointer.checkpoint()?;
         }
         // Stops the threads that run already when a thread cannot be started.
@@ -240,49 +244,64 @@ fn root_of(store: &Store, root_node: u64) -> Result<Arc<Handle>> {
     Ok(root.expect("nothing is known of any node yet"))
 }
 
-/// Lays the records of the journal into the memory buffer. Returns the end of the journal, and the
-/// number of records.
-fn replay(inner: &Inner, sb: &Superblock, read_only: bool) -> Result<(JournalPos, u64)> {
-    let for_each = |each: &mut dyn FnMut(Seq, &[u8]) -> Result<()>| {
-        Journal::replay(
-            &*inner.store.dev,
-            sb.journal,
-            uuid_low(&sb.uuid),
-            sb.epoch,
-            sb.journal_start,
-            each,
-        )
-    };
+/// The outcome of a replay.
+struct Replayed {
+    /// The end of the journal.
+    end: JournalPos,
+    records: u64,
+    /// Reason why the journal ends before records that were acknowledged.
+    loss: Option<Error>,
+}
+
+/// Lays the records of the journal into the memory buffer.
+fn replay(inner: &Inner, sb: &Superblock, options: &OpenOptions) -> Result<Replayed> {
+    let dev = &*inner.store.dev;
+    let timeline = (uuid_low(&sb.uuid), sb.epoch);
     let corrupt = |detail: String| Error::Corrupt {
         what: "journal record",
         addr: sb.journal.addr,
         detail,
     };
     // A replay takes space: the extents that the journal names are taken out of the free space
-    // first.
+    // first. No record is applied before all are known to be good, up to a loss.
     let mut pinned = PinnedLeaves::default();
-    for_each(&mut |_, bytes| {
+    let mut look = |_: Seq, bytes: &[u8]| {
         let mut pin = |place| pinned.pin(&inner.store.handles, place);
-        let decoded = record::decode(bytes, &mut pin);
-        decoded.map(drop).map_err(|e| corrupt(e.to_string()))
-    })?;
-    let mut replayed = 0u64;
-    let end = for_each(&mut |seq, bytes| {
-        if failpoints::is_on(Fault::RecordNotReplayed) && seq % 8 == 0 {
+        let batch = record::decode(bytes, &mut pin).map_err(|e| corrupt(e.to_string()))?;
+        check(&batch).map_err(|e| corrupt(e.to_string()))
+    };
+    let (end, loss) = if options.accept_loss {
+        Journal::replay_prefix(dev, sb.journal, timeline, sb.journal_start, &mut look)?
+    } else {
+        let start = sb.journal_start;
+        let end = Journal::replay(dev, sb.journal, timeline, start, None, &mut look)?;
+        (end, None)
+    };
+    let mut records = 0u64;
+    let mut apply = |seq: Seq, bytes: &[u8]| {
+        if failpoints::is_on(Fault::RecordNotReplayed) && seq.is_multiple_of(8) {
             return Ok(());
         }
         let mut find = |place| pinned.find(place);
         let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
-        check(&batch).map_err(|e| corrupt(e.to_string()))?;
         inner.apply(batch, None, Some(seq))?;
         let fresh_max = 2 * inner.store.shape.memory_bytes as u64;
-        if inner.store.handles.dirty.memory_bytes() > fresh_max && !read_only {
+        if inner.store.handles.dirty.memory_bytes() > fresh_max && !options.read_only {
             inner.root.flush_if_possible(false)?;
         }
-        replayed += 1;
+        records += 1;
         Ok(())
-    })?;
-    Ok((end, replayed))
+    };
+    let start = sb.journal_start;
+    Journal::replay(
+        dev,
+        sb.journal,
+        timeline,
+        start,
+        Some(end.frame),
+        &mut apply,
+    )?;
+    Ok(Replayed { end, records, loss })
 }
 
 /// Opens the journal under a new epoch; it goes on at `end`.

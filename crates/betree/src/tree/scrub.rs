@@ -157,9 +157,9 @@ impl Scrub {
         let end = Journal::replay(
             &*store.dev,
             sb.journal,
-            crate::tree::open::uuid_low(&sb.uuid),
-            sb.epoch,
+            (crate::tree::open::uuid_low(&sb.uuid), sb.epoch),
             sb.journal_start,
+            None,
             &mut |_, _| Ok(()),
         );
         let journal_addr = sb.journal.addr;

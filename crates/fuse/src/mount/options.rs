@@ -37,6 +37,9 @@ pub struct MountOptions {
     pub fsname: String,
     /// Refuse changes, in the kernel already.
     pub read_only: bool,
+    /// Show the state before the first loss when the journal has lost acknowledged changes. Goes with
+    /// `read_only` only.
+    pub recovery: bool,
     /// Ignore setuid and setgid bits.
     pub nosuid: bool,
     /// Refuse to open device nodes.
@@ -69,6 +72,7 @@ impl MountOptions {
         Self {
             fsname: fsname.to_owned(),
             read_only: false,
+            recovery: false,
             nosuid: false,
             nodev: false,
             noexec: false,
@@ -90,7 +94,7 @@ impl MountOptions {
     /// - Access times: `relatime` and `atime` (once after each change, and daily; the default),
     ///   `strictatime`, `noatime`, `diratime`, `nodiratime`, and `norelatime` and `nostrictatime`,
     ///   which undo `strictatime`.
-    /// - Options of Ramet: `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`,
+    /// - Options of Ramet: `recovery` (with `ro` only), `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`,
     ///   `no_io_uring`, `fsname=TEXT`.
     /// - Accepted because they always hold: `lazytime` and `nolazytime` (access times are kept in
     ///   memory, all other times are stored with each change), `default_permissions`, `nomand`,
@@ -117,6 +121,7 @@ impl MountOptions {
         match option.split_once('=').unwrap_or((option, "")) {
             ("ro", "") => self.read_only = true,
             ("rw", "") => self.read_only = false,
+            ("recovery", "") => self.recovery = true,
             ("nosuid", "") => self.nosuid = true,
             ("suid", "") => self.nosuid = false,
             ("nodev", "") => self.nodev = true,

@@ -148,10 +148,17 @@ fn replay_as(
     start: JournalPos,
 ) -> Result<(Records, JournalPos)> {
     let mut found = Vec::new();
-    let end = Journal::replay(dev, REGION, uuid, epoch, start, &mut |seq, record| {
-        found.push((seq, record.to_vec()));
-        Ok(())
-    })?;
+    let end = Journal::replay(
+        dev,
+        REGION,
+        (uuid, epoch),
+        start,
+        None,
+        &mut |seq, record| {
+            found.push((seq, record.to_vec()));
+            Ok(())
+        },
+    )?;
     Ok((found, end))
 }
 

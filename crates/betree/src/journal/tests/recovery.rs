@@ -609,7 +609,8 @@ fn no_bytes_make_a_replay_panic() {
 fn positions_and_regions_that_cannot_be_are_refused() {
     let dev = memory();
     let replay = |region, start| {
-        Journal::replay(&*dev, region, UUID, EPOCH, start, &mut |_, _| Ok(())).unwrap_err()
+        let none = &mut |_, _: &[u8]| Ok(());
+        Journal::replay(&*dev, region, (UUID, EPOCH), start, None, none).unwrap_err()
     };
     let huge = JournalPos {
         offset: u64::MAX - 4095,
@@ -658,9 +659,9 @@ fn errors_of_the_visitor_end_the_replay() {
     let answer = Journal::replay(
         &device_of(&bytes),
         REGION,
-        UUID,
-        EPOCH,
+        (UUID, EPOCH),
         JournalPos::default(),
+        None,
         &mut |_, _| {
             seen += 1;
             if seen == 2 {
