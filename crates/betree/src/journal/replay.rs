@@ -88,10 +88,7 @@ pub(super) fn clear_behind(dev: &dyn Device, region: Extent, end: JournalPos) ->
             let len = SEARCH_BYTES.min(last + BLOCK_BYTES - offset);
             let addr = region.addr + offset % region.len;
             let written = dev.write_at(addr, &zeros[..len as usize]);
-            written.map_err(|source| Error::Io {
-                what: "writing the journal",
-                source: Arc::new(source),
-            })?;
+            written.map_err(io_error("writing the journal"))?;
             offset += len;
         }
     }
