@@ -346,13 +346,6 @@ impl Volume {
         self.namespace.table.compact_len() as u64
     }
 
-    /// Directory and name of an inode that [`Volume::inodes_to_forget`] told, unless it is in use meanwhile.
-    #[must_use]
-    pub fn place_to_forget(&self, ino: Ino) -> Option<(Ino, Vec<u8>)> {
-        let (dir, name) = self.namespace.table.compact_at(ino)?;
-        Some((dir.ino, name.to_vec()))
-    }
-
     /// Reason why acknowledged changes are missing: the journal had lost them, and
     /// [`OpenOptions::accept_loss`] was set.
     #[must_use]

@@ -36,7 +36,8 @@ impl Namespace {
                 // Another thread may have read it meanwhile.
                 return self.table.get(ino).ok_or(Error::Stale);
             };
-            if let Some(inode) = self.read_compact(ino, &parent, &name)? {
+            let seen = self.table.evictions();
+            if let Some(inode) = self.read_compact(ino, (&parent, &name), seen)? {
                 return Ok(inode);
             }
             let is_there = |at: &(Arc<Inode>, Bytes)| Arc::ptr_eq(&at.0, &parent) && at.1 == name;
@@ -46,14 +47,14 @@ impl Namespace {
         }
     }
 
-    /// The compact inode that lay at `name` in `parent`; `None` if it does not lie there.
+    /// The compact inode that lay at this name in this directory; `None` if it does not lie there
+    /// any more. The table had seen `seen` evictions before.
     fn read_compact(
         &self,
         ino: Ino,
-        parent: &Arc<Inode>,
-        name: &Bytes,
+        (parent, name): (&Arc<Inode>, &Bytes),
+        seen: u64,
     ) -> Result<Option<Arc<Inode>>> {
-        let seen = self.table.evictions();
         let (lookup, acc) = {
             let topology = self.topology.read();
             let at = topology.kept_dir_path(parent)?;
@@ -68,11 +69,11 @@ impl Namespace {
         if acc.is_some_and(|acc| Ino(stored ^ acc) != ino) {
             return Ok(None);
         }
-        let location = || Location::Child {
+        let location = Location::Child {
             parent: Arc::clone(parent),
             name: name.clone(),
         };
-        self.adopt(ino, record, location, seen).map(Some)
+        self.adopt_at(ino, record, location, seen)
     }
 
     /// Makes some inodes compact if there are many that are not.
@@ -97,5 +98,122 @@ impl Namespace {
             return Vec::new();
         }
         self.table.some_compact(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use ramet_block::{Device, MemDevice};
+
+    use crate::clock::Clock;
+    use crate::format::ino::ROOT_INO;
+    use crate::format::record::{Kind, Record, Time};
+    use crate::{
+        Caller, FormatOptions, NewInode, OpenOptions, RenameMode, SetAttr, SetTime, Volume,
+    };
+
+    use super::*;
+
+    /// A clock that shows one second more each time.
+    #[derive(Debug, Default)]
+    struct Ticks(AtomicI64);
+
+    impl Clock for Ticks {
+        fn now(&self) -> Time {
+            Time {
+                secs: self.0.fetch_add(1, Ordering::SeqCst),
+                nanos: 0,
+            }
+        }
+    }
+
+    fn volume() -> Arc<Volume> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let options = OpenOptions {
+            clock: Some(Arc::new(Ticks::default())),
+            ..OpenOptions::default()
+        };
+        Volume::open(device, options).unwrap()
+    }
+
+    fn make(volume: &Volume, dir: Ino, name: &[u8], kind: Kind) -> Ino {
+        let new = NewInode::new(kind, 0o755);
+        volume.names().create(dir, name, &new).unwrap().ino
+    }
+
+    /// Makes all inodes compact that nobody uses.
+    fn compact(volume: &Volume) {
+        (0..128).for_each(|_| volume.namespace().table.compact(usize::MAX, |_| true));
+    }
+
+    #[test]
+    fn a_changed_file_of_a_removed_tree_is_read_again_as_it_was() {
+        let volume = volume();
+        let dir = make(&volume, ROOT_INO, b"d", Kind::Directory);
+        let file = make(&volume, dir, b"f", Kind::Regular);
+        volume.files().write(file, 0, b"contents", None).unwrap();
+        compact(&volume);
+        let namespace = volume.namespace();
+        let (parent, name) = namespace.table.compact_at(file).unwrap();
+        volume
+            .trees()
+            .remove_tree(&Caller::root(), ROOT_INO, b"d")
+            .unwrap();
+        // An inode of the same shard left the table since the first of all evictions.
+        let read = namespace.read_compact(file, (&parent, &name), 0).unwrap();
+        assert_eq!(read.unwrap().state.read().size_bytes, 8);
+        assert_eq!(volume.files().read(file, 0, 9).unwrap(), b"contents"[..]);
+    }
+
+    #[test]
+    fn a_compact_inode_that_moves_while_it_is_read_is_found_at_its_new_name() {
+        let volume = volume();
+        let file = make(&volume, ROOT_INO, b"a", Kind::Regular);
+        compact(&volume);
+        let namespace = volume.namespace();
+        let (parent, name) = namespace.table.compact_at(file).unwrap();
+        volume
+            .names()
+            .rename(
+                (ROOT_INO, b"a"),
+                (ROOT_INO, b"b"),
+                RenameMode::Replace,
+                None,
+            )
+            .unwrap();
+        compact(&volume);
+        // The record was read at the old name.
+        let record = Record::new(Kind::Regular.mode_bits(), 0, 0, Time::default());
+        let location = Location::Child { parent, name };
+        for seen in [0, namespace.table.evictions()] {
+            let at = (record.clone(), location.clone());
+            let read = namespace.adopt_at(file, at.0, at.1, seen).unwrap();
+            assert!(read.is_none(), "it lies elsewhere");
+        }
+        assert!(volume.attributes().getattr(file).is_ok());
+    }
+
+    #[test]
+    fn a_compact_inode_keeps_its_access_time() {
+        let volume = volume();
+        let file = make(&volume, ROOT_INO, b"a", Kind::Regular);
+        volume.files().read(file, 0, 1).unwrap();
+        let read = volume.attributes().getattr(file).unwrap();
+        assert!(read.atime > read.mtime);
+        compact(&volume);
+        assert_eq!(volume.namespace().table.compact_len(), 1);
+        assert_eq!(volume.attributes().getattr(file).unwrap(), read);
+        // A stored time that is older than the last access is the one that counts.
+        let set = SetAttr {
+            atime: Some(SetTime::At(Time { secs: 7, nanos: 9 })),
+            ..SetAttr::default()
+        };
+        volume.attributes().setattr(file, &set, None).unwrap();
+        compact(&volume);
+        let set = volume.attributes().getattr(file).unwrap();
+        assert_eq!(set.atime, Time { secs: 7, nanos: 9 });
     }
 }

@@ -28,7 +28,7 @@ use bytes::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::format::ino::Ino;
-use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record};
+use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record, Time};
 
 /// The location of an inode.
 #[derive(Clone)]
@@ -299,10 +299,35 @@ struct Slot {
 struct Compact {
     parent: Arc<Inode>,
     name: Box<[u8]>,
-    lookups: u64,
+    lookups: u32,
+    /// The access time may be in memory alone.
+    atime_nanos: u32,
+    atime_secs: i64,
 }
 
 impl Compact {
+    /// `None` for an inode that has several names, none, or more references than a compact one
+    /// counts.
+    fn new(location: &Location, lookups: u64, atime: Time) -> Option<Self> {
+        let Location::Child { parent, name } = location else {
+            return None;
+        };
+        Some(Self {
+            parent: Arc::clone(parent),
+            name: name[..].into(),
+            lookups: u32::try_from(lookups).ok()?,
+            atime_nanos: atime.nanos,
+            atime_secs: atime.secs,
+        })
+    }
+
+    fn atime(&self) -> Time {
+        Time {
+            secs: self.atime_secs,
+            nanos: self.atime_nanos,
+        }
+    }
+
     fn lies_at(&self, location: &Location) -> bool {
         match location {
             Location::Child { parent, name } => {
@@ -320,7 +345,7 @@ impl Compact {
 
 /// Memory of an entry of a map of compact inodes, two thirds full, and of the allocation of its name.
 const COMPACT_BYTES: usize = (size_of::<(u64, Compact)>() + 1) * 3 / 2 + 12;
-const _: () = assert!(COMPACT_BYTES <= 80);
+const _: () = assert!(COMPACT_BYTES <= 88);
 /// Memory of an inode that is not compact with its slot, about, in bytes.
 pub(crate) const WHOLE_BYTES: usize = 640;
 
@@ -432,8 +457,9 @@ pub(crate) struct Table {
 
 /// The fate of an inode that was offered to the table.
 pub(crate) enum Adopted {
-    /// The inode is in the table.
-    New,
+    /// The inode is in the table. It was compact if there is an access time, which is the right
+    /// one.
+    New { atime: Option<Time> },
     /// Another inode was there already.
     Known(Arc<Inode>),
     /// The record may be out of date, and the inode is not in the table.
@@ -524,13 +550,12 @@ impl Table {
         if slot.held.is_none() || Arc::strong_count(&inode) != 2 {
             return false;
         }
-        let compact = match &*inode.location.read() {
-            Location::Child { parent, name } => Compact {
-                parent: Arc::clone(parent),
-                name: name[..].into(),
-                lookups: slot.lookups,
-            },
-            _ => return false,
+        // Nobody else can hold the state.
+        let Some(atime) = inode.state.try_read().map(|record| record.atime) else {
+            return false;
+        };
+        let Some(compact) = Compact::new(&inode.location.read(), slot.lookups, atime) else {
+            return false;
         };
         let slot = self.replace(&mut shard, &inode, compact);
         // Dropping the inode takes the lock of the shard.
@@ -539,20 +564,16 @@ impl Table {
         true
     }
 
-    /// The record of an inode that was in the table cannot be read. If the kernel remembers it, it is compact from then on.
-    pub(crate) fn give_up(&self, inode: &Arc<Inode>) {
+    /// The record of an inode that was in the table cannot be read. If the kernel remembers it, it
+    /// is compact from then on.
+    pub(crate) fn give_up(&self, inode: &Arc<Inode>, atime: Time) {
         let mut shard = self.shard(inode.ino).lock();
         let slot = shard.slots.get(&inode.ino.0);
         let Some(slot) = slot.filter(|slot| slot.serial == inode.serial && slot.lookups > 0) else {
             return;
         };
-        let Location::Child { parent, name } = inode.location.read().clone() else {
+        let Some(compact) = Compact::new(&inode.location.read(), slot.lookups, atime) else {
             return;
-        };
-        let compact = Compact {
-            parent,
-            name: name[..].into(),
-            lookups: slot.lookups,
         };
         let slot = self.replace(&mut shard, inode, compact);
         drop(shard);
@@ -651,7 +672,7 @@ impl Table {
                 inode: Arc::downgrade(inode),
                 serial: inode.serial,
                 held: compact.is_some().then(|| Arc::clone(inode)),
-                lookups: compact.as_ref().map_or(0, |compact| compact.lookups),
+                lookups: compact.as_ref().map_or(0, |compact| compact.lookups.into()),
             },
         );
         if before.is_none() {
@@ -660,8 +681,9 @@ impl Table {
         shard.enqueue(inode.ino);
         // Dropping the directory may take the lock of the shard.
         drop(shard);
-        drop(compact);
-        Adopted::New
+        Adopted::New {
+            atime: compact.map(|compact| compact.atime()),
+        }
     }
 
     fn remove(&self, inode: &Inode, is_touched: bool) {
@@ -702,7 +724,8 @@ impl Table {
     pub(crate) fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         let mut shard = self.shard(ino).lock();
         if let Some(compact) = shard.compact.get_mut(&ino.0) {
-            compact.lookups = compact.lookups.saturating_sub(lookups);
+            let left = u64::from(compact.lookups).saturating_sub(lookups);
+            compact.lookups = u32::try_from(left).expect("no more than before");
             if compact.lookups == 0 {
                 last();
                 let compact = self.take_compact(&mut shard, ino);
@@ -784,7 +807,6 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::record::Time;
 
     fn inode(table: &Arc<Table>, ino: u64, kind: Kind, location: Location) -> Arc<Inode> {
         let record = Record::new(kind.mode_bits(), 0, 0, Time::default());
@@ -796,7 +818,7 @@ mod tests {
         let table = Table::new();
         for (touched, outdated) in [(true, true), (false, false)] {
             let first = inode(&table, 7, Kind::Regular, Location::Gone);
-            assert!(matches!(table.adopt(&first, None), Adopted::New));
+            assert!(matches!(table.adopt(&first, None), Adopted::New { .. }));
             let seen = table.evictions();
             first.touched.store(touched, Ordering::SeqCst);
             drop(first);
@@ -841,7 +863,7 @@ mod tests {
         let shard = table.shard(Ino(7));
         shard.lock().slots.insert(7, slot(Weak::new()));
         let heir = inode(&table, 7, Kind::Regular, Location::Gone);
-        assert!(matches!(table.adopt(&heir, None), Adopted::New));
+        assert!(matches!(table.adopt(&heir, None), Adopted::New { .. }));
         drop(heir);
         let late = inode(&table, 7, Kind::Regular, Location::Gone);
         assert!(matches!(table.adopt(&late, Some(seen)), Adopted::Outdated));
@@ -909,7 +931,7 @@ mod tests {
         let first = inode(&table, 7, Kind::Regular, Location::Gone);
         assert!(matches!(
             table.adopt(&first, Some(table.evictions())),
-            Adopted::New
+            Adopted::New { .. }
         ));
         let second = inode(&table, 7, Kind::Regular, Location::Gone);
         let known = table.adopt(&second, Some(table.evictions()));
@@ -979,7 +1001,7 @@ mod tests {
         let elsewhere = inode(&table, 7, Kind::Regular, Location::Gone);
         let adopted = table.adopt(&elsewhere, None);
         assert!(matches!(adopted, Adopted::Elsewhere));
-        assert!(matches!(table.adopt(&read, None), Adopted::New));
+        assert!(matches!(table.adopt(&read, None), Adopted::New { .. }));
         assert_eq!((table.compact_len(), table.len()), (0, 1));
         table.forget_noting(Ino(7), 1, || {});
         drop(read);

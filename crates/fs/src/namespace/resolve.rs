@@ -278,7 +278,10 @@ impl Namespace {
     }
 
     /// The inode with this number: the one in memory, or a new one.
-    pub(super) fn adopt(
+    ///
+    /// # Errors
+    /// `Corrupt` when a compact inode of this number lies elsewhere.
+    fn adopt(
         &self,
         ino: Ino,
         record: Record,
@@ -288,43 +291,63 @@ impl Namespace {
         if let Some(known) = self.table.get(ino) {
             return Ok(known);
         }
+        let adopted = self.adopt_at(ino, record, location(), seen)?;
+        adopted.ok_or_else(|| two_owners(ino))
+    }
+
+    /// The inode with this number: the one in memory, or a new one; `None` if a compact inode of
+    /// this number lies elsewhere.
+    pub(super) fn adopt_at(
+        &self,
+        ino: Ino,
+        record: Record,
+        location: Location,
+        seen: u64,
+    ) -> Result<Option<Arc<Inode>>> {
         let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
-        let inode = Inode::new(&self.table, ino, kind, record, location());
-        match self.table.adopt(&inode, Some(seen)) {
-            Adopted::New => return Ok(inode),
-            Adopted::Known(known) => return Ok(known),
-            Adopted::Elsewhere => return Err(two_owners(ino)),
-            Adopted::Outdated => {}
-        }
-        // Any thread that finds the inode in the table waits for its state, so the record that is
-        // read now stays right.
+        let inode = Inode::new(&self.table, ino, kind, record, location);
+        // Any thread that finds the inode in the table waits for its state, so the record that it
+        // gets now stays right.
         let mut state = inode.state.write();
-        match self.table.adopt(&inode, None) {
-            Adopted::Known(known) => {
-                drop(state);
-                return Ok(known);
-            }
-            Adopted::Elsewhere => return Err(two_owners(ino)),
-            Adopted::New | Adopted::Outdated => {}
+        let mut adopted = self.table.adopt(&inode, Some(seen));
+        let is_outdated = matches!(adopted, Adopted::Outdated);
+        if is_outdated {
+            adopted = self.table.adopt(&inode, None);
         }
-        match self.reread(&inode) {
-            Ok(record) => *state = record,
-            Err(error) => {
-                // The kernel may ask again when it can be read.
-                self.table.give_up(&inode);
-                *inode.location.write() = Location::Gone;
-                return Err(error);
+        let atime = match adopted {
+            Adopted::New { atime } => atime,
+            Adopted::Known(known) => return Ok(Some(known)),
+            Adopted::Elsewhere => return Ok(None),
+            Adopted::Outdated => unreachable!("no eviction matters to a record that is read later"),
+        };
+        if is_outdated {
+            match self.reread(&inode) {
+                Ok(record) => *state = record,
+                Err(error) => {
+                    // The kernel may ask again when it can be read.
+                    self.table.give_up(&inode, atime.unwrap_or(state.atime));
+                    *inode.location.write() = Location::Gone;
+                    return Err(error);
+                }
             }
         }
+        // The access time in memory is the later one.
+        state.atime = atime.unwrap_or(state.atime);
         drop(state);
-        Ok(inode)
+        Ok(Some(inode))
     }
 
     fn reread(&self, inode: &Arc<Inode>) -> Result<Record> {
         let (key, snapshot) = {
             let topology = self.topology.read();
-            let found = topology.record_at(&inode.location.read().clone())?;
-            (found.ok_or(Error::Stale)?.0, self.tree.snapshot())
+            let key = match &*inode.location.read() {
+                // The directory may be removed and kept.
+                Location::Child { parent, name } => {
+                    keys::entry(&topology.kept_dir_path(parent)?.path, name)
+                }
+                other => topology.record_at(other)?.ok_or(Error::Stale)?.0,
+            };
+            (key, self.tree.snapshot())
         };
         let value = snapshot.get(&key)?.ok_or(Error::Stale)?;
         match Entry::decode(&value)? {
