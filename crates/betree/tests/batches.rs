@@ -121,6 +121,10 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
     Tree::format(&dev, &FormatOptions::default()).expect("formats");
     let options = OpenOptions {
         manual: true,
+        shape: Some(TreeShape {
+            clone_copy_bytes: COPIED_BYTES,
+            ..TreeShape::default()
+        }),
         ..OpenOptions::default()
     };
     let tree = Tree::open(dev, options).expect("opens");
@@ -180,12 +184,15 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
 }
 
 /// Memory buffer of [`tree_of_small_buffers`], in bytes.
+/// Small sources of these tests are copied by their clones.
+const COPIED_BYTES: usize = 4 << 10;
 const MEMORY_BYTES: usize = 256 << 10;
 
 /// A tree without background work.
 fn tree_of_small_buffers() -> Tree {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
     let shape = TreeShape {
+        clone_copy_bytes: COPIED_BYTES,
         memory_bytes: MEMORY_BYTES,
         ..TreeShape::default()
     };

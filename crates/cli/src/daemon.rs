@@ -4,16 +4,15 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc;
 use std::thread;
+use std::time::Duration;
 
 use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, Budget, Device, FileDevice, SuperblockError};
 use ramet_fs::{AccessTime, OpenOptions, Volume};
 use ramet_fuse::{Durability, MountOptions, Mounted, Transport, Unmounter};
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tracing::{error, info, warn};
@@ -182,7 +181,7 @@ fn open_volume(
     })?;
     if let Some(loss) = volume.loss() {
         note(&format!(
-            "{loss}; this is the state before it, later changes are not shown"
+            "{loss}; this is the state before it, later changes may be missing"
         ));
     }
     Ok(volume)
@@ -255,10 +254,7 @@ impl Serving {
 }
 
 /// How long a signal waits for the write-back of mapped files.
-const WRITE_BACK_PATIENCE: Timespec = Timespec {
-    tv_sec: 10,
-    tv_nsec: 0,
-};
+const WRITE_BACK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Has the kernel write back the mapped files of the mount at `dir`, by `ramet sync`.
 ///
@@ -274,20 +270,16 @@ fn write_back(dir: &Path) -> io::Result<()> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()?;
-    let process = Pid::from_child(&sync);
-    let process = rustix::process::pidfd_open(process, PidfdFlags::empty())?;
-    let ended = loop {
-        let mut wanted = [PollFd::new(&process, PollFlags::IN)];
-        match rustix::event::poll(&mut wanted, Some(&WRITE_BACK_PATIENCE)) {
-            Err(Errno::INTR) => {}
-            ended => break ended?,
-        }
-    };
-    if ended == 0 {
-        sync.kill()?;
-        return Err(io::ErrorKind::TimedOut.into());
-    }
-    let status = sync.wait()?;
+    let (ended, has_ended) = mpsc::channel();
+    // The thread outlives a wait that ends early, and reaps the process whenever it ends.
+    thread::Builder::new()
+        .name("write-back".into())
+        .spawn(move || {
+            let _ = ended.send(sync.wait());
+        })?;
+    let status = has_ended
+        .recv_timeout(WRITE_BACK_PATIENCE)
+        .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     if status.success() {
         return Ok(());
     }

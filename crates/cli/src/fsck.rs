@@ -151,7 +151,8 @@ fn examine(args: &Fsck, device: Arc<dyn Device>, access: Access) -> ramet_fs::Re
     let volume = Volume::open(device, options)?;
     volume.checkpoint()?;
     let (mut violations, mut nodes) = verify(&volume)?;
-    if access == Access::ReadWrite && !violations.is_empty() {
+    let has_copies = volume.stats().damaged_copies > 0;
+    if access == Access::ReadWrite && has_copies && !violations.is_empty() {
         // A checkpoint writes metadata anew of which the check found one bad copy.
         volume.checkpoint()?;
         (violations, nodes) = verify(&volume)?;
@@ -168,10 +169,10 @@ fn examine(args: &Fsck, device: Arc<dyn Device>, access: Access) -> ramet_fs::Re
         (None, _) => {}
         (Some(loss), Access::ReadOnly) => violations.insert(
             0,
-            format!("{loss}; --repair returns to the state before it, and loses later changes"),
+            format!("{loss}; --repair returns to the state before it, later changes may be lost"),
         ),
         (Some(loss), Access::ReadWrite) => lost.push(format!(
-            "{loss}; returned to the state before it, later changes are lost"
+            "{loss}; returned to the state before it, later changes may be lost"
         )),
     }
     if args.files {

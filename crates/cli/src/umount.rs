@@ -52,7 +52,7 @@ pub fn run(args: &Umount) -> Outcome {
     // another process later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     refuse_if_it_stays(&dir)?;
-    let last = root.sync_at_last();
+    let mut last = root.sync_at_last();
     // After a failure that ended writing, only the counters tell the reason.
     let cause = last.daemon.and_then(|_| root.stats().ok()?.poisoned);
     drop(root);
@@ -60,6 +60,10 @@ pub fn run(args: &Umount) -> Outcome {
     if let Some(daemon) = daemon {
         let ended = waiting(&dir, || wait_for_end(&daemon));
         ended.map_err(|e| Failure::system(&dir, e))?;
+    }
+    // A sync may fail in passing, and the last one of the daemon succeed.
+    if daemon::closed_cleanly(&mount.volume) == Some(true) {
+        last.daemon = None;
     }
     if let Some(lost) = lost(&last, cause.as_deref()) {
         return Err(Failure::at(&mount.volume, format!("unmounted, but {lost}")));

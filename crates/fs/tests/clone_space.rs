@@ -168,7 +168,7 @@ fn volume_with(source: Source, place: Place, seed: u64) -> (Arc<Volume>, Ino, In
         let file = make(&volume, ROOT_INO, &format!("beside{number}"), Kind::Regular);
         volume
             .files()
-            .write(file, 0, &noise(!seed + number, 30_000), None)
+            .write(file, 0, &noise((!seed).wrapping_add(number), 30_000), None)
             .unwrap();
     }
     let source = source.make(&volume, seed);

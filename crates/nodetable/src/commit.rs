@@ -26,6 +26,11 @@ use crate::record::{Head, Meta, NewNode, NodeId, piece_key, record_key, zombie_k
 use crate::store::PageStore;
 use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
 
+/// Damaged pages that one commit renews. Each is read before, from a device that may be slow to fail.
+const RENEWED_MAX: usize = 64;
+/// Free space, in bytes, that a commit leaves for its own pages when it renews others.
+const SPARED_BYTES: u64 = 512 << 10;
+
 /// A commit that is written but not durable. Hand it to [`NodeTable::committed`] when it is.
 #[derive(Debug)]
 #[must_use = "without `committed` the space that it freed is never used again"]
@@ -334,18 +339,33 @@ impl Change<'_> {
         Ok(children)
     }
 
-    /// Writes pages anew of which a read found one bad copy. A page that cannot be renewed stays as it is.
+    /// Writes pages anew of which a read found one bad copy: a few in each commit, while the space
+    /// lasts that the commit itself does not need. The others are kept for later commits.
     fn renew_damaged(&mut self) {
-        for page in self.store.take_damaged() {
+        let mut damaged = self.store.take_damaged().into_iter();
+        for page in damaged.by_ref().take(RENEWED_MAX) {
+            let space = self.store.space.lock();
+            let is_short =
+                space.backed_bytes() < (space.backed_reserve_bytes() / 2).max(SPARED_BYTES);
+            drop(space);
+            if is_short {
+                self.store.keep_damaged(page);
+                break;
+            }
             let tree = match page.structure {
                 Structure::NodeTable => &mut self.writer.tree,
                 Structure::SpaceMap => &mut self.writer.maps.space,
                 Structure::Refcounts => &mut self.writer.maps.counts,
                 Structure::Plain => continue,
             };
-            // A page that could not be renewed is found again by its next read.
-            let _ = tree.renew(&page);
+            match tree.renew(&page) {
+                Ok(true) if !page.is_counted => self.store.count_damaged(),
+                Ok(_) => {}
+                // The other pages are as well off without this one.
+                Err(_) => self.store.keep_damaged(page),
+            }
         }
+        damaged.for_each(|page| self.store.keep_damaged(page));
     }
 
     fn apply_deltas(&mut self) -> Result<()> {

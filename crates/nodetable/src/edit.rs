@@ -83,12 +83,13 @@ impl ShadowTree {
     }
 
     /// Copies the path to `page` to new places, if the tree still has the page and a copy of it is bad.
+    /// Says whether that is so.
     ///
     /// # Errors
     /// `NoSpace` for the copy of a page, `Io` or `Corrupt`.
-    pub(crate) fn renew(&mut self, page: &DamagedPage) -> Result<()> {
+    pub(crate) fn renew(&mut self, page: &DamagedPage) -> Result<bool> {
         if !self.has(page)? || !self.is_damaged(page) {
-            return Ok(());
+            return Ok(false);
         }
         let (store, shape) = (&*self.store, &self.shape);
         let mut link = self.root.as_mut().expect("`has` walked from there");
@@ -96,7 +97,7 @@ impl ShadowTree {
         loop {
             let owned = own(store, shape, link, height)?;
             if owned.height <= page.height {
-                return Ok(());
+                return Ok(true);
             }
             let at = route(owned, &page.first_key);
             height = Some(owned.height - 1);

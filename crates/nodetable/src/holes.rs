@@ -43,6 +43,12 @@ impl Holes {
         self.within(addr..u64::MAX).next()
     }
 
+    /// The lowest hole of at least `len` bytes among the first `most` ones.
+    pub fn lowest(&self, len: u64, most: usize) -> Option<Extent> {
+        let mut holes = self.iter().take(most);
+        holes.find(|hole| hole.len >= len)
+    }
+
     /// The highest hole of at least `len` bytes among the last `most` ones.
     pub fn highest(&self, len: u64, most: usize) -> Option<Extent> {
         let last = self.by_addr.iter().rev().take(most);

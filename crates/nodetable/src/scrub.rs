@@ -47,7 +47,7 @@ impl NodeTable {
                 }
             }
             if let Some(page) = good.as_ref().filter(|_| !failed.is_empty()) {
-                self.store.note_damaged(&shape, at, page);
+                self.store.note_damaged(&shape, at, page, true);
             }
             let has_copy = good.is_some();
             bad.extend(failed.into_iter().map(|error| BadPage { error, has_copy }));
@@ -163,8 +163,9 @@ mod tests {
         let copies = MetadataCopies::Two;
         let table = NodeTable::open(&device, roots, USABLE, copies, false).unwrap();
         assert!(table.get(NodeId(600)).unwrap().is_some());
-        assert_eq!(table.damaged_found(), 2);
+        assert!(table.has_damaged());
         let roots = commit(&table, vec![]);
+        assert_eq!((table.damaged_found(), table.has_damaged()), (2, false));
         assert_eq!(bad(&table, roots), []);
         // A page that is gone with both copies is told as such.
         spoil(&device, roots.node_table.addr);

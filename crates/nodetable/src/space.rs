@@ -9,8 +9,8 @@
 //! The small class is the metadata: pages, skeletons and short segments of checkpoints. A disk
 //! takes one jump to neighbours, so an opened volume goes on behind the newest page
 //! ([`SpaceMap::resume`]).
-//! Second copies of metadata have a window of their own at the back of the highest hole, so that one
-//! damaged stretch of the device does not hold both copies.
+//! Second copies of metadata have a window of their own near the end of the area that is further from
+//! the first copies, so that one damaged stretch of the device does not hold both.
 //!
 //! On a sparse device a free extent is *backed*, when the host has given room for it, or *bare*.
 //! Only backed space is handed out, so no write of a node or a page fails for want of room on the
@@ -34,8 +34,8 @@ const CLASS_MAX: [u64; 2] = [16 << 10, 256 << 10];
 const WINDOW: [u64; 4] = [1 << 20, 4 << 20, 32 << 20, 1 << 20];
 /// The class of second copies.
 const COPIES: usize = 3;
-/// Holes that are looked at, the highest first, for a window of second copies.
-const HIGHEST_MAX: usize = 64;
+/// Holes that are looked at from either end for a window of second copies.
+const ENDS_MAX: usize = 64;
 /// A request of a checkpoint is small up to this, in bytes.
 const METADATA_MAX: u64 = 64 << 10;
 
@@ -217,6 +217,9 @@ impl SpaceMap {
         if let Some(addr) = self.resume.take() {
             self.open_window_behind(addr);
         }
+        if class == COPIES {
+            self.leave_first_copies(len);
+        }
         if self.windows[class].len < len && !self.refill(class, len) {
             // The rest may be there, only in the windows of other classes.
             for class in 0..self.windows.len() {
@@ -233,6 +236,34 @@ impl SpaceMap {
         Ok(extent)
     }
 
+    /// The front or the back of a hole of `len` bytes for second copies: near the end of the area that
+    /// is further from the first copies, which have the first window.
+    fn far_place(&self, len: u64) -> Option<(Extent, u64)> {
+        let first = self.windows[0].addr;
+        let lowest = self.holes.lowest(len, ENDS_MAX);
+        let ends = [lowest, self.holes.highest(len, ENDS_MAX)];
+        let places = ends.into_iter().flatten();
+        places
+            .chain(self.holes.smallest(len))
+            .flat_map(|hole| [(hole, hole.addr), (hole, hole.end() - len)])
+            .max_by_key(|(_, addr)| addr.abs_diff(first))
+    }
+
+    /// Closes the window of second copies when the first ones came near and there is a far hole.
+    fn leave_first_copies(&mut self, len: u64) {
+        if !self.is_near_first_copies(self.windows[COPIES].addr) {
+            return;
+        }
+        let far = self.far_place(len);
+        if far.is_some_and(|(_, addr)| !self.is_near_first_copies(addr)) {
+            self.close_window(COPIES);
+        }
+    }
+
+    fn is_near_first_copies(&self, addr: u64) -> bool {
+        addr.abs_diff(self.windows[0].addr) < self.usable.len / 4
+    }
+
     fn close_window(&mut self, class: usize) {
         let rest = std::mem::take(&mut self.windows[class]);
         if !rest.is_empty() {
@@ -245,10 +276,21 @@ impl SpaceMap {
     fn refill(&mut self, class: usize, len: u64) -> bool {
         self.close_window(class);
         let want = self.window_bytes(class).max(len);
-        if class == COPIES
-            && let Some(hole) = self.holes.highest(want, HIGHEST_MAX)
-        {
-            self.windows[class] = self.holes.take_back(hole, want);
+        if class == COPIES {
+            // Small holes at an end are used before a window is opened near the first copies.
+            let places = [want, len].map(|len| self.far_place(len));
+            let far = places
+                .into_iter()
+                .flatten()
+                .find(|(_, addr)| !self.is_near_first_copies(*addr));
+            let Some((hole, addr)) = far.or(places[0]).or(places[1]) else {
+                return false;
+            };
+            self.windows[class] = if addr == hole.addr {
+                self.holes.take_front(hole, want)
+            } else {
+                self.holes.take_back(hole, want)
+            };
             return true;
         }
         let fit = |want: u64| self.holes.smallest(want);
@@ -713,10 +755,10 @@ mod tests {
         for step in 0..20_000 {
             if live.is_empty() || next(100) < 55 {
                 let len = [4096, 8192, 40_000, 300_000, MIB][next(5) as usize];
-                let purpose = if next(4) == 0 {
-                    Purpose::Checkpoint
-                } else {
-                    Purpose::Contents
+                let purpose = match next(8) {
+                    0 => Purpose::Checkpoint,
+                    1 => Purpose::Copy,
+                    _ => Purpose::Contents,
                 };
                 if let Ok(extent) = space.alloc(len, purpose) {
                     assert!(!live.iter().any(|other| other.overlaps(&extent)));
@@ -741,8 +783,37 @@ mod tests {
         for extent in live {
             space.free_now(extent);
         }
-        (0..3).for_each(|class| space.close_window(class));
+        (0..WINDOW.len()).for_each(|class| space.close_window(class));
         assert_eq!(space.free_extents(), [Extent::new(MIB, 64 * MIB)]);
         verify(&space);
+    }
+
+    /// Pages of a table that is changed for long: each change writes a page anew and frees the old one.
+    #[test]
+    fn second_copies_lie_far_from_the_first_ones_on_an_aged_map_too() {
+        let mut space = fresh(256 * MIB);
+        let mut state = 7u64;
+        let mut next = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005) + 1;
+            (state >> 33) % below
+        };
+        let pair = |space: &mut SpaceMap| {
+            [Purpose::Checkpoint, Purpose::Copy].map(|purpose| space.alloc(8192, purpose).unwrap())
+        };
+        let mut pages: Vec<_> = (0..400).map(|_| pair(&mut space)).collect();
+        for _ in 0..20_000 {
+            let at = next(pages.len() as u64) as usize;
+            let new = pair(&mut space);
+            for old in std::mem::replace(&mut pages[at], new) {
+                space.free_at_commit(old);
+            }
+            if next(8) == 0 {
+                let freed = space.take_freed();
+                space.release(&freed);
+            }
+        }
+        let distance = |[first, copy]: &[Extent; 2]| first.addr.abs_diff(copy.addr);
+        let least = pages.iter().map(distance).min();
+        assert!(least.is_some_and(|least| least > 60 * MIB), "{least:?}");
     }
 }

@@ -57,6 +57,9 @@ pub struct PageStore {
 #[derive(Default)]
 struct Damaged {
     pages: Vec<DamagedPage>,
+    /// A page was noted since the pages were taken.
+    has_news: bool,
+    /// Pages that are damaged for certain.
     found: u64,
 }
 
@@ -67,6 +70,9 @@ pub(crate) struct DamagedPage {
     pub at: PageRef,
     pub height: u8,
     pub first_key: Box<[u8]>,
+    /// Whether it is among the pages that were found. A walk that commits overtook may have met a page
+    /// that was written over: such a page is not.
+    pub is_counted: bool,
 }
 
 #[derive(Default)]
@@ -185,7 +191,7 @@ impl PageStore {
         let Ok(page) = self.read_copy(shape, at, at.copy) else {
             return first;
         };
-        self.note_damaged(shape, at, &page);
+        self.note_damaged(shape, at, &page, false);
         Ok(page)
     }
 
@@ -206,26 +212,49 @@ impl PageStore {
         Page::decode(shape, at.addr, &bytes)
     }
 
-    /// Notes that a copy of `page`, which `at` points to, is bad.
-    pub(crate) fn note_damaged(&self, shape: &Shape, at: PageRef, page: &Page) {
+    /// Notes that a copy of `page`, which `at` points to, is bad: for certain, or as far as a walk can
+    /// tell beside commits.
+    pub(crate) fn note_damaged(&self, shape: &Shape, at: PageRef, page: &Page, is_certain: bool) {
         let mut damaged = self.damaged.lock();
-        if damaged.pages.iter().any(|known| known.at == at) {
+        if let Some(known) = damaged.pages.iter_mut().find(|known| known.at == at) {
+            let is_news = is_certain && !known.is_counted;
+            known.is_counted |= is_certain;
+            damaged.found += u64::from(is_news);
             return;
         }
-        damaged.found += 1;
+        damaged.found += u64::from(is_certain);
         if damaged.pages.len() < DAMAGED_MAX {
+            damaged.has_news = true;
             damaged.pages.push(DamagedPage {
                 structure: shape.structure,
                 at,
                 height: page.height,
                 first_key: page.first_key().into(),
+                is_counted: is_certain,
             });
         }
     }
 
+    /// Counts a damaged page that a commit renewed.
+    pub(crate) fn count_damaged(&self) {
+        self.damaged.lock().found += 1;
+    }
+
+    /// Keeps a damaged page for a later commit.
+    pub(crate) fn keep_damaged(&self, page: DamagedPage) {
+        self.damaged.lock().pages.push(page);
+    }
+
+    /// Whether a damaged page was noted since the last commit.
+    pub(crate) fn has_damaged(&self) -> bool {
+        self.damaged.lock().has_news
+    }
+
     /// Hands over the pages that are noted as damaged.
     pub(crate) fn take_damaged(&self) -> Vec<DamagedPage> {
-        std::mem::take(&mut self.damaged.lock().pages)
+        let mut damaged = self.damaged.lock();
+        damaged.has_news = false;
+        std::mem::take(&mut damaged.pages)
     }
 
     /// Pages of which a read found one bad copy, since the store was opened.

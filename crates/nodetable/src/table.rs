@@ -335,8 +335,14 @@ impl NodeTable {
         self.store.cached_bytes()
     }
 
-    /// Pages of which one copy was found bad and the other read instead, since the table was opened.
-    /// The next commit writes them anew, elsewhere.
+    /// Whether a page with a bad copy was noted since the last commit.
+    #[must_use]
+    pub fn has_damaged(&self) -> bool {
+        self.store.has_damaged()
+    }
+
+    /// Pages of which one copy was bad and the other good, since the table was opened: those that a
+    /// scrub found, and those that reads found and commits wrote anew, elsewhere.
     #[must_use]
     pub fn damaged_found(&self) -> u64 {
         self.store.damaged_found()

@@ -163,7 +163,7 @@ impl Journal {
         replay::replay_prefix(dev, region, timeline, start, visit)
     }
 
-    /// Clears the places behind `end` after a loss. See `replay.rs`.
+    /// Clears the places behind `end` after a loss, when no frame is needed any more. See `replay.rs`.
     pub(crate) fn clear_behind(dev: &dyn Device, region: Extent, end: JournalPos) -> Result<()> {
         replay::clear_behind(dev, region, end)
     }

@@ -18,7 +18,7 @@
 //! Memory: two longest frames at most, for any headers. Any bytes end in an answer.
 
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos};
+use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos, is_no_space};
 
 use crate::error::{Error, Result, io_error};
 use crate::journal::frame::{
@@ -75,8 +75,9 @@ pub(super) fn replay_prefix(
     }
 }
 
-/// Writes zeros where a recovery that finds the end of the journal at `end` looks for later frames:
-/// after a loss, that it is not found again, and that sectors that could not be read can be.
+/// Writes zeros where a recovery that finds the end of the journal at `end` looks for frames: after a
+/// loss, so that sectors that could not be read can be. Frames before `end` may lie there too, so a
+/// checkpoint must hold their records by now.
 ///
 /// # Errors
 /// `Io`. Durable with the next sync.
@@ -87,8 +88,11 @@ pub(super) fn clear_behind(dev: &dyn Device, region: Extent, end: JournalPos) ->
         while offset <= last {
             let len = SEARCH_BYTES.min(last + BLOCK_BYTES - offset);
             let addr = region.addr + offset % region.len;
-            let written = dev.write_at(addr, &zeros[..len as usize]);
-            written.map_err(io_error("writing the journal"))?;
+            match dev.write_at(addr, &zeros[..len as usize]) {
+                // A hole of a sparse device has no sector that cannot be read.
+                Err(error) if is_no_space(&error) => {}
+                written => written.map_err(io_error("writing the journal"))?,
+            }
             offset += len;
         }
     }

@@ -33,23 +33,33 @@ impl RootCopies {
         }
     }
 
+    /// Bytes that the second copy of a root takes: 0 on a volume that keeps one copy, or when a
+    /// checkpoint names the root already.
+    pub(crate) fn wanted_bytes(&self, root: &Handle) -> u64 {
+        match self.table.copies() {
+            MetadataCopies::One => 0,
+            MetadataCopies::Two => root.unrecorded_place().map_or(0, |place| place.extent.len),
+        }
+    }
+
     /// Writes the second copy of a root that is written and in no checkpoint yet. Returns its
-    /// address; `None` on a volume that keeps one copy, on a full one, or when a checkpoint names the
-    /// root already.
+    /// address; `None` where the copy takes no bytes, on a full volume, or when the first copy cannot
+    /// be read back.
     ///
     /// # Errors
     /// `Io`; nothing stays allocated then.
     pub(crate) fn write(&self, root: &Handle) -> Result<Option<u64>> {
-        let Some(place) = root.unrecorded_place() else {
+        let Some(place) = root
+            .unrecorded_place()
+            .filter(|_| self.wanted_bytes(root) > 0)
+        else {
             return Ok(None);
         };
-        if self.table.copies() == MetadataCopies::One {
-            return Ok(None);
-        }
         let len = usize::try_from(place.extent.len).expect("a node fits memory");
         let mut bytes = vec![0; len];
-        let read = self.dev.read_at(place.extent.addr, &mut bytes);
-        read.map_err(io_error("reading the root to copy it"))?;
+        if self.dev.read_at(place.extent.addr, &mut bytes).is_err() {
+            return Ok(None);
+        }
         let Ok(extent) = self.table.alloc_copy(place.extent.len) else {
             return Ok(None);
         };
@@ -81,6 +91,11 @@ impl RootCopies {
     /// Bad copies of which the other one was good, found since the volume was opened.
     pub(crate) fn damaged_found(&self) -> u64 {
         self.found.load(Ordering::Relaxed)
+    }
+
+    /// Whether a bad copy was noted that no checkpoint has taken.
+    pub(crate) fn has_damaged(&self) -> bool {
+        self.damaged.load(Ordering::Relaxed) != 0
     }
 
     /// Whether one copy of `root` is bad. The answer is given once.

@@ -52,7 +52,7 @@ impl Sharing {
         marked > 0 && self.interval.load(Ordering::Relaxed).saturating_sub(marked) <= INTERVALS
     }
 
-    /// A checkpoint begins: it counts the references that are there.
+    /// A checkpoint was made: it has counted the references that were there when it began.
     pub(crate) fn begin_interval(&self) {
         self.interval.fetch_add(1, Ordering::Relaxed);
     }
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_counts_until_two_checkpoints_have_begun_after_its_interval() {
+    fn a_mark_counts_until_two_checkpoints_were_made_after_its_interval() {
         let owner: Weak<Nobody> = Weak::new();
         let node = Handle::new((NodeId(1), Kind::Leaf, 0), Stage::Recorded, None, owner);
         let sharing = Sharing::default();

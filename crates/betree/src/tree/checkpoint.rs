@@ -164,7 +164,8 @@ impl Checkpointer {
 
     /// Whether a checkpoint would change anything.
     pub(crate) fn has_to_checkpoint(&self) -> bool {
-        self.is_behind() || self.store.table.stats().zombies > 0
+        let has_damaged = self.store.table.has_damaged() || self.store.root_copies.has_damaged();
+        self.is_behind() || has_damaged || self.store.table.stats().zombies > 0
     }
 
     pub(crate) fn checkpoint(&self) -> Result<()> {
@@ -260,7 +261,6 @@ impl Checkpointer {
                 let same = (*state.top).clone();
                 state.set_root(&self.store, same);
             }
-            self.store.sharing.begin_interval();
             // Leaves that are dead now were named by records before the cut.
             let (dead, _) = self.store.handles.deferred.count_and_bytes();
             WrittenState {
@@ -288,9 +288,14 @@ impl Checkpointer {
             .filter_map(|node| self.store.handles.record_of(node))
             .collect();
         let pinned = |id: NodeId| self.store.nodes.is_pinned(id);
-        let reclaim_max = self.reclaim_max(&new)?;
         let root = Some(written.root.id());
-        let copy = self.store.root_copies.write(&written.root)?;
+        let copies = &self.store.root_copies;
+        let copy_bytes = copies.wanted_bytes(&written.root);
+        // Where space is short, the root is kept once.
+        let (reclaim_max, copy) = match self.reclaim_max(&new, copy_bytes) {
+            Err(Error::NoSpace) if copy_bytes > 0 => (self.reclaim_max(&new, 0)?, None),
+            judged => (judged?, copies.write(&written.root)?),
+        };
         if let Some(record) = new.iter_mut().find(|node| Some(node.id) == root) {
             record.copy = copy;
         }
@@ -355,19 +360,20 @@ impl Checkpointer {
         store.counters.took(StructuralPath::Checkpoints);
         self.checkpointed_seq.store(written.seq, Ordering::Relaxed);
         *self.last.lock() = Instant::now();
+        self.store.sharing.begin_interval();
     }
 
-    /// The number of dead nodes that a commit of `new` nodes has the space to reclaim: each may
-    /// shadow pages of its own. A commit that ran out of space would be the last one, so it is not
+    /// The number of dead nodes that a commit of `new` nodes has the space to reclaim, when `more`
+    /// bytes are allocated before it: each dead node may shadow pages of its own. A commit that ran out of space would be the last one, so it is not
     /// begun then.
-    fn reclaim_max(&self, new: &[NewNode]) -> Result<usize> {
+    fn reclaim_max(&self, new: &[NewNode], more: u64) -> Result<usize> {
         let table = &self.store.table;
         let mut space = table.stats();
         // Each page is written as often as it is kept.
         let copies = u64::from(table.copies().count());
         let [commit_bytes, reclaim_bytes, record_bytes, hole_bytes] =
             [COMMIT_BYTES, RECLAIM_BYTES, RECORD_BYTES, HOLE_BYTES].map(|bytes| bytes * copies);
-        let records = new.len() as u64 * record_bytes;
+        let records = new.len() as u64 * record_bytes + more;
         // No page is shadowed twice, though full pages split. A small volume has room for all
         // pages, and may have no more than that. The space of a reclaimed node is one more hole in
         // the map.

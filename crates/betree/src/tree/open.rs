@@ -177,13 +177,15 @@ impl Tree {
             }
             return Ok(tree);
         }
-        if inner.loss.is_some() {
-            Journal::clear_behind(&*inner.store.dev, sb.journal, end)?;
-        }
+        let journal = sb.journal;
         begin_epoch(&inner, sb, end, records)?;
         let inner = Arc::new(inner);
         if records > 0 {
             inner.checkpointer.checkpoint()?;
+        }
+        if inner.loss.is_some() {
+            // No frame is needed any more: the state before the loss is durable, and its epoch.
+            Journal::clear_behind(&*inner.store.dev, journal, end)?;
         }
         // Stops the threads that run already when a thread cannot be started.
         let tree = Tree::from_inner(inner);
