@@ -83,7 +83,15 @@ impl Volume {
             last = found;
             Ok(())
         };
-        Journal::replay(&self.disk.durable(), REGION, UUID, EPOCH, start, &mut visit).unwrap();
+        Journal::replay(
+            &self.disk.durable(),
+            REGION,
+            (UUID, EPOCH),
+            start,
+            None,
+            &mut visit,
+        )
+        .unwrap();
         assert!(
             seq <= last,
             "record {seq} was acknowledged, and {last} is the last"
