@@ -149,6 +149,8 @@ fn examine(args: &Fsck, device: Arc<dyn Device>, access: Access) -> ramet_fs::Re
         ..OpenOptions::default()
     };
     let volume = Volume::open(device, options)?;
+    // The checkpoint writes them anew, on the overlay too.
+    let copies = volume.tree().bad_copies()?;
     volume.checkpoint()?;
     let (mut violations, mut nodes) = verify(&volume)?;
     let has_copies = volume.stats().damaged_copies > 0;
@@ -157,12 +159,8 @@ fn examine(args: &Fsck, device: Arc<dyn Device>, access: Access) -> ramet_fs::Re
         volume.checkpoint()?;
         (violations, nodes) = verify(&volume)?;
     }
-    let damaged = volume.stats().damaged_copies;
-    if access == Access::ReadOnly && damaged > 0 && violations.is_empty() {
-        // The checkpoint on the overlay wrote them anew.
-        violations.push(format!(
-            "N8 {damaged} blocks of metadata have one bad copy and one good copy"
-        ));
+    if access == Access::ReadOnly {
+        violations.extend(copies);
     }
     let mut lost = Vec::new();
     match (volume.loss(), access) {

@@ -195,7 +195,7 @@ fn a_clone_that_is_refused_for_room_erases_its_stage() {
     // The room shrinks: the clone is refused before the first batch, between two, or not at all.
     while refused < 16 && fill(&fixture, at, &block).is_ok() {
         at += block.len() as u64;
-        if at < 60 << 20 {
+        if at < 57 << 20 {
             continue;
         }
         let before = allocated(&fixture);

@@ -14,6 +14,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_block::Superblock;
 use ramet_block::superblock::scrub_copies;
 use ramet_nodetable::{BadPage, NodeId, TableRoots};
 
@@ -72,6 +73,38 @@ impl Tree {
             seen: HashSet::new(),
             done_bytes: 0,
         }
+    }
+
+    /// Reads all copies of metadata that is kept twice, and names those that are bad while the other
+    /// one is good, a line each. The next checkpoints write them anew.
+    ///
+    /// # Errors
+    /// `Corrupt` for the record of the root node.
+    pub fn bad_copies(&self) -> Result<Vec<String>> {
+        let store = &self.inner.store;
+        let sb = self.inner.checkpointer.superblock.lock();
+        let (_, bad) = store.table.scrub(roots_of(&sb));
+        let mendable = bad.into_iter().filter(|page| page.has_copy);
+        let mut told: Vec<String> = mendable
+            .map(|page| format!("N8 {}; the other copy is good", page.error))
+            .collect();
+        let root = self.inner.root.state.lock().root.clone();
+        if root.is_recorded()
+            && let [(addr, error)] = &store.nodes.bad_copies(&root)?[..]
+        {
+            told.push(format!(
+                "T9 copy of the root node at byte {addr}: {error}; the other copy is good"
+            ));
+        }
+        Ok(told)
+    }
+}
+
+fn roots_of(sb: &Superblock) -> TableRoots {
+    TableRoots {
+        node_table: sb.node_table,
+        space_map: sb.space_map,
+        refcounts: sb.refcounts,
     }
 }
 
@@ -138,12 +171,7 @@ impl Scrub {
             keys: None,
             is_repaired: copy.is_repaired,
         }));
-        let roots = TableRoots {
-            node_table: sb.node_table,
-            space_map: sb.space_map,
-            refcounts: sb.refcounts,
-        };
-        let (read_bytes, bad) = store.table.scrub(roots);
+        let (read_bytes, bad) = store.table.scrub(roots_of(&sb));
         self.done_bytes += read_bytes;
         let (copied, lost): (Vec<_>, Vec<_>) = bad.into_iter().partition(|page| page.has_copy);
         let told = |page: BadPage| damage(page.error.into(), None);
