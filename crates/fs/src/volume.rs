@@ -327,23 +327,33 @@ impl Volume {
         self.namespace.tree.budget()
     }
 
-    /// Keeps the memory of inodes within the budget: makes some of them compact if there are many that are not. To be
-    /// called now and then.
-    pub fn compact_inodes(&self) {
-        self.namespace.compact_inodes();
+    /// Keeps the memory of inodes within the budget: makes some of them compact if there are many
+    /// that are not, and answers their number. To be called with each request.
+    #[expect(
+        clippy::must_use_candidate,
+        reason = "the number is for those who wait"
+    )]
+    pub fn compact_inodes(&self) -> usize {
+        self.namespace.compact_inodes()
     }
 
-    /// Up to `count` inodes that the kernel should forget; none unless all inodes take more memory than the budget
-    /// allows.
+    /// Whether inodes take more memory than the budget allows.
+    #[must_use]
+    pub fn has_too_many_inodes(&self) -> bool {
+        self.namespace.has_too_many_inodes()
+    }
+
+    /// Up to `count` inodes that the kernel should forget; none unless all inodes take more memory
+    /// than the budget allows.
     #[must_use]
     pub fn inodes_to_forget(&self, count: usize) -> Vec<Ino> {
         self.namespace.inodes_to_forget(count)
     }
 
-    /// Number of compact inodes.
+    /// Inodes of which the caller has dropped the last reference, so far.
     #[must_use]
-    pub fn compact_inode_count(&self) -> u64 {
-        self.namespace.table.compact_len() as u64
+    pub fn forgotten_inodes(&self) -> u64 {
+        self.namespace.table.forgotten()
     }
 
     /// Reason why acknowledged changes are missing: the journal had lost them, and

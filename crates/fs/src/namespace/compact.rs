@@ -14,15 +14,17 @@ use crate::error::{Error, Result};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::Entry;
-use crate::namespace::inode::{Inode, Location, Reach, WHOLE_BYTES};
+use crate::namespace::inode::{Inode, LOOKED_AT, Location, Reach, WHOLE_BYTES};
 use crate::namespace::resolve::Namespace;
 
 /// Inodes that are not compact take this part of the memory budget at most.
 const WHOLE_PART: u64 = 32;
 /// All inodes take this part of it at most, as far as the kernel can forget some.
 const INODES_PART: u64 = 8;
-/// Inodes that are made compact at once.
-const COMPACTED_AT_ONCE: usize = 16;
+/// A round looks at [`LOOKED_AT`] inodes for each of these inodes beyond the budget, up to so many
+/// times.
+const EXCESS_STEP: usize = 128;
+const ROUNDS_MAX: usize = 16;
 
 impl Namespace {
     /// An inode that the kernel has a reference to. The caller holds no lock of the volume: the
@@ -76,28 +78,50 @@ impl Namespace {
         self.adopt_at(ino, record, location, seen)
     }
 
-    /// Makes some inodes compact if there are many that are not.
-    pub(crate) fn compact_inodes(&self) {
+    /// Inodes beyond those that may be in memory without being compact.
+    fn excess(&self) -> usize {
+        let whole_max = self.tree.budget().part(WHOLE_PART) / WHOLE_BYTES as u64;
+        let whole_max = usize::try_from(whole_max).unwrap_or(usize::MAX);
+        self.table.len().saturating_sub(whole_max)
+    }
+
+    fn is_over(&self) -> bool {
+        self.table.memory_bytes() > self.tree.budget().part(INODES_PART)
+    }
+
+    /// Whether more inodes should be compact, or forgotten by the kernel.
+    pub(crate) fn has_too_many_inodes(&self) -> bool {
+        self.excess() > 0 || self.is_over()
+    }
+
+    /// Makes some inodes compact if there are many that are not, the more the more there are.
+    /// Answers their number.
+    pub(crate) fn compact_inodes(&self) -> usize {
         let budget = self.tree.budget();
-        let whole_max = budget.part(WHOLE_PART) / WHOLE_BYTES as u64;
-        if self.table.len() as u64 <= whole_max {
-            return;
+        budget.set(Use::Inodes, self.table.memory_bytes());
+        let excess = self.excess();
+        if excess == 0 || !self.compaction.is_due() {
+            return 0;
         }
         // A rename of a directory that waits for the topology goes first.
-        if let Some(topology) = self.topology.try_read() {
-            let is_live = |dir: &Arc<Inode>| topology.dir_path(dir).is_ok();
-            self.table.compact(COMPACTED_AT_ONCE, is_live);
-        }
+        let Some(topology) = self.topology.try_read() else {
+            return 0;
+        };
+        let looks = LOOKED_AT * (excess / EXCESS_STEP).clamp(1, ROUNDS_MAX);
+        let is_live = |dir: &Arc<Inode>| topology.dir_path(dir).is_ok();
+        let round = self.table.compact(looks, is_live);
+        self.compaction.is_done(round);
         budget.set(Use::Inodes, self.table.memory_bytes());
+        round.made
     }
 
     /// Up to `count` inodes that the kernel should forget, if all inodes take more than the budget
     /// allows.
     pub(crate) fn inodes_to_forget(&self, count: usize) -> Vec<Ino> {
-        if self.table.memory_bytes() <= self.tree.budget().part(INODES_PART) {
+        if !self.is_over() {
             return Vec::new();
         }
-        self.table.some_compact(count)
+        self.table.forgettable(count)
     }
 }
 
@@ -105,7 +129,7 @@ impl Namespace {
 mod tests {
     use std::sync::atomic::{AtomicI64, Ordering};
 
-    use ramet_block::{Device, MemDevice};
+    use ramet_block::{Budget, Device, MemDevice};
 
     use crate::clock::Clock;
     use crate::format::ino::ROOT_INO;
@@ -130,10 +154,15 @@ mod tests {
     }
 
     fn volume() -> Arc<Volume> {
+        volume_within(64 << 20)
+    }
+
+    fn volume_within(memory_bytes: u64) -> Arc<Volume> {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
         Volume::format(&device, &FormatOptions::default()).unwrap();
         let options = OpenOptions {
             clock: Some(Arc::new(Ticks::default())),
+            budget: Some(Budget::of_volumes(memory_bytes)),
             ..OpenOptions::default()
         };
         Volume::open(device, options).unwrap()
@@ -146,7 +175,9 @@ mod tests {
 
     /// Makes all inodes compact that nobody uses.
     fn compact(volume: &Volume) {
-        (0..128).for_each(|_| volume.namespace().table.compact(usize::MAX, |_| true));
+        for _ in 0..128 {
+            volume.namespace().table.compact(1 << 20, |_| true);
+        }
     }
 
     #[test]
@@ -215,5 +246,28 @@ mod tests {
         compact(&volume);
         let set = volume.attributes().getattr(file).unwrap();
         assert_eq!(set.atime, Time { secs: 7, nanos: 9 });
+    }
+
+    #[test]
+    fn requests_of_200_inodes_each_leave_few_more_than_the_budget_allows() {
+        let volume = volume_within(16 << 20);
+        let whole_max = (16 << 20) / WHOLE_PART as usize / WHOLE_BYTES;
+        for name in 0..100 * 200 {
+            make(&volume, ROOT_INO, name.to_string().as_bytes(), Kind::Fifo);
+            if name % 200 == 0 {
+                volume.compact_inodes();
+            }
+        }
+        let whole = volume.namespace().table.len();
+        assert!(whole < whole_max + 8 * EXCESS_STEP, "{whole}, {whole_max}");
+        for _ in 0..1000 {
+            volume.compact_inodes();
+        }
+        assert!(volume.namespace().table.len() <= whole_max);
+        let told = volume.budget().used(Use::Inodes);
+        volume.forget_all();
+        volume.compact_inodes();
+        let left = volume.budget().used(Use::Inodes);
+        assert!(left < told / 100, "{left} of {told}");
     }
 }

@@ -357,11 +357,16 @@ struct Shard {
     order: VecDeque<u64>,
     /// Evictions when the last changed inode left this shard.
     last_eviction: u64,
+    /// Places in `slots` and in `compact` behind the inodes that the kernel was asked to forget
+    /// last. Asking goes on there, since the kernel may keep those.
+    asked: [usize; 2],
 }
 
 /// Inodes of a shard that are looked at in one round, and those of them that may be made compact.
-const LOOKED_AT: usize = 64;
+pub(crate) const LOOKED_AT: usize = 64;
 const CANDIDATES: usize = 16;
+/// Looks that a shard counts for at least, however few inodes it has.
+const LOOKS_MIN: usize = 8;
 
 impl Shard {
     /// An inode of this number is in `slots` now.
@@ -373,11 +378,14 @@ impl Shard {
         }
     }
 
-    /// Inodes that the kernel remembers and that nobody asked for in the last round, without those that others refer
-    /// to. Each that is looked at comes last in the order then.
-    fn candidates(&mut self) -> Vec<Arc<Inode>> {
+    /// Inodes that the kernel remembers and that nobody asked for in the last round, without those
+    /// that others refer to, and the number of inodes that were looked at. Each of these comes last
+    /// in the order then.
+    fn candidates(&mut self) -> (Vec<Arc<Inode>>, usize) {
         let mut found = Vec::new();
-        for _ in 0..LOOKED_AT.min(self.order.len()) {
+        let mut looked_at = 0;
+        while looked_at < LOOKED_AT.min(self.order.len()) && found.len() < CANDIDATES {
+            looked_at += 1;
             let Some(ino) = self.order.pop_front() else {
                 break;
             };
@@ -391,10 +399,31 @@ impl Shard {
             if !held.is_used.swap(false, Ordering::Relaxed) && Arc::strong_count(held) == 1 {
                 found.push(Arc::clone(held));
             }
-            if found.len() == CANDIDATES {
-                break;
-            }
         }
+        (found, looked_at)
+    }
+
+    /// Up to `count` inodes that the kernel remembers and nobody uses: compact ones, and some that
+    /// cannot be compact because they have several names.
+    fn forgettable(&mut self, count: usize) -> Vec<Ino> {
+        let is_unused = |slot: &Slot| {
+            slot.held.as_ref().is_some_and(|held| {
+                !held.is_used.load(Ordering::Relaxed)
+                    && Arc::strong_count(held) == 1
+                    && matches!(*held.location.read(), Location::Shared { .. })
+            })
+        };
+        let [at_slot, at_compact] = &mut self.asked;
+        let from = (*at_slot < self.slots.len()).then_some(*at_slot);
+        let looked_at = self.slots.iter().skip(from.unwrap_or(0)).take(count);
+        let shared = looked_at.filter(|(_, slot)| is_unused(slot));
+        let mut found: Vec<_> = shared.map(|(ino, _)| Ino(*ino)).collect();
+        *at_slot = from.unwrap_or(0) + count;
+        let from = (*at_compact < self.compact.len()).then_some(*at_compact);
+        let left = count - found.len();
+        let compact = self.compact.keys().skip(from.unwrap_or(0)).take(left);
+        found.extend(compact.map(|ino| Ino(*ino)));
+        *at_compact = from.unwrap_or(0) + left;
         found
     }
 }
@@ -449,10 +478,21 @@ pub(crate) struct Table {
     compact: AtomicUsize,
     compact_bytes: AtomicUsize,
     next_shard: AtomicUsize,
+    next_asked: AtomicUsize,
+    /// Inodes of which the kernel has dropped the last reference, so far.
+    forgotten: AtomicU64,
     hints: RwLock<Hints>,
     evictions: AtomicU64,
     serials: AtomicU64,
     deferred: Mutex<Vec<Deferred>>,
+}
+
+/// Result of a round of [`Table::compact`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Round {
+    pub(crate) looked_at: usize,
+    /// Inodes that are compact now.
+    pub(crate) made: usize,
 }
 
 /// The fate of an inode that was offered to the table.
@@ -476,6 +516,8 @@ impl Table {
             compact: AtomicUsize::new(0),
             compact_bytes: AtomicUsize::new(0),
             next_shard: AtomicUsize::new(0),
+            next_asked: AtomicUsize::new(0),
+            forgotten: AtomicU64::new(0),
             hints: RwLock::new(Hints::new(HINTS_MIN)),
             evictions: AtomicU64::new(0),
             serials: AtomicU64::new(0),
@@ -517,26 +559,32 @@ impl Table {
         Some((Arc::clone(&compact.parent), name))
     }
 
-    /// Makes up to `count` inodes compact that the kernel remembers and nobody uses, of those whose directory
-    /// `is_live`. The caller holds the topology, so that directories stay so.
-    pub(crate) fn compact(&self, count: usize, is_live: impl Fn(&Arc<Inode>) -> bool) {
-        let first = self.next_shard.fetch_add(1, Ordering::Relaxed);
-        let mut made = 0;
-        for shard in (0..SHARDS).map(|turn| &self.shards[(first + turn) % SHARDS]) {
-            if made >= count {
-                return;
-            }
-            let candidates = shard.lock().candidates();
+    /// Makes inodes compact that the kernel remembers and nobody uses, of those whose directory
+    /// `is_live`: looks at `looks` inodes, about. The caller holds the topology, so that directories
+    /// stay so.
+    pub(crate) fn compact(&self, looks: usize, is_live: impl Fn(&Arc<Inode>) -> bool) -> Round {
+        let mut round = Round::default();
+        let mut looks_left = looks;
+        for _ in 0..SHARDS {
+            let turn = self.next_shard.fetch_add(1, Ordering::Relaxed);
+            let shard = &self.shards[turn % SHARDS];
+            let (candidates, looked_at) = shard.lock().candidates();
             for inode in candidates {
                 let parent = match &*inode.location.read() {
                     Location::Child { parent, .. } => Arc::clone(parent),
                     _ => continue,
                 };
                 if is_live(&parent) {
-                    made += usize::from(self.make_compact(shard, inode));
+                    round.made += usize::from(self.make_compact(shard, inode));
                 }
             }
+            round.looked_at += looked_at;
+            looks_left = looks_left.saturating_sub(looked_at.max(LOOKS_MIN));
+            if looks_left == 0 {
+                break;
+            }
         }
+        round
     }
 
     /// The same for one inode, which the caller refers to once; whether it is compact now.
@@ -603,14 +651,14 @@ impl Table {
         Some(compact)
     }
 
-    /// Numbers of up to `count` compact inodes.
-    pub(crate) fn some_compact(&self, count: usize) -> Vec<Ino> {
-        let first = self.next_shard.fetch_add(1, Ordering::Relaxed);
+    /// Up to `count` inodes that the kernel remembers and nobody uses, others than last time as far
+    /// as there are more.
+    pub(crate) fn forgettable(&self, count: usize) -> Vec<Ino> {
         let mut some = Vec::new();
-        for shard in (0..SHARDS).map(|turn| &self.shards[(first + turn) % SHARDS]) {
-            let shard = shard.lock();
-            let left = count - some.len();
-            some.extend(shard.compact.keys().take(left).map(|ino| Ino(*ino)));
+        for _ in 0..SHARDS {
+            let turn = self.next_asked.fetch_add(1, Ordering::Relaxed);
+            let mut shard = self.shards[turn % SHARDS].lock();
+            some.extend(shard.forgettable(count - some.len()));
             if some.len() >= count {
                 break;
             }
@@ -728,6 +776,7 @@ impl Table {
             compact.lookups = u32::try_from(left).expect("no more than before");
             if compact.lookups == 0 {
                 last();
+                self.forgotten.fetch_add(1, Ordering::Relaxed);
                 let compact = self.take_compact(&mut shard, ino);
                 drop(shard);
                 drop(compact);
@@ -740,6 +789,7 @@ impl Table {
         slot.lookups = slot.lookups.saturating_sub(lookups);
         let held = if slot.lookups == 0 {
             last();
+            self.forgotten.fetch_add(1, Ordering::Relaxed);
             slot.held.take()
         } else {
             None
@@ -776,6 +826,11 @@ impl Table {
         self.compact.load(Ordering::Relaxed)
     }
 
+    /// Inodes of which the kernel has dropped the last reference, so far.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten.load(Ordering::Relaxed)
+    }
+
     /// Memory of all inodes, about, in bytes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         let whole = self.len() * WHOLE_BYTES;
@@ -807,6 +862,9 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Enough for every shard.
+    const LOOKS: usize = SHARDS * LOOKED_AT;
 
     fn inode(table: &Arc<Table>, ino: u64, kind: Kind, location: Location) -> Arc<Inode> {
         let record = Record::new(kind.mode_bits(), 0, 0, Time::default());
@@ -980,13 +1038,13 @@ mod tests {
         let table = Table::new();
         let (dir, file) = remembered(&table);
         file.touched.store(true, Ordering::SeqCst);
-        table.compact(9, |_| true);
+        table.compact(LOOKS, |_| true);
         assert_eq!(table.compact_len(), 0, "somebody refers to it");
         drop(file);
-        table.compact(9, |_| false);
+        table.compact(LOOKS, |_| false);
         assert_eq!(table.compact_len(), 0, "its directory is removed");
         let seen = table.evictions();
-        table.compact(9, |found| Arc::ptr_eq(found, &dir));
+        table.compact(LOOKS, |found| Arc::ptr_eq(found, &dir));
         assert_eq!((table.compact_len(), table.len()), (1, 0));
         assert!(table.get(Ino(7)).is_none() && table.has(Ino(7)));
         let (parent, name) = table.compact_at(Ino(7)).unwrap();
@@ -1016,7 +1074,7 @@ mod tests {
         let table = Table::new();
         let (dir, file) = remembered(&table);
         drop(file);
-        table.compact(9, |_| true);
+        table.compact(LOOKS, |_| true);
         table.forget_noting(Ino(7), 1, || panic!("not the last"));
         let mut is_last = false;
         table.forget_noting(Ino(7), 1, || is_last = true);
@@ -1030,9 +1088,9 @@ mod tests {
         let (_dir, file) = remembered(&table);
         drop(file);
         drop(table.get(Ino(7)));
-        table.compact(9, |_| true);
+        table.compact(LOOKS, |_| true);
         assert_eq!(table.compact_len(), 0);
-        table.compact(9, |_| true);
+        table.compact(LOOKS, |_| true);
         assert_eq!(table.compact_len(), 1);
     }
 
@@ -1050,6 +1108,68 @@ mod tests {
         assert!(kept <= SHARDS * (LOOKED_AT + 1), "{kept}");
     }
 
+    /// Inodes of which the kernel knows one after the other, in one directory.
+    fn many(table: &Arc<Table>, location: impl Fn(&Arc<Inode>, u64) -> Location) {
+        let dir = inode(table, 1, Kind::Directory, Location::Root);
+        for ino in 2..10_002 {
+            let file = inode(table, ino, Kind::Regular, location(&dir, ino));
+            table.adopt(&file, None);
+            table.remember(&file);
+        }
+    }
+
+    fn child(dir: &Arc<Inode>, ino: u64) -> Location {
+        Location::Child {
+            parent: Arc::clone(dir),
+            name: Bytes::from(ino.to_string().into_bytes()),
+        }
+    }
+
+    #[test]
+    fn the_kernel_is_asked_to_forget_others_after_those_that_it_keeps() {
+        let table = Table::new();
+        many(&table, child);
+        for _ in 0..SHARDS {
+            table.compact(LOOKS, |_| true);
+        }
+        assert_eq!(table.compact_len(), 10_000);
+        let batches = (0..8 * SHARDS).flat_map(|_| table.forgettable(100));
+        let asked: std::collections::HashSet<_> = batches.map(|ino| ino.0).collect();
+        assert_eq!(asked.len(), 10_000);
+        assert!(table.forgettable(100).len() == 100, "and from the start");
+    }
+
+    #[test]
+    fn inodes_with_several_names_are_to_be_forgotten_since_they_cannot_be_compact() {
+        let table = Table::new();
+        many(&table, |dir, link| Location::Shared {
+            root: Arc::clone(dir),
+            link,
+            via: Arc::clone(dir),
+        });
+        table.compact(LOOKS, |_| true);
+        assert_eq!(table.compact_len(), 0);
+        let used = table.get(Ino(7)).unwrap();
+        let batches = (0..8 * SHARDS).flat_map(|_| table.forgettable(100));
+        let asked: std::collections::HashSet<_> = batches.map(|ino| ino.0).collect();
+        assert_eq!(asked.len(), 9_999);
+        assert!(!asked.contains(&used.ino.0));
+    }
+
+    #[test]
+    fn a_round_looks_at_few_inodes_and_takes_few_locks() {
+        let table = Table::new();
+        let nothing = table.compact(LOOKED_AT, |_| true);
+        assert_eq!(nothing, Round::default());
+        let passed = table.next_shard.load(Ordering::Relaxed);
+        assert_eq!(passed, LOOKED_AT / LOOKS_MIN);
+        many(&table, child);
+        let round = table.compact(LOOKED_AT, |_| false);
+        assert!(round.looked_at < 2 * LOOKED_AT, "{round:?}");
+        let round = table.compact(16 * LOOKED_AT, |_| true);
+        assert!(round.made >= 15 * LOOKED_AT, "{round:?}");
+    }
+
     #[test]
     fn a_compact_inode_takes_a_hundred_bytes_and_its_name_at_most() {
         let table = Table::new();
@@ -1064,10 +1184,10 @@ mod tests {
             table.adopt(&file, None);
             table.remember(&file);
             drop(file);
-            table.compact(1, |_| true);
+            table.compact(LOOKED_AT, |_| true);
         }
         for _ in 0..4 * SHARDS {
-            table.compact(100_000, |_| true);
+            table.compact(LOOKS, |_| true);
         }
         assert!(
             table.compact_len() + 1000 > files as usize,

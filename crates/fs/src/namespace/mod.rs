@@ -2,6 +2,7 @@
 
 pub(crate) mod attr;
 mod compact;
+mod compaction;
 pub(crate) mod inode;
 pub(crate) mod numbers;
 pub(crate) mod resolve;

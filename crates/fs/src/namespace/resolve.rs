@@ -13,6 +13,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::{Entry, Kind, Record};
+use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, Table};
 use crate::namespace::topology::Topology;
 
@@ -43,6 +44,7 @@ pub(crate) struct Namespace {
     /// copy of directories, which needs to know the link entries below them.
     pub(crate) links: RwLock<()>,
     pub(crate) topology: RwLock<Topology>,
+    pub(super) compaction: Compaction,
     /// Keeps the root in the table when the kernel forgets it.
     _root: Arc<Inode>,
 }
@@ -58,6 +60,7 @@ impl Namespace {
             table,
             links: RwLock::new(()),
             topology: RwLock::new(Topology { generation: 0 }),
+            compaction: Compaction::default(),
             _root: root,
         })
     }
