@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ramet_betree::{
     Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape, successor_of_prefix,
 };
-use ramet_block::{Device, MemDevice};
+use ramet_block::{Budget, Device, MemDevice, Use};
 
 #[test]
 fn clones_of_a_batch_see_the_operations_before_them() {
@@ -343,4 +343,27 @@ fn a_source_without_edits_is_captured_once_for_each_root() {
     }
     assert_eq!(tree.stats().zombies, 0, "unused nodes are kept");
     assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}
+
+#[test]
+fn the_queue_of_the_journal_counts_as_memory_until_it_is_written() {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Tree::format(&dev, &FormatOptions::default()).expect("there is room");
+    let budget = Budget::of_volumes(64 << 20);
+    let options = OpenOptions {
+        budget: Some(Arc::clone(&budget)),
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(dev, options).expect("there is room");
+    for key in ["a", "b"] {
+        let mut batch = Batch::new();
+        batch.put(key, vec![7; 100_000]);
+        tree.apply(batch).expect("there is room");
+    }
+    tree.sync().expect("there is room");
+    // The second batch was let in while the first one waited.
+    budget.set(Use::Journal, 100_000);
+    tree.rebalance_memory();
+    assert_eq!(budget.used(Use::Journal), 0);
+    tree.close().expect("there is room");
 }

@@ -414,6 +414,11 @@ impl Journal {
         self.region.len
     }
 
+    /// Bytes that wait in memory to be written.
+    pub(crate) fn queued_bytes(&self) -> u64 {
+        self.queue.lock().queued_bytes()
+    }
+
     /// Bytes that wait in memory to be written, if a record of `bytes` can be appended and later be
     /// committed without a release in between, in any division of the queue into frames. One frame
     /// of reserve is kept for callers that ask at the same time.

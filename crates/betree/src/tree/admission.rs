@@ -114,6 +114,13 @@ impl Admission {
         }
     }
 
+    /// Tells the budget how much memory the tree holds, and fits the cache to the rest.
+    pub(crate) fn rebalance(&self) {
+        let queued = self.checkpointer.journal().map_or(0, Journal::queued_bytes);
+        self.store.budget.set(Use::Journal, queued);
+        self.store.nodes.rebalance();
+    }
+
     /// Bounds the memory of the journal queue: the keeper writes it out, and a writer that is
     /// faster helps.
     fn drain_journal(&self, journal: &Journal, queued: u64) -> Result<()> {

@@ -276,7 +276,7 @@ impl Tree {
     /// Fits the cache to the budget at once, which otherwise happens each second, and gives the
     /// memory back to the system.
     pub fn rebalance_memory(&self) {
-        self.inner.store.nodes.rebalance();
+        self.inner.admission.rebalance();
         ramet_sys::release_free_memory();
     }
 

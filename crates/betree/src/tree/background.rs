@@ -119,7 +119,7 @@ impl Keeper {
                 continue;
             }
             self.store.table.look_at_host();
-            self.store.nodes.rebalance();
+            self.admission.rebalance();
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_sys::release_free_memory();
             }
