@@ -368,14 +368,35 @@ const CANDIDATES: usize = 16;
 /// Looks that a shard counts for at least, however few inodes it has.
 const LOOKS_MIN: usize = 8;
 
+/// Entries for which a map always has room.
+const ROOM_MIN: usize = 64;
+
+/// Gives the memory of a map back of which most entries have left.
+fn shrink<V>(map: &mut HashMap<u64, V>) {
+    if map.capacity() > ROOM_MIN && map.len() < map.capacity() / 4 {
+        map.shrink_to(2 * map.len());
+    }
+}
+
 impl Shard {
     /// An inode of this number is in `slots` now.
     fn enqueue(&mut self, ino: Ino) {
         self.order.push_back(ino.0);
-        // Most of a long order has left.
+        self.shorten_order();
+    }
+
+    /// Shortens the order if most of it has left.
+    fn shorten_order(&mut self) {
         if self.order.len() > 2 * self.slots.len() + LOOKED_AT {
             self.order = self.slots.keys().copied().collect();
         }
+    }
+
+    fn remove(&mut self, ino: Ino) -> Option<Slot> {
+        let slot = self.slots.remove(&ino.0);
+        shrink(&mut self.slots);
+        self.shorten_order();
+        slot
     }
 
     /// Inodes that the kernel remembers and that nobody asked for in the last round, without those
@@ -631,7 +652,7 @@ impl Table {
     /// Puts `compact` in the place of the slot of an inode.
     fn replace(&self, shard: &mut Shard, inode: &Inode, compact: Compact) -> Option<Slot> {
         let bytes = compact.memory_bytes();
-        let slot = shard.slots.remove(&inode.ino.0);
+        let slot = shard.remove(inode.ino);
         self.inodes.fetch_sub(1, Ordering::Relaxed);
         if inode.touched.load(Ordering::SeqCst) {
             self.evicted(shard);
@@ -645,6 +666,7 @@ impl Table {
     /// Takes a compact inode out of its shard.
     fn take_compact(&self, shard: &mut Shard, ino: Ino) -> Option<Compact> {
         let compact = shard.compact.remove(&ino.0)?;
+        shrink(&mut shard.compact);
         self.compact.fetch_sub(1, Ordering::Relaxed);
         let bytes = compact.memory_bytes();
         self.compact_bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -679,7 +701,12 @@ impl Table {
         let wanted = 2 * self.inodes.load(Ordering::Relaxed);
         let hints = self.hints.read();
         let len = hints.slots.len();
-        if wanted <= len || len >= HINTS_MAX {
+        let len_wanted = match len {
+            len if wanted > len => (2 * len).min(HINTS_MAX),
+            len if wanted < len / 8 => (len / 4).max(HINTS_MIN),
+            len => len,
+        };
+        if len_wanted == len {
             hints.put(dir, name, ino);
             return;
         }
@@ -687,7 +714,7 @@ impl Table {
         let mut hints = self.hints.write();
         if hints.slots.len() == len {
             // The hints in it are lost, and found out again.
-            *hints = Hints::new(2 * len);
+            *hints = Hints::new(len_wanted);
         }
         hints.put(dir, name, ino);
     }
@@ -744,7 +771,7 @@ impl Table {
             .get(&inode.ino.0)
             .is_some_and(|slot| slot.serial == inode.serial)
         {
-            shard.slots.remove(&inode.ino.0);
+            drop(shard.remove(inode.ino));
             self.inodes.fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -1168,6 +1195,33 @@ mod tests {
         assert!(round.looked_at < 2 * LOOKED_AT, "{round:?}");
         let round = table.compact(16 * LOOKED_AT, |_| true);
         assert!(round.made >= 15 * LOOKED_AT, "{round:?}");
+    }
+
+    #[test]
+    fn a_table_that_many_inodes_have_left_gives_its_memory_back() {
+        let room = |table: &Table| -> usize {
+            let shards = table.shards.iter().map(|shard| {
+                let shard = shard.lock();
+                shard.slots.capacity() + shard.order.capacity() + shard.compact.capacity()
+            });
+            shards.sum::<usize>() + table.hints.read().slots.len()
+        };
+        let table = Table::new();
+        many(&table, child);
+        let dir = inode(&table, 1, Kind::Directory, Location::Root);
+        table.note(dir.ino, b"a", Ino(7));
+        let before = room(&table);
+        for _ in 0..SHARDS {
+            table.compact(LOOKS / 8, |_| true);
+        }
+        assert!(table.compact_len() > 0);
+        for ino in 2..10_002 {
+            table.forget_noting(Ino(ino), 1, || {});
+        }
+        (0..9).for_each(|_| table.note(dir.ino, b"a", Ino(7)));
+        let left = room(&table);
+        assert!(left < SHARDS * 4 * ROOM_MIN + 2 * HINTS_MIN, "{left}");
+        assert!(left < before, "{left} of {before}");
     }
 
     #[test]
