@@ -29,9 +29,22 @@ pub(crate) type Guard<'a, K, V, W> = quick_cache::sync::PlaceholderGuard<
 #[cfg(not(all(shuttle, test)))]
 const SHARD_BYTES_MIN: u64 = 32 << 20;
 
-/// A cache for entries of `capacity` bytes together, about `items` of them.
+/// Parts of a cache that never has less than `least` bytes for long. The cache rounds the number up
+/// to a power of two, so it is one already.
 #[cfg(not(all(shuttle, test)))]
-pub(crate) fn cache<K, V, W>(items: usize, capacity: u64, weighter: W) -> Cache<K, V, W>
+fn parts(least: u64, processors: usize) -> usize {
+    let most = usize::try_from(least / SHARD_BYTES_MIN).unwrap_or(usize::MAX);
+    1 << most.clamp(1, 4 * processors).ilog2()
+}
+
+/// A cache for entries of `capacity` bytes together, about `items` of them, that may shrink to
+/// `least` bytes. The number of its parts stays, so it follows from the least.
+#[cfg(not(all(shuttle, test)))]
+pub(crate) fn cache<K, V, W>(
+    items: usize,
+    (capacity, least): (u64, u64),
+    weighter: W,
+) -> Cache<K, V, W>
 where
     K: Eq + std::hash::Hash,
     V: Clone,
@@ -41,10 +54,8 @@ where
     options
         .estimated_items_capacity(items)
         .weight_capacity(capacity);
-    let most = usize::try_from(capacity / SHARD_BYTES_MIN).unwrap_or(usize::MAX);
-    let usual = 4 * std::thread::available_parallelism().map_or(1, usize::from);
-    // The cache rounds the number of parts up to a power of two, so it is one already.
-    let shards = 1 << most.clamp(1, usual).ilog2();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let shards = parts(least, processors);
     let options = options.shards(shards).build();
     let options = options.expect("both capacities are given");
     Cache::with_options(options, weighter, Default::default(), Default::default())
@@ -167,7 +178,11 @@ mod modelled {
         capacity: u64,
     }
 
-    pub(crate) fn cache<K, V, W>(_items: usize, capacity: u64, weighter: W) -> Cache<K, V, W> {
+    pub(crate) fn cache<K, V, W>(
+        _items: usize,
+        (capacity, _least): (u64, u64),
+        weighter: W,
+    ) -> Cache<K, V, W> {
         Cache {
             map: Mutex::new(BTreeMap::new()),
             weighter,
@@ -246,5 +261,25 @@ mod modelled {
                 .map(|(key, value)| self.weighter.weight(key, value));
             weights.sum()
         }
+    }
+}
+
+#[cfg(all(test, not(shuttle)))]
+mod tests {
+    use ramet_block::Budget;
+
+    use super::*;
+
+    #[test]
+    fn parts_of_the_cache_stay_large_while_the_machine_is_short_of_memory() {
+        const MIB: u64 = 1 << 20;
+        for limit in [16, 64, 100, 256, 1024, 1 << 16].map(|mib| mib * MIB) {
+            let budget = Budget::of_process(limit);
+            let parts = parts(budget.cache_bytes_squeezed(), 4) as u64;
+            (0..9).for_each(|_| budget.squeeze());
+            let part = budget.cache_bytes() / parts;
+            assert!(parts == 1 || part >= SHARD_BYTES_MIN, "{limit}: {part}");
+        }
+        assert_eq!(parts(1 << 40, 4), 16);
     }
 }

@@ -201,6 +201,15 @@ impl Budget {
         self.squeezed.load(Ordering::Relaxed)
     }
 
+    /// Bytes that pressure leaves to the cache of nodes if other uses hold nothing.
+    #[must_use]
+    pub fn cache_bytes_squeezed(&self) -> u64 {
+        if self.bounds_cache_only() {
+            return self.limit;
+        }
+        self.limit - self.limit / SQUEEZED_PART_MAX
+    }
+
     /// Bytes that the cache of nodes may hold now: those that all others leave, and an eighth of the
     /// limit at least.
     #[must_use]
@@ -254,6 +263,7 @@ mod tests {
         assert_eq!(budget.cache_bytes(), 32 * MIB);
         budget.squeeze();
         assert_eq!(budget.squeezed(), 32 * MIB, "no more than half");
+        assert_eq!(budget.cache_bytes(), budget.cache_bytes_squeezed());
         budget.relax();
         assert_eq!(budget.squeezed(), 28 * MIB);
         (0..9).for_each(|_| budget.relax());
@@ -266,6 +276,7 @@ mod tests {
         budget.set(Use::Fresh, 70 * MIB);
         budget.observe(200 * MIB);
         assert_eq!((budget.cache_bytes(), budget.part(16)), (MIB, u64::MAX));
+        assert_eq!(budget.cache_bytes_squeezed(), MIB);
         assert_eq!(Budget::of_volumes(MIB).part(16), 64 << 10);
     }
 }

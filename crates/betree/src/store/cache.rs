@@ -96,6 +96,7 @@ impl NodeCache {
         budget: Arc<Budget>,
     ) -> Self {
         let cache_bytes = budget.cache_bytes();
+        let least = budget.cache_bytes_squeezed();
         let items = usize::try_from(cache_bytes / 16384).unwrap_or(usize::MAX);
         Self {
             handles,
@@ -103,7 +104,7 @@ impl NodeCache {
             root_copies,
             counters,
             block_bytes,
-            parts: cache(items.max(64), cache_bytes, ByBytes),
+            parts: cache(items.max(64), (cache_bytes, least), ByBytes),
             budget,
         }
     }
