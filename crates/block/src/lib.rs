@@ -29,7 +29,7 @@ pub use encoding::{DecodeError, Reader, Writer};
 pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use identity::{Label, NotALabel, NotAUuid, Uuid};
-pub use memory_limit::memory_limit;
+pub use memory_limit::{group_pressure_file, is_memory_low, memory_limit};
 pub use owner::{ClaimError, OwnedDevice};
 pub use superblock::{FORMAT_VERSION, JournalPos, MetadataCopies, Superblock, SuperblockError};
 

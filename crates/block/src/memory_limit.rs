@@ -13,6 +13,21 @@ pub fn memory_limit() -> u64 {
     limit_from(Path::new("/"))
 }
 
+/// The file that tells the memory pressure of the control group of the calling process alone, and
+/// of those below it; `None` unless the process is in a group of version 2 that is not the root of
+/// the hierarchy.
+#[must_use]
+pub fn group_pressure_file() -> Option<PathBuf> {
+    pressure_file_from(Path::new("/"))
+}
+
+/// Whether less than an eighth of the machine's memory can be had without taking it away from
+/// programs.
+#[must_use]
+pub fn is_memory_low() -> bool {
+    std::fs::read_to_string("/proc/meminfo").is_ok_and(|meminfo| is_low(&meminfo))
+}
+
 /// Resident memory of the process itself, in bytes, without the program's text and shared pages;
 /// `None` without `/proc`.
 #[must_use]
@@ -44,9 +59,29 @@ fn limit_from(root: &Path) -> u64 {
 }
 
 fn total_bytes(meminfo: &str) -> Option<u64> {
-    let total = meminfo.lines().find_map(|l| l.strip_prefix("MemTotal:"))?;
-    let kib: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    field_bytes(meminfo, "MemTotal:")
+}
+
+fn field_bytes(meminfo: &str, field: &str) -> Option<u64> {
+    let found = meminfo.lines().find_map(|line| line.strip_prefix(field))?;
+    let kib: u64 = found.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
+}
+
+fn is_low(meminfo: &str) -> bool {
+    let fields = ["MemAvailable:", "MemTotal:"].map(|field| field_bytes(meminfo, field));
+    matches!(fields, [Some(available), Some(total)] if available < total / 8)
+}
+
+fn pressure_file_from(root: &Path) -> Option<PathBuf> {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+    let (cgroup, mountinfo) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
+    let hierarchies = hierarchies(&cgroup, &mountinfo);
+    let groups = hierarchies.iter().map(|hierarchy| hierarchy.own(root));
+    // The root of the hierarchy has no limit, and its pressure is the machine's.
+    let mut limited = groups.filter(|group| group.join("memory.max").exists());
+    let file = limited.next()?.join("memory.pressure");
+    file.exists().then_some(file)
 }
 
 /// A hierarchy of control groups that may limit memory: the files of a group that tell its limits.
@@ -112,14 +147,23 @@ fn mount(line: &str, kind: &str) -> Option<(PathBuf, PathBuf)> {
 }
 
 impl Hierarchy {
-    /// The least limit of the group and of those above it that can be seen.
-    fn limit(&self, root: &Path) -> Option<u64> {
-        let top = root.join(&self.dir);
+    /// The group of the process, below the directory where the hierarchy is mounted.
+    fn below(&self) -> &Path {
         // A container may see its own group as the root of the hierarchy.
         let below = self.group.strip_prefix(&self.shown).ok();
         let below = below.unwrap_or(Path::new(""));
-        let below = below.strip_prefix("/").unwrap_or(below);
-        let groups = below.ancestors().map(|group| top.join(group));
+        below.strip_prefix("/").unwrap_or(below)
+    }
+
+    /// The directory of the group of the process.
+    fn own(&self, root: &Path) -> PathBuf {
+        root.join(&self.dir).join(self.below())
+    }
+
+    /// The least limit of the group and of those above it that can be seen.
+    fn limit(&self, root: &Path) -> Option<u64> {
+        let top = root.join(&self.dir);
+        let groups = self.below().ancestors().map(|group| top.join(group));
         let limits = groups.flat_map(|group| self.files.iter().map(move |file| group.join(file)));
         limits.filter_map(|file| limit_in(&file)).min()
     }
@@ -210,6 +254,37 @@ mod tests {
         // The name of the group may be one of the machine's, where the mount has no part of it.
         let files = [("proc/self/cgroup", "4:memory:/../x\n"), files[1], files[2]];
         assert_eq!(limit(&files), GIB / 4);
+    }
+
+    #[test]
+    fn only_a_group_below_the_root_has_a_pressure_of_its_own() {
+        let found = |group: &str, files: &[&str]| {
+            let root = tempfile::tempdir().unwrap();
+            for (path, text) in [("proc/self/cgroup", group), ("proc/self/mountinfo", V2)]
+                .into_iter()
+                .chain(files.iter().map(|path| (*path, "")))
+            {
+                let path = root.path().join(path);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, text).unwrap();
+            }
+            let file = pressure_file_from(root.path());
+            file.map(|file| file.strip_prefix(root.path()).unwrap().to_owned())
+        };
+        let machine = "sys/fs/cgroup/memory.pressure";
+        let [max, own] = ["max", "pressure"].map(|end| format!("sys/fs/cgroup/jobs/memory.{end}"));
+        let files = [machine, &max, &own];
+        assert_eq!(found("0::/jobs\n", &files), Some(PathBuf::from(&own)));
+        assert_eq!(found("0::/jobs\n", &files[..2]), None);
+        assert_eq!(found("0::/\n", &files), None);
+        assert_eq!(found("4:memory:/jobs\n", &files), None);
+    }
+
+    #[test]
+    fn memory_is_low_when_less_than_an_eighth_is_available() {
+        let meminfo = |kib: u64| format!("{MEMINFO}MemAvailable: {kib} kB\n");
+        assert!(is_low(&meminfo((1 << 20) - 1)) && !is_low(&meminfo(1 << 20)));
+        assert!(!is_low(MEMINFO));
     }
 
     #[test]
