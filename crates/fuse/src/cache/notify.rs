@@ -68,6 +68,15 @@ impl Kernel {
         }
     }
 
+    /// Has the kernel write back and drop the page of a file at `offset`. Waits as
+    /// [`Kernel::write_back`] does.
+    pub(crate) fn drop_page(&self, ino: Ino, offset: u64) {
+        let offset = i64::try_from(offset).expect("no file is longer");
+        if let Err(error) = self.send(&Notification::inval_pages(ino, offset, 1), &[]) {
+            tracing::debug!(%error, ?ino, "the kernel has no page to drop");
+        }
+    }
+
     /// Has the kernel write back the pages of a file that programs have stored into, and drop all
     /// its pages. Waits until the daemon has carried out the write-back, and for locks of pages.
     pub(crate) fn write_back(&self, ino: Ino) {

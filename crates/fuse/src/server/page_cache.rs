@@ -5,7 +5,7 @@
 //! waits for an answer, so only threads of this type wait for pages.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,11 @@ const THREADS: usize = 2;
 /// waits for the answer may have locked the page, but only while the page has no contents that a
 /// program could have mapped.
 const TAIL_PATIENCE: Duration = Duration::from_millis(20);
+
+/// Steps of the clearing of a tail.
+const WAITING: u8 = 0;
+const BEGUN: u8 = 1;
+const ANSWERED: u8 = 2;
 
 /// The kernel's pages of the files of a mount.
 pub(crate) struct PageCache {
@@ -138,6 +143,10 @@ impl PageCache {
 
     /// The file has grown over its old tail, up to `start`, where the new contents begin. Every
     /// reader sees zeros there before the request is answered.
+    ///
+    /// Zeros that come after the answer would hide contents that were written meanwhile. So a
+    /// worker that begins too late has the kernel read the page again instead, and one that ends
+    /// too late does so as well.
     pub(crate) fn clear_tail(&self, node: Ino, tail: Option<Tail>, start: u64) {
         let Some((tail, bytes)) = tail.map(|tail| (tail, tail.exposed(start))) else {
             return;
@@ -147,13 +156,91 @@ impl PageCache {
         }
         let (sender, cleared) = channel();
         let kernel = self.kernel.clone();
+        let step = Arc::new(AtomicU8::new(WAITING));
+        let worker_step = Arc::clone(&step);
         self.workers.run(move || {
-            kernel.store_zeros(node, tail.offset, bytes);
+            let (step, order) = (worker_step, Ordering::SeqCst);
+            let is_in_time = step.compare_exchange(WAITING, BEGUN, order, order).is_ok();
+            if is_in_time {
+                kernel.store_zeros(node, tail.offset, bytes);
+            }
+            if !is_in_time || step.load(order) == ANSWERED {
+                kernel.drop_page(node, tail.offset);
+            }
             // The request no longer waits for a page that was locked for long.
             let _ = sender.send(());
         });
-        if cleared.recv_timeout(TAIL_PATIENCE).is_err() {
+        if cleared.recv_timeout(TAIL_PATIENCE).is_ok() {
+            return;
+        }
+        let order = Ordering::SeqCst;
+        let has_begun = step
+            .compare_exchange(WAITING, ANSWERED, order, order)
+            .is_err();
+        // A worker that has begun ends soon, unless the program of this request holds the page.
+        if has_begun && cleared.recv_timeout(TAIL_PATIENCE).is_err() {
+            step.store(ANSWERED, order);
             tracing::debug!(?node, "the page at the old end is locked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{PipeReader, Read};
+
+    use ramet_block::{Device, MemDevice};
+    use ramet_fs::{FormatOptions, OpenOptions, ROOT_INO};
+
+    use super::*;
+
+    /// Codes of notifications.
+    const INVAL_INODE: i32 = 2;
+    const STORE: i32 = 4;
+
+    fn page_cache() -> (PageCache, PipeReader) {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).unwrap();
+        let volume = Volume::open(device, OpenOptions::default()).unwrap();
+        let kernel = Kernel::default();
+        let (notifications, to_kernel) = std::io::pipe().unwrap();
+        kernel.connect(Arc::new(to_kernel.into()));
+        let pages = PageCache::new(volume, kernel, Arc::default()).unwrap();
+        (pages, notifications)
+    }
+
+    /// The code of the next notification that the kernel gets.
+    fn next(notifications: &mut PipeReader) -> i32 {
+        let mut head = [0; 16];
+        notifications.read_exact(&mut head).unwrap();
+        let field = |at: usize| head[at..at + 4].try_into().unwrap();
+        let len = u32::from_ne_bytes(field(0)) as usize;
+        let mut rest = vec![0; len - head.len()];
+        notifications.read_exact(&mut rest).unwrap();
+        i32::from_ne_bytes(field(4))
+    }
+
+    #[test]
+    fn a_tail_is_cleared_before_the_answer() {
+        let (pages, mut notifications) = page_cache();
+        pages.clear_tail(ROOT_INO, Tail::of(100, 4096), 9000);
+        assert_eq!(next(&mut notifications), STORE);
+    }
+
+    #[test]
+    fn zeros_never_come_after_the_answer() {
+        let (pages, mut notifications) = page_cache();
+        let (release, released) = channel::<()>();
+        let released = Arc::new(parking_lot::Mutex::new(released));
+        for _ in 0..THREADS {
+            let released = Arc::clone(&released);
+            pages.workers.run(move || {
+                let _ = released.lock().recv();
+            });
+        }
+        pages.clear_tail(ROOT_INO, Tail::of(100, 4096), 9000);
+        // The request is answered now, and a program may write there.
+        drop(release);
+        assert_eq!(next(&mut notifications), INVAL_INODE);
     }
 }
