@@ -15,6 +15,7 @@ mod file;
 mod fsync_errors;
 mod identity;
 mod memory_limit;
+mod overlay;
 pub mod owner;
 mod readahead;
 mod stack;
@@ -30,6 +31,7 @@ pub use extent::{Extent, ExtentError, PageRef};
 pub use file::{Access, FileDevice, OpenError, create_image};
 pub use identity::{Label, NotALabel, NotAUuid, Uuid};
 pub use memory_limit::{group_pressure_file, is_memory_low, memory_limit};
+pub use overlay::Overlay;
 pub use owner::{ClaimError, OwnedDevice};
 pub use superblock::{FORMAT_VERSION, JournalPos, MetadataCopies, Superblock, SuperblockError};
 

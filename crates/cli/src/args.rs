@@ -246,6 +246,10 @@ pub struct Grow {
     /// New size of the volume, such as 20G; without it, a block device is used whole
     #[arg(long, value_name = "N")]
     pub size: Option<Size>,
+    /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
+    /// smaller of a quarter of the machine's memory and half of the control group's limit
+    #[arg(long, value_name = "N")]
+    pub memory: Option<Size>,
     /// A directory on a Ramet mount, or a volume
     pub target: PathBuf,
 }
@@ -255,6 +259,10 @@ pub struct Stat {
     /// Print as JSON
     #[arg(long)]
     pub json: bool,
+    /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
+    /// smaller of a quarter of the machine's memory and half of the control group's limit
+    #[arg(long, value_name = "N")]
+    pub memory: Option<Size>,
     /// A directory on a Ramet mount, or an unmounted volume
     pub target: PathBuf,
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ramet_block::{Budget, memory_limit};
+use ramet_fs::OpenOptions;
 
 use crate::size::Size;
 
@@ -22,4 +23,12 @@ pub fn limit_heap() {
 /// The budget of this process: `limit`, or the share of the machine and the control group.
 pub fn budget(limit: Option<Size>) -> Arc<Budget> {
     Budget::of_process(limit.map_or_else(memory_limit, |size| size.bytes().max(LIMIT_MIN)))
+}
+
+/// Options of opening a volume within a budget.
+pub fn within(budget: Arc<Budget>) -> OpenOptions {
+    OpenOptions {
+        budget: Some(budget),
+        ..OpenOptions::default()
+    }
 }

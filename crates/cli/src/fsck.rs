@@ -1,7 +1,7 @@
 //! `ramet fsck`: checks a volume that is not mounted. The exit status is that of fsck(8).
 //!
 //! The check opens the volume as a mount would, with recovery from the journal, but on an overlay
-//! that keeps all changes in memory. So a volume that was not unmounted is judged by its state
+//! that forgets all changes. So a volume that was not unmounted is judged by its state
 //! after recovery, and nothing on it changes. `--repair` does the same without the overlay.
 //!
 //! Nodes, checksums, references and space are checked once each, with any number of clones.
@@ -13,15 +13,14 @@ use std::sync::Arc;
 
 use ramet_block::owner::{Contents, inspect};
 use ramet_block::superblock::{go_back, read_superblock};
-use ramet_block::{Access, Device, FileDevice, SuperblockError};
+use ramet_block::{Access, Budget, Device, FileDevice, Overlay, SuperblockError};
 use ramet_fs::{OpenOptions, Volume};
 use serde_json::json;
 
 use crate::args::Fsck;
-use crate::budget::budget;
+use crate::budget::{budget, within};
 use crate::failure::{Failure, Outcome, status};
 use crate::output::say;
-use crate::overlay::Overlay;
 use crate::owner;
 use crate::progress::Progress;
 
@@ -100,9 +99,10 @@ fn check_and_repair(args: &Fsck) -> Outcome<u8> {
 fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
     let path = &args.volume;
     let operational = |failure: Failure| failure.with_status(status::FSCK_OPERATIONAL);
+    let budget = budget(args.memory);
     let device = FileDevice::open(path, access).map_err(|e| operational(Failure::device(e)))?;
     let device: Arc<dyn Device> = match access {
-        Access::ReadOnly => Arc::new(Overlay::new(device)),
+        Access::ReadOnly => Arc::new(Overlay::new(Arc::new(device), &budget)),
         Access::ReadWrite => {
             let device = Arc::new(device);
             owner::take(path, device, Contents::Volume, &mut owner::tell).map_err(operational)?
@@ -120,7 +120,7 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         chosen => chosen,
     };
     chosen.map_err(|e| refused(path, e))?;
-    let mut found = examine(args, device, access).map_err(|e| match &lost {
+    let mut found = examine(args, device, access, budget).map_err(|e| match &lost {
         Some(lost) => {
             let why = format!("{lost}; it cannot be used any more: {e}");
             judged(path, why, is_damage(&e))
@@ -142,11 +142,15 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
     Ok(found)
 }
 
-fn examine(args: &Fsck, device: Arc<dyn Device>, access: Access) -> ramet_fs::Result<Findings> {
+fn examine(
+    args: &Fsck,
+    device: Arc<dyn Device>,
+    access: Access,
+    budget: Arc<Budget>,
+) -> ramet_fs::Result<Findings> {
     let options = OpenOptions {
-        budget: Some(budget(args.memory)),
         accept_loss: true,
-        ..OpenOptions::default()
+        ..within(budget)
     };
     let volume = Volume::open(device, options)?;
     // The checkpoint writes them anew, on the overlay too.

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use ramet_block::owner::Contents;
 use ramet_block::{Access, BLOCK_BYTES, FileDevice, OpenError};
-use ramet_fs::{OpenOptions, Volume};
+use ramet_fs::Volume;
 use rustix::io::Errno;
 
 use crate::args::Grow;
+use crate::budget::{budget, within};
 use crate::control::{Root, mounted};
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
@@ -26,7 +27,7 @@ pub fn run(args: &Grow) -> Outcome {
         return grow_mounted(target, args.size);
     }
     match FileDevice::open(target, Access::ReadWrite) {
-        Ok(device) => grow_unmounted(target, device, args.size),
+        Ok(device) => grow_unmounted(args, device),
         Err(busy @ OpenError::Busy { .. }) => match mounts::of_volume(target)? {
             Some(mount) => grow_mounted(&mount.dir, args.size),
             None => Err(Failure::device(busy)),
@@ -53,14 +54,15 @@ fn grow_mounted(dir: &Path, size: Option<Size>) -> Outcome {
     tell(dir, before, bytes)
 }
 
-fn grow_unmounted(volume: &Path, device: FileDevice, size: Option<Size>) -> Outcome {
-    let bytes = match size {
+fn grow_unmounted(args: &Grow, device: FileDevice) -> Outcome {
+    let volume = args.target.as_path();
+    let bytes = match args.size {
         Some(size) => size.bytes(),
         None => whole(volume)?,
     };
     let failed = |e| Failure::at(volume, e);
     let device = owner::take(volume, Arc::new(device), Contents::Volume, &mut owner::tell)?;
-    let open = Volume::open(device, OpenOptions::default()).map_err(failed)?;
+    let open = Volume::open(device, within(budget(args.memory))).map_err(failed)?;
     let before = open.stats().device_bytes;
     let grown = wanted(volume, before, bytes)
         .and_then(|bytes| open.grow(bytes).map(|()| bytes).map_err(failed));

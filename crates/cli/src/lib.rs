@@ -19,7 +19,6 @@ mod mount;
 mod mounts;
 mod names;
 mod output;
-mod overlay;
 mod owner;
 mod pressure;
 mod progress;

@@ -9,15 +9,15 @@ use ramet_fs::{OpenOptions, Volume};
 use serde_json::{Map, Value};
 
 use crate::args::Stat;
+use crate::budget::{budget, within};
 use crate::control::Root;
 use crate::failure::{Failure, Outcome};
 use crate::mounts;
 use crate::output::say;
-use crate::overlay::Overlay;
 use crate::size::Size;
 
 pub fn run(args: &Stat) -> Outcome {
-    let counters = counters(&args.target)?;
+    let counters = counters(args)?;
     if args.json {
         say!("{counters:#}")?;
     } else if let Value::Object(counters) = &counters {
@@ -26,7 +26,8 @@ pub fn run(args: &Stat) -> Outcome {
     Ok(())
 }
 
-fn counters(target: &Path) -> Outcome<Value> {
+fn counters(args: &Stat) -> Outcome<Value> {
+    let target = args.target.as_path();
     let meta = std::fs::metadata(target).map_err(|e| Failure::system(target, e))?;
     if meta.is_dir() {
         return ask_daemon(target);
@@ -42,9 +43,11 @@ fn counters(target: &Path) -> Outcome<Value> {
         Err(e) => return Err(Failure::device(e)),
     };
     // After a crash, the volume is shown as the next mount would find it, and stays unchanged.
-    let device = Arc::new(Overlay::new(device));
-    let volume =
-        Volume::open(device, OpenOptions::default()).map_err(|e| Failure::at(target, e))?;
+    let options = OpenOptions {
+        read_only: true,
+        ..within(budget(args.memory))
+    };
+    let volume = Volume::open(Arc::new(device), options).map_err(|e| Failure::at(target, e))?;
     let counters = serde_json::to_value(volume.stats());
     volume.close().map_err(|e| Failure::at(target, e))?;
     let mut counters = counters.map_err(|e| Failure::at(target, e))?;

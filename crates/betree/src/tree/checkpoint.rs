@@ -65,6 +65,31 @@ struct WrittenState {
     fresh: Vec<Arc<Handle>>,
 }
 
+/// The records that lead to the state of a checkpoint: those before a place in the journal.
+enum Records<'a> {
+    /// Written by this opening of the volume.
+    Journal(&'a Journal),
+    /// Replayed by a recovery, up to here.
+    Replay(JournalPos),
+}
+
+impl Records<'_> {
+    /// The place behind the records applied so far. To be called under the lock of the state.
+    fn cut(&self) -> JournalPos {
+        match self {
+            Records::Journal(journal) => journal.cut(),
+            Records::Replay(end) => *end,
+        }
+    }
+
+    /// A durable checkpoint holds all records before `cut`.
+    fn release(&self, cut: JournalPos) {
+        if let Records::Journal(journal) = self {
+            journal.release(cut);
+        }
+    }
+}
+
 /// Durability of a tree: checkpoints, and syncs of the journal between them.
 ///
 /// The lock of the superblock is held over a whole checkpoint. It is the first in the order of
@@ -210,15 +235,25 @@ impl Checkpointer {
         let Some(journal) = self.journal() else {
             return Err(Error::ReadOnly);
         };
+        self.write_after_records(&Records::Journal(journal), clean)
+    }
+
+    /// Writes a checkpoint of all records that a recovery has replayed, which lie before `end`. The
+    /// epoch stays: a later recovery goes on at `end`.
+    pub(crate) fn checkpoint_replayed(&self, end: JournalPos) -> Result<()> {
+        self.write_after_records(&Records::Replay(end), false)
+    }
+
+    fn write_after_records(&self, records: &Records<'_>, clean: bool) -> Result<()> {
         let mut sb = self.superblock.lock();
         self.failure.check_alive()?;
         self.store.table.look_at_host();
         self.failure
-            .poisoning(|| self.write_after(&mut sb, journal, clean))
+            .poisoning(|| self.write_after(&mut sb, records, clean))
     }
 
     /// Writes the checkpoint after the one that `sb` names; `sb` becomes the new one.
-    fn write_after(&self, sb: &mut Superblock, journal: &Journal, clean: bool) -> Result<()> {
+    fn write_after(&self, sb: &mut Superblock, records: &Records<'_>, clean: bool) -> Result<()> {
         let top = {
             let mut state = self.root.state.lock();
             self.root.freeze(&mut state);
@@ -227,11 +262,11 @@ impl Checkpointer {
         self.store.space_debt.look_for_dead(&top);
         drop(top);
         self.root.flush_if_possible(true)?;
-        let written = self.write_nodes(journal)?;
+        let written = self.write_nodes(records)?;
         let commit = self.commit(&written)?;
         let next = self.superblock_after(sb, &written, &commit, clean);
         if failpoints::is_on(Fault::JournalReleasedEarly) {
-            journal.release(written.cut);
+            records.release(written.cut);
         }
         // Also before the handles of fresh nodes are dropped.
         if let Err(error) = self.failure.poisoning(|| self.switch_to(&next)) {
@@ -241,12 +276,12 @@ impl Checkpointer {
             return Err(error);
         }
         *sb = next;
-        self.retire(&written, commit, journal);
+        self.retire(&written, commit, records);
         Ok(())
     }
 
     /// Writes all nodes of the state of one moment that are in memory only.
-    fn write_nodes(&self, journal: &Journal) -> Result<WrittenState> {
+    fn write_nodes(&self, records: &Records<'_>) -> Result<WrittenState> {
         // On a full volume no new root may refer to segments that are about to be written in
         // fragments: they would be written twice.
         let space = &self.store.space;
@@ -266,7 +301,7 @@ impl Checkpointer {
             WrittenState {
                 root: state.root.clone(),
                 seq: state.seq,
-                cut: journal.cut(),
+                cut: records.cut(),
                 dead,
                 space_debt: self.store.space_debt.outlasts_checkpoint(),
                 fresh: Vec::new(),
@@ -338,7 +373,7 @@ impl Checkpointer {
 
     /// Called when the checkpoint is durable: the node table owns its nodes from now on, and the
     /// space that it freed may be used again.
-    fn retire(&self, written: &WrittenState, commit: Commit, journal: &Journal) {
+    fn retire(&self, written: &WrittenState, commit: Commit, records: &Records<'_>) {
         let store = &self.store;
         for node in &written.fresh {
             store.handles.set_recorded(node);
@@ -354,8 +389,10 @@ impl Checkpointer {
             written.dead
         };
         store.handles.deferred.free_oldest(dead);
-        journal.release(written.cut);
-        journal.give_back();
+        records.release(written.cut);
+        if let Records::Journal(journal) = records {
+            journal.give_back();
+        }
         store.space.trim_host();
         store.counters.took(StructuralPath::Checkpoints);
         self.checkpointed_seq.store(written.seq, Ordering::Relaxed);

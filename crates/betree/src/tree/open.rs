@@ -2,8 +2,13 @@
 //!
 //! All decisions here follow from bytes on the device. Recovery replays the journal into the memory
 //! buffer of the checkpoint that the superblock names, with the same code that applied the batches.
-//! Then it writes a checkpoint under a new epoch, so that no frame of the old timeline is ever
-//! accepted again. A crash during recovery starts it over.
+//! Between two frames it writes a checkpoint whenever the replayed records take much memory. These
+//! checkpoints have the old epoch and name the place of the next frame, so a crash during recovery
+//! starts it over from there. The last checkpoint has a new epoch, so that no frame of the old
+//! timeline is ever accepted again.
+//!
+//! A volume that is opened for reading is recovered in the same way on an overlay, without a new
+//! epoch, since no frame is ever written.
 
 use std::sync::Arc;
 
@@ -13,7 +18,7 @@ use ramet_block::superblock::{
 };
 use ramet_block::{
     BLOCK_BYTES, Budget, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label, MetadataCopies,
-    PageRef, Superblock,
+    Overlay, PageRef, Superblock,
 };
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
@@ -34,6 +39,10 @@ use crate::tree::root::{State, empty_root};
 pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
 /// Smallest volume when the caller chooses the sizes of nodes.
 const VOLUME_BYTES_MIN_OF_SHAPE: u64 = 1 << 20;
+
+/// A recovery writes a checkpoint when nodes that are not written take the memory of so many memory
+/// buffers.
+const REPLAYED_BUFFERS_MAX: u64 = 4;
 
 /// Options of a new volume.
 #[derive(Clone, Debug, Default)]
@@ -149,52 +158,102 @@ impl Tree {
     /// # Errors
     /// `NotAVolume` with the reason, `Corrupt`, `Io`.
     pub fn open(dev: Arc<dyn Device>, options: OpenOptions) -> Result<Tree> {
-        if !options.read_only && !failpoints::is_on(Fault::OpenWithoutSync) {
-            // A process that died may have left writes that were never synced, a superblock among
-            // them. The bytes that are read here must be durable before older ones are written
-            // over.
-            dev.sync()
-                .map_err(io_error("syncing the writes of an earlier mount"))?;
-        }
-        let sb = read_superblock(&*dev)?;
-        if !options.read_only {
-            repair_copies(&*dev, &sb)?;
-        }
-        let store = open_store(&dev, &sb, &options)?;
-        let root = root_of(&store, sb.root_node)?;
-        if !options.read_only {
-            // Also space that an earlier mount took, when the host has no more.
-            let _ = store.space.secure(store.space.deletion_reserve_bytes());
-        }
-        let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
-        let mut inner = Inner::new(store, state, sb.clone(), options.sync_each);
-        let Replayed { end, records, loss } = replay(&inner, &sb, &options)?;
-        inner.loss = loss.map(|loss| loss.to_string());
-        if options.read_only {
-            let tree = Tree::from_inner(Arc::new(inner));
-            if !options.manual {
-                tree.inner.start_readers()?;
-            }
-            return Ok(tree);
-        }
-        let journal = sb.journal;
-        begin_epoch(&inner, sb, end, records)?;
-        let inner = Arc::new(inner);
-        if records > 0 {
-            inner.checkpointer.checkpoint()?;
-        }
-        if inner.loss.is_some() {
-            // No frame is needed any more: the state before the loss is durable, and its epoch.
-            Journal::clear_behind(&*inner.store.dev, journal, end)?;
-        }
-        // Stops the threads that run already when a thread cannot be started.
-        let tree = Tree::from_inner(inner);
+        let tree = if options.read_only {
+            open_unchanged(&dev, &options)?
+        } else {
+            open_for_writing(&dev, &options)?
+        };
         if !options.manual {
-            tree.inner.start()?;
+            // Stops the threads that run already when a thread cannot be started.
+            if !options.read_only {
+                tree.inner.start()?;
+            }
             tree.inner.start_readers()?;
         }
         Ok(tree)
     }
+}
+
+fn open_for_writing(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree> {
+    if !failpoints::is_on(Fault::OpenWithoutSync) {
+        // A process that died may have left writes that were never synced, a superblock among them.
+        // The bytes that are read here must be durable before older ones are written over.
+        dev.sync()
+            .map_err(io_error("syncing the writes of an earlier mount"))?;
+    }
+    let sb = read_superblock(&**dev)?;
+    repair_copies(&**dev, &sb)?;
+    let store = open_store(dev, &sb, options)?;
+    if sb.space_debt {
+        store.space_debt.set_due();
+    }
+    let root = root_of(&store, sb.root_node)?;
+    // Also space that an earlier mount took, when the host has no more.
+    let _ = store.space.secure(store.space.deletion_reserve_bytes());
+    let mut inner = inner_of(store, root, &sb, options)?;
+    let replayed = replay(&inner, &sb, options, true)?;
+    let (end, records) = (replayed.end, replayed.records);
+    inner.loss = replayed.loss.map(|loss| loss.to_string());
+    begin_epoch(&inner, end, records)?;
+    if records > 0 {
+        inner.checkpointer.checkpoint()?;
+    }
+    if inner.loss.is_some() {
+        // No frame is needed any more: the state before the loss is durable, and its epoch.
+        Journal::clear_behind(&*inner.store.dev, sb.journal, end)?;
+    }
+    Ok(Tree::from_inner(Arc::new(inner)))
+}
+
+/// Opens a volume for reading. The recovery writes to an overlay, so its memory does not grow with
+/// the journal. Where damage, or a want of space, stops a checkpoint, the changes since the last one
+/// on the device stay in memory.
+fn open_unchanged(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree> {
+    let options = OpenOptions {
+        budget: Some(options.budget()),
+        ..options.clone()
+    };
+    let sb = read_superblock(&**dev)?;
+    let budget = options.budget();
+    let overlay: Arc<dyn Device> = Arc::new(Overlay::new(dev.clone(), &budget));
+    let recovered = recover_for_reading(&overlay, &sb, &options, true);
+    let inner = recovered.or_else(|error| {
+        tracing::debug!(%error, "a volume is recovered in memory");
+        recover_for_reading(dev, &sb, &options, false)
+    })?;
+    Ok(Tree::from_inner(Arc::new(inner)))
+}
+
+/// Recovers the volume on `dev`: with checkpoints if it `may_write`, else in memory.
+fn recover_for_reading(
+    dev: &Arc<dyn Device>,
+    sb: &Superblock,
+    options: &OpenOptions,
+    may_write: bool,
+) -> Result<Inner> {
+    let options = OpenOptions {
+        read_only: !may_write,
+        ..options.clone()
+    };
+    let store = open_store(dev, sb, &options)?;
+    let root = root_of(&store, sb.root_node)?;
+    let mut inner = inner_of(store, root, sb, &options)?;
+    let Replayed { end, records, loss } = replay(&inner, sb, &options, may_write)?;
+    if may_write && records > 0 {
+        inner.checkpointer.checkpoint_replayed(end)?;
+    }
+    inner.loss = loss.map(|loss| loss.to_string());
+    Ok(inner)
+}
+
+fn inner_of(
+    store: Arc<Store>,
+    root: Arc<Handle>,
+    sb: &Superblock,
+    options: &OpenOptions,
+) -> Result<Inner> {
+    let state = State::new(&store, root, sb.next_seq.saturating_sub(1))?;
+    Ok(Inner::new(store, state, sb.clone(), options.sync_each))
 }
 
 /// Writes bad copies of the superblock anew.
@@ -224,11 +283,7 @@ fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> 
     };
     let copies = sb.metadata_copies;
     let table = NodeTable::open(dev, roots, usable(sb), copies, options.read_only)?;
-    let store = Store::new(dev.clone(), table, shape, budget, sb.next_node);
-    if sb.space_debt {
-        store.space_debt.set_due();
-    }
-    Ok(store)
+    Ok(Store::new(dev.clone(), table, shape, budget, sb.next_node))
 }
 
 /// The root that the superblock names; 0 stands for that of an empty tree.
@@ -255,8 +310,14 @@ struct Replayed {
     loss: Option<Error>,
 }
 
-/// Lays the records of the journal into the memory buffer.
-fn replay(inner: &Inner, sb: &Superblock, options: &OpenOptions) -> Result<Replayed> {
+/// Lays the records of the journal into the memory buffer. If the recovery `may_write`, messages
+/// move down meanwhile, and checkpoints bound the nodes in memory.
+fn replay(
+    inner: &Inner,
+    sb: &Superblock,
+    options: &OpenOptions,
+    may_write: bool,
+) -> Result<Replayed> {
     let dev = &*inner.store.dev;
     let timeline = (uuid_low(&sb.uuid), sb.epoch);
     let corrupt = |detail: String| Error::Corrupt {
@@ -279,7 +340,9 @@ fn replay(inner: &Inner, sb: &Superblock, options: &OpenOptions) -> Result<Repla
         let end = Journal::replay(dev, sb.journal, timeline, start, None, &mut look)?;
         (end, None)
     };
-    let mut records = 0u64;
+    let fresh_max = REPLAYED_BUFFERS_MAX * inner.store.shape.memory_bytes as u64;
+    let fresh = || inner.store.handles.dirty.memory_bytes();
+    let (mut records, mut flushed) = (0u64, 0u64);
     let mut apply = |seq: Seq, bytes: &[u8]| {
         if failpoints::is_on(Fault::RecordNotReplayed) && seq.is_multiple_of(8) {
             return Ok(());
@@ -287,28 +350,32 @@ fn replay(inner: &Inner, sb: &Superblock, options: &OpenOptions) -> Result<Repla
         let mut find = |place| pinned.find(place);
         let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
         inner.apply(batch, None, Some(seq))?;
-        let fresh_max = 2 * inner.store.shape.memory_bytes as u64;
-        if inner.store.handles.dirty.memory_bytes() > fresh_max && !options.read_only {
+        if may_write && fresh() > flushed + fresh_max / 2 {
             inner.root.flush_if_possible(false)?;
+            flushed = fresh();
         }
         records += 1;
         Ok(())
     };
-    let start = sb.journal_start;
-    Journal::replay(
-        dev,
-        sb.journal,
-        timeline,
-        start,
-        Some(end.frame),
-        &mut apply,
-    )?;
+    let mut at = sb.journal_start;
+    while at.frame < end.frame {
+        let next = Some(at.frame + 1);
+        at = Journal::replay(dev, sb.journal, timeline, at, next, &mut apply)?;
+        if may_write && fresh() > fresh_max {
+            match inner.checkpointer.checkpoint_replayed(at) {
+                // The last checkpoint of the recovery may find more.
+                Ok(()) | Err(Error::NoSpace) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
     Ok(Replayed { end, records, loss })
 }
 
 /// Opens the journal under a new epoch; it goes on at `end`.
-fn begin_epoch(inner: &Inner, mut sb: Superblock, end: JournalPos, replayed: u64) -> Result<()> {
+fn begin_epoch(inner: &Inner, end: JournalPos, replayed: u64) -> Result<()> {
     let dev = inner.store.dev.clone();
+    let mut sb = inner.checkpointer.superblock.lock().clone();
     // A new epoch must be durable before its first frame, together with the start of its frames.
     sb.epoch += u64::from(!failpoints::is_on(Fault::EpochNotRaised));
     sb.clean = false;

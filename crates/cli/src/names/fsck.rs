@@ -8,13 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Parser;
+use ramet_block::owner::Contents;
 use ramet_block::superblock::read_superblock;
 use ramet_block::{Access, FileDevice, SuperblockError};
-use ramet_fs::{OpenOptions, Volume};
+use ramet_fs::Volume;
 
+use crate::budget::{budget, within};
 use crate::failure::{Failure, Outcome, status};
 use crate::output::say;
-use crate::{args, fsck, mounts};
+use crate::{args, fsck, mounts, owner};
 
 /// Check a Ramet volume that is not mounted, for fsck(8)
 #[derive(Debug, Parser)]
@@ -95,8 +97,9 @@ fn recover(path: &Path) -> Outcome {
         }
         Err(e) => return Err(fsck::refused(path, e)),
     }
-    let recovered =
-        Volume::open(Arc::new(device), OpenOptions::default()).and_then(|volume| volume.close());
+    let device = owner::take(path, Arc::new(device), Contents::Volume, &mut owner::tell)
+        .map_err(operational)?;
+    let recovered = Volume::open(device, within(budget(None))).and_then(|volume| volume.close());
     recovered.map_err(|e| fsck::failed(path, e))?;
     say!("{}: recovered from its journal", path.display())
 }
