@@ -23,13 +23,15 @@ pub trait Engine {
     fn close(self: Box<Self>) -> Outcome<()>;
 }
 
-pub const NAMES: [&str; 4] = ["ramet", "rocksdb", "lmdb", "redb"];
+pub const NAMES: [&str; 5] = ["ramet", "rodeh", "rocksdb", "lmdb", "redb"];
 
 /// Opens, or makes, a map in the folder.
 pub fn open(options: &Measure) -> Outcome<Box<dyn Engine>> {
+    #[cfg(feature = "others")]
     let (dir, cache_bytes) = (&*options.dir, options.cache);
     Ok(match &*options.engine {
         "ramet" => Box::new(crate::ramet::Ramet::open(options)?),
+        "rodeh" => Box::new(crate::rodeh::Rodeh::open(options)?),
         #[cfg(feature = "others")]
         "rocksdb" => Box::new(crate::rocks::Rocks::open(dir, cache_bytes)?),
         #[cfg(feature = "others")]
@@ -51,6 +53,7 @@ pub fn digest(key: &[u8], value: &[u8]) -> u64 {
 }
 
 /// Sums up a scan.
+#[cfg(feature = "others")]
 pub fn tally<K: AsRef<[u8]>, V: AsRef<[u8]>, E: Into<crate::Failure>>(
     entries: impl Iterator<Item = Result<(K, V), E>>,
     limit: usize,
@@ -65,4 +68,5 @@ pub fn tally<K: AsRef<[u8]>, V: AsRef<[u8]>, E: Into<crate::Failure>>(
 }
 
 /// Batches of a copy of a range, for engines that can do no better.
+#[cfg(feature = "others")]
 pub const COPY_BATCH: usize = 1000;

@@ -1,4 +1,4 @@
-//! The tree beside RocksDB, LMDB and redb. `benches/engines/run` prepares the device and calls this once for
+//! The tree beside RocksDB, LMDB, redb and Rodeh's B-trees. `benches/engines/run` prepares the device and calls this once for
 //! each engine, then once more for the table.
 //!
 //! Every engine gets the same keys in the same order, in batches of the same size, and makes them durable at the
@@ -16,6 +16,7 @@ mod ramet;
 mod redb;
 #[cfg(feature = "others")]
 mod rocks;
+mod rodeh;
 mod table;
 
 use std::path::PathBuf;
@@ -241,14 +242,14 @@ impl Bench {
             engine.clone_prefix(b"a\x80", b"c1")?;
             engine.sync()
         })?;
-        if self.options.engine == "ramet" {
+        if ["ramet", "rodeh"].contains(&&*self.options.engine) {
             self.run("clone_all", 1, |_, engine| {
-                engine.clone_prefix(b"a", b"d1")?;
+                engine.clone_prefix(b"a", b"d")?;
                 engine.sync()
             })?;
             self.run("clone_part_settle", 0, |_, engine| engine.settle())?;
             self.run("drop_clone", 1, |_, engine| {
-                engine.delete_range(b"d1", b"d2")?;
+                engine.delete_range(b"d", b"e")?;
                 engine.sync()
             })?;
         }

@@ -19,7 +19,7 @@ use crate::record::{Head, KeyKind, Meta, NodeId, parse_key, record_key};
 use crate::scrub::BadPage;
 use crate::table::{NodeTable, TableRoots, Writer, read_record};
 use crate::tree::ShadowTree;
-use crate::verify::{Violation, verify_maps, verify_trees};
+use crate::verify::{Violation, verify_free_map, verify_tree};
 
 /// Progress is reported once per this many nodes.
 const PROGRESS_STEP: u64 = 1024;
@@ -51,7 +51,7 @@ impl NodeTable {
     }
 
     fn check_all(&self, writer: &Writer, progress: &mut dyn FnMut(u64)) -> Result<Vec<Violation>> {
-        let (mut violations, mut taken) = verify_trees(&self.store, &[&writer.tree])?;
+        let (mut violations, mut taken) = verify_tree(&writer.tree)?;
         let mut census = Census::default();
         let mut nodes = 0;
         for entry in writer.tree.range(&[]) {
@@ -90,7 +90,7 @@ impl NodeTable {
             }
         }
         violations.extend(census.judge());
-        violations.extend(verify_maps(&self.store, &writer.maps, &mut taken)?);
+        violations.extend(verify_free_map(&self.store, &writer.free_map, &mut taken)?);
         violations.extend(self.check_allocator(writer)?);
         violations.extend(self.check_copies(writer));
         Ok(violations)
@@ -104,8 +104,7 @@ impl NodeTable {
         };
         let roots = TableRoots {
             node_table: on_disk(&writer.tree),
-            space_map: on_disk(&writer.maps.space),
-            refcounts: on_disk(&writer.maps.counts),
+            space_map: on_disk(&writer.free_map.tree),
         };
         let (_, bad) = self.scrub(roots);
         let tell = |page: BadPage| {
@@ -121,7 +120,7 @@ impl NodeTable {
 
     /// N7.
     fn check_allocator(&self, writer: &Writer) -> Result<Vec<Violation>> {
-        let Ok(holes) = writer.maps.holes() else {
+        let Ok(holes) = writer.free_map.holes() else {
             return Ok(Vec::new());
         };
         let free = self.store.space.lock().free_extents();
@@ -193,7 +192,7 @@ mod tests {
         let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, false).unwrap();
         let node = |id, children: Vec<NodeId>| NewNode {
             id: NodeId(id),
-            extent: table.alloc(4096).unwrap(),
+            extent: table.space().alloc(4096).unwrap(),
             copy: None,
             used_bytes: 4096,
             checksum: 1,
@@ -229,7 +228,7 @@ mod tests {
         let mut head = Head::decode(NodeId(id), &bytes, USABLE).unwrap();
         change(&mut head);
         writer.tree.insert(&key, &head.encode()).unwrap();
-        writer.maps.settle(vec![]).unwrap();
+        writer.free_map.settle(vec![]).unwrap();
     }
 
     #[test]
@@ -244,7 +243,7 @@ mod tests {
     fn n1_a_piece_without_an_owner() {
         let got = found(|_, writer| {
             writer.tree.insert(&piece_key(NodeId(3), 1), &[1]).unwrap();
-            writer.maps.settle(vec![]).unwrap();
+            writer.free_map.settle(vec![]).unwrap();
         });
         assert_eq!(got, ["N1"]);
     }
@@ -261,7 +260,7 @@ mod tests {
     fn n3_a_named_node_that_is_missing() {
         let got = found(|_, writer| {
             writer.tree.remove(&record_key(NodeId(3))).unwrap();
-            writer.maps.settle(vec![]).unwrap();
+            writer.free_map.settle(vec![]).unwrap();
         });
         assert_eq!(got, ["N3", "N6", "M2"]);
     }
@@ -281,7 +280,7 @@ mod tests {
     fn n5_a_living_zombie() {
         let got = found(|_, writer| {
             writer.tree.insert(&zombie_key(NodeId(3)), &[]).unwrap();
-            writer.maps.settle(vec![]).unwrap();
+            writer.free_map.settle(vec![]).unwrap();
         });
         assert_eq!(got, ["N5"]);
     }
@@ -294,7 +293,7 @@ mod tests {
                 ..writer.meta
             };
             writer.tree.insert(&Meta::KEY, &meta.encode()).unwrap();
-            writer.maps.settle(vec![]).unwrap();
+            writer.free_map.settle(vec![]).unwrap();
         });
         assert_eq!(got, ["N6"]);
     }
@@ -312,12 +311,12 @@ mod tests {
     #[test]
     fn m1_holes_that_touch() {
         let got = found(|_, writer| {
-            let hole = *writer.maps.holes().unwrap().last().unwrap();
+            let hole = *writer.free_map.holes().unwrap().last().unwrap();
             let middle = hole.addr + 8192;
             let set = |writer: &mut Writer, addr: u64, len: u64| {
                 writer
-                    .maps
-                    .space
+                    .free_map
+                    .tree
                     .insert(&addr.to_be_bytes(), &len.to_le_bytes())
                     .unwrap();
             };
@@ -330,8 +329,8 @@ mod tests {
     #[test]
     fn m2_space_that_leaked() {
         let got = found(|table, writer| {
-            let extent = table.alloc(4096).unwrap();
-            writer.maps.settle(vec![(extent, -1)]).unwrap();
+            let extent = table.space().alloc(4096).unwrap();
+            writer.free_map.settle(vec![(extent, -1)]).unwrap();
         });
         assert_eq!(got, ["M2"]);
     }
@@ -341,7 +340,7 @@ mod tests {
         let got = found(|_, writer| {
             let bytes = writer.tree.lookup(&record_key(NodeId(3))).unwrap().unwrap();
             let extent = Head::decode(NodeId(3), &bytes, USABLE).unwrap().extent;
-            writer.maps.settle(vec![(extent, 1)]).unwrap();
+            writer.free_map.settle(vec![(extent, 1)]).unwrap();
         });
         assert_eq!(got, ["M2"]);
     }

@@ -64,7 +64,7 @@ impl NodeTable {
         is_pinned: &dyn Fn(NodeId) -> bool,
     ) -> Result<Commit> {
         let mut writer = self.writer.lock();
-        self.writable()?;
+        self.space.gate.check()?;
         let grown = std::mem::take(&mut writer.grown);
         let change = Change {
             store: &self.store,
@@ -90,41 +90,9 @@ impl NodeTable {
 
     /// Says that the superblock naming `commit.roots` is durable: the space that the commit freed
     /// is discarded and becomes allocatable. On a sparse device it stays backed, until
-    /// [`NodeTable::trim`].
+    /// [`crate::TableSpace::trim`].
     pub fn committed(&self, commit: Commit) {
-        let freed = if self.store.space.is_sparse() {
-            commit.freed
-        } else {
-            self.discard(commit.freed)
-        };
-        self.store.space.lock().release(&freed);
-    }
-
-    /// Discards extents that no commit ever named, and makes them allocatable. See
-    /// [`NodeTable::free_unpublished`].
-    pub fn free_discarded(&self, extents: Vec<Extent>) {
-        let runs = if self.store.space.is_sparse() {
-            extents
-        } else {
-            self.discard(extents)
-        };
-        let mut space = self.store.space.lock();
-        runs.into_iter().for_each(|run| space.free_now(run));
-    }
-
-    /// Discards extents that no node needs any more, before they may have a new owner; returns them
-    /// as runs.
-    fn discard(&self, mut freed: Vec<Extent>) -> Vec<Extent> {
-        freed.sort_unstable();
-        let mut runs: Vec<Extent> = Vec::new();
-        for extent in &freed {
-            match runs.last_mut() {
-                Some(run) if run.end() == extent.addr => run.len += extent.len,
-                _ => runs.push(*extent),
-            }
-        }
-        self.store.discard(&runs);
-        runs
+        self.space.committed(commit.freed);
     }
 }
 
@@ -185,9 +153,9 @@ impl Change<'_> {
                 .tree
                 .insert(&Meta::KEY, &self.writer.meta.encode())?;
         }
-        self.writer.maps.settle(self.space)?;
+        self.writer.free_map.settle(self.space)?;
         let node_table = self.writer.tree.flush()?;
-        let (space_map, refcounts) = self.writer.maps.flush()?;
+        let space_map = self.writer.free_map.flush()?;
         let freed = self.store.space.lock().take_freed();
         if failpoints::is_on(Fault::DiscardedEarly) {
             self.store.discard(&freed);
@@ -195,7 +163,6 @@ impl Change<'_> {
         let roots = TableRoots {
             node_table,
             space_map,
-            refcounts,
         };
         Ok(Commit {
             roots,
@@ -342,30 +309,28 @@ impl Change<'_> {
     /// Writes pages anew of which a read found one bad copy: a few in each commit, while the space
     /// lasts that the commit itself does not need. The others are kept for later commits.
     fn renew_damaged(&mut self) {
-        let mut damaged = self.store.take_damaged().into_iter();
+        let mut damaged = self.store.damaged.take().into_iter();
         for page in damaged.by_ref().take(RENEWED_MAX) {
             let space = self.store.space.lock();
             let is_short =
                 space.backed_bytes() < (space.backed_reserve_bytes() / 2).max(SPARED_BYTES);
             drop(space);
             if is_short {
-                self.store.keep_damaged(page);
+                self.store.damaged.keep(page);
                 break;
             }
             let tree = match page.structure {
                 Structure::NodeTable => &mut self.writer.tree,
-                Structure::SpaceMap => &mut self.writer.maps.space,
-                Structure::Refcounts => &mut self.writer.maps.counts,
-                Structure::Plain => continue,
+                Structure::SpaceMap => &mut self.writer.free_map.tree,
             };
             match tree.renew(&page) {
-                Ok(true) if !page.is_counted => self.store.count_damaged(),
+                Ok(true) if !page.is_counted => self.store.damaged.count(),
                 Ok(_) => {}
                 // The other pages are as well off without this one.
-                Err(_) => self.store.keep_damaged(page),
+                Err(_) => self.store.damaged.keep(page),
             }
         }
-        damaged.for_each(|page| self.store.keep_damaged(page));
+        damaged.for_each(|page| self.store.damaged.keep(page));
     }
 
     fn apply_deltas(&mut self) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Insert and remove (Rodeh, sections 4.3 and 4.5, with clones 5.3).
+//! Insert and remove (Rodeh, sections 4.3 and 4.5).
 //!
 //! Both walk down once. Before a step into a child, the child is made safe: a child that could
 //! overflow is split, a child that could become too empty is merged with a neighbour or takes
@@ -16,9 +16,10 @@
 
 use std::sync::Arc;
 
+use crate::damaged::DamagedPage;
 use crate::error::Result;
 use crate::page::{Body, Entry, IndexEntry, LeafEntry, Link, Page, Shape};
-use crate::store::{DamagedPage, PageStore};
+use crate::store::PageStore;
 use crate::tree::{ShadowTree, route};
 
 impl ShadowTree {
@@ -87,7 +88,7 @@ impl ShadowTree {
     ///
     /// # Errors
     /// `NoSpace` for the copy of a page, `Io` or `Corrupt`.
-    pub(crate) fn renew(&mut self, page: &DamagedPage) -> Result<bool> {
+    pub fn renew(&mut self, page: &DamagedPage) -> Result<bool> {
         if !self.has(page)? || !self.is_damaged(page) {
             return Ok(false);
         }
@@ -172,22 +173,18 @@ fn link_at(page: &mut Page, at: usize) -> &mut Link {
     }
 }
 
-/// Makes the page behind `link` this tree's own and dirty, copying it if it is not, and lets the
-/// caller change it. The page that holds `link` is the tree's own already.
+/// Makes the page behind `link` dirty, copying it if it is not, and lets the caller change it. The
+/// page that holds `link` is dirty already.
 fn own<'a>(
     store: &PageStore,
     shape: &Shape,
     link: &'a mut Link,
     height: Option<u8>,
 ) -> Result<&'a mut Page> {
-    let is_own = match link {
-        Link::Dirty(page) => !page.is_written() && store.count(page.addr) == 1,
-        Link::Disk(_) => false,
-    };
-    if !is_own {
+    if matches!(link, Link::Disk(_)) {
         let old = store.resolve(shape, link, height)?;
         let copy = old.shadow(store.alloc_page(shape)?);
-        store.release_for_copy(shape, link, &old);
+        store.free_page(shape, link);
         *link = Link::Dirty(Arc::new(copy));
     }
     match link {

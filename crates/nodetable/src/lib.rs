@@ -2,9 +2,9 @@
 //!
 //! Three layers, from the bottom:
 //!
-//! - [`ShadowTree`], a B+-tree with O(1) clones that never overwrites a page that is on disk, and
-//!   [`Forest`], the space, cache and page counts that trees share;
-//! - the allocator and the free-space map, which is such a tree itself;
+//! - the allocator, the free space in memory (`space`), and the store of pages above it;
+//! - a B+-tree that never overwrites a page that is on disk (`tree.rs`), and the free-space map on
+//!   disk, which is such a tree (`free_map.rs`);
 //! - [`NodeTable`], the table from [`NodeId`] to place, checksum, reference count and children.
 //!
 //! A checkpoint is [`NodeTable::commit`], device sync, superblock, device sync,
@@ -21,7 +21,7 @@
 //! let roots = NodeTable::format(&device, usable, MetadataCopies::Two)?;
 //! let table = NodeTable::open(&device, roots, usable, MetadataCopies::Two, false)?;
 //!
-//! let extent = table.alloc(10_000)?;
+//! let extent = table.space().alloc(10_000)?;
 //! device.write_at(extent.addr, &[7; 10_000])?;
 //! let leaf = NewNode {
 //!     id: NodeId(1),
@@ -46,35 +46,36 @@
 //!
 //! # Lock order
 //!
-//! writer of the table; taking room of the host; then one at a time of: allocator, page counts,
-//! page log, published root. The last four are held for memory operations only, the writer lock
-//! across the device I/O of a commit, a check or `for_each`; `get`, `alloc` and `stats` never take
+//! writer of the table; taking room of the host; then one at a time of: allocator, damaged
+//! pages, page log, published root. The last four are held for memory operations only, the writer lock
+//! across the device I/O of a commit, a check or `for_each`; `get`, the space and `stats` never take
 //! it. The lock of the host is held while it gives room or takes it back, on sparse devices only.
 #![forbid(unsafe_code)]
 
-mod backing;
 mod check;
 mod commit;
+mod damaged;
 mod edit;
 mod error;
-mod forest;
-mod holes;
-mod maps;
+mod free_map;
+#[cfg(test)]
+mod model;
 mod page;
 mod record;
 mod scrub;
 mod space;
 mod store;
 mod table;
+mod table_space;
+#[cfg(test)]
+mod testing;
 mod tree;
 mod verify;
 
 pub use commit::Commit;
 pub use error::{Error, Result};
-pub use forest::{Forest, ForestRoots, Freed};
-pub use page::{KEY_MAX, Shape, Structure};
 pub use record::{NewNode, NodeId, NodeKind, NodeRecord};
 pub use scrub::BadPage;
 pub use table::{NodeTable, SpaceStats, TableRoots};
-pub use tree::{KeyValue, Range, ShadowTree};
+pub use table_space::TableSpace;
 pub use verify::Violation;

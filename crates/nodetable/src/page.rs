@@ -15,7 +15,7 @@
 //! In memory a child is a [`Link`]: either the pointer on disk, or the dirty page itself. Pages are
 //! immutable once shared (`Arc`); a writer copies a page that a reader still sees.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use ramet_block::{BLOCK_BYTES, PageRef, Reader, Writer};
 
@@ -38,10 +38,6 @@ pub enum Structure {
     NodeTable = 1,
     /// The free-space map.
     SpaceMap = 2,
-    /// The reference counts of shared pages.
-    Refcounts = 3,
-    /// A tree of the library's user.
-    Plain = 4,
 }
 
 impl Structure {
@@ -51,8 +47,6 @@ impl Structure {
         match self {
             Self::NodeTable => "node table page",
             Self::SpaceMap => "space map page",
-            Self::Refcounts => "refcounts page",
-            Self::Plain => "tree page",
         }
     }
 }
@@ -88,6 +82,7 @@ impl Shape {
     /// # Panics
     /// When `capacity_bytes` is below 704, where a quarter of an index page might hold fewer than
     /// three entries, or above the room of a page.
+    #[cfg(test)]
     #[must_use]
     pub const fn with_capacity(self, capacity_bytes: u32) -> Self {
         assert!(capacity_bytes >= 704 && capacity_bytes <= self.page_bytes - HEADER_BYTES as u32);
@@ -228,9 +223,6 @@ pub(crate) struct Page {
     pub body: Body,
     /// Sum of the entries' sizes on disk.
     pub used: usize,
-    /// Set when the page is written. Copies of the page at the same address, which come from
-    /// several trees sharing it, share this too: so it is written once.
-    pub written: Arc<OnceLock<PageRef>>,
 }
 
 impl Page {
@@ -245,7 +237,6 @@ impl Page {
             height,
             body,
             used,
-            written: Arc::default(),
         }
     }
 
@@ -254,7 +245,6 @@ impl Page {
         Self {
             addr: place.addr,
             copy: place.copy,
-            written: Arc::default(),
             ..self.clone()
         }
     }
@@ -264,10 +254,6 @@ impl Page {
             addr: self.addr,
             copy: self.copy,
         }
-    }
-
-    pub fn is_written(&self) -> bool {
-        self.written.get().is_some()
     }
 
     pub fn len(&self) -> usize {

@@ -3,7 +3,7 @@
 use ramet_block::PageRef;
 
 use crate::error::Error;
-use crate::maps::{COUNT_SHAPE, SPACE_SHAPE};
+use crate::free_map::FREE_MAP_SHAPE;
 use crate::page::{Body, Link, Shape};
 use crate::record::SHAPE;
 use crate::table::{NodeTable, TableRoots};
@@ -24,15 +24,12 @@ impl NodeTable {
     /// lost page are left out.
     #[must_use]
     pub fn scrub(&self, roots: TableRoots) -> (u64, Vec<BadPage>) {
-        let mut todo: Vec<(Shape, PageRef, Option<u8>)> = [
-            (SHAPE, roots.node_table),
-            (SPACE_SHAPE, roots.space_map),
-            (COUNT_SHAPE, roots.refcounts),
-        ]
-        .into_iter()
-        .filter(|(_, root)| !root.is_none())
-        .map(|(shape, root)| (shape, root, None))
-        .collect();
+        let mut todo: Vec<(Shape, PageRef, Option<u8>)> =
+            [(SHAPE, roots.node_table), (FREE_MAP_SHAPE, roots.space_map)]
+                .into_iter()
+                .filter(|(_, root)| !root.is_none())
+                .map(|(shape, root)| (shape, root, None))
+                .collect();
         let (mut read_bytes, mut bad) = (0, Vec::new());
         while let Some((shape, at, height)) = todo.pop() {
             let name = shape.structure.name();
@@ -47,7 +44,7 @@ impl NodeTable {
                 }
             }
             if let Some(page) = good.as_ref().filter(|_| !failed.is_empty()) {
-                self.store.note_damaged(&shape, at, page, true);
+                self.store.damaged.note(&shape, at, page, true);
             }
             let has_copy = good.is_some();
             bad.extend(failed.into_iter().map(|error| BadPage { error, has_copy }));
@@ -87,7 +84,7 @@ mod tests {
     fn leaf(table: &NodeTable, id: u64) -> NewNode {
         NewNode {
             id: NodeId(id),
-            extent: table.alloc(4096).unwrap(),
+            extent: table.space().alloc(4096).unwrap(),
             copy: None,
             used_bytes: 4096,
             checksum: 1,

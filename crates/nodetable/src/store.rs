@@ -1,14 +1,8 @@
-//! Where pages live: device, cache, allocator and the reference counts of shared pages.
+//! Where pages live: device, cache and allocator.
 //!
-//! Reference counts follow Rodeh (section 5): a page's count is the number of pointers to it from
-//! other pages and from tree roots. Only counts above one are kept, so a volume without snapshots
-//! has none. Cloning a tree adds one to its root; shadowing a page with more than one reference
-//! takes one away and adds one to each of its children; deleting a tree stops at such pages.
-//!
-//! Every allocation and freeing of a page is also noted in a log, from which `maps.rs` brings the
+//! Every allocation and freeing of a page is also noted in a log, from which `free_map.rs` brings the
 //! free-space map on disk up to date.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,10 +10,10 @@ use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 use ramet_block::{Device, Extent, MetadataCopies, PageRef, checksum};
 
-use crate::backing::BackedSpace;
+use crate::damaged::DamagedPages;
 use crate::error::{Error, Result};
-use crate::page::{Body, Link, Page, Place, Shape, Structure};
-use crate::space::Purpose;
+use crate::page::{Link, Page, Place, Shape};
+use crate::space::{BackedSpace, Purpose};
 
 /// Clean pages kept in memory, at least and at most: 1.5 and 100 MiB.
 const CACHE_PAGES_MIN: u64 = 64;
@@ -33,68 +27,46 @@ const PAGE_MEMORY_BYTES: u64 = 25 << 10;
 const BEFORE_BYTES: u64 = 768 << 10;
 const BEHIND_BYTES: u64 = 256 << 10;
 
-/// Damaged pages that are noted until the next commit; more are found again by a later read.
-const DAMAGED_MAX: usize = 1024;
-
 /// Dirty pages are written in batches of about this many bytes.
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Device, cache, allocator and counts, shared by the trees of one volume.
-pub struct PageStore {
+/// Device, cache and allocator, shared by the trees of one volume.
+pub(crate) struct PageStore {
     device: Arc<dyn Device>,
     usable_addr: u64,
     /// Only grows.
     usable_end: AtomicU64,
     cache: Cache<PageRef, Arc<Page>>,
     pub(crate) space: BackedSpace,
-    counts: Mutex<Counts>,
     log: Mutex<Vec<(Extent, i8)>>,
     copies: MetadataCopies,
-    damaged: Mutex<Damaged>,
-}
-
-/// Pages of which one copy is bad and the other was read instead.
-#[derive(Default)]
-struct Damaged {
-    pages: Vec<DamagedPage>,
-    /// A page was noted since the pages were taken.
-    has_news: bool,
-    /// Pages that are damaged for certain.
-    found: u64,
-}
-
-/// A page of which one copy is bad, and where a walk finds it.
-#[derive(Debug, Clone)]
-pub(crate) struct DamagedPage {
-    pub structure: Structure,
-    pub at: PageRef,
-    pub height: u8,
-    pub first_key: Box<[u8]>,
-    /// Whether it is among the pages that were found. A walk that commits overtook may have met a page
-    /// that was written over: such a page is not.
-    pub is_counted: bool,
-}
-
-#[derive(Default)]
-struct Counts {
-    over_one: HashMap<u64, u64>,
-    changed: BTreeSet<u64>,
+    pub(crate) damaged: DamagedPages,
 }
 
 impl PageStore {
-    /// A store over `usable` in which nothing is free and no page is shared yet.
-    pub(crate) fn new(device: Arc<dyn Device>, usable: Extent, copies: MetadataCopies) -> Self {
-        Self {
+    /// A store over `usable` in which nothing is free yet.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when `usable` is unaligned or outside of the device.
+    pub(crate) fn open(
+        device: &Arc<dyn Device>,
+        usable: Extent,
+        copies: MetadataCopies,
+    ) -> Result<Arc<Self>> {
+        let whole = Extent::new(0, device.len_bytes());
+        usable
+            .validate(whole)
+            .map_err(Error::extent("usable area", usable.addr))?;
+        Ok(Arc::new(Self {
             space: BackedSpace::new(device.clone(), usable),
-            device,
+            device: device.clone(),
             usable_addr: usable.addr,
             usable_end: AtomicU64::new(usable.end()),
             cache: Cache::new(usize::try_from(CACHE_PAGES).expect("some thousands")),
-            counts: Mutex::default(),
             log: Mutex::default(),
             copies,
-            damaged: Mutex::default(),
-        }
+            damaged: DamagedPages::default(),
+        }))
     }
 
     /// How often a page is kept.
@@ -191,7 +163,7 @@ impl PageStore {
         let Ok(page) = self.read_copy(shape, at, at.copy) else {
             return first;
         };
-        self.note_damaged(shape, at, &page, false);
+        self.damaged.note(shape, at, &page, false);
         Ok(page)
     }
 
@@ -210,56 +182,6 @@ impl PageStore {
             return Err(Error::corrupt(name, addr, detail));
         }
         Page::decode(shape, at.addr, &bytes)
-    }
-
-    /// Notes that a copy of `page`, which `at` points to, is bad: for certain, or as far as a walk can
-    /// tell beside commits.
-    pub(crate) fn note_damaged(&self, shape: &Shape, at: PageRef, page: &Page, is_certain: bool) {
-        let mut damaged = self.damaged.lock();
-        if let Some(known) = damaged.pages.iter_mut().find(|known| known.at == at) {
-            let is_news = is_certain && !known.is_counted;
-            known.is_counted |= is_certain;
-            damaged.found += u64::from(is_news);
-            return;
-        }
-        damaged.found += u64::from(is_certain);
-        if damaged.pages.len() < DAMAGED_MAX {
-            damaged.has_news = true;
-            damaged.pages.push(DamagedPage {
-                structure: shape.structure,
-                at,
-                height: page.height,
-                first_key: page.first_key().into(),
-                is_counted: is_certain,
-            });
-        }
-    }
-
-    /// Counts a damaged page that a commit renewed.
-    pub(crate) fn count_damaged(&self) {
-        self.damaged.lock().found += 1;
-    }
-
-    /// Keeps a damaged page for a later commit.
-    pub(crate) fn keep_damaged(&self, page: DamagedPage) {
-        self.damaged.lock().pages.push(page);
-    }
-
-    /// Whether a damaged page was noted since the last commit.
-    pub(crate) fn has_damaged(&self) -> bool {
-        self.damaged.lock().has_news
-    }
-
-    /// Hands over the pages that are noted as damaged.
-    pub(crate) fn take_damaged(&self) -> Vec<DamagedPage> {
-        let mut damaged = self.damaged.lock();
-        damaged.has_news = false;
-        std::mem::take(&mut damaged.pages)
-    }
-
-    /// Pages of which a read found one bad copy, since the store was opened.
-    pub(crate) fn damaged_found(&self) -> u64 {
-        self.damaged.lock().found
     }
 
     pub(crate) fn cache_page(&self, at: PageRef, page: Arc<Page>) {
@@ -311,69 +233,11 @@ impl PageStore {
         std::mem::take(&mut *self.log.lock())
     }
 
-    pub(crate) fn count(&self, addr: u64) -> u64 {
-        self.counts.lock().over_one.get(&addr).copied().unwrap_or(1)
-    }
-
-    pub(crate) fn add_reference(&self, addr: u64) {
-        let mut counts = self.counts.lock();
-        *counts.over_one.entry(addr).or_insert(1) += 1;
-        counts.changed.insert(addr);
-    }
-
-    /// Takes one reference away, unless it is the last. Says whether it did.
-    pub(crate) fn drop_shared_reference(&self, addr: u64) -> bool {
-        let mut counts = self.counts.lock();
-        let Some(count) = counts.over_one.get_mut(&addr) else {
-            return false;
-        };
-        *count -= 1;
-        if *count == 1 {
-            counts.over_one.remove(&addr);
-        }
-        counts.changed.insert(addr);
-        true
-    }
-
-    /// Installs a count read from disk.
-    pub(crate) fn load_count(&self, addr: u64, count: u64) {
-        self.counts.lock().over_one.insert(addr, count);
-    }
-
-    /// Addresses whose count changed since the last call, with the count.
-    pub(crate) fn take_changed_counts(&self) -> Vec<(u64, u64)> {
-        let mut counts = self.counts.lock();
-        let changed = std::mem::take(&mut counts.changed);
-        let count = |addr: u64| counts.over_one.get(&addr).copied().unwrap_or(1);
-        changed
-            .into_iter()
-            .map(|addr| (addr, count(addr)))
-            .collect()
-    }
-
-    /// Every count above one.
-    pub(crate) fn counts_over_one(&self) -> HashMap<u64, u64> {
-        self.counts.lock().over_one.clone()
-    }
-
-    /// Lets go of `page`, which a writer replaces by a copy: a shared page loses one reference and
-    /// its children, now named by the copy as well, gain one; an unshared page is freed.
-    pub(crate) fn release_for_copy(&self, shape: &Shape, link: &Link, page: &Page) {
-        if self.drop_shared_reference(page.addr) {
-            if let Body::Index(entries) = &page.body {
-                entries
-                    .iter()
-                    .for_each(|entry| self.add_reference(entry.link.addr()));
-            }
-        } else {
-            self.free_page(shape, link);
-        }
-    }
-
+    /// Frees the page behind `link`, which a writer gives up or replaces by a copy.
     pub(crate) fn free_page(&self, shape: &Shape, link: &Link) {
         match link {
-            Link::Dirty(page) if !page.is_written() => self.free_fresh(shape, page.place()),
-            link => self.free_flushed(shape, link.place()),
+            Link::Dirty(page) => self.free_fresh(shape, page.place()),
+            Link::Disk(_) => self.free_flushed(shape, link.place()),
         }
     }
 }

@@ -8,20 +8,17 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Device, Extent, MetadataCopies, PageRef};
 
 use crate::error::{Error, Result};
-use crate::forest::open_store;
-use crate::maps::Maps;
+use crate::free_map::FreeMap;
 use crate::record::{
     Head, KeyKind, Meta, NodeId, NodeRecord, SHAPE, parse_key, piece_key, record_key, zombie_key,
 };
-use crate::space::Purpose;
 use crate::store::PageStore;
+use crate::table_space::TableSpace;
 use crate::tree::{Root, ShadowTree, lookup};
 
 /// A reader overtaken this often in a row gives up; each time needs a whole checkpoint in between.
@@ -34,8 +31,6 @@ pub struct TableRoots {
     pub node_table: PageRef,
     /// Root page of the free-space map.
     pub space_map: PageRef,
-    /// Root page of the page counts; none while no page is shared.
-    pub refcounts: PageRef,
 }
 
 /// Sizes are bytes. `total` = `allocated` + `free` + `pending_free`.
@@ -76,8 +71,7 @@ pub struct SpaceStats {
 /// The node table of one volume.
 pub struct NodeTable {
     pub(crate) store: Arc<PageStore>,
-    read_only: bool,
-    poisoned: AtomicBool,
+    pub(crate) space: TableSpace,
     pub(crate) writer: Mutex<Writer>,
     published: RwLock<Published>,
 }
@@ -85,7 +79,7 @@ pub struct NodeTable {
 /// The state that only commits touch.
 pub(crate) struct Writer {
     pub tree: ShadowTree,
-    pub maps: Maps,
+    pub free_map: FreeMap,
     pub meta: Meta,
     /// Nodes with refs 0, as in the tree.
     pub zombies: BTreeSet<NodeId>,
@@ -113,20 +107,17 @@ impl NodeTable {
         usable: Extent,
         copies: MetadataCopies,
     ) -> Result<TableRoots> {
-        let store = open_store(device, usable, copies)?;
+        let store = PageStore::open(device, usable, copies)?;
         store.space.lock().free_bare(usable);
-        let mut maps = Maps::new(&store);
-        maps.settle(vec![(usable, 1)])?;
-        let (space_map, refcounts) = maps.flush()?;
+        let mut free_map = FreeMap::new(&store);
+        free_map.settle(vec![(usable, 1)])?;
         Ok(TableRoots {
             node_table: PageRef::NONE,
-            space_map,
-            refcounts,
+            space_map: free_map.flush()?,
         })
     }
 
-    /// Opens the table of a checkpoint. Reads the free-space map, the page counts and the zombies;
-    /// everything else is read when it is asked for.
+    /// Opens the table of a checkpoint. Reads the free-space map and the zombies; everything else is read when it is asked for.
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Corrupt`].
@@ -137,13 +128,13 @@ impl NodeTable {
         copies: MetadataCopies,
         read_only: bool,
     ) -> Result<Self> {
-        let store = open_store(device, usable, copies)?;
+        let store = PageStore::open(device, usable, copies)?;
         let newest = match roots.node_table {
             PageRef::NONE => roots.space_map,
             root => root,
         };
         store.expect_around(newest.addr);
-        let maps = Maps::load(&store, roots.space_map, roots.refcounts)?;
+        let free_map = FreeMap::load(&store, roots.space_map)?;
         store.space.lock().resume(newest.addr);
         let tree = ShadowTree::open(store.clone(), SHAPE, roots.node_table);
         let meta = match tree.lookup(&Meta::KEY)? {
@@ -168,15 +159,14 @@ impl NodeTable {
         });
         let writer = Mutex::new(Writer {
             tree,
-            maps,
+            free_map,
             meta,
             zombies,
             grown: Vec::new(),
         });
         Ok(Self {
+            space: TableSpace::new(Arc::clone(&store), read_only),
             store,
-            read_only,
-            poisoned: AtomicBool::new(false),
             writer,
             published,
         })
@@ -210,50 +200,10 @@ impl NodeTable {
         (root != 0).then_some(NodeId(root))
     }
 
-    /// Space for a new node, `len_bytes` rounded up to blocks. Until a commit names it, it is
-    /// allocated in memory only: a crash gives it back.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`] when no hole is long enough or the reserve would be touched;
-    /// [`Error::ReadOnly`], [`Error::Poisoned`].
-    pub fn alloc(&self, len_bytes: u64) -> Result<Extent> {
-        self.writable()?;
-        self.store.space.alloc(len_bytes, Purpose::Contents)
-    }
-
-    /// As [`NodeTable::alloc`], for writes of a checkpoint: may use the reserve.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Poisoned`].
-    pub fn alloc_reserved(&self, len_bytes: u64) -> Result<Extent> {
-        self.writable()?;
-        self.store.space.alloc(len_bytes, Purpose::Checkpoint)
-    }
-
-    /// As [`NodeTable::alloc_reserved`] for the second copy of a node: far from the first, if space
-    /// allows.
-    ///
-    /// # Errors
-    /// [`Error::NoSpace`], [`Error::ReadOnly`], [`Error::Poisoned`].
-    pub fn alloc_copy(&self, len_bytes: u64) -> Result<Extent> {
-        self.writable()?;
-        self.store.space.alloc(len_bytes, Purpose::Copy)
-    }
-
-    /// Takes back an extent that no commit ever named. It is allocatable at once. When it was free
-    /// already, two owners would follow: from then on every allocation is refused as
-    /// [`Error::Corrupt`].
-    pub fn free_unpublished(&self, extent: Extent) {
-        self.store.space.lock().free_now(extent);
-    }
-
-    /// Takes an extent that no commit names out of the free space of a table just opened, in memory
-    /// only: extents that a journal names must not be written over while it is replayed. Says
-    /// whether it was free. The answer is `false` for a range that is not an extent of the usable
-    /// area.
+    /// The space of nodes and pages.
     #[must_use]
-    pub fn pin(&self, extent: Extent) -> bool {
-        failpoints::is_on(Fault::NamedExtentNotPinned) || self.store.space.lock().take(extent)
+    pub fn space(&self) -> &TableSpace {
+        &self.space
     }
 
     /// Makes the usable area end at `end`. The next commit names the new part as free. It can be
@@ -264,7 +214,7 @@ impl NodeTable {
     /// is read-only or poisoned.
     pub fn grow(&self, end: u64) -> Result<()> {
         let mut writer = self.writer.lock();
-        self.writable()?;
+        self.space.gate.check()?;
         let old = self.store.usable();
         if end <= old.end() || !end.is_multiple_of(BLOCK_BYTES) {
             let detail = format!("it ends at {}, and cannot at {end}", old.end());
@@ -282,48 +232,6 @@ impl NodeTable {
         self.store.usable().len
     }
 
-    /// Free bytes beyond the reserve of commits, as far as the host of a sparse device seems to
-    /// have room for them. Cheaper than [`NodeTable::stats`], for a caller that asks before each
-    /// change.
-    #[must_use]
-    pub fn room_bytes(&self) -> u64 {
-        self.store.space.room_bytes()
-    }
-
-    /// Free bytes of a sparse device that the host was not asked for, and seems to have room for.
-    #[must_use]
-    pub fn host_room_bytes(&self) -> u64 {
-        let host = self.store.space.host_free_bytes();
-        self.store.space.lock().bare_bytes().min(host)
-    }
-
-    /// Says whether so many bytes beyond the reserve of commits are free, with room on the host of
-    /// a sparse device. More room is taken of the host if need be. Others may take the bytes the
-    /// next moment.
-    #[must_use]
-    pub fn secure(&self, bytes: u64) -> bool {
-        self.store.space.secure(bytes)
-    }
-
-    /// Gives the host of a sparse device room back, if there is much more than `keep_bytes` beyond
-    /// the reserve of commits.
-    pub fn trim(&self, keep_bytes: u64) {
-        self.store.space.trim(keep_bytes);
-    }
-
-    /// Asks the host of a sparse device how much room it has: others take it and give it back as
-    /// well.
-    pub fn look_at_host(&self) {
-        self.store.space.look_at_host();
-    }
-
-    /// Size of the usable area in bytes, without the bare extents of a sparse device: the size of
-    /// the volume if the host gives no more room.
-    #[must_use]
-    pub fn capacity_bytes(&self) -> u64 {
-        self.store.space.lock().capacity_bytes()
-    }
-
     /// Keeps clean pages of `bytes` in memory, about.
     pub fn limit_cached_pages(&self, bytes: u64) {
         self.store.limit_cache(bytes);
@@ -338,14 +246,14 @@ impl NodeTable {
     /// Whether a page with a bad copy was noted since the last commit.
     #[must_use]
     pub fn has_damaged(&self) -> bool {
-        self.store.has_damaged()
+        self.store.damaged.has_news()
     }
 
     /// Pages of which one copy was bad and the other good, since the table was opened: those that a
     /// scrub found, and those that reads found and commits wrote anew, elsewhere.
     #[must_use]
     pub fn damaged_found(&self) -> u64 {
-        self.store.damaged_found()
+        self.store.damaged.found()
     }
 
     /// How often a page is kept.
@@ -405,21 +313,11 @@ impl NodeTable {
         Ok(())
     }
 
-    pub(crate) fn writable(&self) -> Result<()> {
-        if self.read_only {
-            Err(Error::ReadOnly)
-        } else if self.poisoned.load(Ordering::Acquire) {
-            Err(Error::Poisoned)
-        } else {
-            Ok(())
-        }
-    }
-
     /// Refuses allocations and commits from now on. For a caller that cannot tell whether a commit
     /// became durable: space that the commit before it had freed, or that was never published, may
     /// then be named by the superblock on the device, and must not be written again.
     pub fn poison(&self) {
-        self.poisoned.store(true, Ordering::Release);
+        self.space.gate.poison();
     }
 
     pub(crate) fn publish(&self, writer: &Writer) {

@@ -1,4 +1,4 @@
-//! The shadowing B+-tree (Rodeh, sections 3 to 5): handle, lookup, range, clone, delete, flush.
+//! The shadowing B+-tree (Rodeh, sections 3 and 4): handle, lookup, range, flush.
 //! Changing it is in `edit.rs`, its bytes in `page.rs`.
 //!
 //! A page that is on disk is never overwritten. The first change after a flush copies the path from
@@ -6,11 +6,11 @@
 //! those copies in place. There are no links between leaves, so only the path is copied.
 //!
 //! A [`Root`] is a snapshot: a reader walks it without locks while the tree moves on, as long as
-//! the space of its pages is not reused. Clones hold references and are safe for good; for other
-//! snapshots see `NodeTable::get`.
+//! the space of its pages is not reused. A reader of the table that was overtaken starts again.
 //!
 //! Differences to the paper: the bounds b..3b of the paper are numbers of entries, and bytes here,
-//! because records vary in size. The lock coupling of the paper is replaced by one writer beside
+//! because records vary in size. A tree has no clones (section 5): the volume clones nodes, by the
+//! counts in their records, and so a page has one pointer to it. The lock coupling of the paper is replaced by one writer beside
 //! readers on snapshots, since the table has one writer, the checkpoint.
 
 use std::sync::Arc;
@@ -21,18 +21,17 @@ use crate::error::{Error, Result};
 use crate::page::{Body, HEIGHT_MAX, KEY_MAX, LeafEntry, Link, Page, Shape};
 use crate::store::{Batch, PageStore};
 
-/// A B+-tree from byte strings to byte strings with clones in constant time.
+/// A B+-tree from byte strings to byte strings.
 ///
-/// A handle without `delete_tree` called on it leaves its pages allocated. After an error of a
-/// changing method the handle must be dropped; the durable pages are untouched.
-pub struct ShadowTree {
-    pub(crate) store: Arc<PageStore>,
-    pub(crate) shape: Shape,
-    pub(crate) root: Root,
+/// After an error of a changing method the handle must be dropped; the durable pages are untouched.
+pub(crate) struct ShadowTree {
+    pub store: Arc<PageStore>,
+    pub shape: Shape,
+    pub root: Root,
 }
 
 /// A key and its value.
-pub type KeyValue = (Box<[u8]>, Box<[u8]>);
+pub(crate) type KeyValue = (Box<[u8]>, Box<[u8]>);
 
 /// The root of a tree; none when it is empty.
 pub(crate) type Root = Option<Link>;
@@ -115,43 +114,6 @@ impl ShadowTree {
         }
     }
 
-    /// A copy of the tree that shares all pages: one more reference to the root.
-    #[must_use]
-    pub fn clone_tree(&self) -> Self {
-        if let Some(root) = &self.root {
-            self.store.add_reference(root.addr());
-        }
-        Self {
-            store: self.store.clone(),
-            shape: self.shape,
-            root: self.root.clone(),
-        }
-    }
-
-    /// Deletes the tree: frees the pages that no other tree shares and reads no others. Leaves are
-    /// freed without being read.
-    ///
-    /// # Errors
-    /// [`Error::Io`] or [`Error::Corrupt`].
-    pub fn delete_tree(self) -> Result<()> {
-        let Some(root) = self.root else { return Ok(()) };
-        let mut doomed = vec![(root, None)];
-        while let Some((link, height)) = doomed.pop() {
-            if self.store.drop_shared_reference(link.addr()) {
-                continue;
-            }
-            if height != Some(0) {
-                let page = self.store.resolve(&self.shape, &link, height)?;
-                if let Body::Index(entries) = &page.body {
-                    let below = Some(page.height - 1);
-                    doomed.extend(entries.iter().map(|entry| (entry.link.clone(), below)));
-                }
-            }
-            self.store.free_page(&self.shape, &link);
-        }
-        Ok(())
-    }
-
     /// Writes every dirty page, children first, each once, and returns the root for a checkpoint to
     /// name. Not durable before the device is synced.
     ///
@@ -167,7 +129,7 @@ impl ShadowTree {
         Ok(at)
     }
 
-    pub(crate) fn check_sizes(&self, key: &[u8], value: &[u8]) -> Result<()> {
+    pub fn check_sizes(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let value_max = self.shape.value_max();
         if key.len() > KEY_MAX {
             return Err(Error::TooLong {
@@ -197,31 +159,20 @@ fn flush_link(
         Link::Disk(at) => return Ok(*at),
         Link::Dirty(page) => page,
     };
-    let at = match page.written.get() {
-        // Another tree that shares the page has flushed it.
-        Some(at) => *at,
-        None => {
-            let dirty = Arc::make_mut(page);
-            if let Body::Index(entries) = &mut dirty.body {
-                for entry in entries {
-                    flush_link(store, shape, &mut entry.link, batch)?;
-                }
-            }
-            let bytes = dirty.encode(shape);
-            let at = PageRef {
-                addr: dirty.addr,
-                copy: dirty.copy,
-                checksum: ramet_block::checksum(&bytes),
-            };
-            batch.push(at, bytes)?;
-            dirty
-                .written
-                .set(at)
-                .expect("it was not written a moment ago, and writers are alone");
-            store.cache_page(at, page.clone());
-            at
+    let dirty = Arc::make_mut(page);
+    if let Body::Index(entries) = &mut dirty.body {
+        for entry in entries {
+            flush_link(store, shape, &mut entry.link, batch)?;
         }
+    }
+    let bytes = dirty.encode(shape);
+    let at = PageRef {
+        addr: dirty.addr,
+        copy: dirty.copy,
+        checksum: ramet_block::checksum(&bytes),
     };
+    batch.push(at, bytes)?;
+    store.cache_page(at, page.clone());
     *link = Link::Disk(at);
     Ok(at)
 }
@@ -264,7 +215,7 @@ fn pair(entry: &LeafEntry) -> KeyValue {
 }
 
 /// Entries of a tree in order; see [`ShadowTree::range`].
-pub struct Range<'a> {
+pub(crate) struct Range<'a> {
     tree: &'a ShadowTree,
     stack: Vec<(Arc<Page>, usize)>,
     pending: Option<(Link, Box<[u8]>)>,

@@ -1,24 +1,24 @@
-//! Invariants of the shadowing trees and of the maps.
+//! Invariants of the shadowing trees and of the free-space map.
 //!
 //! - S1: keys ascend strictly within a page and lie within the bounds that the parents give.
 //! - S2: heights fall by one per step, and height 0 is a leaf.
 //! - S3: entry bytes are counted right and fit; away from the root, a leaf holds a quarter of the
 //!   capacity less one entry or more, an index page at least two children; a root index as well.
-//! - S4: a page's count is the number of pointers to it from pages and roots.
+//! - S4: a page has one pointer, from another page or from the root.
 //! - S5: the first key of an index page is the lower bound that its parent gives.
 //! - S6: no two pages overlap.
 //! - S7: a page on disk names only pages on disk (checked where pages are encoded).
 //! - M1: holes of the free-space map are sorted, disjoint, inside, and do not touch.
 //! - M2: holes are exactly the space that neither pages nor extents of nodes cover.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
 use ramet_block::Extent;
 
 use crate::error::{Error, Result};
-use crate::maps::Maps;
+use crate::free_map::FreeMap;
 use crate::page::{Body, Entry, Link, Page, Shape};
 use crate::store::PageStore;
 use crate::tree::ShadowTree;
@@ -57,44 +57,21 @@ struct Visit {
 
 struct Walk<'a> {
     store: &'a PageStore,
-    /// Pointers found to each page.
-    pointers: HashMap<u64, u64>,
+    /// Pages that a pointer led to.
+    seen: HashSet<u64>,
     pages: Vec<Extent>,
     violations: Vec<Violation>,
 }
 
-/// Walks all `trees` of a store, each shared page once, and checks S1 to S5. Returns the violations
-/// and the extents of all pages.
-pub(crate) fn verify_trees(
-    store: &PageStore,
-    trees: &[&ShadowTree],
-) -> Result<(Vec<Violation>, Vec<Extent>)> {
+/// Walks `tree` and checks S1 to S5. Returns the violations and the extents of all pages.
+pub(crate) fn verify_tree(tree: &ShadowTree) -> Result<(Vec<Violation>, Vec<Extent>)> {
     let mut walk = Walk {
-        store,
-        pointers: HashMap::new(),
+        store: &tree.store,
+        seen: HashSet::new(),
         pages: vec![],
         violations: vec![],
     };
-    for tree in trees {
-        walk.tree(tree)?;
-    }
-    let counts = store.counts_over_one();
-    for (addr, pointers) in &walk.pointers {
-        let count = counts.get(addr).copied().unwrap_or(1);
-        if count != *pointers {
-            let detail = format!("page {addr:#x} has count {count} and {pointers} pointers");
-            walk.violations.push(Violation::new("S4", detail));
-        }
-    }
-    for addr in counts
-        .keys()
-        .filter(|addr| !walk.pointers.contains_key(addr))
-    {
-        walk.violations.push(Violation::new(
-            "S4",
-            format!("count for no page at {addr:#x}"),
-        ));
-    }
+    walk.tree(tree)?;
     Ok((walk.violations, walk.pages))
 }
 
@@ -111,9 +88,10 @@ impl Walk<'_> {
             high: None,
         }];
         while let Some(visit) = stack.pop() {
-            let pointers = self.pointers.entry(visit.link.addr()).or_default();
-            *pointers += 1;
-            if *pointers > 1 {
+            let addr = visit.link.addr();
+            if !self.seen.insert(addr) {
+                let detail = format!("page {addr:#x} has several pointers");
+                self.violations.push(Violation::new("S4", detail));
                 continue;
             }
             let page = self.store.resolve(&tree.shape, &visit.link, visit.height)?;
@@ -187,28 +165,20 @@ impl Walk<'_> {
 }
 
 /// Checks M1, M2 and S6. `taken` begins with all other pages and extents of nodes.
-pub(crate) fn verify_maps(
+pub(crate) fn verify_free_map(
     store: &PageStore,
-    maps: &Maps,
+    map: &FreeMap,
     taken: &mut Vec<Extent>,
 ) -> Result<Vec<Violation>> {
     let mut violations = Vec::new();
-    let holes = match maps.holes() {
+    let holes = match map.holes() {
         Ok(holes) => holes,
         Err(Error::Corrupt { detail, .. }) => return Ok(vec![Violation::new("M1", detail)]),
         Err(error) => return Err(error),
     };
-    for tree in [&maps.space, &maps.counts] {
-        let mut walk = Walk {
-            store,
-            pointers: HashMap::new(),
-            pages: vec![],
-            violations: vec![],
-        };
-        walk.tree(tree)?;
-        taken.append(&mut walk.pages);
-        violations.append(&mut walk.violations);
-    }
+    let (wrong, pages) = verify_tree(&map.tree)?;
+    violations.extend(wrong);
+    taken.extend(pages);
     taken.sort_unstable();
     for pair in taken.windows(2).filter(|pair| pair[0].overlaps(&pair[1])) {
         violations.push(Violation::new(
@@ -245,14 +215,10 @@ pub(crate) fn verify_maps(
 
 #[cfg(test)]
 mod tests {
-    use ramet_block::{Device, MemDevice, PageRef};
 
     use super::*;
-    use crate::forest::Forest;
-    use crate::page::{IndexEntry, Place, Structure};
-
-    const USABLE: Extent = Extent::new(1 << 20, 15 << 20);
-    const SHAPE: Shape = Shape::new(Structure::Plain, 4096).with_capacity(704);
+    use crate::page::{IndexEntry, Place};
+    use crate::testing::{SHAPE, USABLE, World};
 
     fn at(addr: u64) -> Place {
         Place { addr, copy: 0 }
@@ -260,16 +226,15 @@ mod tests {
 
     /// The violations after `forge` has changed the root page of a tree of height 1.
     fn found(forge: impl FnOnce(&mut Page)) -> Vec<&'static str> {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
-        let mut forest = Forest::format(&device, USABLE).unwrap();
-        let mut tree = forest.tree(SHAPE, PageRef::NONE);
+        let mut world = World::new();
         for n in 0..40u32 {
-            tree.insert(&n.to_be_bytes(), &[1; 30]).unwrap();
+            let key = n.to_be_bytes();
+            world.tree.insert(&key, &[1; 30]).unwrap();
         }
-        let (_, _, freed) = forest.commit(&mut [&mut tree]).unwrap();
-        forest.committed(freed);
+        world.commit();
+        let mut tree = world.tree;
         tree.insert(&7u32.to_be_bytes(), &[2; 30]).unwrap();
-        let (violations, _) = verify_trees(&tree.store, &[&tree]).unwrap();
+        let (violations, _) = verify_tree(&tree).unwrap();
         assert_eq!(violations, []);
         let Some(Link::Dirty(root)) = &mut tree.root else {
             panic!("the root was shadowed")
@@ -277,7 +242,7 @@ mod tests {
         let root = Arc::get_mut(root).unwrap();
         assert_eq!(root.height, 1);
         forge(root);
-        let (violations, _) = verify_trees(&tree.store, &[&tree]).unwrap();
+        let (violations, _) = verify_tree(&tree).unwrap();
         violations
             .iter()
             .map(|violation| violation.invariant)
@@ -320,15 +285,13 @@ mod tests {
     #[test]
     fn s2_a_leaf_above_the_ground() {
         // A child of height 1 under a root of height 1 cannot even be walked.
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
-        let forest = Forest::format(&device, USABLE).unwrap();
-        let mut tree = forest.tree(SHAPE, PageRef::NONE);
+        let mut tree = World::new().tree;
         tree.insert(b"k", b"v").unwrap();
         let Some(Link::Dirty(root)) = &mut tree.root else {
             panic!("a dirty root")
         };
         Arc::get_mut(root).unwrap().height = 1;
-        let (violations, _) = verify_trees(&tree.store, &[&tree]).unwrap();
+        let (violations, _) = verify_tree(&tree).unwrap();
         assert_eq!(
             violations.iter().map(|v| v.invariant).collect::<Vec<_>>(),
             ["S2"]
@@ -337,9 +300,7 @@ mod tests {
 
     #[test]
     fn s2_heights_that_do_not_fall_by_one_are_corrupt() {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
-        let forest = Forest::format(&device, USABLE).unwrap();
-        let mut tree = forest.tree(SHAPE, PageRef::NONE);
+        let mut tree = World::new().tree;
         for n in 0..40u32 {
             tree.insert(&n.to_be_bytes(), &[1; 30]).unwrap();
         }
@@ -348,10 +309,7 @@ mod tests {
         };
         Arc::get_mut(root).unwrap().height = 2;
         assert!(matches!(tree.lookup(b"1234"), Err(Error::Corrupt { .. })));
-        assert!(matches!(
-            verify_trees(&tree.store, &[&tree]),
-            Err(Error::Corrupt { .. })
-        ));
+        assert!(matches!(verify_tree(&tree), Err(Error::Corrupt { .. })));
     }
 
     #[test]
@@ -372,12 +330,12 @@ mod tests {
     }
 
     #[test]
-    fn s4_a_count_without_pointers() {
+    fn s4_a_page_with_two_pointers() {
         let got = found(|root| {
             let Body::Index(entries) = &mut root.body else {
                 panic!("an index page")
             };
-            // The same child twice: S1 for its bounds, and its count is one too low.
+            // The same child twice: S1 for its bounds as well.
             let twin = entries[1].link.clone();
             entries[2].link = twin;
         });
@@ -396,27 +354,21 @@ mod tests {
         assert_eq!(got, ["S5"]);
     }
 
-    /// A leaf of a tree is given the place of the root of another.
+    /// The root of the tree is given the place of the root of the map.
     #[test]
     fn s6_two_pages_in_one_place() {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
-        let mut forest = Forest::format(&device, USABLE).unwrap();
-        let mut trees = [(); 2].map(|()| forest.tree(SHAPE, PageRef::NONE));
-        for tree in &mut trees {
-            tree.insert(b"k", b"v").unwrap();
-        }
-        let [one, two] = &mut trees;
-        let (_, _, freed) = forest.commit(&mut [one, two]).unwrap();
-        forest.committed(freed);
-        assert_eq!(forest.verify(&[one, two]).unwrap(), []);
-        let place = one.root.as_ref().unwrap().addr();
-        two.insert(b"k", b"w").unwrap();
-        let Some(Link::Dirty(root)) = &mut two.root else {
+        let mut world = World::new();
+        world.tree.insert(b"k", b"v").unwrap();
+        world.commit();
+        assert_eq!(world.verify(), []);
+        let place = world.map.tree.root.as_ref().unwrap().place().addr;
+        world.tree.insert(b"k", b"w").unwrap();
+        let Some(Link::Dirty(root)) = &mut world.tree.root else {
             panic!("the root was shadowed")
         };
         // Half of a page further, so that it is another one in the same place.
         Arc::get_mut(root).unwrap().addr = place + 2048;
-        let violations = forest.verify(&[one, two]).unwrap();
+        let violations = world.verify();
         assert_eq!(violations[0].invariant, "S6", "{violations:?}");
     }
 

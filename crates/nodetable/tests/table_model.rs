@@ -44,7 +44,7 @@ fn fresh(device: &Arc<dyn Device>) -> (NodeTable, TableRoots) {
 fn node(table: &NodeTable, id: u64, len: u64, children: &[u64]) -> NewNode {
     NewNode {
         id: NodeId(id),
-        extent: table.alloc(len).unwrap(),
+        extent: table.space().alloc(len).unwrap(),
         copy: None,
         used_bytes: len as u32,
         checksum: id * 7,
@@ -294,10 +294,13 @@ fn freed_space_waits_for_the_commit_to_be_durable() {
     table.committed(first);
     let second = commit(&table, vec![], 0);
     assert!(table.stats().pending_free >= 100 << 20);
-    assert!(matches!(table.alloc(100 << 20), Err(Error::NoSpace { .. })));
+    assert!(matches!(
+        table.space().alloc(100 << 20),
+        Err(Error::NoSpace { .. })
+    ));
     table.committed(second);
     assert_eq!(table.stats().pending_free, 0);
-    assert!(table.alloc(100 << 20).is_ok());
+    assert!(table.space().alloc(100 << 20).is_ok());
 }
 
 #[test]
@@ -305,9 +308,9 @@ fn an_extent_that_no_commit_names_is_free_after_a_crash() {
     let device = memory();
     let (table, roots) = fresh(&device);
     let free = table.stats().free;
-    table.alloc(10 << 20).unwrap();
-    let back = table.alloc(1 << 20).unwrap();
-    table.free_unpublished(back);
+    table.space().alloc(10 << 20).unwrap();
+    let back = table.space().alloc(1 << 20).unwrap();
+    table.space().free_unpublished(back);
     assert_eq!(table.stats().free, free - (10 << 20));
     let second = commit(&table, vec![node(&table, 1, 4096, &[])], 1);
     check(&table);
@@ -334,7 +337,7 @@ fn a_commit_into_a_full_volume_lives_on_the_reserve() {
     let device = memory();
     let (table, _) = fresh(&device);
     let mut new = Vec::new();
-    while let Ok(extent) = table.alloc(65_536) {
+    while let Ok(extent) = table.space().alloc(65_536) {
         let id = NodeId(new.len() as u64 + 1);
         let kind = NodeKind::Leaf;
         let children = vec![];
@@ -350,7 +353,7 @@ fn a_commit_into_a_full_volume_lives_on_the_reserve() {
         });
     }
     let count = new.len() as u64;
-    let extent = table.alloc_reserved(65_536).unwrap();
+    let extent = table.space().alloc_reserved(65_536).unwrap();
     let children = (1..=count).map(NodeId).collect();
     let (id, kind) = (NodeId(count + 1), NodeKind::Skeleton);
     new.push(NewNode {
@@ -412,7 +415,7 @@ fn mistakes_of_the_caller_are_refused_and_poison_the_table() {
             table.commit(vec![], None, 0, &|_| false),
             Err(Error::Poisoned)
         ));
-        assert!(matches!(table.alloc(4096), Err(Error::Poisoned)));
+        assert!(matches!(table.space().alloc(4096), Err(Error::Poisoned)));
         assert_eq!(table.get(NodeId(1)).unwrap().unwrap().refs, 1, "{what}");
         check(&NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).unwrap());
     }
@@ -435,7 +438,7 @@ fn a_commit_that_panics_is_the_last_one() {
     assert!(done.is_err());
     let next = table.commit(vec![], Some(NodeId(1)), 9, &|_| false);
     assert!(matches!(next, Err(Error::Poisoned)), "{next:?}");
-    assert!(matches!(table.alloc(4096), Err(Error::Poisoned)));
+    assert!(matches!(table.space().alloc(4096), Err(Error::Poisoned)));
 }
 
 #[test]
@@ -443,7 +446,7 @@ fn read_only_takes_no_changes() {
     let device = memory();
     let (_, roots) = fresh(&device);
     let table = NodeTable::open(&device, roots, USABLE, MetadataCopies::Two, true).unwrap();
-    assert!(matches!(table.alloc(1), Err(Error::ReadOnly)));
+    assert!(matches!(table.space().alloc(1), Err(Error::ReadOnly)));
     assert!(matches!(
         table.commit(vec![], None, 0, &|_| false),
         Err(Error::ReadOnly)

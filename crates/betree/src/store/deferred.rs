@@ -36,6 +36,6 @@ impl DeferredFrees {
     /// the records that named them.
     pub(crate) fn free_oldest(&self, count: usize) {
         let dead: Vec<Extent> = self.extents.lock().drain(..count).collect();
-        self.table.free_discarded(dead);
+        self.table.space().free_discarded(dead);
     }
 }

@@ -231,7 +231,7 @@ impl Handles {
     /// The leaf at a place that a record of the journal names, which is taken out of the free space.
     /// `None` when the place is not free.
     pub(crate) fn pinned_leaf(&self, place: Place) -> Option<Arc<Handle>> {
-        let is_free = self.table.pin(place.extent);
+        let is_free = self.table.space().pin(place.extent);
         is_free.then(|| self.unrecorded(Kind::Leaf, place, Vec::new(), true))
     }
 
@@ -269,7 +269,9 @@ impl Owner for Handles {
             ) if !failpoints::is_on(Fault::PinnedLeafFreedAtOnce) => {
                 self.deferred.push(place.extent);
             }
-            (Contents::Written { .. }, Some(place)) => self.table.free_unpublished(place.extent),
+            (Contents::Written { .. }, Some(place)) => {
+                self.table.space().free_unpublished(place.extent)
+            }
             _ => reservation.into_iter().for_each(SpaceReservation::release),
         }
     }

@@ -60,13 +60,13 @@ impl RootCopies {
         if self.dev.read_at(place.extent.addr, &mut bytes).is_err() {
             return Ok(None);
         }
-        let Ok(extent) = self.table.alloc_copy(place.extent.len) else {
+        let Ok(extent) = self.table.space().alloc_copy(place.extent.len) else {
             return Ok(None);
         };
         match self.dev.write_at(extent.addr, &bytes) {
             Ok(()) => Ok(Some(extent.addr)),
             Err(e) => {
-                self.table.free_unpublished(extent);
+                self.table.space().free_unpublished(extent);
                 if is_no_space(&e) {
                     return Ok(None);
                 }

@@ -58,7 +58,7 @@ impl Space {
     /// Space that no new data gets, in bytes: several leaves, so that deletions can be applied to
     /// the leaves that hold the deleted keys. Half of it is for deletions alone.
     pub(crate) fn deletion_reserve_bytes(&self) -> u64 {
-        self.deletion_reserve_of(self.table.capacity_bytes())
+        self.deletion_reserve_of(self.table.space().capacity_bytes())
     }
 
     fn deletion_reserve_of(&self, total: u64) -> u64 {
@@ -70,6 +70,7 @@ impl Space {
     /// Space beyond the reserve for checkpoints and beyond the reserved space, in bytes.
     pub(crate) fn unreserved_bytes(&self) -> u64 {
         self.table
+            .space()
             .room_bytes()
             .saturating_sub(self.reserved_bytes())
     }
@@ -77,17 +78,18 @@ impl Space {
     /// Whether [`Space::unreserved_bytes`] is at least `bytes` and backed. A sparse device is asked
     /// for more of its host if need be.
     pub(crate) fn secure(&self, bytes: u64) -> bool {
-        self.table.secure(self.reserved_bytes() + bytes)
+        self.table.space().secure(self.reserved_bytes() + bytes)
     }
 
     /// Gives the host of a sparse device back the space that is not needed soon.
     pub(crate) fn trim_host(&self) {
         for _ in 0..TRIM_ROUNDS {
-            let before = self.table.capacity_bytes();
+            let before = self.table.space().capacity_bytes();
             // Less is kept of a smaller capacity.
             self.table
+                .space()
                 .trim(self.reserved_bytes() + self.backlog_reserve_bytes());
-            if self.table.capacity_bytes() == before {
+            if self.table.space().capacity_bytes() == before {
                 return;
             }
         }
@@ -106,8 +108,8 @@ impl Space {
     /// Space for data to come, in bytes.
     pub(crate) fn available_bytes(&self) -> u64 {
         // The deletion reserve grows when the host of a sparse device has given all that it has.
-        let capacity = self.table.capacity_bytes();
-        let most = capacity + self.table.host_room_bytes();
+        let capacity = self.table.space().capacity_bytes();
+        let most = capacity + self.table.space().host_room_bytes();
         let growth = self.deletion_reserve_of(most) - self.deletion_reserve_of(capacity);
         self.unreserved_bytes()
             .saturating_sub(self.backlog_reserve_bytes() + growth)

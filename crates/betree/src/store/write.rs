@@ -109,9 +109,9 @@ impl WriteBack {
         let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
         let len = u64::from(used_bytes);
         let extent = if reserved {
-            self.table.alloc_reserved(len)
+            self.table.space().alloc_reserved(len)
         } else {
-            self.table.alloc(len)
+            self.table.space().alloc(len)
         }?;
         // Whole blocks: a partial block would make the device read before it writes.
         bytes.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
@@ -126,7 +126,7 @@ impl WriteBack {
             Via::Bulk => self.dev.write_bulk(extent.addr, &bytes),
         };
         if let Err(e) = written {
-            self.table.free_unpublished(extent);
+            self.table.space().free_unpublished(extent);
             if is_no_space(&e) {
                 // The host could not promise the space. No node refers to this one yet.
                 return Err(Error::NoSpace);

@@ -158,7 +158,7 @@ impl Admission {
             let wanted = growth + bytes as u64;
             if store.space.unreserved_bytes() < wanted {
                 // Other files may have given space back to the host.
-                store.table.look_at_host();
+                store.table.space().look_at_host();
             }
             let space = store.space.unreserved_bytes();
             if space >= wanted && store.space.secure(wanted) || frees && self.is_last_resort(bytes)

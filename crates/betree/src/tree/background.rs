@@ -118,7 +118,7 @@ impl Keeper {
                 self.write_journal();
                 continue;
             }
-            self.store.table.look_at_host();
+            self.store.table.space().look_at_host();
             self.admission.rebalance();
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_sys::release_free_memory();

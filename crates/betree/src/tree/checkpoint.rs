@@ -247,7 +247,7 @@ impl Checkpointer {
     fn write_after_records(&self, records: &Records<'_>, clean: bool) -> Result<()> {
         let mut sb = self.superblock.lock();
         self.failure.check_alive()?;
-        self.store.table.look_at_host();
+        self.store.table.space().look_at_host();
         self.failure
             .poisoning(|| self.write_after(&mut sb, records, clean))
     }
@@ -359,7 +359,6 @@ impl Checkpointer {
         }
         next.node_table = commit.roots.node_table;
         next.space_map = commit.roots.space_map;
-        next.refcounts = commit.roots.refcounts;
         next.root_node = written.root.id().0;
         if !failpoints::is_on(Fault::NodeNumbersStale) {
             next.next_node = self.store.handles.next_id();
@@ -423,7 +422,9 @@ impl Checkpointer {
                 .unwrap_or(u64::MAX)
                 .max(commit_bytes + records + dead);
             // The reserve covers it as well.
-            let _ = table.secure(wanted.min(COMMIT_BACKED_MAX + records));
+            let _ = table
+                .space()
+                .secure(wanted.min(COMMIT_BACKED_MAX + records));
             space = table.stats();
         }
         let some = space.backed.checked_sub(commit_bytes + records);
@@ -588,11 +589,11 @@ mod tests {
         assert!(reserved >= before + 20_000);
 
         // Holes of a block, enough for one segment.
-        let blocks = std::iter::from_fn(|| store.table.alloc_reserved(BLOCK_BYTES).ok());
+        let blocks = std::iter::from_fn(|| store.table.space().alloc_reserved(BLOCK_BYTES).ok());
         let blocks: Vec<_> = blocks.collect();
         let holes = || blocks.iter().copied().step_by(2);
         for hole in holes().take(5) {
-            store.table.free_unpublished(hole);
+            store.table.space().free_unpublished(hole);
         }
         let mut fragments = Fragments::new();
         let written = write_fresh(store, &root, &mut fragments);
@@ -607,7 +608,7 @@ mod tests {
 
         // Enough for both segments, and the node.
         for hole in holes().skip(5).take(10) {
-            store.table.free_unpublished(hole);
+            store.table.space().free_unpublished(hole);
         }
         let mut fragments = Fragments::new();
         let written = write_fresh(store, &root, &mut fragments).unwrap();

@@ -126,7 +126,6 @@ impl Tree {
             journal_start: JournalPos::default(),
             node_table: PageRef::NONE,
             space_map: PageRef::NONE,
-            refcounts: PageRef::NONE,
             root_node: 0,
             next_node: 1,
             next_seq: 1,
@@ -143,7 +142,6 @@ impl Tree {
         let roots = NodeTable::format(dev, usable(&sb), sb.metadata_copies)?;
         sb.node_table = roots.node_table;
         sb.space_map = roots.space_map;
-        sb.refcounts = roots.refcounts;
         dev.sync().map_err(io_error("syncing a new volume"))?;
         // Both slots, so that no older superblock is left to choose.
         for generation in [1, 2] {
@@ -279,7 +277,6 @@ fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> 
     let roots = TableRoots {
         node_table: sb.node_table,
         space_map: sb.space_map,
-        refcounts: sb.refcounts,
     };
     let copies = sb.metadata_copies;
     let table = NodeTable::open(dev, roots, usable(sb), copies, options.read_only)?;

@@ -104,7 +104,6 @@ fn roots_of(sb: &Superblock) -> TableRoots {
     TableRoots {
         node_table: sb.node_table,
         space_map: sb.space_map,
-        refcounts: sb.refcounts,
     }
 }
 

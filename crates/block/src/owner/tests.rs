@@ -178,7 +178,6 @@ fn superblock(generation: u64) -> Superblock {
         journal_start: JournalPos::default(),
         node_table: PageRef::NONE,
         space_map: PageRef::NONE,
-        refcounts: PageRef::NONE,
         root_node: 0,
         next_node: 1,
         next_seq: 1,

@@ -22,6 +22,8 @@ pub const AREA_END: u64 = 131_072;
 const MAGIC: [u8; 8] = *b"RAMETvol";
 pub(super) const BYTES: usize = BLOCK_BYTES as usize;
 const CHECKSUM_AT: usize = BYTES - 8;
+/// Reserved bytes behind the roots of the two tables.
+const RESERVED_BYTES: usize = 24;
 const LABEL_AT: usize = 200;
 const FIELDS_END: usize = LABEL_AT + Label::BYTES_MAX;
 const FLAG_CLEAN: u32 = 1;
@@ -60,8 +62,6 @@ pub struct Superblock {
     pub node_table: PageRef,
     /// Root page of the free-space map.
     pub space_map: PageRef,
-    /// Root page of the reference counts of shared pages; may be none.
-    pub refcounts: PageRef,
     /// Root node of the tree; 0 for none.
     pub root_node: u64,
     /// Smallest node number never used.
@@ -195,7 +195,7 @@ impl Superblock {
         w.u64(self.journal_start.frame);
         self.node_table.encode(&mut w);
         self.space_map.encode(&mut w);
-        self.refcounts.encode(&mut w);
+        w.raw(&[0; RESERVED_BYTES]);
         w.u64(self.root_node);
         w.u64(self.next_node);
         w.u64(self.next_seq);
@@ -260,7 +260,7 @@ impl Superblock {
         if sb.journal.addr < AREA_END || !sb.journal_start.offset.is_multiple_of(BLOCK_BYTES) {
             return Err(corrupt(format!("impossible journal {}", sb.journal)));
         }
-        for page in [sb.node_table, sb.space_map, sb.refcounts] {
+        for page in [sb.node_table, sb.space_map] {
             let is_inside = |addr: &u64| {
                 addr.is_multiple_of(BLOCK_BYTES) && (AREA_END..sb.volume_bytes).contains(addr)
             };
@@ -301,8 +301,10 @@ impl Superblock {
             },
             node_table: PageRef::decode(&mut r)?,
             space_map: PageRef::decode(&mut r)?,
-            refcounts: PageRef::decode(&mut r)?,
-            root_node: r.u64()?,
+            root_node: {
+                Reader::new(r.take(RESERVED_BYTES)?).finish_reserved()?;
+                r.u64()?
+            },
             next_node: r.u64()?,
             next_seq: r.u64()?,
             leaf_bytes: r.u32()?,
@@ -391,7 +393,6 @@ pub(super) mod tests {
                 copy: 0,
                 checksum: 0x2222,
             },
-            refcounts: PageRef::NONE,
             root_node: 9,
             next_node: 10,
             next_seq: 1000,

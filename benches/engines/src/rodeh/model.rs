@@ -2,23 +2,22 @@
 //!
 //! Small page capacities make high trees of few entries, so that splits, merges, borrowing, growing
 //! and collapsing roots all happen, in shared and in private pages. After every commit all trees
-//! are compared and every invariant is verified; now and then the forest is opened again from its
-//! roots. `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
-
-#![expect(
-    clippy::unwrap_used,
-    reason = "a failed step of a test is a failed test"
-)]
+//! are compared; now and then the forest is opened again from its roots. At the end all space is
+//! free again. `RAMET_SEED` and `RAMET_STEPS` replay or lengthen a run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ramet_block::{Device, Extent, MemDevice, PageRef};
-use ramet_nodetable::{Forest, ShadowTree, Shape, Structure};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
+use super::forest::Forest;
+use super::page::{Shape, Structure};
+use super::tree::ShadowTree;
+
 const USABLE: Extent = Extent::new(1 << 20, 255 << 20);
+const CACHE_BYTES: usize = 100 << 20;
 const SHAPE: Shape = Shape::new(Structure::Plain, 4096).with_capacity(704);
 
 type Model = BTreeMap<Vec<u8>, Vec<u8>>;
@@ -65,7 +64,7 @@ struct World {
 impl World {
     fn new() -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
-        let forest = Forest::format(&device, USABLE).unwrap();
+        let forest = Forest::format(&device, USABLE, CACHE_BYTES).unwrap();
         let first = forest.tree(SHAPE, PageRef::NONE);
         Self {
             device,
@@ -79,13 +78,11 @@ impl World {
         let (roots, maps, freed) = self.forest.commit(&mut trees).unwrap();
         self.forest.committed(freed);
         if reopen {
-            self.forest = Forest::open(&self.device, maps, USABLE).unwrap();
+            self.forest = Forest::open(&self.device, maps, USABLE, CACHE_BYTES).unwrap();
             for ((tree, _), root) in self.live.iter_mut().zip(roots) {
                 *tree = self.forest.tree(SHAPE, root);
             }
         }
-        let trees: Vec<&ShadowTree> = self.live.iter().map(|(tree, _)| tree).collect();
-        assert_eq!(self.forest.verify(&trees).unwrap(), []);
         if compare {
             self.live
                 .iter()

@@ -30,8 +30,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use ramet_block::{BLOCK_BYTES, Device, Extent};
 
+use super::map::SpaceMap;
+use super::windows::Purpose;
 use crate::error::{Error, Result};
-use crate::space::{Purpose, SpaceMap};
 
 /// Least and most room that is taken at once, in bytes, and its part of the space that the volume
 /// takes.

@@ -1,17 +1,16 @@
-//! The free-space map and the page counts on disk, as two small trees of their own.
+//! The free-space map on disk, as a small tree of its own.
 //!
 //! ```text
-//! space map:  key = address, u64 big-endian   value = length of the hole, u64
-//! refcounts:  key = page address, big-endian  value = count, u64, 2 or more
+//! key = address, u64 big-endian   value = length of the hole, u64
 //! ```
 //!
 //! The map on disk of a checkpoint G is the exact complement of the extents of nodes, and of the
-//! pages of all three trees, that G names. Space that G freed is free in it, since the map is read
+//! pages of both trees, that G names. Space that G freed is free in it, since the map is read
 //! only when G is durable. Space that was allocated, and that G does not name, is free in it as
 //! well, so a crash leaks nothing.
 //!
 //! It is brought up to date by the changes since the last commit only. These change pages of the
-//! map, whose shadows are allocations and freeings again, so [`Maps::settle`] goes on until a round
+//! map, whose shadows are allocations and freeings again, so [`FreeMap::settle`] goes on until a round
 //! changes nothing. That ends: a page is shadowed once per commit, and further changes to it are in
 //! place.
 //!
@@ -28,8 +27,7 @@ use crate::page::{Shape, Structure};
 use crate::store::PageStore;
 use crate::tree::ShadowTree;
 
-pub(crate) const SPACE_SHAPE: Shape = Shape::new(Structure::SpaceMap, 4096);
-pub(crate) const COUNT_SHAPE: Shape = Shape::new(Structure::Refcounts, 4096);
+pub(crate) const FREE_MAP_SHAPE: Shape = Shape::new(Structure::SpaceMap, 4096);
 
 /// More rounds than this mean that the map is at odds with itself: each round but the last shadows
 /// a page of the map, and pages shadowed in one round lie in few places.
@@ -37,10 +35,9 @@ const ROUNDS_MAX: u32 = 10_000;
 
 const SPACE_MAP: &str = "space map";
 
-/// The two trees.
-pub(crate) struct Maps {
-    pub space: ShadowTree,
-    pub counts: ShadowTree,
+/// The free-space map of the last commit, and the changes to it that the next one writes.
+pub(crate) struct FreeMap {
+    pub tree: ShadowTree,
 }
 
 fn value_of(bytes: &[u8], structure: &'static str, addr: u64) -> Result<u64> {
@@ -55,50 +52,35 @@ fn key_of(bytes: &[u8], structure: &'static str) -> Result<u64> {
         .map_err(|_| Error::corrupt(structure, 0, "a key is not 8 bytes"))
 }
 
-impl Maps {
-    /// Empty maps: nothing is free.
+impl FreeMap {
+    /// An empty map: nothing is free.
     pub fn new(store: &Arc<PageStore>) -> Self {
-        Self::open(store, PageRef::NONE, PageRef::NONE)
+        Self::open(store, PageRef::NONE)
     }
 
-    fn open(store: &Arc<PageStore>, space: PageRef, counts: PageRef) -> Self {
-        Self {
-            space: ShadowTree::open(store.clone(), SPACE_SHAPE, space),
-            counts: ShadowTree::open(store.clone(), COUNT_SHAPE, counts),
-        }
+    fn open(store: &Arc<PageStore>, root: PageRef) -> Self {
+        let tree = ShadowTree::open(store.clone(), FREE_MAP_SHAPE, root);
+        Self { tree }
     }
 
-    /// Opens the maps and fills allocator and counts of `store` from them: one linear read.
-    pub fn load(store: &Arc<PageStore>, space: PageRef, counts: PageRef) -> Result<Self> {
-        let maps = Self::open(store, space, counts);
-        let holes = maps.holes()?;
+    /// Opens the map and fills the allocator of `store` from it: one linear read.
+    pub fn load(store: &Arc<PageStore>, root: PageRef) -> Result<Self> {
+        let map = Self::open(store, root);
+        let holes = map.holes()?;
         let mut allocator = store.space.lock();
         holes.into_iter().for_each(|hole| allocator.free_bare(hole));
         drop(allocator);
-        for entry in maps.counts.range(&[]) {
-            let (key, value) = entry?;
-            let addr = key_of(&key, "refcounts")?;
-            let count = value_of(&value, "refcounts", addr)?;
-            if count < 2 {
-                return Err(Error::corrupt(
-                    "refcounts",
-                    addr,
-                    format!("a count of {count}"),
-                ));
-            }
-            store.load_count(addr, count);
-        }
-        Ok(maps)
+        Ok(map)
     }
 
     /// The holes on disk, validated. Checks M1.
     pub fn holes(&self) -> Result<Vec<Extent>> {
         let mut holes: Vec<Extent> = Vec::new();
-        for entry in self.space.range(&[]) {
+        for entry in self.tree.range(&[]) {
             let (key, value) = entry?;
             let addr = key_of(&key, SPACE_MAP)?;
             let hole = Extent::new(addr, value_of(&value, SPACE_MAP, addr)?);
-            hole.validate(self.space.store.usable())
+            hole.validate(self.tree.store.usable())
                 .map_err(Error::extent(SPACE_MAP, addr))?;
             if holes.last().is_some_and(|last| last.end() >= addr) {
                 return Err(Error::corrupt(
@@ -112,18 +94,10 @@ impl Maps {
         Ok(holes)
     }
 
-    /// Brings both maps up to date with `nodes` (extents that this commit begins, -1, and ceases,
-    /// +1, to name), with the pages that changed, and with themselves.
+    /// Brings the map up to date with `nodes` (extents that this commit begins, -1, and ceases,
+    /// +1, to name), with the pages that changed, and with itself.
     pub fn settle(&mut self, nodes: Vec<(Extent, i8)>) -> Result<()> {
-        let store = self.space.store.clone();
-        for (addr, count) in store.take_changed_counts() {
-            let key = addr.to_be_bytes();
-            if count > 1 {
-                self.counts.insert(&key, &count.to_le_bytes())?;
-            } else {
-                self.counts.remove(&key)?;
-            }
-        }
+        let store = self.tree.store.clone();
         let mut events = nodes;
         for _ in 0..ROUNDS_MAX {
             events.extend(store.take_log());
@@ -142,14 +116,14 @@ impl Maps {
         Err(Error::corrupt(SPACE_MAP, 0, "it does not settle"))
     }
 
-    /// Writes the dirty pages; returns the roots of space map and counts.
-    pub fn flush(&mut self) -> Result<(PageRef, PageRef)> {
-        Ok((self.space.flush()?, self.counts.flush()?))
+    /// Writes the dirty pages; returns the root.
+    pub fn flush(&mut self) -> Result<PageRef> {
+        self.tree.flush()
     }
 
     /// The last hole that begins at or before `addr`.
     fn hole_before(&self, addr: u64) -> Result<Option<Extent>> {
-        let Some((key, value)) = self.space.floor(&addr.to_be_bytes())? else {
+        let Some((key, value)) = self.tree.floor(&addr.to_be_bytes())? else {
             return Ok(None);
         };
         let addr = key_of(&key, SPACE_MAP)?;
@@ -157,7 +131,7 @@ impl Maps {
     }
 
     fn set(&mut self, addr: u64, len: u64) -> Result<()> {
-        self.space
+        self.tree
             .insert(&addr.to_be_bytes(), &len.to_le_bytes())
             .map(drop)
     }
@@ -173,7 +147,7 @@ impl Maps {
         if hole.addr < extent.addr {
             self.set(hole.addr, extent.addr - hole.addr)?;
         } else {
-            self.space.remove(&hole.addr.to_be_bytes())?;
+            self.tree.remove(&hole.addr.to_be_bytes())?;
         }
         if extent.end() < hole.end() {
             self.set(extent.end(), hole.end() - extent.end())?;
@@ -193,8 +167,8 @@ impl Maps {
                 start = hole.addr;
             }
         }
-        if let Some(value) = self.space.lookup(&end.to_be_bytes())? {
-            self.space.remove(&end.to_be_bytes())?;
+        if let Some(value) = self.tree.lookup(&end.to_be_bytes())? {
+            self.tree.remove(&end.to_be_bytes())?;
             end += value_of(&value, SPACE_MAP, end)?;
         }
         self.set(start, end - start)

@@ -1,0 +1,254 @@
+//! The free-space map and the page counts on disk, as two small trees of their own.
+//!
+//! ```text
+//! space map:  key = address, u64 big-endian   value = length of the hole, u64
+//! refcounts:  key = page address, big-endian  value = count, u64, 2 or more
+//! ```
+//!
+//! The map on disk of a commit is the exact complement of the pages of all trees that the commit
+//! names.
+//!
+//! It is brought up to date by the changes since the last commit only. These change pages of the
+//! map, whose shadows are allocations and freeings again, so [`Maps::settle`] goes on until a round
+//! changes nothing. That ends: a page is shadowed once per commit, and further changes to it are in
+//! place.
+//!
+//! Keeps: M1, holes are sorted, disjoint, and do not touch. M2, holes = usable area less all pages
+//! that the commit names.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ramet_block::{Extent, PageRef, Reader};
+
+use super::error::{Error, Result};
+use super::page::{Shape, Structure};
+use super::store::PageStore;
+use super::tree::ShadowTree;
+
+pub const SPACE_SHAPE: Shape = Shape::new(Structure::SpaceMap, 4096);
+pub const COUNT_SHAPE: Shape = Shape::new(Structure::Refcounts, 4096);
+
+/// More rounds than this mean that the map is at odds with itself: each round but the last shadows
+/// a page of the map, and pages shadowed in one round lie in few places.
+const ROUNDS_MAX: u32 = 10_000;
+
+const SPACE_MAP: &str = "space map";
+
+/// The two trees.
+pub struct Maps {
+    pub space: ShadowTree,
+    pub counts: ShadowTree,
+}
+
+fn value_of(bytes: &[u8], structure: &'static str, addr: u64) -> Result<u64> {
+    let mut r = Reader::new(bytes);
+    let value = r.u64().and_then(|value| r.finish().map(|()| value));
+    value.map_err(Error::malformed(structure, addr))
+}
+
+fn key_of(bytes: &[u8], structure: &'static str) -> Result<u64> {
+    let key = <[u8; 8]>::try_from(bytes);
+    key.map(u64::from_be_bytes)
+        .map_err(|_| Error::corrupt(structure, 0, "a key is not 8 bytes"))
+}
+
+impl Maps {
+    /// Empty maps: nothing is free.
+    pub fn new(store: &Arc<PageStore>) -> Self {
+        Self::open(store, PageRef::NONE, PageRef::NONE)
+    }
+
+    fn open(store: &Arc<PageStore>, space: PageRef, counts: PageRef) -> Self {
+        Self {
+            space: ShadowTree::open(store.clone(), SPACE_SHAPE, space),
+            counts: ShadowTree::open(store.clone(), COUNT_SHAPE, counts),
+        }
+    }
+
+    /// Opens the maps and fills allocator and counts of `store` from them: one linear read.
+    pub fn load(store: &Arc<PageStore>, space: PageRef, counts: PageRef) -> Result<Self> {
+        let maps = Self::open(store, space, counts);
+        let holes = maps.holes()?;
+        let mut allocator = store.space.lock();
+        holes.into_iter().for_each(|hole| allocator.free_now(hole));
+        drop(allocator);
+        for entry in maps.counts.range(&[]) {
+            let (key, value) = entry?;
+            let addr = key_of(&key, "refcounts")?;
+            let count = value_of(&value, "refcounts", addr)?;
+            if count < 2 {
+                return Err(Error::corrupt(
+                    "refcounts",
+                    addr,
+                    format!("a count of {count}"),
+                ));
+            }
+            store.load_count(addr, count);
+        }
+        Ok(maps)
+    }
+
+    /// The holes on disk, validated. Checks M1.
+    pub fn holes(&self) -> Result<Vec<Extent>> {
+        let mut holes: Vec<Extent> = Vec::new();
+        for entry in self.space.range(&[]) {
+            let (key, value) = entry?;
+            let addr = key_of(&key, SPACE_MAP)?;
+            let hole = Extent::new(addr, value_of(&value, SPACE_MAP, addr)?);
+            hole.validate(self.space.store.usable())
+                .map_err(Error::extent(SPACE_MAP, addr))?;
+            if holes.last().is_some_and(|last| last.end() >= addr) {
+                return Err(Error::corrupt(
+                    SPACE_MAP,
+                    addr,
+                    "M1: a hole touches its predecessor",
+                ));
+            }
+            holes.push(hole);
+        }
+        Ok(holes)
+    }
+
+    /// Brings both maps up to date with `nodes` (extents that this commit begins, -1, and ceases,
+    /// +1, to name), with the pages that changed, and with themselves.
+    pub fn settle(&mut self, nodes: Vec<(Extent, i8)>) -> Result<()> {
+        let store = self.space.store.clone();
+        for (addr, count) in store.take_changed_counts() {
+            let key = addr.to_be_bytes();
+            if count > 1 {
+                self.counts.insert(&key, &count.to_le_bytes())?;
+            } else {
+                self.counts.remove(&key)?;
+            }
+        }
+        let mut events = nodes;
+        for _ in 0..ROUNDS_MAX {
+            events.extend(store.take_log());
+            if events.is_empty() {
+                return Ok(());
+            }
+            for (extent, change) in net(&events) {
+                if change < 0 {
+                    self.take(extent)?
+                } else {
+                    self.give(extent)?
+                }
+            }
+            events.clear();
+        }
+        Err(Error::corrupt(SPACE_MAP, 0, "it does not settle"))
+    }
+
+    /// Writes the dirty pages; returns the roots of space map and counts.
+    pub fn flush(&mut self) -> Result<(PageRef, PageRef)> {
+        Ok((self.space.flush()?, self.counts.flush()?))
+    }
+
+    /// The last hole that begins at or before `addr`.
+    fn hole_before(&self, addr: u64) -> Result<Option<Extent>> {
+        let Some((key, value)) = self.space.floor(&addr.to_be_bytes())? else {
+            return Ok(None);
+        };
+        let addr = key_of(&key, SPACE_MAP)?;
+        Ok(Some(Extent::new(addr, value_of(&value, SPACE_MAP, addr)?)))
+    }
+
+    fn set(&mut self, addr: u64, len: u64) -> Result<()> {
+        self.space
+            .insert(&addr.to_be_bytes(), &len.to_le_bytes())
+            .map(drop)
+    }
+
+    fn take(&mut self, extent: Extent) -> Result<()> {
+        let hole = self
+            .hole_before(extent.addr)?
+            .filter(|hole| hole.contains(&extent));
+        let Some(hole) = hole else {
+            let detail = format!("M2: {extent} is taken but was not free");
+            return Err(Error::corrupt(SPACE_MAP, extent.addr, detail));
+        };
+        if hole.addr < extent.addr {
+            self.set(hole.addr, extent.addr - hole.addr)?;
+        } else {
+            self.space.remove(&hole.addr.to_be_bytes())?;
+        }
+        if extent.end() < hole.end() {
+            self.set(extent.end(), hole.end() - extent.end())?;
+        }
+        Ok(())
+    }
+
+    fn give(&mut self, extent: Extent) -> Result<()> {
+        let (mut start, mut end) = (extent.addr, extent.end());
+        // The last hole that begins before the end is the only one that can overlap or precede.
+        if let Some(hole) = self.hole_before(end - 1)? {
+            if hole.end() > start {
+                let detail = format!("M2: {extent} is freed but {hole} was free");
+                return Err(Error::corrupt(SPACE_MAP, extent.addr, detail));
+            }
+            if hole.end() == start {
+                start = hole.addr;
+            }
+        }
+        if let Some(value) = self.space.lookup(&end.to_be_bytes())? {
+            self.space.remove(&end.to_be_bytes())?;
+            end += value_of(&value, SPACE_MAP, end)?;
+        }
+        self.set(start, end - start)
+    }
+}
+
+/// The rest of `events` when opposites cancel, neighbours of one kind joined, by address.
+/// Events need not be of equal extents: a place may be freed in pages and taken as one.
+fn net(events: &[(Extent, i8)]) -> Vec<(Extent, i8)> {
+    let mut edges: BTreeMap<u64, i64> = BTreeMap::new();
+    for (extent, change) in events {
+        *edges.entry(extent.addr).or_default() += i64::from(*change);
+        *edges.entry(extent.end()).or_default() -= i64::from(*change);
+    }
+    let mut ranges = Vec::new();
+    let (mut from, mut level) = (0, 0i64);
+    for (addr, step) in edges {
+        if step == 0 {
+            continue;
+        }
+        if level != 0 {
+            ranges.push((Extent::new(from, addr - from), level.signum() as i8));
+        }
+        from = addr;
+        level += step;
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(n: u64, pages: u64) -> Extent {
+        Extent::new(n * 4096, pages * 4096)
+    }
+
+    #[test]
+    fn net_cancels_opposites_and_joins_neighbours() {
+        assert_eq!(net(&[(page(1, 1), -1), (page(1, 1), 1)]), []);
+        assert_eq!(
+            net(&[(page(1, 1), -1), (page(2, 2), -1)]),
+            [(page(1, 3), -1)]
+        );
+        assert_eq!(
+            net(&[
+                (page(1, 1), -1),
+                (page(1, 1), 1),
+                (page(1, 2), -1),
+                (page(5, 1), 1)
+            ]),
+            [(page(1, 2), -1), (page(5, 1), 1)]
+        );
+        assert_eq!(
+            net(&[(page(1, 1), -1), (page(2, 1), 1)]),
+            [(page(1, 1), -1), (page(2, 1), 1)]
+        );
+    }
+}
