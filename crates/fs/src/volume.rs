@@ -46,7 +46,7 @@ use crate::options::{FormatOptions, OpenOptions, VolumeStats};
 use crate::tools::controls::Controls;
 
 /// Version of the keys and records.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// Estimate of the space of an inode in the index of metadata: its record and its name, in a
 /// directory below others.

@@ -1,5 +1,6 @@
 //! The key space and the records in it.
 
+pub(crate) mod acl;
 pub(crate) mod blocks;
 pub(crate) mod ino;
 pub(crate) mod keys;

@@ -61,7 +61,11 @@ pub(crate) const FLAG_XATTRS: u16 = 2;
 pub(crate) const FLAG_SPARSE: u16 = 4;
 /// The extended attribute `security.capability` exists.
 pub(crate) const FLAG_CAPABILITY: u16 = 16;
-const FLAGS_KNOWN: u16 = 23;
+/// The access control list of the object is an extended attribute (`format/acl.rs`).
+pub(crate) const FLAG_ACL: u16 = 32;
+/// The directory has an access control list for new entries.
+pub(crate) const FLAG_DEFAULT_ACL: u16 = 64;
+const FLAGS_KNOWN: u16 = 119;
 
 /// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

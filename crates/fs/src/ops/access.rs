@@ -1,8 +1,14 @@
 //! Permissions to clone and to remove trees. The kernel checks all others before it sends a
 //! request.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
+use crate::format::acl::ACCESS;
 use crate::format::record::{Kind, Record, S_ISVTX};
+use crate::namespace::inode::Inode;
+use crate::namespace::resolve::Namespace;
+use crate::ops::acl::list_of;
 
 /// The user on whose behalf an operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,29 +61,58 @@ impl Caller {
         self.uid == 0
     }
 
-    fn may(&self, record: &Record, access: u32) -> Result<()> {
-        let shift = if self.uid == record.uid {
-            6
-        } else if self.gid == record.gid || self.groups.contains(&record.gid) {
-            3
+    fn is_in(&self, group: u32) -> bool {
+        self.gid == group || self.groups.contains(&group)
+    }
+
+    /// Whether all of `access` is allowed to an object, by the rules of the kernel: they look at the
+    /// access control list only where the group bits of the mode allow anything.
+    fn may(
+        &self,
+        namespace: &Namespace,
+        (inode, record): (&Arc<Inode>, &Record),
+        access: u32,
+    ) -> Result<()> {
+        const GROUP_BITS: u32 = 0o070;
+        if self.is_privileged() {
+            return Ok(());
+        }
+        let of_class = |shift: u32| record.mode >> shift & access == access;
+        let is_owner = self.uid == record.uid;
+        let list = if is_owner || record.mode & GROUP_BITS == 0 {
+            None
         } else {
-            0
+            list_of(namespace, (inode, record), ACCESS)?
         };
-        if self.is_privileged() || (record.mode >> shift) & access == access {
+        let is_allowed = match list {
+            Some(list) => list.allows(self.uid, record.gid, |group| self.is_in(group), access),
+            None if is_owner => of_class(6),
+            None if self.is_in(record.gid) => of_class(3),
+            None => of_class(0),
+        };
+        if is_allowed {
             Ok(())
         } else {
             Err(Error::Access)
         }
     }
 
-    /// Whether names in a directory may be found.
-    pub(crate) fn may_search(&self, dir: &Record) -> Result<()> {
-        self.may(dir, SEARCH)
+    /// Whether names in a directory, whose state is locked, may be found.
+    pub(crate) fn may_search(
+        &self,
+        namespace: &Namespace,
+        dir: (&Arc<Inode>, &Record),
+    ) -> Result<()> {
+        self.may(namespace, dir, SEARCH)
     }
 
-    /// Whether entries of a directory may be added and removed.
-    pub(crate) fn may_change(&self, dir: &Record) -> Result<()> {
-        self.may(dir, WRITE | SEARCH)
+    /// Whether entries of a directory, whose state is locked, may be added and removed.
+    pub(crate) fn may_change(
+        &self,
+        namespace: &Namespace,
+        dir: (&Arc<Inode>, &Record),
+    ) -> Result<()> {
+        self.may(namespace, dir, WRITE | SEARCH)
     }
 
     /// Whether `victim` may be removed from a directory that may be changed. Only the top of a tree

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
+use crate::format::acl::ACCESS;
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{
@@ -16,6 +17,7 @@ use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::RECORDS_BYTES;
 use crate::namespace::transaction::{Transaction, lock_states};
 use crate::ops::access::{Caller, Credentials, Writer};
+use crate::ops::acl::list_of;
 use crate::ops::reshape::{Reshape, map_bytes};
 use crate::ops::times::Times;
 
@@ -167,7 +169,9 @@ impl Attributes {
     /// # Errors
     /// `Access` when not; `NotDirectory`, `Stale`.
     pub fn may_search(&self, caller: &Caller, dir: Ino) -> Result<()> {
-        caller.may_search(&self.namespace.dir(dir)?.state.read())
+        let dir = self.namespace.dir(dir)?;
+        let record = dir.state.read();
+        caller.may_search(&self.namespace, (&dir, &record))
     }
 
     /// Changes attributes, all or none, and gives the new ones. The caller has checked permissions.
@@ -198,12 +202,22 @@ impl Attributes {
             .map(|size_bytes| Reshape::to_size(&self.namespace, &inode, tx.get(&inode), size_bytes))
             .transpose()?;
         let by = tx.credentials(&inode, writer);
+        let list = match set.perm {
+            Some(_) => list_of(&self.namespace, (&inode, tx.get(&inode)), ACCESS)?,
+            None => None,
+        };
         let now = self.times.now();
         let topology = self.namespace.topology.read();
         let record = tx.edit(&inode);
         record.ctime = now;
         if let Some(perm) = set.perm {
             record.mode = record.mode & S_IFMT | perm & 0o7777;
+            if let Some(list) = list
+                && let Ok(path) = topology.path(&inode)
+            {
+                let changed = list.with_mode(perm).encode();
+                tx.batch.put(keys::xattr(&path, ACCESS), changed);
+            }
         }
         if set.uid.is_some() || set.gid.is_some() {
             // The old group decides.

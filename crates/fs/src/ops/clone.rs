@@ -80,7 +80,7 @@ impl Trees {
         // Checked again under the locks. The check here keeps a caller without permission from
         // costing the tree work.
         caller.may_copy(&source.state.read())?;
-        caller.may_change(&dir.state.read())?;
+        caller.may_change(&self.namespace, (&dir, &dir.state.read()))?;
         // The number comes first: it may take a batch of its own, and a preparation holds until the
         // next batch.
         let ino = self.numbers.new_ino()?;
@@ -102,6 +102,7 @@ impl Trees {
             victim.add_inodes(&mut inodes);
         }
         let mut tx = Transaction::new(lock_states(&inodes));
+        caller.may_change(&self.namespace, (&dir, tx.get(&dir)))?;
         check_caller(caller, &tx, &source, at, victim.as_ref())?;
         let ahead = match &links {
             Some(links) => links.stage_ahead(&self.namespace, &tx, &source, at, ino)?,
@@ -246,7 +247,6 @@ fn check_caller(
     victim: Option<&Victim>,
 ) -> Result<()> {
     caller.may_copy(tx.get(source))?;
-    caller.may_change(tx.get(at.dir))?;
     let Some(victim) = victim else { return Ok(()) };
     // The other links may have gone since.
     if victim.inode.ino == source.ino && tx.get(source).nlink < 2 {

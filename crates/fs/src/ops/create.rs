@@ -5,13 +5,17 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::acl::{ACL_BYTES_MAX, DEFAULT};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::check_name;
-use crate::format::record::{Entry, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX};
+use crate::format::record::{
+    Entry, FLAG_DEFAULT_ACL, Kind, Record, S_IFMT, S_ISGID, TARGET_BYTES_MAX, Time,
+};
 use crate::namespace::attr::{Attr, attr_of};
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::acl::{Inherited, list_of};
 use crate::ops::names::Names;
 
 /// A new inode.
@@ -19,8 +23,11 @@ use crate::ops::names::Names;
 pub struct NewInode<'a> {
     /// Kind of the object.
     pub kind: Kind,
-    /// Permission bits, the umask applied.
+    /// Permission bits that are wanted.
     pub perm: u32,
+    /// Permission bits that the object does not get, unless the directory has an access control
+    /// list for new entries.
+    pub umask: u32,
     /// Owner.
     pub uid: u32,
     /// Group, unless the directory is setgid and gives its own.
@@ -32,17 +39,34 @@ pub struct NewInode<'a> {
 }
 
 impl NewInode<'_> {
-    /// A new inode of uid and gid 0, without device number and target.
+    /// A new inode of uid and gid 0, without umask, device number and target.
     #[must_use]
     pub fn new(kind: Kind, perm: u32) -> Self {
         Self {
             kind,
             perm,
+            umask: 0,
             uid: 0,
             gid: 0,
             rdev: 0,
             target: b"",
         }
+    }
+
+    /// The record of the inode in a directory with the record `parent`.
+    fn record(&self, parent: &Record, now: Time) -> Record {
+        let mode = self.kind.mode_bits() | self.perm & !S_IFMT & 0o7777;
+        let mut record = Record::new(mode, self.uid, self.gid, now);
+        if parent.mode & S_ISGID != 0 {
+            record.gid = parent.gid;
+            if self.kind == Kind::Directory {
+                record.mode |= S_ISGID;
+            }
+        }
+        record.rdev = self.rdev;
+        record.target = Bytes::copy_from_slice(self.target);
+        record.size_bytes = self.target.len() as u64;
+        record
     }
 }
 
@@ -60,7 +84,9 @@ impl Names {
         if (new.kind == Kind::Symlink) == new.target.is_empty() {
             return Err(Error::Invalid("target of a symbolic link"));
         }
-        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let has_lists = dir.state.read().has(FLAG_DEFAULT_ACL);
+        let lists_bytes = if has_lists { 2 * ACL_BYTES_MAX } else { 0 };
+        self.namespace.tree.admit(RECORDS_BYTES + lists_bytes)?;
         let mut ino = self.numbers.new_ino()?;
         while self.namespace.table.has(ino) {
             // A visible number inside of a clone is arbitrary, so the new one may be taken.
@@ -76,25 +102,14 @@ impl Names {
         }
         let mut tx = Transaction::new(lock_states(&[&dir]));
         let parent = tx.get(&dir);
-        let mut record = Record::new(
-            new.kind.mode_bits() | new.perm & !S_IFMT & 0o7777,
-            new.uid,
-            new.gid,
-            now,
-        );
-        if parent.mode & S_ISGID != 0 {
-            record.gid = parent.gid;
-            if new.kind == Kind::Directory {
-                record.mode |= S_ISGID;
-            }
-        }
-        record.rdev = new.rdev;
-        record.target = Bytes::copy_from_slice(new.target);
-        record.size_bytes = new.target.len() as u64;
+        let mut record = new.record(parent, now);
+        let default = list_of(&self.namespace, (&dir, parent), DEFAULT)?;
+        let lists = Inherited::of_directory(default, &mut record, new.umask);
         let topology = self.namespace.topology.read();
         let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
         tx.batch
             .put(keys::entry(&at.path, name), record.encode(ino.0 ^ at.acc));
+        lists.put(&mut tx, &keys::child(&at.path, name));
         let parent = tx.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
         if new.kind == Kind::Directory {

@@ -1,6 +1,7 @@
 //! Operations on files and directories.
 
 pub(crate) mod access;
+pub(crate) mod acl;
 pub(crate) mod allocation;
 pub(crate) mod attr;
 pub(crate) mod clone;

@@ -105,7 +105,7 @@ impl Trees {
         let mut inodes = vec![&dir];
         victim.add_inodes(&mut inodes);
         let mut tx = Transaction::new(lock_states(&inodes));
-        caller.may_change(tx.get(&dir))?;
+        caller.may_change(&self.namespace, (&dir, tx.get(&dir)))?;
         caller.may_remove(tx.get(&dir), tx.get(&victim.inode))?;
         let mut topology = self.namespace.topology.write();
         let dir_path = topology.dir_path(&dir).map_err(gone_is_not_found)?.path;

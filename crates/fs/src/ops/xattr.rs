@@ -4,11 +4,15 @@ use bytes::Bytes;
 use ramet_betree::{Snapshot, successor_of_prefix};
 
 use crate::error::{Error, Result};
+use crate::format::acl::Acl;
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::NAME_BYTES_MAX;
-use crate::format::record::{FLAG_CAPABILITY, FLAG_XATTRS};
+use crate::format::record::{
+    FLAG_ACL, FLAG_CAPABILITY, FLAG_DEFAULT_ACL, FLAG_XATTRS, Kind, S_ISGID,
+};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::acl::{PERMISSION_BITS, flag_of};
 use crate::ops::attr::Attributes;
 
 /// Longest value, in bytes.
@@ -26,6 +30,9 @@ pub enum SetXattr {
 }
 
 fn check(name: &[u8]) -> Result<()> {
+    if flag_of(name).is_some() {
+        return Ok(());
+    }
     const NAMESPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
     if name.len() > NAME_BYTES_MAX {
         return Err(Error::Range);
@@ -41,15 +48,19 @@ fn check(name: &[u8]) -> Result<()> {
 }
 
 impl Attributes {
-    /// Sets an attribute. The caller checked permissions.
+    /// Sets an attribute. The caller checked permissions. An access control list is set as
+    /// [`Attributes::set_list`] does; `mode` does not count.
     ///
     /// # Errors
     /// `Exists`, `NoAttribute`, `AttributeTooBig`, `Unsupported` outside of `user.`, `trusted.` and
-    /// `security.`, and those of the tree.
+    /// `security.` and the two access control lists, and those of the tree.
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: SetXattr) -> Result<()> {
         check(name)?;
         if value.len() > XATTR_BYTES_MAX {
             return Err(Error::AttributeTooBig);
+        }
+        if flag_of(name).is_some() {
+            return self.set_list(ino, name, value, false);
         }
         let inode = self.namespace.inode(ino)?;
         self.namespace.tree.admit(value.len() + RECORDS_BYTES)?;
@@ -131,7 +142,8 @@ impl Attributes {
         Ok(names)
     }
 
-    /// Removes an attribute. The caller checked permissions.
+    /// Removes an attribute. The caller checked permissions. To remove an access control list that
+    /// does not exist changes nothing and is no error, as on other file systems.
     ///
     /// # Errors
     /// `NoAttribute`, `Unsupported`, and those of the tree.
@@ -140,6 +152,9 @@ impl Attributes {
         let inode = self.namespace.inode(ino)?;
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
+        if flag_of(name).is_some_and(|flag| !tx.get(&inode).has(flag)) {
+            return Ok(());
+        }
         if !tx.get(&inode).has(FLAG_XATTRS) {
             return Err(Error::NoAttribute);
         }
@@ -153,7 +168,55 @@ impl Attributes {
         if name == b"security.capability" {
             record.flags &= !FLAG_CAPABILITY;
         }
+        record.flags &= !flag_of(name).unwrap_or_default();
         record.ctime = now;
+        tx.apply(&topology, &self.namespace.tree)
+    }
+
+    /// Sets the list in this attribute. The caller checked permissions. With `clears_setgid`, the
+    /// process is not in the group of the object and lacks `CAP_FSETID`, so that a new access list
+    /// clears setgid.
+    ///
+    /// # Errors
+    /// `Unsupported` for another attribute and for symbolic links, `Invalid` for bytes that are no
+    /// list, `Access` for a default list of anything but a directory, and those of the tree.
+    pub fn set_list(
+        &self,
+        ino: Ino,
+        attribute: &[u8],
+        list: &[u8],
+        clears_setgid: bool,
+    ) -> Result<()> {
+        let flag = flag_of(attribute).ok_or(Error::Unsupported)?;
+        let list = Acl::decode(list)?;
+        let inode = self.namespace.inode(ino)?;
+        match inode.kind {
+            Kind::Symlink => return Err(Error::Unsupported),
+            Kind::Directory => {}
+            _ if flag == FLAG_DEFAULT_ACL => return Err(Error::Access),
+            _ => {}
+        }
+        self.namespace.tree.admit(RECORDS_BYTES)?;
+        let mut tx = Transaction::new(lock_states(&[&inode]));
+        let topology = self.namespace.topology.read();
+        let key = keys::xattr(&topology.path(&inode)?, attribute);
+        let now = self.times.now();
+        let record = tx.edit(&inode);
+        record.ctime = now;
+        let is_access = flag == FLAG_ACL;
+        if is_access {
+            record.mode = record.mode & !PERMISSION_BITS | list.mode_bits();
+        }
+        if is_access && clears_setgid {
+            record.mode &= !S_ISGID;
+        }
+        if is_access && list.is_mode() {
+            record.flags &= !flag;
+            tx.batch.delete(key);
+        } else {
+            record.flags |= FLAG_XATTRS | flag;
+            tx.batch.put(key, list.encode());
+        }
         tx.apply(&topology, &self.namespace.tree)
     }
 }

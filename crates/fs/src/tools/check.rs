@@ -16,6 +16,8 @@
 //! - F9 Every shared inode's number is below the volume's counter.
 //! - F10 A sparse file has the blocks that its map tells of, and as many as its record counts; no
 //!   other file has a map.
+//! - F11 The flags of a record say which access control lists the object has, and its mode has the
+//!   permission bits of the list that decides.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
 //! sparse file.
@@ -26,12 +28,15 @@ use bytes::Bytes;
 use ramet_betree::{Snapshot, Tree, successor_of_prefix};
 
 use crate::error::{Error, Result};
+use crate::format::acl::Acl;
 use crate::format::blocks::BLOCK_BYTES;
 use crate::format::ino::ROOT_INO;
 use crate::format::keys;
 use crate::format::record::{
-    Entry, FLAG_CLONE_ROOT, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry, Record,
+    Entry, FLAG_ACL, FLAG_CLONE_ROOT, FLAG_DEFAULT_ACL, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry,
+    Record,
 };
+use crate::ops::acl::flag_of;
 use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
 
 /// A violated invariant.
@@ -48,7 +53,7 @@ enum Tail {
     Entry(Bytes),
     Block(u64),
     Map(u64),
-    Xattr,
+    Xattr(Bytes),
     Record,
     Link { dir: Bytes, name: Bytes },
     Counter,
@@ -81,7 +86,7 @@ fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
                     Tail::Block(u64::from_be_bytes(rest[..].try_into().ok()?)),
                 ));
             }
-            4 => return Some((owner, Tail::Xattr)),
+            4 => return Some((owner, Tail::Xattr(rest))),
             10 => {
                 return Some((
                     owner,
@@ -151,6 +156,8 @@ struct Scan {
     deleted: BTreeMap<Bytes, (Bytes, Kind)>,
     indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
     with_xattrs: BTreeSet<Bytes>,
+    /// Access control lists, with the flag and the bytes of each.
+    lists: BTreeMap<Bytes, Vec<(u16, Bytes)>>,
     /// Number of blocks of each file that has any.
     counts: HashMap<Bytes, u64>,
     findings: Vec<Finding>,
@@ -167,7 +174,11 @@ impl Scan {
         };
         match tail {
             Tail::Counter => {}
-            Tail::Xattr => {
+            Tail::Xattr(name) => {
+                if let Some(flag) = flag_of(&name) {
+                    let lists = self.lists.entry(owner.clone()).or_default();
+                    lists.push((flag, value.clone()));
+                }
                 self.with_xattrs.insert(owner);
             }
             Tail::Block(_) | Tail::Map(_) => self.found("F1", format!("key {key:?}")),
@@ -261,6 +272,7 @@ impl Scan {
         self.compare_links(&accs, next_ino, &mut findings);
         self.compare_deleted(&mut findings);
         self.compare_xattrs(&mut findings);
+        self.compare_lists(&mut findings);
         self.findings.append(&mut findings.0);
     }
 
@@ -392,6 +404,33 @@ impl Scan {
                 }
                 None if self.deleted.contains_key(path) => {}
                 None => findings.add("F2", format!("attributes of {path:?}, which is missing")),
+            }
+        }
+    }
+}
+
+impl Scan {
+    /// F11.
+    fn compare_lists(&self, findings: &mut Findings) {
+        const BOTH: u16 = FLAG_ACL | FLAG_DEFAULT_ACL;
+        for (path, object) in &self.objects {
+            let found = self.lists.get(path).map_or(&[][..], |lists| lists);
+            let flags = found.iter().fold(0, |flags, (flag, _)| flags | flag);
+            let marked = object.record.flags & BOTH;
+            if flags != marked {
+                let detail = format!("{path:?} is marked {marked:#x} and has lists {flags:#x}");
+                findings.add("F11", detail);
+            }
+            for (flag, bytes) in found {
+                let bits = object.record.mode & 0o777;
+                let is_right = Acl::decode(bytes)
+                    .is_ok_and(|list| *flag == FLAG_DEFAULT_ACL || list.mode_bits() == bits);
+                if !is_right {
+                    findings.add(
+                        "F11",
+                        format!("{path:?} has mode {bits:#o}, list {bytes:?}"),
+                    );
+                }
             }
         }
     }
@@ -815,6 +854,41 @@ mod tests {
     fn f8_an_attribute_of_an_unmarked_inode_is_found() {
         let key = keys::xattr(&keys::child(&dir(), b"f"), b"user.x");
         assert_eq!(invariants(|_, batch| batch.put(key, "x")), ["F8"]);
+    }
+
+    #[test]
+    fn f11_lists_that_the_record_does_not_tell_are_found() {
+        use crate::format::acl::ACCESS;
+        // The owner and user 5 may do everything, the group and others nothing.
+        let list = |mask: u8| {
+            let entries = [
+                (1, 7, 0xff),
+                (2, 7, 5),
+                (4, 0, 0xff),
+                (16, mask, 0xff),
+                (32, 0, 0xff),
+            ];
+            let mut bytes = vec![2, 0, 0, 0];
+            for (tag, perm, id) in entries {
+                let high = if id == 5 { 0 } else { 0xff };
+                bytes.extend([tag, 0, perm, 0, id, high, high, high]);
+            }
+            bytes
+        };
+        let forged = |forge: &dyn Fn(&mut Batch, Bytes)| {
+            invariants(|volume, batch| {
+                let new = NewInode::new(Kind::Regular, 0o644);
+                let file = volume.names().create(ROOT_INO, b"a", &new).unwrap().ino;
+                let set = volume.attributes().set_list(file, ACCESS, &list(6), false);
+                set.unwrap();
+                assert_eq!(volume.attributes().getattr(file).unwrap().perm, 0o760);
+                assert_eq!(volume.controls().check().unwrap(), []);
+                forge(batch, keys::xattr(&keys::child(b"", b"a"), ACCESS));
+            })
+        };
+        assert_eq!(forged(&|batch, key| batch.delete(key)), ["F11"]);
+        assert_eq!(forged(&|batch, key| batch.put(key, list(5))), ["F11"]);
+        assert_eq!(forged(&|batch, key| batch.put(key, "nonsense")), ["F11"]);
     }
 
     #[test]

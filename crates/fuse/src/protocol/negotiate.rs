@@ -35,7 +35,11 @@ const MINOR_MIN: u32 = 23;
 /// is answered.
 pub const NEVER_AGAIN: Errno = Errno::NOSYS;
 
-/// Capabilities that the server takes whenever the kernel offers them, because they save requests.
+/// Capabilities that the server takes whenever the kernel offers them. Most save requests.
+///
+/// With POSIX_ACL the kernel decides about accesses by the access control lists that the server
+/// keeps, and with SETXATTR_EXT it says when a new list clears setgid. With DONT_MASK it leaves the
+/// umask to the server, which applies it where a directory has no list for new entries.
 ///
 /// Three capabilities are left out. With ATOMIC_O_TRUNC, the server would truncate a file before
 /// the kernel finds out that the file is a running program and refuses. With EXPORT_SUPPORT, an NFS
@@ -52,6 +56,9 @@ const WANTED: u64 = init::ASYNC_READ
     | init::PARALLEL_DIROPS
     | init::HANDLE_KILLPRIV_V2
     | init::CACHE_SYMLINKS
+    | init::DONT_MASK
+    | init::POSIX_ACL
+    | init::SETXATTR_EXT
     | init::EXPLICIT_INVAL_DATA
     | init::DIRECT_IO_ALLOW_MMAP;
 
@@ -242,7 +249,7 @@ mod tests {
         assert!(all.take(true).has_ring() && !all.take(true).kernel_chooses_attributes());
         assert!(!all.take(false).has_ring() && all.take(false).kernel_chooses_attributes());
         assert!(!all.take(true).has(init::WRITEBACK_CACHE));
-        assert!(!all.take(true).form().has_setxattr_ext);
+        assert!(all.take(true).form().has_setxattr_ext);
         let old = offer(init::MAX_PAGES);
         assert_eq!(old.take(true).answer().flags, 1 << 22);
         assert_eq!(old.take(true).answer().flags2, 0);

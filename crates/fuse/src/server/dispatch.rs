@@ -12,6 +12,7 @@ use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
 use crate::protocol::{Answer, Header, Reply, Request, Setattr};
 use crate::server::credentials::Requester;
 use crate::server::files::{seek, set_attributes};
+use crate::server::names::Mode;
 use crate::server::server::Server;
 
 /// A request that goes on once the kernel has written pages back.
@@ -134,12 +135,21 @@ impl Server {
         match request {
             Request::Lookup { name } => self.answer_lookup(header, name),
             Request::Mknod {
-                name, mode, rdev, ..
-            } => self
-                .names
-                .mknod(node, name, mode, rdev, requester)
-                .map(entry),
-            Request::Mkdir { name, mode, .. } => {
+                name,
+                mode: bits,
+                rdev,
+                umask,
+            } => {
+                let mode = Mode { bits, umask };
+                let made = self.names.mknod(node, name, mode, rdev, requester);
+                made.map(entry)
+            }
+            Request::Mkdir {
+                name,
+                mode: bits,
+                umask,
+            } => {
+                let mode = Mode { bits, umask };
                 self.names.mkdir(node, name, mode, requester).map(entry)
             }
             Request::Symlink { name, target } => {
@@ -147,8 +157,12 @@ impl Server {
             }
             Request::Link { node: linked, name } => self.names.link(linked, node, name).map(entry),
             Request::Create {
-                name, mode, flags, ..
+                name,
+                mode: bits,
+                umask,
+                flags,
             } => {
+                let mode = Mode { bits, umask };
                 let attr = self.names.create(node, name, mode, flags, requester)?;
                 let agreed = self.agreed.get().ok_or(Errno::IO)?;
                 let open = agreed.created_flags(flags);
@@ -244,11 +258,14 @@ impl Server {
         let node = header.node;
         match request {
             Request::Setxattr {
-                name, value, flags, ..
-            } => self
-                .files
-                .setxattr(node, name, value, flags)
-                .map(|()| Reply::done()),
+                name,
+                value,
+                flags,
+                extra_flags,
+            } => {
+                let set = self.files.setxattr(node, (name, value), flags, extra_flags);
+                set.map(|()| Reply::done())
+            }
             Request::Getxattr { name, size } => self
                 .files
                 .getxattr(node, name)

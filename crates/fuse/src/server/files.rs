@@ -210,7 +210,16 @@ impl Files {
         }
     }
 
-    pub(crate) fn setxattr(&self, node: Ino, name: &[u8], value: &[u8], flags: u32) -> Answer<()> {
+    pub(crate) fn setxattr(
+        &self,
+        node: Ino,
+        (name, value): (&[u8], &[u8]),
+        flags: u32,
+        extra_flags: u32,
+    ) -> Answer<()> {
+        if extra_flags & abi::setxattr::ACL_KILL_SGID != 0 {
+            return answer(self.volume.attributes().set_list(node, name, value, true));
+        }
         let flags = XattrFlags::from_bits_retain(flags);
         let mode = if flags == XattrFlags::CREATE {
             SetXattr::Create
@@ -225,11 +234,13 @@ impl Files {
     }
 
     pub(crate) fn getxattr(&self, node: Ino, name: &[u8]) -> Answer<Vec<u8>> {
-        if name == CAPABILITY {
-            if node == PROBE_INO {
+        if node == PROBE_INO {
+            if name == CAPABILITY {
                 self.probe_file.asked_for_capabilities();
-                return Err(Errno::NODATA);
             }
+            return Err(Errno::NODATA);
+        }
+        if name == CAPABILITY {
             self.prefetcher.touched(node, Touch::Fills)?;
         }
         answer(self.volume.attributes().getxattr(node, name)).map(|value| value.to_vec())

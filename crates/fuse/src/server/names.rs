@@ -41,11 +41,11 @@ impl Names {
         &self,
         dir: Ino,
         name: &[u8],
-        mode: u32,
+        mode: Mode,
         rdev: u32,
         requester: Requester,
     ) -> Answer<Attr> {
-        let kind = Kind::from_mode(mode).ok_or(Errno::INVAL)?;
+        let kind = Kind::from_mode(mode.bits).ok_or(Errno::INVAL)?;
         let new = NewInode {
             rdev,
             ..new_inode(kind, mode, requester)
@@ -57,7 +57,7 @@ impl Names {
         &self,
         dir: Ino,
         name: &[u8],
-        mode: u32,
+        mode: Mode,
         requester: Requester,
     ) -> Answer<Attr> {
         let new = new_inode(Kind::Directory, mode, requester);
@@ -73,7 +73,7 @@ impl Names {
     ) -> Answer<Attr> {
         let new = NewInode {
             target,
-            ..new_inode(Kind::Symlink, 0o777, requester)
+            ..new_inode(Kind::Symlink, Mode::LINK, requester)
         };
         answer(self.volume.names().create(dir, name, &new))
     }
@@ -121,7 +121,7 @@ impl Names {
         &self,
         dir: Ino,
         name: &[u8],
-        mode: u32,
+        mode: Mode,
         flags: u32,
         requester: Requester,
     ) -> Answer<Attr> {
@@ -137,11 +137,27 @@ impl Names {
     }
 }
 
-fn new_inode(kind: Kind, mode: u32, requester: Requester) -> NewInode<'static> {
+/// The mode that a program asks for, and its umask.
+#[derive(Clone, Copy)]
+pub(crate) struct Mode {
+    pub(crate) bits: u32,
+    pub(crate) umask: u32,
+}
+
+impl Mode {
+    /// The mode of every symbolic link.
+    const LINK: Self = Self {
+        bits: 0o777,
+        umask: 0,
+    };
+}
+
+fn new_inode(kind: Kind, mode: Mode, requester: Requester) -> NewInode<'static> {
     NewInode {
+        umask: mode.umask,
         uid: requester.uid,
         gid: requester.gid,
-        ..NewInode::new(kind, mode & 0o7777)
+        ..NewInode::new(kind, mode.bits & 0o7777)
     }
 }
 
@@ -168,7 +184,11 @@ mod tests {
             pid: 1,
         };
         let create = |name: &str, kind| {
-            let new = new_inode(kind, 0o755, requester);
+            let mode = Mode {
+                bits: 0o755,
+                umask: 0,
+            };
+            let new = new_inode(kind, mode, requester);
             volume
                 .names()
                 .create(ROOT_INO, name.as_bytes(), &new)

@@ -207,6 +207,8 @@ impl History {
                 | Error::SameFile
                 | Error::CrossRoot
                 | Error::NotPermitted
+                | Error::Access
+                | Error::Unsupported
                 | Error::NoAttribute,
             ) => {}
             Err(error) => return Err(format!("an operation: {error}")),
@@ -449,6 +451,9 @@ impl History {
     fn change_file(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
         let (path, kind) = self.file();
         let (ino, volume) = (known.find(&path)?, known.volume);
+        if self.rng.one_in(8) {
+            return self.change_access(volume, ino);
+        }
         if kind != Kind::Regular || self.rng.one_in(6) {
             let value = self.bytes(200);
             return volume
@@ -493,6 +498,41 @@ impl History {
                     .files()
                     .write(ino, offset as u64, &data, None)
                     .map(drop)
+            }
+        }
+    }
+}
+
+impl History {
+    /// Changes the mode of an object or one of its access control lists.
+    fn change_access(&mut self, volume: &Volume, ino: Ino) -> ramet_fs::Result<()> {
+        const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+        let (list, perm) = (LISTS[self.rng.below(2)], self.rng.below(0o1000));
+        match self.rng.below(4) {
+            0 => {
+                let set = SetAttr {
+                    perm: Some(u32::try_from(perm).expect("nine bits")),
+                    ..SetAttr::default()
+                };
+                volume.attributes().setattr(ino, &set, None).map(drop)
+            }
+            1 => volume.attributes().removexattr(ino, list),
+            _ => {
+                let entries: [(u16, usize); 5] = [
+                    (1, perm >> 6),
+                    (2, perm),
+                    (4, perm >> 1),
+                    (16, perm >> 3),
+                    (32, perm),
+                ];
+                let mut value = vec![2, 0, 0, 0];
+                for (tag, perm) in entries {
+                    let perm = u16::try_from(perm & 7).expect("three bits");
+                    value.extend(tag.to_le_bytes());
+                    value.extend(perm.to_le_bytes());
+                    value.extend(7_u32.to_le_bytes());
+                }
+                volume.attributes().set_list(ino, list, &value, false)
             }
         }
     }
