@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::{Budget, Codec, Device, Extent, MemDevice, MetadataCopies, checksum};
-use ramet_nodetable::{NodeId, NodeTable};
+use ramet_block::{Codec, checksum};
+use ramet_nodetable::NodeId;
 
 use crate::check::verify::check_skeleton;
 use crate::key::range::KeyRange;
@@ -18,22 +18,8 @@ use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
 use crate::node::run_index::{RunIndex, index_len};
 use crate::node::skeleton::{Child, Edge, SegRef, Skeleton};
-use crate::shape::TreeShape;
 use crate::store::store::Store;
-
-fn store() -> Arc<Store> {
-    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-    let usable = Extent::new(1 << 20, 7 << 20);
-    let roots = NodeTable::format(&dev, usable, MetadataCopies::Two).expect("a new table");
-    let table = NodeTable::open(&dev, roots, usable, MetadataCopies::Two, false).expect("opens");
-    Store::new(
-        dev,
-        table,
-        TreeShape::default(),
-        Budget::of_cache(1 << 20),
-        10,
-    )
-}
+use crate::testing::store;
 
 fn key(text: &'static str) -> Bytes {
     Bytes::from_static(text.as_bytes())

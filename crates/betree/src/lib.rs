@@ -45,6 +45,8 @@ mod shuttled;
 mod stats;
 mod store;
 mod sync;
+#[cfg(test)]
+mod testing;
 mod tree;
 
 pub use check::usage::Usage;

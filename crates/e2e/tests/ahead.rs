@@ -157,7 +157,7 @@ fn nobody_sees_overwritten_bytes() {
             fs::write(&file.path, 1_u64.to_le_bytes().repeat(50)).unwrap();
         }
         let sent = || {
-            let counts = &mount.stat()["ahead"];
+            let counts = &mount.stat()["prefetch"];
             println!("{options}: {counts}");
             counts["sent_files"].as_u64().unwrap()
         };

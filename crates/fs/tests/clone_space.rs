@@ -1,13 +1,14 @@
 //! A clone that is not written takes at most a kilobyte, also when other clones change or go.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
+use common::make;
 use ramet_betree::TreeShape;
 use ramet_block::{Device, MemDevice};
-use ramet_fs::{
-    Caller, CloneMode, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, Volume,
-};
+use ramet_fs::{Caller, CloneMode, FormatOptions, Ino, Kind, OpenOptions, ROOT_INO, Volume};
 
 const CLONE_BYTES_MAX: u64 = 1024;
 /// Messages of clones that are gone, in segments that hold something else as well.
@@ -66,15 +67,6 @@ fn open(place: Place) -> Arc<Volume> {
     Volume::open(device, options).unwrap()
 }
 
-fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Ino {
-    let new = NewInode::new(kind, 0o755);
-    volume
-        .names()
-        .create(dir, name.as_bytes(), &new)
-        .unwrap()
-        .ino
-}
-
 fn clone(volume: &Volume, source: Ino, dir: Ino, name: &str) -> Ino {
     volume
         .trees()
@@ -109,7 +101,7 @@ impl Source {
     fn make(self, volume: &Volume, seed: u64) -> Ino {
         match self {
             Self::File(kib) => {
-                let file = make(volume, ROOT_INO, "source", Kind::Regular);
+                let file = make(volume, ROOT_INO, "source", Kind::Regular).ino;
                 volume
                     .files()
                     .write(file, 0, &noise(seed, kib << 10), None)
@@ -117,9 +109,9 @@ impl Source {
                 file
             }
             Self::Directory(files, bytes) => {
-                let dir = make(volume, ROOT_INO, "source", Kind::Directory);
+                let dir = make(volume, ROOT_INO, "source", Kind::Directory).ino;
                 for number in 0..files {
-                    let file = make(volume, dir, &format!("f{number}"), Kind::Regular);
+                    let file = make(volume, dir, &format!("f{number}"), Kind::Regular).ino;
                     volume
                         .files()
                         .write(file, 0, &noise(seed + number, bytes), None)
@@ -165,14 +157,14 @@ impl Source {
 fn volume_with(source: Source, place: Place, seed: u64) -> (Arc<Volume>, Ino, Ino) {
     let volume = open(place);
     for number in 0..20 {
-        let file = make(&volume, ROOT_INO, &format!("beside{number}"), Kind::Regular);
+        let file = make(&volume, ROOT_INO, &format!("beside{number}"), Kind::Regular).ino;
         volume
             .files()
             .write(file, 0, &noise((!seed).wrapping_add(number), 30_000), None)
             .unwrap();
     }
     let source = source.make(&volume, seed);
-    let dir = make(&volume, ROOT_INO, "clones", Kind::Directory);
+    let dir = make(&volume, ROOT_INO, "clones", Kind::Directory).ino;
     if place != Place::Memory {
         settled_bytes(&volume);
     }

@@ -1,6 +1,8 @@
 //! Referenced objects outlive their names, and nothing of them stays when they are forgotten.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -38,9 +40,7 @@ impl Fixture {
     }
 
     fn make(&self, dir: Ino, name: &str, kind: Kind) -> Ino {
-        let new = NewInode::new(kind, 0o755);
-        let made = self.volume.names().create(dir, name.as_bytes(), &new);
-        made.unwrap().ino
+        common::make(&self.volume, dir, name, kind).ino
     }
 
     fn file(&self, dir: Ino, name: &str, content: &[u8]) -> Ino {

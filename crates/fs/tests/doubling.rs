@@ -2,23 +2,18 @@
 //! clones, not with the files.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use common::make;
 use ramet_block::{Device, MemDevice};
-use ramet_fs::{
-    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    Volume,
-};
+use ramet_fs::{Caller, CloneMode, Error, FormatOptions, Ino, Kind, OpenOptions, ROOT_INO, Volume};
 
 const DOUBLINGS: usize = 20;
 const FILES: usize = 40;
 const FILE_BYTES: usize = 6000;
-
-fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
-    let new = NewInode::new(kind, 0o755);
-    volume.names().create(dir, name.as_bytes(), &new).unwrap()
-}
 
 fn content(number: usize) -> Vec<u8> {
     (0..FILE_BYTES).map(|at| (at * 31 + number) as u8).collect()

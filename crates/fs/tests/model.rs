@@ -8,9 +8,12 @@
 //! `RAMET_EVERY` how many operations come between two comparisons.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use common::variable;
 use ramet_block::{Budget, Device, MemDevice};
 use ramet_fs::{
     Attr, Caller, CloneMode, DirEntry, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions,
@@ -926,12 +929,6 @@ impl Run {
             self.remove_tree();
         }
     }
-}
-
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|value| value.parse().expect("a number"))
 }
 
 #[test]

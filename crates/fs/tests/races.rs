@@ -10,10 +10,13 @@
 //! not a replay.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use common::variable;
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
     Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
@@ -429,12 +432,6 @@ fn walk(volume: &Volume, dir: Ino, path: &str, seen: &mut BTreeMap<String, Seen>
         2 + dirs,
         "links of {path}"
     );
-}
-
-fn variable(name: &str) -> Option<u64> {
-    std::env::var(name)
-        .ok()
-        .map(|value| value.parse().expect("a number"))
 }
 
 #[test]

@@ -1,14 +1,17 @@
 //! Operations that the comparison with a reference does not reach.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod common;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
+use common::make;
 use ramet_betree::{StructuralPath, VOLUME_BYTES_MIN};
 use ramet_block::{Device, MemDevice};
 use ramet_fs::{
-    AccessTime, Attr, Caller, Clock, CloneMode, Credentials, Error, FormatOptions, Ino, Kind,
-    NewInode, OpenOptions, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, Writer,
+    AccessTime, Caller, Clock, CloneMode, Credentials, Error, FormatOptions, Ino, Kind, NewInode,
+    OpenOptions, ROOT_INO, RenameMode, SetAttr, SetTime, SetXattr, Time, Volume, Writer,
 };
 
 fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
@@ -28,13 +31,6 @@ fn new(kind: Kind, perm: u32, uid: u32) -> NewInode<'static> {
         gid: uid,
         ..NewInode::new(kind, perm)
     }
-}
-
-fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
-    volume
-        .names()
-        .create(dir, name.as_bytes(), &new(kind, 0o755, 0))
-        .unwrap()
 }
 
 fn finish(volume: &Volume) {

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 use ramet_block::{Device, MemDevice};
@@ -122,7 +122,7 @@ fn reads_of_all_files_in_order_need_few_requests() {
         });
         assert_eq!(files, DIRS * FILES);
         let reads = bed.count("requests", "READ") - reads;
-        let sent = bed.count("ahead", "sent_files");
+        let sent = bed.count("prefetch", "sent_files");
         if options == "no_ahead" {
             assert_eq!((reads, sent), ((DIRS * FILES) as u64, 0));
         } else {
@@ -159,7 +159,7 @@ fn reads_out_of_order_send_no_files_ahead() {
         let read = fs::read(bed.path(&format!("{number:05}"))).unwrap();
         assert!(read == contents(number), "{number}");
     }
-    assert_eq!(bed.count("ahead", "sent_files"), 0);
+    assert_eq!(bed.count("prefetch", "sent_files"), 0);
     bed.unmount();
 }
 
@@ -302,11 +302,15 @@ fn file_that_was_sent_counts_as_read() {
         fs::write(bed.path(&format!("{number:05}")), contents(number)).unwrap();
     }
     let written = fs::metadata(bed.path("00050")).unwrap();
-    std::thread::sleep(Duration::from_millis(20));
+    // The access is to be later than the file.
+    let latest = written.modified().unwrap().max(written.accessed().unwrap());
+    while SystemTime::now() <= latest {
+        std::thread::yield_now();
+    }
     bed.unmount();
     bed.mount("");
     read_all(bed.dir.path(), &mut |_, _| {});
-    assert!(bed.count("ahead", "sent_files") > 0);
+    assert!(bed.count("prefetch", "sent_files") > 0);
     let nanos = |of: &fs::Metadata| (of.atime(), of.atime_nsec());
     // The volume knows the access time; the kernel knows it when it asks.
     let ino = ramet_fs::Ino(written.ino());

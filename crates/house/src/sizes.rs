@@ -1,6 +1,7 @@
 //! Lengths of functions, and methods of types.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use crate::files::{rust_files, workspace};
 use crate::source::{closing, code, tokens, without_tests};
@@ -15,6 +16,7 @@ pub struct Long {
 }
 
 /// Functions of the crate that take more than `limit` lines, and the number of methods of each type. Tests are left out.
+/// A type whose name stands for several types of the crate is told with its file.
 ///
 /// # Panics
 /// When a file cannot be read.
@@ -23,6 +25,7 @@ pub fn of_crate(name: &str, limit: usize) -> (Vec<Long>, BTreeMap<String, usize>
     let src = workspace().join("crates").join(name).join("src");
     let mut long = Vec::new();
     let mut methods = BTreeMap::new();
+    let homes = homes(&src);
     for path in rust_files(&src) {
         if path.to_string_lossy().contains("tests") {
             continue;
@@ -55,7 +58,10 @@ pub fn of_crate(name: &str, limit: usize) -> (Vec<Long>, BTreeMap<String, usize>
                         _ => {}
                     }
                 }
-                owner = Some((name.to_owned(), closing(&code, open.at)));
+                let is_one_of_several = homes.get(name).is_some_and(|count| *count > 1);
+                let place = is_one_of_several.then(|| format!(" of {}", file.display()));
+                let name = format!("{name}{}", place.unwrap_or_default());
+                owner = Some((name, closing(&code, open.at)));
             }
             let name = words.get(at + 1).map_or("", |t| t.text);
             if word.text != "fn" || !name.starts_with(|c: char| c.is_alphabetic() || c == '_') {
@@ -77,4 +83,19 @@ pub fn of_crate(name: &str, limit: usize) -> (Vec<Long>, BTreeMap<String, usize>
     }
     long.sort_by_key(|found| std::cmp::Reverse(found.lines));
     (long, methods)
+}
+
+/// How many types of each name the files of `src` declare.
+fn homes(src: &Path) -> BTreeMap<String, usize> {
+    let mut homes = BTreeMap::new();
+    for path in rust_files(src) {
+        let text = std::fs::read_to_string(&path).expect("the sources can be read");
+        let (code, _) = without_tests(&code(&text));
+        for pair in tokens(&code).windows(2) {
+            if matches!(pair[0].text, "struct" | "enum") {
+                *homes.entry(pair[1].text.to_owned()).or_default() += 1;
+            }
+        }
+    }
+    homes
 }

@@ -7,6 +7,8 @@ use ramet_house::{sizes, words};
 
 /// Most lines of a function.
 const LINES_MAX: usize = 70;
+/// Most methods of a type. One with more holds a second idea.
+const METHODS_MAX: usize = 30;
 
 #[test]
 fn no_file_lies_in_a_circle_or_imports_from_above() {
@@ -54,6 +56,17 @@ fn no_function_is_longer_than_a_screen() {
         let (long, _) = sizes::of_crate(&name, LINES_MAX);
         let long: Vec<_> = long.into_iter().map(|f| (f.lines, f.place)).collect();
         assert_eq!(long, []);
+    }
+}
+
+#[test]
+fn no_type_has_more_methods_than_one_idea_needs() {
+    for name in crates() {
+        let (_, methods) = sizes::of_crate(&name, LINES_MAX);
+        let many = methods
+            .into_iter()
+            .filter(|(_, count)| *count > METHODS_MAX);
+        assert_eq!(many.collect::<Vec<_>>(), []);
     }
 }
 

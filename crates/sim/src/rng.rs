@@ -31,6 +31,14 @@ impl Rng {
         self.below(n) == 0
     }
 
+    /// Bytes that do not compress.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let words = len.div_ceil(8);
+        let mut bytes: Vec<u8> = (0..words).flat_map(|_| self.bits().to_le_bytes()).collect();
+        bytes.truncate(len);
+        bytes
+    }
+
     /// Brings `items` into a random order.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for end in (1..items.len()).rev() {

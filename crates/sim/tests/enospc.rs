@@ -24,15 +24,6 @@ const LARGEST_BYTES: u64 = 16 * 4096;
 /// nodes, in which a few messages wait over less than a leaf.
 const ALLOCATED_SLACK: u64 = DEVICE_BYTES / 32;
 
-fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0u8; len.next_multiple_of(8)];
-    for word in bytes.chunks_exact_mut(8) {
-        word.copy_from_slice(&rng.bits().to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
 /// Where a device that started as `start` was `before_end` changes and syncs ago.
 fn passed(start: &SparseDevice, device: &LoggedDevice, before_end: usize) -> PowerCut {
     let log = device.log();
@@ -93,15 +84,15 @@ fn add(tree: &Tree, rng: &mut Rng, number: u64) -> Result<u64, Error> {
             let prefix = [&key(number)[..], b"/"].concat();
             let blocks: Vec<(Bytes, Bytes)> = (0..16u32)
                 .map(|at| {
-                    let block = noise(rng, 4096).into();
+                    let block = rng.bytes(4096).into();
                     (at.to_be_bytes().to_vec().into(), block)
                 })
                 .collect();
             batch.ingest(prefix, tree.prepare("", None, blocks)?);
             bytes = 16 * 4096;
         }
-        1 => batch.patch(key(number), 100, noise(rng, bytes)),
-        _ => batch.put(key(number), noise(rng, bytes)),
+        1 => batch.patch(key(number), 100, rng.bytes(bytes)),
+        _ => batch.put(key(number), rng.bytes(bytes)),
     }
     tree.apply(batch)?;
     Ok(bytes as u64)
@@ -319,7 +310,7 @@ fn fill_volume(volume: &Volume, rng: &mut Rng, generation: u64) -> u64 {
             return taken;
         };
         let bytes = [100, 5000, 40_000, 200_000][rng.below(4)];
-        let data = noise(rng, bytes);
+        let data = rng.bytes(bytes);
         if unless_full("write", volume.files().write(file.ino, 0, &data, None)).is_none() {
             return taken;
         }

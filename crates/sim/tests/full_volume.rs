@@ -16,11 +16,7 @@ fn key(number: u64) -> Bytes {
 }
 
 fn value(rng: &mut Rng) -> Bytes {
-    let mut bytes = vec![0u8; VALUE_BYTES];
-    for word in bytes.chunks_exact_mut(8) {
-        word.copy_from_slice(&rng.bits().to_le_bytes());
-    }
-    bytes.into()
+    rng.bytes(VALUE_BYTES).into()
 }
 
 fn open(device: &Arc<SparseDevice>, manual: bool) -> Tree {

@@ -19,15 +19,6 @@ const MIB: u64 = 1 << 20;
 
 type Hosted = HostedDevice<LoggedDevice>;
 
-fn noise(rng: &mut Rng, len: usize) -> Vec<u8> {
-    let mut bytes = vec![0u8; len.next_multiple_of(8)];
-    for word in bytes.chunks_exact_mut(8) {
-        word.copy_from_slice(&rng.bits().to_le_bytes());
-    }
-    bytes.truncate(len);
-    bytes
-}
-
 fn try_open(device: &Arc<Hosted>, shape: Option<TreeShape>) -> Result<Tree, Error> {
     let options = OpenOptions {
         cache_bytes: Some(8 << 20),
@@ -53,7 +44,7 @@ fn fill(tree: &Tree, rng: &mut Rng, prefix: &str) -> u64 {
         let mut bytes = [200, 4096, 9000, 40_000][rng.below(4)];
         let prepared = rng.one_in(8).then(|| {
             let blocks = (0..64u32).map(|at| {
-                let block = noise(rng, 4096).into();
+                let block = rng.bytes(4096).into();
                 (Bytes::copy_from_slice(&at.to_be_bytes()), block)
             });
             let blocks: Vec<(Bytes, Bytes)> = blocks.collect();
@@ -66,7 +57,7 @@ fn fill(tree: &Tree, rng: &mut Rng, prefix: &str) -> u64 {
                 tree.apply(batch)
             }),
             None => {
-                batch.put(key, noise(rng, bytes));
+                batch.put(key, rng.bytes(bytes));
                 tree.apply(batch)
             }
         };
@@ -160,7 +151,7 @@ fn removals_succeed_when_others_take_all_that_the_host_has() {
         let mut tree = try_open(&device, None).expect("open");
         for number in 0..mib * 64 {
             let mut batch = Batch::new();
-            batch.put(format!("{number:06}"), noise(&mut rng, 16 << 10));
+            batch.put(format!("{number:06}"), rng.bytes(16 << 10));
             tree.apply(batch).expect("room");
         }
         if mib % 2 == 1 {
@@ -308,7 +299,7 @@ fn history(seed: u64) {
                 for _ in 0..=rng.below(8) {
                     let key = rng.below(64 * 64) as u64;
                     let len = [8, 500, 4096, 20_000][rng.below(4)];
-                    let value = noise(&mut rng, len);
+                    let value = rng.bytes(len);
                     added.push((key, first_word(&value)));
                     batch.put(key.to_be_bytes().to_vec(), value);
                 }

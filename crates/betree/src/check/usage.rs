@@ -300,25 +300,12 @@ mod tests {
     use crate::node::buffer::Buffer;
     use crate::node::message::Target;
     use crate::reshape::make::NodeMaker;
-    use crate::shape::TreeShape;
-    use ramet_block::{Budget, Device, Extent, MemDevice, MetadataCopies};
-    use ramet_nodetable::NodeTable;
+    use ramet_block::{Device, MemDevice};
 
     /// A walk that followed forged messages like this one could go round in a circle for ever.
     #[test]
     fn a_goto_that_does_not_lead_down_is_corrupt() {
-        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-        let usable = Extent::new(1 << 20, 7 << 20);
-        let roots = NodeTable::format(&dev, usable, MetadataCopies::Two).expect("a new table");
-        let table =
-            NodeTable::open(&dev, roots, usable, MetadataCopies::Two, false).expect("opens");
-        let store = Store::new(
-            dev,
-            table,
-            TreeShape::default(),
-            Budget::of_cache(1 << 20),
-            10,
-        );
+        let store = crate::testing::store();
         let level = store
             .handles
             .new_skeleton(Skeleton::empty(1, KeyRange::all()));

@@ -514,25 +514,8 @@ mod tests {
     use crate::error::Error;
     use crate::node::handle::Kind;
     use crate::node::run_builder::RunBuilder;
-    use crate::shape::TreeShape;
-    use crate::store::store::Store;
-    use ramet_block::{Budget, Codec, Device, Extent, MemDevice, MetadataCopies};
-    use ramet_nodetable::NodeTable;
-
-    fn store() -> Arc<Store> {
-        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-        let usable = Extent::new(1 << 20, 7 << 20);
-        let roots = NodeTable::format(&dev, usable, MetadataCopies::Two).expect("a new table");
-        let table =
-            NodeTable::open(&dev, roots, usable, MetadataCopies::Two, false).expect("opens");
-        Store::new(
-            dev,
-            table,
-            TreeShape::default(),
-            Budget::of_cache(1 << 20),
-            10,
-        )
-    }
+    use crate::testing::store;
+    use ramet_block::Codec;
 
     /// Every checksum holds, each block is in order, and so are the first keys of the blocks.
     #[test]

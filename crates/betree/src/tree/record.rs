@@ -110,11 +110,9 @@ pub(crate) fn decode(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::TreeShape;
-    use crate::store::store::Store;
+    use crate::testing::store;
     use crate::tree::ingest::PinnedLeaves;
-    use ramet_block::{Budget, Device, Extent, MemDevice, MetadataCopies};
-    use ramet_nodetable::NodeTable;
+    use ramet_block::Extent;
 
     #[test]
     fn every_operation_survives_the_journal() {
@@ -192,20 +190,5 @@ mod tests {
             };
             assert!(refused, "{what}");
         }
-    }
-
-    fn store() -> Arc<Store> {
-        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(8 << 20));
-        let usable = Extent::new(1 << 20, 7 << 20);
-        let roots = NodeTable::format(&dev, usable, MetadataCopies::Two).expect("a new table");
-        let table =
-            NodeTable::open(&dev, roots, usable, MetadataCopies::Two, false).expect("opens");
-        Store::new(
-            dev,
-            table,
-            TreeShape::default(),
-            Budget::of_cache(1 << 20),
-            10,
-        )
     }
 }

@@ -7,14 +7,14 @@
 //! volume.
 
 pub mod abi;
-mod dirents;
+mod direntplus;
 mod errno;
 pub mod negotiate;
 pub mod notification;
 mod reply;
 mod request;
 
-pub use dirents::Dirents;
+pub use direntplus::Dirents;
 pub(crate) use errno::answer;
 pub use reply::{Body, Reply};
 pub use request::{

@@ -150,7 +150,7 @@ impl Call {
                 counters["requests"] = counts.json();
                 counters[FAILED_WRITE_BACKS] = counts.failed_write_backs().into();
                 counters["inodes_asked_to_forget"] = counts.asked_to_forget().into();
-                counters["ahead"] = prefetch.json();
+                counters["prefetch"] = prefetch.json();
                 data = encode_stat_reply(&counters.to_string())?;
             }
             Self::Scrub(request) => {
