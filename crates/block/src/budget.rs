@@ -32,7 +32,7 @@ pub enum Use {
     Pages,
     /// Inodes, those that the kernel remembers among them.
     Inodes,
-    /// Buffers of requests, and remembered listings.
+    /// Buffers of requests, remembered listings, and answers of control calls.
     Requests,
 }
 
@@ -225,6 +225,41 @@ impl Budget {
     }
 }
 
+/// Bytes of a use that are given back when the value is dropped.
+#[derive(Debug)]
+pub struct Held {
+    budget: Arc<Budget>,
+    what: Use,
+    bytes: u64,
+}
+
+impl Held {
+    /// Nothing yet of the use `what`.
+    #[must_use]
+    pub fn new(budget: &Arc<Budget>, what: Use) -> Self {
+        Self {
+            budget: Arc::clone(budget),
+            what,
+            bytes: 0,
+        }
+    }
+
+    /// Tells that `bytes` more are held. Whether the use, with all that others hold of it, stays
+    /// within the `divisor`-th part of the limit.
+    #[must_use]
+    pub fn add(&mut self, bytes: u64, divisor: u64) -> bool {
+        self.budget.charge(self.what, bytes);
+        self.bytes += bytes;
+        self.budget.used(self.what) <= self.budget.part(divisor)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.give_back(self.what, self.bytes);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -254,6 +289,18 @@ mod tests {
         let budget = Budget::of_volumes(64 * MIB);
         budget.look();
         assert_eq!(budget.slack(), 0, "the process may hold other things");
+    }
+
+    #[test]
+    fn held_bytes_count_until_they_are_dropped() {
+        let budget = Budget::of_volumes(64 * MIB);
+        budget.charge(Use::Requests, 20 * MIB);
+        let mut held = Held::new(&budget, Use::Requests);
+        assert!(held.add(12 * MIB, 2));
+        assert!(!held.add(1, 2));
+        assert_eq!(budget.used(Use::Requests), 32 * MIB + 1);
+        drop(held);
+        assert_eq!(budget.used(Use::Requests), 20 * MIB);
     }
 
     #[test]

@@ -22,7 +22,7 @@ mod stack;
 pub mod superblock;
 mod write_behind;
 
-pub use budget::{Budget, Use};
+pub use budget::{Budget, Held, Use};
 pub use checksum::{checksum, hash};
 pub use codec::{Codec, NoSuchCodec, ZstdLevel};
 pub use device::{Device, MemDevice, WriteCheck, is_no_space};

@@ -30,7 +30,7 @@ fn compare(args: &Diff) -> Outcome<u8> {
         return Err(Failure::at(&args.b, why));
     }
     let found = a.diff(&b).map_err(|e| match e {
-        Errno::RANGE => Failure::at(&args.a, "the trees differ in too many names to list"),
+        Errno::RANGE => Failure::at(&args.a, "the trees differ in more names than the memory of the daemon takes (mount with more --memory)"),
         Errno::PERM => Failure::at(
             &args.a,
             "only root and the user who mounted the volume may compare trees",

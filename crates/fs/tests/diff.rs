@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use ramet_block::{Device, MemDevice};
+use ramet_block::{Budget, Device, MemDevice, Use};
 use ramet_fs::control::{DIFF_PAGE_BYTES, decode_diff_page};
 use ramet_fs::{
     Caller, Change, CloneMode, ControlState, Difference, Error, FormatOptions, Ino, Kind, NewInode,
@@ -354,6 +354,42 @@ fn equal_trees_stored_differently_are_equal() {
     let found = volume.controls().diff(dirs[0], dirs[1]).unwrap();
     let paths: Vec<&[u8]> = found.iter().map(|d| &d.path[..]).collect();
     assert_eq!(paths, [b"f", b"g"]);
+}
+
+#[test]
+fn a_diff_takes_half_of_the_memory_budget_at_most_and_gives_it_back() {
+    let device = device(256 << 20);
+    let options = OpenOptions {
+        budget: Some(Budget::of_volumes(2 << 20)),
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(device, options).unwrap();
+    let budget = volume.budget().clone();
+    let [a, b] = [b"a", b"b"].map(|name| make(&volume, ROOT_INO, name, Kind::Directory).unwrap());
+    let add = |count: u32| {
+        for number in 0..count {
+            let name = format!("{count}-{number:060}");
+            let file = make(&volume, a, name.as_bytes(), Kind::Regular).unwrap();
+            volume.forget(file, 1);
+        }
+    };
+    add(1000);
+    let state = ControlState::default();
+    let held = || budget.used(Use::Requests);
+    assert_eq!(volume.controls().diff(a, b).unwrap().len(), 1000);
+    assert_eq!(held(), 0);
+    let mut page = volume.controls().diff_page(a, &state, Some(b)).unwrap();
+    let most = held();
+    assert!((100_000..1 << 20).contains(&most), "{most} bytes are told");
+    while !decode_diff_page(&page).unwrap().1 {
+        assert_eq!(held(), most);
+        page = volume.controls().diff_page(a, &state, None).unwrap();
+    }
+    assert_eq!(held(), 0);
+    add(5000);
+    let refused = volume.controls().diff_page(a, &state, Some(b));
+    assert!(matches!(refused, Err(Error::Range)), "{refused:?}");
+    assert_eq!(held(), 0);
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use ramet_betree::{Span, Usage};
+use ramet_block::Held;
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
@@ -12,7 +13,7 @@ use crate::format::keys;
 use crate::namespace::resolve::Namespace;
 use crate::tools::check::{self, Finding};
 use crate::tools::control::DiffPages;
-use crate::tools::diff::{self, Difference};
+use crate::tools::diff::{self, Difference, Found};
 use crate::tools::scrub::{ScrubPage, Scrubbing};
 
 /// Tools for a whole volume or a directory tree.
@@ -24,7 +25,7 @@ pub struct Controls {
 #[derive(Default)]
 pub struct ControlState {
     /// A comparison that is being handed out.
-    diff: Mutex<Option<DiffPages>>,
+    diff: Mutex<Option<(DiffPages, Held)>>,
     scrub: Mutex<Option<Scrubbing>>,
 }
 
@@ -40,9 +41,10 @@ impl Controls {
     /// part, see `tools/diff.rs`.
     ///
     /// # Errors
-    /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than 256 MiB.
+    /// `NotDirectory`, `NotFound`, `Range` when the answer is longer than 256 MiB or takes more than
+    /// half of the memory budget.
     pub fn diff(&self, a: Ino, b: Ino) -> Result<Vec<Difference>> {
-        diff::diff(&self.namespace, a, b)
+        Ok(diff::diff(&self.namespace, a, b)?.differences)
     }
 
     /// Answers [`DIFF`](crate::control::DIFF) on the open directory `dir`: compares it with
@@ -51,14 +53,14 @@ impl Controls {
     /// # Errors
     /// Those of [`Controls::diff`]; `Invalid` when there is none to go on with.
     pub fn diff_page(&self, dir: Ino, state: &ControlState, other: Option<Ino>) -> Result<Vec<u8>> {
-        let started = other.map(|other| self.diff(dir, other));
+        let started = other.map(|other| diff::diff(&self.namespace, dir, other));
         let started = started.transpose()?;
         let mut pages = state.diff.lock();
-        if let Some(found) = started {
-            *pages = Some(DiffPages::new(&found));
+        if let Some(Found { differences, held }) = started {
+            *pages = Some((DiffPages::new(&differences), held));
         }
         let going = pages.as_mut();
-        let going = going.ok_or(Error::Invalid("no comparison to go on with"))?;
+        let (going, _) = going.ok_or(Error::Invalid("no comparison to go on with"))?;
         let page = going.next_page();
         if going.is_done() {
             *pages = None;

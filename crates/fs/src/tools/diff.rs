@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use ramet_betree::{Diff, Snapshot, Span, successor_of_prefix};
+use ramet_block::{Held, Use};
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
@@ -25,6 +26,11 @@ use crate::namespace::resolve::Namespace;
 
 /// Longest encoded comparison, in bytes; a longer one is refused.
 pub const DIFF_BYTES_MAX: usize = 256 << 20;
+/// Comparisons under way take this part of the memory budget at most, with the buffers of requests.
+const BUDGET_PART: u64 = 2;
+/// Memory of a path in a set, and of a difference, beside the bytes of names.
+const PATH_BYTES: usize = 80;
+const DIFFERENCE_BYTES: usize = 200;
 
 /// How a name differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,17 +89,31 @@ struct Comparison {
     shared: BTreeMap<Bytes, BTreeSet<u64>>,
     /// Bytes of the answer.
     bytes: usize,
+    /// Memory of all these.
+    held: Held,
+}
+
+/// The differences of two trees, with the memory that they take.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) differences: Vec<Difference>,
+    pub(crate) held: Held,
 }
 
 /// The names that differ between the trees of two directories, in the order of directories before
 /// their entries, as of one moment.
 ///
 /// # Errors
-/// `NotDirectory`, `NotFound`, `Range` when the answer is longer than [`DIFF_BYTES_MAX`].
-pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Vec<Difference>> {
+/// `NotDirectory`, `NotFound`, `Range` when the answer is longer than [`DIFF_BYTES_MAX`] or takes
+/// more than its part of the memory budget.
+pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
     let dirs = [namespace.dir(a)?, namespace.dir(b)?];
+    let held = Held::new(namespace.tree.budget(), Use::Requests);
     if a == b {
-        return Ok(Vec::new());
+        return Ok(Found {
+            differences: Vec::new(),
+            held,
+        });
     }
     let topology = namespace.topology.read();
     let snapshot = namespace.tree.snapshot();
@@ -124,9 +144,13 @@ pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Vec<Differen
         candidates: BTreeSet::from([Bytes::new()]),
         shared: BTreeMap::new(),
         bytes: 0,
+        held,
     };
     comparison.run()?;
-    Ok(comparison.found.into_values().collect())
+    Ok(Found {
+        differences: comparison.found.into_values().collect(),
+        held: comparison.held,
+    })
 }
 
 impl Side {
@@ -184,7 +208,12 @@ impl Side {
 
     /// Hands the link entries of this side to `each`: those with index keys that start with
     /// `prefix`, of a clone root.
-    fn links(&self, root: &Bytes, prefix: &[u8], mut each: impl FnMut(u64, Bytes)) -> Result<()> {
+    fn links(
+        &self,
+        root: &Bytes,
+        prefix: &[u8],
+        mut each: impl FnMut(u64, Bytes) -> Result<()>,
+    ) -> Result<()> {
         let end = successor_of_prefix(prefix);
         for item in self.snapshot.scan(prefix, end.as_deref()) {
             let (key, value) = item?;
@@ -196,11 +225,29 @@ impl Side {
                 });
             };
             if let Some(dir) = dir.strip_prefix(&self.path[..]) {
-                each(link, keys::child(dir, &name));
+                each(link, keys::child(dir, &name))?;
             }
         }
         Ok(())
     }
+}
+
+/// Tells the budget of `bytes` more.
+fn hold(held: &mut Held, bytes: usize) -> Result<()> {
+    if held.add(bytes as u64, BUDGET_PART) {
+        Ok(())
+    } else {
+        Err(Error::Range)
+    }
+}
+
+/// Inserts a path, and tells the budget when it is new.
+fn hold_path(held: &mut Held, paths: &mut BTreeSet<Bytes>, path: Bytes) -> Result<()> {
+    let bytes = path.len() + PATH_BYTES;
+    if paths.insert(path) {
+        hold(held, bytes)?;
+    }
+    Ok(())
 }
 
 impl Comparison {
@@ -253,19 +300,16 @@ impl Comparison {
                         (Some(x), Some(y)) if x != y => Change::Kind,
                         (None, None) => continue,
                         (Some(_), Some(_)) => {
-                            self.candidates.insert(object);
+                            self.suspect(object)?;
                             continue;
                         }
                     };
+                    self.hold(object.len() + PATH_BYTES)?;
                     self.whole.insert(object.clone());
                     self.report(&object, change)?;
                 }
-                Part::Xattr => {
-                    self.candidates.insert(owner);
-                }
-                Part::Shared(link) => {
-                    self.shared.entry(owner).or_default().insert(link);
-                }
+                Part::Xattr => self.suspect(owner)?,
+                Part::Shared(link) => self.suspect_shared(owner, link)?,
                 // The index repeats the entries.
                 Part::Link => diff.skip_to(&keys::end_of_links_below(&owner)),
                 Part::Block | Part::Map | Part::Volume => {}
@@ -284,11 +328,9 @@ impl Comparison {
             match part {
                 Part::Block => {
                     diff.skip_to(&keys::end_below(&owner));
-                    self.candidates.insert(owner);
+                    self.suspect(owner)?;
                 }
-                Part::Shared(link) => {
-                    self.shared.entry(owner).or_default().insert(link);
-                }
+                Part::Shared(link) => self.suspect_shared(owner, link)?,
                 // The blocks themselves are compared: a hole is zeros.
                 Part::Entry(_) | Part::Map | Part::Xattr | Part::Link | Part::Volume => {}
             }
@@ -298,23 +340,45 @@ impl Comparison {
 
     /// The names of shared inodes that may differ become candidates.
     fn name_shared(&mut self) -> Result<()> {
+        let (candidates, held) = (&mut self.candidates, &mut self.held);
+        let mut add = |object: Bytes| hold_path(held, candidates, object);
         for side in &self.sides {
             for (owner, links) in &self.shared {
                 let root = side.at(owner);
                 side.links(&root, &keys::link_index(&root), |link, object| {
                     if links.contains(&link) {
-                        self.candidates.insert(object);
+                        add(object)?;
                     }
+                    Ok(())
                 })?;
             }
             if side.root != side.path {
                 let all = keys::links_below(&side.root, &side.path);
-                side.links(&side.root, &all, |_, object| {
-                    self.candidates.insert(object);
-                })?;
+                side.links(&side.root, &all, |_, object| add(object))?;
             }
         }
         Ok(())
+    }
+
+    /// Makes an object a candidate.
+    fn suspect(&mut self, object: Bytes) -> Result<()> {
+        hold_path(&mut self.held, &mut self.candidates, object)
+    }
+
+    /// The names of a shared inode will be candidates.
+    fn suspect_shared(&mut self, owner: Bytes, link: u64) -> Result<()> {
+        let more = match self.shared.get(&owner) {
+            Some(links) if links.contains(&link) => 0,
+            Some(_) => PATH_BYTES,
+            None => owner.len() + 2 * PATH_BYTES,
+        };
+        self.hold(more)?;
+        self.shared.entry(owner).or_default().insert(link);
+        Ok(())
+    }
+
+    fn hold(&mut self, bytes: usize) -> Result<()> {
+        hold(&mut self.held, bytes)
     }
 
     /// The object at or above `object` that is not compared below, if there is one.
@@ -414,6 +478,8 @@ impl Comparison {
         if self.bytes > DIFF_BYTES_MAX {
             return Err(Error::Range);
         }
+        // The path is kept as a key as well, and encoded.
+        self.hold(3 * object.len() + DIFFERENCE_BYTES)?;
         self.found.insert(object.clone(), difference);
         Ok(())
     }
