@@ -14,6 +14,7 @@ pub mod control;
 pub mod crash;
 pub mod edit;
 pub mod history;
+pub mod loads;
 pub mod tree;
 
 pub use bed::{Bed, Mount, kill_and_wait, ramet_bin, run, run_ok};
