@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ramet_block::{Call, DeviceError};
 use thiserror::Error;
 
 /// An error below the file system.
@@ -14,13 +15,8 @@ pub enum Error {
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
     /// The device failed.
-    #[error("{what}: {source}")]
-    Io {
-        /// The action that failed.
-        what: &'static str,
-        /// The error of the device.
-        source: Arc<std::io::Error>,
-    },
+    #[error("{0}")]
+    Io(#[from] DeviceError),
     /// Bytes on the device are not those that were written there.
     #[error("corrupt {what} at byte {addr}: {detail}")]
     Corrupt {
@@ -43,15 +39,19 @@ pub enum Error {
     NotAVolume(String),
 }
 
-/// The action of an [`Error::Io`] when a node cannot be read.
-pub(crate) const READING_A_NODE: &str = "reading a node";
-
 impl Error {
+    /// Whether writing may go on after the error: nothing was changed, or an earlier error has
+    /// ended it.
+    pub(crate) fn lets_writing_go_on(&self) -> bool {
+        matches!(self, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) || self.is_of_a_read()
+    }
+
     /// Whether the error is of a read. Then the state in memory is as good as before.
-    pub(crate) fn is_of_a_read(&self) -> bool {
+    #[must_use]
+    pub fn is_of_a_read(&self) -> bool {
         match self {
             Error::Corrupt { .. } => true,
-            Error::Io { what, .. } => *what == READING_A_NODE,
+            Error::Io(error) => error.call == Call::Read,
             _ => false,
         }
     }
@@ -76,10 +76,7 @@ impl From<ramet_nodetable::Error> for Error {
             Table::NoSpace { .. } => Error::NoSpace,
             Table::ReadOnly => Error::ReadOnly,
             Table::Poisoned => Error::Poisoned(error.to_string().into()),
-            Table::Io(source) => Error::Io {
-                what: "node table",
-                source: Arc::new(source),
-            },
+            Table::Io(error) => Error::Io(error),
             Table::Corrupt {
                 structure,
                 addr,
@@ -97,18 +94,22 @@ impl From<ramet_nodetable::Error> for Error {
 impl From<ramet_block::SuperblockError> for Error {
     fn from(error: ramet_block::SuperblockError) -> Self {
         match error {
-            ramet_block::SuperblockError::Io(source) => Error::Io {
-                what: "superblock",
-                source: Arc::new(source),
-            },
+            ramet_block::SuperblockError::Io(error) => Error::Io(error),
             other => Error::NotAVolume(other.to_string()),
         }
     }
 }
 
-pub(crate) fn io_error(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |e| Error::Io {
-        what,
-        source: Arc::new(e),
-    }
+/// Turns the error of a `call` for `what`.
+pub(crate) fn io_error(call: Call, what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
+    move |source| Error::Io(DeviceError::new(call, what, source))
+}
+
+/// Turns the error of a `call` for `what` at `addr`.
+pub(crate) fn io_error_at(
+    call: Call,
+    what: &'static str,
+    addr: u64,
+) -> impl FnOnce(std::io::Error) -> Error {
+    move |source| Error::Io(DeviceError::at(call, what, addr)(source))
 }

@@ -193,9 +193,8 @@ fn is_of_journal(error: &ramet_fs::Error) -> bool {
         return false;
     };
     match error {
-        ramet_betree::Error::Corrupt { what, .. } | ramet_betree::Error::Io { what, .. } => {
-            what.contains("journal")
-        }
+        ramet_betree::Error::Corrupt { what, .. } => what.contains("journal"),
+        ramet_betree::Error::Io(error) => error.what.contains("journal"),
         _ => false,
     }
 }

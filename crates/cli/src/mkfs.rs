@@ -174,7 +174,7 @@ fn discard(device: &dyn Device) -> io::Result<()> {
 fn refuse_data(path: &Path, device: &FileDevice, block_device: bool) -> Outcome {
     match read_superblock(device) {
         Err(SuperblockError::NotAVolume) => {}
-        Err(SuperblockError::Io(e)) => return Err(Failure::system(path, e)),
+        Err(SuperblockError::Io(e)) => return Err(Failure::at(path, e)),
         // A damaged volume, or one of a newer version, is a volume too.
         Ok(_) | Err(_) => {
             return Err(Failure::at(

@@ -12,8 +12,11 @@
 //! every later commit tries again, oldest numbers first. Zombies are in the table, so a crash does
 //! not forget them. A reader that holds a node therefore holds everything below it too.
 //!
-//! If anything fails or panics, the table takes no more commits ([`Error::Poisoned`]): the state in
-//! memory is half changed, while the state on disk, the last durable checkpoint, is untouched.
+//! A commit that fails before its first page is written changes nothing: [`Undo`] has the state of
+//! its beginning, whose pages are not changed in place. So a page that cannot be read costs this
+//! commit only, and the next one tries again. If a write fails, or anything panics, the table takes
+//! no more commits ([`Error::Poisoned`]). The state on disk, the last durable checkpoint, is
+//! untouched in any case.
 
 use std::collections::HashMap;
 
@@ -25,6 +28,7 @@ use crate::page::Structure;
 use crate::record::{Head, Meta, NewNode, NodeId, piece_key, record_key, zombie_key};
 use crate::store::PageStore;
 use crate::table::{NodeTable, TableRoots, Writer, read_head, read_record};
+use crate::tree::Root;
 
 /// Damaged pages that one commit renews. Each is read before, from a device that may be slow to fail.
 const RENEWED_MAX: usize = 64;
@@ -53,9 +57,10 @@ impl NodeTable {
     /// A new node that nothing references is reclaimed like any other.
     ///
     /// # Errors
-    /// [`Error::ReadOnly`], [`Error::Poisoned`]. Everything else poisons the table: [`Error::Io`],
-    /// [`Error::NoSpace`] when even the reserve is used up, [`Error::TooLong`] for a child list,
-    /// [`Error::Corrupt`], also when a new node reuses a number or names a node that is not there.
+    /// [`Error::ReadOnly`], [`Error::Poisoned`], [`Error::NoSpace`] when even the reserve is used
+    /// up, [`Error::TooLong`] for a child list, [`Error::Corrupt`], also when a new node reuses a
+    /// number or names a node that is not there, and [`Error::Io`]. The table is then as it was
+    /// before. A failed write poisons it.
     pub fn commit(
         &self,
         new: Vec<NewNode>,
@@ -65,27 +70,51 @@ impl NodeTable {
     ) -> Result<Commit> {
         let mut writer = self.writer.lock();
         self.space.gate.check()?;
-        let grown = std::mem::take(&mut writer.grown);
-        let change = Change {
-            store: &self.store,
-            writer: &mut writer,
-            delta: HashMap::new(),
-            space: grown.into_iter().map(|tail| (tail, 1)).collect(),
-            removed: Vec::new(),
-        };
         let panic = PoisonOnPanic(self);
-        let committed = change.run(new, root, reclaim_budget, is_pinned);
-        std::mem::forget(panic);
-        match committed {
-            Ok(commit) => {
-                self.publish(&writer);
-                Ok(commit)
-            }
+        let undo = Undo::begin(&self.store, &writer);
+        let mut change = Change {
+            store: &self.store,
+            delta: HashMap::new(),
+            space: writer.grown.drain(..).map(|tail| (tail, 1)).collect(),
+            writer: &mut writer,
+            removed: Vec::new(),
+            zombies: Vec::new(),
+        };
+        let changed = change.run(new, root, reclaim_budget, is_pinned);
+        let (removed, zombies) = (change.removed, change.zombies);
+        let committed = match changed {
+            Ok(()) => self
+                .write_pages(&mut writer, removed)
+                .inspect_err(|_| self.poison()),
             Err(error) => {
-                self.poison();
+                undo.take_back(&self.store, &mut writer, zombies);
                 Err(error)
             }
+        };
+        std::mem::forget(panic);
+        if committed.is_ok() {
+            self.publish(&writer);
         }
+        committed
+    }
+
+    /// Writes the changed pages of all trees.
+    fn write_pages(&self, writer: &mut Writer, removed: Vec<NodeId>) -> Result<Commit> {
+        let node_table = writer.tree.flush()?;
+        let space_map = writer.free_map.flush()?;
+        let freed = self.store.space.lock().take_freed();
+        if failpoints::is_on(Fault::DiscardedEarly) {
+            self.store.discard(&freed);
+        }
+        let roots = TableRoots {
+            node_table,
+            space_map,
+        };
+        Ok(Commit {
+            roots,
+            removed,
+            freed,
+        })
     }
 
     /// Says that the superblock naming `commit.roots` is durable: the space that the commit freed
@@ -105,6 +134,47 @@ impl Drop for PoisonOnPanic<'_> {
     }
 }
 
+/// The state of the writer when a commit began. Its pages are never changed in place: those of a
+/// flushed tree are copied before they change.
+struct Undo {
+    tree: Root,
+    free_map: Root,
+    meta: Meta,
+    grown: Vec<Extent>,
+    /// Extents that were freed before.
+    freed: usize,
+}
+
+impl Undo {
+    fn begin(store: &PageStore, writer: &Writer) -> Self {
+        Self {
+            tree: writer.tree.root.clone(),
+            free_map: writer.free_map.tree.root.clone(),
+            meta: writer.meta,
+            grown: writer.grown.clone(),
+            freed: store.space.lock().freed_count(),
+        }
+    }
+
+    /// Puts the state back. Pages that were allocated since are free again, and nothing is freed
+    /// that was. `zombies` are the changes of the zombies in their order.
+    fn take_back(self, store: &PageStore, writer: &mut Writer, zombies: Vec<(NodeId, bool)>) {
+        writer.tree.root = self.tree;
+        writer.free_map.tree.root = self.free_map;
+        writer.meta = self.meta;
+        for (id, is_zombie) in zombies.into_iter().rev() {
+            if is_zombie {
+                writer.zombies.remove(&id);
+            } else {
+                writer.zombies.insert(id);
+            }
+        }
+        writer.grown = self.grown;
+        store.space.lock().keep_freed(self.freed);
+        store.undo_log();
+    }
+}
+
 /// One commit in the making.
 struct Change<'a> {
     store: &'a PageStore,
@@ -115,16 +185,19 @@ struct Change<'a> {
     /// map.
     space: Vec<(Extent, i8)>,
     removed: Vec<NodeId>,
+    /// Nodes that became zombies, and nodes that are none any more.
+    zombies: Vec<(NodeId, bool)>,
 }
 
 impl Change<'_> {
+    /// Changes the pages of all trees in memory.
     fn run(
-        mut self,
+        &mut self,
         new: Vec<NewNode>,
         root: Option<NodeId>,
         reclaim_budget: usize,
         is_pinned: &dyn Fn(NodeId) -> bool,
-    ) -> Result<Commit> {
+    ) -> Result<()> {
         let meta_before = self.writer.meta;
         for node in &new {
             let lost = usize::from(failpoints::is_on(Fault::CountLost));
@@ -153,22 +226,7 @@ impl Change<'_> {
                 .tree
                 .insert(&Meta::KEY, &self.writer.meta.encode())?;
         }
-        self.writer.free_map.settle(self.space)?;
-        let node_table = self.writer.tree.flush()?;
-        let space_map = self.writer.free_map.flush()?;
-        let freed = self.store.space.lock().take_freed();
-        if failpoints::is_on(Fault::DiscardedEarly) {
-            self.store.discard(&freed);
-        }
-        let roots = TableRoots {
-            node_table,
-            space_map,
-        };
-        Ok(Commit {
-            roots,
-            removed: self.removed,
-            freed,
-        })
+        self.writer.free_map.settle(std::mem::take(&mut self.space))
     }
 
     fn insert(&mut self, node: &NewNode, refs: u64) -> Result<()> {
@@ -215,8 +273,10 @@ impl Change<'_> {
 
     fn set_zombie(&mut self, id: NodeId, is_zombie: bool) -> Result<()> {
         if is_zombie && self.writer.zombies.insert(id) {
+            self.zombies.push((id, true));
             self.writer.tree.insert(&zombie_key(id), &[])?;
         } else if !is_zombie && self.writer.zombies.remove(&id) {
+            self.zombies.push((id, false));
             self.writer.tree.remove(&zombie_key(id))?;
         }
         Ok(())

@@ -1,8 +1,6 @@
 //! Errors of the node table.
 
-use std::io;
-
-use ramet_block::{DecodeError, ExtentError};
+use ramet_block::{DecodeError, DeviceError, ExtentError};
 use thiserror::Error;
 
 /// Why an operation failed.
@@ -27,12 +25,12 @@ pub enum Error {
     /// The table was opened for reading only.
     #[error("the node table is open for reading only")]
     ReadOnly,
-    /// An earlier commit failed; the volume must be opened again.
+    /// A write of an earlier commit failed; the volume must be opened again.
     #[error("an earlier commit failed; the volume takes no more changes until it is reopened")]
     Poisoned,
     /// The medium failed.
-    #[error("device: {0}")]
-    Io(#[from] io::Error),
+    #[error("{0}")]
+    Io(#[from] DeviceError),
     /// Bytes of the volume contradict their checksum, the format or each other.
     #[error("{structure} at {addr:#x} is corrupt: {detail}")]
     Corrupt {

@@ -118,7 +118,9 @@ impl FreeMap {
 
     /// Writes the dirty pages; returns the root.
     pub fn flush(&mut self) -> Result<PageRef> {
-        self.tree.flush()
+        let root = self.tree.flush()?;
+        self.tree.store.end_log();
+        Ok(root)
     }
 
     /// The last hole that begins at or before `addr`.

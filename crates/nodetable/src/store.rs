@@ -3,12 +3,13 @@
 //! Every allocation and freeing of a page is also noted in a log, from which `free_map.rs` brings the
 //! free-space map on disk up to date.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
-use ramet_block::{Device, Extent, MetadataCopies, PageRef, checksum};
+use ramet_block::{Call, Device, DeviceError, Extent, MetadataCopies, PageRef, checksum};
 
 use crate::damaged::DamagedPages;
 use crate::error::{Error, Result};
@@ -38,9 +39,17 @@ pub(crate) struct PageStore {
     usable_end: AtomicU64,
     cache: Cache<PageRef, Arc<Page>>,
     pub(crate) space: BackedSpace,
-    log: Mutex<Vec<(Extent, i8)>>,
+    log: Mutex<PageLog>,
     copies: MetadataCopies,
     pub(crate) damaged: DamagedPages,
+}
+
+/// Allocations (-1) and freeings (+1) of pages since the last flush.
+#[derive(Default)]
+struct PageLog {
+    events: Vec<(Extent, i8)>,
+    /// Events that the map knows.
+    taken: usize,
 }
 
 impl PageStore {
@@ -175,7 +184,9 @@ impl PageStore {
             .validate(self.usable())
             .map_err(Error::extent(name, addr))?;
         let mut bytes = vec![0; shape.page_bytes as usize];
-        self.device.read_at(addr, &mut bytes)?;
+        self.device
+            .read_at(addr, &mut bytes)
+            .map_err(DeviceError::at(Call::Read, name, addr))?;
         let found = checksum(&bytes);
         if found != at.checksum {
             let detail = format!("checksum {found:#018x}, expected {:#018x}", at.checksum);
@@ -202,8 +213,8 @@ impl PageStore {
             },
         };
         let mut log = self.log.lock();
-        log.push((first, -1));
-        log.extend(second.map(|second| (second, -1)));
+        log.events.push((first, -1));
+        log.events.extend(second.map(|second| (second, -1)));
         Ok(Place {
             addr: first.addr,
             copy: second.map_or(0, |second| second.addr),
@@ -214,7 +225,7 @@ impl PageStore {
     pub(crate) fn free_fresh(&self, shape: &Shape, place: Place) {
         for addr in place.copies() {
             let extent = Extent::new(addr, shape.page_bytes.into());
-            self.log.lock().push((extent, 1));
+            self.log.lock().events.push((extent, 1));
             self.space.lock().free_now(extent);
         }
     }
@@ -223,14 +234,38 @@ impl PageStore {
     pub(crate) fn free_flushed(&self, shape: &Shape, place: Place) {
         for addr in place.copies() {
             let extent = Extent::new(addr, shape.page_bytes.into());
-            self.log.lock().push((extent, 1));
+            self.log.lock().events.push((extent, 1));
             self.space.lock().free_at_commit(extent);
         }
     }
 
     /// Allocations (-1) and freeings (+1) of pages since the last call.
     pub(crate) fn take_log(&self) -> Vec<(Extent, i8)> {
-        std::mem::take(&mut *self.log.lock())
+        let mut log = self.log.lock();
+        let news = log.events[log.taken..].to_vec();
+        log.taken = log.events.len();
+        news
+    }
+
+    /// Forgets the allocations and freeings: their pages are written.
+    pub(crate) fn end_log(&self) {
+        *self.log.lock() = PageLog::default();
+    }
+
+    /// Takes back the allocations and freeings since the last flush, of which no page is written.
+    /// Those pages that are freed at the commit are up to the allocator.
+    pub(crate) fn undo_log(&self) {
+        let events = std::mem::take(&mut *self.log.lock()).events;
+        let mut fresh = BTreeSet::new();
+        for (extent, change) in events {
+            if change < 0 {
+                fresh.insert(extent);
+            } else {
+                fresh.remove(&extent);
+            }
+        }
+        let mut space = self.space.lock();
+        fresh.into_iter().for_each(|extent| space.free_now(extent));
     }
 
     /// Frees the page behind `link`, which a writer gives up or replaces by a copy.
@@ -286,14 +321,23 @@ impl<'a> Batch<'a> {
                 }
                 _ => {
                     if let Some((start, run)) = run.replace((addr, bytes)) {
-                        self.store.device.write_at(start, &run)?;
+                        self.write_run(start, &run)?;
                     }
                 }
             }
         }
         match run {
-            Some((start, run)) => Ok(self.store.device.write_at(start, &run)?),
+            Some((start, run)) => self.write_run(start, &run),
             None => Ok(()),
         }
+    }
+
+    fn write_run(&self, start: u64, run: &[u8]) -> Result<()> {
+        let written = self.store.device.write_at(start, run);
+        Ok(written.map_err(DeviceError::at(
+            Call::Write,
+            "pages of the node table",
+            start,
+        ))?)
     }
 }

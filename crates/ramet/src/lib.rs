@@ -87,7 +87,7 @@ use std::sync::Arc;
 
 use ramet_betree::{FormatOptions, OpenOptions};
 use ramet_block::owner::{Contents, own};
-use ramet_block::{Access, Budget, ClaimError, Uuid, create_image};
+use ramet_block::{Access, Budget, Call, ClaimError, DeviceError, Uuid, create_image};
 
 pub use ramet_betree::{
     Batch, Diff, Difference, Error, KEY_BYTES_MAX, PathCounts, Result, Scan, Seq, Snapshot, Span,
@@ -156,10 +156,8 @@ impl Options {
     /// # Errors
     /// `Invalid` when the device is too small, and the errors of the device.
     pub fn create_on(&self, device: Arc<dyn Device>) -> Result<Tree> {
-        let uuid = Uuid::random().map_err(|e| Error::Io {
-            what: "a random number",
-            source: Arc::new(e),
-        })?;
+        let uuid = Uuid::random()
+            .map_err(|e| Error::Io(DeviceError::new(Call::Take, "a random number", e)))?;
         let format = FormatOptions {
             uuid: uuid.0,
             codec: self.compression,

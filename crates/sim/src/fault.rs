@@ -325,6 +325,7 @@ impl FaultRun {
                 }
                 Ok(()) => left.acknowledged = newest,
                 Err(Error::NoSpace) => {}
+                Err(error) if error.is_of_a_read() => refused(&error)?,
                 Err(error) => {
                     refused(&error)?;
                     left.is_stopped = true;

@@ -51,7 +51,7 @@ pub(crate) fn verify(
         progress(seen.len() as u64);
         match check_node(store, &handle, &mut todo) {
             Ok(violations) => found.extend(violations),
-            Err(Error::Io { what, source }) => return Err(Error::Io { what, source }),
+            Err(error @ Error::Io(_)) => return Err(error),
             Err(error) => found.push(format!(
                 "{} node {}: {error}",
                 number(&error),
@@ -199,7 +199,7 @@ fn check_ranges(nodes: &NodeCache, handle: &Handle, node: &Skeleton) -> Result<V
         }
         let below = match nodes.skeleton(&child.node) {
             Ok(below) => below,
-            Err(Error::Io { what, source }) => return Err(Error::Io { what, source }),
+            Err(error @ Error::Io(_)) => return Err(error),
             Err(_) => continue,
         };
         if !below.range().covers(&child.translation.range(&range)) {

@@ -47,7 +47,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Codec, Device, Extent, JournalPos, ZstdLevel, is_no_space};
+use ramet_block::{BLOCK_BYTES, Call, Codec, Device, Extent, JournalPos, ZstdLevel, is_no_space};
 
 use crate::error::{Error, Result, io_error};
 use crate::journal::backing::Backing;
@@ -594,24 +594,24 @@ impl Journal {
 
     /// Frames that were written leave the group; frames for which there was no room stay in it.
     fn write_group(&self, group: &mut Group, sync: bool) -> Result<()> {
-        let failed = |what| {
+        let failed = |call, what| {
             move |source: std::io::Error| {
                 if is_no_space(&source) {
                     return Error::NoSpace;
                 }
-                io_error(what)(source)
+                io_error(call, what)(source)
             }
         };
         if group.frames.iter().any(|s| s.names_extents)
             && !failpoints::is_on(Fault::ExtentsUnsynced)
         {
-            self.sync_device("syncing the extents that the journal names")?;
+            self.sync_device("the extents that the journal names")?;
         }
         while let Some(sealed) = group.frames.front_mut() {
             let (at, start) = (sealed.at, sealed.at.offset % self.region.len);
             let end = at.offset + sealed.len_bytes;
             self.secure(at.offset, end)
-                .map_err(failed("taking room for the journal"))?;
+                .map_err(failed(Call::Take, "room for the journal"))?;
             let bytes = match &mut sealed.frame {
                 Frame::Gathered(frame) => std::mem::take(frame).finish(
                     self.codec,
@@ -627,14 +627,14 @@ impl Journal {
             );
             if let Err(error) = self.dev.write_at(self.region.addr + start, &bytes) {
                 sealed.frame = Frame::Encoded(bytes);
-                return Err(failed("writing the journal")(error));
+                return Err(failed(Call::Write, "the journal")(error));
             }
             self.written_bytes
                 .fetch_add(bytes.len() as u64, Ordering::Relaxed);
             group.frames.pop_front();
         }
         if sync && !failpoints::is_on(Fault::JournalUnsynced) {
-            self.sync_device("syncing the journal")?;
+            self.sync_device("the journal")?;
         }
         Ok(())
     }
@@ -642,7 +642,7 @@ impl Journal {
     /// A sync that fails is a failure, for want of room too: another caller may count the lost
     /// bytes as durable.
     fn sync_device(&self, what: &'static str) -> Result<()> {
-        self.dev.sync().map_err(io_error(what))
+        self.dev.sync().map_err(io_error(Call::Sync, what))
     }
 }
 

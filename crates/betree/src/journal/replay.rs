@@ -18,7 +18,7 @@
 //! Memory: two longest frames at most, for any headers. Any bytes end in an answer.
 
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::{BLOCK_BYTES, Device, Extent, JournalPos, is_no_space};
+use ramet_block::{BLOCK_BYTES, Call, Device, Extent, JournalPos, is_no_space};
 
 use crate::error::{Error, Result, io_error};
 use crate::journal::frame::{
@@ -91,7 +91,7 @@ pub(super) fn clear_behind(dev: &dyn Device, region: Extent, end: JournalPos) ->
             match dev.write_at(addr, &zeros[..len as usize]) {
                 // A hole of a sparse device has no sector that cannot be read.
                 Err(error) if is_no_space(&error) => {}
-                written => written.map_err(io_error("writing the journal"))?,
+                written => written.map_err(io_error(Call::Write, "the journal"))?,
             }
             offset += len;
         }
@@ -184,7 +184,7 @@ impl Reader<'_> {
         let mut bytes = vec![0; len];
         self.dev
             .read_at(self.addr(offset), &mut bytes)
-            .map_err(io_error("reading the journal"))?;
+            .map_err(io_error(Call::Read, "the journal"))?;
         Ok(bytes)
     }
 

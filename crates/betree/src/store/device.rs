@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use ramet_block::{Device, Extent};
+use ramet_block::{Call, Device, Extent};
 use ramet_nodetable::NodeId;
 
 use crate::counters::{Counters, bump};
-use crate::error::{READING_A_NODE, Result, io_error};
+use crate::error::{Result, io_error_at};
 use crate::store::buffers::Spare;
 use crate::store::drop_behind::DropBehind;
 use crate::sync::Mutex;
@@ -45,7 +45,7 @@ impl NodeDevice {
     fn read_to(&self, addr: u64, buf: &mut [u8]) -> Result<()> {
         self.count(buf.len());
         let read = self.dev.read_at(addr, buf);
-        read.map_err(io_error(READING_A_NODE))
+        read.map_err(io_error_at(Call::Read, "a node", addr))
     }
 
     /// Reads `len` bytes at `addr`.
@@ -60,7 +60,7 @@ impl NodeDevice {
         let mut buf = vec![0; len];
         self.count(len);
         let read = self.dev.read_alone_at(addr, &mut buf);
-        read.map_err(io_error(READING_A_NODE))?;
+        read.map_err(io_error_at(Call::Read, "a node", addr))?;
         Ok(buf)
     }
 

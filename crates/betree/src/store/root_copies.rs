@@ -7,10 +7,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ramet_block::{Device, MetadataCopies, is_no_space};
+use ramet_block::{Call, Device, MetadataCopies, is_no_space};
 use ramet_nodetable::{NodeId, NodeTable};
 
-use crate::error::{Error, Result, io_error};
+use crate::error::{Error, Result, io_error_at};
 use crate::node::handle::Handle;
 
 /// See the module header.
@@ -70,7 +70,11 @@ impl RootCopies {
                 if is_no_space(&e) {
                     return Ok(None);
                 }
-                Err(io_error("writing the second copy of the root")(e))
+                Err(io_error_at(
+                    Call::Write,
+                    "the second copy of the root",
+                    extent.addr,
+                )(e))
             }
         }
     }

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use ramet_block::{BLOCK_BYTES, Device, checksum, is_no_space};
+use ramet_block::{BLOCK_BYTES, Call, Device, checksum, is_no_space};
 use ramet_nodetable::NodeTable;
 
 use crate::counters::Counters;
-use crate::error::{Error, Result, io_error};
+use crate::error::{Error, Result, io_error_at};
 use crate::key::range::KeyRange;
 use crate::node::buffer::Buffer;
 use crate::node::handle::{Handle, Kind, Place};
@@ -131,7 +131,7 @@ impl WriteBack {
                 // The host could not promise the space. No node refers to this one yet.
                 return Err(Error::NoSpace);
             }
-            return Err(io_error("writing a node")(e));
+            return Err(io_error_at(Call::Write, "a node", extent.addr)(e));
         }
         Ok(Place {
             extent,

@@ -316,6 +316,7 @@ impl Tree {
         let done = match self.inner.checkpointer.checkpoint_as(true) {
             // Nothing is lost as long as the journal holds the batches.
             Err(Error::NoSpace) => self.inner.checkpointer.sync(),
+            Err(error) if error.is_of_a_read() => self.inner.checkpointer.sync(),
             done => done,
         };
         self.inner.failure.close();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result, if_readable};
+use crate::error::{Result, if_readable};
 use crate::store::store::Store;
 use crate::tree::admission::Admission;
 use crate::tree::checkpoint::Checkpointer;
@@ -46,8 +46,8 @@ impl Flusher {
             }
             match done {
                 // Without space messages stay where they are; admission refuses more of them.
-                Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
-                Err(error) => self.failure.poison(&error),
+                Err(error) if !error.lets_writing_go_on() => self.failure.poison(&error),
+                _ => {}
             }
             self.signals.progressed();
         }
@@ -70,12 +70,13 @@ impl Keeper {
             return false;
         };
         let deferred_bytes = || self.store.handles.deferred.count_and_bytes().1;
-        self.store.space_debt.can_sweep()
+        let is_due = self.store.space_debt.can_sweep()
             || self.checkpointer.has_to_checkpoint()
                 && (journal.used_bytes() > journal.capacity_bytes() / 2
                     || self.admission.holds_much()
                     || deferred_bytes() > self.checkpointer.volume_bytes() / 8
-                    || self.checkpointer.age() > CHECKPOINT_EVERY)
+                    || self.checkpointer.age() > CHECKPOINT_EVERY);
+        is_due && !self.checkpointer.has_just_failed()
     }
 
     fn is_trim_due(&self, trim: &mut HeapTrim) -> bool {
@@ -97,7 +98,8 @@ impl Keeper {
     }
 
     fn commit(&self, asked: bool) -> Result<()> {
-        let is_asked = asked && self.checkpointer.has_to_checkpoint();
+        let is_asked =
+            asked && self.checkpointer.has_to_checkpoint() && !self.checkpointer.has_just_failed();
         if is_asked || self.is_checkpoint_due() {
             self.checkpointer.checkpoint()
         } else {
@@ -125,8 +127,8 @@ impl Keeper {
             }
             if self.failure.reason().is_none() {
                 match self.commit(asked) {
-                    Ok(()) | Err(Error::NoSpace | Error::Poisoned(_)) => {}
-                    Err(error) => self.failure.poison(&error),
+                    Err(error) if !error.lets_writing_go_on() => self.failure.poison(&error),
+                    _ => {}
                 }
             }
             self.signals.progressed();

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::superblock::write_superblock;
-use ramet_block::{BLOCK_BYTES, JournalPos, Superblock};
+use ramet_block::{BLOCK_BYTES, Call, Extent, JournalPos, Superblock};
 use ramet_nodetable::{Commit, NewNode, NodeId};
 
 use crate::error::{Error, Result, io_error};
@@ -35,6 +35,9 @@ use crate::sync::Mutex;
 use crate::tree::clones::Clones;
 use crate::tree::failure::Failure;
 use crate::tree::root::Root;
+
+/// Time after a checkpoint that failed at a read before the keeper tries again.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
 /// Most dead nodes that one checkpoint reclaims; the next checkpoints reclaim the rest.
 const RECLAIM_MAX: usize = 1 << 16;
@@ -104,6 +107,8 @@ pub(crate) struct Checkpointer {
     /// Of the newest checkpoint.
     pub(crate) superblock: Mutex<Superblock>,
     last: Mutex<Instant>,
+    /// When the last checkpoint failed at a read; `None` if it did not.
+    unreadable: Mutex<Option<Instant>>,
     /// The last batch in a checkpoint; later ones make a checkpoint due.
     checkpointed_seq: AtomicU64,
     /// Size of the volume, in bytes. Changes under `superblock`.
@@ -128,6 +133,7 @@ impl Checkpointer {
             volume_bytes: AtomicU64::new(sb.volume_bytes),
             superblock: Mutex::new(sb),
             last: Mutex::new(Instant::now()),
+            unreadable: Mutex::new(None),
         }
     }
 
@@ -197,14 +203,29 @@ impl Checkpointer {
         self.checkpoint_as(false)
     }
 
-    /// Writes a checkpoint; `clean` marks the volume as properly closed. Any failure but `NoSpace`
-    /// ends all writing.
+    /// Writes a checkpoint; `clean` marks the volume as properly closed. A failed write or sync
+    /// ends all writing. After `NoSpace`, and when a node or a page cannot be read, nothing has
+    /// changed: a later checkpoint tries again, and the journal holds the batches meanwhile.
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
         self.write_checkpoint(clean).inspect_err(|error| {
-            if !matches!(error, Error::NoSpace | Error::ReadOnly | Error::Poisoned(_)) {
+            if !error.lets_writing_go_on() {
                 self.failure.poison(error);
+            } else if error.is_of_a_read() {
+                let before = self.unreadable.lock().replace(Instant::now());
+                if before.is_none() {
+                    tracing::error!(
+                        %error,
+                        "a checkpoint failed and is tried again; changes stay in the journal meanwhile"
+                    );
+                }
             }
         })
+    }
+
+    /// Whether the last checkpoint failed at a read, a short time ago. It would fail again.
+    pub(crate) fn has_just_failed(&self) -> bool {
+        let failed = *self.unreadable.lock();
+        failed.is_some_and(|at| at.elapsed() < RETRY_AFTER)
     }
 
     /// See [`crate::Tree::grow`].
@@ -223,7 +244,8 @@ impl Checkpointer {
             }
             if bytes > before {
                 let dev = &self.store.dev;
-                dev.grow(bytes).map_err(io_error("growing the device"))?;
+                dev.grow(bytes)
+                    .map_err(io_error(Call::Grow, "the device"))?;
                 self.store.table.grow(bytes)?;
                 self.volume_bytes.store(bytes, Ordering::Relaxed);
             }
@@ -335,13 +357,13 @@ impl Checkpointer {
             record.copy = copy;
         }
         let committed = self.store.table.commit(new, root, reclaim_max, &pinned);
-        committed.map_err(|error| {
-            // The table is half changed in memory: nothing more can be written, whichever error
-            // it was.
-            let error = Error::from(error);
-            self.failure.poison(&error);
-            error
-        })
+        Ok(committed.inspect_err(|_| {
+            if let (Some(addr), Some(place)) = (copy, written.root.unrecorded_place()) {
+                // The next checkpoint writes another one.
+                let copy = Extent::new(addr, place.extent.len);
+                self.store.table.space().free_unpublished(copy);
+            }
+        })?)
     }
 
     /// The superblock that names the written state.
@@ -396,6 +418,7 @@ impl Checkpointer {
         store.counters.took(StructuralPath::Checkpoints);
         self.checkpointed_seq.store(written.seq, Ordering::Relaxed);
         *self.last.lock() = Instant::now();
+        *self.unreadable.lock() = None;
         self.store.sharing.begin_interval();
     }
 
@@ -443,7 +466,7 @@ impl Checkpointer {
             self.store
                 .dev
                 .sync()
-                .map_err(io_error("syncing a checkpoint"))?;
+                .map_err(io_error(Call::Sync, "a checkpoint"))?;
         }
         Ok(write_superblock(&*self.store.dev, next)?)
     }

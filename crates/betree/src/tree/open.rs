@@ -17,8 +17,8 @@ use ramet_block::superblock::{
     AREA_END, read_copies, read_superblock, scrub_copies, write_superblock,
 };
 use ramet_block::{
-    BLOCK_BYTES, Budget, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label, MetadataCopies,
-    Overlay, PageRef, Superblock,
+    BLOCK_BYTES, Budget, Call, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label,
+    MetadataCopies, Overlay, PageRef, Superblock,
 };
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
@@ -142,13 +142,13 @@ impl Tree {
         let roots = NodeTable::format(dev, usable(&sb), sb.metadata_copies)?;
         sb.node_table = roots.node_table;
         sb.space_map = roots.space_map;
-        dev.sync().map_err(io_error("syncing a new volume"))?;
+        dev.sync().map_err(io_error(Call::Sync, "a new volume"))?;
         // Both slots, so that no older superblock is left to choose.
         for generation in [1, 2] {
             sb.generation = generation;
             write_superblock(&**dev, &sb)?;
         }
-        dev.sync().map_err(io_error("syncing a new volume"))
+        dev.sync().map_err(io_error(Call::Sync, "a new volume"))
     }
 
     /// Opens a volume; after a crash it holds all batches that were acknowledged.
@@ -177,7 +177,7 @@ fn open_for_writing(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree
         // A process that died may have left writes that were never synced, a superblock among them.
         // The bytes that are read here must be durable before older ones are written over.
         dev.sync()
-            .map_err(io_error("syncing the writes of an earlier mount"))?;
+            .map_err(io_error(Call::Sync, "the writes of an earlier mount"))?;
     }
     let sb = read_superblock(&**dev)?;
     repair_copies(&**dev, &sb)?;
@@ -258,7 +258,7 @@ fn inner_of(
 fn repair_copies(dev: &dyn Device, sb: &Superblock) -> Result<()> {
     // A power cut may have torn the second copy of either slot. The checkpoint after the next
     // writes over the first copy, and if that were torn as well, the slot would be lost.
-    for bad in scrub_copies(dev, sb, false).map_err(io_error("repairing a superblock"))? {
+    for bad in scrub_copies(dev, sb, false).map_err(io_error(Call::Write, "a superblock"))? {
         tracing::info!(
             addr = bad.addr,
             detail = bad.detail,
@@ -391,7 +391,7 @@ fn begin_epoch(inner: &Inner, end: JournalPos, replayed: u64) -> Result<()> {
         sb.generation += 1;
         sb.journal_start = end;
         write_superblock(&*dev, &sb)?;
-        dev.sync().map_err(io_error("syncing a superblock"))?;
+        dev.sync().map_err(io_error(Call::Sync, "a superblock"))?;
     }
     inner.checkpointer.begin(journal, sb);
     Ok(())

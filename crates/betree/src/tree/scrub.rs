@@ -14,8 +14,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::Superblock;
 use ramet_block::superblock::scrub_copies;
+use ramet_block::{Call, Superblock};
 use ramet_nodetable::{BadPage, NodeId, TableRoots};
 
 use crate::error::{Error, Result, io_error};
@@ -161,8 +161,8 @@ impl Scrub {
         let store = &inner.store;
         let sb = inner.checkpointer.superblock.lock();
         let is_fixed = inner.journal().is_none() || inner.failure.reason().is_some();
-        let copies =
-            scrub_copies(&*store.dev, &sb, is_fixed).map_err(io_error("repairing a superblock"))?;
+        let copies = scrub_copies(&*store.dev, &sb, is_fixed)
+            .map_err(io_error(Call::Write, "a superblock"))?;
         found.extend(copies.into_iter().map(|copy| Damage {
             what: "superblock",
             addr: copy.addr,
@@ -345,7 +345,11 @@ fn damage(error: Error, range: Option<&KeyRange>) -> Damage {
     let keys = range.map(|range| (range.lo.clone(), range.hi.clone()));
     let (what, addr, detail) = match error {
         Error::Corrupt { what, addr, detail } => (what, addr, detail),
-        Error::Io { what, source } => (what, 0, source.to_string()),
+        Error::Io(error) => (
+            error.what,
+            error.addr.unwrap_or(0),
+            error.source.to_string(),
+        ),
         other => ("node", 0, other.to_string()),
     };
     Damage {

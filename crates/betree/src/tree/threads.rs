@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use ramet_block::Call;
+
 use crate::error::{Result, io_error};
 use crate::sync::Mutex;
 use crate::tree::failure::Failure;
@@ -27,7 +29,7 @@ impl Threads {
         let thread = std::thread::Builder::new()
             .name(name.into())
             .spawn(move || failure.poisoning(work))
-            .map_err(io_error("starting a thread"))?;
+            .map_err(io_error(Call::Start, "a thread"))?;
         self.running.lock().push(thread);
         Ok(())
     }

@@ -84,6 +84,7 @@ mod tests {
     use super::super::format::BYTES;
     use super::super::format::tests::sample;
     use super::*;
+    use crate::{Call, DeviceError};
 
     /// The contents of one copy.
     #[derive(Clone, Copy, Debug)]
@@ -147,7 +148,7 @@ mod tests {
             // The copy that cannot be read may be generation 7.
             (
                 [[Good(6), Good(6)], [Unread, Good(5)]],
-                Err("superblock cannot be read"),
+                Err("reading a superblock"),
             ),
             ([[Good(6), Good(6)], [Torn(7), Torn(7)]], Err(lost)),
             ([[Good(6), Good(6)], [Zero, Zero]], Err(lost)),
@@ -177,7 +178,10 @@ mod tests {
         ];
         for (slots, want) in table {
             let copy = |slot: usize, kind: Slot| match kind {
-                Unread => Err(SuperblockError::Io(io::Error::other("bad sector"))),
+                Unread => {
+                    let source = io::Error::other("bad sector");
+                    Err(DeviceError::new(Call::Read, "a superblock", source).into())
+                }
                 kind => Superblock::decode(slot, &bytes_of(kind)),
             };
             let copies = [0, 1].map(|slot| slots[slot].map(|kind| copy(slot, kind)));

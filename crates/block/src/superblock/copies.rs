@@ -5,7 +5,10 @@ use std::io;
 use super::choose::{Copy, best_copy, choose};
 use super::format::{BYTES, SLOTS, Superblock, SuperblockError};
 use crate::device::Device;
+use crate::device_error::{Call, DeviceError};
 use crate::failpoints::{self, Fault};
+
+const SUPERBLOCK: &str = "a superblock";
 
 /// Reads all copies, those of slot 0 first. On a device that is too short for a copy, the copy
 /// counts as never written.
@@ -17,7 +20,10 @@ pub fn read_copies(device: &dyn Device) -> [[Copy; 2]; 2] {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                 Err(SuperblockError::NotAVolume)
             }
-            Err(error) => Err(error.into()),
+            Err(error) => {
+                let addr = SLOTS[slot][copy];
+                Err(DeviceError::at(Call::Read, SUPERBLOCK, addr)(error).into())
+            }
         }
     };
     [[read(0, 0), read(0, 1)], [read(1, 0), read(1, 1)]]
@@ -49,7 +55,8 @@ pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
         sb.generation = generation;
         write_superblock(device, &sb)?;
     }
-    device.sync()?;
+    let synced = device.sync();
+    synced.map_err(|e| DeviceError::new(Call::Sync, SUPERBLOCK, e))?;
     Ok(sb)
 }
 
@@ -134,11 +141,16 @@ pub fn scrub_copies(
 pub fn write_superblock(device: &dyn Device, sb: &Superblock) -> Result<(), SuperblockError> {
     let [first, second] = SLOTS[sb.slot()];
     let bytes = sb.encode();
-    device.write_at(first, &bytes)?;
+    let write = |addr| {
+        let written = device.write_at(addr, &bytes);
+        written.map_err(DeviceError::at(Call::Write, SUPERBLOCK, addr))
+    };
+    write(first)?;
     if !failpoints::is_on(Fault::SuperblockUnsynced) {
-        device.sync()?;
+        let synced = device.sync();
+        synced.map_err(|e| DeviceError::new(Call::Sync, SUPERBLOCK, e))?;
     }
-    Ok(device.write_at(second, &bytes)?)
+    Ok(write(second)?)
 }
 
 #[cfg(test)]

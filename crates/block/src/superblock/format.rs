@@ -1,10 +1,9 @@
 //! The bytes of one copy: fields, flags, label, checksum.
 
-use std::io;
-
 use thiserror::Error;
 
 use crate::codec::{Codec, ZstdLevel};
+use crate::device_error::DeviceError;
 use crate::encoding::{DecodeError, Reader, Writer};
 use crate::identity::Label;
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
@@ -167,8 +166,8 @@ pub enum SuperblockError {
         cause: Box<SuperblockError>,
     },
     /// The medium failed.
-    #[error("superblock cannot be read or written: {0}")]
-    Io(#[from] io::Error),
+    #[error("{0}")]
+    Io(#[from] DeviceError),
 }
 
 impl Superblock {

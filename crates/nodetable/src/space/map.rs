@@ -266,6 +266,18 @@ impl SpaceMap {
         self.freed.push(extent);
     }
 
+    /// Number of extents that the running commit frees.
+    pub fn freed_count(&self) -> usize {
+        self.freed.len()
+    }
+
+    /// Takes back the freeing of all extents but the first `count`: the commit failed.
+    pub fn keep_freed(&mut self, count: usize) {
+        for extent in self.freed.drain(count.min(self.freed.len())..) {
+            self.pending_bytes -= extent.len;
+        }
+    }
+
     /// Hands over the extents freed since the last call; they stay freed-pending.
     pub fn take_freed(&mut self) -> Vec<Extent> {
         std::mem::take(&mut self.freed)

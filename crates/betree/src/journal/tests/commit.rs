@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 
+use ramet_block::{Call, DeviceError};
+
 use super::*;
 
 #[test]
@@ -229,10 +231,11 @@ fn after_a_failed_sync_nothing_is_durable_ever_again() {
     dev.fail_sync.store(true, Ordering::SeqCst);
     assert!(matches!(
         journal.commit(2),
-        Err(Error::Io {
-            what: "syncing the journal",
+        Err(Error::Io(DeviceError {
+            call: Call::Sync,
+            what: "the journal",
             ..
-        })
+        }))
     ));
     dev.fail_sync.store(false, Ordering::SeqCst);
     journal.append(3, &[b"later"], false);
