@@ -80,10 +80,9 @@ fn call_all(u: &mut Unstructured<'_>, volume: &Arc<Volume>) -> Result<()> {
         }
         let (number, bytes) = request(u, token)?;
         let (ino, state) = u.choose(&dirs)?;
-        let caller = Caller {
-            uid: *u.choose(&[0, 0, 0, 1000])?,
-            gid: *u.choose(&[0, 1000])?,
-            groups: Vec::new(),
+        let caller = match *u.choose(&[0, 0, 0, 1000])? {
+            0 => Caller::root(),
+            uid => Caller::user(uid, *u.choose(&[0, 1000])?),
         };
         let answer = controls.call(number, &bytes, (*ino, state.as_ref()), &caller);
         if let (SOURCE, Some(Ok(answer))) = (number, &answer) {

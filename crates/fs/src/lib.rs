@@ -51,7 +51,7 @@ pub use format::ino::{Ino, ROOT_INO};
 pub use format::name::NAME_BYTES_MAX;
 pub use format::record::{Kind, Time};
 pub use namespace::attr::Attr;
-pub use ops::access::{Caller, Credentials, Writer};
+pub use ops::access::{Caller, Capabilities, Credentials, NOBODY, Writer};
 pub use ops::attr::{Attributes, SetAttr, SetTime};
 pub use ops::clone::CloneMode;
 pub use ops::copy_range::Copied;

@@ -163,9 +163,8 @@ fn new_entries_get_the_list_of_their_directory_in_place_of_the_umask() {
 fn lists_decide_who_clones_into_a_directory_and_removes_from_it() {
     let volume = volume();
     let caller = |uid, gid, groups: &[u32]| Caller {
-        uid,
-        gid,
         groups: groups.to_vec(),
+        ..Caller::user(uid, gid)
     };
     let attempt = |lists: [u16; 6], caller: &Caller| {
         let dir = make(&volume, ROOT_INO, b"d", Kind::Directory, 0o700, 0).ino;

@@ -353,9 +353,8 @@ fn times_before_1970_and_nanoseconds_are_kept() {
 fn a_clone_needs_the_owner_a_way_there_and_a_writable_directory() {
     let volume = volume();
     let user = Caller {
-        uid: 7,
-        gid: 7,
         groups: vec![9],
+        ..Caller::user(7, 7)
     };
     let own = volume
         .names()

@@ -38,7 +38,7 @@ impl Requests {
             unreachable!("the version is ours");
         };
         let server = Server::new(volume, Kernel::default())?;
-        let agreed = offer.take(ring);
+        let agreed = offer.take(ring, true);
         server.agree(agreed);
         Ok(Self {
             server,

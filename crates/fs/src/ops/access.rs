@@ -10,15 +10,44 @@ use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
 use crate::ops::acl::list_of;
 
-/// The user on whose behalf an operation runs.
+/// The capabilities of a process that permissions depend on, as the bits of capabilities(7).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capabilities(pub u64);
+
+impl Capabilities {
+    const CHOWN: Self = Self(1 << 0);
+    const DAC_OVERRIDE: Self = Self(1 << 1);
+    const DAC_READ_SEARCH: Self = Self(1 << 2);
+    const FOWNER: Self = Self(1 << 3);
+    /// Changes leave setuid and setgid.
+    pub const FSETID: Self = Self(1 << 4);
+    /// Attributes of `trusted.` are shown.
+    pub const SYS_ADMIN: Self = Self(1 << 21);
+    const MKNOD: Self = Self(1 << 27);
+    /// All capabilities.
+    pub const ALL: Self = Self(u64::MAX);
+
+    /// Whether all of `others` are among these.
+    #[must_use]
+    pub fn have(self, others: Self) -> bool {
+        self.0 & others.0 == others.0
+    }
+}
+
+/// The number of no user and no group: the process cannot be seen.
+pub const NOBODY: u32 = u32::MAX;
+
+/// The process on whose behalf an operation runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
-    /// User; 0 may do everything.
+    /// User. [`NOBODY`] may do nothing.
     pub uid: u32,
     /// Group.
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
+    /// Rights of the process beyond those of its user.
+    pub capabilities: Capabilities,
 }
 
 /// The credentials of a process that changes a file, as far as setuid and setgid depend on them.
@@ -51,14 +80,24 @@ impl Caller {
     #[must_use]
     pub fn root() -> Self {
         Self {
-            uid: 0,
-            gid: 0,
-            groups: Vec::new(),
+            capabilities: Capabilities::ALL,
+            ..Self::user(0, 0)
         }
     }
 
-    pub(crate) fn is_privileged(&self) -> bool {
-        self.uid == 0
+    /// A user with one group and no capabilities.
+    #[must_use]
+    pub fn user(uid: u32, gid: u32) -> Self {
+        Self {
+            uid,
+            gid,
+            groups: Vec::new(),
+            capabilities: Capabilities::default(),
+        }
+    }
+
+    fn has(&self, capabilities: Capabilities) -> bool {
+        self.capabilities.have(capabilities)
     }
 
     fn is_in(&self, group: u32) -> bool {
@@ -74,8 +113,12 @@ impl Caller {
         access: u32,
     ) -> Result<()> {
         const GROUP_BITS: u32 = 0o070;
-        if self.is_privileged() {
+        let reads = access & WRITE == 0 && self.has(Capabilities::DAC_READ_SEARCH);
+        if reads || self.has(Capabilities::DAC_OVERRIDE) {
             return Ok(());
+        }
+        if self.uid == NOBODY {
+            return Err(Error::Access);
         }
         let of_class = |shift: u32| record.mode >> shift & access == access;
         let is_owner = self.uid == record.uid;
@@ -121,21 +164,32 @@ impl Caller {
         let is_tree = Kind::from_mode(victim.mode) == Some(Kind::Directory);
         let is_sticky = dir.mode & S_ISVTX != 0;
         let owns = self.uid == victim.uid || (is_sticky && !is_tree && self.uid == dir.uid);
-        if self.is_privileged() || owns || !(is_sticky || is_tree) {
+        // The rest of the tree may belong to others, in directories that are closed.
+        let may_all = if is_tree {
+            self.has(Capabilities::FOWNER) && self.has(Capabilities::DAC_OVERRIDE)
+        } else {
+            self.has(Capabilities::FOWNER)
+        };
+        if may_all || owns || !(is_sticky || is_tree) {
             Ok(())
         } else {
             Err(Error::NotPermitted)
         }
     }
 
-    /// Whether an object may be copied with owner and mode. Its owner may, but not copy device
-    /// nodes.
+    /// Whether an object may be copied with owner and mode. Its owner may; others need the
+    /// capabilities to read everything, and to give the copy its owner and mode. A device node needs
+    /// that to make one.
     pub(crate) fn may_copy(&self, source: &Record) -> Result<()> {
         let is_device = matches!(
             Kind::from_mode(source.mode),
             Some(Kind::CharDevice | Kind::BlockDevice)
         );
-        if self.is_privileged() || (self.uid == source.uid && !is_device) {
+        let reads_all =
+            self.has(Capabilities::DAC_OVERRIDE) || self.has(Capabilities::DAC_READ_SEARCH);
+        let gives_away = self.has(Capabilities::CHOWN) && self.has(Capabilities::FOWNER);
+        let may_copy = self.uid == source.uid || reads_all && gives_away;
+        if may_copy && (!is_device || self.has(Capabilities::MKNOD)) {
             Ok(())
         } else {
             Err(Error::NotPermitted)

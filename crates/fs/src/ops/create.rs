@@ -54,7 +54,7 @@ impl NewInode<'_> {
     }
 
     /// The record of the inode in a directory with the record `parent`.
-    fn record(&self, parent: &Record, now: Time) -> Record {
+    pub(crate) fn record(&self, parent: &Record, now: Time) -> Record {
         let mode = self.kind.mode_bits() | self.perm & !S_IFMT & 0o7777;
         let mut record = Record::new(mode, self.uid, self.gid, now);
         if parent.mode & S_ISGID != 0 {

@@ -14,7 +14,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::check_name;
-use crate::format::record::LinkEntry;
+use crate::format::record::{Kind, LinkEntry};
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::topology::Topology;
@@ -57,7 +57,8 @@ impl SharedInode<'_> {
 }
 
 impl Names {
-    /// Gives an object another name. The call counts as a lookup.
+    /// Gives an object another name, or its first one to a file without a name. The call counts as
+    /// a lookup.
     ///
     /// # Errors
     /// `NotPermitted` for a directory, `Exists`, `CrossRoot`, `NotFound` when either is gone,
@@ -69,6 +70,12 @@ impl Names {
             return Err(Error::NotPermitted);
         }
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
+        if inode.kind == Kind::Regular && matches!(*inode.location.read(), Location::Orphan) {
+            let _names = dir.lock_names();
+            self.link_nameless(&inode, At { dir: &dir, name })?;
+            self.namespace.table.remember(&inode);
+            return Ok(inode.attr());
+        }
         let new_link = self.numbers.new_ino()?.0;
         // The directory of the first name is locked with the others. A rename may move that name
         // before the lock is held; then the loop runs again.

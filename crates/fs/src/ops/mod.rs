@@ -19,6 +19,7 @@ pub(crate) mod removal;
 pub(crate) mod rename;
 pub(crate) mod reshape;
 pub(crate) mod times;
+pub(crate) mod tmpfile;
 pub(crate) mod trees;
 pub(crate) mod unlink;
 pub(crate) mod xattr;

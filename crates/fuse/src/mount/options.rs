@@ -203,6 +203,10 @@ fn why_refused(name: &str) -> Option<&'static str> {
         "mand" => "Linux has no mandatory locks any more",
         "iversion" => "files have no counter of their changes that programs could read",
         "nosymfollow" => "FUSE mounts cannot be made with it",
+        "auto_unmount" => {
+            "the daemon unmounts when it ends; after kill -9, `ramet umount` removes the mount"
+        }
+        "allow_root" => "a mount serves its user or, with allow_other, all users",
         "remount" => "use mount -o remount,ro DIR, or unmount and mount again",
         "bind" | "rbind" | "move" | "shared" | "rshared" | "slave" | "rslave" | "private"
         | "rprivate" | "unbindable" | "runbindable" => {
@@ -290,6 +294,8 @@ mod tests {
             ("mand", "mandatory"),
             ("nosymfollow", "FUSE"),
             ("remount", "again"),
+            ("auto_unmount", "daemon"),
+            ("allow_root", "allow_other"),
             ("bind", "mount(8)"),
             ("context=x", "labels"),
         ] {

@@ -696,6 +696,11 @@ numbers! {
     setxattr u32 {
         ACL_KILL_SGID = 1 << 0,
     }
+    /// Fields of a STATX that count.
+    statx u32 {
+        BASIC_STATS = 0x7ff,
+        BTIME = 0x800,
+    }
 }
 
 /// The version that this server speaks.

@@ -125,15 +125,19 @@ impl Offer {
     /// if the kernel offers it, and the server chooses which entries of a listing come with
     /// attributes. Otherwise the kernel chooses: it wants attributes with the first answer, and
     /// while a program looks up names of the directory.
+    ///
+    /// With `sees_all`, the server can see the credentials of every process, so that the mount may
+    /// be idmapped: requests then name user and group only where they create an inode.
     #[must_use]
-    pub fn take(self, ring: bool) -> Agreed {
+    pub fn take(self, ring: bool, sees_all: bool) -> Agreed {
         let way = if ring {
             init::OVER_IO_URING
         } else {
             init::READDIRPLUS_AUTO
         };
+        let idmap = if sees_all { init::ALLOW_IDMAP } else { 0 };
         Agreed {
-            capabilities: self.capabilities() & (WANTED | way),
+            capabilities: self.capabilities() & (WANTED | way | idmap),
             max_readahead: self.init.max_readahead,
         }
     }
@@ -246,20 +250,30 @@ mod tests {
     #[test]
     fn capability_that_is_not_offered_is_not_taken() {
         let all = offer(u64::MAX);
-        assert!(all.take(true).has_ring() && !all.take(true).kernel_chooses_attributes());
-        assert!(!all.take(false).has_ring() && all.take(false).kernel_chooses_attributes());
-        assert!(!all.take(true).has(init::WRITEBACK_CACHE));
-        assert!(all.take(true).form().has_setxattr_ext);
+        assert!(
+            all.take(true, true).has_ring() && !all.take(true, true).kernel_chooses_attributes()
+        );
+        assert!(
+            !all.take(false, false).has_ring()
+                && all.take(false, false).kernel_chooses_attributes()
+        );
+        assert!(!all.take(true, true).has(init::WRITEBACK_CACHE));
+        let is_idmapped = [true, false].map(|sees| all.take(true, sees).has(init::ALLOW_IDMAP));
+        assert_eq!(is_idmapped, [true, false]);
+        assert!(all.take(true, true).form().has_setxattr_ext);
         let old = offer(init::MAX_PAGES);
-        assert_eq!(old.take(true).answer().flags, 1 << 22);
-        assert_eq!(old.take(true).answer().flags2, 0);
+        assert_eq!(old.take(true, true).answer().flags, 1 << 22);
+        assert_eq!(old.take(true, true).answer().flags2, 0);
         let without_ext = offer(init::OVER_IO_URING);
-        assert!(!without_ext.take(true).has_ring(), "the field is not valid");
+        assert!(
+            !without_ext.take(true, true).has_ring(),
+            "the field is not valid"
+        );
     }
 
     #[test]
     fn limits_are_answered() {
-        let answer = offer(u64::MAX).take(false).answer();
+        let answer = offer(u64::MAX).take(false, false).answer();
         assert_eq!((answer.major, answer.minor), (7, 45));
         assert_eq!(answer.max_write, 1 << 20);
         let page_bytes = rustix::param::page_size();
@@ -293,7 +307,11 @@ mod tests {
     #[test]
     fn only_a_file_that_is_written_alone_goes_past_pages_and_only_if_the_kernel_drops_them() {
         let is_direct = |flags: OFlags, capabilities| {
-            offer(capabilities).take(false).created_flags(flags.bits()) & fopen::DIRECT_IO != 0
+            offer(capabilities)
+                .take(false, false)
+                .created_flags(flags.bits())
+                & fopen::DIRECT_IO
+                != 0
         };
         let writes = OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND;
         assert!(is_direct(writes, u64::MAX));

@@ -3,7 +3,7 @@
 //! An answer is a header, a short structure, and a body of any length. The structure lies in the
 //! answer itself. The body lies in the room that came with the request, or in bytes of its own.
 
-use ramet_fs::{Attr, BLOCK_BYTES};
+use ramet_fs::{Attr, BLOCK_BYTES, Time};
 use rustix::io::Errno;
 
 use super::negotiate::{GENERATION, MISSING_TTL, TTL};
@@ -88,6 +88,12 @@ impl Reply {
             attr: attr_out(attr),
         };
         Self::new(&out.encode(), Body::Empty)
+    }
+
+    /// Attributes with the time of creation, as statx(2) has them.
+    #[must_use]
+    pub fn statx(attr: &Attr) -> Self {
+        Self::new(&[], Body::Bytes(statx_out(attr).encode().to_vec()))
     }
 
     /// An open file or directory; `flags` are of [`abi::fopen`].
@@ -260,6 +266,39 @@ fn attr_out(attr: &Attr) -> abi::Attr {
         rdev: attr.rdev,
         blksize: u32::try_from(BLOCK_BYTES).expect("a few kilobytes"),
         flags: 0,
+    }
+}
+
+fn statx_out(attr: &Attr) -> abi::StatxOut {
+    let basic = attr_out(attr);
+    let time = |time: Time| abi::SxTime {
+        sec: time.secs,
+        nsec: time.nanos,
+        reserved: 0,
+    };
+    let dev = u64::from(attr.rdev);
+    abi::StatxOut {
+        attr_valid: TTL.as_secs(),
+        attr_valid_nsec: TTL.subsec_nanos(),
+        stat: abi::Statx {
+            mask: abi::statx::BASIC_STATS | abi::statx::BTIME,
+            blksize: basic.blksize,
+            nlink: basic.nlink,
+            uid: basic.uid,
+            gid: basic.gid,
+            mode: u16::try_from(basic.mode).expect("the type and twelve bits"),
+            ino: basic.ino,
+            size: basic.size,
+            blocks: basic.blocks,
+            atime: time(attr.atime),
+            btime: time(attr.btime),
+            ctime: time(attr.ctime),
+            mtime: time(attr.mtime),
+            rdev_major: rustix::fs::major(dev),
+            rdev_minor: rustix::fs::minor(dev),
+            ..abi::Statx::default()
+        },
+        ..abi::StatxOut::default()
     }
 }
 

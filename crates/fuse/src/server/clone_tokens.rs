@@ -105,11 +105,7 @@ mod tests {
     use super::*;
 
     fn user(uid: u32) -> Caller {
-        Caller {
-            uid,
-            gid: uid,
-            groups: Vec::new(),
-        }
+        Caller::user(uid, uid)
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The process that sent a request.
 
-use ramet_fs::{Caller, Credentials};
+use ramet_fs::{Caller, Capabilities, Credentials, NOBODY};
 
 use crate::protocol::Header;
 
@@ -22,19 +22,66 @@ impl From<&Header> for Requester {
     }
 }
 
-/// User and groups of a process. Supplementary groups come from the process table, and are empty
-/// when the process cannot be seen.
+/// User, groups and capabilities of a process. They come from the process table; a process that
+/// cannot be seen there has the rights of the user that the request names, if it names one.
 pub(crate) fn caller_of(requester: Requester) -> Caller {
-    let groups = if requester.uid == 0 {
-        Vec::new()
-    } else {
-        groups_of(requester.pid)
+    let status = status_of(requester.pid);
+    let is_ours = || is_of_our_user_namespace(requester.pid);
+    caller_in(status.as_deref(), is_ours, requester)
+}
+
+/// `is_ours` tells whether the process is in the user namespace of this one, if that can be seen:
+/// in any other namespace its capabilities say nothing.
+fn caller_in(
+    status: Option<&str>,
+    is_ours: impl FnOnce() -> Option<bool>,
+    requester: Requester,
+) -> Caller {
+    let (uid, gid) = ids_in(status, requester);
+    let capabilities = match is_ours() {
+        Some(true) => capabilities_in(status),
+        Some(false) => None,
+        None if uid == 0 => capabilities_in(status).or(Some(Capabilities::ALL)),
+        None => None,
     };
     Caller {
-        uid: requester.uid,
-        gid: requester.gid,
-        groups,
+        groups: status.map(groups_in).unwrap_or_default(),
+        capabilities: capabilities.unwrap_or_default(),
+        ..Caller::user(uid, gid)
     }
+}
+
+/// User and group that count for file systems. A request on a mount that may be idmapped names them
+/// only where it creates an inode.
+fn ids_in(status: Option<&str>, requester: Requester) -> (u32, u32) {
+    // Real, effective, saved and file system id.
+    let fourth = |name| {
+        let ids = status.map(|status| field(status, name))?;
+        ids.split_whitespace().nth(3)?.parse().ok()
+    };
+    let or = |named: u32, name| {
+        if named == NOBODY {
+            fourth(name).unwrap_or(NOBODY)
+        } else {
+            named
+        }
+    };
+    (or(requester.uid, "Uid:"), or(requester.gid, "Gid:"))
+}
+
+fn capabilities_in(status: Option<&str>) -> Option<Capabilities> {
+    let bits = field(status?, "CapEff:").trim();
+    u64::from_str_radix(bits, 16).ok().map(Capabilities)
+}
+
+/// Whether a process has the user namespace of this one; `None` if that cannot be seen.
+fn is_of_our_user_namespace(pid: u32) -> Option<bool> {
+    if pid == 0 {
+        return None;
+    }
+    let ours = std::fs::read_link("/proc/self/ns/user").ok()?;
+    let its = std::fs::read_link(format!("/proc/{pid}/ns/user")).ok()?;
+    Some(ours == its)
 }
 
 /// Groups and capability of a process, which decide on setuid and setgid of a file that the process
@@ -45,18 +92,15 @@ pub(crate) fn credentials_of(requester: Requester) -> Credentials {
 }
 
 fn credentials_in(status: Option<&str>, requester: Requester) -> Credentials {
-    const CAP_FSETID: u64 = 1 << 4;
-    let capabilities =
-        status.and_then(|status| u64::from_str_radix(field(status, "CapEff:").trim(), 16).ok());
+    let capabilities = capabilities_in(status);
     let mut groups = status.map(groups_in).unwrap_or_default();
-    groups.push(requester.gid);
-    Credentials {
-        has_fsetid: capabilities.map_or(requester.uid == 0, |all| all & CAP_FSETID != 0),
-        groups,
-    }
+    groups.push(ids_in(status, requester).1);
+    let has_fsetid = capabilities.map_or(requester.uid == 0, |all| all.have(Capabilities::FSETID));
+    Credentials { has_fsetid, groups }
 }
 
-/// The text of `/proc/PID/status`, if the process table shows the process.
+/// The text of `/proc/PID/status`, if the process table shows the process. The thread of a request
+/// waits for the answer, so that its entry is its own.
 fn status_of(pid: u32) -> Option<String> {
     if pid == 0 {
         return None;
@@ -78,10 +122,6 @@ fn groups_in(status: &str) -> Vec<u32> {
         .collect()
 }
 
-fn groups_of(pid: u32) -> Vec<u32> {
-    status_of(pid).as_deref().map(groups_in).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,14 +133,45 @@ mod tests {
             .into_iter()
             .map(rustix::process::Gid::as_raw)
             .collect();
+        let requester = |uid, pid| Requester { uid, gid: 7, pid };
+        let groups_of = |pid| caller_of(requester(NOBODY, pid)).groups;
         assert_eq!(groups_of(std::process::id()), expected);
         assert!(groups_of(0).is_empty());
-        let requester = |uid, pid| Requester { uid, gid: 7, pid };
         let here = credentials_of(requester(0, std::process::id()));
         assert_eq!(here.groups.split_last(), Some((&7, &expected[..])));
         let unseen = |uid| credentials_of(requester(uid, 0));
         assert_eq!(unseen(5).groups, [7]);
         assert_eq!([0, 5].map(|uid| unseen(uid).has_fsetid), [true, false]);
+    }
+
+    #[test]
+    fn user_is_the_request_s_or_that_of_the_file_system() {
+        let status = "Uid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nGroups:\t9 \nCapEff:\t2\n";
+        let told = |status, is_ours: Option<bool>, uid| {
+            let requester = Requester {
+                uid,
+                gid: uid,
+                pid: 1,
+            };
+            let caller = caller_in(status, || is_ours, requester);
+            (caller.uid, caller.gid, caller.capabilities.0)
+        };
+        let here = Some(true);
+        assert_eq!(told(Some(status), here, NOBODY), (4, 8, 2));
+        assert_eq!(told(Some(status), here, 77), (77, 77, 2));
+        assert_eq!(told(Some(status), Some(false), NOBODY), (4, 8, 0));
+        assert_eq!(told(Some(status), Some(false), 0), (0, 0, 0));
+        assert_eq!(told(Some(status), None, 77), (77, 77, 0));
+        assert_eq!(told(Some(status), None, 0), (0, 0, 2));
+        assert_eq!(told(None, None, 0), (0, 0, u64::MAX));
+        assert_eq!(told(None, None, 77), (77, 77, 0));
+        assert_eq!(told(None, None, NOBODY), (NOBODY, NOBODY, 0));
+        let caller = caller_of(Requester {
+            uid: NOBODY,
+            gid: NOBODY,
+            pid: std::process::id(),
+        });
+        assert_eq!(caller.uid, rustix::process::geteuid().as_raw());
     }
 
     #[test]

@@ -156,17 +156,8 @@ impl Server {
                 self.names.symlink(node, name, target, requester).map(entry)
             }
             Request::Link { node: linked, name } => self.names.link(linked, node, name).map(entry),
-            Request::Create {
-                name,
-                mode: bits,
-                umask,
-                flags,
-            } => {
-                let mode = Mode { bits, umask };
-                let attr = self.names.create(node, name, mode, flags, requester)?;
-                let agreed = self.agreed.get().ok_or(Errno::IO)?;
-                let open = agreed.created_flags(flags);
-                Ok(Reply::created(&attr, created_handle(open), open))
+            request @ (Request::Create { .. } | Request::Tmpfile { .. }) => {
+                self.answer_with_open_file(header, &request)
             }
             Request::Unlink { name } => self.names.unlink(node, name).map(|()| Reply::done()),
             Request::Rmdir { name } => self.names.rmdir(node, name).map(|()| Reply::done()),
@@ -182,6 +173,7 @@ impl Server {
                 renamed.map(|()| Reply::done())
             }
             Request::Getattr { .. } => self.files.getattr(node).map(|attr| Reply::attr(&attr)),
+            Request::Statx { .. } => self.files.getattr(node).map(|attr| Reply::statx(&attr)),
             Request::Setattr(set) => {
                 let attr = self.files.setattr(node, &set_attr(&set), requester)?;
                 Ok(Reply::attr(&attr))
@@ -189,6 +181,35 @@ impl Server {
             Request::Readlink => self.files.readlink(node).map(Reply::bytes),
             request => self.answer_about_contents(header, request),
         }
+    }
+
+    /// Requests that create a file and open it.
+    fn answer_with_open_file(&self, header: &Header, request: &Request<'_>) -> Answer<Reply> {
+        let (dir, requester) = (header.node, header.into());
+        let (attr, flags) = match *request {
+            Request::Create {
+                name,
+                mode: bits,
+                umask,
+                flags,
+            } => {
+                let mode = Mode { bits, umask };
+                let created = self.names.create(dir, name, mode, flags, requester)?;
+                (created, flags)
+            }
+            Request::Tmpfile {
+                mode: bits,
+                umask,
+                flags,
+            } => {
+                let created = self.names.tmpfile(dir, Mode { bits, umask }, requester)?;
+                (created, flags)
+            }
+            _ => return Err(Errno::NOSYS),
+        };
+        let agreed = self.agreed.get().ok_or(Errno::IO)?;
+        let open = agreed.created_flags(flags);
+        Ok(Reply::created(&attr, created_handle(open), open))
     }
 
     /// Requests about the contents of the file or directory of the header.

@@ -6,7 +6,9 @@
 
 use std::sync::Arc;
 
-use ramet_fs::{Attr, Credentials, Error, Ino, Invalidation, SetAttr, SetXattr, Volume};
+use ramet_fs::{
+    Attr, Capabilities, Credentials, Error, Ino, Invalidation, SetAttr, SetXattr, Volume,
+};
 use rustix::fs::{FallocateFlags, XattrFlags};
 use rustix::io::Errno;
 
@@ -16,7 +18,7 @@ use crate::cache::probe_file::{PROBE_INO, ProbeFile};
 use crate::protocol::abi;
 use crate::protocol::negotiate::DIRECT_HANDLE;
 use crate::protocol::{Answer, FileHandle, answer};
-use crate::server::credentials::{Requester, credentials_of};
+use crate::server::credentials::{Requester, caller_of, credentials_of};
 use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
 use crate::server::request_counts::RequestCounts;
@@ -249,7 +251,16 @@ impl Files {
     /// Names of extended attributes, each with a zero behind it.
     pub(crate) fn listxattr(&self, node: Ino, requester: Requester) -> Answer<Vec<u8>> {
         let mut list = Vec::new();
-        for name in answer(self.volume.attributes().listxattr(node, requester.uid == 0))? {
+        let mut shows_trusted = None;
+        for name in answer(self.volume.attributes().listxattr(node, true))? {
+            let is_shown = !name.starts_with(b"trusted.")
+                || *shows_trusted.get_or_insert_with(|| {
+                    let caller = caller_of(requester);
+                    caller.capabilities.have(Capabilities::SYS_ADMIN)
+                });
+            if !is_shown {
+                continue;
+            }
             list.extend_from_slice(&name);
             list.push(0);
         }

@@ -7,7 +7,7 @@ use ramet_fs::control::{
     NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE,
     encode_source_reply, encode_stat_reply, encode_usage,
 };
-use ramet_fs::{Caller, ControlState, Error, Ino, Invalidation, Result, Volume};
+use ramet_fs::{Caller, Capabilities, ControlState, Error, Ino, Invalidation, Result, Volume};
 
 use rustix::io::Errno;
 
@@ -30,12 +30,12 @@ pub(crate) enum Call {
     Grow(u64),
 }
 
-/// Whether the caller could read and write the device of the volume itself. Only root and the user
-/// of the daemon may compare trees and scrub, because both tell names in directories that the
+/// Whether the caller could read and write the device of the volume itself. Only a process with
+/// CAP_SYS_ADMIN and the user of the daemon may compare trees and scrub, because both tell names in directories that the
 /// caller may not read, and a comparison tells equality of contents. Only they may grow the volume.
 fn owns_volume(caller: &Caller) -> Result<()> {
     let is_ours = caller.uid == rustix::process::geteuid().as_raw();
-    if caller.uid == 0 || is_ours {
+    if caller.capabilities.have(Capabilities::SYS_ADMIN) || is_ours {
         Ok(())
     } else {
         Err(Error::NotPermitted)

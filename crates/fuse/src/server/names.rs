@@ -152,6 +152,14 @@ impl Mode {
     };
 }
 
+impl Names {
+    /// Creates a file without a name.
+    pub(crate) fn tmpfile(&self, dir: Ino, mode: Mode, requester: Requester) -> Answer<Attr> {
+        let new = new_inode(Kind::Regular, mode, requester);
+        answer(self.volume.names().tmpfile(dir, &new))
+    }
+}
+
 fn new_inode(kind: Kind, mode: Mode, requester: Requester) -> NewInode<'static> {
     NewInode {
         umask: mode.umask,

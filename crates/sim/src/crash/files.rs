@@ -376,8 +376,29 @@ impl History {
             ..NewInode::new(kind, 0o644)
         };
         let dir = known.find(&dir)?;
+        if kind == Kind::Regular && self.rng.one_in(5) {
+            return self.tmpfile(known.volume, (dir, &name), &new);
+        }
         let made = known.volume.names().create(dir, &name, &new)?;
         known.inos.push(made.ino);
+        Ok(())
+    }
+
+    /// A file without a name, which is written, and which may get a name or stay open.
+    fn tmpfile(
+        &mut self,
+        volume: &Volume,
+        (dir, name): (Ino, &[u8]),
+        new: &NewInode<'_>,
+    ) -> ramet_fs::Result<()> {
+        let ino = volume.names().tmpfile(dir, new)?.ino;
+        self.held.push(ino);
+        let data = self.bytes(FILE_BYTES_MAX);
+        volume.files().write(ino, 0, &data, None)?;
+        if self.rng.one_in(2) {
+            volume.names().link(ino, dir, name)?;
+            self.held.push(ino);
+        }
         Ok(())
     }
 

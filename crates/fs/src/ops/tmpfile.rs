@@ -1,0 +1,90 @@
+//! Files without a name (`O_TMPFILE`), and the first name of such a file.
+//!
+//! A new file without a name is an orphan from the start: its contents are in the orphan area, and
+//! it has no record in the tree. It goes as every orphan does, when the caller has no reference to
+//! it any more, or after a crash when the volume is opened. [`Names::link`] gives it a name: one
+//! batch moves the contents there and puts the record, so after a crash the file is whole at its
+//! name, or not there.
+
+use std::sync::Arc;
+
+use crate::error::{Error, Result, gone_is_not_found};
+use crate::format::acl::{ACL_BYTES_MAX, DEFAULT};
+use crate::format::ino::Ino;
+use crate::format::keys;
+use crate::format::record::Kind;
+use crate::namespace::attr::Attr;
+use crate::namespace::inode::{Inode, Location};
+use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::ops::acl::{Inherited, list_of};
+use crate::ops::contents::{few_blocks, move_contents};
+use crate::ops::create::NewInode;
+use crate::ops::names::{At, Names};
+
+impl Names {
+    /// Creates a file without a name, as a new file in the directory would be. The call counts as a
+    /// lookup.
+    ///
+    /// # Errors
+    /// `Invalid` for another kind than a file, `NotFound` when the directory is gone, and those of
+    /// the tree.
+    pub fn tmpfile(&self, dir: Ino, new: &NewInode<'_>) -> Result<Attr> {
+        if new.kind != Kind::Regular || !new.target.is_empty() {
+            return Err(Error::Invalid("kind of a file without a name"));
+        }
+        let dir = self.namespace.dir(dir)?;
+        self.namespace.tree.admit(RECORDS_BYTES + ACL_BYTES_MAX)?;
+        let mut ino = self.numbers.new_ino()?;
+        while self.namespace.table.has(ino) {
+            ino = self.numbers.new_ino()?;
+        }
+        let now = self.times.now();
+        let mut tx = Transaction::new(lock_states(&[&dir]));
+        let parent = tx.get(&dir);
+        let mut record = new.record(parent, now);
+        record.nlink = 0;
+        let default = list_of(&self.namespace, (&dir, parent), DEFAULT)?;
+        let lists = Inherited::of_directory(default, &mut record, new.umask);
+        let topology = self.namespace.topology.read();
+        topology.dir_path(&dir).map_err(gone_is_not_found)?;
+        lists.put(&mut tx, &keys::orphan(ino));
+        tx.apply(&topology, &self.namespace.tree)?;
+        let table = &self.namespace.table;
+        let inode = Inode::new(table, ino, new.kind, record, Location::Orphan);
+        table.adopt(&inode, None);
+        table.remember(&inode);
+        Ok(inode.attr())
+    }
+
+    /// Gives a file without a name its first one. The caller holds the names of the directory.
+    ///
+    /// # Errors
+    /// `Exists`, `NotFound` when the file is gone or has a name by now, and those of the tree.
+    pub(crate) fn link_nameless(&self, inode: &Arc<Inode>, at: At<'_>) -> Result<()> {
+        let _links = self.namespace.links.read();
+        if self.namespace.find(at.dir, at.name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        self.deletes.free_name(at.dir, at.name)?;
+        let mut tx = Transaction::new(lock_states(&[inode, at.dir]));
+        if !matches!(*inode.location.read(), Location::Orphan) {
+            return Err(Error::NotFound);
+        }
+        let few = few_blocks(&self.namespace, inode, tx.get(inode))?;
+        let topology = self.namespace.topology.read();
+        let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?;
+        let record = tx.get(inode).clone();
+        let (from, to) = (keys::orphan(inode.ino), keys::child(&dir.path, at.name));
+        move_contents(&mut tx, &record, &from, &to, few);
+        tx.move_to(inode, at.location());
+        let now = self.times.now();
+        let record = tx.edit(inode);
+        (record.nlink, record.ctime) = (1, now);
+        let parent = tx.edit(at.dir);
+        (parent.mtime, parent.ctime) = (now, now);
+        tx.apply(&topology, &self.namespace.tree)?;
+        let table = &self.namespace.table;
+        table.note(at.dir.ino, at.name, inode.ino);
+        Ok(())
+    }
+}
