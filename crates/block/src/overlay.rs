@@ -189,7 +189,10 @@ impl Written {
 
     fn write(&mut self, slot: u64, offset: usize, buf: &[u8]) -> io::Result<()> {
         if let Some((file, at)) = self.file_of(slot) {
-            return file.write_all_at(buf, at + offset as u64);
+            // A full disk below the file is no want of space on the volume.
+            let told =
+                |error| io::Error::other(format!("the temporary file of a recovery: {error}"));
+            return file.write_all_at(buf, at + offset as u64).map_err(told);
         }
         while self.memory.len() as u64 <= slot {
             self.memory.push(vec![0; BLOCK].into_boxed_slice());
@@ -354,6 +357,20 @@ mod tests {
         let mut last = vec![0; BLOCK];
         overlay.read_at(7 * BLOCK_BYTES, &mut last).unwrap();
         assert_eq!(last, vec![9; BLOCK]);
+    }
+
+    #[test]
+    fn a_full_disk_below_the_file_is_no_want_of_space_on_the_volume() {
+        let overlay = Overlay::with_memory(Arc::new(MemDevice::new(1 << 20)), 1);
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        overlay.written.write().file = Spill::Open(full);
+        overlay.write_at(0, &[1; BLOCK]).unwrap();
+        let error = overlay.write_at(BLOCK_BYTES, &[1; BLOCK]).unwrap_err();
+        assert!(!crate::is_no_space(&error), "{error}");
+        assert!(
+            error.to_string().starts_with("the temporary file"),
+            "{error}"
+        );
     }
 
     #[test]
