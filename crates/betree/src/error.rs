@@ -34,6 +34,10 @@ pub enum Error {
     /// The volume was opened read-only.
     #[error("the volume is read-only")]
     ReadOnly,
+    /// A node is not in memory, and the caller holds locks under which none is read. No method of
+    /// the tree returns it: the work is done again without the locks.
+    #[error("a node is not in memory")]
+    NotResident,
     /// The device holds no volume that this version can open.
     #[error("{0}")]
     NotAVolume(String),

@@ -69,6 +69,8 @@ pub use stats::WrittenBytes;
 pub use tree::api::Tree;
 pub use tree::batch::Batch;
 pub use tree::batch::Op;
+pub use tree::defer::Applied;
+pub use tree::defer::Deferred;
 pub use tree::ingest::Ingest;
 pub use tree::open::FormatOptions;
 pub use tree::open::VOLUME_BYTES_MIN;

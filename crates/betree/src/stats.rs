@@ -1,6 +1,6 @@
 //! Counters and sizes that a tree reports.
 
-use ramet_block::{Label, Uuid};
+use ramet_block::{Label, LongestTimes, Uuid};
 
 use crate::paths::PathCounts;
 
@@ -75,6 +75,9 @@ pub struct Stats {
     pub written: WrittenBytes,
     /// How often each structural path was taken since the volume was opened.
     pub paths: PathCounts,
+    /// Names of the locks that readers or writers may wait for, with the longest hold and the longest
+    /// wait of each since the volume was opened.
+    pub locks: Vec<(&'static str, LongestTimes)>,
     /// Why the volume takes no writes any more, if it does not.
     pub poisoned: Option<String>,
 }

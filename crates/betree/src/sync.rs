@@ -3,8 +3,13 @@
 //! Under `--cfg shuttle`, for tests only, they are those of a model checker, which runs threads one
 //! at a time and switches between them at every lock in ways that it chooses: see `shuttled.rs`.
 //! Atomics stay those of the standard library: all of them are counters and hints, and no data is
-//! published through them. The queue of reads ahead and the spare buffers have locks of their own,
+//! published through them. The locks that readers or other writers may have to wait for are
+//! [`TimedMutex`]es, whose times `Stats` tells. The queue of reads ahead and the spare buffers have locks of their own,
 //! outside of the model (`store/jobs.rs`, `store/buffers.rs`).
+
+use std::ops::{Deref, DerefMut};
+
+use ramet_block::{Hold, LockTimes, LongestTimes};
 
 #[cfg(all(shuttle, test))]
 pub(crate) use modelled::{Cache, Condvar, Guard, GuardResult, Mutex, MutexGuard, cache};
@@ -12,6 +17,62 @@ pub(crate) use modelled::{Cache, Condvar, Guard, GuardResult, Mutex, MutexGuard,
 pub(crate) use parking_lot::{Condvar, Mutex, MutexGuard};
 #[cfg(not(all(shuttle, test)))]
 pub(crate) use quick_cache::sync::{Cache, GuardResult};
+
+#[cfg(all(shuttle, test))]
+pub(crate) use shuttle::thread_local;
+#[cfg(not(all(shuttle, test)))]
+pub(crate) use std::thread_local;
+
+/// A mutex whose longest hold and wait are counted.
+#[derive(Debug, Default)]
+pub(crate) struct TimedMutex<T> {
+    mutex: Mutex<T>,
+    times: LockTimes,
+}
+
+/// The guard of a [`TimedMutex`].
+pub(crate) struct TimedGuard<'a, T> {
+    // Dropped first: the hold is a little longer than the lock was held, never shorter.
+    guard: MutexGuard<'a, T>,
+    _hold: Hold<'a>,
+}
+
+impl<T> TimedMutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self {
+            mutex: Mutex::new(value),
+            times: LockTimes::default(),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> TimedGuard<'_, T> {
+        // The model has no time, so its threads wait uncounted.
+        #[cfg(all(shuttle, test))]
+        let try_lock = || Some(self.mutex.lock());
+        #[cfg(not(all(shuttle, test)))]
+        let try_lock = || self.mutex.try_lock();
+        let (guard, hold) = self.times.acquire(try_lock, || self.mutex.lock());
+        TimedGuard { guard, _hold: hold }
+    }
+
+    pub(crate) fn longest(&self) -> LongestTimes {
+        self.times.longest()
+    }
+}
+
+impl<T> Deref for TimedGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for TimedGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
 
 /// The duty to load an entry of a cache: other threads that want the entry wait for it.
 #[cfg(not(all(shuttle, test)))]

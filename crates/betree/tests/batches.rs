@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use ramet_betree::{
-    Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape, successor_of_prefix,
+    Applied, Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape,
+    successor_of_prefix,
 };
 use ramet_block::{Budget, Device, MemDevice, Use};
 
@@ -366,4 +367,132 @@ fn the_queue_of_the_journal_counts_as_memory_until_it_is_written() {
     tree.rebalance_memory();
     assert_eq!(budget.used(Use::Journal), 0);
     tree.close().expect("there is room");
+}
+
+/// A tree of 4,000 keys below `a`, opened anew, so that no node is in memory.
+fn cold_tree() -> Tree {
+    let dev: Arc<dyn Device> = Arc::new(MemDevice::new(256 << 20));
+    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    let options = || OpenOptions {
+        manual: true,
+        ..OpenOptions::default()
+    };
+    let tree = Tree::open(dev.clone(), options()).expect("opens");
+    put_many(&tree, "a", 4000);
+    tree.close().expect("there is room");
+    drop(tree);
+    Tree::open(dev, options()).expect("opens")
+}
+
+fn put_many(tree: &Tree, prefix: &str, count: u32) {
+    for part in 0..count.div_ceil(1000) {
+        let mut batch = Batch::new();
+        for number in part * 1000..count.min((part + 1) * 1000) {
+            batch.put(format!("{prefix}{number:05}"), vec![1; 100]);
+        }
+        tree.apply(batch).expect("there is room");
+    }
+}
+
+fn clone_of(source: &str, copy: &str) -> Batch {
+    let mut batch = Batch::new();
+    batch.clone_prefix(source.to_owned(), copy.to_owned());
+    batch
+}
+
+#[test]
+fn a_clone_under_locks_reads_no_node_and_is_made_after_they_were_read() {
+    let tree = cold_tree();
+    let before = tree.stats();
+    let deferred = match Applied::try_on(&tree, clone_of("a", "b"), 0).expect("writes") {
+        Applied::Deferred(work) => work,
+        Applied::Done(_) => panic!("no node was in memory"),
+    };
+    let after = tree.stats();
+    assert_eq!(
+        (after.node_reads, after.seq),
+        (before.node_reads, before.seq)
+    );
+    assert_eq!(tree.scan(b"b", None).count(), 0);
+    deferred.finish(&tree).expect("reads");
+    let read = tree.stats().node_reads;
+    assert!(read > before.node_reads);
+    let applied = Applied::try_on(&tree, clone_of("a", "b"), 1).expect("writes");
+    assert!(matches!(applied, Applied::Done(_)), "{applied:?}");
+    assert_eq!(tree.stats().node_reads, read);
+    assert_eq!(tree.scan(b"b", None).count(), 4000);
+}
+
+#[test]
+fn a_clone_under_locks_waits_for_no_flush_of_its_source() {
+    let tree = cold_tree();
+    let work = || {
+        let (stats, paths) = (tree.stats(), tree.stats().paths);
+        let flushes = [
+            StructuralPath::CloneWaits,
+            StructuralPath::Rewrites,
+            StructuralPath::Flushes,
+        ];
+        (stats.node_reads, flushes.map(|path| paths[path]))
+    };
+    let mut deferred = 0;
+    for round in 0.. {
+        // The writer is as fast as the work for the clone, and so many messages wait again.
+        put_many(&tree, "a", 30_000);
+        let before = work();
+        let applied = Applied::try_on(&tree, clone_of("a", "b"), round).expect("writes");
+        assert_eq!(work(), before, "round {round}");
+        match applied {
+            Applied::Done(_) => break,
+            Applied::Deferred(work) => work.finish(&tree).expect("reads"),
+        }
+        deferred += 1;
+        assert!(round < 7, "the clone never comes to its end");
+    }
+    assert!(deferred > 0, "the messages of the source come first");
+    assert_eq!(tree.scan(b"b", None).count(), 30_000);
+    assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+}
+
+#[test]
+fn a_range_message_over_a_full_buffer_freezes_it_and_hides_all_that_it_replaces() {
+    let tree = cold_tree();
+    put_many(&tree, "c", 100);
+    let mut batch = Batch::new();
+    batch.delete_prefix("c");
+    tree.apply(batch).expect("there is room");
+    let few = tree.stats().pending_message_bytes;
+    put_many(&tree, "b", 20_000);
+    let full = tree.stats().pending_message_bytes;
+    let mut batch = Batch::new();
+    batch.delete_prefix("b");
+    batch.put("b00007", "new");
+    tree.apply(batch).expect("there is room");
+    let after = tree.stats();
+    // The messages that were replaced are in a segment of the root, and were not taken out.
+    assert!(few < full / 100 && after.pending_message_bytes > full / 2);
+    assert!(after.buffered_ranges == 1, "{}", after.buffered_ranges);
+    let left: Vec<_> = tree
+        .scan(b"b", None)
+        .map(|item| item.expect("reads").0)
+        .collect();
+    assert_eq!(left, ["b00007"]);
+    tree.checkpoint().expect("there is room");
+    assert!(tree.verify(&mut |_| {}).expect("reads").is_empty());
+    let left = tree.scan(b"b", None).count();
+    assert_eq!((left, tree.scan(b"a", None).count()), (1, 4001));
+}
+
+#[test]
+fn the_longest_holds_of_the_locks_are_told() {
+    let tree = cold_tree();
+    put_many(&tree, "a", 100);
+    tree.checkpoint().expect("there is room");
+    let locks = tree.stats().locks;
+    let held = |name| locks.iter().find(|lock| lock.0 == name).expect("a lock").1;
+    let [checkpoint, structure, state] = ["checkpoint", "structure", "state"].map(held);
+    assert!(state.hold_ns > 0 && structure.hold_ns > 0);
+    // A checkpoint holds its lock while it takes the others.
+    assert!(checkpoint.hold_ns > structure.hold_ns);
+    assert_eq!(checkpoint.wait_ns, 0, "there was one thread");
 }

@@ -68,6 +68,17 @@ fn ask_daemon(dir: &Path) -> Outcome<Value> {
     })
 }
 
+/// Prints one lock a line: the longest hold and the longest wait.
+fn show_locks(locks: &Value) -> Outcome {
+    for (name, lock) in locks.as_object().into_iter().flatten() {
+        let longest = |key: &str| Duration::from_nanos(lock[key].as_u64().unwrap_or(0));
+        let (hold, wait) = (longest("longest_hold_ns"), longest("longest_wait_ns"));
+        let label = format!("lock {}", name.replace('_', " "));
+        say!("{label:<20} held {hold:.1?}, waited for {wait:.1?}")?;
+    }
+    Ok(())
+}
+
 /// Prints one counter a line, in the order of the JSON. The names tell the units.
 fn show(counters: &Map<String, Value>) -> Outcome {
     for (name, value) in counters.iter().filter(|(_, value)| !value.is_null()) {
@@ -76,6 +87,9 @@ fn show(counters: &Map<String, Value>) -> Outcome {
             (label, format!("{} ({n})", Size::new(n)))
         } else if let (Some(label), Some(n)) = (name.strip_suffix("_ns"), number) {
             (label, format!("{:.1?}", Duration::from_nanos(n)))
+        } else if name == "locks" {
+            show_locks(value)?;
+            continue;
         } else if let Value::String(text) = value {
             (name.as_str(), text.clone())
         } else {

@@ -78,6 +78,10 @@ pub enum Error {
         /// The version that this program reads and writes.
         known: u32,
     },
+    /// The change was not made: other work of the tree comes first. No operation returns it: each is
+    /// begun anew after that work ([`crate::namespace::resolve::Namespace::until_applied`]).
+    #[error("other work comes first: {0:?}")]
+    Deferred(ramet_betree::Deferred),
     /// The tree or the device below failed.
     #[error(transparent)]
     Tree(#[from] ramet_betree::Error),

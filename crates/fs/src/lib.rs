@@ -22,7 +22,10 @@
 //!    link sets it with the topology held: `links` keeps it apart from the lookup that waits for
 //!    the topology;
 //! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the
-//!    batch is applied or a snapshot is taken, for writing while directories move: memory only;
+//!    batch is applied or a snapshot is taken, for writing while directories move: memory only.
+//!    Clones, renames and removals of trees hold it, or 4, for writing. Their batches may need nodes
+//!    or room first: such an operation lets all its locks go, has the work done, and begins anew
+//!    ([`Namespace::until_applied`](namespace::resolve::Namespace::until_applied));
 //! 8. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
 //!    the deferred deletes, the salts: for a moment, one at a time.
 //!
@@ -62,7 +65,7 @@ pub use ops::readdir::{DirEntry, DirStream, Directories};
 pub use ops::rename::RenameMode;
 pub use ops::trees::{Invalidation, Trees};
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
-pub use options::{AccessTime, FormatOptions, OpenOptions, VolumeStats};
+pub use options::{AccessTime, FormatOptions, LockStats, OpenOptions, VolumeStats};
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};

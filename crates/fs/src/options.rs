@@ -1,9 +1,10 @@
 //! Options of making and opening a volume, and the counters of an open one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use ramet_betree::TreeShape;
-use ramet_block::{Budget, Codec, Label, MetadataCopies};
+use ramet_block::{Budget, Codec, Label, LongestTimes, MetadataCopies};
 
 use crate::clock::Clock;
 
@@ -66,6 +67,24 @@ pub struct OpenOptions {
     pub manual: bool,
     /// Make each change durable before it returns.
     pub sync_each: bool,
+}
+
+/// Times of one lock since the volume was opened, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct LockStats {
+    /// The longest time for which a thread held it.
+    pub longest_hold_ns: u64,
+    /// The longest time for which a thread waited for it.
+    pub longest_wait_ns: u64,
+}
+
+impl From<LongestTimes> for LockStats {
+    fn from(longest: LongestTimes) -> Self {
+        Self {
+            longest_hold_ns: longest.hold_ns,
+            longest_wait_ns: longest.wait_ns,
+        }
+    }
 }
 
 /// Counters of a volume. Sizes in bytes.
@@ -174,6 +193,9 @@ pub struct VolumeStats {
     pub inodes_in_memory: u64,
     /// Compact inodes among them.
     pub inodes_compact: u64,
+    /// The longest holds and waits of the locks that other operations may need, by the name of the
+    /// lock.
+    pub locks: BTreeMap<String, LockStats>,
     /// The reason for which the volume takes no more writes, if it takes none.
     pub poisoned: Option<String>,
 }

@@ -419,6 +419,12 @@ impl Volume {
             reclaimed: tree.paths[StructuralPath::Reclaimed],
             checkpoints: tree.paths[StructuralPath::Checkpoints],
             inodes_in_memory: (table.len() + table.compact_len()) as u64,
+            locks: tree
+                .locks
+                .into_iter()
+                .chain(self.namespace.lock_times())
+                .map(|(name, longest)| (name.to_owned(), longest.into()))
+                .collect(),
             inodes_compact: table.compact_len() as u64,
             poisoned: tree.poisoned,
         }

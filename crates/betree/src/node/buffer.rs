@@ -179,6 +179,12 @@ impl Buffer {
         self.put_range(lo, RangeEntry { hi, msg });
     }
 
+    /// The number of messages in `range`, or `most` if there are more.
+    pub(crate) fn count_in(&self, range: &KeyRange, most: usize) -> usize {
+        let ranges = self.ranges_in(range).take(most).count();
+        ranges + self.points_in(range).take(most - ranges).count()
+    }
+
     fn remove_points(&mut self, range: &KeyRange) {
         let doomed: Vec<Bytes> = self.points_in(range).map(|(key, _)| key.clone()).collect();
         for key in doomed {

@@ -14,13 +14,14 @@ use ramet_block::{Budget, Use};
 use ramet_nodetable::NodeId;
 
 use crate::counters::{Counters, bump};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::node::block::Block;
 use crate::node::handle::Handle;
 use crate::node::run_index::RunIndex;
 use crate::node::skeleton::Skeleton;
 use crate::store::device::NodeDevice;
 use crate::store::handles::Handles;
+use crate::store::resident::may_read;
 use crate::store::root_copies::RootCopies;
 use crate::sync::{Cache, Guard, GuardResult, cache};
 
@@ -192,6 +193,10 @@ impl NodeCache {
         key: CacheKey,
         load: impl FnOnce() -> Result<Cached>,
     ) -> Result<Cached> {
+        if !may_read() {
+            // The read of another thread is waited for no more than one's own.
+            return self.parts.get(&key).ok_or(Error::NotResident);
+        }
         let mut missed = false;
         let found = self.parts.get_or_insert_with(&key, || {
             missed = true;

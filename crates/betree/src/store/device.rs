@@ -16,6 +16,7 @@ use crate::counters::{Counters, bump};
 use crate::error::{Result, io_error_at};
 use crate::store::buffers::Spare;
 use crate::store::drop_behind::DropBehind;
+use crate::store::resident::check_may_read;
 use crate::sync::Mutex;
 
 /// See the module header.
@@ -36,14 +37,17 @@ impl NodeDevice {
         }
     }
 
-    fn count(&self, len: usize) {
+    /// Counts a read. Each read comes through here: none is done in a resident scope.
+    fn begin(&self, len: usize) -> Result<()> {
+        check_may_read()?;
         bump(&self.counters.node_reads);
         let bytes_read = &self.counters.bytes_read;
         bytes_read.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     fn read_to(&self, addr: u64, buf: &mut [u8]) -> Result<()> {
-        self.count(buf.len());
+        self.begin(buf.len())?;
         let read = self.dev.read_at(addr, buf);
         read.map_err(io_error_at(Call::Read, "a node", addr))
     }
@@ -58,7 +62,7 @@ impl NodeDevice {
     /// The same; the device reads no further bytes ahead.
     pub(crate) fn read_alone(&self, addr: u64, len: usize) -> Result<Vec<u8>> {
         let mut buf = vec![0; len];
-        self.count(len);
+        self.begin(len)?;
         let read = self.dev.read_alone_at(addr, &mut buf);
         read.map_err(io_error_at(Call::Read, "a node", addr))?;
         Ok(buf)

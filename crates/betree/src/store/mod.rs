@@ -13,6 +13,7 @@ pub(crate) mod prefetch;
 pub(crate) mod read;
 pub(crate) mod read_whole;
 pub(crate) mod reservation;
+pub(crate) mod resident;
 pub(crate) mod root_copies;
 pub(crate) mod sharing;
 pub(crate) mod space;

@@ -18,6 +18,7 @@ use crate::node::run_view::{DiskRun, RunView};
 use crate::node::skeleton::Skeleton;
 use crate::node::wire::MALFORMED;
 use crate::store::cache::{ByBytes, CacheKey, Cached, Keeping, NodeCache, block_key};
+use crate::store::resident::may_read;
 use crate::store::root_copies::or_second;
 use crate::sync::{Guard, GuardResult};
 
@@ -263,6 +264,13 @@ impl NodeCache {
         }
         // Other threads that want the block wait for this read.
         let key = block_key(&run.handle, at);
+        if !may_read() {
+            return match self.parts.get(&key) {
+                Some(Cached::Block(block)) => Ok(vec![block]),
+                Some(_) => Err(two_kinds(&run.handle)),
+                None => Err(Error::NotResident),
+            };
+        }
         let guard = match self.parts.get_value_or_guard(&key, None) {
             GuardResult::Value(Cached::Block(block)) => {
                 bump(&self.counters.cache_hits);

@@ -80,6 +80,23 @@ impl Admission {
         }
     }
 
+    /// Whether memory and journal have room for `bytes` more at once, without work on the device.
+    pub(crate) fn has_room(&self, bytes: usize) -> Result<bool> {
+        self.failure.check_alive()?;
+        let journal = self.checkpointer.journal().ok_or(Error::ReadOnly)?;
+        let hard = JOURNAL_QUEUE_HARD.min(self.store.budget.part(JOURNAL_PART));
+        let queued = journal.room_for(bytes);
+        Ok(!self.is_memory_full() && queued.is_some_and(|queued| queued < hard))
+    }
+
+    /// Whether writers wait for a checkpoint to write fresh nodes.
+    fn is_memory_full(&self) -> bool {
+        // A checkpoint holds the nodes that it moves twice, and as much again may come meanwhile.
+        // Fresh nodes beyond a checkpoint of everything are held by snapshots, and waiting does not
+        // help.
+        self.store.handles.dirty.memory_bytes() > self.fresh_max() && self.checkpointer.is_behind()
+    }
+
     /// Waits until memory and journal have room for `bytes` more.
     pub(crate) fn admit(&self, bytes: usize) -> Result<()> {
         let Some(journal) = self.checkpointer.journal() else {
@@ -91,11 +108,7 @@ impl Admission {
         let mut rounds = 0;
         loop {
             self.failure.check_alive()?;
-            // A checkpoint holds the nodes that it moves twice, and as much again may come
-            // meanwhile. Fresh nodes beyond a checkpoint of everything are held by snapshots, and
-            // waiting does not help.
-            let is_full = self.store.handles.dirty.memory_bytes() > self.fresh_max()
-                && self.checkpointer.is_behind();
+            let is_full = self.is_memory_full();
             let room = journal.room_for(bytes);
             if let (false, Some(queued)) = (is_full, room) {
                 return self.drain_journal(journal, queued);
@@ -142,6 +155,24 @@ impl Admission {
         written.inspect_err(|error| self.failure.poison(error))
     }
 
+    /// Free space that is needed to write a batch of `bytes`, and the work that it leads to.
+    fn space_wanted(&self, bytes: usize, frees: bool) -> u64 {
+        let space = &self.store.space;
+        let growth = if frees {
+            space.deletion_reserve_bytes() / 4
+        } else {
+            space.backlog_reserve_bytes() + bytes as u64 / 2
+        };
+        growth + bytes as u64
+    }
+
+    /// Whether a batch has its space without a checkpoint.
+    pub(crate) fn has_space(&self, bytes: usize, frees: bool) -> bool {
+        let wanted = self.space_wanted(bytes, frees);
+        let space = &self.store.space;
+        space.unreserved_bytes() >= wanted && space.secure(wanted)
+    }
+
     /// Refuses batches that could not be written, after sweeps and checkpoints have given back all
     /// space that they can: it gives up when several of them in a row gained nothing. A batch that
     /// removes keys is refused later than one that only adds: it may go halfway into the deletion
@@ -150,12 +181,7 @@ impl Admission {
         let store = &self.store;
         let (mut best, mut stalled) = (0, 0);
         loop {
-            let growth = if frees {
-                store.space.deletion_reserve_bytes() / 4
-            } else {
-                store.space.backlog_reserve_bytes() + bytes as u64 / 2
-            };
-            let wanted = growth + bytes as u64;
+            let wanted = self.space_wanted(bytes, frees);
             if store.space.unreserved_bytes() < wanted {
                 // Other files may have given space back to the host.
                 store.table.space().look_at_host();

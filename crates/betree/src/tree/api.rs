@@ -145,25 +145,22 @@ impl Tree {
     /// [`crate::OpenOptions::sync_each`] also the errors of [`Tree::sync`]; the batch is visible
     /// then.
     pub fn apply(&self, batch: Batch) -> Result<Seq> {
-        let inner = &self.inner;
-        if inner.journal().is_none() {
-            return Err(Error::ReadOnly);
-        }
-        inner.failure.check_alive()?;
-        check(&batch)?;
-        let bytes = batch_bytes(&batch);
-        inner.admission.admit_space(bytes, batch.frees())?;
-        let record = record::encode(&batch, bytes);
-        if record.len() > self.batch_bytes_max() {
-            return Err(Error::Invalid("the batch is larger than the journal takes"));
-        }
-        inner.admission.admit(record.len())?;
-        batch.ingests().try_for_each(Ingest::claim)?;
-        let seq = inner.apply(batch, Some(&record), None)?;
-        if inner.sync_each {
-            inner.checkpointer.sync_to(seq)?;
-        }
-        Ok(seq)
+        self.inner
+            .apply_after(batch, |bytes| self.inner.admission.admit(bytes))
+    }
+
+    /// As [`Tree::apply`], for a caller that holds locks, and that called [`Tree::admit`] before it
+    /// took them: the queue of the journal is not written out under them unless it is very long.
+    ///
+    /// # Errors
+    /// As [`Tree::apply`].
+    pub fn apply_admitted(&self, batch: Batch) -> Result<Seq> {
+        let admission = &self.inner.admission;
+        self.inner
+            .apply_after(batch, |bytes| match admission.has_room(bytes)? {
+                true => Ok(()),
+                false => admission.admit(bytes),
+            })
     }
 
     /// Writes `entries`, ascending keys of `[lo, hi)`, to leaves of their own. They become visible,
@@ -213,8 +210,7 @@ impl Tree {
     /// Longest batch that can be applied, in bytes of keys and values, less some overhead.
     #[must_use]
     pub fn batch_bytes_max(&self) -> usize {
-        let capacity = self.inner.journal().map_or(0, Journal::capacity_bytes);
-        crate::journal::journal::record_bytes_max(capacity)
+        self.inner.batch_bytes_max()
     }
 
     /// Makes all batches applied before this call durable: one sequential write and one device
@@ -336,6 +332,35 @@ impl Tree {
     pub fn verify(&self, progress: &mut dyn FnMut(u64)) -> Result<Vec<String>> {
         let root = self.inner.root.state.lock().root.clone();
         crate::check::verify::verify(&self.inner.store, root, progress)
+    }
+}
+
+impl Inner {
+    /// Applies a batch after `admit` let so many bytes in.
+    fn apply_after(&self, batch: Batch, admit: impl FnOnce(usize) -> Result<()>) -> Result<Seq> {
+        if self.journal().is_none() {
+            return Err(Error::ReadOnly);
+        }
+        self.failure.check_alive()?;
+        check(&batch)?;
+        let bytes = batch_bytes(&batch);
+        self.admission.admit_space(bytes, batch.frees())?;
+        let record = record::encode(&batch, bytes);
+        if record.len() > self.batch_bytes_max() {
+            return Err(Error::Invalid("the batch is larger than the journal takes"));
+        }
+        admit(record.len())?;
+        batch.ingests().try_for_each(Ingest::claim)?;
+        let seq = self.apply(batch, Some(&record), None)?;
+        if self.sync_each {
+            self.checkpointer.sync_to(seq)?;
+        }
+        Ok(seq)
+    }
+
+    fn batch_bytes_max(&self) -> usize {
+        let capacity = self.journal().map_or(0, Journal::capacity_bytes);
+        crate::journal::journal::record_bytes_max(capacity)
     }
 }
 

@@ -211,6 +211,12 @@ impl Batch {
         });
     }
 
+    /// Whether it has clones.
+    pub(crate) fn clones(&self) -> bool {
+        let mut ops = self.ops.iter();
+        ops.any(|op| matches!(op, Op::CloneRange { .. }))
+    }
+
     /// Its ingests.
     pub(crate) fn ingests(&self) -> impl Iterator<Item = &Ingest> {
         self.ops.iter().filter_map(|op| match op {

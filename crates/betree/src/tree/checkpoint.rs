@@ -31,7 +31,7 @@ use crate::paths::StructuralPath;
 use crate::shape::Seq;
 use crate::store::fragments::Fragments;
 use crate::store::store::Store;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, TimedMutex};
 use crate::tree::clones::Clones;
 use crate::tree::failure::Failure;
 use crate::tree::root::Root;
@@ -105,7 +105,7 @@ pub(crate) struct Checkpointer {
     /// None of a tree that is read only, nor during recovery.
     journal: OnceLock<Journal>,
     /// Of the newest checkpoint.
-    pub(crate) superblock: Mutex<Superblock>,
+    pub(crate) superblock: TimedMutex<Superblock>,
     last: Mutex<Instant>,
     /// When the last checkpoint failed at a read; `None` if it did not.
     unreadable: Mutex<Option<Instant>>,
@@ -131,7 +131,7 @@ impl Checkpointer {
             failure,
             journal: OnceLock::new(),
             volume_bytes: AtomicU64::new(sb.volume_bytes),
-            superblock: Mutex::new(sb),
+            superblock: TimedMutex::new(sb),
             last: Mutex::new(Instant::now()),
             unreadable: Mutex::new(None),
         }

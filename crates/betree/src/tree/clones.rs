@@ -13,7 +13,7 @@ use crate::node::skeleton::{HEIGHT_MAX_REPLAYED, Skeleton};
 use crate::paths::StructuralPath;
 use crate::shape::Seq;
 use crate::store::store::Store;
-use crate::sync::Mutex;
+use crate::sync::TimedMutex;
 use crate::tree::batch::Batch;
 use crate::tree::root::{Root, State};
 use crate::tree::signals::Signals;
@@ -64,7 +64,7 @@ pub(crate) struct Clones {
     cache: CaptureCache,
     compacted: CompactedCopies,
     /// Held by a thread that makes a compacted copy.
-    pub(crate) compacting: Mutex<()>,
+    pub(crate) compacting: TimedMutex<()>,
 }
 
 impl Clones {
@@ -81,18 +81,21 @@ impl Clones {
             threads,
             cache: CaptureCache::default(),
             compacted: CompactedCopies::default(),
-            compacting: Mutex::new(()),
+            compacting: TimedMutex::new(()),
         }
     }
 
     /// Captures the clones of `batch` without the lock, so that no I/O happens under it. It loads
     /// the nodes on the way. A capture holds as long as no batch is applied and no message moves,
-    /// for a source that the batch does not change itself before.
+    /// for a source that the batch does not change itself before. `None` for a batch without clones.
     pub(crate) fn capture_optimistically(
         &self,
         batch: &Batch,
         terms: CloneTerms,
-    ) -> Result<OptimisticCapture> {
+    ) -> Result<Option<OptimisticCapture>> {
+        if !batch.clones() {
+            return Ok(None);
+        }
         let now = Now::of(&self.root.state.lock());
         let mut captured = Vec::with_capacity(batch.ops.len());
         let mut write_set = WriteSet::new(&batch.ops);
@@ -122,7 +125,7 @@ impl Clones {
             captured.push((!changes).then_some(found));
         }
         let Now { seq, top, .. } = now;
-        Ok(OptimisticCapture { seq, top, captured })
+        Ok(Some(OptimisticCapture { seq, top, captured }))
     }
 
     /// Captures `source` in the state `now`.
@@ -171,8 +174,13 @@ impl Clones {
                 return Ok(());
             }
         };
+        self.meet_if_possible(&prerequisite)
+    }
+
+    /// Meets a prerequisite. Where that cannot be, the clone itself does without, or reports the
+    /// error.
+    pub(crate) fn meet_if_possible(&self, prerequisite: &Prerequisite) -> Result<()> {
         match self.meet(prerequisite) {
-            // The clone itself will do without, or report the error.
             Err(Error::NoSpace) => Ok(()),
             Err(error) if error.is_of_a_read() => Ok(()),
             done => done,
@@ -197,7 +205,7 @@ impl Clones {
         self.cache.forget();
     }
 
-    fn meet(&self, prerequisite: Prerequisite) -> Result<()> {
+    fn meet(&self, prerequisite: &Prerequisite) -> Result<()> {
         self.store.counters.took(StructuralPath::CloneWaits);
         match prerequisite {
             Prerequisite::Freeze => {
@@ -205,14 +213,14 @@ impl Clones {
                 // Messages that fill leaves go into them once, before two ranges share them.
                 self.root.flush(false)
             }
-            Prerequisite::CompactedCopy(node) => self.make_compacted_copy(&node, true),
-            Prerequisite::Sink(range) => self.root.sink(&range),
+            Prerequisite::CompactedCopy(node) => self.make_compacted_copy(node, true),
+            Prerequisite::Sink(range) => self.root.sink(range),
         }
     }
 
     /// Meets the prerequisite of a clone in round `round`. Says whether the next round is patient.
     pub(crate) fn is_patient_after(&self, prerequisite: Prerequisite, round: u32) -> Result<bool> {
-        match self.meet(prerequisite) {
+        match self.meet(&prerequisite) {
             Ok(()) => Ok(round >= 2),
             // Waiting messages are copied where they cannot be written: a replay must not
             // refuse a batch that was accepted.

@@ -110,6 +110,11 @@ impl Ingest {
         Ok(())
     }
 
+    /// Gives up the claim: the batch was not applied.
+    pub(crate) fn release(&self) {
+        self.0.is_applied.store(false, Ordering::Relaxed);
+    }
+
     /// Marks that a record of the journal names the extents.
     pub(crate) fn pin_by_journal(&self, dirty: &DirtyTable) {
         let nodes = self.0.leaves.iter().map(|leaf| &leaf.node);

@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ramet_block::LongestTimes;
+
 use crate::check::usage::{Usage, usage_of};
 use crate::counters::Counters;
 use crate::error::{Error, Result};
@@ -64,8 +66,19 @@ impl Inner {
             bytes_written: c.bytes_written(),
             written: written_bytes(c, self.journal().map_or(0, Journal::written_bytes)),
             paths: c.paths(),
+            locks: self.lock_times(),
             poisoned: self.failure.reason().map(|text| text.to_string()),
         }
+    }
+
+    /// The longest holds and waits of the locks of the tree, by name, in their order.
+    fn lock_times(&self) -> Vec<(&'static str, LongestTimes)> {
+        vec![
+            ("checkpoint", self.checkpointer.superblock.longest()),
+            ("structure", self.root.structure.longest()),
+            ("compacting", self.clones.compacting.longest()),
+            ("state", self.root.state.longest()),
+        ]
     }
 }
 

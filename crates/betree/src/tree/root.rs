@@ -17,7 +17,7 @@ use crate::reshape::split::Splitter;
 use crate::shape::Seq;
 use crate::store::fragments::Fragments;
 use crate::store::store::Store;
-use crate::sync::Mutex;
+use crate::sync::TimedMutex;
 use crate::tree::failure::Failure;
 
 /// The state under a mutex that is held for microseconds.
@@ -64,16 +64,16 @@ impl State {
 
 /// The root and the memory buffer over it.
 ///
-/// `state` is held for microseconds, over memory work but for one case: a clone whose source
-/// changed after the optimistic capture captures again under it, and may read from the device.
+/// `state` is held for microseconds, over memory work but for one case: a clone that found its nodes
+/// gone from the cache sixteen times reads them under it (`apply.rs`).
 /// `structure` is held by a thread that builds a new root. Reading, writing and freezing the buffer
 /// need it not: freezing only appends to the root's segments, and [`Root::publish`] carries these
 /// segments over.
 pub(crate) struct Root {
     store: Arc<Store>,
     failure: Arc<Failure>,
-    pub(crate) state: Mutex<State>,
-    pub(crate) structure: Mutex<()>,
+    pub(crate) state: TimedMutex<State>,
+    pub(crate) structure: TimedMutex<()>,
 }
 
 impl Root {
@@ -81,8 +81,8 @@ impl Root {
         Self {
             store,
             failure,
-            state: Mutex::new(state),
-            structure: Mutex::new(()),
+            state: TimedMutex::new(state),
+            structure: TimedMutex::new(()),
         }
     }
 

@@ -6,5 +6,6 @@ mod compaction;
 pub(crate) mod inode;
 pub(crate) mod numbers;
 pub(crate) mod resolve;
+pub(crate) mod timed;
 pub(crate) mod topology;
 pub(crate) mod transaction;

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use parking_lot::RwLock;
-use ramet_betree::{Snapshot, Tree, successor_of_prefix};
+use ramet_betree::{Applied, Seq, Snapshot, Tree, successor_of_prefix};
+use ramet_block::LongestTimes;
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::{Ino, ROOT_INO};
@@ -15,7 +15,9 @@ use crate::format::keys;
 use crate::format::record::{Entry, Kind, Record};
 use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, Table};
+use crate::namespace::timed::TimedRwLock;
 use crate::namespace::topology::Topology;
+use crate::namespace::transaction::Round;
 
 /// The kind of entries in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +44,8 @@ pub(crate) struct Namespace {
     pub(crate) table: Arc<Table>,
     /// Held for reading by a change of the names of hard links. Held for writing by a move or a
     /// copy of directories, which needs to know the link entries below them.
-    pub(crate) links: RwLock<()>,
-    pub(crate) topology: RwLock<Topology>,
+    pub(crate) links: TimedRwLock<()>,
+    pub(crate) topology: TimedRwLock<Topology>,
     pub(super) compaction: Compaction,
     /// Keeps the root in the table when the kernel forgets it.
     _root: Arc<Inode>,
@@ -58,11 +60,23 @@ impl Namespace {
         Arc::new(Self {
             tree,
             table,
-            links: RwLock::new(()),
-            topology: RwLock::new(Topology { generation: 0 }),
+            links: TimedRwLock::new(()),
+            topology: TimedRwLock::new(Topology { generation: 0 }),
             compaction: Compaction::default(),
             _root: root,
         })
+    }
+
+    /// The longest holds and waits of the locks of the whole volume, by name.
+    pub(crate) fn lock_times(&self) -> [(&'static str, LongestTimes); 4] {
+        let [[links_read, links_write], [topology_read, topology_write]] =
+            [self.links.longest(), self.topology.longest()];
+        [
+            ("links_read", links_read),
+            ("links_write", links_write),
+            ("topology_read", topology_read),
+            ("topology_write", topology_write),
+        ]
     }
 
     /// Space that new data gets, in bytes.
@@ -372,6 +386,27 @@ impl Namespace {
             self.tree.prepare_clone(&keys::range(index, &path))?;
         }
         Ok(())
+    }
+
+    /// Runs an operation until its batch is applied. `run` takes locks that others need. It returns
+    /// the number of the batch. When the batch would have to wait, `run` lets its locks go with the
+    /// error `Deferred`; the work is done without any lock, and `run` begins anew. The tree bounds
+    /// the rounds.
+    pub(crate) fn until_applied<T>(
+        &self,
+        mut run: impl FnMut(Round) -> Result<(T, Seq)>,
+    ) -> Result<T> {
+        for round in Round::all() {
+            match run(round) {
+                Ok((done, seq)) => {
+                    Applied::make_durable(&self.tree, seq)?;
+                    return Ok(done);
+                }
+                Err(Error::Deferred(work)) => work.finish(&self.tree)?,
+                Err(error) => return Err(error),
+            }
+        }
+        unreachable!("a late round waits under its locks")
     }
 
     /// The kind of entries in a directory whose names are locked.

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::RwLockWriteGuard;
-use ramet_betree::{Batch, Tree};
+use ramet_betree::{Applied, Batch, Seq, Tree};
 use ramet_block::failpoints::{self, Fault};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::format::record::Record;
 use crate::namespace::inode::{Inode, Location, LockedNames};
 use crate::namespace::topology::Topology;
@@ -72,6 +72,20 @@ pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<LockedNames<'a>> {
     sorted.sort_unstable_by_key(|inode| inode.ino);
     sorted.dedup_by_key(|inode| inode.ino);
     sorted.into_iter().map(|inode| inode.lock_names()).collect()
+}
+
+/// How often an operation was run before, for want of room, of nodes in memory, or of other work.
+#[derive(Clone, Copy)]
+pub(crate) struct Round(u32);
+
+impl Round {
+    /// The round that waits under the locks of the operation.
+    pub(crate) const LAST: Self = Self(u32::MAX);
+
+    /// All rounds, from the first one on.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        (0..=u32::MAX).map(Self)
+    }
 }
 
 /// A transaction that is being put together.
@@ -134,7 +148,38 @@ impl<'a> Transaction<'a> {
     ///
     /// # Errors
     /// Those of the tree; nothing is changed then.
-    pub(crate) fn apply(mut self, topology: &Topology, tree: &Tree) -> Result<()> {
+    pub(crate) fn apply(self, topology: &Topology, tree: &Tree) -> Result<()> {
+        self.apply_by(topology, tree, |batch| Ok(tree.apply_admitted(batch)?))?;
+        Ok(())
+    }
+
+    /// The same without waiting, for an operation that holds the topology or the link lock for
+    /// writing and is run by [`Namespace::until_applied`](super::resolve::Namespace::until_applied).
+    ///
+    /// # Errors
+    /// `Deferred` when the batch has to wait, and those of the tree; nothing is changed then.
+    pub(crate) fn apply_or_defer(
+        self,
+        topology: &Topology,
+        tree: &Tree,
+        round: Round,
+    ) -> Result<Seq> {
+        let applied = self.apply_by(topology, tree, |batch| {
+            match Applied::try_on(tree, batch, round.0)? {
+                Applied::Done(seq) => Ok(seq),
+                Applied::Deferred(work) => Err(Error::Deferred(work)),
+            }
+        })?;
+        Ok(applied.unwrap_or_default())
+    }
+
+    /// Returns the number of the batch, if it was not empty.
+    fn apply_by(
+        mut self,
+        topology: &Topology,
+        tree: &Tree,
+        hand_over: impl FnOnce(Batch) -> Result<Seq>,
+    ) -> Result<Option<Seq>> {
         if failpoints::is_on(Fault::ChangeTorn) && !self.batch.is_empty() {
             tree.apply(std::mem::take(&mut self.batch))?;
         }
@@ -146,9 +191,10 @@ impl<'a> Transaction<'a> {
                 self.batch.put(key, record.encode(locked.inode.ino.0 ^ acc));
             }
         }
-        if !self.batch.is_empty() {
-            tree.apply(self.batch)?;
-        }
+        let applied = match self.batch.is_empty() {
+            true => None,
+            false => Some(hand_over(self.batch)?),
+        };
         for locked in &mut self.states.locked {
             if let Some(record) = locked.edited.take() {
                 locked.inode.touched.store(true, Ordering::SeqCst);
@@ -162,7 +208,7 @@ impl<'a> Transaction<'a> {
         for (inode, location) in self.others {
             show_move(&inode, location);
         }
-        Ok(())
+        Ok(applied)
     }
 }
 

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::{Ino, ROOT_INO};
@@ -18,7 +19,7 @@ use crate::format::name::check_name;
 use crate::format::record::{FLAG_CLONE_ROOT, Record, Time};
 use crate::namespace::inode::{DirPath, Inode};
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::contents::copy_contents;
 use crate::ops::hard_links::{LinksBelow, StagedAhead};
@@ -85,32 +86,46 @@ impl Trees {
         // next batch.
         let ino = self.numbers.new_ino()?;
         self.namespace.prepare_clone(&source)?;
+        self.namespace
+            .until_applied(|round| self.clone_now(caller, &source, (at, ino), mode, round))
+    }
+
+    /// Makes the clone, if it has not to wait. `ino` is the number of the copy.
+    fn clone_now(
+        &self,
+        caller: &Caller,
+        source: &Arc<Inode>,
+        (at, ino): (At<'_>, Ino),
+        mode: CloneMode,
+        round: Round,
+    ) -> Result<(Vec<Invalidation>, Seq)> {
+        let At { dir, name } = at;
         let _names = dir.lock_names();
-        let found = self.namespace.find(&dir, name)?;
+        let found = self.namespace.find(dir, name)?;
         match &found {
             Some(_) if mode == CloneMode::New => return Err(Error::Exists),
-            Some(found) => may_take_the_place_of(&source, found)?,
-            None => self.deletes.free_name(&dir, name)?,
+            Some(found) => may_take_the_place_of(source, found)?,
+            None => self.deletes.free_name(dir, name)?,
         }
         let _links = self.namespace.links.write();
-        let links = LinksBelow::find(&self.namespace, &source)?;
+        let links = LinksBelow::find(&self.namespace, source)?;
         let victim = found.map(|found| Victim::of(&self.namespace, found));
         let victim = victim.transpose()?;
-        let mut inodes = vec![&dir, &source];
+        let mut inodes = vec![dir, source];
         inodes.extend(links.iter().flat_map(LinksBelow::inodes));
         if let Some(victim) = &victim {
             victim.add_inodes(&mut inodes);
         }
         let mut tx = Transaction::new(lock_states(&inodes));
-        caller.may_change(&self.namespace, (&dir, tx.get(&dir)))?;
-        check_caller(caller, &tx, &source, at, victim.as_ref())?;
+        caller.may_change(&self.namespace, (dir, tx.get(dir)))?;
+        check_caller(caller, &tx, source, at, victim.as_ref())?;
         let ahead = match &links {
-            Some(links) => links.stage_ahead(&self.namespace, &tx, &source, at, ino)?,
+            Some(links) => links.stage_ahead(&self.namespace, &tx, source, at, ino)?,
             None => None,
         };
         let mut topology = self.namespace.topology.write();
         let plan = Plan {
-            source: &source,
+            source,
             at,
             ino,
             victim: victim.as_ref(),
@@ -118,13 +133,15 @@ impl Trees {
             ahead: ahead.as_ref(),
         };
         self.carry_out(&mut tx, &topology, plan)?;
-        let done = tx.apply(&topology, &self.namespace.tree);
-        done.map_err(|error| too_many_links(error, victim.as_ref()))?;
+        // To copy the shared inodes once more would take longer than to wait.
+        let round = if ahead.is_some() { Round::LAST } else { round };
+        let done = tx.apply_or_defer(&topology, &self.namespace.tree, round);
+        let seq = done.map_err(|error| too_many_links(error, victim.as_ref()))?;
         if let Some(ahead) = ahead {
             ahead.taken();
         }
         topology.generation += 1;
-        Ok(invalidations(at, victim.as_ref()))
+        Ok((invalidations(at, victim.as_ref()), seq))
     }
 
     /// Adds the clone to the transaction.

@@ -7,13 +7,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use ramet_betree::Seq;
+
 use crate::error::{Error, Result};
 use crate::format::blocks::{BLOCK_BYTES, blocks_of};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::{FLAG_SPARSE, Record};
 use crate::namespace::inode::Inode;
-use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Writer;
 use crate::ops::allocation::{Allocation, become_sparse};
 use crate::ops::contents::FEW_BLOCKS;
@@ -21,6 +23,9 @@ use crate::ops::data::Files;
 
 /// Bytes that one call copies through memory at most.
 const COPY_BYTES_MAX: u64 = 1 << 20;
+
+/// A file and an offset in it.
+type Offset<'a> = (&'a Arc<Inode>, u64);
 
 /// Result of a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,23 +84,36 @@ impl Files {
         self.deletes
             .orphan_if_large(&target, to.1.saturating_add(most))?;
         self.namespace.tree.admit(RECORDS_BYTES)?;
-        let tx = Transaction::new(lock_states(&[&source, &target]));
+        let ends = ((&source, from.1), (&target, to.1));
+        self.namespace
+            .until_applied(|round| self.copy_now(ends, len, writer, round))
+    }
+
+    /// Copies, if that has not to wait.
+    fn copy_now(
+        &self,
+        (from, to): (Offset<'_>, Offset<'_>),
+        len: u64,
+        writer: Writer<'_>,
+        round: Round,
+    ) -> Result<(Copied, Seq)> {
+        let (source, target) = (from.0, to.0);
+        let tx = Transaction::new(lock_states(&[source, target]));
         // The longest range of whole blocks that the reply can tell.
         let len = len
-            .min(tx.get(&source).size_bytes.saturating_sub(from.1))
+            .min(tx.get(source).size_bytes.saturating_sub(from.1))
             .min(u64::from(u32::MAX) / BLOCK_BYTES * BLOCK_BYTES);
         let is_in_step = from.1 == to.1 && source.ino != target.ino;
         let range = from.1..from.1 + len;
-        let plan = is_in_step.then(|| self.plan_clone(&tx, &source, &target, range));
+        let plan = is_in_step.then(|| self.plan_clone(&tx, source, target, range));
         let Some(plan) = plan.transpose()?.flatten() else {
             drop(tx);
-            return self.copy_bytes(from, to, len, writer);
+            let (from, to) = ((source.ino, from.1), (target.ino, to.1));
+            return Ok((self.copy_bytes(from, to, len, writer)?, 0));
         };
-        let cleared = self.clone_blocks(tx, plan, writer)?;
-        Ok(Copied {
-            bytes: len,
-            cleared,
-        })
+        let (cleared, seq) = self.clone_blocks(tx, plan, writer, round)?;
+        let bytes = len;
+        Ok((Copied { bytes, cleared }, seq))
     }
 
     /// Plans to clone the blocks of a range of bytes of `source` to the same offset of `target`;
@@ -149,13 +167,14 @@ impl Files {
         Ok(Replaced::Mapped(map, removed, added))
     }
 
-    /// Carries out `plan`. Tells whether the target lost privileges.
+    /// Carries out `plan`. Tells whether the target lost privileges, and the number of the batch.
     fn clone_blocks(
         &self,
         mut tx: Transaction<'_>,
         plan: BlockClone<'_>,
         writer: Writer<'_>,
-    ) -> Result<bool> {
+        round: Round,
+    ) -> Result<(bool, Seq)> {
         let target = plan.target;
         let by = tx.credentials(target, writer);
         let topology = self.namespace.topology.read();
@@ -194,8 +213,8 @@ impl Files {
         let record = tx.edit(target);
         record.size_bytes = record.size_bytes.max(plan.end);
         (record.mtime, record.ctime) = (now, now);
-        tx.apply(&topology, &self.namespace.tree)?;
-        Ok(cleared)
+        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
+        Ok((cleared, seq))
     }
 
     fn copy_bytes(

@@ -8,6 +8,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
@@ -17,7 +18,7 @@ use crate::format::record::{Kind, Record, Time};
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::resolve::Inside;
 use crate::namespace::topology::Topology;
-use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::contents::{few_blocks, move_contents};
 use crate::ops::hard_links::has_links_below;
 use crate::ops::link::SharedInode;
@@ -77,22 +78,39 @@ impl Names {
             name: to.1,
         };
         let names = Move { from, to };
-        self.with_victim(&[&from_dir, &to_dir], to, |victim, _| {
-            let source = self.namespace.find(&from_dir, from.name)?;
+        self.namespace.until_applied(|round| {
+            let seq = self.rename_now(names, mode, whiteout, round)?;
+            Ok(((), seq))
+        })
+    }
+
+    /// Renames, if that has not to wait. Returns the number of the batch.
+    fn rename_now(
+        &self,
+        names: Move<'_>,
+        mode: RenameMode,
+        whiteout: Option<Whiteout>,
+        round: Round,
+    ) -> Result<Seq> {
+        let Move { from, to } = names;
+        self.with_victim(&[from.dir, to.dir], to, |victim, _| {
+            let source = self.namespace.find(from.dir, from.name)?;
             let source = source.ok_or(Error::NotFound)?;
             match (mode, victim) {
                 (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
                 (RenameMode::Exchange, None) => Err(Error::NotFound),
-                (_, Some(victim)) if victim.ino == source.ino => Ok(()),
-                (RenameMode::Exchange, Some(victim)) => self.exchange(names, &source, victim),
+                (_, Some(victim)) if victim.ino == source.ino => Ok(0),
+                (RenameMode::Exchange, Some(victim)) => {
+                    self.exchange(names, (&source, victim), round)
+                }
                 (RenameMode::Replace | RenameMode::NoReplace, victim) => {
                     if victim.is_none() {
-                        self.deletes.free_name(&to_dir, to.name)?;
+                        self.deletes.free_name(to.dir, to.name)?;
                     }
                     if source.is_dir() {
-                        self.rename_dir(names, &source, victim, whiteout)
+                        self.rename_dir(names, (&source, victim), whiteout, round)
                     } else {
-                        self.rename_file(names, &source, victim, whiteout)
+                        self.rename_file(names, (&source, victim), whiteout, round)
                     }
                 }
             }
@@ -102,10 +120,10 @@ impl Names {
     fn rename_file(
         &self,
         names: Move<'_>,
-        source: &Arc<Inode>,
-        victim: Option<&Arc<Inode>>,
+        (source, victim): (&Arc<Inode>, Option<&Arc<Inode>>),
         whiteout: Option<Whiteout>,
-    ) -> Result<()> {
+        round: Round,
+    ) -> Result<Seq> {
         let Move { from, to } = names;
         if victim.is_some_and(|victim| victim.is_dir()) {
             return Err(Error::IsDirectory);
@@ -133,16 +151,16 @@ impl Names {
             tx.move_to(source, to.location());
         }
         names.finish(&mut tx, &topology, source, whiteout, now)?;
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply_or_defer(&topology, &self.namespace.tree, round)
     }
 
     fn rename_dir(
         &self,
         names: Move<'_>,
-        source: &Arc<Inode>,
-        victim: Option<&Arc<Inode>>,
+        (source, victim): (&Arc<Inode>, Option<&Arc<Inode>>),
         whiteout: Option<Whiteout>,
-    ) -> Result<()> {
+        round: Round,
+    ) -> Result<Seq> {
         let Move { from, to } = names;
         let inside = match victim {
             Some(victim) if !victim.is_dir() => return Err(Error::NotDirectory),
@@ -152,7 +170,6 @@ impl Names {
         if inside == Some(Inside::Entries) {
             return Err(Error::NotEmpty);
         }
-        self.namespace.prepare_clone(source)?;
         let _links = self.namespace.links.write();
         let has_links = has_links_below(&self.namespace, source)?;
         let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
@@ -179,12 +196,17 @@ impl Names {
         tx.move_to(source, to.location());
         change_parent(&mut tx, &topology, source, from, to)?;
         names.finish(&mut tx, &topology, source, whiteout, now)?;
-        tx.apply(&topology, &self.namespace.tree)?;
+        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        Ok(())
+        Ok(seq)
     }
 
-    fn exchange(&self, names: Move<'_>, source: &Arc<Inode>, target: &Arc<Inode>) -> Result<()> {
+    fn exchange(
+        &self,
+        names: Move<'_>,
+        (source, target): (&Arc<Inode>, &Arc<Inode>),
+        round: Round,
+    ) -> Result<Seq> {
         let Move { from, to } = names;
         let _links = self.namespace.links.write();
         let has_links =
@@ -201,9 +223,9 @@ impl Names {
         let now = self.times.now();
         tx.edit(target).ctime = now;
         names.finish(&mut tx, &topology, source, None, now)?;
-        tx.apply(&topology, &self.namespace.tree)?;
+        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        Ok(())
+        Ok(seq)
     }
 
     /// The removal of a name that another one takes.

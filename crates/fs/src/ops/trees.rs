@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
@@ -15,7 +16,7 @@ use crate::format::name::check_name;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
-use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
+use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::contents::delete_ranges;
 use crate::ops::deferred_delete::DeferredDeletes;
@@ -98,17 +99,29 @@ impl Trees {
         let dir = self.namespace.dir(dir)?;
         let at = At { dir: &dir, name };
         self.namespace.tree.admit(RECORDS_BYTES)?;
+        self.namespace
+            .until_applied(|round| self.remove_now(caller, at, round))
+    }
+
+    /// Removes the tree, if it has not to wait.
+    fn remove_now(
+        &self,
+        caller: &Caller,
+        at: At<'_>,
+        round: Round,
+    ) -> Result<(Vec<Invalidation>, Seq)> {
+        let At { dir, name } = at;
         let _names = dir.lock_names();
-        let found = self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?;
+        let found = self.namespace.find(dir, name)?.ok_or(Error::NotFound)?;
         let _links = self.namespace.links.write();
         let victim = Victim::of(&self.namespace, found)?;
-        let mut inodes = vec![&dir];
+        let mut inodes = vec![dir];
         victim.add_inodes(&mut inodes);
         let mut tx = Transaction::new(lock_states(&inodes));
-        caller.may_change(&self.namespace, (&dir, tx.get(&dir)))?;
-        caller.may_remove(tx.get(&dir), tx.get(&victim.inode))?;
+        caller.may_change(&self.namespace, (dir, tx.get(dir)))?;
+        caller.may_remove(tx.get(dir), tx.get(&victim.inode))?;
         let mut topology = self.namespace.topology.write();
-        let dir_path = topology.dir_path(&dir).map_err(gone_is_not_found)?.path;
+        let dir_path = topology.dir_path(dir).map_err(gone_is_not_found)?.path;
         let now = self.times.now();
         let removal = Removal {
             deletes: &self.deletes,
@@ -116,7 +129,7 @@ impl Trees {
             now,
             may_stay: !victim.inode.is_dir(),
         };
-        let parent = tx.edit(&dir);
+        let parent = tx.edit(dir);
         (parent.mtime, parent.ctime) = (now, now);
         if victim.inode.is_dir() {
             parent.nlink = parent.nlink.saturating_sub(1);
@@ -128,10 +141,10 @@ impl Trees {
         } else {
             removal.name(&mut tx, at, &victim.inode)?;
         }
-        let done = tx.apply(&topology, &self.namespace.tree);
-        done.map_err(|error| too_many_links(error, Some(&victim)))?;
+        let done = tx.apply_or_defer(&topology, &self.namespace.tree, round);
+        let seq = done.map_err(|error| too_many_links(error, Some(&victim)))?;
         topology.generation += 1;
-        Ok(invalidations(at, Some(&victim)))
+        Ok((invalidations(at, Some(&victim)), seq))
     }
 }
 

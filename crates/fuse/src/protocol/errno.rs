@@ -35,12 +35,14 @@ fn errno(error: &Error) -> Errno {
         Error::TooManyLinks => Errno::MLINK,
         Error::Tree(TreeError::NoSpace) => Errno::NOSPC,
         Error::Tree(TreeError::ReadOnly) => Errno::ROFS,
-        Error::Corrupt { .. }
+        Error::Deferred(_)
+        | Error::Corrupt { .. }
         | Error::OtherVersion { .. }
         | Error::Tree(
             TreeError::Io { .. }
             | TreeError::Corrupt { .. }
             | TreeError::Poisoned(_)
+            | TreeError::NotResident
             | TreeError::NotAVolume(_),
         ) => {
             tracing::error!(%error, "input/output error");

@@ -1,0 +1,105 @@
+//! How long a lock was held, and waited for, at most.
+//!
+//! The owner of a lock reads the clock once when it has the lock and once when it lets go. A thread
+//! that finds the lock taken reads it once more, before it waits. No time is added up: only the
+//! longest one counts, since another thread may have to wait for so long.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The longest hold of a lock, or of several locks of one kind, and the longest wait for it, since
+/// it was made.
+#[derive(Debug, Default)]
+pub struct LockTimes {
+    hold_ns: AtomicU64,
+    wait_ns: AtomicU64,
+}
+
+/// The figures of [`LockTimes`] at one moment, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LongestTimes {
+    /// The longest hold.
+    pub hold_ns: u64,
+    /// The longest wait.
+    pub wait_ns: u64,
+}
+
+fn raise(longest: &AtomicU64, time: Duration) {
+    let ns = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    // Most times are short: the line is then only read.
+    if ns > longest.load(Ordering::Relaxed) {
+        longest.fetch_max(ns, Ordering::Relaxed);
+    }
+}
+
+impl LockTimes {
+    /// Takes a lock by `try_lock`, or by `lock` if another thread has it, and notes the wait.
+    pub fn acquire<G>(
+        &self,
+        try_lock: impl FnOnce() -> Option<G>,
+        lock: impl FnOnce() -> G,
+    ) -> (G, Hold<'_>) {
+        let guard = try_lock().unwrap_or_else(|| {
+            let begun = Instant::now();
+            let guard = lock();
+            raise(&self.wait_ns, begun.elapsed());
+            guard
+        });
+        (guard, self.begin())
+    }
+
+    /// Begins a hold of a lock that the caller has just taken.
+    pub fn begin(&self) -> Hold<'_> {
+        Hold {
+            times: self,
+            since: Instant::now(),
+        }
+    }
+
+    /// The figures now.
+    #[must_use]
+    pub fn longest(&self) -> LongestTimes {
+        LongestTimes {
+            hold_ns: self.hold_ns.load(Ordering::Relaxed),
+            wait_ns: self.wait_ns.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// A hold that is under way. It ends, and is noted, when the value is dropped: together with the
+/// guard of the lock.
+#[derive(Debug)]
+pub struct Hold<'a> {
+    times: &'a LockTimes,
+    since: Instant,
+}
+
+impl Drop for Hold<'_> {
+    fn drop(&mut self) {
+        raise(&self.times.hold_ns, self.since.elapsed());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_hold_and_wait_stay() {
+        let times = LockTimes::default();
+        let (_, hold) = times.acquire(|| Some(()), || unreachable!("it is free"));
+        assert_eq!(times.longest(), LongestTimes::default(), "still held");
+        drop(hold);
+        let first = times.longest();
+        assert_eq!(first.wait_ns, 0);
+        raise(&times.hold_ns, Duration::from_secs(7));
+        drop(times.acquire(|| Some(()), || unreachable!("it is free")));
+        let ((), hold) = times.acquire(|| None, || raise(&times.wait_ns, Duration::from_secs(3)));
+        drop(hold);
+        let longest = times.longest();
+        assert_eq!(
+            (longest.hold_ns, longest.wait_ns),
+            (7_000_000_000, 3_000_000_000)
+        );
+    }
+}
