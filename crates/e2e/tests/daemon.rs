@@ -1,5 +1,6 @@
 //! A daemon depends on nothing of the process that started it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -258,4 +259,38 @@ fn a_mount_tells_that_it_switched_io_uring_on_for_the_machine() {
     // It is on already.
     assert_eq!(said(start(&bed, &["bash"], script)), "");
     bed.mounted().umount();
+}
+
+/// Names in backquotes in the first column of the table of `docs/stat.md`.
+fn documented() -> BTreeSet<String> {
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/stat.md");
+    let manual = fs::read_to_string(manual).expect("the sources are there");
+    let rows = manual.lines().filter(|line| line.starts_with("| `"));
+    let cells = rows.filter_map(|row| row.split('|').nth(1));
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn each_counter_has_a_row_in_the_documents() {
+    let bed = Bed::new("256M");
+    let mount = bed.mount(&[]);
+    let stat = mount.stat();
+    let told: BTreeSet<String> = stat
+        .as_object()
+        .expect("one object")
+        .keys()
+        .cloned()
+        .collect();
+    let documented = documented();
+    let without_row: Vec<_> = told.difference(&documented).collect();
+    assert_eq!(without_row, Vec::<&String>::new());
+    // Of image files only, or only when something is wrong.
+    let at_times = ["host_free_bytes", "host_allocated_bytes", "poisoned"];
+    let missing = documented.difference(&told);
+    let gone: Vec<_> = missing
+        .filter(|name| !at_times.contains(&name.as_str()))
+        .collect();
+    assert_eq!(gone, Vec::<&String>::new());
+    mount.umount();
 }

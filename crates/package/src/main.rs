@@ -229,6 +229,33 @@ mod tests {
     }
 
     #[test]
+    fn fields_of_the_superblock_lie_where_the_format_says() {
+        let format = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/format.md");
+        let format = fs::read_to_string(format).unwrap();
+        let page = text_of("ramet.5");
+        let table = page.split(".SS Superblock").nth(1).unwrap();
+        let rows = table.split(".TE").next().unwrap().lines();
+        let is_number = |text: &str| text.parse::<u32>().is_ok();
+        let rows = rows.map(|row| row.split('\t').collect::<Vec<_>>());
+        let fields: Vec<_> = rows.filter(|row| is_number(row[0])).collect();
+        assert!(fields.len() > 10, "{fields:?}");
+        for field in fields {
+            let (row, word) = (format!("| {} | {} | ", field[0], field[1]), field[2]);
+            let (_, rest) = format
+                .split_once(&row)
+                .unwrap_or_else(|| panic!("{field:?}"));
+            let name = rest.split(" |").next().unwrap().replace('_', " ");
+            let begins = |text: &str| text.split([' ', ':', ';']).next().unwrap().to_lowercase();
+            // Words for people, where the format has names for programs.
+            let is_other = matches!(field[0], "8" | "48");
+            assert!(
+                is_other || begins(&name) == begins(word),
+                "{name} and {word}"
+            );
+        }
+    }
+
+    #[test]
     fn completions_know_the_verbs() {
         let dir = tempfile::tempdir().unwrap();
         write_all(dir.path()).unwrap();
