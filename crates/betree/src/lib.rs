@@ -74,6 +74,8 @@ pub use tree::defer::Deferred;
 pub use tree::ingest::Ingest;
 pub use tree::open::FormatOptions;
 pub use tree::open::VOLUME_BYTES_MIN;
+pub use tree::rebuild::Rebuilt;
+pub use tree::rebuild::rebuild;
 pub use tree::scrub::Damage;
 pub use tree::scrub::Scrub;
 pub use tree::snapshot::Scan;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ramet_block::{Budget, Device, Extent, MemDevice, MetadataCopies};
 use ramet_nodetable::NodeTable;
 
+use crate::node::trailer::Opening;
 use crate::shape::TreeShape;
 use crate::store::store::Store;
 
@@ -15,5 +16,11 @@ pub(crate) fn store() -> Arc<Store> {
     let roots = NodeTable::format(&dev, usable, MetadataCopies::Two).expect("a new table");
     let table = NodeTable::open(&dev, roots, usable, MetadataCopies::Two, false).expect("opens");
     let budget = Budget::of_cache(1 << 20);
-    Store::new(dev, table, TreeShape::default(), budget, 10)
+    Store::new(
+        dev,
+        table,
+        TreeShape::default(),
+        budget,
+        (10, Opening::default()),
+    )
 }

@@ -12,6 +12,12 @@ use thiserror::Error;
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
+    /// Its first eight bytes.
+    #[must_use]
+    pub fn low(&self) -> u64 {
+        u64::from_le_bytes(*self.0.first_chunk().expect("sixteen bytes"))
+    }
+
     /// A random one (version 4).
     ///
     /// # Errors

@@ -61,7 +61,7 @@ pub enum Verb {
     /// Check an unmounted volume
     ///
     /// The check looks at the state that the next mount would find, after recovery from the
-    /// journal. Nothing on the volume changes unless --repair is given. The exit status is that of
+    /// journal. Nothing on the volume changes unless --repair or --rebuild is given. The exit status is that of
     /// fsck(8): 0 without errors, 1 if all were corrected, 4 if some are left, 8 if the check
     /// failed, 16 for a wrong command line.
     Fsck(Fsck),
@@ -215,6 +215,11 @@ pub struct Fsck {
     /// lost
     #[arg(long)]
     pub repair: bool,
+    /// Make the tables of nodes and of free space anew, from the nodes that lie on the device, and
+    /// repair the volume: for a volume of which both copies of a table are lost. It reads all of the
+    /// device, and tells which files lost something
+    #[arg(long)]
+    pub rebuild: bool,
     /// Check every file of every clone too, which takes as long as a walk over all of them
     #[arg(long)]
     pub files: bool,

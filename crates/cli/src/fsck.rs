@@ -54,9 +54,9 @@ fn check_and_repair(args: &Fsck) -> Outcome<u8> {
     let path = &args.volume;
     let first = check(args, Access::ReadOnly)?;
     let owner = first.owner.clone();
-    let (last, status) = if first.violations.is_empty() {
+    let (last, status) = if first.violations.is_empty() && !args.rebuild {
         (first, 0)
-    } else if !args.repair {
+    } else if !args.repair && !args.rebuild {
         (first, status::FSCK_UNCORRECTED)
     } else {
         match check(args, Access::ReadWrite)? {
@@ -120,10 +120,19 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         chosen => chosen,
     };
     chosen.map_err(|e| refused(path, e))?;
+    let rebuilt = if args.rebuild {
+        rebuild(path, &device, &budget)?
+    } else {
+        Vec::new()
+    };
     let mut found = examine(args, device, access, budget).map_err(|e| match &lost {
         Some(lost) => {
             let why = format!("{lost}; it cannot be used any more: {e}");
             judged(path, why, is_damage(&e))
+        }
+        None if !args.rebuild && is_damage(&e) => {
+            let why = format!("{e}; --rebuild may find what is left");
+            judged(path, why, true)
         }
         None => failed(path, e),
     })?;
@@ -132,6 +141,7 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         .violations
         .extend(damaged.map(|(addr, detail)| format!("O1 owner block at byte {addr}: {detail}")));
     found.owner = owner.map(|owner| owner.to_string());
+    found.lost.extend(rebuilt);
     match lost {
         Some(lost) if access == Access::ReadOnly => found.violations.insert(0, lost),
         Some(lost) => found
@@ -140,6 +150,19 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         None => {}
     }
     Ok(found)
+}
+
+/// Makes the tables of the volume anew. Returns the things that were lost, a line each.
+fn rebuild(path: &Path, device: &Arc<dyn Device>, budget: &Budget) -> Outcome<Vec<String>> {
+    let mut progress = Progress::new("searching nodes");
+    let mut tell = |done, total| progress.set(done, total);
+    let rebuilt = Volume::rebuild(device, budget, &mut tell);
+    let (lost, notes) = rebuilt.map_err(|e| failed(path, e))?;
+    let lost = lost.into_iter().map(|damaged| {
+        let location = damaged.location.as_deref().unwrap_or("no file");
+        format!("lost: {} ({location})", damaged.detail)
+    });
+    Ok(notes.into_iter().chain(lost).collect())
 }
 
 fn examine(

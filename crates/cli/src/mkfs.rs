@@ -122,6 +122,7 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
             rustix::process::getegid().as_raw(),
         ),
         compression: Some(args.compression),
+        node_seed: Uuid::random().map_err(failed)?.low(),
         metadata_copies: args.metadata_copies,
         ..FormatOptions::default()
     };

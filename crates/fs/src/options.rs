@@ -31,6 +31,8 @@ pub struct FormatOptions {
     pub owner: (u32, u32),
     /// Compression of new blocks; `None` leaves the choice to the tree.
     pub compression: Option<Codec>,
+    /// Random number that nobody else knows: it tells nodes of the volume from bytes of files.
+    pub node_seed: u64,
     /// How often metadata that everything else depends on is kept.
     pub metadata_copies: MetadataCopies,
     /// Sizes of nodes; `None` leaves the choice to the tree. For tests.

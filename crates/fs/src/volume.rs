@@ -44,6 +44,7 @@ use crate::ops::times::Times;
 use crate::ops::trees::Trees;
 use crate::options::{FormatOptions, OpenOptions, VolumeStats};
 use crate::tools::controls::Controls;
+use crate::tools::scrub::{Damaged, damaged};
 
 /// Version of the keys and records.
 const VERSION: u32 = 4;
@@ -121,6 +122,22 @@ fn counter(tree: &Tree, name: &[u8], what: &'static str) -> Result<u64> {
 }
 
 impl Volume {
+    /// Makes the tables of the volume on `device` anew from the nodes that lie there. Returns the
+    /// nodes that are lost, with the files that they belong to, and further notes. See
+    /// [`ramet_betree::rebuild`].
+    ///
+    /// # Errors
+    /// Those of [`ramet_betree::rebuild`].
+    pub fn rebuild(
+        device: &Arc<dyn Device>,
+        budget: &Budget,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<(Vec<Damaged>, Vec<String>)> {
+        let rebuilt = ramet_betree::rebuild(device, budget, progress)?;
+        let lost = rebuilt.lost.into_iter().map(damaged).collect();
+        Ok((lost, rebuilt.notes))
+    }
+
     /// Makes an empty volume on `device`, durable on return. Everything that the device held is
     /// lost.
     ///
@@ -133,6 +150,7 @@ impl Volume {
                 uuid: options.uuid,
                 label: options.label.clone(),
                 codec: options.compression,
+                node_seed: options.node_seed,
                 metadata_copies: options.metadata_copies,
                 shape: options.shape.clone(),
                 journal_bytes: options.journal_bytes,

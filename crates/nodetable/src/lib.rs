@@ -61,6 +61,7 @@ mod free_map;
 #[cfg(test)]
 mod model;
 mod page;
+mod rebuild;
 mod record;
 mod scrub;
 mod space;

@@ -317,6 +317,20 @@ impl Head {
         })
     }
 
+    /// The record as if the node named no other.
+    pub fn without_children(&self) -> NodeRecord {
+        NodeRecord {
+            extent: self.extent,
+            copy: self.copy,
+            used_bytes: self.used_bytes,
+            checksum: self.checksum,
+            kind: self.kind,
+            height: self.height,
+            refs: self.refs,
+            children: Vec::new(),
+        }
+    }
+
     /// The whole record, given the continuations.
     pub fn into_record(self, id: NodeId, pieces: &[Box<[u8]>]) -> Result<NodeRecord> {
         let mut bytes = self.first_piece;

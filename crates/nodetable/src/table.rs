@@ -87,6 +87,19 @@ pub(crate) struct Writer {
     pub grown: Vec<Extent>,
 }
 
+impl Writer {
+    /// Without nodes, or of a table about to be opened.
+    pub(crate) fn new(tree: ShadowTree, free_map: FreeMap) -> Self {
+        Self {
+            tree,
+            free_map,
+            meta: Meta::default(),
+            zombies: BTreeSet::new(),
+            grown: Vec::new(),
+        }
+    }
+}
+
 struct Published {
     root: Root,
     meta: Meta,
@@ -151,25 +164,31 @@ impl NodeTable {
                 }
             };
         }
-        let published = RwLock::new(Published {
-            root: tree.root.clone(),
-            meta,
-            zombies: zombies.len() as u64,
-            version: 0,
-        });
-        let writer = Mutex::new(Writer {
-            tree,
-            free_map,
+        let writer = Writer {
             meta,
             zombies,
-            grown: Vec::new(),
-        });
+            ..Writer::new(tree, free_map)
+        };
         Ok(Self {
             space: TableSpace::new(Arc::clone(&store), read_only),
-            store,
-            writer,
-            published,
+            ..Self::with(store, writer)
         })
+    }
+
+    /// A table that commits may change.
+    pub(crate) fn with(store: Arc<PageStore>, writer: Writer) -> Self {
+        let published = Published {
+            root: writer.tree.root.clone(),
+            meta: writer.meta,
+            zombies: writer.zombies.len() as u64,
+            version: 0,
+        };
+        Self {
+            space: TableSpace::new(Arc::clone(&store), false),
+            store,
+            writer: Mutex::new(writer),
+            published: RwLock::new(published),
+        }
     }
 
     /// The record of a node as of the last finished commit. Waits for no commit and no allocation.

@@ -156,11 +156,15 @@ impl Options {
     /// # Errors
     /// `Invalid` when the device is too small, and the errors of the device.
     pub fn create_on(&self, device: Arc<dyn Device>) -> Result<Tree> {
-        let uuid = Uuid::random()
-            .map_err(|e| Error::Io(DeviceError::new(Call::Take, "a random number", e)))?;
+        let random = || {
+            let number = Uuid::random();
+            number.map_err(|e| Error::Io(DeviceError::new(Call::Take, "a random number", e)))
+        };
+        let uuid = random()?;
         let format = FormatOptions {
             uuid: uuid.0,
             codec: self.compression,
+            node_seed: random()?.low(),
             ..FormatOptions::default()
         };
         Tree::format(&device, &format)?;

@@ -150,15 +150,15 @@ struct Frame {
 
 /// A volume to be damaged.
 pub struct Victim {
-    seed: u64,
-    open: OpenOptions,
-    image: SparseDevice,
+    pub(crate) seed: u64,
+    pub(crate) open: OpenOptions,
+    pub(crate) image: SparseDevice,
     /// The same device earlier in its history.
     earlier: SparseDevice,
     /// States since the last checkpoint, oldest first.
-    states: Vec<Model>,
+    pub(crate) states: Vec<Model>,
     /// Ranges of bytes that are read, by their structure.
-    places: BTreeMap<Structure, Vec<(u64, u64)>>,
+    pub(crate) places: BTreeMap<Structure, Vec<(u64, u64)>>,
 }
 
 impl Victim {
@@ -498,7 +498,7 @@ impl Victim {
     }
 }
 
-fn compare_with(tree: &Tree, model: &Model) -> Result<bool, String> {
+pub(crate) fn compare_with(tree: &Tree, model: &Model) -> Result<bool, String> {
     let mut expected = model.range(b"", None);
     for item in tree.scan(b"", None) {
         let (key, value) = match item {

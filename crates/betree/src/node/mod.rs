@@ -10,4 +10,5 @@ pub(crate) mod run_builder;
 pub(crate) mod run_index;
 pub(crate) mod run_view;
 pub(crate) mod skeleton;
+pub(crate) mod trailer;
 pub(crate) mod wire;

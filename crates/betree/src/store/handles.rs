@@ -31,6 +31,7 @@ use crate::node::handle::{Handle, Kind, Owner, Place, Stage};
 use crate::node::packed::PackedRun;
 use crate::node::run_index::RUN_HEADER_BYTES;
 use crate::node::skeleton::Skeleton;
+use crate::node::trailer::TRAILER_BYTES;
 use crate::store::deferred::DeferredFrees;
 use crate::store::dirty::{ById, Contents, DirtyNode, DirtyTable};
 use crate::store::reservation::SpaceReservation;
@@ -100,22 +101,27 @@ impl Handles {
     /// A new node, in memory only.
     fn fresh(&self, kind: Kind, height: u8, contents: Contents) -> Arc<Handle> {
         let bytes = match &contents {
-            Contents::Skeleton(node) => node.encoded_bytes_max(),
-            Contents::Run(run) => run.size_bytes() + RUN_HEADER_BYTES,
-            Contents::Packed(run) => run.stored_bytes_max(),
+            Contents::Skeleton(node) => node.encoded_bytes_max() + TRAILER_BYTES,
+            Contents::Run(run) => run.size_bytes() + RUN_HEADER_BYTES + TRAILER_BYTES,
+            Contents::Packed(run) => run.stored_bytes_max() + TRAILER_BYTES,
             Contents::Written { .. } => 0,
         };
         let node = DirtyNode {
             contents,
             reservation: Some(self.space.reserve_fresh(bytes as u64)),
         };
-        self.enter(kind, height, None, node)
+        self.enter((self.new_id(), kind, height), None, node)
+    }
+
+    /// An id that no other node gets.
+    pub(crate) fn new_id(&self) -> NodeId {
+        NodeId(self.next_id.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The handle of a node that is written and in no checkpoint yet.
     pub(crate) fn unrecorded(
         &self,
-        kind: Kind,
+        (id, kind): (NodeId, Kind),
         place: Place,
         children: Vec<Arc<Handle>>,
         is_pinned_by_journal: bool,
@@ -128,11 +134,15 @@ impl Handles {
             contents,
             reservation: None,
         };
-        self.enter(kind, 0, Some(place), node)
+        self.enter((id, kind, 0), Some(place), node)
     }
 
-    fn enter(&self, kind: Kind, height: u8, place: Option<Place>, node: DirtyNode) -> Arc<Handle> {
-        let id = NodeId(self.next_id.fetch_add(1, Ordering::Relaxed));
+    fn enter(
+        &self,
+        (id, kind, height): (NodeId, Kind, u8),
+        place: Option<Place>,
+        node: DirtyNode,
+    ) -> Arc<Handle> {
         let stage = match place {
             Some(_) => Stage::Written,
             None => Stage::Fresh,
@@ -229,10 +239,14 @@ impl Handles {
     }
 
     /// The leaf at a place that a record of the journal names, which is taken out of the free space.
-    /// `None` when the place is not free.
-    pub(crate) fn pinned_leaf(&self, place: Place) -> Option<Arc<Handle>> {
-        let is_free = self.table.space().pin(place.extent);
-        is_free.then(|| self.unrecorded(Kind::Leaf, place, Vec::new(), true))
+    /// `None` when the place is not free, or the id is in use. New nodes get higher ids.
+    pub(crate) fn pinned_leaf(&self, id: NodeId, place: Place) -> Option<Arc<Handle>> {
+        let next = id.0.checked_add(1).filter(|_| id.0 > 0)?;
+        if self.is_referred_to(id) || !self.table.space().pin(place.extent) {
+            return None;
+        }
+        self.next_id.fetch_max(next, Ordering::Relaxed);
+        Some(self.unrecorded((id, Kind::Leaf), place, Vec::new(), true))
     }
 
     fn forget(&self, id: NodeId) {

@@ -27,6 +27,7 @@ use ramet_block::{Budget, Device};
 use ramet_nodetable::NodeTable;
 
 use crate::counters::Counters;
+use crate::node::trailer::Opening;
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
 use crate::store::device::NodeDevice;
@@ -76,7 +77,7 @@ impl Store {
         table: NodeTable,
         shape: TreeShape,
         budget: Arc<Budget>,
-        next_id: u64,
+        (next_id, opening): (u64, Opening),
     ) -> Arc<Self> {
         table.limit_cached_pages(budget.part(PAGES_PART));
         let (table, shape) = (Arc::new(table), Arc::new(shape));
@@ -100,7 +101,7 @@ impl Store {
         );
         let space_debt = SpaceDebt::new(table.clone(), space.clone(), shape.leaf_bytes);
         let write_back = WriteBack::new(
-            (dev.clone(), table.clone()),
+            (dev.clone(), table.clone(), opening),
             space.clone(),
             handles.clone(),
             nodes.clone(),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ramet_block::{BLOCK_BYTES, Call, Device, checksum, is_no_space};
-use ramet_nodetable::NodeTable;
+use ramet_nodetable::{NodeId, NodeTable};
 
 use crate::counters::Counters;
 use crate::error::{Error, Result, io_error_at};
@@ -13,6 +13,7 @@ use crate::node::buffer::Buffer;
 use crate::node::handle::{Handle, Kind, Place};
 use crate::node::packed::PackedBuilder;
 use crate::node::run_builder::{RunImage, segment_image};
+use crate::node::trailer::{Opening, TRAILER_BYTES, Trailer};
 use crate::shape::TreeShape;
 use crate::store::cache::NodeCache;
 use crate::store::fragments::{Fragment, Fragments, halves};
@@ -38,12 +39,18 @@ pub(crate) struct WriteBack {
     nodes: Arc<NodeCache>,
     shape: Arc<TreeShape>,
     counters: Arc<Counters>,
+    opening: Opening,
+}
+
+/// Bytes of the extent of a node of `used` bytes.
+fn extent_bytes(used: usize) -> u64 {
+    ((used + TRAILER_BYTES) as u64).next_multiple_of(BLOCK_BYTES)
 }
 
 impl WriteBack {
-    /// Writes to `dev`, in space of `table`.
+    /// Writes to `dev`, in space of `table`, nodes of an `opening`.
     pub(crate) fn new(
-        (dev, table): (Arc<dyn Device>, Arc<NodeTable>),
+        (dev, table, opening): (Arc<dyn Device>, Arc<NodeTable>, Opening),
         space: Arc<Space>,
         handles: Arc<Handles>,
         nodes: Arc<NodeCache>,
@@ -58,6 +65,7 @@ impl WriteBack {
             nodes,
             shape,
             counters,
+            opening,
         }
     }
 
@@ -84,13 +92,13 @@ impl WriteBack {
     /// Writes a run now, if that leaves space for the next checkpoint. The run is durable with the
     /// next checkpoint that names it.
     pub(crate) fn write_run(&self, image: RunImage, via: Via) -> Result<Arc<Handle>> {
-        let _reservation = self
-            .space
-            .reserve((image.bytes.len() as u64).next_multiple_of(BLOCK_BYTES))?;
-        let place = self.write_node(image.kind, image.bytes, image.checksum, false, via)?;
+        let _reservation = self.space.reserve(extent_bytes(image.bytes.len()))?;
+        let id = self.handles.new_id();
+        let place =
+            self.write_node((id, image.kind, 0), image.bytes, image.checksum, false, via)?;
         let handle = self
             .handles
-            .unrecorded(image.kind, place, image.children, false);
+            .unrecorded((id, image.kind), place, image.children, false);
         // The caller that makes an edge to the run looks at its index, and so need not read it.
         if let Some(index) = image.index {
             self.nodes.keep_index(handle.id(), index);
@@ -100,21 +108,35 @@ impl WriteBack {
 
     fn write_node(
         &self,
-        kind: Kind,
+        (id, kind, height): (NodeId, Kind, u8),
         mut bytes: Vec<u8>,
         sum: u64,
         reserved: bool,
         via: Via,
     ) -> Result<Place> {
         let used_bytes = u32::try_from(bytes.len()).expect("a node is far below 4 GiB");
-        let len = u64::from(used_bytes);
+        let len = extent_bytes(bytes.len());
         let extent = if reserved {
             self.table.space().alloc_reserved(len)
         } else {
             self.table.space().alloc(len)
         }?;
+        let place = Place {
+            extent,
+            used_bytes,
+            checksum: sum,
+        };
         // Whole blocks: a partial block would make the device read before it writes.
-        bytes.resize(usize::try_from(extent.len).expect("a node fits memory"), 0);
+        let end = usize::try_from(extent.len).expect("a node fits memory");
+        bytes.resize(end - TRAILER_BYTES, 0);
+        let trailer = Trailer {
+            id,
+            opening: self.opening.number,
+            kind,
+            height,
+            place,
+        };
+        bytes.extend(trailer.encode(self.opening.seed));
         let counter = match kind {
             Kind::Leaf => &self.counters.leaf_bytes,
             Kind::Segment => &self.counters.segment_bytes,
@@ -133,19 +155,16 @@ impl WriteBack {
             }
             return Err(io_error_at(Call::Write, "a node", extent.addr)(e));
         }
-        Ok(Place {
-            extent,
-            used_bytes,
-            checksum: sum,
-        })
+        Ok(place)
     }
 
     /// Writes a new segment for a checkpoint.
     fn write_segment(&self, image: RunImage) -> Result<Arc<Handle>> {
-        let place = self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache)?;
-        Ok(self
-            .handles
-            .unrecorded(image.kind, place, image.children, false))
+        let id = self.handles.new_id();
+        let node = (id, image.kind, 0);
+        let place = self.write_node(node, image.bytes, image.checksum, true, Via::Cache)?;
+        let node = (id, image.kind);
+        Ok(self.handles.unrecorded(node, place, image.children, false))
     }
 
     /// Writes a fresh segment or skeleton whose children are all written. Other nodes stay as they
@@ -157,8 +176,9 @@ impl WriteBack {
                 Err(run) => segment_image(run, codec, block_bytes),
                 Ok(packed) => packed.image(codec),
             };
-            let len = image.bytes.len() as u64;
-            match self.write_node(image.kind, image.bytes, image.checksum, true, Via::Cache) {
+            let len = extent_bytes(image.bytes.len());
+            let node = (handle.id(), image.kind, 0);
+            match self.write_node(node, image.bytes, image.checksum, true, Via::Cache) {
                 Ok(place) => {
                     // The next flush measures its pressure.
                     if let Some(index) = image.index {
@@ -182,7 +202,8 @@ impl WriteBack {
             let node = node.with_fragments(fragments).map_or(node, Arc::new);
             let bytes = node.encode();
             let sum = checksum(&bytes);
-            let place = self.write_node(Kind::Skeleton, bytes, sum, true, Via::Cache)?;
+            let which = (handle.id(), Kind::Skeleton, handle.height());
+            let place = self.write_node(which, bytes, sum, true, Via::Cache)?;
             let children = node.children().cloned().collect();
             self.nodes.keep_skeleton(handle.id(), node);
             self.become_written(handle, place, children);

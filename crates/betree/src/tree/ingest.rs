@@ -25,6 +25,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use bytes::Bytes;
 use ramet_block::encoding::{DecodeError, Reader, Writer};
 use ramet_block::{BLOCK_BYTES, Extent};
+use ramet_nodetable::NodeId;
 
 use crate::error::{Error, Result};
 use crate::key::range::KeyRange;
@@ -155,6 +156,7 @@ impl Ingest {
         for leaf in &self.0.leaves {
             w.bytes(&leaf.lo);
             w.varint(leaf.lift as u64);
+            w.varint(leaf.node.id().0);
             w.varint(leaf.place.extent.addr / BLOCK_BYTES);
             w.varint(leaf.place.extent.len / BLOCK_BYTES);
             w.varint(u64::from(leaf.place.used_bytes));
@@ -166,7 +168,7 @@ impl Ingest {
     /// names.
     pub(crate) fn decode(
         r: &mut Reader<'_>,
-        leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
+        leaf_at: &mut dyn FnMut(NodeId, Place) -> Option<Arc<Handle>>,
     ) -> std::result::Result<Self, DecodeError> {
         let take = |r: &mut Reader<'_>| Ok(Bytes::copy_from_slice(take_bytes(r)?));
         let range = KeyRange::new(take(r)?, take_hi(r)?);
@@ -175,6 +177,7 @@ impl Ingest {
         for _ in 0..count {
             let lo = take(r)?;
             let lift = usize::try_from(r.varint()?).map_err(|_| MALFORMED)?;
+            let id = NodeId(r.varint()?);
             let blocks = |n: u64| n.checked_mul(BLOCK_BYTES).ok_or(MALFORMED);
             let extent = Extent::new(blocks(r.varint()?)?, blocks(r.varint()?)?);
             let used_bytes = u32::try_from(r.varint()?).map_err(|_| MALFORMED)?;
@@ -186,7 +189,7 @@ impl Ingest {
                 used_bytes,
                 checksum: r.u64()?,
             };
-            let node = leaf_at(place).ok_or(DecodeError::Value {
+            let node = leaf_at(id, place).ok_or(DecodeError::Value {
                 field: "extent of an ingest",
                 found: extent.addr,
             })?;
@@ -207,18 +210,23 @@ pub(crate) struct PinnedLeaves(HashMap<u64, (Place, Arc<Handle>)>);
 
 impl PinnedLeaves {
     /// Takes the place out of the free space; `None` when it is not free there.
-    pub(crate) fn pin(&mut self, handles: &Handles, place: Place) -> Option<Arc<Handle>> {
-        if let Some((known, node)) = self.0.get(&place.extent.addr) {
-            return (*known == place).then(|| node.clone());
+    pub(crate) fn pin(
+        &mut self,
+        handles: &Handles,
+        id: NodeId,
+        place: Place,
+    ) -> Option<Arc<Handle>> {
+        if self.0.contains_key(&place.extent.addr) {
+            return self.find(id, place);
         }
-        let node = handles.pinned_leaf(place)?;
+        let node = handles.pinned_leaf(id, place)?;
         self.0.insert(place.extent.addr, (place, node.clone()));
         Some(node)
     }
 
-    /// The leaf at a place that was pinned.
-    pub(crate) fn find(&self, place: Place) -> Option<Arc<Handle>> {
+    /// The leaf of an id at a place that was pinned.
+    pub(crate) fn find(&self, id: NodeId, place: Place) -> Option<Arc<Handle>> {
         let (known, node) = self.0.get(&place.extent.addr)?;
-        (*known == place).then(|| node.clone())
+        (*known == place && node.id() == id).then(|| node.clone())
     }
 }

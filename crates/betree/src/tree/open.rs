@@ -26,6 +26,7 @@ use crate::error::{Error, Result, io_error};
 use crate::journal::frame::{REGION_BYTES_MIN, is_valid_region};
 use crate::journal::journal::Journal;
 use crate::node::handle::{Handle, Kind};
+use crate::node::trailer::Opening;
 use crate::shape::{OpenOptions, Seq, TreeShape};
 use crate::store::store::Store;
 use crate::tree::api::Tree;
@@ -51,6 +52,8 @@ pub struct FormatOptions {
     pub uuid: [u8; 16],
     /// Name for people.
     pub label: Label,
+    /// Random number that the checksums of trailers of nodes are seeded with.
+    pub node_seed: u64,
     /// How often pages of the node table and the maps, and the root node, are kept.
     pub metadata_copies: MetadataCopies,
     /// Sizes of nodes; `None` takes the defaults.
@@ -82,7 +85,7 @@ fn shape_for(bytes: u64) -> TreeShape {
     }
 }
 
-fn usable(sb: &Superblock) -> Extent {
+pub(crate) fn usable(sb: &Superblock) -> Extent {
     let start = sb.journal.end();
     Extent::new(start, (sb.volume_bytes - start) / BLOCK_BYTES * BLOCK_BYTES)
 }
@@ -138,6 +141,8 @@ impl Tree {
             space_debt: false,
             metadata_copies: options.metadata_copies,
             label: options.label.clone(),
+            node_seed: options.node_seed,
+            openings: 0,
         };
         let roots = NodeTable::format(dev, usable(&sb), sb.metadata_copies)?;
         sb.node_table = roots.node_table;
@@ -179,8 +184,9 @@ fn open_for_writing(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree
         dev.sync()
             .map_err(io_error(Call::Sync, "the writes of an earlier mount"))?;
     }
-    let sb = read_superblock(&**dev)?;
+    let mut sb = read_superblock(&**dev)?;
     repair_copies(&**dev, &sb)?;
+    begin_opening(&**dev, &mut sb)?;
     let store = open_store(dev, &sb, options)?;
     if sb.space_debt {
         store.space_debt.set_due();
@@ -254,6 +260,19 @@ fn inner_of(
     Ok(Inner::new(store, state, sb.clone(), options.sync_each))
 }
 
+/// Counts the opening. After a crash it counts durably before a replay writes nodes, whose ids may
+/// be those of nodes that the crash cut off. Else the first superblock of the epoch comes before the
+/// first node.
+fn begin_opening(dev: &dyn Device, sb: &mut Superblock) -> Result<()> {
+    sb.openings += 1;
+    if !sb.clean {
+        sb.generation += 1;
+        write_superblock(dev, sb)?;
+        dev.sync().map_err(io_error(Call::Sync, "a superblock"))?;
+    }
+    Ok(())
+}
+
 /// Writes bad copies of the superblock anew.
 fn repair_copies(dev: &dyn Device, sb: &Superblock) -> Result<()> {
     // A power cut may have torn the second copy of either slot. The checkpoint after the next
@@ -280,7 +299,17 @@ fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> 
     };
     let copies = sb.metadata_copies;
     let table = NodeTable::open(dev, roots, usable(sb), copies, options.read_only)?;
-    Ok(Store::new(dev.clone(), table, shape, budget, sb.next_node))
+    let opening = Opening {
+        seed: sb.node_seed,
+        number: sb.openings,
+    };
+    Ok(Store::new(
+        dev.clone(),
+        table,
+        shape,
+        budget,
+        (sb.next_node, opening),
+    ))
 }
 
 /// The root that the superblock names; 0 stands for that of an empty tree.
@@ -326,7 +355,7 @@ fn replay(
     // first. No record is applied before all are known to be good, up to a loss.
     let mut pinned = PinnedLeaves::default();
     let mut look = |_: Seq, bytes: &[u8]| {
-        let mut pin = |place| pinned.pin(&inner.store.handles, place);
+        let mut pin = |id, place| pinned.pin(&inner.store.handles, id, place);
         let batch = record::decode(bytes, &mut pin).map_err(|e| corrupt(e.to_string()))?;
         check(&batch).map_err(|e| corrupt(e.to_string()))
     };
@@ -344,7 +373,7 @@ fn replay(
         if failpoints::is_on(Fault::RecordNotReplayed) && seq.is_multiple_of(8) {
             return Ok(());
         }
-        let mut find = |place| pinned.find(place);
+        let mut find = |id, place| pinned.find(id, place);
         let batch = record::decode(bytes, &mut find).map_err(|e| corrupt(e.to_string()))?;
         inner.apply(batch, None, Some(seq))?;
         if may_write && fresh() > flushed + fresh_max / 2 {

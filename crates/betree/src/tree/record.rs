@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_block::encoding::{DecodeError, Reader, Writer};
+use ramet_nodetable::NodeId;
 
 use crate::node::handle::{Handle, Place};
 use crate::node::wire::{MALFORMED, put_hi, take_hi};
@@ -65,7 +66,7 @@ pub(crate) fn encode(batch: &Batch, bytes: usize) -> Vec<u8> {
 /// Decodes a record; `leaf_at` finds the leaf at a place that it names.
 pub(crate) fn decode(
     bytes: &[u8],
-    leaf_at: &mut dyn FnMut(Place) -> Option<Arc<Handle>>,
+    leaf_at: &mut dyn FnMut(NodeId, Place) -> Option<Arc<Handle>>,
 ) -> Result<Batch, DecodeError> {
     let mut r = Reader::new(bytes);
     let count = r.varint()?;
@@ -131,13 +132,13 @@ mod tests {
         let mut pinned = PinnedLeaves::default();
         let ingest = {
             let bytes = ingest_record();
-            let mut pin = |place| pinned.pin(&store.handles, place);
+            let mut pin = |id, place| pinned.pin(&store.handles, id, place);
             decode(&bytes, &mut pin).expect("as in docs/format.md")
         };
         assert_eq!(encode(&ingest, 0), ingest_record());
         batch.ops.extend(ingest.ops);
         let bytes = encode(&batch, 0);
-        let mut find = |place| pinned.find(place);
+        let mut find = |id, place| pinned.find(id, place);
         assert_eq!(decode(&bytes, &mut find), Ok(batch));
         // Golden: a put of "a" to "1" alone.
         let mut put = Batch::new();
@@ -148,7 +149,7 @@ mod tests {
         }
         place.checksum += 1;
         assert!(
-            pinned.pin(&store.handles, place).is_none(),
+            pinned.pin(&store.handles, NodeId(77), place).is_none(),
             "two nodes in one place"
         );
     }
@@ -156,7 +157,7 @@ mod tests {
     /// One leaf for the keys `p` + `[a1, a2)`, as in `docs/format.md`.
     fn ingest_record() -> Vec<u8> {
         let mut bytes = vec![1, 5, 1, b'p', 2, b'a', b'1', 1, 2, b'a', b'2', 1];
-        bytes.extend([2, b'a', b'1', 2, 0x80, 0x04, 1, 0x80, 0x1e]);
+        bytes.extend([2, b'a', b'1', 2, 77, 0x80, 0x04, 1, 0x80, 0x1e]);
         bytes.extend(0x1122_3344_5566_7788u64.to_le_bytes());
         bytes
     }
@@ -167,7 +168,7 @@ mod tests {
         let good = ingest_record();
         // The varints of the address and the length in blocks, of the used bytes, and of the lifted
         // bytes.
-        let (addr, len, used, lift) = (16, 18, 19, 15);
+        let (addr, len, used, lift) = (17, 19, 20, 15);
         let forged: [(&[(usize, u8)], &str); 7] = [
             (&[(addr + 1, 0)], "before the usable area"),
             (&[(addr + 1, 0x7f)], "behind the volume"),
@@ -183,7 +184,7 @@ mod tests {
                 bytes[*at] = *byte;
             }
             let mut pinned = PinnedLeaves::default();
-            let mut pin = |place| pinned.pin(&store.handles, place);
+            let mut pin = |id, place| pinned.pin(&store.handles, id, place);
             let refused = match decode(&bytes, &mut pin) {
                 Ok(batch) => crate::tree::batch::check(&batch).is_err(),
                 Err(_) => true,

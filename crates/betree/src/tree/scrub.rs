@@ -56,6 +56,11 @@ pub struct Scrub {
 /// A node to be read, and the way to it.
 struct Visit {
     node: Arc<Handle>,
+    way: Way,
+}
+
+/// The way from the keys of the volume to a node.
+pub(crate) struct Way {
     /// The keys of the volume that lead to the node; `None` if no path shows it.
     range: Option<KeyRange>,
     /// From those keys to the key space of the node.
@@ -138,8 +143,7 @@ impl Scrub {
             self.scrub_checkpoint(&mut found)?;
             self.todo.push(Visit {
                 node: self.inner.root.state.lock().root.clone(),
-                range: Some(KeyRange::all()),
-                translation: Translation::identity(),
+                way: Way::root(),
             });
         }
         let end = self.done_bytes.saturating_add(bytes);
@@ -149,7 +153,7 @@ impl Scrub {
             if self.seen.insert(visit.node.id())
                 && let Err(error) = self.scrub_node(&visit, &mut found)
             {
-                found.push(damage(error, visit.range.as_ref()));
+                found.push(damage(error, visit.way.range()));
             }
         }
         Ok(found)
@@ -259,8 +263,8 @@ impl Scrub {
             let addr = place.extent.addr + u64::from(meta.offset);
             if let Err(error) = meta.decode(node.kind(), stored, next, addr) {
                 let keys = KeyRange::new(meta.first_key.clone(), next.cloned());
-                let (range, _) = visit.below(&keys, &Translation::identity());
-                found.push(damage(error, range.as_ref()));
+                let way = visit.way.below(&keys, &Translation::identity());
+                found.push(damage(error, way.range()));
             }
         }
         Ok(())
@@ -279,7 +283,7 @@ impl Scrub {
             found.push(Damage {
                 addr,
                 is_repaired,
-                ..damage(error, visit.range.as_ref().filter(|_| !is_repaired))
+                ..damage(error, visit.way.range().filter(|_| !is_repaired))
             });
         }
         let skeleton = store.nodes.skeleton(&visit.node)?;
@@ -312,36 +316,49 @@ impl Scrub {
         node: &Arc<Handle>,
     ) {
         if !self.seen.contains(&node.id()) {
-            let (range, translation) = visit.below(range, translation);
             self.todo.push(Visit {
                 node: node.clone(),
-                range,
-                translation,
+                way: visit.way.below(range, translation),
             });
         }
     }
 }
 
-impl Visit {
-    /// The visible part of `range`, which is in this node's key space, as keys of the volume; and
-    /// the translation from those through `translation`.
-    fn below(
-        &self,
-        range: &KeyRange,
-        translation: &Translation,
-    ) -> (Option<KeyRange>, Translation) {
+impl Way {
+    /// The way to the root.
+    pub(crate) fn root() -> Self {
+        Self {
+            range: Some(KeyRange::all()),
+            translation: Translation::identity(),
+        }
+    }
+
+    /// The keys of the volume that lead to the node; `None` if no path shows it.
+    pub(crate) fn range(&self) -> Option<&KeyRange> {
+        self.range.as_ref()
+    }
+
+    /// The way on through the visible part of `range`, which is in this node's key space, and
+    /// `translation`.
+    pub(crate) fn below(&self, range: &KeyRange, translation: &Translation) -> Way {
         let seen = self.range.as_ref().and_then(|seen| {
             let part = self.translation.range(seen).intersect(range);
             (!part.is_empty()).then(|| self.translation.inverse(&seen.lo).range(&part))
         });
         match seen {
-            Some(seen) => (Some(seen), self.translation.then(translation)),
-            None => (None, Translation::identity()),
+            Some(seen) => Way {
+                range: Some(seen),
+                translation: self.translation.then(translation),
+            },
+            None => Way {
+                range: None,
+                translation: Translation::identity(),
+            },
         }
     }
 }
 
-fn damage(error: Error, range: Option<&KeyRange>) -> Damage {
+pub(crate) fn damage(error: Error, range: Option<&KeyRange>) -> Damage {
     let keys = range.map(|range| (range.lo.clone(), range.hi.clone()));
     let (what, addr, detail) = match error {
         Error::Corrupt { what, addr, detail } => (what, addr, detail),

@@ -189,6 +189,8 @@ fn superblock(generation: u64) -> Superblock {
         space_debt: false,
         metadata_copies: MetadataCopies::Two,
         label: Label::default(),
+        node_seed: 0,
+        openings: 1,
     }
 }
 

@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn choose_is_right_in_every_disk_situation() {
         use Slot::{Foreign, Good, Newer, Older, Torn, Unread, Zero};
-        let newer = "made by a newer version (format 7; this build knows up to 6)";
-        let older = "made by an older version (format 5; this build reads only 6)";
+        let newer = "made by a newer version (format 8; this build knows up to 7)";
+        let older = "made by an older version (format 6; this build reads only 7)";
         let lost = "the newest superblock may be lost, generation";
         type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);
         let table: [Situation; 23] = [

@@ -8,6 +8,9 @@ use crate::device::Device;
 use crate::device_error::{Call, DeviceError};
 use crate::failpoints::{self, Fault};
 
+/// More openings than a lost superblock can have counted beyond the one that is left.
+const OPENINGS_LOST: u64 = 1 << 16;
+
 const SUPERBLOCK: &str = "a superblock";
 
 /// Reads all copies, those of slot 0 first. On a device that is too short for a copy, the copy
@@ -50,6 +53,8 @@ pub fn go_back(device: &dyn Device) -> Result<Superblock, SuperblockError> {
         chosen => return chosen,
     };
     let (mut sb, _) = left.ok_or(SuperblockError::NotAVolume)?;
+    // Openings that are not known any more have had other numbers.
+    sb.openings = sb.openings.saturating_add(OPENINGS_LOST);
     let generation = sb.generation;
     for generation in [generation.saturating_sub(1), generation] {
         sb.generation = generation;
@@ -221,7 +226,11 @@ mod tests {
             "{lost}"
         );
         assert_eq!(go_back(&device).unwrap().generation, 5);
-        assert_eq!(read_superblock(&device).unwrap(), sample(5));
+        let expected = Superblock {
+            openings: sample(5).openings + OPENINGS_LOST,
+            ..sample(5)
+        };
+        assert_eq!(read_superblock(&device).unwrap(), expected);
     }
 
     #[test]

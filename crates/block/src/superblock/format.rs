@@ -9,7 +9,7 @@ use crate::identity::Label;
 use crate::{BLOCK_BYTES, Extent, PageRef, checksum};
 
 /// Version of the format that this build reads and writes.
-pub const FORMAT_VERSION: u32 = 6;
+pub const FORMAT_VERSION: u32 = 7;
 
 /// Addresses of the copies of the two slots, in bytes.
 pub const SLOTS: [[u64; 2]; 2] = [[0, 98_304], [65_536, 32_768]];
@@ -24,7 +24,8 @@ const CHECKSUM_AT: usize = BYTES - 8;
 /// Reserved bytes behind the roots of the two tables.
 const RESERVED_BYTES: usize = 24;
 const LABEL_AT: usize = 200;
-const FIELDS_END: usize = LABEL_AT + Label::BYTES_MAX;
+const NODES_AT: usize = LABEL_AT + Label::BYTES_MAX;
+const FIELDS_END: usize = NODES_AT + 16;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_SPACE_DEBT: u32 = 2;
 
@@ -83,6 +84,10 @@ pub struct Superblock {
     pub metadata_copies: MetadataCopies,
     /// Name that people gave to the volume.
     pub label: Label,
+    /// Random number that the checksums of trailers of nodes are seeded with; told nowhere else.
+    pub node_seed: u64,
+    /// Number of the last opening that may have written nodes.
+    pub openings: u64,
 }
 
 /// How often metadata that everything else depends on is kept. The number is that of the disk.
@@ -209,7 +214,9 @@ impl Superblock {
         w.u8(self.metadata_copies.count());
         w.pad_to(LABEL_AT);
         w.raw(self.label.as_str().as_bytes());
-        w.pad_to(FIELDS_END);
+        w.pad_to(NODES_AT);
+        w.u64(self.node_seed);
+        w.u64(self.openings);
         debug_assert_eq!(w.len(), FIELDS_END);
         w.pad_to(CHECKSUM_AT);
         let sum = checksum(w.as_slice());
@@ -340,6 +347,8 @@ impl Superblock {
                 }
                 decode_label(r.take(Label::BYTES_MAX)?)?
             },
+            node_seed: r.u64()?,
+            openings: r.u64()?,
         };
         r.finish_reserved()?;
         Ok(sb)
@@ -403,6 +412,8 @@ pub(super) mod tests {
             space_debt: false,
             metadata_copies: MetadataCopies::Two,
             label: "Bücher".parse().expect("a label"),
+            node_seed: 0x3333,
+            openings: 8,
         }
     }
 
@@ -416,7 +427,7 @@ pub(super) mod tests {
         let bytes = sample(6).encode();
         assert_eq!(bytes.len(), 4096);
         let mut want = Vec::new();
-        want.extend_from_slice(b"RAMETvol\x06\0\0\0\x01\0\0\x000123456789abcdef");
+        want.extend_from_slice(b"RAMETvol\x07\0\0\0\x01\0\0\x000123456789abcdef");
         for word in [
             6u64,
             3,
@@ -443,8 +454,9 @@ pub(super) mod tests {
         want.extend_from_slice(&[0, 0, 16, 0, 0, 128, 0, 0, 64, 0, 1, 0]);
         want.extend_from_slice(&[2, 0, 0, 0]);
         want.extend_from_slice("Bücher".as_bytes());
-        want.resize(FIELDS_END, 0);
-        assert_eq!(want.len(), 264);
+        want.resize(264, 0);
+        want.extend_from_slice(&[0x33, 0x33, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(want.len(), FIELDS_END);
         assert_eq!(bytes[..FIELDS_END], want);
         assert!(bytes[FIELDS_END..CHECKSUM_AT].iter().all(|&byte| byte == 0));
         assert_eq!(bytes[CHECKSUM_AT..], GOLDEN_SUM.to_le_bytes());
@@ -469,7 +481,7 @@ pub(super) mod tests {
         }
     }
 
-    const GOLDEN_SUM: u64 = 0x8d1e_e3d7_fba3_948e;
+    const GOLDEN_SUM: u64 = 0x5285_93e8_0a1a_1cbd;
 
     #[test]
     fn every_flipped_byte_is_noticed() {
@@ -510,7 +522,7 @@ pub(super) mod tests {
             (200, 10),
             (200, 0xff),
             (214, 1),
-            (264, 1),
+            (280, 1),
         ];
         for (at, value) in forged {
             let mut bytes = sample(6).encode();

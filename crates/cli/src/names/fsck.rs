@@ -74,6 +74,7 @@ pub fn run(args: &Args) -> Outcome<u8> {
     }
     fsck::run(&args::Fsck {
         repair: args.yes,
+        rebuild: false,
         files: false,
         memory: None,
         json: false,

@@ -67,7 +67,8 @@ impl Scrubbing {
     }
 }
 
-fn damaged(damage: Damage) -> Damaged {
+/// Damage as a user knows it.
+pub(crate) fn damaged(damage: Damage) -> Damaged {
     let location = damage.keys.map(|(lo, hi)| location(&lo, hi.as_ref()));
     Damaged {
         what: damage.what.to_owned(),
