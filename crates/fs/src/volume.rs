@@ -333,6 +333,15 @@ impl Volume {
         Ok(self.namespace.tree.checkpoint()?)
     }
 
+    /// Does one step of the work that gives space back, and returns whether there is more; see
+    /// [`ramet_betree::Tree::reclaim_space`].
+    ///
+    /// # Errors
+    /// As [`Volume::checkpoint`].
+    pub fn reclaim_space(&self) -> Result<bool> {
+        Ok(self.namespace.tree.reclaim_space()?)
+    }
+
     /// Whether the volume was opened so that nothing changes it.
     #[must_use]
     pub fn is_read_only(&self) -> bool {

@@ -127,6 +127,19 @@ impl TableSpace {
         self.store.space.trim(keep_bytes);
     }
 
+    /// Gives the host of a sparse device all room back beyond `keep_bytes` and the reserve of
+    /// commits: the volume is idle.
+    pub fn trim_all(&self, keep_bytes: u64) {
+        self.store.space.trim_all(keep_bytes);
+    }
+
+    /// Gives the host of a sparse device room back that an earlier mount may have taken for `count`
+    /// free extents, from the address `from` on. Returns where to go on, if there are more.
+    #[must_use]
+    pub fn clear_bare(&self, from: u64, count: usize) -> Option<u64> {
+        self.store.space.clear_bare(from, count)
+    }
+
     /// Asks the host of a sparse device how much room it has: others take it and give it back as
     /// well.
     pub fn look_at_host(&self) {

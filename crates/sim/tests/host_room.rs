@@ -238,7 +238,7 @@ fn history(seed: u64) {
     };
     let format = FormatOptions {
         shape: Some(shape.clone()),
-        journal_bytes: Some([1 << 20, 4 << 20][rng.below(2)]),
+        journal_bytes: Some([1 << 20, 4 << 20, 8 << 20][rng.below(3)]),
         ..FormatOptions::default()
     };
     let mut start = SparseDevice::new(64 * MIB);
@@ -262,7 +262,11 @@ fn history(seed: u64) {
                 tree.sync().expect("sync");
                 expected.acknowledged = expected.digests.len() - 1;
             }
-            15..17 => {
+            15 => {
+                while tree.reclaim_space().expect("an idle volume") {}
+                expected.acknowledged = expected.digests.len() - 1;
+            }
+            16 => {
                 tree.checkpoint().expect("checkpoint");
                 expected.acknowledged = expected.digests.len() - 1;
             }

@@ -7,7 +7,8 @@
 //! case long enough for the records of removals. The last free space of a host is for contents: the
 //! journal does not grow into it, and gives back the space that it took.
 //!
-//! Parts that an earlier mount took are not known; taking them again has no effect.
+//! Parts that an earlier mount took are not known; taking them again has no effect. A volume that is
+//! idle gives back all parts but the first ones, those that are not known too.
 
 use std::io;
 use std::sync::Arc;
@@ -20,17 +21,37 @@ use crate::sync::Mutex;
 /// Room is taken for so many bytes at once.
 const PART_BYTES: u64 = 1 << 20;
 /// First bytes of the region that are always backed.
-const KEPT_BYTES: u64 = 4 << 20;
+pub(super) const KEPT_BYTES: u64 = 4 << 20;
+/// Most parts that one call gives back: threads that write wait meanwhile.
+const GIVEN_BACK_MAX: usize = 32;
 /// With less space left on the host the journal takes no more, unless a long frame needs it.
 const LEFT_BYTES: u64 = 16 << 20;
 const LONG_BYTES: u64 = KEPT_BYTES / 2;
+
+/// Room of one part on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    /// An earlier mount may have taken it.
+    Unknown,
+    Backed,
+    GivenBack,
+}
+
+/// The reason why parts are given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GiveBack {
+    /// The host is short of room; nothing is given back if it is not.
+    HostIsShort,
+    /// The volume is idle.
+    Idle,
+}
 
 /// The parts of a journal's region. On a device that is not sparse all parts are backed.
 pub(super) struct Backing {
     dev: Arc<dyn Device>,
     region: Extent,
-    /// Parts that are backed; none when the device is not sparse.
-    parts: Option<Mutex<Vec<bool>>>,
+    /// None when the device is not sparse.
+    parts: Option<Mutex<Vec<Room>>>,
     /// Held by the thread that takes room or gives it back.
     taking: Mutex<()>,
     /// The host refused when it was last asked.
@@ -42,7 +63,9 @@ impl Backing {
     pub(super) fn new(dev: Arc<dyn Device>, region: Extent) -> Self {
         let count =
             usize::try_from(region.len.div_ceil(PART_BYTES)).expect("a region of few parts");
-        let parts = dev.is_sparse().then(|| Mutex::new(vec![false; count]));
+        let parts = dev
+            .is_sparse()
+            .then(|| Mutex::new(vec![Room::Unknown; count]));
         Self {
             dev,
             region,
@@ -64,7 +87,10 @@ impl Backing {
             return true;
         };
         let parts = parts.lock();
-        parts_of(start, end).all(|part| parts.get(part).copied().unwrap_or(true))
+        parts_of(start, end).all(|part| {
+            let room = parts.get(part).copied();
+            room.unwrap_or(Room::Backed) == Room::Backed
+        })
     }
 
     /// Makes all of `[start, end)` backed.
@@ -81,7 +107,7 @@ impl Backing {
         let _taking = self.taking.lock();
         let grows = start >= KEPT_BYTES && end - start < LONG_BYTES;
         for part in parts_of(start, end.min(self.region.len)) {
-            if parts.lock()[part] {
+            if parts.lock()[part] == Room::Backed {
                 continue;
             }
             let (at, len) = self.place_of(part);
@@ -93,7 +119,7 @@ impl Backing {
             let is_refused = given.as_ref().is_err_and(is_no_space);
             self.is_refused.store(is_refused, Ordering::Relaxed);
             given?;
-            parts.lock()[part] = true;
+            parts.lock()[part] = Room::Backed;
         }
         Ok(())
     }
@@ -107,22 +133,51 @@ impl Backing {
         self.dev.host_free_bytes().unwrap_or(0) < LEFT_BYTES
     }
 
-    /// When the host is short of room, gives it back the parts that are neither kept nor in use.
-    /// Requires that no thread writes to the region meanwhile. Best effort.
-    pub(super) fn give_back(&self, is_used: impl Fn(u64, u64) -> bool) {
-        let Some(parts) = self.parts.as_ref().filter(|_| self.is_host_short()) else {
+    /// Whether parts are left that [`Backing::give_back`] would give back while the volume is idle.
+    pub(super) fn holds_more(&self, is_used: impl Fn(u64, u64) -> bool) -> bool {
+        let Some(parts) = &self.parts else {
+            return false;
+        };
+        let parts = parts.lock();
+        self.spare_parts()
+            .any(|part| parts[part] != Room::GivenBack && !is_used_part(part, &is_used))
+    }
+
+    /// The parts that are not always backed.
+    fn spare_parts(&self) -> std::ops::Range<usize> {
+        parts_of(KEPT_BYTES.min(self.region.len), self.region.len)
+    }
+
+    /// Gives the host back some parts that are neither kept nor in use. Requires that no thread
+    /// writes to the region meanwhile. Best effort.
+    pub(super) fn give_back(&self, why: GiveBack, is_used: impl Fn(u64, u64) -> bool) {
+        let Some(parts) = &self.parts else {
             return;
         };
+        if why == GiveBack::HostIsShort && !self.is_host_short() {
+            return;
+        }
         let _taking = self.taking.lock();
-        for part in parts_of(KEPT_BYTES.min(self.region.len), self.region.len) {
-            let start = part as u64 * PART_BYTES;
-            let mut parts = parts.lock();
-            if !parts[part] || is_used(start, start + PART_BYTES) {
+        let mut left = GIVEN_BACK_MAX;
+        for part in self.spare_parts() {
+            let room = parts.lock()[part];
+            let is_wanted = match why {
+                GiveBack::HostIsShort => room == Room::Backed,
+                GiveBack::Idle => room != Room::GivenBack,
+            };
+            if !is_wanted || is_used_part(part, &is_used) {
                 continue;
             }
-            parts[part] = false;
-            drop(parts);
-            self.is_refused.store(true, Ordering::Relaxed);
+            if why == GiveBack::Idle {
+                let Some(fewer) = left.checked_sub(1) else {
+                    return;
+                };
+                left = fewer;
+            }
+            parts.lock()[part] = Room::GivenBack;
+            if why == GiveBack::HostIsShort {
+                self.is_refused.store(true, Ordering::Relaxed);
+            }
             let (at, len) = self.place_of(part);
             // A part that stays allocated is taken again without effect.
             let _ = self.dev.discard(at, len);
@@ -133,6 +188,11 @@ impl Backing {
     pub(super) fn is_refused(&self) -> bool {
         self.is_refused.load(Ordering::Relaxed)
     }
+}
+
+fn is_used_part(part: usize, is_used: impl Fn(u64, u64) -> bool) -> bool {
+    let start = part as u64 * PART_BYTES;
+    is_used(start, start + PART_BYTES)
 }
 
 fn parts_of(start: u64, end: u64) -> std::ops::Range<usize> {

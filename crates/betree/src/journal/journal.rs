@@ -50,7 +50,7 @@ use ramet_block::failpoints::{self, Fault};
 use ramet_block::{BLOCK_BYTES, Call, Codec, Device, Extent, JournalPos, ZstdLevel, is_no_space};
 
 use crate::error::{Error, Result, io_error};
-use crate::journal::backing::Backing;
+use crate::journal::backing::{Backing, GiveBack, KEPT_BYTES};
 use crate::journal::frame::{
     FrameBuilder, HEADER_BYTES, RECORD_HEADER_BYTES, Timeline, frame_bytes_max, is_valid_region,
     padded,
@@ -339,10 +339,12 @@ impl Journal {
     pub(crate) fn cut(&self) -> JournalPos {
         let mut queue = self.queue.lock();
         self.seal(&mut queue);
-        let at = queue.next;
-        let seq = queue.appended_seq.unwrap_or(0);
-        queue.cuts.push_back((at, seq));
-        at
+        queue.note_cut()
+    }
+
+    /// The room of the region on the host of a sparse device.
+    pub(crate) fn host_room(&self) -> HostRoom<'_> {
+        HostRoom(self)
     }
 
     /// Tells the journal that a checkpoint is durable from which a replay starts at `pos`, an
@@ -374,27 +376,6 @@ impl Journal {
             queue.durable_seq = queue.durable_seq.max(seq);
             queue.durable_frame = queue.durable_frame.max(cut.frame);
         }
-        self.led.notify_all();
-    }
-
-    /// Gives space that the journal can do without back to the host of a sparse device, if the host
-    /// is short of it. Does nothing while another thread writes.
-    pub(crate) fn give_back(&self) {
-        let mut queue = self.queue.lock();
-        if queue.has_leader || queue.failure.is_some() {
-            return;
-        }
-        let (from, to) = (queue.released, self.end_with(&queue, None) + BLOCK_BYTES);
-        queue.has_leader = true;
-        MutexGuard::unlocked(&mut queue, || {
-            let panic = PoisonOnPanic(self);
-            self.backing.give_back(|start, end| {
-                self.laps(from, to)
-                    .any(|(first, last)| first < end && start < last)
-            });
-            std::mem::forget(panic);
-        });
-        queue.has_leader = false;
         self.led.notify_all();
     }
 
@@ -646,7 +627,81 @@ impl Journal {
     }
 }
 
+/// The room of a journal's region on the host of a sparse device.
+pub(crate) struct HostRoom<'a>(&'a Journal);
+
+impl HostRoom<'_> {
+    /// As [`Journal::cut`], at the front of the region if that is released: all of it but the front
+    /// can be given back to the host when the checkpoint is durable. A commit before that may be
+    /// refused for want of space.
+    pub(crate) fn cut_at_front(&self) -> JournalPos {
+        let journal = self.0;
+        let mut queue = journal.queue.lock();
+        journal.seal(&mut queue);
+        let front = queue.next.offset.next_multiple_of(journal.region.len);
+        if front <= queue.released + journal.region.len {
+            queue.next.offset = front;
+        }
+        queue.note_cut()
+    }
+
+    /// Gives space that the journal can do without back to the host of a sparse device, if the host
+    /// is short of it. Does nothing while another thread writes.
+    pub(crate) fn give_back(&self) {
+        self.give_back_because(GiveBack::HostIsShort);
+    }
+
+    /// The same for an idle volume, also on a host with much room: some of the space at each call, until
+    /// [`HostRoom::is_spread`] is over.
+    pub(crate) fn give_back_idle(&self) {
+        self.give_back_because(GiveBack::Idle);
+    }
+
+    /// Whether space behind the front of the region may be allocated on the host of a sparse
+    /// device, or is in use.
+    pub(crate) fn is_spread(&self) -> bool {
+        self.has_left_front() || self.0.backing.holds_more(|_, _| false)
+    }
+
+    /// Whether the next frame goes behind the front of the region of a sparse device.
+    pub(crate) fn has_left_front(&self) -> bool {
+        let journal = self.0;
+        let end = journal.queue.lock().next.offset % journal.region.len + BLOCK_BYTES;
+        journal.dev.is_sparse() && end > KEPT_BYTES.min(journal.region.len)
+    }
+
+    fn give_back_because(&self, why: GiveBack) {
+        let journal = self.0;
+        let mut queue = journal.queue.lock();
+        if queue.has_leader || queue.failure.is_some() {
+            return;
+        }
+        let (from, to) = (queue.released, journal.end_with(&queue, None) + BLOCK_BYTES);
+        queue.has_leader = true;
+        MutexGuard::unlocked(&mut queue, || {
+            let panic = PoisonOnPanic(journal);
+            journal.backing.give_back(why, |start, end| {
+                journal
+                    .laps(from, to)
+                    .any(|(first, last)| first < end && start < last)
+            });
+            std::mem::forget(panic);
+        });
+        queue.has_leader = false;
+        journal.led.notify_all();
+    }
+}
+
 impl Queue {
+    /// Notes that a checkpoint is being made of the records so far, all of which are sealed. Returns
+    /// the place behind them.
+    fn note_cut(&mut self) -> JournalPos {
+        let at = self.next;
+        let seq = self.appended_seq.unwrap_or(0);
+        self.cuts.push_back((at, seq));
+        at
+    }
+
     /// Puts frames that a leader could not write back to the front of the queue.
     fn take_back(&mut self, frames: VecDeque<Sealed>) {
         for sealed in frames.into_iter().rev() {

@@ -83,12 +83,19 @@ impl Space {
 
     /// Gives the host of a sparse device back the space that is not needed soon.
     pub(crate) fn trim_host(&self) {
+        self.trim_by(|keep| self.table.space().trim(keep));
+    }
+
+    /// The same for an idle volume: all space that is not needed.
+    pub(crate) fn trim_host_idle(&self) {
+        self.trim_by(|keep| self.table.space().trim_all(keep));
+    }
+
+    fn trim_by(&self, trim: impl Fn(u64)) {
         for _ in 0..TRIM_ROUNDS {
             let before = self.table.space().capacity_bytes();
             // Less is kept of a smaller capacity.
-            self.table
-                .space()
-                .trim(self.reserved_bytes() + self.backlog_reserve_bytes());
+            trim(self.reserved_bytes() + self.backlog_reserve_bytes());
             if self.table.space().capacity_bytes() == before {
                 return;
             }

@@ -240,6 +240,17 @@ impl Tree {
         self.inner.checkpointer.checkpoint()
     }
 
+    /// Does one step of the work that gives space back, and returns whether there is more. The
+    /// background does it when no batch was applied for some seconds; a tree without background
+    /// threads may call it.
+    ///
+    /// # Errors
+    /// As [`Tree::checkpoint`].
+    pub fn reclaim_space(&self) -> Result<bool> {
+        self.inner.failure.check_alive()?;
+        self.inner.reclaimer.step()
+    }
+
     /// Makes the volume `bytes` long, rounded down to blocks, and the device too if it is shorter
     /// and can grow. Waits for the checkpoint that makes the size durable; the space can be used
     /// then.

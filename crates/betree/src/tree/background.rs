@@ -6,18 +6,25 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::error::{Result, if_readable};
+use crate::shape::Seq;
 use crate::store::store::Store;
 use crate::tree::admission::Admission;
 use crate::tree::checkpoint::Checkpointer;
 use crate::tree::clones::Clones;
 use crate::tree::failure::Failure;
 use crate::tree::heap_trim::HeapTrim;
+use crate::tree::reclaim::Reclaimer;
 use crate::tree::root::Root;
 use crate::tree::signals::Signals;
 
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(60);
 
 const TICK: Duration = Duration::from_millis(1000);
+
+/// A volume is idle after so many ticks without a batch.
+const IDLE_TICKS: u32 = 4;
+/// Time that steps of an idle volume take in a tick, at most.
+const IDLE_WORK: Duration = Duration::from_millis(250);
 
 /// Moves messages down, and makes compacted copies.
 pub(crate) struct Flusher {
@@ -54,11 +61,40 @@ impl Flusher {
     }
 }
 
+/// The time without batches.
+#[derive(Default)]
+struct Idle {
+    /// Number of the last batch.
+    seq: Seq,
+    ticks: u32,
+    /// Whether all work was done that an idle volume has.
+    is_done: bool,
+}
+
+impl Idle {
+    /// A tick has passed, and `seq` is the number of the last batch.
+    fn tick(&mut self, seq: Seq) {
+        if self.seq == seq {
+            self.ticks = self.ticks.saturating_add(1);
+        } else {
+            *self = Self {
+                seq,
+                ..Self::default()
+            };
+        }
+    }
+
+    fn has_work(&self, seq: Seq) -> bool {
+        self.ticks >= IDLE_TICKS && !self.is_done && self.seq == seq
+    }
+}
+
 /// Commits the journal each second, writes checkpoints, and gives free memory back.
 pub(crate) struct Keeper {
     pub(crate) store: Arc<Store>,
     pub(crate) root: Arc<Root>,
     pub(crate) checkpointer: Arc<Checkpointer>,
+    pub(crate) reclaimer: Arc<Reclaimer>,
     pub(crate) admission: Arc<Admission>,
     pub(crate) failure: Arc<Failure>,
     pub(crate) signals: Arc<Signals>,
@@ -107,9 +143,21 @@ impl Keeper {
         }
     }
 
+    /// Gives space back while no batch comes.
+    fn work_idle(&self, idle: &mut Idle) -> Result<()> {
+        let begun = Instant::now();
+        while idle.has_work(self.root.seq()) && begun.elapsed() < IDLE_WORK {
+            // After an error it is left until the next batch.
+            idle.is_done = true;
+            idle.is_done = !self.reclaimer.step()?;
+        }
+        Ok(())
+    }
+
     /// Works until it is told to stop.
     pub(crate) fn run(&self) {
         let mut trim = HeapTrim::default();
+        let mut idle = Idle::default();
         let mut since = Instant::now();
         // The rest of a tick since the last look, however often the journal was written meanwhile.
         while let Some((asked, journal)) = self
@@ -125,8 +173,11 @@ impl Keeper {
             if since.elapsed() >= TICK && self.is_trim_due(&mut trim) {
                 ramet_sys::release_free_memory();
             }
+            if since.elapsed() >= TICK {
+                idle.tick(self.root.seq());
+            }
             if self.failure.reason().is_none() {
-                match self.commit(asked) {
+                match self.commit(asked).and_then(|()| self.work_idle(&mut idle)) {
                     Err(error) if !error.lets_writing_go_on() => self.failure.poison(&error),
                     _ => {}
                 }

@@ -72,6 +72,8 @@ struct WrittenState {
 enum Records<'a> {
     /// Written by this opening of the volume.
     Journal(&'a Journal),
+    /// Likewise, and no record comes for the time being: the journal goes on at its front.
+    Idle(&'a Journal),
     /// Replayed by a recovery, up to here.
     Replay(JournalPos),
 }
@@ -81,13 +83,14 @@ impl Records<'_> {
     fn cut(&self) -> JournalPos {
         match self {
             Records::Journal(journal) => journal.cut(),
+            Records::Idle(journal) => journal.host_room().cut_at_front(),
             Records::Replay(end) => *end,
         }
     }
 
     /// A durable checkpoint holds all records before `cut`.
     fn release(&self, cut: JournalPos) {
-        if let Records::Journal(journal) = self {
+        if let Records::Journal(journal) | Records::Idle(journal) = self {
             journal.release(cut);
         }
     }
@@ -207,7 +210,22 @@ impl Checkpointer {
     /// ends all writing. After `NoSpace`, and when a node or a page cannot be read, nothing has
     /// changed: a later checkpoint tries again, and the journal holds the batches meanwhile.
     pub(crate) fn checkpoint_as(&self, clean: bool) -> Result<()> {
-        self.write_checkpoint(clean).inspect_err(|error| {
+        let written = self.write_checkpoint(clean);
+        self.poison_after(written)
+    }
+
+    /// Writes a checkpoint after which the journal goes on at its front: no batch comes for the time
+    /// being.
+    pub(crate) fn checkpoint_idle(&self) -> Result<()> {
+        let Some(journal) = self.journal() else {
+            return Err(Error::ReadOnly);
+        };
+        let written = self.write_after_records(&Records::Idle(journal), false);
+        self.poison_after(written)
+    }
+
+    fn poison_after(&self, written: Result<()>) -> Result<()> {
+        written.inspect_err(|error| {
             if !error.lets_writing_go_on() {
                 self.failure.poison(error);
             } else if error.is_of_a_read() {
@@ -411,8 +429,8 @@ impl Checkpointer {
         };
         store.handles.deferred.free_oldest(dead);
         records.release(written.cut);
-        if let Records::Journal(journal) = records {
-            journal.give_back();
+        if let Records::Journal(journal) | Records::Idle(journal) = records {
+            journal.host_room().give_back();
         }
         store.space.trim_host();
         store.counters.took(StructuralPath::Checkpoints);

@@ -17,6 +17,7 @@
 //!  Root          buffer, root                    Store, Failure
 //!  Clones        captures, compacted copies      Root, Store, Signals, Threads
 //!  Checkpointer  journal, superblock             Clones, Root, Store, Failure
+//!  Reclaimer     space that comes back           Checkpointer, Store
 //!  Admission     space and memory for batches    Checkpointer, Root, Store, Failure, Signals, Threads
 //!  IngestWriter  leaves of ingests               Admission, Store, Failure
 //!  Inner         batches applied                 all of them
@@ -42,6 +43,7 @@ use crate::tree::checkpoint::Checkpointer;
 use crate::tree::clones::Clones;
 use crate::tree::failure::Failure;
 use crate::tree::prepare::IngestWriter;
+use crate::tree::reclaim::Reclaimer;
 use crate::tree::root::{Root, State};
 use crate::tree::signals::Signals;
 use crate::tree::threads::Threads;
@@ -59,6 +61,7 @@ pub(crate) struct Inner {
     pub(crate) ingests: IngestWriter,
     pub(crate) admission: Arc<Admission>,
     pub(crate) checkpointer: Arc<Checkpointer>,
+    pub(crate) reclaimer: Arc<Reclaimer>,
     pub(crate) clones: Arc<Clones>,
     pub(crate) threads: Arc<Threads>,
     pub(crate) failure: Arc<Failure>,
@@ -86,6 +89,7 @@ impl Inner {
             failure.clone(),
             sb,
         ));
+        let reclaimer = Arc::new(Reclaimer::new(store.clone(), checkpointer.clone()));
         let admission = Arc::new(Admission::new(
             store.clone(),
             root.clone(),
@@ -104,6 +108,7 @@ impl Inner {
             ingests,
             admission,
             checkpointer,
+            reclaimer,
             clones,
             threads,
             failure,
@@ -131,6 +136,7 @@ impl Inner {
             store: self.store.clone(),
             root: self.root.clone(),
             checkpointer: self.checkpointer.clone(),
+            reclaimer: self.reclaimer.clone(),
             admission: self.admission.clone(),
             failure: self.failure.clone(),
             signals: self.signals.clone(),

@@ -17,6 +17,7 @@ pub(crate) mod measure;
 pub(crate) mod open;
 pub(crate) mod prepare;
 pub(crate) mod rebuild;
+pub(crate) mod reclaim;
 pub(crate) mod record;
 pub(crate) mod root;
 pub(crate) mod scrub;

@@ -39,6 +39,8 @@ use crate::error::{Error, Result};
 const STEP_MIN: u64 = 2 << 20;
 const STEP_MAX: u64 = 32 << 20;
 const STEP_PART: u64 = 16;
+/// An idle volume keeps less room than this beyond its reserves, in bytes.
+const SPARE_MAX: u64 = 256 << 10;
 /// One call of the host reaches so far, over allocated extents, to find bare ones.
 const SPAN_MAX: u64 = 64 << 20;
 /// Pieces in which the room of an earlier mount is looked for on a full host, in bytes, and how
@@ -252,7 +254,48 @@ impl BackedSpace {
                 Some(_) => space.begin_baring((spare - step) / BLOCK_BYTES * BLOCK_BYTES),
             }
         };
-        let mut extents = &extents[..];
+        self.bare(&extents, true);
+    }
+
+    /// Gives the host back all backed space beyond `keep` bytes and the least step, once it is more
+    /// than a little: the volume is idle. Best effort.
+    pub(crate) fn trim_all(&self, keep: u64) {
+        if !self.is_sparse {
+            return;
+        }
+        let _taking = self.taking.lock();
+        let extents = {
+            let mut space = self.lock();
+            // Others may take the rest of the host meanwhile.
+            let spare = space.backed_room_bytes().saturating_sub(keep + STEP_MIN);
+            if spare < SPARE_MAX {
+                return;
+            }
+            space.close_windows();
+            space.begin_baring(spare / BLOCK_BYTES * BLOCK_BYTES)
+        };
+        self.bare(&extents, true);
+    }
+
+    /// Gives the host back room below `count` bare extents from `from` on, which an earlier mount
+    /// may have taken; returns where to go on. Best effort.
+    pub(crate) fn clear_bare(&self, from: u64, count: usize) -> Option<u64> {
+        if !self.is_sparse {
+            return None;
+        }
+        let _taking = self.taking.lock();
+        let extents = self.lock().begin_clearing(from, count);
+        self.bare(&extents, false);
+        let is_last = extents.len() < count;
+        extents
+            .last()
+            .filter(|_| !is_last)
+            .map(|extent| extent.end())
+    }
+
+    /// Discards extents that are about to become bare. When that fails, the rest stays as it was:
+    /// backed or not.
+    fn bare(&self, mut extents: &[Extent], were_backed: bool) {
         while let [extent, rest @ ..] = extents {
             let given_back = self.device.discard(extent.addr, extent.len);
             // Some of it may be gone in any case.
@@ -262,7 +305,7 @@ impl BackedSpace {
                 break;
             }
         }
-        self.lock().end_moving(extents, true);
+        self.lock().end_moving(extents, were_backed);
         self.look_at_host();
     }
 }

@@ -74,6 +74,18 @@ impl Bare {
         Some(taken)
     }
 
+    /// Makes up to `count` whole bare extents moving, from the first one at or behind `from` on.
+    pub fn begin_some(&mut self, from: u64, count: usize) -> Vec<Extent> {
+        let mut taken = Vec::new();
+        let mut next = self.holes.first_behind(from);
+        while let Some(hole) = next.filter(|_| taken.len() < count) {
+            taken.push(self.holes.take_front(hole, hole.len));
+            next = self.holes.first_behind(hole.end());
+        }
+        self.moving.extend_from_slice(&taken);
+        taken
+    }
+
     /// Makes `extents`, which were backed, moving.
     pub fn begin_baring(&mut self, extents: &[Extent]) {
         self.moving.extend_from_slice(extents);

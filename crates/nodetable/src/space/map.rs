@@ -242,6 +242,18 @@ impl SpaceMap {
         taken
     }
 
+    /// Ends all windows, so that their rests are holes. The metadata goes on where it is, if there is
+    /// a hole then.
+    pub fn close_windows(&mut self) {
+        self.windows.close_all_and_resume(&mut self.holes);
+    }
+
+    /// Takes up to `count` bare extents from the first one at or behind `from` on out of the free
+    /// space, to give room back that an earlier mount took.
+    pub fn begin_clearing(&mut self, from: u64, count: usize) -> Vec<Extent> {
+        self.bare.begin_some(from, count)
+    }
+
     /// Ends the change that [`SpaceMap::begin_backing`] or [`SpaceMap::begin_baring`] began: the
     /// extents are backed from now on, or bare.
     pub fn end_moving(&mut self, extents: &[Extent], backed: bool) {

@@ -94,6 +94,15 @@ impl Windows {
         (0..WINDOW.len()).for_each(|class| self.close(holes, class));
     }
 
+    /// Likewise; the first window of the small class is wanted again where the metadata is.
+    pub fn close_all_and_resume(&mut self, holes: &mut Holes) {
+        let metadata = self.open[0];
+        self.close_all(holes);
+        if !metadata.is_empty() {
+            self.resume = Some(metadata.addr);
+        }
+    }
+
     /// An extent of `len` bytes, a multiple of a block, out of the window of its class or of a new
     /// one; `None` when no hole is long enough.
     pub fn alloc(&mut self, holes: &mut Holes, len: u64, purpose: Purpose) -> Option<Extent> {

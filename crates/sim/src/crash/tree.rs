@@ -114,6 +114,11 @@ impl History {
                 Err(Error::NoSpace) => self.recorder.report.refused += 1,
                 Err(error) => return Err(format!("checkpoint: {error}")),
             },
+            65..68 if !self.syncs_only => match self.tree().reclaim_space() {
+                Ok(_) => {}
+                Err(Error::NoSpace) => self.recorder.report.refused += 1,
+                Err(error) => return Err(format!("reclaim_space: {error}")),
+            },
             26..30 => self
                 .snapshots
                 .push((self.tree().snapshot(), self.model.clone())),

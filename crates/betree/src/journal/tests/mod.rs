@@ -5,6 +5,7 @@
 //! test fails, and taken from `RAMET_SEED`.
 
 mod commit;
+mod giving_back;
 mod judge;
 mod recovery;
 
