@@ -27,14 +27,6 @@ pub struct Tree {
 }
 
 impl Tree {
-    pub(crate) fn from_inner(inner: Arc<Inner>) -> Self {
-        let guard = Arc::new(StopGuard(inner.clone()));
-        Self {
-            inner,
-            _guard: guard,
-        }
-    }
-
     /// The value of `key`.
     ///
     /// # Errors
@@ -372,6 +364,16 @@ impl Inner {
     fn batch_bytes_max(&self) -> usize {
         let capacity = self.journal().map_or(0, Journal::capacity_bytes);
         crate::journal::journal::record_bytes_max(capacity)
+    }
+}
+
+/// The tree of `inner`, whose background threads end with the last user of the tree.
+pub(crate) fn tree_of(inner: Inner) -> Tree {
+    let inner = Arc::new(inner);
+    let guard = Arc::new(StopGuard(inner.clone()));
+    Tree {
+        inner,
+        _guard: guard,
     }
 }
 

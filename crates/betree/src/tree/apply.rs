@@ -199,6 +199,10 @@ impl Inner {
         // A clone may find a prerequisite: the batch is tried on a copy of the buffer.
         let saved = clones.then(|| state.buffer.clone());
         let mut made = Vec::new();
+        let removes = batch
+            .ops
+            .iter()
+            .any(|op| matches!(op, Op::DeleteRange { .. }));
         // Only clones make a second round, and only ingests are used again. Operations that are not
         // copied cost half as much.
         let ops = if clones || batch.ingests().next().is_some() {
@@ -212,6 +216,9 @@ impl Inner {
         if let Ok(None) = laid {
             drop(saved);
             let seq = self.accept(state, batch, record, replayed);
+            if removes {
+                self.checkpointer.note_removal();
+            }
             if freezes {
                 self.signals.want(|w| w.flush = true);
             }

@@ -176,6 +176,9 @@ impl Keeper {
             if since.elapsed() >= TICK {
                 idle.tick(self.root.seq());
             }
+            // Removed space is free soon, but while batches come, not at the price of a checkpoint
+            // for each.
+            let asked = asked || idle.ticks > 0 && self.checkpointer.has_removed();
             if self.failure.reason().is_none() {
                 match self.commit(asked).and_then(|()| self.work_idle(&mut idle)) {
                     Err(error) if !error.lets_writing_go_on() => self.failure.poison(&error),

@@ -14,7 +14,7 @@
 //! the old state whole.
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -112,6 +112,8 @@ pub(crate) struct Checkpointer {
     last: Mutex<Instant>,
     /// When the last checkpoint failed at a read; `None` if it did not.
     unreadable: Mutex<Option<Instant>>,
+    /// Whether a batch removed a range since the last checkpoint began.
+    has_removed: AtomicBool,
     /// The last batch in a checkpoint; later ones make a checkpoint due.
     checkpointed_seq: AtomicU64,
     /// Size of the volume, in bytes. Changes under `superblock`.
@@ -137,6 +139,7 @@ impl Checkpointer {
             superblock: TimedMutex::new(sb),
             last: Mutex::new(Instant::now()),
             unreadable: Mutex::new(None),
+            has_removed: AtomicBool::new(false),
         }
     }
 
@@ -189,6 +192,16 @@ impl Checkpointer {
                 Err(error)
             }
         }
+    }
+
+    /// A batch that removes a range was applied: a checkpoint frees its space.
+    pub(crate) fn note_removal(&self) {
+        self.has_removed.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a range was removed since the last checkpoint began.
+    pub(crate) fn has_removed(&self) -> bool {
+        self.has_removed.load(Ordering::Relaxed)
     }
 
     /// Whether a batch was applied that no checkpoint holds.
@@ -297,6 +310,7 @@ impl Checkpointer {
         let top = {
             let mut state = self.root.state.lock();
             self.root.freeze(&mut state);
+            self.has_removed.store(false, Ordering::Relaxed);
             state.top.clone()
         };
         self.store.space_debt.look_for_dead(&top);
@@ -603,6 +617,29 @@ mod tests {
             .collect();
         assert!(places.len() > 3, "{places:?}");
         assert!(places.is_sorted(), "{places:?}");
+    }
+
+    #[test]
+    fn a_removal_asks_for_a_checkpoint_until_one_was_made() {
+        let dev: Arc<dyn Device> = Arc::new(MemDevice::new(16 << 20));
+        Tree::format(&dev, &FormatOptions::default()).unwrap();
+        let open = OpenOptions {
+            manual: true,
+            ..OpenOptions::default()
+        };
+        let tree = Tree::open(dev, open).unwrap();
+        let asks = || tree.inner.checkpointer.has_removed();
+        let mut batch = Batch::new();
+        batch.put("a/b", "1");
+        batch.delete("c");
+        tree.apply(batch).unwrap();
+        assert!(!asks(), "keys alone free little");
+        let mut batch = Batch::new();
+        batch.delete_prefix("a/");
+        tree.apply(batch).unwrap();
+        assert!(asks());
+        tree.checkpoint().unwrap();
+        assert!(!asks());
     }
 
     #[test]

@@ -29,7 +29,7 @@ use crate::node::handle::{Handle, Kind};
 use crate::node::trailer::Opening;
 use crate::shape::{OpenOptions, Seq, TreeShape};
 use crate::store::store::Store;
-use crate::tree::api::Tree;
+use crate::tree::api::{Tree, tree_of};
 use crate::tree::batch::check;
 use crate::tree::ingest::PinnedLeaves;
 use crate::tree::inner::Inner;
@@ -206,7 +206,7 @@ fn open_for_writing(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree
         // No frame is needed any more: the state before the loss is durable, and its epoch.
         Journal::clear_behind(&*inner.store.dev, sb.journal, end)?;
     }
-    Ok(Tree::from_inner(Arc::new(inner)))
+    Ok(tree_of(inner))
 }
 
 /// Opens a volume for reading. The recovery writes to an overlay, so its memory does not grow with
@@ -225,7 +225,7 @@ fn open_unchanged(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree> 
         tracing::debug!(%error, "a volume is recovered in memory");
         recover_for_reading(dev, &sb, &options, false)
     })?;
-    Ok(Tree::from_inner(Arc::new(inner)))
+    Ok(tree_of(inner))
 }
 
 /// Recovers the volume on `dev`: with checkpoints if it `may_write`, else in memory.
