@@ -131,6 +131,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         rng: Rng::new(plan.seed ^ 0xf11e),
         objects_max: plan.keys_max,
         held: Vec::new(),
+        freed: None,
         options: options.clone(),
     };
     drop(volume);
@@ -174,6 +175,9 @@ struct History {
     objects_max: usize,
     /// Inodes that were looked up and not forgotten, and may be open.
     held: Vec<Ino>,
+    /// Path of the last file that was unlinked. Its name is taken again soon, also while the file is
+    /// open.
+    freed: Option<Path>,
     options: OpenOptions,
 }
 
@@ -366,7 +370,11 @@ impl History {
     fn create(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
         let kinds = [Kind::Regular, Kind::Regular, Kind::Directory, Kind::Symlink];
         let kind = kinds[self.rng.below(4)];
-        let (dir, name) = (self.dir(), self.name());
+        let (mut dir, mut name) = (self.dir(), self.name());
+        let mut freed = self.freed.take();
+        if let Some(last) = freed.as_mut().and_then(Vec::pop) {
+            (dir, name) = (freed.unwrap_or_default(), last);
+        }
         let new = NewInode {
             target: if kind == Kind::Symlink {
                 b"some/where"
@@ -414,9 +422,11 @@ impl History {
         }
         let dir = known.find(dir)?;
         match known.volume.names().unlink(dir, name) {
-            Err(Error::IsDirectory) => known.volume.names().rmdir(dir, name),
-            done => done,
+            Err(Error::IsDirectory) => return known.volume.names().rmdir(dir, name),
+            done => done?,
         }
+        self.freed = Some(path);
+        Ok(())
     }
 
     fn link(&mut self, known: &mut Known<'_>) -> ramet_fs::Result<()> {
