@@ -24,7 +24,7 @@
 //! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the
 //!    batch is applied or a snapshot is taken, for writing while directories move: memory only.
 //!    Clones, renames and removals of trees hold it, or 4, for writing. Their batches may need nodes
-//!    or room first: such an operation lets all its locks go, has the work done, and begins anew
+//!    or room first. The operation then lets all its locks go, has the work done, begins anew
 //!    ([`Namespace::until_applied`](namespace::resolve::Namespace::until_applied));
 //! 8. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
 //!    the deferred deletes, the salts: for a moment, one at a time.

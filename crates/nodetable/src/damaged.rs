@@ -30,7 +30,7 @@ pub(crate) struct DamagedPage {
     pub height: u8,
     pub first_key: Box<[u8]>,
     /// Whether it is among the pages that were found. A walk that commits overtook may have met a
-    /// page that was written over: such a page is not.
+    /// page that was written over. The value is false for that page.
     pub is_counted: bool,
 }
 

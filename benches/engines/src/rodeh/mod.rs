@@ -1,5 +1,5 @@
-//! Rodeh's B-trees with shadowing and clones, on an image file: what the node table of Ramet is
-//! made of, with the clones of whole trees that Ramet does not need.
+//! Rodeh's B-trees with shadowing and clones, on an image file. The node table of Ramet is made of
+//! the same trees, without the clones of whole trees that this engine has.
 //!
 //! A table of the load is a tree, so a clone of a table is one more reference to a root page. A
 //! sync is a commit: dirty pages, device sync, a header that names the roots, device sync. There
