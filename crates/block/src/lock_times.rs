@@ -1,11 +1,17 @@
 //! How long a lock was held, and waited for, at most.
 //!
-//! The owner of a lock reads the clock once when it has the lock and once when it lets go. A thread
-//! that finds the lock taken reads it once more, before it waits. No time is added up: only the
-//! longest one counts, since another thread may have to wait for so long.
+//! The owner of a lock reads the kernel's coarse clock when it has the lock and when it lets go: a
+//! request takes several locks, and the exact clock would cost it a microsecond. The coarse clock
+//! moves on at each tick of the kernel, every 1 to 10 ms. So a hold is told as the time that it took
+//! for certain, and took less than two ticks longer. A thread that finds the lock taken reads the
+//! exact clock before it waits. No time is added up: only the longest one counts, since another
+//! thread may have to wait for so long.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, Timespec, clock_getres, clock_gettime};
 
 /// The longest hold of a lock, or of several locks of one kind, and the longest wait for it, since
 /// it was made.
@@ -18,10 +24,25 @@ pub struct LockTimes {
 /// The figures of [`LockTimes`] at one moment, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LongestTimes {
-    /// The longest hold.
+    /// The longest hold, in ticks of the kernel: it was less than two ticks longer.
     pub hold_ns: u64,
     /// The longest wait.
     pub wait_ns: u64,
+}
+
+/// A moment of the coarse clock, in nanoseconds since some start.
+fn coarse_ns() -> u64 {
+    nanos(clock_gettime(ClockId::MonotonicCoarse))
+}
+
+/// Time between two ticks, in nanoseconds.
+fn tick_ns() -> u64 {
+    static TICK_NS: OnceLock<u64> = OnceLock::new();
+    *TICK_NS.get_or_init(|| nanos(clock_getres(ClockId::MonotonicCoarse)))
+}
+
+fn nanos(time: Timespec) -> u64 {
+    Duration::try_from(time).map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
 }
 
 fn raise(longest: &AtomicU64, time: Duration) {
@@ -52,7 +73,7 @@ impl LockTimes {
     pub fn begin(&self) -> Hold<'_> {
         Hold {
             times: self,
-            since: Instant::now(),
+            since_ns: coarse_ns(),
         }
     }
 
@@ -71,12 +92,16 @@ impl LockTimes {
 #[derive(Debug)]
 pub struct Hold<'a> {
     times: &'a LockTimes,
-    since: Instant,
+    since_ns: u64,
 }
 
 impl Drop for Hold<'_> {
     fn drop(&mut self) {
-        raise(&self.times.hold_ns, self.since.elapsed());
+        let told_ns = coarse_ns().saturating_sub(self.since_ns);
+        if told_ns > 0 {
+            let sure_ns = told_ns.saturating_sub(tick_ns());
+            raise(&self.times.hold_ns, Duration::from_nanos(sure_ns));
+        }
     }
 }
 
@@ -90,8 +115,7 @@ mod tests {
         let (_, hold) = times.acquire(|| Some(()), || unreachable!("it is free"));
         assert_eq!(times.longest(), LongestTimes::default(), "still held");
         drop(hold);
-        let first = times.longest();
-        assert_eq!(first.wait_ns, 0);
+        assert_eq!(times.longest().wait_ns, 0);
         raise(&times.hold_ns, Duration::from_secs(7));
         drop(times.acquire(|| Some(()), || unreachable!("it is free")));
         let ((), hold) = times.acquire(|| None, || raise(&times.wait_ns, Duration::from_secs(3)));
@@ -101,5 +125,18 @@ mod tests {
             (longest.hold_ns, longest.wait_ns),
             (7_000_000_000, 3_000_000_000)
         );
+    }
+
+    #[test]
+    fn a_hold_is_told_to_two_ticks() {
+        let times = LockTimes::default();
+        let begun = Instant::now();
+        let hold = times.begin();
+        let least = Duration::from_nanos(5 * tick_ns());
+        std::thread::sleep(least);
+        drop(hold);
+        let most = u64::try_from(begun.elapsed().as_nanos()).expect("a short time");
+        let told = times.longest().hold_ns;
+        assert!(told <= most && told >= 3 * tick_ns(), "{told} of {most}");
     }
 }

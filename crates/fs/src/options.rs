@@ -74,7 +74,7 @@ pub struct OpenOptions {
 /// Times of one lock since the volume was opened, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LockStats {
-    /// The longest time for which a thread held it.
+    /// The longest time for which a thread held it, to two ticks of the kernel.
     pub longest_hold_ns: u64,
     /// The longest time for which a thread waited for it.
     pub longest_wait_ns: u64,

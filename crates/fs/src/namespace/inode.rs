@@ -563,7 +563,10 @@ impl Table {
     /// The inode of this number, if it is in memory and not compact.
     pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
         let inode = self.shard(ino).lock().slots.get(&ino.0)?.inode.upgrade()?;
-        inode.is_used.store(true, Ordering::Relaxed);
+        // Most are: the line of an inode that many ask for is then only read.
+        if !inode.is_used.load(Ordering::Relaxed) {
+            inode.is_used.store(true, Ordering::Relaxed);
+        }
         Some(inode)
     }
 

@@ -68,20 +68,29 @@ impl<G: DerefMut> DerefMut for Timed<'_, G> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+
+    /// Longer than four ticks of any kernel.
+    const HELD: Duration = Duration::from_millis(50);
 
     #[test]
     fn holds_of_readers_and_writers_are_counted_apart() {
         let lock = TimedRwLock::new(7);
         let reader = lock.read();
         assert_eq!((*reader, lock.longest()[0].hold_ns), (7, 0), "still held");
+        std::thread::sleep(HELD);
         drop(reader);
         let [reads, writes] = lock.longest();
         assert!(
             reads.hold_ns > 0 && writes.hold_ns == 0,
             "{reads:?} {writes:?}"
         );
-        *lock.write() = 8;
+        let mut writer = lock.write();
+        *writer = 8;
+        std::thread::sleep(HELD);
+        drop(writer);
         assert!(lock.longest()[1].hold_ns > 0);
         assert_eq!(*lock.read(), 8);
     }
