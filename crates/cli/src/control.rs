@@ -227,6 +227,9 @@ pub fn clone(args: &args::Clone) -> Outcome {
 }
 
 const SAME: &str = "is the source itself";
+/// The reason of a refusal that is not for want of ownership.
+const PROTECTED: &str = "it, its directory or something below it is immutable or append-only \
+     ('lsattr -aR' tells), or this process lacks a capability";
 
 /// The destination of a clone.
 struct Target {
@@ -418,10 +421,13 @@ impl Refused<'_> {
             Errno::INVAL if self.existing.as_ref().is_some_and(is_same) => {
                 Failure::at(self.dst, SAME)
             }
-            Errno::PERM if self.source.st_uid != user => {
+            Errno::PERM if !may_all(user, self.source) => {
                 Failure::at(self.src, "only its owner or root may clone it")
             }
             Errno::PERM if is_device => Failure::at(self.src, "only root may clone a device"),
+            Errno::PERM if self.existing.is_none_or(|stat| may_all(user, stat)) => {
+                Failure::at(self.dst, PROTECTED)
+            }
             Errno::PERM => Failure::at(self.dst, "only its owner or root may replace it"),
             Errno::MLINK => Failure::at(
                 self.dst,
@@ -471,7 +477,7 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
     let mut bytes = request.encode().map_err(|e| Failure::at(path, e))?;
     match root.call(REMOVE, &mut bytes) {
         Err(Errno::NOENT) if is_forced => Ok(()),
-        done => done.map_err(|e| removal_refusal(path, &seen.stat, e)),
+        done => done.map_err(|e| removal_refusal(path, geteuid().as_raw(), &seen.stat, e)),
     }
 }
 
@@ -488,9 +494,15 @@ fn refuse_if_mounted_on(root: &Root, name: &OsStr, path: &Path) -> Outcome {
     }
 }
 
-fn removal_refusal(path: &Path, seen: &Stat, e: Errno) -> Failure {
+/// Whether a user may do everything to an object, unless it is protected.
+fn may_all(user: u32, stat: &Stat) -> bool {
+    user == 0 || user == stat.st_uid
+}
+
+fn removal_refusal(path: &Path, user: u32, seen: &Stat, e: Errno) -> Failure {
     let is_tree = FileType::from_raw_mode(seen.st_mode) == FileType::Directory;
     match e {
+        Errno::PERM if may_all(user, seen) => Failure::at(path, PROTECTED),
         Errno::PERM if is_tree => Failure::at(
             path,
             "only its owner or root may remove a tree at once ('rm -r' removes it entry by entry)",
@@ -533,7 +545,9 @@ mod tests {
     fn refusals_name_the_path_they_are_about() {
         let look = |path: &str| rustix::fs::stat(path).expect("it exists");
         let (here, null) = (look("."), look("/dev/null"));
-        let (owner, other) = (here.st_uid, here.st_uid + 1);
+        let (owner, other) = (1234, 1235);
+        let (mut here, mut theirs) = (here, here);
+        (here.st_uid, theirs.st_uid) = (owner, other);
         let clone = |source, existing, user, e| {
             let refused = Refused {
                 src: Path::new("src"),
@@ -551,10 +565,16 @@ mod tests {
                 "device",
             ),
             (
-                clone(&here, Some(&null), owner, Errno::PERM),
+                clone(&here, Some(&theirs), owner, Errno::PERM),
                 "dst",
                 "replace",
             ),
+            (
+                clone(&here, Some(&here), owner, Errno::PERM),
+                "dst",
+                "immutable",
+            ),
+            (clone(&here, None, owner, Errno::PERM), "dst", "immutable"),
             (clone(&here, None, owner, Errno::MLINK), "dst", "hard links"),
             (clone(&here, None, owner, Errno::STALE), "src", "meanwhile"),
             (clone(&here, None, owner, Errno::NOENT), "src", "meanwhile"),
@@ -592,8 +612,9 @@ mod tests {
         ] {
             assert!(said.starts_with(about) && said.contains(why), "{said}");
         }
-        let remove = |seen, e| removal_refusal(Path::new("path"), seen, e).to_string();
-        assert!(remove(&here, Errno::PERM).contains("rm -r"));
+        let remove = |seen, e| removal_refusal(Path::new("path"), owner, seen, e).to_string();
+        assert!(remove(&here, Errno::PERM).contains("immutable"));
+        assert!(remove(&theirs, Errno::PERM).contains("rm -r"));
         assert!(!remove(&null, Errno::PERM).contains("rm -r"));
         assert!(remove(&here, Errno::MLINK).contains("hard links"));
     }

@@ -13,11 +13,13 @@ mod bed;
 pub mod control;
 pub mod crash;
 pub mod edit;
+mod ext4;
 pub mod history;
 pub mod loads;
 pub mod tree;
 
 pub use bed::{Bed, Mount, kill_and_wait, ramet_bin, run, run_ok};
+pub use ext4::Ext4;
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;

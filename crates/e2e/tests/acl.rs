@@ -5,35 +5,13 @@
 use std::path::Path;
 use std::process::Command;
 
-use ramet_e2e::{Bed, number, run_ok, seeded};
+use ramet_e2e::{Bed, Ext4, number, seeded};
 use rand::Rng;
 
 /// The cases of this part of all are tried.
 const STEP: u64 = 8;
 /// Lines that all cases print at least.
 const LINES_MIN: u64 = 5000;
-
-/// An ext4 in a file, mounted.
-struct Ext4<'a>(&'a Path);
-
-impl Ext4<'_> {
-    fn new<'a>(image: &Path, dir: &'a Path) -> Ext4<'a> {
-        std::fs::create_dir(dir).expect("the folder is new");
-        std::fs::File::create(image)
-            .and_then(|file| file.set_len(64 << 20))
-            .expect("there is room");
-        run_ok("mkfs.ext4", &["-q".as_ref(), image.as_os_str()]);
-        let args = ["-o".as_ref(), "loop,acl".as_ref(), image, dir];
-        run_ok("mount", &args);
-        Ext4(dir)
-    }
-}
-
-impl Drop for Ext4<'_> {
-    fn drop(&mut self) {
-        run_ok("umount", &[self.0]);
-    }
-}
 
 fn lines(dir: &Path, step: u64, first: u64) -> Vec<String> {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/acl.py");
@@ -60,12 +38,11 @@ fn lists_and_modes_are_as_on_ext4() {
     let bed = Bed::new("1G");
     // Other users open the files below.
     bed.command_for_others();
-    let (image, dir) = (bed.path().join("ext4.img"), bed.path().join("ext4"));
-    let other = Ext4::new(&image, &dir);
+    let other = Ext4::new(&bed);
     let mount = bed.mount(&[]);
     let ours = mount.root().join("dir");
     std::fs::create_dir(&ours).expect("root may");
-    let expected = lines(&dir, step, first);
+    let expected = lines(other.root(), step, first);
     drop(other);
     let found = lines(&ours, step, first);
     assert!(

@@ -26,10 +26,11 @@
 //!    Clones, renames and removals of trees hold it, or 4, for writing. Their batches may need nodes
 //!    or room first. The operation then lets all its locks go, has the work done, begins anew
 //!    ([`Namespace::until_applied`](namespace::resolve::Namespace::until_applied));
-//! 8. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
+//! 8. the counts of protected inodes: held over a batch, with the topology held for reading;
+//! 9. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
 //!    the deferred deletes, the salts: for a moment, one at a time.
 //!
-//! [`ramet_betree::Tree::admit`], which waits for room, comes before 2 to 8. The one exception is a
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before 2 to 9. The one exception is a
 //! clone of a directory with many hard links below: it waits for room with locks of the kinds 3 to
 //! 5 (`ops/hard_links.rs`).
 #![forbid(unsafe_code)]
@@ -60,6 +61,7 @@ pub use ops::clone::CloneMode;
 pub use ops::copy_range::Copied;
 pub use ops::create::NewInode;
 pub use ops::data::Files;
+pub use ops::file_flags::FileFlags;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, DirStream, Directories};
 pub use ops::rename::RenameMode;

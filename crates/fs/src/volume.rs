@@ -205,7 +205,7 @@ impl Volume {
         let clock = options.clock.unwrap_or_else(|| Arc::new(SystemClock));
         let times = Times::new(clock, options.access_time, options.dir_access_time);
         let numbers = Numbers::new(Arc::clone(&tree), stored.next_ino, options.seed);
-        let namespace = Namespace::new(tree, stored.root);
+        let namespace = Namespace::new(tree, stored.root)?;
         let deletes = DeferredDeletes::new(&namespace, options.read_only);
         let volume = Self {
             names: Names::new(&namespace, &numbers, &times, &deletes),

@@ -106,8 +106,12 @@ impl Requests {
                 out_bytes,
                 ..
             } => {
-                let answer = self.server.ioctl_untold(header, fh, (number, data));
-                Some(Reply::of_ioctl(answer.map(|(_, data)| data), out_bytes))
+                let call = (number, data);
+                let answer = self.server.ioctl_at_once(header, call).unwrap_or_else(|| {
+                    let untold = self.server.ioctl_untold(header, fh, call);
+                    untold.map(|(_, data)| data)
+                });
+                Some(Reply::of_ioctl(answer, out_bytes))
             }
             Request::Fsync { .. } | Request::Fsyncdir { .. } => {
                 let (sender, synced) = channel();

@@ -22,6 +22,8 @@
 //! 01 P(C) 00 06 dir 00 01 name   link index: link entries below C, dir = P(its directory) - P(C)
 //! 01 00 08 name                  counters of the volume
 //! 01 00 09 n, 02 00 09 n         stage of one batch, n below 2; empty before and after the batch
+//! 01 00 0F 00 ino                protection of the inode with this visible number
+//! 01 00 0F 01 ino                count of protected inodes below the directory with this number
 //! ```
 //!
 //! Numbers are big-endian `u64` so that they sort. The *range of X* in an index is the set of keys
@@ -48,10 +50,11 @@ const ORPHAN: u8 = 7;
 const COUNTER: u8 = 8;
 const STAGE: u8 = 9;
 const MAP: u8 = 10;
+const PROTECTED: u8 = 15;
 
 /// Tags of the root's range that belong to the volume and not to the tree of files: a clone of
 /// the root leaves them out.
-pub(crate) const VOLUME_TAGS: [u8; 4] = [ROOT, ORPHAN, COUNTER, STAGE];
+pub(crate) const VOLUME_TAGS: [u8; 5] = [ROOT, ORPHAN, COUNTER, STAGE, PROTECTED];
 
 fn join(parts: &[&[u8]]) -> Bytes {
     let mut key = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
@@ -185,6 +188,21 @@ pub(crate) fn root_record() -> Bytes {
 /// Key of a counter of the volume.
 pub(crate) fn counter(name: &[u8]) -> Bytes {
     join(&[&[META, 0, COUNTER], name])
+}
+
+/// Prefix of the keys about protected inodes; a byte and the number of an inode follow.
+pub(crate) fn protections() -> Bytes {
+    join(&[&[META, 0, PROTECTED]])
+}
+
+/// Key of the protection of the inode with this visible number.
+pub(crate) fn protection(ino: Ino) -> Bytes {
+    join(&[&[META, 0, PROTECTED, 0], &ino.0.to_be_bytes()])
+}
+
+/// Key of the count of protected inodes below the directory with this visible number.
+pub(crate) fn protected_below(ino: Ino) -> Bytes {
+    join(&[&[META, 0, PROTECTED, 1], &ino.0.to_be_bytes()])
 }
 
 /// Key of the entry `name` of the directory at `dir`.

@@ -65,7 +65,14 @@ pub(crate) const FLAG_CAPABILITY: u16 = 16;
 pub(crate) const FLAG_ACL: u16 = 32;
 /// The directory has an access control list for new entries.
 pub(crate) const FLAG_DEFAULT_ACL: u16 = 64;
-const FLAGS_KNOWN: u16 = 119;
+/// Reading does not change the access time of the object (chattr +A).
+pub(crate) const FLAG_NO_ATIME: u16 = 128;
+/// Programs that make backups leave the object out (chattr +d).
+pub(crate) const FLAG_NO_DUMP: u16 = 256;
+/// The object may be protected: the table of the volume tells whether it is
+/// (`namespace/protection.rs`).
+pub(crate) const FLAG_PROTECTED: u16 = 512;
+const FLAGS_KNOWN: u16 = 1015;
 
 /// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ mod compact;
 mod compaction;
 pub(crate) mod inode;
 pub(crate) mod numbers;
+pub(crate) mod protection;
 pub(crate) mod resolve;
 pub(crate) mod timed;
 pub(crate) mod topology;

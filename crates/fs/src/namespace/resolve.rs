@@ -15,6 +15,7 @@ use crate::format::keys;
 use crate::format::record::{Entry, Kind, Record};
 use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, Table};
+use crate::namespace::protection::Protections;
 use crate::namespace::timed::TimedRwLock;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Round;
@@ -47,24 +48,29 @@ pub(crate) struct Namespace {
     pub(crate) links: TimedRwLock<()>,
     pub(crate) topology: TimedRwLock<Topology>,
     pub(super) compaction: Compaction,
+    pub(crate) protections: Protections,
     /// Keeps the root in the table when the kernel forgets it.
     _root: Arc<Inode>,
 }
 
 impl Namespace {
     /// The namespace of the volume in `tree`, whose root directory has the record `root`.
-    pub(crate) fn new(tree: Arc<Tree>, root: Record) -> Arc<Self> {
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn new(tree: Arc<Tree>, root: Record) -> Result<Arc<Self>> {
         let table = Table::new();
         let root = Inode::new(&table, ROOT_INO, Kind::Directory, root, Location::Root);
         table.adopt(&root, None);
-        Arc::new(Self {
+        Ok(Arc::new(Self {
+            protections: Protections::new(&tree)?,
             tree,
             table,
             links: TimedRwLock::new(()),
             topology: TimedRwLock::new(Topology { generation: 0 }),
             compaction: Compaction::default(),
             _root: root,
-        })
+        }))
     }
 
     /// The longest holds and waits of the locks of the whole volume, by name.

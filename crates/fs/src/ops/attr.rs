@@ -13,6 +13,7 @@ use crate::format::record::{
 };
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::Inode;
+use crate::namespace::protection::Protection;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::RECORDS_BYTES;
 use crate::namespace::transaction::{Transaction, lock_states};
@@ -45,6 +46,20 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     /// Last change of the contents.
     pub mtime: Option<SetTime>,
+}
+
+impl SetAttr {
+    /// Refuses a change of a protected inode. To set the times to now is an addition: a write does
+    /// the same.
+    fn allow(&self, protection: Protection) -> Result<()> {
+        let is_now = |time: Option<SetTime>| matches!(time, None | Some(SetTime::Now));
+        let rest = (self.perm, self.uid, self.gid, self.size_bytes);
+        if rest == (None, None, None, None) && is_now(self.atime) && is_now(self.mtime) {
+            protection.allow_addition()
+        } else {
+            protection.allow_change()
+        }
+    }
 }
 
 /// Clears setuid. Clears setgid too where the group may execute the file, and where the process
@@ -197,6 +212,8 @@ impl Attributes {
         };
         self.namespace.tree.admit(RECORDS_BYTES + map_bytes)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
+        let protection = self.namespace.protections.of(&inode, tx.get(&inode))?;
+        set.allow(protection)?;
         let resize = set
             .size_bytes
             .map(|size_bytes| Reshape::to_size(&self.namespace, &inode, tx.get(&inode), size_bytes))

@@ -16,7 +16,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::name::check_name;
-use crate::format::record::{FLAG_CLONE_ROOT, Record, Time};
+use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
 use crate::namespace::inode::{DirPath, Inode};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
@@ -119,6 +119,13 @@ impl Trees {
         let mut tx = Transaction::new(lock_states(&inodes));
         caller.may_change(&self.namespace, (dir, tx.get(dir)))?;
         check_caller(caller, &tx, source, at, victim.as_ref())?;
+        match &victim {
+            Some(victim) => self
+                .namespace
+                .protections
+                .may_lose_tree(&tx, (dir, victim))?,
+            None => self.namespace.protections.may_gain_names(&tx, dir)?,
+        }
         let ahead = match &links {
             Some(links) => links.stage_ahead(&self.namespace, &tx, source, at, ino)?,
             None => None,
@@ -201,6 +208,7 @@ impl Trees {
         now: Time,
     ) {
         record.ctime = now;
+        record.flags &= !FLAG_PROTECTED;
         if plan.source.is_dir() {
             record.flags |= FLAG_CLONE_ROOT;
             record.salt = self.numbers.new_salt();

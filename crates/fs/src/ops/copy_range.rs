@@ -99,6 +99,8 @@ impl Files {
     ) -> Result<(Copied, Seq)> {
         let (source, target) = (from.0, to.0);
         let tx = Transaction::new(lock_states(&[source, target]));
+        let protection = self.namespace.protections.of(target, tx.get(target))?;
+        protection.allow_change()?;
         // The longest range of whole blocks that the reply can tell.
         let len = len
             .min(tx.get(source).size_bytes.saturating_sub(from.1))

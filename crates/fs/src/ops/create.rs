@@ -16,6 +16,7 @@ use crate::namespace::attr::{Attr, attr_of};
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
+use crate::ops::file_flags::INHERITED;
 use crate::ops::names::Names;
 
 /// A new inode.
@@ -63,6 +64,7 @@ impl NewInode<'_> {
                 record.mode |= S_ISGID;
             }
         }
+        record.flags |= parent.flags & INHERITED;
         record.rdev = self.rdev;
         record.target = Bytes::copy_from_slice(self.target);
         record.size_bytes = self.target.len() as u64;
@@ -101,6 +103,7 @@ impl Names {
             Some(Entry::Inode { .. } | Entry::Link(_)) => return Err(Error::Exists),
         }
         let mut tx = Transaction::new(lock_states(&[&dir]));
+        self.namespace.protections.may_gain_names(&tx, &dir)?;
         let parent = tx.get(&dir);
         let mut record = new.record(parent, now);
         let default = list_of(&self.namespace, (&dir, parent), DEFAULT)?;

@@ -48,6 +48,15 @@ fn account_write(record: &mut Record, span: &Span, map: Option<&mut Allocation>)
     record.size_bytes = record.size_bytes.max(span.end);
 }
 
+/// The way in which the process that writes has opened the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Intent {
+    /// It may write anywhere.
+    Change,
+    /// Each of its writes goes behind the end.
+    Append,
+}
+
 /// Size and blocks of a file at one moment.
 struct Contents {
     size_bytes: u64,
@@ -185,14 +194,34 @@ impl Files {
     /// `TooBig`, `Stale`, `NoSpace`, and the others of the tree. A write of several batches may be
     /// done in part then.
     pub fn write(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
+        self.write_as((ino, Intent::Change), offset, data, writer)
+    }
+
+    /// As [`Files::write`], by a process that opened the file to append. So it may write behind the
+    /// end of a file that is append-only.
+    ///
+    /// # Errors
+    /// As [`Files::write`].
+    pub fn append(&self, ino: Ino, offset: u64, data: &[u8], writer: Writer<'_>) -> Result<bool> {
+        self.write_as((ino, Intent::Append), offset, data, writer)
+    }
+
+    fn write_as(
+        &self,
+        (ino, intent): (Ino, Intent),
+        offset: u64,
+        data: &[u8],
+        writer: Writer<'_>,
+    ) -> Result<bool> {
         let inode = self.namespace.regular(ino)?;
+        self.may_write(&inode, &inode.state.read(), intent, offset)?;
         let span = Span::new(offset, data.len() as u64)?;
         self.deletes.orphan_if_large(&inode, span.end)?;
         if let Some(run) = self.ingest_blocks(&span, data)? {
-            return self.write_batch(&inode, offset, data, Some(run), writer);
+            return self.write_batch((&inode, intent), offset, data, Some(run), writer);
         }
         if !data.is_empty() && span.last() - span.first() == 1 {
-            return self.write_batch(&inode, offset, data, None, writer);
+            return self.write_batch((&inode, intent), offset, data, None, writer);
         }
         let path_bytes = self.namespace.topology.read().path(&inode)?.len();
         let blocks_max = (self
@@ -206,7 +235,7 @@ impl Files {
         while !rest.is_empty() {
             let inside = usize::try_from(at % BLOCK_BYTES).expect("inside of a block");
             let (now, later) = rest.split_at(rest.len().min(blocks_max * BLOCK - inside));
-            cleared |= self.write_batch(&inode, at, now, None, writer)?;
+            cleared |= self.write_batch((&inode, intent), at, now, None, writer)?;
             at += now.len() as u64;
             rest = later;
         }
@@ -243,9 +272,18 @@ impl Files {
         }
     }
 
+    /// Refuses a write to a protected file whose state is locked.
+    fn may_write(&self, inode: &Inode, record: &Record, intent: Intent, offset: u64) -> Result<()> {
+        let protection = self.namespace.protections.of(inode, record)?;
+        match intent {
+            Intent::Append if offset >= record.size_bytes => protection.allow_addition(),
+            Intent::Append | Intent::Change => protection.allow_change(),
+        }
+    }
+
     fn write_batch(
         &self,
-        inode: &Arc<Inode>,
+        (inode, intent): (&Arc<Inode>, Intent),
         offset: u64,
         data: &[u8],
         run: Option<Run>,
@@ -255,6 +293,7 @@ impl Files {
         let journaled = if run.is_some() { 2 * BLOCK } else { data.len() };
         self.namespace.tree.admit(journaled + RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[inode]));
+        self.may_write(inode, tx.get(inode), intent, offset)?;
         let mut map = self.allocation_for_write(inode, tx.get(inode), &span)?;
         let by = tx.credentials(inode, writer);
         let topology = self.namespace.topology.read();

@@ -33,7 +33,7 @@ impl Files {
         writer: Writer<'_>,
     ) -> Result<bool> {
         let span = Span::new(offset, len)?;
-        self.change_shape(ino, &span, writer, |inode, record| {
+        self.change_shape(ino, &span, (writer, false), |inode, record| {
             if !keep_size {
                 self.fits(inode, record, &span)?;
             }
@@ -66,7 +66,7 @@ impl Files {
         writer: Writer<'_>,
     ) -> Result<bool> {
         let span = Span::new(offset, len)?;
-        self.change_shape(ino, &span, writer, |inode, record| {
+        self.change_shape(ino, &span, (writer, true), |inode, record| {
             self.fits(inode, record, &span)?;
             let size_bytes = record.size_bytes.max(if keep_size { 0 } else { span.end });
             Reshape::plan(&self.namespace, inode, record, &(0..0), size_bytes)
@@ -84,11 +84,12 @@ impl Files {
         Ok(())
     }
 
+    /// Carries out a plan. With `is_addition` it changes no byte that exists.
     fn change_shape(
         &self,
         ino: Ino,
         span: &Span,
-        writer: Writer<'_>,
+        (writer, is_addition): (Writer<'_>, bool),
         plan: impl FnOnce(&Arc<Inode>, &Record) -> Result<Reshape>,
     ) -> Result<bool> {
         let inode = self.namespace.regular(ino)?;
@@ -99,6 +100,12 @@ impl Files {
             .tree
             .admit(RECORDS_BYTES + map_bytes(&self.namespace, &inode)?)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
+        let protection = self.namespace.protections.of(&inode, tx.get(&inode))?;
+        if is_addition {
+            protection.allow_addition()?;
+        } else {
+            protection.allow_change()?;
+        }
         let plan = plan(&inode, tx.get(&inode))?;
         let by = tx.credentials(&inode, writer);
         let topology = self.namespace.topology.read();

@@ -112,6 +112,9 @@ impl Names {
         }
         self.deletes.free_name(at.dir, at.name)?;
         let mut tx = Transaction::new(lock_states(&[inode, at.dir]));
+        self.namespace.protections.may_gain_names(&tx, at.dir)?;
+        let protection = self.namespace.protections.of(inode, tx.get(inode))?;
+        protection.allow_change()?;
         let few = match first {
             Some(_) => few_blocks(&self.namespace, inode, tx.get(inode))?,
             None => None,

@@ -10,6 +10,7 @@ pub(crate) mod copy_range;
 pub(crate) mod create;
 pub(crate) mod data;
 pub(crate) mod deferred_delete;
+pub(crate) mod file_flags;
 pub(crate) mod hard_links;
 pub(crate) mod holes;
 pub(crate) mod link;

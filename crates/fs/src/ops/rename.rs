@@ -130,6 +130,7 @@ impl Names {
         }
         let _links = self.namespace.links.read();
         let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
+        self.may_move(&tx, names, (source, victim))?;
         let is_shared = matches!(*source.location.read(), Location::Shared { .. });
         let few = if is_shared {
             None
@@ -167,12 +168,13 @@ impl Names {
             Some(victim) => Some(self.namespace.inside(victim)?),
             None => None,
         };
-        if inside == Some(Inside::Entries) {
-            return Err(Error::NotEmpty);
-        }
         let _links = self.namespace.links.write();
         let has_links = has_links_below(&self.namespace, source)?;
         let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
+        self.may_move(&tx, names, (source, victim))?;
+        if inside == Some(Inside::Entries) {
+            return Err(Error::NotEmpty);
+        }
         let mut topology = self.namespace.topology.write();
         if topology.is_within(to.dir, source) {
             return Err(Error::Invalid("a directory cannot move into itself"));
@@ -195,6 +197,9 @@ impl Names {
         tx.batch.delete(entry(&topology, from)?);
         tx.move_to(source, to.location());
         change_parent(&mut tx, &topology, source, from, to)?;
+        self.namespace
+            .protections
+            .move_below(&mut tx, &topology, &[(source, from.dir, to.dir)])?;
         names.finish(&mut tx, &topology, source, whiteout, now)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
@@ -212,6 +217,7 @@ impl Names {
         let has_links =
             has_links_below(&self.namespace, source)? || has_links_below(&self.namespace, target)?;
         let mut tx = Transaction::new(lock_states(&[from.dir, to.dir, source, target]));
+        self.may_move(&tx, names, (source, Some(target)))?;
         let mut topology = self.namespace.topology.write();
         if topology.is_within(to.dir, source) || topology.is_within(from.dir, target) {
             return Err(Error::Invalid("a directory cannot move into itself"));
@@ -220,12 +226,36 @@ impl Names {
         names.swap_locations(&mut tx, &topology, source, target)?;
         change_parent(&mut tx, &topology, source, from, to)?;
         change_parent(&mut tx, &topology, target, to, from)?;
+        let moved = [(source, from.dir, to.dir), (target, to.dir, from.dir)];
+        self.namespace
+            .protections
+            .move_below(&mut tx, &topology, &moved)?;
         let now = self.times.now();
         tx.edit(target).ctime = now;
         names.finish(&mut tx, &topology, source, None, now)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
         Ok(seq)
+    }
+
+    /// Refuses a move of `source` where it, the directories or `target`, which is at the new name,
+    /// are protected.
+    fn may_move(
+        &self,
+        tx: &Transaction<'_>,
+        Move { from, to }: Move<'_>,
+        (source, target): (&Arc<Inode>, Option<&Arc<Inode>>),
+    ) -> Result<()> {
+        self.namespace
+            .protections
+            .may_lose_name(tx, (from.dir, source))?;
+        match target {
+            Some(target) => self
+                .namespace
+                .protections
+                .may_lose_name(tx, (to.dir, target)),
+            None => self.namespace.protections.may_gain_names(tx, to.dir),
+        }
     }
 
     /// The removal of a name that another one takes.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::clock::Clock;
-use crate::format::record::{Record, Time};
+use crate::format::record::{FLAG_NO_ATIME, Record, Time};
 use crate::namespace::inode::Inode;
 use crate::options::AccessTime;
 
@@ -38,6 +38,9 @@ impl Times {
         }
         let now = self.now();
         let is_due = |record: &Record| {
+            if record.has(FLAG_NO_ATIME) {
+                return false;
+            }
             how == AccessTime::Strict
                 || record.atime <= record.mtime
                 || record.atime <= record.ctime

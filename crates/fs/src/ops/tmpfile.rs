@@ -40,6 +40,7 @@ impl Names {
         }
         let now = self.times.now();
         let mut tx = Transaction::new(lock_states(&[&dir]));
+        self.namespace.protections.may_gain_names(&tx, &dir)?;
         let parent = tx.get(&dir);
         let mut record = new.record(parent, now);
         record.nlink = 0;
@@ -70,6 +71,7 @@ impl Names {
         if !matches!(*inode.location.read(), Location::Orphan) {
             return Err(Error::NotFound);
         }
+        self.namespace.protections.may_gain_names(&tx, at.dir)?;
         let few = few_blocks(&self.namespace, inode, tx.get(inode))?;
         let topology = self.namespace.topology.read();
         let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?;

@@ -120,6 +120,9 @@ impl Trees {
         let mut tx = Transaction::new(lock_states(&inodes));
         caller.may_change(&self.namespace, (dir, tx.get(dir)))?;
         caller.may_remove(tx.get(dir), tx.get(&victim.inode))?;
+        self.namespace
+            .protections
+            .may_lose_tree(&tx, (dir, &victim))?;
         let mut topology = self.namespace.topology.write();
         let dir_path = topology.dir_path(dir).map_err(gone_is_not_found)?.path;
         let now = self.times.now();

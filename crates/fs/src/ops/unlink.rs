@@ -27,6 +27,9 @@ impl Names {
         }
         let _links = self.namespace.links.read();
         let mut tx = Transaction::new(lock_states(&[&dir, &inode]));
+        self.namespace
+            .protections
+            .may_lose_name(&tx, (&dir, &inode))?;
         let topology = self.namespace.topology.read();
         let now = self.times.now();
         let removal = Removal {
@@ -64,6 +67,9 @@ impl Names {
                 None => self.namespace.inside(victim)?,
             };
             let mut tx = Transaction::new(lock_states(&[&dir, victim]));
+            self.namespace
+                .protections
+                .may_lose_name(&tx, (&dir, victim))?;
             let topology = self.namespace.topology.read();
             let now = self.times.now();
             let removal = Removal {

@@ -65,6 +65,8 @@ impl Attributes {
         let inode = self.namespace.inode(ino)?;
         self.namespace.tree.admit(value.len() + RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
+        let protection = self.namespace.protections.of(&inode, tx.get(&inode))?;
+        protection.allow_change()?;
         let exists = mode != SetXattr::Any
             && tx.get(&inode).has(FLAG_XATTRS)
             && self.has_xattr(ino, name)?;
@@ -152,6 +154,8 @@ impl Attributes {
         let inode = self.namespace.inode(ino)?;
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
+        let protection = self.namespace.protections.of(&inode, tx.get(&inode))?;
+        protection.allow_change()?;
         if flag_of(name).is_some_and(|flag| !tx.get(&inode).has(flag)) {
             return Ok(());
         }
@@ -198,6 +202,8 @@ impl Attributes {
         }
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
+        let protection = self.namespace.protections.of(&inode, tx.get(&inode))?;
+        protection.allow_change()?;
         let topology = self.namespace.topology.read();
         let key = keys::xattr(&topology.path(&inode)?, attribute);
         let now = self.times.now();

@@ -18,6 +18,8 @@
 //!   other file has a map.
 //! - F11 The flags of a record say which access control lists the object has, and its mode has the
 //!   permission bits of the list that decides.
+//! - F12 The table of protected inodes has an entry only for an inode that exists and is marked, and
+//!   for each directory with such inodes below it their count.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
 //! sparse file.
@@ -33,9 +35,10 @@ use crate::format::blocks::BLOCK_BYTES;
 use crate::format::ino::ROOT_INO;
 use crate::format::keys;
 use crate::format::record::{
-    Entry, FLAG_ACL, FLAG_CLONE_ROOT, FLAG_DEFAULT_ACL, FLAG_SPARSE, FLAG_XATTRS, Kind, LinkEntry,
-    Record,
+    Entry, FLAG_ACL, FLAG_CLONE_ROOT, FLAG_DEFAULT_ACL, FLAG_PROTECTED, FLAG_SPARSE, FLAG_XATTRS,
+    Kind, LinkEntry, Record,
 };
+use crate::namespace::protection::{Protection, decode_count};
 use crate::ops::acl::flag_of;
 use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
 
@@ -57,6 +60,7 @@ enum Tail {
     Record,
     Link { dir: Bytes, name: Bytes },
     Counter,
+    Protected(Bytes),
     Root,
 }
 
@@ -109,6 +113,7 @@ fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
                 ));
             }
             8 if at == 1 => return Some((owner, Tail::Counter)),
+            15 if at == 1 && rest.len() == 9 => return Some((owner, Tail::Protected(rest))),
             _ => return None,
         }
     }
@@ -158,6 +163,9 @@ struct Scan {
     with_xattrs: BTreeSet<Bytes>,
     /// Access control lists, with the flag and the bytes of each.
     lists: BTreeMap<Bytes, Vec<(u16, Bytes)>>,
+    /// The table of protected inodes: those that have an entry, and the counts of directories.
+    protected: BTreeSet<u64>,
+    protected_below: BTreeMap<u64, u64>,
     /// Number of blocks of each file that has any.
     counts: HashMap<Bytes, u64>,
     findings: Vec<Finding>,
@@ -174,6 +182,7 @@ impl Scan {
         };
         match tail {
             Tail::Counter => {}
+            Tail::Protected(rest) => self.protected(&rest, value),
             Tail::Xattr(name) => {
                 if let Some(flag) = flag_of(&name) {
                     let lists = self.lists.entry(owner.clone()).or_default();
@@ -273,6 +282,7 @@ impl Scan {
         self.compare_deleted(&mut findings);
         self.compare_xattrs(&mut findings);
         self.compare_lists(&mut findings);
+        self.compare_protected(&accs, &mut findings);
         self.findings.append(&mut findings.0);
     }
 
@@ -432,6 +442,62 @@ impl Scan {
                     );
                 }
             }
+        }
+    }
+}
+
+impl Scan {
+    /// Notes an entry of the table of protected inodes.
+    fn protected(&mut self, key: &Bytes, value: &Bytes) {
+        let ino = u64::from_be_bytes(key[1..].try_into().expect("the parser counts the bytes"));
+        let is_noted = match key[0] {
+            0 => Protection::decode(value)
+                .map(|_| self.protected.insert(ino))
+                .is_ok(),
+            1 => decode_count(value)
+                .map(|count| self.protected_below.insert(ino, count))
+                .is_ok(),
+            _ => false,
+        };
+        if !is_noted {
+            self.found("F1", format!("protection {key:?}: {value:?}"));
+        }
+    }
+
+    /// F12.
+    fn compare_protected(&self, accs: &HashMap<Bytes, u64>, findings: &mut Findings) {
+        let (mut left, mut counts) = (self.protected.clone(), BTreeMap::<u64, u64>::new());
+        for (path, object) in &self.objects {
+            let ino = object.visible(path, accs);
+            if !ino.is_some_and(|ino| left.remove(&ino)) {
+                continue;
+            }
+            if !object.record.has(FLAG_PROTECTED) {
+                findings.add("F12", format!("{path:?} is protected and not marked"));
+            }
+            let mut at = path;
+            while !at.is_empty()
+                && let Some(object) = self.objects.get(at)
+            {
+                at = &object.home;
+                if let Some(dir) = self.objects.get(at)
+                    && let Some(ino) = dir.visible(at, accs)
+                {
+                    *counts.entry(ino).or_default() += 1;
+                }
+            }
+        }
+        for ino in left {
+            findings.add(
+                "F12",
+                format!("inode {ino} is protected and does not exist"),
+            );
+        }
+        if counts != self.protected_below {
+            let told = &self.protected_below;
+            let detail =
+                format!("directories have {counts:?} protected inodes below, not {told:?}");
+            findings.add("F12", detail);
         }
     }
 }
@@ -889,6 +955,50 @@ mod tests {
         assert_eq!(forged(&|batch, key| batch.delete(key)), ["F11"]);
         assert_eq!(forged(&|batch, key| batch.put(key, list(5))), ["F11"]);
         assert_eq!(forged(&|batch, key| batch.put(key, "nonsense")), ["F11"]);
+    }
+
+    #[test]
+    fn f12_a_table_of_protected_inodes_that_is_wrong_is_found() {
+        use crate::{FileFlags, Ino};
+        let forged = |forge: &dyn Fn(&mut Batch, Ino, Ino)| {
+            invariants(|volume, batch| {
+                let dir = volume.names().lookup(ROOT_INO, b"d").unwrap().ino;
+                let file = volume.names().lookup(dir, b"f").unwrap().ino;
+                let immutable = FileFlags {
+                    immutable: true,
+                    ..FileFlags::default()
+                };
+                volume.attributes().set_flags(file, immutable).unwrap();
+                assert_eq!(volume.controls().check().unwrap(), []);
+                forge(batch, dir, file);
+            })
+        };
+        let lost = Ino(1 << 40);
+        assert_eq!(
+            forged(&|batch, _, file| batch.delete(keys::protection(file))),
+            ["F12"]
+        );
+        assert_eq!(
+            forged(&|batch, _, _| batch.put(keys::protection(lost), "\x01")),
+            ["F12"]
+        );
+        assert_eq!(
+            forged(&|batch, dir, _| batch.delete(keys::protected_below(dir))),
+            ["F12"]
+        );
+        let two = 2u64.to_le_bytes().to_vec();
+        assert_eq!(
+            forged(&|batch, dir, _| batch.put(keys::protected_below(dir), two.clone())),
+            ["F12"]
+        );
+        assert_eq!(
+            forged(&|batch, _, file| batch.put(keys::protection(file), "\x04"))[..1],
+            ["F1"]
+        );
+        assert_eq!(
+            forged(&|batch, _, _| batch.put(keys::protection(ROOT_INO), "\x01")),
+            ["F12"]
+        );
     }
 
     #[test]

@@ -200,6 +200,8 @@ pub enum Request<'a> {
         offset: u64,
         data: &'a [u8],
         flags: u32,
+        /// Flags of open(2) of the description that the process writes to.
+        open_flags: u32,
     },
     Statfs,
     Release {
@@ -643,6 +645,7 @@ impl<'a> Parts<'a> {
                     offset: write.offset,
                     data: self.data(write.size)?,
                     flags: write.write_flags,
+                    open_flags: write.flags,
                 }
             }
             opcode::IOCTL => {

@@ -11,6 +11,7 @@ use crate::protocol::abi::opcode;
 use crate::protocol::negotiate::{NEVER_AGAIN, created_handle};
 use crate::protocol::{Answer, Header, Reply, Request, Setattr};
 use crate::server::credentials::Requester;
+use crate::server::file_flags::FlagCall;
 use crate::server::files::{seek, set_attributes};
 use crate::server::names::Mode;
 use crate::server::server::Server;
@@ -25,13 +26,17 @@ pub(crate) enum AfterWriteBack {
     },
     /// LSEEK to data or to a hole.
     Seek { node: Ino, offset: u64, whence: u32 },
+    /// IOCTL that protects a file, whose pages could not be written back afterwards.
+    Protect { node: Ino, call: FlagCall },
 }
 
 impl AfterWriteBack {
     /// The file.
     pub(crate) fn node(&self) -> Ino {
         match self {
-            Self::Setattr { node, .. } | Self::Seek { node, .. } => *node,
+            Self::Setattr { node, .. } | Self::Seek { node, .. } | Self::Protect { node, .. } => {
+                *node
+            }
         }
     }
 
@@ -48,6 +53,9 @@ impl AfterWriteBack {
                 offset,
                 whence,
             } => seek(volume, *node, *offset, *whence).map(Reply::offset),
+            Self::Protect { node, call } => {
+                return Reply::of_ioctl(call.run(volume, *node), 0);
+            }
         };
         answer.unwrap_or_else(Reply::error)
     }
@@ -62,6 +70,7 @@ impl AfterWriteBack {
                 );
                 self.answer(&server.files.volume)
             }
+            Self::Protect { .. } => self.answer(&server.files.volume),
             Self::Seek {
                 node,
                 offset,
@@ -123,6 +132,11 @@ impl Server {
                     whence,
                 };
                 self.files.pages.is_mapped(node).then_some(seek)
+            }
+            &Request::Ioctl { number, data, .. } => {
+                let call = FlagCall::decode(number, data)?.ok()?;
+                let waits = call.protects() && self.files.pages.is_mapped(node);
+                waits.then_some(AfterWriteBack::Protect { node, call })
             }
             _ => None,
         }
@@ -227,8 +241,9 @@ impl Server {
                 offset,
                 data,
                 flags,
-                ..
+                open_flags,
             } => {
+                let flags = (flags, open_flags);
                 self.files
                     .write((node, fh), offset, data, flags, requester)?;
                 let size = u32::try_from(data.len()).expect("a request holds less than 4 GiB");

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use ramet_fs::{
     Attr, Capabilities, Credentials, Error, Ino, Invalidation, SetAttr, SetXattr, Volume,
 };
-use rustix::fs::{FallocateFlags, XattrFlags};
+use rustix::fs::{FallocateFlags, OFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::cache::notify::Kernel;
@@ -89,7 +89,7 @@ impl Files {
         (node, fh): (Ino, FileHandle),
         offset: u64,
         data: &[u8],
-        flags: u32,
+        (flags, open_flags): (u32, u32),
         requester: Requester,
     ) -> Answer<()> {
         if node == PROBE_INO {
@@ -119,9 +119,18 @@ impl Files {
             ..credentials_of(requester)
         };
         let writer = (flags & abi::write::KILL_SUIDGID != 0).then_some(writer);
-        let written = self.volume.files().write(node, offset, data, writer);
+        let files = self.volume.files();
+        let appends = OFlags::from_bits_retain(open_flags).contains(OFlags::APPEND);
+        let written = if appends && !is_mapped {
+            files.append(node, offset, data, writer)
+        } else {
+            files.write(node, offset, data, writer)
+        };
         if is_mapped && written.is_err() {
             self.counts.count_failed_write_back();
+        }
+        if is_mapped && matches!(written, Err(Error::NotPermitted)) {
+            self.pages.drop_all(node);
         }
         // A write that failed may have been made in part.
         self.cleared(node, *written.as_ref().unwrap_or(&true));

@@ -6,6 +6,7 @@ pub(crate) mod control_calls;
 pub(crate) mod credentials;
 pub(crate) mod directories;
 pub(crate) mod dispatch;
+pub(crate) mod file_flags;
 pub(crate) mod files;
 pub(crate) mod inode_memory;
 pub(crate) mod ioctl;

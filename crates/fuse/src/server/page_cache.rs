@@ -111,6 +111,13 @@ impl PageCache {
         });
     }
 
+    /// Has the kernel drop the pages of a file that it could not write back, so that no program
+    /// reads them.
+    pub(crate) fn drop_all(&self, node: Ino) {
+        let kernel = self.kernel.clone();
+        self.workers.run(move || kernel.write_back(node));
+    }
+
     /// Has the kernel wait for pages whose write-back a program may hold up, if there may be any.
     /// Answers the number of the wait.
     pub(crate) fn wait_for_held(&self) -> Option<u64> {

@@ -24,6 +24,7 @@ use crate::protocol::{Answer, FileHandle, Header, answer};
 use crate::server::barrier::Fences;
 use crate::server::control_calls::ControlCalls;
 use crate::server::directories::Directories;
+use crate::server::file_flags::FlagCall;
 use crate::server::files::Files;
 use crate::server::inode_memory::InodeMemory;
 use crate::server::ioctl::{Call, Pace, UNKNOWN};
@@ -168,12 +169,22 @@ impl Server {
         &self.fences
     }
 
-    /// The answer to the ioctl `number`, if it is about a fence. It never waits.
-    pub(crate) fn fence(
+    /// The answer to the ioctl `number`, if it is about a fence or about flags of a file. It waits
+    /// as little as a change of attributes does.
+    pub(crate) fn ioctl_at_once(
         &self,
         header: &Header,
         (number, data): (u32, &[u8]),
     ) -> Option<Answer<Vec<u8>>> {
+        if let Some(call) = FlagCall::decode(number, data) {
+            self.count(header.opcode);
+            return Some(call.and_then(|call| call.run(&self.volume, header.node)));
+        }
+        self.fence(header, (number, data))
+    }
+
+    /// The answer to the ioctl `number`, if it is about a fence. It never waits.
+    fn fence(&self, header: &Header, (number, data): (u32, &[u8])) -> Option<Answer<Vec<u8>>> {
         if number != FENCE {
             return None;
         }

@@ -268,7 +268,7 @@ pub(crate) fn answer_with(server: Arc<Server>) -> Box<Answering> {
                 out_bytes,
                 ..
             } => {
-                if let Some(answer) = server.fence(header, (number, data)) {
+                if let Some(answer) = server.ioctl_at_once(header, (number, data)) {
                     return Some(Reply::of_ioctl(answer, out_bytes));
                 }
                 let later = later();

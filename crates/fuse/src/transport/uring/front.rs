@@ -124,8 +124,8 @@ impl Front {
                     ..
                 } => {
                     let call = (number, data);
-                    let fence = self.server().fence(header, call);
-                    let answer = fence.unwrap_or_else(|| self.ioctl(header, fh, call));
+                    let at_once = self.server().ioctl_at_once(header, call);
+                    let answer = at_once.unwrap_or_else(|| self.ioctl(header, fh, call));
                     Reply::of_ioctl(answer, out_bytes)
                 }
                 Request::Fsync { .. } | Request::Fsyncdir { .. } => Reply::from(self.sync(header)),

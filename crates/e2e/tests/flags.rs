@@ -1,0 +1,150 @@
+//! chattr(1) and lsattr(1): flags are kept, and protect as on ext4.
+//!
+//! `flags.py` makes the calls and prints a line for each.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use ramet_e2e::{Bed, Ext4, run, run_ok};
+
+/// Options of the two ways on which requests come.
+const TRANSPORTS: [&str; 2] = ["no_io_uring", "io_uring"];
+/// Lines that the script prints at least.
+const LINES_MIN: usize = 300;
+
+fn lines(dir: &Path) -> Vec<String> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/flags.py");
+    let out = run_ok("python3", &[&script, dir]);
+    out.lines().map(String::from).collect()
+}
+
+fn is_root() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("not root: nothing can be protected");
+    }
+    is_root
+}
+
+#[test]
+fn protected_files_and_directories_refuse_what_ext4_refuses() {
+    if !is_root() {
+        return;
+    }
+    let bed = Bed::new("1G");
+    bed.command_for_others();
+    let other = Ext4::new(&bed);
+    let expected = lines(other.root());
+    assert!(expected.len() >= LINES_MIN, "{}", expected.len());
+    for transport in TRANSPORTS {
+        let mount = bed.mount(&["-o", transport]);
+        let found = lines(mount.root());
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_eq!(found, expected, "ext4 is on the right");
+        }
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+fn sh(dir: &Path, script: &str) -> Output {
+    let mut shell = Command::new("sh");
+    let shell = shell.args(["-c", script]).current_dir(dir);
+    shell.output().expect("sh runs")
+}
+
+/// Clones are not protected. Trees with protected files are neither removed nor replaced, by root
+/// either. All of that is so after a crash as well.
+#[test]
+fn clones_begin_unprotected_and_protected_trees_stay() {
+    if !is_root() {
+        return;
+    }
+    let bed = Bed::new("1G");
+    for transport in TRANSPORTS {
+        let mount = bed.mount(&["-o", transport]);
+        let root = &bed.mount_point();
+        let ok = |script: &str| {
+            let out = sh(root, script);
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(out.status.success(), "{script}: {said}");
+        };
+        ok("mkdir -p tree/deep other; echo text > tree/deep/file; chattr +i tree/deep/file");
+        run_ok(ramet_e2e::ramet_bin(), &["sync".as_ref(), root.as_os_str()]);
+        mount.kill_daemon();
+        mount.detach_dead();
+        let mount = bed.mount(&["-o", transport]);
+        let (tree, clone) = (root.join("tree"), root.join("clone"));
+        mount.clone_path(&tree, &clone);
+        ok("echo more >> clone/deep/file; lsattr clone/deep/file | grep -qv i.*clone");
+        mount.remove(&clone);
+        let ramet = |args: [&str; 3]| {
+            let paths = args[1..].iter().filter(|path| !path.is_empty());
+            let paths = paths.map(|path| root.join(path).into_os_string());
+            let args: Vec<_> = [args[0].into()].into_iter().chain(paths).collect();
+            run(ramet_e2e::ramet_bin(), &args)
+        };
+        for refused in [["rm", "tree", ""], ["rm", "tree/deep/file", ""]] {
+            let out = ramet(refused);
+            let said = String::from_utf8_lossy(&out.stderr);
+            assert!(
+                !out.status.success() && said.contains("immutable"),
+                "{said}"
+            );
+        }
+        let replace: [&OsStr; 2] = ["clone".as_ref(), "--replace".as_ref()];
+        let other = root.join("other");
+        let paths: [&OsStr; 2] = [other.as_ref(), tree.as_ref()];
+        let out = run(ramet_e2e::ramet_bin(), &[replace, paths].concat());
+        assert!(!out.status.success());
+        ok("mv tree other/tree; chattr -i other/tree/deep/file");
+        mount.remove(&root.join("other"));
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+/// Pages that were stored before a file is protected are kept, and those stored afterwards are not
+/// shown for long.
+#[test]
+fn pages_stored_before_a_file_is_protected_are_kept() {
+    if !is_root() {
+        return;
+    }
+    let bed = Bed::new("1G");
+    for transport in TRANSPORTS {
+        let mount = bed.mount(&["-o", transport]);
+        let script = r#"
+import mmap, os, subprocess, time
+with open("mapped", "wb") as file: file.write(b"a" * 8192)
+fd = os.open("mapped", os.O_RDWR)
+pages = mmap.mmap(fd, 8192)
+pages[0:4] = b"kept"
+subprocess.run(["chattr", "+i", "mapped"], check=True)
+pages[4096:4100] = b"lost"
+try: pages.flush()
+except OSError: pass
+else: raise SystemExit("a protected file took a page")
+deadline = time.monotonic() + 30
+while (found := open("mapped", "rb").read()) != b"kept" + b"a" * 8188:
+    if time.monotonic() > deadline: raise SystemExit(str(found[4090:4104]))
+    time.sleep(0.05)
+"#;
+        let mut python = Command::new("python3");
+        let python = python.args(["-c", script]).current_dir(mount.root());
+        let out = python.output().expect("./test installs python3");
+        assert!(
+            out.status.success(),
+            "{}",
+            String::from_utf8_lossy(&out.stderr)
+        );
+        run_ok(
+            "chattr",
+            &["-i".into(), mount.root().join("mapped").into_os_string()],
+        );
+        mount.umount();
+        bed.fsck();
+    }
+}
