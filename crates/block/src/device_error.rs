@@ -16,6 +16,8 @@ pub enum Call {
     Write,
     /// Written bytes become durable.
     Sync,
+    /// The contents of a range are given up.
+    Discard,
     /// The device becomes longer.
     Grow,
     /// Something is taken of the system: room of the host, a random number.
@@ -30,6 +32,7 @@ impl fmt::Display for Call {
             Call::Read => "reading",
             Call::Write => "writing",
             Call::Sync => "syncing",
+            Call::Discard => "discarding",
             Call::Grow => "growing",
             Call::Take => "taking",
             Call::Start => "starting",

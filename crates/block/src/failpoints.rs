@@ -24,6 +24,12 @@ pub enum Fault {
     FreedSpaceReusedEarly,
     /// Freed space is discarded before the superblock is durable.
     DiscardedEarly,
+    /// A new volume is made while the superblocks of an older one stand.
+    OldVolumeStands,
+    /// A superblock names the new size before the device has it.
+    SizeToldEarly,
+    /// The journal behind a loss is cleared before the state before the loss is durable.
+    JournalClearedEarly,
     /// Space of a node that is gone stays taken.
     SpaceLeaked,
     /// The last child of a new node is not counted.

@@ -12,9 +12,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ramet_block::owner::{Contents, inspect};
-use ramet_block::superblock::{go_back, read_superblock};
-use ramet_block::{Access, Budget, Device, FileDevice, Overlay, SuperblockError};
-use ramet_fs::{OpenOptions, Volume};
+use ramet_block::{Access, Device, FileDevice, Overlay, SuperblockError};
+use ramet_fs::{Examination, ExaminationStep, ExamineError, Examined, examine};
 use serde_json::json;
 
 use crate::args::Fsck;
@@ -26,10 +25,7 @@ use crate::progress::Progress;
 
 /// The findings of a check.
 struct Findings {
-    nodes: u64,
-    violations: Vec<String>,
-    /// The changes that were given up to have a volume again.
-    lost: Vec<String>,
+    examined: Examined,
     /// Process that opened the volume for writing and has not closed it.
     owner: Option<String>,
 }
@@ -54,12 +50,12 @@ fn check_and_repair(args: &Fsck) -> Outcome<u8> {
     let path = &args.volume;
     let first = check(args, Access::ReadOnly)?;
     let owner = first.owner.clone();
-    let (last, status) = if first.violations.is_empty() && !args.rebuild {
-        (first, 0)
+    let (last, status) = if first.examined.violations.is_empty() && !args.rebuild {
+        (first.examined, 0)
     } else if !args.repair && !args.rebuild {
-        (first, status::FSCK_UNCORRECTED)
+        (first.examined, status::FSCK_UNCORRECTED)
     } else {
-        match check(args, Access::ReadWrite)? {
+        match check(args, Access::ReadWrite)?.examined {
             repaired if repaired.violations.is_empty() => (repaired, status::FSCK_CORRECTED),
             still => (still, status::FSCK_UNCORRECTED),
         }
@@ -109,124 +105,45 @@ fn check(args: &Fsck, access: Access) -> Outcome<Findings> {
         }
     };
     let (owner, owner_blocks) = inspect(&*device);
-    let mut lost = None;
-    let chosen = match read_superblock(&*device) {
-        Err(e @ SuperblockError::NewestLost { .. }) => {
-            // The overlay is tried first: space that the older superblock names may have been given
-            // back since.
-            lost = Some(e.to_string());
-            go_back(&*device)
-        }
-        chosen => chosen,
+    let examination = Examination {
+        repairs: access == Access::ReadWrite,
+        rebuilds: args.rebuild,
+        files: args.files,
+        open: within(Arc::clone(&budget)),
     };
-    chosen.map_err(|e| refused(path, e))?;
-    let rebuilt = if args.rebuild {
-        rebuild(path, &device, &budget)?
-    } else {
-        Vec::new()
-    };
-    let mut found = examine(args, device, access, budget).map_err(|e| match &lost {
-        Some(lost) => {
-            let why = format!("{lost}; it cannot be used any more: {e}");
-            judged(path, why, is_damage(&e))
+    let mut shown = None;
+    let mut tell = |step, done, total| {
+        let what = match step {
+            ExaminationStep::Searching => "searching nodes",
+            ExaminationStep::Checking => "checking",
+        };
+        match &mut shown {
+            Some((of, progress)) if *of == step => Progress::set(progress, done, total),
+            other => {
+                let progress = Progress::new(what);
+                other.insert((step, progress)).1.set(done, total);
+            }
         }
-        None if !args.rebuild && is_damage(&e) => {
+    };
+    let examined = examine(device, &examination, &budget, &mut tell);
+    drop(shown);
+    let mut found = examined.map_err(|e| match e {
+        ExamineError::Superblock(e) => refused(path, e),
+        ExamineError::Older { ref error, .. } => judged(path, &e, is_damage(error)),
+        ExamineError::Volume(e) if !args.rebuild && is_damage(&e) => {
             let why = format!("{e}; --rebuild may find what is left");
             judged(path, why, true)
         }
-        None => failed(path, e),
+        ExamineError::Volume(e) => failed(path, e),
     })?;
     let damaged = owner_blocks.into_iter();
     found
         .violations
         .extend(damaged.map(|(addr, detail)| format!("O1 owner block at byte {addr}: {detail}")));
-    found.owner = owner.map(|owner| owner.to_string());
-    found.lost.extend(rebuilt);
-    match lost {
-        Some(lost) if access == Access::ReadOnly => found.violations.insert(0, lost),
-        Some(lost) => found
-            .lost
-            .push(format!("{lost}; went back to it, later changes are lost")),
-        None => {}
-    }
-    Ok(found)
-}
-
-/// Makes the tables of the volume anew. Returns the things that were lost, a line each.
-fn rebuild(path: &Path, device: &Arc<dyn Device>, budget: &Budget) -> Outcome<Vec<String>> {
-    let mut progress = Progress::new("searching nodes");
-    let mut tell = |done, total| progress.set(done, total);
-    let rebuilt = Volume::rebuild(device, budget, &mut tell);
-    let (lost, notes) = rebuilt.map_err(|e| failed(path, e))?;
-    let lost = lost.into_iter().map(|damaged| {
-        let location = damaged.location.as_deref().unwrap_or("no file");
-        format!("lost: {} ({location})", damaged.detail)
-    });
-    Ok(notes.into_iter().chain(lost).collect())
-}
-
-fn examine(
-    args: &Fsck,
-    device: Arc<dyn Device>,
-    access: Access,
-    budget: Arc<Budget>,
-) -> ramet_fs::Result<Findings> {
-    let options = OpenOptions {
-        accept_loss: true,
-        ..within(budget)
-    };
-    let volume = Volume::open(device, options)?;
-    // The checkpoint writes them anew, on the overlay too.
-    let copies = volume.tree().bad_copies()?;
-    volume.checkpoint()?;
-    let (mut violations, mut nodes) = verify(&volume)?;
-    let has_copies = volume.stats().damaged_copies > 0;
-    if access == Access::ReadWrite && has_copies && !violations.is_empty() {
-        // A checkpoint writes metadata anew of which the check found one bad copy.
-        volume.checkpoint()?;
-        (violations, nodes) = verify(&volume)?;
-    }
-    if access == Access::ReadOnly {
-        violations.extend(copies);
-    }
-    let mut lost = Vec::new();
-    match (volume.loss(), access) {
-        (None, _) => {}
-        (Some(loss), Access::ReadOnly) => violations.insert(
-            0,
-            format!("{loss}; --repair returns to the state before it, later changes may be lost"),
-        ),
-        (Some(loss), Access::ReadWrite) => lost.push(format!(
-            "{loss}; returned to the state before it, later changes may be lost"
-        )),
-    }
-    if args.files {
-        let found = volume.controls().check()?;
-        violations.extend(
-            found
-                .into_iter()
-                .map(|f| format!("{} {}", f.invariant, f.detail)),
-        );
-    }
-    volume.close()?;
     Ok(Findings {
-        nodes,
-        violations,
-        lost,
-        owner: None,
+        examined: found,
+        owner: owner.map(|owner| owner.to_string()),
     })
-}
-
-/// Checks the tree of an open volume. Returns the violations and the number of nodes.
-fn verify(volume: &Volume) -> ramet_fs::Result<(Vec<String>, u64)> {
-    let total = volume.stats().nodes;
-    let mut progress = Progress::new("checking");
-    let mut nodes = 0;
-    let violations = volume.tree().verify(&mut |done| {
-        nodes = done;
-        progress.set(done, total);
-    })?;
-    Ok((violations, nodes))
 }
 
 /// The failure for a volume without a usable superblock.

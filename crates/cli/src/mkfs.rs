@@ -7,10 +7,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use ramet_betree::VOLUME_BYTES_MIN;
-use ramet_block::owner::{Contents, is_place};
-use ramet_block::superblock::{AREA_END, SLOTS, read_superblock};
+use ramet_block::owner::Contents;
+use ramet_block::superblock::{AREA_END, read_superblock};
 use ramet_block::{Access, BLOCK_BYTES, Device, FileDevice, SuperblockError, Uuid, create_image};
-use ramet_fs::{FormatOptions, Volume};
+use ramet_fs::{FormatOptions, UnfinishedVolume};
 
 use crate::args::Mkfs;
 use crate::failure::{Failure, Outcome};
@@ -19,8 +19,6 @@ use crate::progress::Progress;
 use crate::size::Size;
 use crate::{host, owner};
 
-/// Block devices are discarded in pieces of so many bytes.
-const PIECE_BYTES: u64 = 256 << 20;
 /// Bytes at each end of a block device that are searched for data: every partition table, boot
 /// sector, RAID label and superblock in use lies there.
 const END_BYTES: u64 = 1 << 20;
@@ -105,11 +103,6 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
     // survive a mistaken `--force`.
     let device: Arc<dyn Device> =
         owner::take(path, image.clone(), Contents::Anything, &mut owner::tell)?;
-    if !fresh {
-        wipe(device.as_ref()).map_err(failed)?;
-        resize().map_err(failed)?;
-    }
-    discard(device.as_ref()).map_err(failed)?;
     let uuid = match args.uuid {
         Some(uuid) => uuid,
         None => Uuid::random().map_err(failed)?,
@@ -126,7 +119,18 @@ fn make(args: &Mkfs, image: FileDevice, fresh: bool) -> Outcome {
         metadata_copies: args.metadata_copies,
         ..FormatOptions::default()
     };
-    Volume::format(&device, &options).map_err(|e| Failure::at(path, e))?;
+    let refused = |e| Failure::at(path, e);
+    // From here on a kill leaves no volume that opens, but the new one.
+    let volume = UnfinishedVolume::begin(&device, &options).map_err(refused)?;
+    if !fresh {
+        resize().map_err(failed)?;
+    }
+    let mut progress = Progress::new("discarding");
+    volume
+        .erase(&mut |done, total| progress.set(done, total))
+        .map_err(refused)?;
+    drop(progress);
+    volume.finish().map_err(refused)?;
     if let Some(shortage) = host::shortage(path, device.as_ref()) {
         output::complain(shortage);
     }
@@ -143,38 +147,12 @@ fn tell(args: &Mkfs, size_bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// Writes zeros over the superblock area, so that no program finds old data of the device there.
-/// The owner blocks stay, and so do the superblocks: a new volume goes on with the epochs of an old
-/// one, whose journal may still be there.
-fn wipe(device: &dyn Device) -> io::Result<()> {
-    let zeros = [0; BLOCK_BYTES as usize];
-    let keeps = |addr| is_place(addr) || SLOTS.iter().flatten().any(|copy| *copy == addr);
-    for addr in (0..AREA_END).step_by(zeros.len()) {
-        if !keeps(addr) {
-            device.write_at(addr, &zeros)?;
-        }
-    }
-    device.sync()
-}
-
-/// Gives the device's old contents back; devices without discard stay as they are.
-fn discard(device: &dyn Device) -> io::Result<()> {
-    let total = device.len_bytes();
-    let mut progress = Progress::new("discarding");
-    let mut at = AREA_END;
-    while at < total {
-        let len = PIECE_BYTES.min(total - at);
-        device.discard(at, len)?;
-        at += len;
-        progress.set(at, total);
-    }
-    Ok(())
-}
-
 /// Fails when `device` holds data that the user may want to keep.
 fn refuse_data(path: &Path, device: &FileDevice, block_device: bool) -> Outcome {
     match read_superblock(device) {
         Err(SuperblockError::NotAVolume) => {}
+        // Its contents were given up already.
+        Err(SuperblockError::Unfinished) => return Ok(()),
         Err(SuperblockError::Io(e)) => return Err(Failure::at(path, e)),
         // A damaged volume, or one of a newer version, is a volume too.
         Ok(_) | Err(_) => {

@@ -37,6 +37,7 @@
 
 mod clock;
 mod error;
+mod examine;
 mod format;
 mod namespace;
 mod ops;
@@ -50,6 +51,7 @@ pub use tools::{control, fence};
 
 pub use clock::{Clock, SystemClock};
 pub use error::{Error, Result};
+pub use examine::{Examination, ExaminationStep, ExamineError, Examined, examine};
 pub use format::blocks::{BLOCK_BYTES, FILE_BYTES_MAX};
 pub use format::ino::{Ino, ROOT_INO};
 pub use format::name::NAME_BYTES_MAX;
@@ -71,5 +73,6 @@ pub use options::{AccessTime, FormatOptions, LockStats, OpenOptions, VolumeStats
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};
+pub use tools::mkfs::UnfinishedVolume;
 pub use tools::scrub::{Damaged, ScrubPage};
 pub use volume::Volume;

@@ -22,11 +22,11 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Batch, Span, StructuralPath, Tree};
+use ramet_betree::{Span, StructuralPath, Tree};
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Budget, Device, Use};
 
-use crate::clock::{Clock, SystemClock};
+use crate::clock::SystemClock;
 use crate::error::{Error, Result};
 use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
@@ -34,7 +34,6 @@ use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
 use crate::namespace::inode::Location;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::Namespace;
-use crate::namespace::transaction::RECORDS_BYTES;
 use crate::ops::attr::Attributes;
 use crate::ops::data::Files;
 use crate::ops::deferred_delete::DeferredDeletes;
@@ -44,10 +43,8 @@ use crate::ops::times::Times;
 use crate::ops::trees::Trees;
 use crate::options::{FormatOptions, OpenOptions, VolumeStats};
 use crate::tools::controls::Controls;
+use crate::tools::mkfs::{UnfinishedVolume, VERSION};
 use crate::tools::scrub::{Damaged, damaged};
-
-/// Version of the keys and records.
-const VERSION: u32 = 4;
 
 /// Estimate of the space of an inode in the index of metadata: its record and its name, in a
 /// directory below others.
@@ -144,45 +141,7 @@ impl Volume {
     /// # Errors
     /// Those of the tree: the device is too small, or failed.
     pub fn format(device: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
-        Tree::format(
-            device,
-            &ramet_betree::FormatOptions {
-                uuid: options.uuid,
-                label: options.label.clone(),
-                codec: options.compression,
-                node_seed: options.node_seed,
-                metadata_copies: options.metadata_copies,
-                shape: options.shape.clone(),
-                journal_bytes: options.journal_bytes,
-            },
-        )?;
-        let tree_options = ramet_betree::OpenOptions {
-            manual: true,
-            ..Default::default()
-        };
-        let tree = Tree::open(Arc::clone(device), tree_options)?;
-        let (uid, gid) = options.owner;
-        let mut root = Record::new(
-            Kind::Directory.mode_bits() | 0o755,
-            uid,
-            gid,
-            SystemClock.now(),
-        );
-        root.flags = FLAG_CLONE_ROOT;
-        let mut batch = Batch::new();
-        batch.put(
-            keys::counter(b"version"),
-            u64::from(VERSION).to_le_bytes().to_vec(),
-        );
-        batch.put(
-            keys::counter(b"ino"),
-            (ROOT_INO.0 + 1).to_le_bytes().to_vec(),
-        );
-        batch.put(keys::root_record(), root.encode(ROOT_INO.0));
-        tree.admit(RECORDS_BYTES)?;
-        tree.apply(batch)?;
-        tree.close()?;
-        Ok(())
+        UnfinishedVolume::begin(device, options)?.finish()
     }
 
     /// Opens the volume on `device`: recovers, and erases files that were unlinked while open.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use ramet_block::Device;
@@ -17,7 +18,7 @@ type Chunks = HashMap<u64, Arc<Vec<u8>>>;
 /// A sparse device in memory. Writes are kept in order; `sync` does nothing.
 #[derive(Debug)]
 pub struct SparseDevice {
-    len_bytes: u64,
+    len_bytes: AtomicU64,
     chunks: RwLock<Chunks>,
     /// The sector at this address cannot be read until it is written over.
     spoilt: Mutex<Option<u64>>,
@@ -28,7 +29,7 @@ impl SparseDevice {
     #[must_use]
     pub fn new(len_bytes: u64) -> Self {
         Self {
-            len_bytes,
+            len_bytes: AtomicU64::new(len_bytes),
             chunks: RwLock::new(Chunks::new()),
             spoilt: Mutex::new(None),
         }
@@ -39,7 +40,7 @@ impl SparseDevice {
     #[must_use]
     pub fn image(&self) -> Self {
         Self {
-            len_bytes: self.len_bytes,
+            len_bytes: AtomicU64::new(self.len_bytes()),
             chunks: RwLock::new(self.chunks.read().clone()),
             spoilt: Mutex::new(*self.spoilt.lock()),
         }
@@ -55,8 +56,9 @@ impl SparseDevice {
         spoilt.is_some_and(|at| at < addr + len as u64 && addr < at + SECTOR_BYTES)
     }
 
-    /// Takes over the bytes of `other`, of the same length.
+    /// Takes over the bytes of `other`.
     pub(crate) fn become_image(&self, other: &Self) {
+        self.len_bytes.store(other.len_bytes(), Ordering::Release);
         *self.chunks.write() = other.chunks.read().clone();
     }
 
@@ -68,7 +70,7 @@ impl SparseDevice {
 
     fn check(&self, addr: u64, len: u64, kind: io::ErrorKind) -> io::Result<()> {
         let end = addr.checked_add(len).ok_or(kind)?;
-        if end <= self.len_bytes {
+        if end <= self.len_bytes() {
             Ok(())
         } else {
             Err(kind.into())
@@ -95,7 +97,12 @@ fn empty_chunk() -> Arc<Vec<u8>> {
 
 impl Device for SparseDevice {
     fn len_bytes(&self) -> u64 {
-        self.len_bytes
+        self.len_bytes.load(Ordering::Acquire)
+    }
+
+    fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        self.len_bytes.fetch_max(len_bytes, Ordering::AcqRel);
+        Ok(())
     }
 
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {

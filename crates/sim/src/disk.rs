@@ -28,6 +28,8 @@ pub enum Told {
     Write(u64, Arc<[u8]>),
     /// A range whose contents no longer matter.
     Discard(u64, u64),
+    /// The device is as long as this, durably.
+    Grow(u64),
     /// Everything before is durable.
     Sync,
     /// The power was cut, and this image was left.
@@ -120,6 +122,11 @@ impl Device for LoggedDevice {
         self.device.len_bytes()
     }
 
+    fn grow(&self, len_bytes: u64) -> io::Result<()> {
+        self.hear(Told::Grow(len_bytes))?;
+        self.device.grow(len_bytes)
+    }
+
     fn read_at(&self, addr: u64, buf: &mut [u8]) -> io::Result<()> {
         self.device.read_at(addr, buf)
     }
@@ -192,6 +199,7 @@ impl PowerCut {
                 self.unsynced.clear();
                 self.durable = image.image();
             }
+            Told::Grow(_) => apply_whole(&self.durable, &told),
             Told::Write(..) | Told::Discard(..) => self.unsynced.push(told),
         }
     }
@@ -239,8 +247,10 @@ impl PowerCut {
     }
 }
 
-fn apply_whole(image: &SparseDevice, told: &Told) {
+/// Makes on `image` the change that was told.
+pub(crate) fn apply_whole(image: &SparseDevice, told: &Told) {
     let done = match told {
+        Told::Grow(len) => image.grow(*len),
         Told::Write(addr, bytes) => image.write_at(*addr, bytes),
         Told::Discard(addr, len) => image.discard(*addr, *len),
         Told::Sync | Told::Cut(_) => Ok(()),

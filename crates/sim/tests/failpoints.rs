@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use ramet_block::failpoints::{self, Fault};
 use ramet_sim::{
-    CrashPlan, CrashReport, CrashRun, FaultRun, Generator, Mix, Runner, Setup, Victim,
+    CrashPlan, CrashReport, CrashRun, FaultRun, Generator, KillReport, Mix, Runner, Setup, Tool,
+    Victim, kill_everywhere,
 };
 
 /// Simulations.
@@ -32,12 +33,14 @@ enum Search {
     Failures,
     /// Random steps beside the model, without a crash.
     Steps,
+    /// Kills of a tool at each of its writes.
+    Kills(Tool),
 }
 
-use Search::{Batches, Damage, Failures, Files, Recoveries, Steps};
+use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 36] = [
+const FAULTS: [(Fault, Search); 40] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -74,6 +77,10 @@ const FAULTS: [(Fault, Search); 36] = [
     (Fault::DeletedNameNotFreed, Files),
     (Fault::NumbersNotReserved, Files),
     (Fault::ChangeTorn, Files),
+    (Fault::OldVolumeStands, Kills(Tool::MakeAgain)),
+    (Fault::SizeToldEarly, Kills(Tool::Grow)),
+    (Fault::JournalClearedEarly, Kills(Tool::Repair)),
+    (Fault::DiscardedEarly, Kills(Tool::Scrub)),
 ];
 
 /// The effort until a simulation failed, or until its budget was spent.
@@ -155,6 +162,18 @@ fn search(how: Search, budget: u64, tried: &mut u64) -> Result<(), String> {
             }
             Ok(())
         }
+        Kills(tool) => {
+            let mut report = KillReport::default();
+            for seed in 1.. {
+                let done = kill_everywhere(tool, seed, 40, &mut report);
+                *tried = report.images;
+                done?;
+                if *tried >= budget {
+                    return Ok(());
+                }
+            }
+            Ok(())
+        }
         Steps => {
             for seed in 1.. {
                 let mut setup = Setup::tiny_nodes_of(seed);
@@ -184,6 +203,7 @@ fn budget(how: Search) -> u64 {
         Damage => 4000,
         Failures => 300,
         Steps => 20_000,
+        Kills(_) => 1000,
     }
 }
 
@@ -245,7 +265,9 @@ fn every_fault_is_found() {
 
 #[test]
 fn without_a_fault_nothing_is_found() {
-    for how in [Batches, Recoveries, Files, Damage, Failures, Steps] {
+    let kills = Tool::ALL.map(Kills);
+    let others = [Batches, Recoveries, Files, Damage, Failures, Steps];
+    for how in others.into_iter().chain(kills) {
         let (start, mut tried) = (Instant::now(), 0);
         let outcome = search(how, budget(how) / 16, &mut tried);
         println!("{how:?}: {tried} in {:?}", start.elapsed());

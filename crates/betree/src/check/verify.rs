@@ -249,7 +249,7 @@ mod tests {
     use crate::store::fragments::Fragments;
     use crate::tree::api::Tree;
     use crate::tree::batch::Batch;
-    use crate::tree::open::FormatOptions;
+    use crate::tree::format::FormatOptions;
 
     /// A tree of three levels, checkpointed, with a segment in its root.
     fn tree() -> Tree {

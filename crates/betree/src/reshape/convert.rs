@@ -367,7 +367,7 @@ mod tests {
     use crate::reshape::make::NodeMaker;
     use crate::shape::OpenOptions;
     use crate::tree::api::Tree;
-    use crate::tree::open::FormatOptions;
+    use crate::tree::format::FormatOptions;
 
     #[test]
     fn neighbours_are_one_edge_only_if_they_show_one_interior_child_in_one_way() {

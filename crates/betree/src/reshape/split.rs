@@ -193,7 +193,7 @@ mod tests {
     use crate::shape::OpenOptions;
     use crate::shape::TreeShape;
     use crate::tree::api::Tree;
-    use crate::tree::open::FormatOptions;
+    use crate::tree::format::FormatOptions;
 
     const FANOUT: usize = 32;
 

@@ -268,18 +268,25 @@ impl Checkpointer {
         {
             // Held until the checkpoint that knows the new space: a checkpoint in progress knows
             // the old size.
-            let _sb = self.superblock.lock();
+            let sb = self.superblock.lock();
             let before = self.volume_bytes();
             if bytes < before {
                 return Err(Error::Invalid("a volume does not shrink"));
             }
             if bytes > before {
                 let dev = &self.store.dev;
+                if failpoints::is_on(Fault::SizeToldEarly) {
+                    let mut early = sb.clone();
+                    early.generation += 1;
+                    early.volume_bytes = bytes;
+                    write_superblock(&**dev, &early)?;
+                }
                 dev.grow(bytes)
                     .map_err(io_error(Call::Grow, "the device"))?;
                 self.store.table.grow(bytes)?;
                 self.volume_bytes.store(bytes, Ordering::Relaxed);
             }
+            drop(sb);
         }
         self.checkpoint()
     }
@@ -576,7 +583,7 @@ mod tests {
     use crate::shape::TreeShape;
     use crate::tree::api::Tree;
     use crate::tree::batch::Batch;
-    use crate::tree::open::FormatOptions;
+    use crate::tree::format::FormatOptions;
 
     #[test]
     fn interior_nodes_lie_in_the_order_of_their_keys_and_the_root_behind_them() {

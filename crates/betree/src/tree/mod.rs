@@ -9,6 +9,7 @@ pub(crate) mod checkpoint;
 pub(crate) mod clones;
 pub(crate) mod defer;
 pub(crate) mod failure;
+pub(crate) mod format;
 pub(crate) mod found_nodes;
 pub(crate) mod heap_trim;
 pub(crate) mod ingest;

@@ -1,4 +1,4 @@
-//! Making volumes and opening them: the choice of the superblock, the node table, the journal.
+//! Opening volumes: the choice of the superblock, the node table, the journal.
 //!
 //! All decisions here follow from bytes on the device. Recovery replays the journal into the memory
 //! buffer of the checkpoint that the superblock names, with the same code that applied the batches.
@@ -13,17 +13,11 @@
 use std::sync::Arc;
 
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::superblock::{
-    AREA_END, read_copies, read_superblock, scrub_copies, write_superblock,
-};
-use ramet_block::{
-    BLOCK_BYTES, Budget, Call, Codec, Device, Extent, FORMAT_VERSION, JournalPos, Label,
-    MetadataCopies, Overlay, PageRef, Superblock,
-};
+use ramet_block::superblock::{read_superblock, scrub_copies, write_superblock};
+use ramet_block::{BLOCK_BYTES, Budget, Call, Device, Extent, JournalPos, Overlay, Superblock};
 use ramet_nodetable::{NodeId, NodeTable, TableRoots};
 
 use crate::error::{Error, Result, io_error};
-use crate::journal::frame::{REGION_BYTES_MIN, is_valid_region};
 use crate::journal::journal::Journal;
 use crate::node::handle::{Handle, Kind};
 use crate::node::trailer::Opening;
@@ -36,54 +30,9 @@ use crate::tree::inner::Inner;
 use crate::tree::record;
 use crate::tree::root::{State, empty_root};
 
-/// Smallest volume, in bytes.
-pub const VOLUME_BYTES_MIN: u64 = 4 << 20;
-/// Smallest volume when the caller chooses the sizes of nodes.
-const VOLUME_BYTES_MIN_OF_SHAPE: u64 = 1 << 20;
-
 /// A recovery writes a checkpoint when nodes that are not written take the memory of so many memory
 /// buffers.
 const REPLAYED_BUFFERS_MAX: u64 = 4;
-
-/// Options of a new volume.
-#[derive(Clone, Debug, Default)]
-pub struct FormatOptions {
-    /// Identity of the volume.
-    pub uuid: [u8; 16],
-    /// Name for people.
-    pub label: Label,
-    /// Random number that the checksums of trailers of nodes are seeded with.
-    pub node_seed: u64,
-    /// How often pages of the node table and the maps, and the root node, are kept.
-    pub metadata_copies: MetadataCopies,
-    /// Sizes of nodes; `None` takes the defaults.
-    pub shape: Option<TreeShape>,
-    /// Compression of new blocks; `None` takes that of the shape.
-    pub codec: Option<Codec>,
-    /// Bytes of the journal, a multiple of 4096 and at least 64 KiB; `None` takes a sixteenth of
-    /// the volume, between 1 MiB and 256 MiB.
-    pub journal_bytes: Option<u64>,
-}
-
-/// Journal of a volume of `bytes`: a sixteenth, between 1 MiB and 256 MiB.
-fn journal_extent(bytes: u64) -> Extent {
-    let len =
-        (bytes / 16).clamp(REGION_BYTES_MIN.max(1 << 20), 256 << 20) / BLOCK_BYTES * BLOCK_BYTES;
-    Extent::new(AREA_END, len)
-}
-
-/// Sizes of nodes of a volume of `bytes`: a few leaves must fit the deletion reserve.
-fn shape_for(bytes: u64) -> TreeShape {
-    let usual = TreeShape::default();
-    let leaf_bytes = usize::try_from(bytes / 128)
-        .unwrap_or(usize::MAX)
-        .next_power_of_two()
-        .clamp(32 << 10, usual.leaf_bytes);
-    TreeShape {
-        leaf_bytes,
-        ..usual
-    }
-}
 
 pub(crate) fn usable(sb: &Superblock) -> Extent {
     let start = sb.journal.end();
@@ -91,71 +40,6 @@ pub(crate) fn usable(sb: &Superblock) -> Extent {
 }
 
 impl Tree {
-    /// Writes an empty volume over the contents of `dev`. Durable on return.
-    ///
-    /// # Errors
-    /// `Invalid` when the device is smaller than [`VOLUME_BYTES_MIN`], and the errors of the
-    /// device.
-    pub fn format(dev: &Arc<dyn Device>, options: &FormatOptions) -> Result<()> {
-        let bytes = dev.len_bytes() / BLOCK_BYTES * BLOCK_BYTES;
-        let bytes_min = match options.shape {
-            None => VOLUME_BYTES_MIN,
-            Some(_) => VOLUME_BYTES_MIN_OF_SHAPE,
-        };
-        if bytes < bytes_min {
-            return Err(Error::Invalid("a volume takes at least 4 MiB"));
-        }
-        let shape = options.shape.clone().unwrap_or_else(|| shape_for(bytes));
-        // Frames of an older volume of the same identity may lie in the new journal.
-        let copies = read_copies(&**dev);
-        let epochs = copies.iter().flatten().flatten().map(|old| old.epoch);
-        let epoch = epochs.max().map_or(1, |epoch| epoch.saturating_add(1));
-        let journal = match options.journal_bytes {
-            None => journal_extent(bytes),
-            Some(len) if is_valid_region(Extent::new(AREA_END, len)) && len <= bytes / 4 => {
-                Extent::new(AREA_END, len)
-            }
-            Some(_) => return Err(Error::Invalid("the size of the journal is out of range")),
-        };
-        let narrow =
-            |n: usize| u32::try_from(n).map_err(|_| Error::Invalid("a node size is out of range"));
-        let mut sb = Superblock {
-            uuid: options.uuid,
-            format_version: FORMAT_VERSION,
-            generation: 1,
-            epoch,
-            volume_bytes: bytes,
-            journal,
-            journal_start: JournalPos::default(),
-            node_table: PageRef::NONE,
-            space_map: PageRef::NONE,
-            root_node: 0,
-            next_node: 1,
-            next_seq: 1,
-            leaf_bytes: narrow(shape.leaf_bytes)?,
-            basement_bytes: narrow(shape.block_bytes)?,
-            fanout: u16::try_from(shape.fanout)
-                .map_err(|_| Error::Invalid("the fanout is out of range"))?,
-            codec: options.codec.unwrap_or(shape.codec),
-            clean: true,
-            space_debt: false,
-            metadata_copies: options.metadata_copies,
-            label: options.label.clone(),
-            node_seed: options.node_seed,
-            openings: 0,
-        };
-        let roots = NodeTable::format(dev, usable(&sb), sb.metadata_copies)?;
-        sb.node_table = roots.node_table;
-        sb.space_map = roots.space_map;
-        dev.sync().map_err(io_error(Call::Sync, "a new volume"))?;
-        // Both slots, so that no older superblock is left to choose.
-        for generation in [1, 2] {
-            sb.generation = generation;
-            write_superblock(&**dev, &sb)?;
-        }
-        dev.sync().map_err(io_error(Call::Sync, "a new volume"))
-    }
-
     /// Opens a volume; after a crash it holds all batches that were acknowledged.
     ///
     /// # Errors
@@ -184,8 +68,17 @@ fn open_for_writing(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree
         dev.sync()
             .map_err(io_error(Call::Sync, "the writes of an earlier mount"))?;
     }
-    let mut sb = read_superblock(&**dev)?;
+    let sb = read_superblock(&**dev)?;
     repair_copies(&**dev, &sb)?;
+    open_at(dev, sb, options)
+}
+
+/// Opens for writing the state that `sb` names, whose copies are good.
+pub(crate) fn open_at(
+    dev: &Arc<dyn Device>,
+    mut sb: Superblock,
+    options: &OpenOptions,
+) -> Result<Tree> {
     begin_opening(&**dev, &mut sb)?;
     let store = open_store(dev, &sb, options)?;
     if sb.space_debt {
@@ -198,6 +91,9 @@ fn open_for_writing(dev: &Arc<dyn Device>, options: &OpenOptions) -> Result<Tree
     let replayed = replay(&inner, &sb, options, true)?;
     let (end, records) = (replayed.end, replayed.records);
     inner.loss = replayed.loss.map(|loss| loss.to_string());
+    if inner.loss.is_some() && failpoints::is_on(Fault::JournalClearedEarly) {
+        Journal::clear_behind(&*inner.store.dev, sb.journal, sb.journal_start)?;
+    }
     begin_epoch(&inner, end, records)?;
     if records > 0 {
         inner.checkpointer.checkpoint()?;

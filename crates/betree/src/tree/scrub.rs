@@ -386,7 +386,7 @@ mod tests {
     use crate::shape::OpenOptions;
     use crate::shape::TreeShape;
     use crate::tree::batch::Batch;
-    use crate::tree::open::FormatOptions;
+    use crate::tree::format::FormatOptions;
 
     fn tree(dev: &Arc<dyn Device>, metadata_copies: MetadataCopies) -> Tree {
         let shape = TreeShape {

@@ -187,6 +187,7 @@ fn superblock(generation: u64) -> Superblock {
         codec: Codec::Raw,
         clean: true,
         space_debt: false,
+        is_unfinished: false,
         metadata_copies: MetadataCopies::Two,
         label: Label::default(),
         node_seed: 0,

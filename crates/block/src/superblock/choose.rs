@@ -24,13 +24,15 @@ pub(super) fn best_copy(
 /// before the second. A volume is refused when a newer superblock may have been there, since the
 /// older one counts space of the newer checkpoint as free. That is so with a slot without any valid
 /// copy, and with a first copy that cannot be *read* while the second is the older one. One copy of
-/// another format refuses the volume: an upgrade has begun, or is needed.
+/// another format refuses the volume: an upgrade has begun, or is needed. A newest copy that
+/// says that the volume is still being made refuses it too, beside copies of an older volume.
 ///
 /// # Errors
 /// [`SuperblockError`].
 pub fn choose(slots: [[Copy; 2]; 2], device_bytes: u64) -> Result<Superblock, SuperblockError> {
     use SuperblockError::{
         Corrupt, Io, NewerVersion, NewestLost, NoneLeft, NotAVolume, OlderVersion, Truncated,
+        Unfinished,
     };
     let all = || slots.iter().flatten();
     let known = FORMAT_VERSION;
@@ -40,6 +42,10 @@ pub fn choose(slots: [[Copy; 2]; 2], device_bytes: u64) -> Result<Superblock, Su
         _ => None,
     }) {
         return Err(error);
+    }
+    let newest = all().flatten().max_by_key(|sb| sb.generation);
+    if newest.is_some_and(|sb| sb.is_unfinished) {
+        return Err(Unfinished);
     }
     let uuids = all().flatten().map(|sb| sb.uuid);
     if uuids.clone().zip(uuids.skip(1)).any(|(a, b)| a != b) {
@@ -95,6 +101,7 @@ mod tests {
         Newer(u64),
         Older(u64),
         Foreign(u64),
+        Unfinished(u64),
         Unread,
     }
 
@@ -117,6 +124,11 @@ mod tests {
                 sb.format_version = FORMAT_VERSION - 1;
                 sb.encode()
             }
+            Slot::Unfinished(generation) => {
+                let mut sb = sample(generation);
+                (sb.uuid, sb.is_unfinished) = ([9; 16], true);
+                sb.encode()
+            }
             Slot::Foreign(generation) => {
                 let mut sb = sample(generation);
                 sb.uuid = [9; 16];
@@ -127,12 +139,13 @@ mod tests {
 
     #[test]
     fn choose_is_right_in_every_disk_situation() {
-        use Slot::{Foreign, Good, Newer, Older, Torn, Unread, Zero};
+        use Slot::{Foreign, Good, Newer, Older, Torn, Unfinished, Unread, Zero};
         let newer = "made by a newer version (format 8; this build knows up to 7)";
         let older = "made by an older version (format 6; this build reads only 7)";
+        let unfinished = "mkfs was interrupted";
         let lost = "the newest superblock may be lost, generation";
         type Situation = ([[Slot; 2]; 2], Result<u64, &'static str>);
-        let table: [Situation; 23] = [
+        let table: [Situation; 28] = [
             ([[Good(6), Good(6)], [Good(5), Good(5)]], Ok(6)),
             ([[Good(6), Good(6)], [Good(7), Good(7)]], Ok(7)),
             // Cut off while the newest was written: its first copy, or its second.
@@ -171,6 +184,19 @@ mod tests {
             ([[Torn(6), Torn(6)], [Good(5), Newer(7)]], Err(newer)),
             ([[Older(6), Older(6)], [Older(5), Older(5)]], Err(older)),
             ([[Torn(6), Older(6)], [Good(5), Good(5)]], Err(older)),
+            // A new volume is made over an old one, or over nothing.
+            (
+                [[Good(6), Good(6)], [Unfinished(7), Good(5)]],
+                Err(unfinished),
+            ),
+            (
+                [[Unfinished(8), Good(6)], [Unfinished(7), Unfinished(7)]],
+                Err(unfinished),
+            ),
+            ([[Zero, Zero], [Unfinished(1), Zero]], Err(unfinished)),
+            ([[Unfinished(8), Torn(8)], [Unread, Zero]], Err(unfinished)),
+            // It is done: copies of an older state do not matter.
+            ([[Good(8), Torn(6)], [Good(7), Torn(5)]], Ok(8)),
             (
                 [[Good(6), Good(6)], [Foreign(7), Good(5)]],
                 Err("superblock in slot 1 is corrupt: the copies belong to different"),

@@ -28,6 +28,7 @@ const NODES_AT: usize = LABEL_AT + Label::BYTES_MAX;
 const FIELDS_END: usize = NODES_AT + 16;
 const FLAG_CLEAN: u32 = 1;
 const FLAG_SPACE_DEBT: u32 = 2;
+const FLAG_UNFINISHED: u32 = 4;
 
 const _: () = assert!(FIELDS_END <= CHECKSUM_AT);
 const _: () = assert!(SLOTS[0][1] + BLOCK_BYTES <= AREA_END);
@@ -80,6 +81,8 @@ pub struct Superblock {
     pub clean: bool,
     /// Whether steps were left out for want of room, and are still to be made up for.
     pub space_debt: bool,
+    /// Whether the volume is still being made: its contents mean nothing yet.
+    pub is_unfinished: bool,
     /// How often pages of the node table and the maps, and the root node, are kept.
     pub metadata_copies: MetadataCopies,
     /// Name that people gave to the volume.
@@ -143,6 +146,11 @@ pub enum SuperblockError {
         /// Version read here.
         known: u32,
     },
+    /// The making of a volume began here and did not end.
+    #[error(
+        "mkfs was interrupted here, so there is no volume yet, and no older one any more: run mkfs again"
+    )]
+    Unfinished,
     /// The device is shorter than the volume.
     #[error("image is truncated: superblock says {volume_bytes} bytes, file has {device_bytes}")]
     Truncated {
@@ -189,7 +197,11 @@ impl Superblock {
         w.raw(&MAGIC);
         w.u32(self.format_version);
         let flag = |is_set, flag| if is_set { flag } else { 0 };
-        w.u32(flag(self.clean, FLAG_CLEAN) | flag(self.space_debt, FLAG_SPACE_DEBT));
+        w.u32(
+            flag(self.clean, FLAG_CLEAN)
+                | flag(self.space_debt, FLAG_SPACE_DEBT)
+                | flag(self.is_unfinished, FLAG_UNFINISHED),
+        );
         w.raw(&self.uuid);
         w.u64(self.generation);
         w.u64(self.epoch);
@@ -286,7 +298,7 @@ impl Superblock {
 
     fn decode_fields(format_version: u32, mut r: Reader<'_>) -> Result<Self, DecodeError> {
         let flags = r.u32()?;
-        if flags & !(FLAG_CLEAN | FLAG_SPACE_DEBT) != 0 || format_version == 0 {
+        if flags & !(FLAG_CLEAN | FLAG_SPACE_DEBT | FLAG_UNFINISHED) != 0 || format_version == 0 {
             return Err(DecodeError::Value {
                 field: "version or flags",
                 found: flags.into(),
@@ -330,6 +342,7 @@ impl Superblock {
             },
             clean: flags & FLAG_CLEAN != 0,
             space_debt: flags & FLAG_SPACE_DEBT != 0,
+            is_unfinished: flags & FLAG_UNFINISHED != 0,
             metadata_copies: {
                 let count = r.u8()?;
                 MetadataCopies::from_count(count).ok_or(DecodeError::Value {
@@ -410,6 +423,7 @@ pub(super) mod tests {
             codec: Codec::Lz4,
             clean: true,
             space_debt: false,
+            is_unfinished: false,
             metadata_copies: MetadataCopies::Two,
             label: "Bücher".parse().expect("a label"),
             node_seed: 0x3333,
@@ -508,7 +522,7 @@ pub(super) mod tests {
         // need, three copies, reserved bytes, a control character in the label, bytes that are no
         // text, and bytes behind its end.
         let forged: [(usize, u8); 15] = [
-            (12, 4),
+            (12, 8),
             (8, 0),
             (58, 0),
             (72, 1),

@@ -5,4 +5,5 @@ pub mod control;
 pub(crate) mod controls;
 pub(crate) mod diff;
 pub mod fence;
+pub(crate) mod mkfs;
 pub(crate) mod scrub;

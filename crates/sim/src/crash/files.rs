@@ -21,6 +21,9 @@ use crate::{Rng, Setup, SparseDevice};
 
 /// Longest file, in bytes.
 const FILE_BYTES_MAX: usize = 40 << 10;
+/// Operations that fill a journal, and the bytes of one that is full enough.
+const FILLINGS: usize = 200;
+const JOURNAL_FULL_BYTES: u64 = 96 << 10;
 
 /// Beginnings of the keys of orphans, of either index (`docs/fs.md`).
 const ORPHANS: [[u8; 3]; 2] = [[1, 0, 7], [2, 0, 7]];
@@ -102,25 +105,120 @@ impl Seen {
     }
 }
 
+/// Options of a volume of files.
+#[derive(Clone)]
+pub(crate) struct Opening {
+    setup: Setup,
+    sync_each: bool,
+    clock: Arc<Seconds>,
+}
+
+impl Opening {
+    fn new(setup: &Setup, sync_each: bool) -> Self {
+        Self {
+            setup: setup.clone(),
+            sync_each,
+            clock: Arc::new(Seconds::default()),
+        }
+    }
+
+    pub(crate) fn format(&self) -> FormatOptions {
+        FormatOptions {
+            shape: self.setup.format.shape.clone(),
+            journal_bytes: self.setup.format.journal_bytes,
+            ..FormatOptions::default()
+        }
+    }
+
+    pub(crate) fn options(&self) -> OpenOptions {
+        OpenOptions {
+            cache_bytes: self.setup.open.cache_bytes,
+            shape: self.setup.open.shape.clone(),
+            manual: true,
+            sync_each: self.sync_each,
+            access_time: AccessTime::Never,
+            dir_access_time: AccessTime::Never,
+            clock: Some(self.clock.clone()),
+            ..OpenOptions::default()
+        }
+    }
+}
+
+/// Last part of a history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Operations and syncs, until the journal is fuller than before and after.
+    FullJournal,
+    /// Two clones of everything, with changes behind each.
+    Clones,
+}
+
+/// A volume whose process died after its last sync.
+pub(crate) struct Grown {
+    pub(crate) image: SparseDevice,
+    /// Of the acknowledged state.
+    pub(crate) digest: u64,
+    pub(crate) open: Opening,
+}
+
+/// Makes a volume by `steps` random operations and an `ending`, all acknowledged.
+pub(crate) fn grown(
+    setup: &Setup,
+    seed: u64,
+    steps: usize,
+    ending: Ending,
+) -> Result<Grown, String> {
+    let device = Arc::new(SparseDevice::new(setup.device_bytes));
+    let as_device: Arc<dyn Device> = device.clone();
+    let open = Opening::new(setup, false);
+    told("format", Volume::format(&as_device, &open.format()))?;
+    let mut history = History {
+        recorder: Recorder::new(SparseDevice::new(setup.device_bytes), 0),
+        volume: Some(told("open", Volume::open(as_device, open.options()))?),
+        seen: Seen::default(),
+        rng: Rng::new(seed ^ 0x6107),
+        objects_max: 24,
+        held: Vec::new(),
+        freed: None,
+        options: open.options(),
+    };
+    for step in 0..steps {
+        history.operate_seeing()?;
+        match history.rng.below(12) {
+            // The last ones are in the journal.
+            0 if step < steps - steps / 4 => told("checkpoint", history.volume().checkpoint())?,
+            1..4 => told("sync", history.volume().sync_all())?,
+            _ => {}
+        }
+    }
+    let (image, digest) = match ending {
+        Ending::FullJournal => history.fill_journal(&device)?,
+        Ending::Clones => {
+            history.clone_everything()?;
+            told("sync", history.volume().sync_all())?;
+            (device.image(), history.seen.digest())
+        }
+    };
+    Ok(Grown {
+        image,
+        digest,
+        open,
+    })
+}
+
+/// Opens a volume, checks every invariant, and returns the digest of its state.
+pub(crate) fn seen_digest(device: Arc<dyn Device>, options: OpenOptions) -> Result<u64, String> {
+    let volume = told("open", Volume::open(device, options))?;
+    verify(&volume)?;
+    Ok(Seen::of(&volume)?.digest())
+}
+
 pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opener), String> {
     let device: Arc<SparseDevice> = Arc::new(SparseDevice::new(setup.device_bytes));
     let as_device: Arc<dyn Device> = device.clone();
-    let format = FormatOptions {
-        shape: setup.format.shape.clone(),
-        journal_bytes: setup.format.journal_bytes,
-        ..FormatOptions::default()
-    };
-    told("format", Volume::format(&as_device, &format))?;
-    let options = OpenOptions {
-        cache_bytes: setup.open.cache_bytes,
-        shape: setup.open.shape.clone(),
-        manual: true,
-        sync_each: plan.seed % 3 == 1,
-        access_time: AccessTime::Never,
-        dir_access_time: AccessTime::Never,
-        clock: Some(Arc::new(Seconds::default())),
-        ..OpenOptions::default()
-    };
+    let opening = Opening::new(setup, plan.seed % 3 == 1);
+    told("format", Volume::format(&as_device, &opening.format()))?;
+    let options = opening.options();
     let recorder = Recorder::new(device.image(), Seen::default().digest());
     let volume = told("open", Volume::open(recorder.device(), options.clone()))?;
     let seen = Seen::of(&volume)?;
@@ -198,25 +296,7 @@ impl History {
 
     fn step(&mut self) -> Result<(), String> {
         let log_len = self.recorder.logged.log_len();
-        match self.operate() {
-            Ok(()) => {}
-            Err(Error::Tree(ramet_betree::Error::NoSpace)) => self.recorder.report.refused += 1,
-            Err(
-                Error::NotFound
-                | Error::Exists
-                | Error::NotDirectory
-                | Error::IsDirectory
-                | Error::NotEmpty
-                | Error::Invalid(_)
-                | Error::SameFile
-                | Error::CrossRoot
-                | Error::NotPermitted
-                | Error::Access
-                | Error::Unsupported
-                | Error::NoAttribute,
-            ) => {}
-            Err(error) => return Err(format!("an operation: {error}")),
-        }
+        self.try_to_operate()?;
         let seen = Seen::of(&self.volume())?;
         if seen.digest() != self.seen.digest() {
             // Ingested data is written before its operation shows.
@@ -248,6 +328,71 @@ impl History {
             }
             31..37 => self.die()?,
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// One operation, which may be refused.
+    fn try_to_operate(&mut self) -> Result<(), String> {
+        match self.operate() {
+            Ok(()) => {}
+            Err(Error::Tree(ramet_betree::Error::NoSpace)) => self.recorder.report.refused += 1,
+            Err(
+                Error::NotFound
+                | Error::Exists
+                | Error::NotDirectory
+                | Error::IsDirectory
+                | Error::NotEmpty
+                | Error::Invalid(_)
+                | Error::SameFile
+                | Error::CrossRoot
+                | Error::NotPermitted
+                | Error::Access
+                | Error::Unsupported
+                | Error::NoAttribute,
+            ) => {}
+            Err(error) => return Err(format!("an operation: {error}")),
+        }
+        Ok(())
+    }
+
+    /// One operation, and a look at all that a user sees.
+    fn operate_seeing(&mut self) -> Result<(), String> {
+        self.try_to_operate()?;
+        self.seen = Seen::of(&self.volume())?;
+        Ok(())
+    }
+
+    /// Operates and syncs, and keeps the image with the fullest journal. A checkpoint empties the
+    /// journal before it is full.
+    fn fill_journal(&mut self, device: &SparseDevice) -> Result<(SparseDevice, u64), String> {
+        let (mut fullest, mut kept) = (0, (device.image(), self.seen.digest()));
+        for _ in 0..FILLINGS {
+            self.operate_seeing()?;
+            told("sync", self.volume().sync_all())?;
+            let used = self.volume().tree().stats().journal_bytes;
+            if used > fullest {
+                fullest = used;
+                kept = (device.image(), self.seen.digest());
+            }
+        }
+        if fullest < JOURNAL_FULL_BYTES {
+            return Err(format!("the journal had {fullest} bytes only"));
+        }
+        Ok(kept)
+    }
+
+    /// Clones the root twice, and changes the volume behind each.
+    fn clone_everything(&mut self) -> Result<(), String> {
+        for name in [&b"first copy"[..], b"second copy"] {
+            let volume = self.volume();
+            let trees = volume.trees();
+            let cloned =
+                trees.clone_entry(&Caller::root(), ROOT_INO, ROOT_INO, name, CloneMode::New);
+            told("clone", cloned)?;
+            for _ in 0..6 {
+                self.operate_seeing()?;
+            }
         }
         Ok(())
     }

@@ -20,5 +20,6 @@ mod recorder;
 mod run;
 mod tree;
 
+pub(crate) use files::{Ending, Opening, grown, seen_digest};
 pub use plan::{CrashPlan, CrashReport};
 pub use run::CrashRun;

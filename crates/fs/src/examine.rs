@@ -1,0 +1,187 @@
+//! The check of a volume that is not mounted, and its repair.
+//!
+//! The examination opens the volume as a mount does, with recovery from the journal, and goes back
+//! to an older state where a newer one is lost. On an overlay that forgets all changes it tells
+//! the outcome of a repair; on the device itself it is the repair.
+//!
+//! A repair may be killed at any time. All of its steps are those of a recovery or of a checkpoint,
+//! or leave a volume that the next repair takes up in the same state.
+
+use std::sync::Arc;
+
+use ramet_block::superblock::{go_back, read_superblock};
+use ramet_block::{Budget, Device, SuperblockError};
+
+use crate::error::{Error, Result};
+use crate::options::OpenOptions;
+use crate::volume::Volume;
+
+/// How a volume is examined.
+pub struct Examination {
+    /// The changes reach the device: the examination is a repair.
+    pub repairs: bool,
+    /// The tables are made anew first, from the nodes on the device.
+    pub rebuilds: bool,
+    /// The invariants of the file system are checked as well, for each file by every path.
+    pub files: bool,
+    /// How the volume is opened.
+    pub open: OpenOptions,
+}
+
+/// Step of an examination that takes long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExaminationStep {
+    /// The device is searched for nodes.
+    Searching,
+    /// Nodes are checked.
+    Checking,
+}
+
+/// The outcome of an examination.
+#[derive(Clone, Debug, Default)]
+pub struct Examined {
+    /// Nodes that were checked.
+    pub nodes: u64,
+    /// Violated invariants and losses, a line each. After a repair, those that are left.
+    pub violations: Vec<String>,
+    /// The changes that were given up to have a volume again.
+    pub lost: Vec<String>,
+}
+
+/// Reason why a volume cannot be examined.
+#[derive(Debug, thiserror::Error)]
+pub enum ExamineError {
+    /// There is no superblock to begin with.
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    /// The newest superblock is lost, and the state of the older one is not whole any more.
+    #[error("{lost}; it cannot be used any more: {error}")]
+    Older {
+        /// The loss.
+        lost: String,
+        /// The fault of the older state.
+        error: Error,
+    },
+    /// The volume cannot be opened or read.
+    #[error(transparent)]
+    Volume(#[from] Error),
+}
+
+/// Examines the volume on `device`. `progress` is told the units done and those to do.
+///
+/// # Errors
+/// [`ExamineError`]. Damage that does not end the examination is a violation.
+pub fn examine(
+    device: Arc<dyn Device>,
+    examination: &Examination,
+    budget: &Budget,
+    progress: &mut dyn FnMut(ExaminationStep, u64, u64),
+) -> std::result::Result<Examined, ExamineError> {
+    let mut lost = None;
+    match read_superblock(&*device) {
+        Err(e @ SuperblockError::NewestLost { .. }) => {
+            // The overlay is tried first: space that the older superblock names may have been given
+            // back since.
+            lost = Some(e.to_string());
+            go_back(&*device)
+        }
+        chosen => chosen,
+    }?;
+    let rebuilt = if examination.rebuilds {
+        rebuild(&device, budget, progress)?
+    } else {
+        Vec::new()
+    };
+    let mut found = match (check(device, examination, progress), &lost) {
+        (Ok(found), _) => found,
+        (Err(error), Some(lost)) => {
+            let lost = lost.clone();
+            return Err(ExamineError::Older { lost, error });
+        }
+        (Err(error), None) => return Err(error.into()),
+    };
+    found.lost.extend(rebuilt);
+    match lost {
+        Some(lost) if examination.repairs => found
+            .lost
+            .push(format!("{lost}; went back to it, later changes are lost")),
+        Some(lost) => found.violations.insert(0, lost),
+        None => {}
+    }
+    Ok(found)
+}
+
+/// Makes the tables of the volume anew. Returns the things that were lost, a line each.
+fn rebuild(
+    device: &Arc<dyn Device>,
+    budget: &Budget,
+    progress: &mut dyn FnMut(ExaminationStep, u64, u64),
+) -> Result<Vec<String>> {
+    let mut tell = |done, total| progress(ExaminationStep::Searching, done, total);
+    let (lost, notes) = Volume::rebuild(device, budget, &mut tell)?;
+    let lost = lost.into_iter().map(|damaged| {
+        let location = damaged.location.as_deref().unwrap_or("no file");
+        format!("lost: {} ({location})", damaged.detail)
+    });
+    Ok(notes.into_iter().chain(lost).collect())
+}
+
+fn check(
+    device: Arc<dyn Device>,
+    examination: &Examination,
+    progress: &mut dyn FnMut(ExaminationStep, u64, u64),
+) -> Result<Examined> {
+    let open = OpenOptions {
+        accept_loss: true,
+        ..examination.open.clone()
+    };
+    let volume = Volume::open(device, open)?;
+    // The checkpoint writes them anew, on the overlay too.
+    let copies = volume.tree().bad_copies()?;
+    volume.checkpoint()?;
+    let mut found = verify(&volume, progress)?;
+    let has_copies = volume.stats().damaged_copies > 0;
+    if examination.repairs && has_copies && !found.violations.is_empty() {
+        // A checkpoint writes metadata anew of which the check found one bad copy.
+        volume.checkpoint()?;
+        found = verify(&volume, progress)?;
+    }
+    if !examination.repairs {
+        found.violations.extend(copies);
+    }
+    match (volume.loss(), examination.repairs) {
+        (None, _) => {}
+        (Some(loss), false) => found.violations.insert(
+            0,
+            format!("{loss}; --repair returns to the state before it, later changes may be lost"),
+        ),
+        (Some(loss), true) => found.lost.push(format!(
+            "{loss}; returned to the state before it, later changes may be lost"
+        )),
+    }
+    if examination.files {
+        let files = volume.controls().check()?.into_iter();
+        let told = files.map(|found| format!("{} {}", found.invariant, found.detail));
+        found.violations.extend(told);
+    }
+    volume.close()?;
+    Ok(found)
+}
+
+/// Checks the tree of an open volume.
+fn verify(
+    volume: &Volume,
+    progress: &mut dyn FnMut(ExaminationStep, u64, u64),
+) -> Result<Examined> {
+    let total = volume.stats().nodes;
+    let mut nodes = 0;
+    let violations = volume.tree().verify(&mut |done| {
+        nodes = done;
+        progress(ExaminationStep::Checking, done, total);
+    })?;
+    Ok(Examined {
+        nodes,
+        violations,
+        lost: Vec::new(),
+    })
+}
