@@ -22,7 +22,7 @@ fn key(number: u64) -> Vec<u8> {
 
 fn measure(name: &str, tree: &Tree, gets: u64, rounds: u64) -> Result<(), Box<dyn Error>> {
     let mut best = Duration::MAX;
-    let before = tree.stats().node_visits;
+    let before = tree.stats().counts.node_visits;
     for _ in 0..rounds {
         let start = Instant::now();
         for number in 0..gets {
@@ -31,7 +31,7 @@ fn measure(name: &str, tree: &Tree, gets: u64, rounds: u64) -> Result<(), Box<dy
         }
         best = best.min(start.elapsed());
     }
-    let visits = tree.stats().node_visits - before;
+    let visits = tree.stats().counts.node_visits - before;
     println!(
         "{name}: {} ns, {:.1} nodes a lookup",
         best.as_nanos() / u128::from(gets),

@@ -55,8 +55,8 @@ impl Phase {
     fn tell(self, tree: &Tree, what: &str, count: u64) {
         let (seconds, now) = (self.start.elapsed().as_secs_f64(), tree.stats());
         let (reads, bytes) = (
-            now.node_reads - self.before.node_reads,
-            now.bytes_read - self.before.bytes_read,
+            now.counts.node_reads - self.before.counts.node_reads,
+            now.counts.bytes_read - self.before.counts.bytes_read,
         );
         println!(
             "{what:20} {count:8} keys {:8.1} ns each, {:7.1} of CPU, {reads:8} reads ({:.4} each), {:6} MiB, {} KiB per read; peak {} MiB",

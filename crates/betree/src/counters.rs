@@ -1,31 +1,82 @@
 //! Counters of the store and the tree.
+//!
+//! A new counter is a line of [`counters!`] and a row of `docs/stat.md`: its value in [`Stats`] and
+//! its key in `ramet stat` follow. A structural path is counted beside (`paths.rs`).
+//!
+//! [`Stats`]: crate::Stats
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::Serialize;
+
 use crate::paths::{PATHS, PathCounts, StructuralPath};
 
-/// Counters of the store and the tree; all only grow.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) cache_hits: AtomicU64,
-    pub(crate) cache_misses: AtomicU64,
-    pub(crate) node_reads: AtomicU64,
-    /// Nodes and segments that lookups and clones went through.
-    pub(crate) node_visits: AtomicU64,
-    pub(crate) bytes_read: AtomicU64,
-    /// Lookups in runs that the filter answered.
-    pub(crate) filter_denials: AtomicU64,
+/// Makes the counters of an open tree, and their values at one moment.
+macro_rules! counters {
+    ($($(#[$doc:meta])+ $name:ident,)+) => {
+        /// Counters of the store and the tree.
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $($(#[$doc])+ pub(crate) $name: AtomicU64,)+
+            /// How often each structural path was taken.
+            paths: [AtomicU64; PATHS],
+        }
+
+        /// Counters of a tree at one moment. Each counts since the volume was opened. Sizes in bytes.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+        pub struct Counts {
+            $($(#[$doc])+ pub $name: u64,)+
+        }
+
+        impl Counts {
+            /// The growth since `before`, an earlier moment of the same tree.
+            #[must_use]
+            pub fn since(&self, before: &Self) -> Self {
+                Self {
+                    $($name: self.$name - before.$name,)+
+                }
+            }
+        }
+
+        impl Counters {
+            /// The values now.
+            pub(crate) fn counts(&self) -> Counts {
+                Counts {
+                    $($name: self.$name.load(Ordering::Relaxed),)+
+                }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Parts of nodes found in the cache.
+    cache_hits,
+    /// Parts of nodes not found in the cache.
+    cache_misses,
+    /// Reads of nodes from the device.
+    node_reads,
+    /// Bytes of nodes read.
+    bytes_read,
+    /// Nodes and segments that lookups and clones went through, in the cache or not.
+    node_visits,
+    /// Lookups in leaves and segments that a filter answered, without a read.
+    filter_denials,
     /// Leaves that scans asked for before they reached them.
-    pub(crate) leaves_ahead: AtomicU64,
-    pub(crate) leaf_bytes: AtomicU64,
-    /// The ingested leaves, in bytes.
-    pub(crate) ingest_bytes: AtomicU64,
-    pub(crate) segment_bytes: AtomicU64,
-    /// The bytes of segments that were copied from segments written before.
-    pub(crate) copied_bytes: AtomicU64,
-    pub(crate) skeleton_bytes: AtomicU64,
-    /// How often each structural path was taken.
-    paths: [AtomicU64; PATHS],
+    leaves_ahead,
+    /// Bytes of nodes written.
+    bytes_written,
+    /// Of the bytes written: leaves written anew with the messages that waited for them.
+    leaves_written_bytes,
+    /// Of the bytes written: leaves that were ingested by large writes.
+    ingested_written_bytes,
+    /// Of the bytes written: messages that rest in interior nodes over a checkpoint.
+    segments_written_bytes,
+    /// Of the bytes of segments: those copied from segments that were written before, to merge them
+    /// or to free dead messages in them.
+    segments_copied_bytes,
+    /// Of the bytes written: interior nodes without their messages.
+    skeletons_written_bytes,
 }
 
 impl Counters {
@@ -53,12 +104,6 @@ impl Counters {
         ];
         let paths = self.paths();
         steps.iter().map(|step| paths[*step]).sum()
-    }
-
-    /// Bytes of all nodes that were written.
-    pub(crate) fn bytes_written(&self) -> u64 {
-        let parts = [&self.leaf_bytes, &self.segment_bytes, &self.skeleton_bytes];
-        parts.iter().map(|n| n.load(Ordering::Relaxed)).sum()
     }
 }
 

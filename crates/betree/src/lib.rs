@@ -50,6 +50,7 @@ mod testing;
 mod tree;
 
 pub use check::usage::Usage;
+pub use counters::Counts;
 pub use error::Error;
 pub use error::Result;
 pub use key::range::successor_of_prefix;
@@ -65,7 +66,6 @@ pub use shape::Seq;
 pub use shape::TreeShape;
 pub use shape::VALUE_BYTES_MAX;
 pub use stats::Stats;
-pub use stats::WrittenBytes;
 pub use tree::api::Tree;
 pub use tree::batch::Batch;
 pub use tree::batch::Op;

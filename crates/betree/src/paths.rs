@@ -5,6 +5,8 @@
 use std::fmt;
 use std::ops::{AddAssign, Index};
 
+use serde::{Serialize, Serializer};
+
 /// A way in which a tree changes its structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StructuralPath {
@@ -104,6 +106,13 @@ impl Index<StructuralPath> for PathCounts {
 
     fn index(&self, path: StructuralPath) -> &u64 {
         &self.0[path as usize]
+    }
+}
+
+/// A map of names and counts.
+impl Serialize for PathCounts {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.by_name())
     }
 }
 

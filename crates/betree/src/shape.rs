@@ -54,7 +54,7 @@ impl Default for TreeShape {
             segments: 12,
             clone_copy_bytes: 512,
             clone_waiting_bytes: 16 << 10,
-            codec: Codec::Raw,
+            codec: Codec::default(),
             ingest_bytes: 128 << 10,
         }
     }

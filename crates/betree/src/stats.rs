@@ -1,15 +1,21 @@
 //! Counters and sizes that a tree reports.
 
 use ramet_block::{Label, LongestTimes, Uuid};
+use serde::Serialize;
 
+use crate::counters::Counts;
 use crate::paths::PathCounts;
 
-/// Counters of an open tree. Sizes in bytes, times in nanoseconds.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Sizes and counters of an open tree. Sizes in bytes, times in nanoseconds.
+///
+/// Serialized, it is one flat map of numbers: identity, locks and `poisoned` are left to the caller.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
     /// Identity of the volume.
+    #[serde(skip)]
     pub uuid: Uuid,
     /// Name that people gave to the volume; empty for none.
+    #[serde(skip)]
     pub label: Label,
     /// Size of the volume.
     pub device_bytes: u64,
@@ -53,50 +59,21 @@ pub struct Stats {
     pub journal_bytes: u64,
     /// Number of the last batch applied.
     pub seq: u64,
-    /// Parts of nodes found in the cache.
-    pub cache_hits: u64,
-    /// Parts of nodes not found in the cache.
-    pub cache_misses: u64,
     /// Bytes in the cache.
     pub cached_bytes: u64,
-    /// Reads of nodes from the device.
-    pub node_reads: u64,
-    /// Nodes and segments that lookups and clones went through, in the cache or not.
-    pub node_visits: u64,
-    /// Bytes of nodes read.
-    pub bytes_read: u64,
-    /// Lookups in leaves and segments that a filter answered, without a read.
-    pub filter_denials: u64,
-    /// Leaves that scans asked for before they reached them.
-    pub leaves_ahead: u64,
-    /// Bytes of nodes written.
-    pub bytes_written: u64,
-    /// All bytes written, by cause.
-    pub written: WrittenBytes,
+    /// Bytes of the journal written since the volume was opened.
+    pub journal_written_bytes: u64,
+    /// Counters since the volume was opened.
+    #[serde(flatten)]
+    pub counts: Counts,
     /// How often each structural path was taken since the volume was opened.
+    #[serde(flatten)]
     pub paths: PathCounts,
     /// Names of the locks that readers or writers may wait for, with the longest hold and the longest
     /// wait of each since the volume was opened.
+    #[serde(skip)]
     pub locks: Vec<(&'static str, LongestTimes)>,
     /// Why the volume takes no writes any more, if it does not.
+    #[serde(skip)]
     pub poisoned: Option<String>,
-}
-
-/// Bytes written to the device since the volume was opened, without the few of the node table and
-/// superblocks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WrittenBytes {
-    /// Frames of the journal.
-    pub journal: u64,
-    /// Leaves written anew with the messages that waited for them.
-    pub leaves: u64,
-    /// Leaves that were ingested.
-    pub ingests: u64,
-    /// Messages that rest in interior nodes over a checkpoint.
-    pub segments: u64,
-    /// Segments copied from segments that were written before, to merge them or to free dead
-    /// messages in them. They are a part of `segments`.
-    pub copied: u64,
-    /// Interior nodes without their messages.
-    pub skeletons: u64,
 }

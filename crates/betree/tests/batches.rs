@@ -150,11 +150,11 @@ fn an_optimistic_capture_serves_a_clone_only_while_the_state_is_the_same() {
             put(&format!("{source}0"), &format!("after {round}"));
         }
         let visits = ["first", "second"].map(|copy| {
-            let before = tree.stats().node_visits;
+            let before = tree.stats().counts.node_visits;
             let mut batch = Batch::new();
             batch.clone_prefix(source, format!("{round}{copy}"));
             tree.apply(batch).expect("there is room");
-            tree.stats().node_visits - before
+            tree.stats().counts.node_visits - before
         });
         // A small range is copied, and captured in the tree only the first time.
         let is_small = source == "small";
@@ -225,11 +225,11 @@ fn a_small_source_is_captured_once_for_each_memory_buffer() {
     let mut copies_unseen = |what: &str| {
         copies += 1;
         let copy = format!("copy{copies}");
-        let before = tree.stats().node_visits;
+        let before = tree.stats().counts.node_visits;
         let mut batch = Batch::new();
         batch.clone_prefix("s", copy.clone());
         apply(batch);
-        let visits = tree.stats().node_visits - before;
+        let visits = tree.stats().counts.node_visits - before;
         let seen = |prefix: &str| -> Vec<(Vec<u8>, Vec<u8>)> {
             let hi = successor_of_prefix(prefix.as_bytes());
             let all = tree.scan(prefix.as_bytes(), hi.as_deref());
@@ -297,11 +297,11 @@ fn a_source_without_edits_is_captured_once_for_each_root() {
     let mut looks = |expected: &str| {
         copies += 1;
         let copy = format!("copy{copies}/");
-        let before = tree.stats().node_visits;
+        let before = tree.stats().counts.node_visits;
         let mut batch = Batch::new();
         batch.clone_prefix("head", copy.clone());
         apply(batch);
-        let visits = tree.stats().node_visits - before;
+        let visits = tree.stats().counts.node_visits - before;
         let get = |key: String| tree.get(key.as_bytes()).expect("reads");
         assert_eq!(
             get(format!("{copy}7")).as_deref(),
@@ -410,16 +410,16 @@ fn a_clone_under_locks_reads_no_node_and_is_made_after_they_were_read() {
     };
     let after = tree.stats();
     assert_eq!(
-        (after.node_reads, after.seq),
-        (before.node_reads, before.seq)
+        (after.counts.node_reads, after.seq),
+        (before.counts.node_reads, before.seq)
     );
     assert_eq!(tree.scan(b"b", None).count(), 0);
     deferred.finish(&tree).expect("reads");
-    let read = tree.stats().node_reads;
-    assert!(read > before.node_reads);
+    let read = tree.stats().counts.node_reads;
+    assert!(read > before.counts.node_reads);
     let applied = Applied::try_on(&tree, clone_of("a", "b"), 1).expect("writes");
     assert!(matches!(applied, Applied::Done(_)), "{applied:?}");
-    assert_eq!(tree.stats().node_reads, read);
+    assert_eq!(tree.stats().counts.node_reads, read);
     assert_eq!(tree.scan(b"b", None).count(), 4000);
 }
 
@@ -433,7 +433,7 @@ fn a_clone_under_locks_waits_for_no_flush_of_its_source() {
             StructuralPath::Rewrites,
             StructuralPath::Flushes,
         ];
-        (stats.node_reads, flushes.map(|path| paths[path]))
+        (stats.counts.node_reads, flushes.map(|path| paths[path]))
     };
     let mut deferred = 0;
     for round in 0.. {

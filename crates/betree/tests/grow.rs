@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree};
-use ramet_block::{Device, MemDevice};
+use ramet_block::{Codec, Device, MemDevice};
 
 const SMALL: u64 = 16 << 20;
 const LARGE: u64 = 64 << 20;
@@ -29,10 +29,18 @@ fn fill(tree: &Tree, from: u32, most: u32) -> u32 {
     most
 }
 
+/// Options of a volume that takes as much space as is written.
+fn uncompressed() -> FormatOptions {
+    FormatOptions {
+        codec: Some(Codec::Raw),
+        ..FormatOptions::default()
+    }
+}
+
 #[test]
 fn a_full_volume_has_room_once_it_has_grown() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(SMALL));
-    Tree::format(&device, &FormatOptions::default()).unwrap();
+    Tree::format(&device, &uncompressed()).unwrap();
     let tree = Tree::open(device.clone(), OpenOptions::default()).unwrap();
     let small = fill(&tree, 0, u32::MAX);
     let refused = tree.grow(SMALL - 4096);
@@ -56,7 +64,7 @@ fn a_full_volume_has_room_once_it_has_grown() {
 #[test]
 fn a_volume_that_lost_its_last_checkpoint_has_its_old_size() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(SMALL));
-    Tree::format(&device, &FormatOptions::default()).unwrap();
+    Tree::format(&device, &uncompressed()).unwrap();
     let tree = Tree::open(device.clone(), OpenOptions::default()).unwrap();
     fill(&tree, 0, 100);
     tree.checkpoint().unwrap();
@@ -82,7 +90,7 @@ fn a_volume_that_lost_its_last_checkpoint_has_its_old_size() {
 #[test]
 fn a_tree_that_takes_no_writes_does_not_grow() {
     let device: Arc<dyn Device> = Arc::new(MemDevice::new(SMALL));
-    Tree::format(&device, &FormatOptions::default()).unwrap();
+    Tree::format(&device, &uncompressed()).unwrap();
     let options = OpenOptions {
         read_only: true,
         ..OpenOptions::default()

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, Error, FormatOptions, OpenOptions, Tree, TreeShape};
-use ramet_block::{Device, MemDevice};
+use ramet_block::{Codec, Device, MemDevice};
 
 const KEYS: u64 = 60_000;
 const VALUE: [u8; 100] = [7; 100];
@@ -18,6 +18,7 @@ fn open(dev: &Arc<dyn Device>, cache_bytes: u64, manual: bool) -> Tree {
     let shape = TreeShape {
         memory_bytes: 1 << 20,
         buffer_bytes: 2 << 20,
+        codec: Codec::Raw,
         ..TreeShape::default()
     };
     let options = OpenOptions {
@@ -29,10 +30,18 @@ fn open(dev: &Arc<dyn Device>, cache_bytes: u64, manual: bool) -> Tree {
     Tree::open(dev.clone(), options).expect("opens")
 }
 
+/// Options of a volume that takes as much space as is written.
+fn uncompressed() -> FormatOptions {
+    FormatOptions {
+        codec: Some(Codec::Raw),
+        ..FormatOptions::default()
+    }
+}
+
 /// Even numbers, in an order that scatters them, so that segments wait in all nodes.
 fn filled() -> Arc<dyn Device> {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(128 << 20));
-    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    Tree::format(&dev, &uncompressed()).expect("formats");
     let tree = open(&dev, 8 << 20, true);
     for round in 0..KEYS / 500 {
         let mut batch = Batch::new();
@@ -72,13 +81,13 @@ fn lookups_cost_about_one_read_and_missing_keys_none() {
         assert_eq!(tree.get(&name(key)).expect("reads"), None, "{key}");
     }
     let after = tree.stats();
-    let reads = after.node_reads - before.node_reads;
+    let reads = after.counts.node_reads - before.counts.node_reads;
     println!("{reads} reads for {missing} missing keys");
     assert!(
         reads * 20 <= missing,
         "{reads} reads for {missing} missing keys"
     );
-    assert!(after.filter_denials - before.filter_denials >= missing * 98 / 100);
+    assert!(after.counts.filter_denials - before.counts.filter_denials >= missing * 98 / 100);
 
     // Each key from another place, so that few blocks are hit twice.
     let tree = open(&dev, 64 << 20, true);
@@ -93,8 +102,8 @@ fn lookups_cost_about_one_read_and_missing_keys_none() {
         );
     }
     let after = tree.stats();
-    let reads = after.node_reads - before.node_reads;
-    let bytes = after.bytes_read - before.bytes_read;
+    let reads = after.counts.node_reads - before.counts.node_reads;
+    let bytes = after.counts.bytes_read - before.counts.bytes_read;
     println!("{reads} reads of {bytes} bytes for {gets} keys");
     assert!(reads * 10 <= gets * 12, "{reads} reads for {gets} keys");
     // One basement node of 16 KiB each, and no whole leaf.
@@ -119,10 +128,10 @@ fn scans_read_in_long_requests_and_nothing_outside_of_their_bounds() {
     let cold = tree.stats();
     println!(
         "{} reads of {} bytes for all",
-        cold.node_reads, cold.bytes_read
+        cold.counts.node_reads, cold.counts.bytes_read
     );
-    assert!(cold.bytes_read / cold.node_reads >= 64 << 10);
-    assert!(cold.bytes_read <= cold.allocated_bytes * 11 / 10);
+    assert!(cold.counts.bytes_read / cold.counts.node_reads >= 64 << 10);
+    assert!(cold.counts.bytes_read <= cold.allocated_bytes * 11 / 10);
 
     let tree = open(&dev, 64 << 20, true);
     let (lo, hi) = (name(KEYS), name(KEYS + 200));
@@ -130,15 +139,15 @@ fn scans_read_in_long_requests_and_nothing_outside_of_their_bounds() {
     let short = tree.stats();
     println!(
         "{} reads of {} bytes for a few",
-        short.node_reads, short.bytes_read
+        short.counts.node_reads, short.counts.bytes_read
     );
     assert!(
-        short.bytes_read * 10 <= cold.bytes_read,
+        short.counts.bytes_read * 10 <= cold.counts.bytes_read,
         "{} bytes",
-        short.bytes_read
+        short.counts.bytes_read
     );
     assert_eq!(tree.scan(&hi, Some(&lo)).count(), 0);
-    assert_eq!(tree.stats().node_reads, short.node_reads);
+    assert_eq!(tree.stats().counts.node_reads, short.counts.node_reads);
 }
 
 /// A device that logs its requests.
@@ -318,9 +327,9 @@ fn short_scans_read_no_more_where_leaves_and_segments_end() {
     // Hardly a block fits the cache.
     let tree = open(&dev, 3 << 20, true);
     let scan = |tree: &Tree, first: u64, len: usize| {
-        let (lo, before) = (name(first), tree.stats().bytes_read);
+        let (lo, before) = (name(first), tree.stats().counts.bytes_read);
         assert_eq!(tree.scan(&lo, None).take(len).count(), len);
-        tree.stats().bytes_read - before
+        tree.stats().counts.bytes_read - before
     };
     let everywhere = |tree: &Tree| (0..KEYS / 50 - 2).map(|n| scan(tree, n * 100, 100)).max();
     warm_up(&tree);
@@ -343,31 +352,34 @@ fn short_scans_read_no_more_where_leaves_and_segments_end() {
     drop(tree);
     let tree = open(&dev, 3 << 20, false);
     everywhere(&tree);
-    assert_eq!(tree.stats().leaves_ahead, 0);
+    assert_eq!(tree.stats().counts.leaves_ahead, 0);
     scan(&tree, 0, KEYS as usize);
-    assert!(tree.stats().leaves_ahead > 0, "leaves are asked for ahead");
+    assert!(
+        tree.stats().counts.leaves_ahead > 0,
+        "leaves are asked for ahead"
+    );
 }
 
 #[test]
 fn messages_that_wait_over_many_leaves_are_read_in_long_requests() {
     let dev = filled();
     let scan = |tree: &Tree| {
-        let before = tree.stats().node_reads;
+        let before = tree.stats().counts.node_reads;
         let mut sum = 0u64;
         for item in tree.scan(b"", None) {
             let (key, value) = item.expect("reads");
             sum += u64::from(value[0]) + key.len() as u64;
         }
-        (tree.stats().node_reads - before, sum)
+        (tree.stats().counts.node_reads - before, sum)
     };
     // A scan for each request, as a file is read.
     let by_pieces = |tree: &Tree| {
-        let before = tree.stats().node_reads;
+        let before = tree.stats().counts.node_reads;
         for first in (0..KEYS).step_by(1000) {
             let (lo, hi) = (name(2 * first), name(2 * (first + 1000)));
             assert_eq!(tree.scan(&lo, Some(&hi)).eager().count(), 1000);
         }
-        tree.stats().node_reads - before
+        tree.stats().counts.node_reads - before
     };
     let tree = open(&dev, 64 << 20, true);
     let (base, sum) = scan(&tree);
@@ -401,8 +413,8 @@ fn segments_that_begin_and_end_within_a_leaf_do_not_cut_its_requests() {
         assert_eq!(tree.scan(&lo, Some(&hi)).eager().count() as u64, KEYS / 10);
         let after = tree.stats();
         (
-            after.node_reads - before.node_reads,
-            after.bytes_read - before.bytes_read,
+            after.counts.node_reads - before.counts.node_reads,
+            after.counts.bytes_read - before.counts.bytes_read,
         )
     };
     let (reads, bytes) = by_request(&open(&dev, 64 << 20, true));
@@ -429,7 +441,7 @@ const BLOCK: usize = 4096;
 /// A device with one file of so many blocks, in leaves that were written at once.
 fn with_file(blocks: u64) -> Arc<dyn Device> {
     let dev: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
-    Tree::format(&dev, &FormatOptions::default()).expect("formats");
+    Tree::format(&dev, &uncompressed()).expect("formats");
     let tree = open(&dev, 64 << 20, true);
     let block = |number: u64| (Bytes::from(name(number)), Bytes::from(vec![7; BLOCK]));
     let file = tree.prepare(Bytes::new(), None, (0..blocks).map(block));
@@ -464,8 +476,12 @@ fn a_file_that_is_read_in_pieces_takes_its_leaves_whole() {
             read_piece(&tree, first..BLOCKS.min(first + PIECE));
         }
         let after = tree.stats();
-        let reads = after.node_reads - before.node_reads;
-        (reads, after.bytes_read - before.bytes_read, after.leaves)
+        let reads = after.counts.node_reads - before.counts.node_reads;
+        (
+            reads,
+            after.counts.bytes_read - before.counts.bytes_read,
+            after.leaves,
+        )
     };
     let (reads, bytes, leaves) = by_pieces();
     println!("{reads} reads of {bytes} bytes of {leaves} leaves");
@@ -558,7 +574,7 @@ fn a_reader_that_waits_for_a_leaf_and_reads_on_does_not_read_it_again() {
         });
     }
     let after = tree.stats();
-    let reads = after.node_reads - before.node_reads;
+    let reads = after.counts.node_reads - before.counts.node_reads;
     println!(
         "{reads} reads of {} leaves, {together} together",
         after.leaves
@@ -572,12 +588,12 @@ fn wanted_segments_that_lie_side_by_side_are_read_together() {
     let dev = filled();
     let read = || {
         let tree = open(&dev, 64 << 20, true);
-        let before = tree.stats().node_reads;
+        let before = tree.stats().counts.node_reads;
         let (lo, hi) = (name(0), name(KEYS / 5));
         tree.scan(&lo, Some(&hi)).eager().for_each(|item| {
             item.expect("reads");
         });
-        tree.stats().node_reads - before
+        tree.stats().counts.node_reads - before
     };
     let without = read();
     let tree = open(&dev, 64 << 20, true);
@@ -611,7 +627,7 @@ fn skeletons_that_lie_side_by_side_are_read_together() {
     };
     let format = FormatOptions {
         shape: Some(shape.clone()),
-        ..FormatOptions::default()
+        ..uncompressed()
     };
     Tree::format(&dev, &format).expect("formats");
     let open = || {
@@ -638,7 +654,7 @@ fn skeletons_that_lie_side_by_side_are_read_together() {
     assert_eq!(tree.scan(b"", None).eager().count() as u64, KEYS);
     let after = tree.stats();
     let skeletons = after.nodes - after.leaves - after.segments;
-    let reads = after.node_reads - before.node_reads;
+    let reads = after.counts.node_reads - before.counts.node_reads;
     println!(
         "{reads} reads of {} leaves, {} segments and {skeletons} skeletons",
         after.leaves, after.segments
@@ -696,7 +712,10 @@ fn scans_that_read_ahead_see_the_same() {
         let sorted = all.iter().zip(0..).all(|((key, _), n)| *key == name(2 * n));
         assert!(sorted, "keys are missing or out of order");
     }
-    assert!(tree.stats().leaves_ahead > 0, "nothing was read ahead");
+    assert!(
+        tree.stats().counts.leaves_ahead > 0,
+        "nothing was read ahead"
+    );
     // A scan that ends early takes back its jobs.
     assert_eq!(tree.scan(b"", None).take(20_000).count(), 20_000);
     tree.close().expect("closes");
@@ -714,7 +733,7 @@ fn a_scan_leaves_blocks_that_are_used_often_in_the_cache() {
     for _ in 0..5 {
         hot();
     }
-    let reads = || tree.stats().node_reads;
+    let reads = || tree.stats().counts.node_reads;
     let before = reads();
     hot();
     assert_eq!(reads(), before, "the keys fit the cache");

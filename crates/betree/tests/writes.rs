@@ -77,22 +77,22 @@ fn random_inserts_write_each_byte_about_four_times() {
     let stats = tree.stats();
     let user = keys * (9 + VALUE_BYTES as u64);
     let part = |bytes: u64| bytes as f64 / user as f64;
-    let written = stats.written;
+    let written = stats.counts;
     println!(
         "journal {:.2}, leaves {:.2}, segments {:.2} (copied {:.2}), skeletons {:.2}; {:?}",
-        part(written.journal),
-        part(written.leaves),
-        part(written.segments),
-        part(written.copied),
-        part(written.skeletons),
+        part(stats.journal_written_bytes),
+        part(written.leaves_written_bytes),
+        part(written.segments_written_bytes),
+        part(written.segments_copied_bytes),
+        part(written.skeletons_written_bytes),
         stats.paths,
     );
     assert!(stats.leaves > 64, "a tree of two levels at least");
-    assert!(part(written.journal) < 1.1);
-    assert!(part(written.leaves) < 2.2);
-    assert!(part(written.segments) < 1.9);
-    assert!(part(written.copied) < 0.6);
-    assert!(part(written.skeletons) < 0.2);
+    assert!(part(stats.journal_written_bytes) < 1.1);
+    assert!(part(written.leaves_written_bytes) < 2.2);
+    assert!(part(written.segments_written_bytes) < 1.9);
+    assert!(part(written.segments_copied_bytes) < 0.6);
+    assert!(part(written.skeletons_written_bytes) < 0.2);
     assert_eq!(
         stats.pending_message_bytes, 0,
         "what is written is counted in memory no more"

@@ -18,6 +18,13 @@ pub enum Codec {
     Zstd(ZstdLevel),
 }
 
+/// The codec of new volumes, wherever nothing else is asked for.
+impl Default for Codec {
+    fn default() -> Self {
+        Self::Zstd(ZstdLevel::default())
+    }
+}
+
 /// How hard Zstandard tries, 1 to 19. The level matters to writers only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZstdLevel(u8);

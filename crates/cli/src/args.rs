@@ -121,7 +121,7 @@ pub struct Mkfs {
     #[arg(short = 'U', long, value_name = "UUID")]
     pub uuid: Option<Uuid>,
     /// Compression of the data: none, lz4, zstd, or zstd:LEVEL with a level from 1 to 19
-    #[arg(long, value_name = "CODEC", default_value = "zstd:1")]
+    #[arg(long, value_name = "CODEC", default_value_t)]
     pub compression: Codec,
     /// How often the metadata that everything else depends on is kept: 1 or 2. With 2, no single bad
     /// block takes the volume

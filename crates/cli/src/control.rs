@@ -11,7 +11,7 @@ use ramet_fs::control::{
     SYNC, ScrubRequest, SourceReply, USAGE, USAGE_BYTES, decode_diff_page, decode_source_reply,
     decode_stat_reply, decode_usage,
 };
-use ramet_fs::{Difference, ScrubPage, Usage, VolumeStats};
+use ramet_fs::{Difference, ScrubPage, Usage};
 use ramet_sys::control_ioctl;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
 use rustix::io::Errno;
@@ -24,6 +24,17 @@ use crate::{mounts, output, resolve};
 
 /// An open directory on a mount.
 pub struct Root(OwnedFd);
+
+/// The counters of a daemon that the commands use. The daemon may be another version and have others.
+#[derive(serde::Deserialize)]
+pub struct DaemonState {
+    /// Process that serves the volume.
+    pub pid: u32,
+    /// Size of the device.
+    pub device_bytes: u64,
+    /// The reason for which the volume takes no more writes, if it takes none.
+    pub poisoned: Option<String>,
+}
 
 type Answer<T = ()> = rustix::io::Result<T>;
 
@@ -52,8 +63,8 @@ impl Root {
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
-    /// The daemon's counters.
-    pub fn stats(&self) -> Answer<VolumeStats> {
+    /// The state of the daemon, out of its counters.
+    pub fn daemon(&self) -> Answer<DaemonState> {
         serde_json::from_value(self.stats_json()?).map_err(|_| Errno::PROTO)
     }
 

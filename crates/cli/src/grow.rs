@@ -38,7 +38,7 @@ pub fn run(args: &Grow) -> Outcome {
 
 fn grow_mounted(dir: &Path, size: Option<Size>) -> Outcome {
     let root = Root::open_dir(dir).map_err(|e| Failure::system(dir, e))?;
-    let before = root.stats().map_err(|e| mounted(dir, e))?.device_bytes;
+    let before = root.daemon().map_err(|e| mounted(dir, e))?.device_bytes;
     let bytes = match size {
         Some(size) => size.bytes(),
         None => whole(&volume_of(dir, &root)?)?,
@@ -63,7 +63,7 @@ fn grow_unmounted(args: &Grow, device: FileDevice) -> Outcome {
     let failed = |e| Failure::at(volume, e);
     let device = owner::take(volume, Arc::new(device), Contents::Volume, &mut owner::tell)?;
     let open = Volume::open(device, within(budget(args.memory))).map_err(failed)?;
-    let before = open.stats().device_bytes;
+    let before = open.stats().tree.device_bytes;
     let grown = wanted(volume, before, bytes)
         .and_then(|bytes| open.grow(bytes).map(|()| bytes).map_err(failed));
     open.close().map_err(failed)?;

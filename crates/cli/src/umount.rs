@@ -39,22 +39,22 @@ pub fn run(args: &Umount) -> Outcome {
         }
         Err(e) => return Err(Failure::system(&dir, e)),
     };
-    let stats = match root.stats() {
-        Ok(stats) => stats,
+    let state = match root.daemon() {
+        Ok(state) => state,
         Err(Errno::NOTTY | Errno::NOSYS) => {
             return Err(Failure::at(&args.dir, "not a Ramet mount"));
         }
         Err(e) if is_of_dead_mount(e) => return detach(&dir, UnmountFlags::DETACH),
         Err(e) => return Err(Failure::system(&dir, e)),
     };
-    let pid = i32::try_from(stats.pid).ok().and_then(Pid::from_raw);
+    let pid = i32::try_from(state.pid).ok().and_then(Pid::from_raw);
     // The descriptor is opened while the daemon is certainly alive: its number could belong to
     // another process later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     refuse_if_it_stays(&dir)?;
     let mut last = root.sync_at_last();
     // After a failure that ended writing, only the counters tell the reason.
-    let cause = last.daemon.and_then(|_| root.stats().ok()?.poisoned);
+    let cause = last.daemon.and_then(|_| root.daemon().ok()?.poisoned);
     drop(root);
     detach(&dir, UnmountFlags::empty())?;
     if let Some(daemon) = daemon {

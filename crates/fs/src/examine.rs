@@ -140,7 +140,7 @@ fn check(
     let copies = volume.tree().bad_copies()?;
     volume.checkpoint()?;
     let mut found = verify(&volume, progress)?;
-    let has_copies = volume.stats().damaged_copies > 0;
+    let has_copies = volume.stats().tree.damaged_copies > 0;
     if examination.repairs && has_copies && !found.violations.is_empty() {
         // A checkpoint writes metadata anew of which the check found one bad copy.
         volume.checkpoint()?;
@@ -173,7 +173,7 @@ fn verify(
     volume: &Volume,
     progress: &mut dyn FnMut(ExaminationStep, u64, u64),
 ) -> Result<Examined> {
-    let total = volume.stats().nodes;
+    let total = volume.stats().tree.nodes;
     let mut nodes = 0;
     let violations = volume.tree().verify(&mut |done| {
         nodes = done;

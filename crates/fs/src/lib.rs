@@ -69,7 +69,7 @@ pub use ops::readdir::{DirEntry, DirStream, Directories};
 pub use ops::rename::RenameMode;
 pub use ops::trees::{Invalidation, Trees};
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
-pub use options::{AccessTime, FormatOptions, LockStats, OpenOptions, VolumeStats};
+pub use options::{AccessTime, FormatOptions, LockStats, MemoryStats, OpenOptions, VolumeStats};
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ramet_betree::TreeShape;
-use ramet_block::{Budget, Codec, Label, LongestTimes, MetadataCopies};
+use ramet_betree::{Stats, TreeShape};
+use ramet_block::{Budget, Codec, Label, LongestTimes, MetadataCopies, Use};
 
 use crate::clock::Clock;
 
@@ -72,7 +72,7 @@ pub struct OpenOptions {
 }
 
 /// Times of one lock since the volume was opened, in nanoseconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct LockStats {
     /// The longest time for which a thread held it, to two ticks of the kernel.
     pub longest_hold_ns: u64,
@@ -89,8 +89,8 @@ impl From<LongestTimes> for LockStats {
     }
 }
 
-/// Counters of a volume. Sizes in bytes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// Sizes and counters of a volume. Serialized, it is one flat map. Sizes in bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct VolumeStats {
     /// Process that serves the volume.
     pub pid: u32,
@@ -98,39 +98,26 @@ pub struct VolumeStats {
     pub uuid: String,
     /// The name that a person gave to the volume; empty for none.
     pub label: String,
-    /// Size of the device.
-    pub device_bytes: u64,
-    /// Bytes that can be read, each clone counted in full; an estimate.
-    pub logical_bytes: u64,
-    /// Allocated space.
-    pub allocated_bytes: u64,
-    /// Free space.
-    pub free_bytes: u64,
-    /// The part of the free space that no new data gets. It is kept back so that deleting and
-    /// syncing always succeed, or accepted changes that are not written yet will take it.
-    pub reserved_bytes: u64,
-    /// Pages of metadata of which one copy was bad and the other read instead, since the volume was opened.
-    pub damaged_copies: u64,
-    /// Nodes of the tree.
-    pub nodes: u64,
-    /// Segments of the tree.
-    pub segments: u64,
-    /// Leaves of the tree.
-    pub leaves: u64,
-    /// Height of the tree.
-    pub height: u64,
-    /// Messages on their way to the leaves.
-    pub pending_message_bytes: u64,
-    /// Time since the last checkpoint, in nanoseconds.
-    pub checkpoint_age_ns: u64,
-    /// Journal written since the last checkpoint.
-    pub journal_bytes: u64,
-    /// Nodes found in the cache.
-    pub cache_hits: u64,
-    /// Nodes not found in the cache.
-    pub cache_misses: u64,
-    /// Bytes in the cache.
-    pub cached_bytes: u64,
+    /// Sizes and counters of the tree.
+    #[serde(flatten)]
+    pub tree: Stats,
+    /// Memory, by use.
+    #[serde(flatten)]
+    pub memory: MemoryStats,
+    /// Inodes in memory.
+    pub inodes_in_memory: u64,
+    /// Compact inodes among them.
+    pub inodes_compact: u64,
+    /// The longest holds and waits of the locks that other operations may need, by the name of the
+    /// lock.
+    pub locks: BTreeMap<String, LockStats>,
+    /// The reason for which the volume takes no more writes, if it takes none.
+    pub poisoned: Option<String>,
+}
+
+/// Memory of a process that serves a volume, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryStats {
     /// Memory that the process may take.
     pub memory_limit_bytes: u64,
     /// Memory of nodes that are not written yet.
@@ -145,59 +132,18 @@ pub struct VolumeStats {
     pub memory_slack_bytes: u64,
     /// Memory that the cache does without while the machine is short of it.
     pub memory_squeezed_bytes: u64,
-    /// Reads of nodes from the device.
-    pub node_reads: u64,
-    /// Bytes of nodes read.
-    pub bytes_read: u64,
-    /// Bytes of nodes written.
-    pub bytes_written: u64,
-    /// Bytes of the journal written since the mount.
-    pub journal_written_bytes: u64,
-    /// Of the nodes: leaves written anew with the messages that waited for them.
-    pub leaves_written_bytes: u64,
-    /// Of the nodes: leaves that were ingested by large writes.
-    pub ingested_written_bytes: u64,
-    /// Of the nodes: messages that rest in interior nodes over a checkpoint.
-    pub segments_written_bytes: u64,
-    /// Of these messages: copies from segments that were written before.
-    pub segments_copied_bytes: u64,
-    /// Of the nodes: interior nodes without their messages.
-    pub skeletons_written_bytes: u64,
-    /// Nodes and segments that lookups and clones went through.
-    pub node_visits: u64,
-    /// Freed space that the next checkpoint makes usable.
-    pub pending_free_bytes: u64,
-    /// Space that the file system below an image file still gives, as far as it is known.
-    pub host_free_bytes: Option<u64>,
-    /// Space of the file system below that the image file takes.
-    pub host_allocated_bytes: Option<u64>,
-    /// Dead nodes that wait to be reclaimed.
-    pub zombies: u64,
-    /// Background work since the mount: messages moved from a node to a child.
-    pub flushes: u64,
-    /// Leaf ranges written anew, because many messages waited for them.
-    pub rewrites: u64,
-    /// Shared nodes that got a private copy.
-    pub unshares: u64,
-    /// Children dropped unread under a range message.
-    pub prunes: u64,
-    /// Runs of small leaves joined.
-    pub coalesces: u64,
-    /// Segments that were merged, or copied because little of them was alive.
-    pub segment_merges: u64,
-    /// Nodes that clones had made too high and that were rebuilt.
-    pub flattens: u64,
-    /// Nodes whose references went to zero.
-    pub reclaimed: u64,
-    /// Checkpoints written.
-    pub checkpoints: u64,
-    /// Inodes in memory.
-    pub inodes_in_memory: u64,
-    /// Compact inodes among them.
-    pub inodes_compact: u64,
-    /// The longest holds and waits of the locks that other operations may need, by the name of the
-    /// lock.
-    pub locks: BTreeMap<String, LockStats>,
-    /// The reason for which the volume takes no more writes, if it takes none.
-    pub poisoned: Option<String>,
+}
+
+impl From<&Budget> for MemoryStats {
+    fn from(budget: &Budget) -> Self {
+        Self {
+            memory_limit_bytes: budget.limit(),
+            memory_fresh_bytes: budget.used(Use::Fresh),
+            memory_pages_bytes: budget.used(Use::Pages),
+            memory_inodes_bytes: budget.used(Use::Inodes),
+            memory_requests_bytes: budget.used(Use::Requests),
+            memory_slack_bytes: budget.slack(),
+            memory_squeezed_bytes: budget.squeezed(),
+        }
+    }
 }

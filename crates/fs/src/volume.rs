@@ -22,9 +22,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_betree::{Span, StructuralPath, Tree};
+use ramet_betree::{Span, Tree};
 use ramet_block::failpoints::{self, Fault};
-use ramet_block::{Budget, Device, Use};
+use ramet_block::{Budget, Device};
 
 use crate::clock::SystemClock;
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ use crate::ops::names::Names;
 use crate::ops::readdir::Directories;
 use crate::ops::times::Times;
 use crate::ops::trees::Trees;
-use crate::options::{FormatOptions, OpenOptions, VolumeStats};
+use crate::options::{FormatOptions, MemoryStats, OpenOptions, VolumeStats};
 use crate::tools::controls::Controls;
 use crate::tools::mkfs::{UnfinishedVolume, VERSION};
 use crate::tools::scrub::{Damaged, damaged};
@@ -352,67 +352,21 @@ impl Volume {
     /// Counters.
     #[must_use]
     pub fn stats(&self) -> VolumeStats {
-        let tree = self.namespace.tree.stats();
-        let (budget, table) = (self.budget(), &self.namespace.table);
+        let (mut tree, table) = (self.namespace.tree.stats(), &self.namespace.table);
+        let of_tree = std::mem::take(&mut tree.locks);
+        let locks = of_tree.into_iter().chain(self.namespace.lock_times());
         VolumeStats {
             pid: std::process::id(),
             uuid: tree.uuid.to_string(),
             label: tree.label.as_str().to_owned(),
-            device_bytes: tree.device_bytes,
-            logical_bytes: tree.logical_bytes,
-            allocated_bytes: tree.allocated_bytes,
-            free_bytes: tree.free_bytes,
-            reserved_bytes: tree.reserved_bytes,
-            damaged_copies: tree.damaged_copies,
-            nodes: tree.nodes,
-            segments: tree.segments,
-            leaves: tree.leaves,
-            height: tree.height,
-            pending_message_bytes: tree.pending_message_bytes,
-            checkpoint_age_ns: tree.checkpoint_age_ns,
-            journal_bytes: tree.journal_bytes,
-            cache_hits: tree.cache_hits,
-            cache_misses: tree.cache_misses,
-            cached_bytes: tree.cached_bytes,
-            memory_limit_bytes: budget.limit(),
-            memory_fresh_bytes: budget.used(Use::Fresh),
-            memory_pages_bytes: budget.used(Use::Pages),
-            memory_inodes_bytes: budget.used(Use::Inodes),
-            memory_requests_bytes: budget.used(Use::Requests),
-            memory_slack_bytes: budget.slack(),
-            memory_squeezed_bytes: budget.squeezed(),
-            node_reads: tree.node_reads,
-            bytes_read: tree.bytes_read,
-            bytes_written: tree.bytes_written,
-            journal_written_bytes: tree.written.journal,
-            leaves_written_bytes: tree.written.leaves,
-            ingested_written_bytes: tree.written.ingests,
-            segments_written_bytes: tree.written.segments,
-            segments_copied_bytes: tree.written.copied,
-            skeletons_written_bytes: tree.written.skeletons,
-            node_visits: tree.node_visits,
-            pending_free_bytes: tree.pending_free_bytes,
-            host_free_bytes: tree.host_free_bytes,
-            host_allocated_bytes: tree.host_allocated_bytes,
-            zombies: tree.zombies,
-            flushes: tree.paths[StructuralPath::Flushes],
-            rewrites: tree.paths[StructuralPath::Rewrites],
-            unshares: tree.paths[StructuralPath::Unshares],
-            prunes: tree.paths[StructuralPath::Prunes],
-            coalesces: tree.paths[StructuralPath::Coalesces],
-            segment_merges: tree.paths[StructuralPath::SegmentMerges],
-            flattens: tree.paths[StructuralPath::Flattens],
-            reclaimed: tree.paths[StructuralPath::Reclaimed],
-            checkpoints: tree.paths[StructuralPath::Checkpoints],
+            memory: MemoryStats::from(&**self.budget()),
             inodes_in_memory: (table.len() + table.compact_len()) as u64,
-            locks: tree
-                .locks
-                .into_iter()
-                .chain(self.namespace.lock_times())
+            inodes_compact: table.compact_len() as u64,
+            locks: locks
                 .map(|(name, longest)| (name.to_owned(), longest.into()))
                 .collect(),
-            inodes_compact: table.compact_len() as u64,
-            poisoned: tree.poisoned,
+            poisoned: tree.poisoned.take(),
+            tree,
         }
     }
 

@@ -149,7 +149,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
         at += volume.files().read(file, at, 1 << 20).unwrap().len() as u64;
     }
     let read = device.take();
-    let cached = volume.stats().cached_bytes;
+    let cached = volume.stats().tree.cached_bytes;
     println!("cold read {read:?}, cached {cached}");
     at_most("a cold read", read.read, 1050);
     at_most("what it leaves in the cache", cached, 200);
@@ -216,7 +216,7 @@ fn large_writes_are_written_once_and_overwriting_reads_next_to_nothing() {
     at_most("overwriting reads", over.read, 10);
 
     volume.checkpoint().unwrap();
-    let allocated = volume.stats().allocated_bytes;
+    let allocated = volume.stats().tree.allocated_bytes;
     println!("allocated {allocated}");
     at_most("what was overwritten is free", allocated, 1050);
     assert_eq!(volume.controls().check().unwrap(), []);

@@ -438,22 +438,22 @@ fn a_diff_of_a_large_tree_costs_its_differences() {
     volume.close().unwrap();
 
     let volume = open(&device);
-    let before = volume.stats().node_reads;
+    let before = volume.stats().tree.counts.node_reads;
     for n in 0..10 {
         let (file, _) = find(&volume, b"a", n);
         volume.files().read(file, 0, 100).unwrap();
     }
-    let lookups = volume.stats().node_reads - before;
+    let lookups = volume.stats().tree.counts.node_reads - before;
     volume.close().unwrap();
 
     let volume = open(&device);
-    let before = volume.stats().node_reads;
+    let before = volume.stats().tree.counts.node_reads;
     let (a, b) = (
         volume.names().lookup(ROOT_INO, b"a").unwrap(),
         volume.names().lookup(ROOT_INO, b"b").unwrap(),
     );
     let found = volume.controls().diff(a.ino, b.ino).unwrap();
-    let reads = volume.stats().node_reads - before;
+    let reads = volume.stats().tree.counts.node_reads - before;
     println!("{lookups} node reads to look up and read 10 files, {reads} for the diff");
     let mut expected: Vec<String> = (0..10).map(|n| find(&volume, b"a", n).1).collect();
     expected.sort();
@@ -520,7 +520,7 @@ fn usage_of_a_clone_is_shared_until_it_is_written() {
         for _ in 0..4 {
             volume.checkpoint().unwrap();
         }
-        volume.stats().allocated_bytes
+        volume.stats().tree.allocated_bytes
     };
     for name in [b"b", b"a"] {
         let before = used();

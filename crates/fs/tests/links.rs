@@ -180,7 +180,7 @@ fn a_clone_that_is_refused_for_room_erases_its_stage() {
     let allocated = |fixture: &Fixture| {
         fixture.volume.checkpoint().unwrap();
         fixture.volume.checkpoint().unwrap();
-        fixture.volume.stats().allocated_bytes
+        fixture.volume.stats().tree.allocated_bytes
     };
     fixture.make(ROOT_INO, "filler", Kind::Regular);
     let fill = |fixture: &Fixture, at, block: &[u8]| {

@@ -118,7 +118,7 @@ fn run(keys: u64, path: &std::path::Path) -> Result<(), Box<dyn Error>> {
         mib(used().saturating_sub(before))
     );
 
-    let reads = store.stats().node_reads;
+    let reads = store.stats().counts.node_reads;
     let (found, took) = timed(|| {
         let diff = store.diff_range(&Span::prefix("a/"), &Span::prefix("b/"));
         diff.collect::<ramet::Result<Vec<_>>>()
@@ -126,7 +126,7 @@ fn run(keys: u64, path: &std::path::Path) -> Result<(), Box<dyn Error>> {
     let found = found?.len() as u64;
     println!(
         "diff      {found} keys in {took:.1?}, {} node reads",
-        store.stats().node_reads - reads
+        store.stats().counts.node_reads - reads
     );
     let usage = store.usage(&[Span::prefix("b/")])?;
     println!(

@@ -221,9 +221,9 @@ fn run_rounds(experiment: Rounds) {
             s.rewrites,
             s.compacted_copies,
             s.clone_waits,
-            s.written.segments,
-            s.written.copied,
-            s.written.skeletons,
+            s.segment_bytes,
+            s.copied_bytes,
+            s.skeleton_bytes,
         );
     });
     if !turns.is_empty() {

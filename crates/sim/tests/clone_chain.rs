@@ -178,7 +178,7 @@ impl Chain {
         for entry in 0..self.entries {
             assert!(tree.get(&entry_key(level, entry)).expect("get").is_some());
         }
-        let visits = tree.stats().node_visits - stats.node_visits;
+        let visits = tree.stats().counts.node_visits - stats.counts.node_visits;
         let per_get = visits as f64 / self.entries as f64;
         let levels = u64::from(level - before.0).max(1);
         let per_level = stats.allocated_bytes.saturating_sub(before.1) / levels;
@@ -208,9 +208,9 @@ impl Chain {
         let per_get = |from: u64, to: u64| (to - from) as f64 / f64::from(gets);
         println!(
             "  depth {level}, 1 MiB of cache, any level: {:.2} visits, {:.2} device reads, {:.0} bytes read per get",
-            per_get(before.node_visits, after.node_visits),
-            per_get(before.node_reads, after.node_reads),
-            per_get(before.bytes_read, after.bytes_read),
+            per_get(before.counts.node_visits, after.counts.node_visits),
+            per_get(before.counts.node_reads, after.counts.node_reads),
+            per_get(before.counts.bytes_read, after.counts.bytes_read),
         );
         tree.close().expect("close");
     }

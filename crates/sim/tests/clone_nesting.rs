@@ -72,9 +72,9 @@ fn settle(tree: &Tree) -> u64 {
 }
 
 fn visits_per_get(tree: &Tree, gets: usize, get: impl FnOnce()) -> f64 {
-    let before = tree.stats().node_visits;
+    let before = tree.stats().counts.node_visits;
     get();
-    (tree.stats().node_visits - before) as f64 / gets as f64
+    (tree.stats().counts.node_visits - before) as f64 / gets as f64
 }
 
 fn sound(tree: &Tree) {

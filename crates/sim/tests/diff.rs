@@ -192,9 +192,9 @@ fn reads_of(device: &Arc<dyn Device>, work: impl FnOnce(&Tree)) -> u64 {
         ..OpenOptions::default()
     };
     let tree = Tree::open(device.clone(), options).unwrap();
-    let before = tree.stats().node_reads;
+    let before = tree.stats().counts.node_reads;
     work(&tree);
-    tree.stats().node_reads - before
+    tree.stats().counts.node_reads - before
 }
 
 #[test]

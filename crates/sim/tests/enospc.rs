@@ -422,15 +422,21 @@ fn a_volume_that_was_full_takes_as_much_again_after_power_cuts() {
         volume.checkpoint().expect("checkpoint");
         volume.checkpoint().expect("checkpoint");
         let stats = volume.stats();
-        println!("  starts with {} bytes allocated", stats.allocated_bytes);
-        let empty = *empty.get_or_insert(stats.allocated_bytes);
+        println!(
+            "  starts with {} bytes allocated",
+            stats.tree.allocated_bytes
+        );
+        let empty = *empty.get_or_insert(stats.tree.allocated_bytes);
         assert!(
-            stats.allocated_bytes <= empty + ALLOCATED_SLACK,
+            stats.tree.allocated_bytes <= empty + ALLOCATED_SLACK,
             "cycle {cycle} starts with {} bytes allocated, the first did with {empty}: {stats:?}",
-            stats.allocated_bytes
+            stats.tree.allocated_bytes
         );
         let taken = fill_volume(&volume, &mut rng, cycle);
-        println!("  took {taken} bytes, free {}", volume.stats().free_bytes);
+        println!(
+            "  took {taken} bytes, free {}",
+            volume.stats().tree.free_bytes
+        );
         let first = *first.get_or_insert(taken);
         assert!(
             taken * 10 >= first * 7,

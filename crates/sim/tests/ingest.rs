@@ -168,7 +168,7 @@ fn an_import_replaces_a_range_atomically_and_survives_a_replay() {
     tree.import("k", Some("l".into()), (0..50_000).map(entry))
         .expect("there is room");
     tree.sync().expect("in memory");
-    let written = tree.stats().bytes_written;
+    let written = tree.stats().counts.bytes_written;
     assert!(tree.stats().paths[StructuralPath::Ingests] == 1 && written > 0);
     drop(tree);
     // In memory alone first.
@@ -242,7 +242,7 @@ fn random_overwrites_keep_no_large_dead_parts_of_leaves() {
         "allocated {whole}, at most {most}, in the end {}",
         stats.allocated_bytes
     );
-    println!("written {}, {:?}", stats.bytes_written, stats.paths);
+    println!("written {}, {:?}", stats.counts.bytes_written, stats.paths);
     let found = contents(&tree);
     assert!(found.iter().map(|(_, value)| value).eq(model.iter()));
     assert!(most <= whole * 2, "{most} bytes");
@@ -311,8 +311,8 @@ fn costs_of_requests_put_and_ingested() {
                 if is_ingested { "ingest" } else { "put  " },
                 written as f64 / len as f64,
                 f64::from(count) / mib,
-                stats.bytes_read as f64 / len as f64,
-                stats.node_reads as f64 / mib,
+                stats.counts.bytes_read as f64 / len as f64,
+                stats.counts.node_reads as f64 / mib,
                 stats.leaves,
             );
         }

@@ -223,7 +223,7 @@ impl<'a> Compactor<'a> {
     fn count_copied(&self, segs: &[SegRef]) {
         let written = segs.iter().filter(|seg| !seg.run.is_fresh());
         self.counters
-            .copied_bytes
+            .segments_copied_bytes
             .fetch_add(written.map(|seg| seg.bytes).sum(), Ordering::Relaxed);
     }
 

@@ -138,11 +138,13 @@ impl WriteBack {
         };
         bytes.extend(trailer.encode(self.opening.seed));
         let counter = match kind {
-            Kind::Leaf => &self.counters.leaf_bytes,
-            Kind::Segment => &self.counters.segment_bytes,
-            Kind::Skeleton => &self.counters.skeleton_bytes,
+            Kind::Leaf => &self.counters.leaves_written_bytes,
+            Kind::Segment => &self.counters.segments_written_bytes,
+            Kind::Skeleton => &self.counters.skeletons_written_bytes,
         };
-        counter.fetch_add(extent.len, Ordering::Relaxed);
+        for counter in [counter, &self.counters.bytes_written] {
+            counter.fetch_add(extent.len, Ordering::Relaxed);
+        }
         let written = match via {
             Via::Cache => self.dev.write_at(extent.addr, &bytes),
             Via::Bulk => self.dev.write_bulk(extent.addr, &bytes),

@@ -119,7 +119,7 @@ impl Keeper {
         let (seq, counters) = (self.root.seq(), &self.store.counters);
         let read = counters.bytes_read.load(Ordering::Relaxed);
         let cache = self.store.nodes.capacity_bytes();
-        let passed = (counters.bytes_written(), read);
+        let passed = (counters.bytes_written.load(Ordering::Relaxed), read);
         trim.is_due(seq, passed, cache, self.store.budget.is_over())
     }
 

@@ -570,7 +570,7 @@ fn write_fresh(
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use ramet_block::{Device, MemDevice};
+    use ramet_block::{Codec, Device, MemDevice};
 
     use super::*;
     use crate::key::range::KeyRange;
@@ -652,7 +652,11 @@ mod tests {
     #[test]
     fn a_segment_in_fragments_reserves_its_space_until_its_last_reference_goes() {
         let dev: Arc<dyn Device> = Arc::new(MemDevice::new(4 << 20));
-        Tree::format(&dev, &FormatOptions::default()).unwrap();
+        let format = FormatOptions {
+            codec: Some(Codec::Raw),
+            ..FormatOptions::default()
+        };
+        Tree::format(&dev, &format).unwrap();
         let open = OpenOptions {
             manual: true,
             ..OpenOptions::default()

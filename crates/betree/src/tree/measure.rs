@@ -1,17 +1,14 @@
 //! Numbers that an open tree reports: counts of its work, its memory, and the space that ranges
 //! use.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use ramet_block::LongestTimes;
 
 use crate::check::usage::{Usage, usage_of};
-use crate::counters::Counters;
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::read::diff::Span;
-use crate::stats::{Stats, WrittenBytes};
+use crate::stats::Stats;
 use crate::tree::inner::Inner;
 
 impl Inner {
@@ -28,8 +25,6 @@ impl Inner {
                 state.seq,
             )
         };
-        let c = &store.counters;
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Stats {
             uuid: self.uuid,
             label: self.label.clone(),
@@ -55,17 +50,10 @@ impl Inner {
                 .unwrap_or(u64::MAX),
             journal_bytes: self.journal().map_or(0, Journal::used_bytes),
             seq,
-            cache_hits: get(&c.cache_hits),
-            cache_misses: get(&c.cache_misses),
             cached_bytes: store.nodes.memory_bytes(),
-            node_reads: get(&c.node_reads),
-            node_visits: get(&c.node_visits),
-            bytes_read: get(&c.bytes_read),
-            filter_denials: get(&c.filter_denials),
-            leaves_ahead: get(&c.leaves_ahead),
-            bytes_written: c.bytes_written(),
-            written: written_bytes(c, self.journal().map_or(0, Journal::written_bytes)),
-            paths: c.paths(),
+            journal_written_bytes: self.journal().map_or(0, Journal::written_bytes),
+            counts: store.counters.counts(),
+            paths: store.counters.paths(),
             locks: self.lock_times(),
             poisoned: self.failure.reason().map(|text| text.to_string()),
         }
@@ -79,19 +67,6 @@ impl Inner {
             ("compacting", self.clones.compacting.longest()),
             ("state", self.root.state.longest()),
         ]
-    }
-}
-
-/// The bytes written by cause, `journal` of them to the journal.
-fn written_bytes(c: &Counters, journal: u64) -> WrittenBytes {
-    let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    WrittenBytes {
-        journal,
-        leaves: get(&c.leaf_bytes).saturating_sub(get(&c.ingest_bytes)),
-        ingests: get(&c.ingest_bytes),
-        segments: get(&c.segment_bytes),
-        copied: get(&c.copied_bytes),
-        skeletons: get(&c.skeleton_bytes),
     }
 }
 

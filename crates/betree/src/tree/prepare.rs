@@ -83,8 +83,14 @@ impl IngestWriter {
         let leaves = edges.into_iter().filter_map(|edge| {
             let child = edge.child?;
             let place = child.node.unrecorded_place()?;
-            let counter = &self.store.counters.ingest_bytes;
-            counter.fetch_add(place.extent.len, Ordering::Relaxed);
+            let (counters, bytes) = (&self.store.counters, place.extent.len);
+            // They were counted as leaves when they were written.
+            counters
+                .leaves_written_bytes
+                .fetch_sub(bytes, Ordering::Relaxed);
+            counters
+                .ingested_written_bytes
+                .fetch_add(bytes, Ordering::Relaxed);
             Some(IngestLeaf {
                 lo: edge.lo,
                 lift: child.translation.strip,

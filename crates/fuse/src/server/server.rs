@@ -247,7 +247,7 @@ impl Server {
     /// Room of the volume. The number of inodes is an estimate: those that exist, and those that
     /// fit, where each takes a block, which is more than enough.
     pub(crate) fn room(&self) -> abi::StatfsOut {
-        let stats = self.volume.stats();
+        let stats = self.volume.tree().stats();
         let in_blocks = |bytes: u64| bytes / BLOCK_BYTES;
         let blocks = in_blocks(stats.device_bytes);
         let available = in_blocks(stats.free_bytes.saturating_sub(stats.reserved_bytes));

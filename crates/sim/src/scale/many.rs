@@ -212,7 +212,7 @@ impl Many {
             let clock = Instant::now();
             tree.apply(batch).expect("clone");
             times.push(nanoseconds(clock));
-            visits.push(tree.stats().node_visits - stats.node_visits);
+            visits.push(tree.stats().counts.node_visits - stats.counts.node_visits);
             if clone.is_multiple_of(self.checkpoint_every) {
                 tree.checkpoint().expect("checkpoint");
             }
@@ -273,9 +273,9 @@ impl Many {
         };
         let (warm_reads, _) = cold(device, &ample, |tree| {
             self.look_up_anywhere(tree, clones, WARMING, rng);
-            let warmed = tree.stats().node_reads;
+            let warmed = tree.stats().counts.node_reads;
             self.look_up_anywhere(tree, clones, PROBES, rng);
-            tree.stats().node_reads - warmed
+            tree.stats().counts.node_reads - warmed
         });
         let scanned = 1 + rng.below(clones as usize) as u32;
         let ((), scan) = cold(device, &self.options(), |tree| self.verify(tree, scanned));
@@ -286,12 +286,12 @@ impl Many {
             clone_visits,
             clone_ns,
             clone_ns_p999: times[times.len() * 999 / 1000],
-            get_visits: gets.node_visits as f64 / PROBES as f64,
-            get_reads: gets.node_reads as f64 / PROBES as f64,
-            one_reads: gets_in_one.node_reads as f64 / PROBES as f64,
+            get_visits: gets.counts.node_visits as f64 / PROBES as f64,
+            get_reads: gets.counts.node_reads as f64 / PROBES as f64,
+            one_reads: gets_in_one.counts.node_reads as f64 / PROBES as f64,
             warm_reads: warm_reads as f64 / PROBES as f64,
-            scan_reads: scan.node_reads,
-            scan_bytes: scan.bytes_read,
+            scan_reads: scan.counts.node_reads,
+            scan_bytes: scan.counts.bytes_read,
             allocated_bytes,
             clone_bytes: (allocated_bytes as f64 - before.1 as f64) / f64::from(clones - before.0),
             nodes: stats.nodes,
@@ -379,8 +379,8 @@ impl Many {
                 after.paths[StructuralPath::Reclaimed],
                 before.paths[StructuralPath::Reclaimed],
             ),
-            written_bytes: mean(after.bytes_written, before.bytes_written),
-            reads: mean(after.node_reads, before.node_reads),
+            written_bytes: mean(after.counts.bytes_written, before.counts.bytes_written),
+            reads: mean(after.counts.node_reads, before.counts.node_reads),
             start_bytes,
             end_bytes,
         }
@@ -424,12 +424,12 @@ impl Many {
             rows.push(PrivatePart {
                 keys: part,
                 private_bytes: mean(full.saturating_sub(start)),
-                reads: mean(after.node_reads - before.node_reads),
+                reads: mean(after.counts.node_reads - before.counts.node_reads),
                 reclaimed: mean(
                     after.paths[StructuralPath::Reclaimed]
                         - before.paths[StructuralPath::Reclaimed],
                 ),
-                written_bytes: mean(after.bytes_written - before.bytes_written),
+                written_bytes: mean(after.counts.bytes_written - before.counts.bytes_written),
                 freed_bytes: mean(freed),
             });
         }

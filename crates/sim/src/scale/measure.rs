@@ -23,9 +23,7 @@ pub(super) fn cold<T>(
     let before = tree.stats();
     let done = work(&tree);
     let mut stats = tree.stats();
-    stats.node_reads -= before.node_reads;
-    stats.bytes_read -= before.bytes_read;
-    stats.node_visits -= before.node_visits;
+    stats.counts = stats.counts.since(&before.counts);
     (done, stats)
 }
 

@@ -173,7 +173,7 @@ impl Ranges {
             coalesced: before.buffered_ranges,
             leaves: before.leaves,
             pruned: after.paths[StructuralPath::Prunes] - before.paths[StructuralPath::Prunes],
-            reads: after.node_reads - before.node_reads,
+            reads: after.counts.node_reads - before.counts.node_reads,
         }
     }
 
@@ -196,8 +196,8 @@ impl Ranges {
         let after = tree.stats();
         let mean = |sum: u64| sum as f64 / self.probes as f64;
         Lookups {
-            visits: mean(after.node_visits - before.node_visits),
-            reads: mean(after.node_reads - before.node_reads),
+            visits: mean(after.counts.node_visits - before.counts.node_visits),
+            reads: mean(after.counts.node_reads - before.counts.node_reads),
             ns: mean(ns),
         }
     }

@@ -107,7 +107,7 @@ impl Zones {
         let start_bytes = settled_bytes(&tree);
         let ((), before) = cold(&device, &options, |tree| verify(tree, &dirs));
 
-        let written = tree.stats().bytes_written;
+        let written = tree.stats().counts.bytes_written;
         let mut times = Vec::new();
         for done in 1..=self.renames {
             let dir = rng.below(self.dirs);
@@ -126,7 +126,7 @@ impl Zones {
             }
         }
         let end_bytes = settled_bytes(&tree);
-        let written = tree.stats().bytes_written - written;
+        let written = tree.stats().counts.bytes_written - written;
         let ((), after) = cold(&device, &options, |tree| verify(tree, &dirs));
         let violations = tree.verify(&mut |_| {}).expect("verify");
         assert!(violations.is_empty(), "{violations:?}");
@@ -134,9 +134,9 @@ impl Zones {
         ZonesReport {
             rename_ns: median(&mut times),
             written_bytes: written as f64 / self.renames as f64,
-            scan_reads_before: before.node_reads,
-            scan_reads: after.node_reads,
-            scan_bytes: after.bytes_read,
+            scan_reads_before: before.counts.node_reads,
+            scan_reads: after.counts.node_reads,
+            scan_bytes: after.counts.bytes_read,
             start_bytes,
             end_bytes,
         }

@@ -179,8 +179,8 @@ impl Rounds {
         tree.admit(64 << 10).expect("admit");
         tree.apply(batch).expect("edit");
         Cloned {
-            visits: after.node_visits - before.node_visits,
-            reads: after.node_reads - before.node_reads,
+            visits: after.counts.node_visits - before.counts.node_visits,
+            reads: after.counts.node_reads - before.counts.node_reads,
             ns,
             cpu_ns,
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ramet_betree::{FormatOptions, StructuralPath, Tree, WrittenBytes};
+use ramet_betree::{FormatOptions, StructuralPath, Tree};
 use ramet_block::Device;
 
 use super::history::{Rounds, median_of};
@@ -45,21 +45,12 @@ pub struct Sample {
     pub clone_waits: u64,
     /// Nodes put in order so far for the clones to come.
     pub compacted_copies: u64,
-    /// Bytes written in a round by cause, mean.
-    pub written: WrittenBytes,
-}
-
-/// Bytes that each of `rounds` wrote between two looks.
-fn written_each(from: &WrittenBytes, to: &WrittenBytes, rounds: u32) -> WrittenBytes {
-    let mean = |of: fn(&WrittenBytes) -> u64| (of(to) - of(from)) / u64::from(rounds);
-    WrittenBytes {
-        journal: mean(|w| w.journal),
-        leaves: mean(|w| w.leaves),
-        ingests: mean(|w| w.ingests),
-        segments: mean(|w| w.segments),
-        copied: mean(|w| w.copied),
-        skeletons: mean(|w| w.skeletons),
-    }
+    /// Bytes of segments written in a round, mean.
+    pub segment_bytes: u64,
+    /// Of them, those copied from segments that were written before.
+    pub copied_bytes: u64,
+    /// Bytes of interior nodes without their messages written in a round, mean.
+    pub skeleton_bytes: u64,
 }
 
 impl Rounds {
@@ -84,7 +75,7 @@ impl Rounds {
         let mut early = None;
         let mut clones = Vec::new();
         let (mut last_round, mut last_bytes) = (0, start_bytes);
-        let mut last_written = tree.stats().written;
+        let mut last_counts = tree.stats().counts;
         for round in 1..=self.rounds {
             clones.push(self.play(&tree, round));
             if round.is_multiple_of(self.checkpoint_every) {
@@ -107,6 +98,8 @@ impl Rounds {
             let clone_visits = median_of(&mut clones, |clone| clone.visits);
             let clone_cpu_ns = median_of(&mut clones, |clone| clone.cpu_ns);
             let clone_ns = median_of(&mut clones, |clone| clone.ns);
+            let written = stats.counts.since(&last_counts);
+            let of_a_round = |bytes: u64| bytes / u64::from(round - last_round);
             let sample = Sample {
                 round,
                 clone_visits,
@@ -118,19 +111,21 @@ impl Rounds {
                     / f64::from(round - last_round),
                 message_bytes: self.message_bytes() * u64::from(round),
                 grown_bytes: stats.allocated_bytes.saturating_sub(start_bytes),
-                scan_reads: scan.node_reads,
-                scan_bytes: scan.bytes_read,
+                scan_reads: scan.counts.node_reads,
+                scan_bytes: scan.counts.bytes_read,
                 nodes: stats.nodes,
                 height: stats.height,
                 rewrites: stats.paths[StructuralPath::Rewrites],
                 clone_waits: stats.paths[StructuralPath::CloneWaits],
                 compacted_copies: stats.paths[StructuralPath::CompactedCopies],
-                written: written_each(&last_written, &stats.written, round - last_round),
+                segment_bytes: of_a_round(written.segments_written_bytes),
+                copied_bytes: of_a_round(written.segments_copied_bytes),
+                skeleton_bytes: of_a_round(written.skeletons_written_bytes),
             };
             each(&sample);
             samples.push(sample);
             (last_round, last_bytes) = (round, stats.allocated_bytes);
-            last_written = stats.written;
+            last_counts = stats.counts;
             clones.clear();
         }
         for version in [1, self.rounds / 3, self.rounds] {
