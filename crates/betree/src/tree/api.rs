@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ramet_block::Budget;
+use ramet_block::{Budget, Device};
 
 use crate::check::usage::Usage;
 use crate::error::{Error, Result};
@@ -307,22 +307,9 @@ impl Tree {
     /// # Errors
     /// As [`Tree::checkpoint`].
     pub fn close(&self) -> Result<()> {
-        self.inner.stop();
-        if self.inner.journal().is_none() {
-            return Ok(());
-        }
-        self.inner.failure.check_alive()?;
-        let done = match self.inner.checkpointer.checkpoint_as(true) {
-            // Nothing is lost as long as the journal holds the batches.
-            Err(Error::NoSpace) => self.inner.checkpointer.sync(),
-            Err(error) if error.is_of_a_read() => self.inner.checkpointer.sync(),
-            done => done,
-        };
-        self.inner.failure.close();
-        if done.is_ok()
-            && let Err(error) = self.inner.store.dev.release()
-        {
-            tracing::warn!(%error, "the volume is closed, and its owner block does not say so");
+        let done = self.inner.close_tree();
+        if done.is_ok() && self.inner.journal().is_some() {
+            release(&*self.inner.store.dev);
         }
         done
     }
@@ -338,7 +325,31 @@ impl Tree {
     }
 }
 
+/// Gives up the ownership of a device whose volume is closed.
+pub(crate) fn release(dev: &dyn Device) {
+    if let Err(error) = dev.release() {
+        tracing::warn!(%error, "the volume is closed, and its owner block does not say so");
+    }
+}
+
 impl Inner {
+    /// Closes the tree as [`Tree::close`] does. The device stays this opening's.
+    pub(crate) fn close_tree(&self) -> Result<()> {
+        self.stop();
+        if self.journal().is_none() {
+            return Ok(());
+        }
+        self.failure.check_alive()?;
+        let done = match self.checkpointer.checkpoint_as(true) {
+            // Nothing is lost as long as the journal holds the batches.
+            Err(Error::NoSpace) => self.checkpointer.sync(),
+            Err(error) if error.is_of_a_read() => self.checkpointer.sync(),
+            done => done,
+        };
+        self.failure.close();
+        done
+    }
+
     /// Applies a batch after `admit` let so many bytes in.
     fn apply_after(&self, batch: Batch, admit: impl FnOnce(usize) -> Result<()>) -> Result<Seq> {
         if self.journal().is_none() {

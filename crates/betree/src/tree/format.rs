@@ -30,7 +30,7 @@ use ramet_nodetable::NodeTable;
 use crate::error::{Error, Result, io_error, io_error_at};
 use crate::journal::frame::{REGION_BYTES_MIN, is_valid_region};
 use crate::shape::{OpenOptions, TreeShape};
-use crate::tree::api::Tree;
+use crate::tree::api::{Tree, release};
 use crate::tree::batch::Batch;
 use crate::tree::open::{open_at, usable};
 
@@ -179,11 +179,14 @@ impl UnfinishedVolume {
             };
             let tree = open_at(&dev, self.sb.clone(), &open)?;
             tree.apply(first)?;
-            tree.close()?;
+            // The device stays this opening's: the last superblocks follow.
+            tree.inner.close_tree()?;
             self.sb = tree.inner.checkpointer.superblock.lock().clone();
         }
         self.sb.is_unfinished = false;
-        self.write_both_slots()
+        self.write_both_slots()?;
+        release(&*dev);
+        Ok(())
     }
 
     /// Writes the superblock to both slots, as the two newest, durably.
