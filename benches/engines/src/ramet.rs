@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
-use ramet_block::{Access, Device, FileDevice, create_image};
+use ramet_block::{Access, Codec, Device, FileDevice, create_image};
 
 use crate::engine::{Engine, digest};
 use crate::load::{Key, Value};
@@ -20,7 +20,12 @@ impl Ramet {
             Arc::new(FileDevice::open(&path, Access::ReadWrite)?)
         } else {
             let device: Arc<dyn Device> = Arc::new(create_image(&path, IMAGE_BYTES)?);
-            Tree::format(&device, &FormatOptions::default())?;
+            // No engine compresses.
+            let format = FormatOptions {
+                codec: Some(Codec::Raw),
+                ..FormatOptions::default()
+            };
+            Tree::format(&device, &format)?;
             device
         };
         let mut options = OpenOptions {

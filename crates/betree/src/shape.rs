@@ -28,7 +28,8 @@ pub struct TreeShape {
     /// Messages above the source of a clone are copied when they are no more than this. More
     /// messages move to a node that source and copy share.
     pub clone_waiting_bytes: usize,
-    /// Compression of leaves and segments.
+    /// Compression of leaves and segments. An open volume has that of its superblock, or of
+    /// [`OpenOptions::codec`].
     pub codec: Codec,
     /// So many bytes of consecutive values are worth leaves of their own (see [`crate::Ingest`]).
     /// The tree itself takes ingests of any size; this value is for its callers.

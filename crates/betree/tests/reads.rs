@@ -18,7 +18,6 @@ fn open(dev: &Arc<dyn Device>, cache_bytes: u64, manual: bool) -> Tree {
     let shape = TreeShape {
         memory_bytes: 1 << 20,
         buffer_bytes: 2 << 20,
-        codec: Codec::Raw,
         ..TreeShape::default()
     };
     let options = OpenOptions {

@@ -189,7 +189,7 @@ fn open_store(dev: &Arc<dyn Device>, sb: &Superblock, options: &OpenOptions) -> 
     let budget = options.budget();
     let shape = options.shape.clone();
     let mut shape = shape.unwrap_or_else(|| shape_of(sb, &budget));
-    shape.codec = options.codec.unwrap_or(shape.codec);
+    shape.codec = options.codec.unwrap_or(sb.codec);
     let roots = TableRoots {
         node_table: sb.node_table,
         space_map: sb.space_map,

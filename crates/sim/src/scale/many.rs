@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, StructuralPath, Tree, TreeShape};
-use ramet_block::Device;
+use ramet_block::{Codec, Device};
 
 use super::measure::{cold, median, nanoseconds, settled_bytes};
 use crate::{Rng, SparseDevice};
@@ -172,6 +172,7 @@ impl Many {
         let device = Arc::new(SparseDevice::new(1 << 40));
         let as_device: Arc<dyn Device> = device.clone();
         let format = FormatOptions {
+            codec: Some(Codec::Raw),
             shape: self.shape.clone(),
             ..FormatOptions::default()
         };

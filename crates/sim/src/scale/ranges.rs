@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Stats, StructuralPath, Tree, TreeShape};
-use ramet_block::Device;
+use ramet_block::{Codec, Device};
 
 use super::measure::nanoseconds;
 use crate::{Rng, SparseDevice};
@@ -135,6 +135,7 @@ impl Ranges {
         };
         let device: Arc<dyn Device> = Arc::new(SparseDevice::new(64 << 30));
         let format = FormatOptions {
+            codec: Some(Codec::Raw),
             shape: Some(shape.clone()),
             ..FormatOptions::default()
         };

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, FormatOptions, OpenOptions, Tree, TreeShape};
-use ramet_block::Device;
+use ramet_block::{Codec, Device};
 
 use super::measure::{cold, median, nanoseconds, settled_bytes};
 use crate::{Rng, SparseDevice};
@@ -81,6 +81,7 @@ impl Zones {
         let device = Arc::new(SparseDevice::new(1 << 40));
         let as_device: Arc<dyn Device> = device.clone();
         let format = FormatOptions {
+            codec: Some(Codec::Raw),
             shape: Some(self.shape.clone()),
             ..FormatOptions::default()
         };

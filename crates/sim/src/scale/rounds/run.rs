@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ramet_betree::{FormatOptions, StructuralPath, Tree};
-use ramet_block::Device;
+use ramet_block::{Codec, Device};
 
 use super::history::{Rounds, median_of};
 use super::turns::{Kept, Turns};
@@ -63,6 +63,7 @@ impl Rounds {
         let device = Arc::new(SparseDevice::new(1 << 40));
         let as_device: Arc<dyn Device> = device.clone();
         let format = FormatOptions {
+            codec: Some(Codec::Raw),
             shape: self.shape.clone(),
             ..FormatOptions::default()
         };
