@@ -7,6 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
+use ramet_fs::SHUT_DOWN;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::mount::UnmountFlags;
@@ -52,6 +53,13 @@ pub fn run(args: &Umount) -> Outcome {
     // another process later.
     let daemon = pid.and_then(|pid| rustix::process::pidfd_open(pid, PidfdFlags::empty()).ok());
     refuse_if_it_stays(&dir)?;
+    if state.poisoned.as_deref() == Some(SHUT_DOWN) {
+        drop(root);
+        detach(&dir, UnmountFlags::empty())?;
+        let Some(daemon) = daemon else { return Ok(()) };
+        let ended = waiting(&dir, || wait_for_end(&daemon));
+        return ended.map_err(|e| Failure::system(&dir, e));
+    }
     let mut last = root.sync_at_last();
     // After a failure that ended writing, only the counters tell the reason.
     let cause = last.daemon.and_then(|_| root.daemon().ok()?.poisoned);

@@ -45,7 +45,7 @@ mod options;
 mod tools;
 mod volume;
 
-pub use ramet_betree::{TreeShape, Usage};
+pub use ramet_betree::{SHUT_DOWN, TreeShape, Usage};
 
 pub use tools::{control, fence};
 

@@ -266,6 +266,13 @@ impl Volume {
         Ok(self.namespace.tree.close()?)
     }
 
+    /// Writes nothing more, as if the process ended here. Later changes and syncs fail, and
+    /// [`Volume::close`] leaves the device as it is. The next open finds the state of the last sync
+    /// or a later one.
+    pub fn shut_down(&self) {
+        ramet_betree::shut_down(&self.namespace.tree);
+    }
+
     /// Makes every change that returned before this call durable.
     ///
     /// # Errors

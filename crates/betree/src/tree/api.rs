@@ -302,11 +302,15 @@ impl Tree {
 
     /// Writes a last checkpoint and ends the background work. Later changes fail with `Poisoned`. A
     /// tree whose last handle is dropped without it is made durable too, by a sync: the next open
-    /// takes longer then, and errors go to the log.
+    /// takes longer then, and errors go to the log. A tree that was shut down stays as it is.
     ///
     /// # Errors
     /// As [`Tree::checkpoint`].
     pub fn close(&self) -> Result<()> {
+        if self.inner.failure.is_shut_down() {
+            self.inner.stop();
+            return Ok(());
+        }
         let done = self.inner.close_tree();
         if done.is_ok() && self.inner.journal().is_some() {
             release(&*self.inner.store.dev);

@@ -1,5 +1,6 @@
 //! The first failure after which nothing is written any more.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ramet_block::failpoints::{self, Fault};
@@ -8,11 +9,16 @@ use ramet_nodetable::NodeTable;
 use crate::error::{Error, Result};
 use crate::tree::signals::Signals;
 
+/// The reason why writing ended, when it ended on request.
+pub const SHUT_DOWN: &str = "it was shut down";
+
 /// See the module header. It tells the node table, and wakes the threads that wait for progress.
 pub(crate) struct Failure {
     table: Arc<NodeTable>,
     signals: Arc<Signals>,
     reason: OnceLock<Arc<str>>,
+    /// Whether writing ended on request.
+    is_shut_down: AtomicBool,
 }
 
 /// Dropped only while a panic passes through.
@@ -31,6 +37,7 @@ impl Failure {
             table,
             signals,
             reason: OnceLock::new(),
+            is_shut_down: AtomicBool::new(false),
         }
     }
 
@@ -62,6 +69,21 @@ impl Failure {
     /// Refuses writes from now on: the volume was closed.
     pub(crate) fn close(&self) {
         let _ = self.reason.set("it was closed".into());
+    }
+
+    /// Refuses writes from now on, as after a failure, on request.
+    pub(crate) fn shut_down(&self) {
+        self.table.poison();
+        if self.reason.set(SHUT_DOWN.into()).is_ok() {
+            self.is_shut_down.store(true, Ordering::SeqCst);
+            tracing::warn!("the volume is shut down");
+        }
+        self.signals.progressed();
+    }
+
+    /// Whether writing ended on request, and not by a failure.
+    pub(crate) fn is_shut_down(&self) -> bool {
+        self.is_shut_down.load(Ordering::SeqCst)
     }
 
     pub(crate) fn reason(&self) -> Option<Arc<str>> {

@@ -22,6 +22,7 @@ pub(crate) mod reclaim;
 pub(crate) mod record;
 pub(crate) mod root;
 pub(crate) mod scrub;
+pub(crate) mod shutdown;
 pub(crate) mod signals;
 pub(crate) mod snapshot;
 pub(crate) mod threads;

@@ -58,6 +58,14 @@ impl Mapped {
         self.shard(ino).lock().remove(&ino);
     }
 
+    /// The files that the kernel may have pages of.
+    pub(crate) fn files(&self) -> Vec<Ino> {
+        let shards = self.0.iter();
+        shards
+            .flat_map(|shard| shard.lock().keys().copied().collect::<Vec<_>>())
+            .collect()
+    }
+
     /// Whether the kernel may have pages of the file.
     pub(crate) fn may_have(&self, ino: Ino) -> bool {
         self.shard(ino).lock().contains_key(&ino)

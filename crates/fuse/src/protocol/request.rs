@@ -283,6 +283,8 @@ pub enum Request<'a> {
     Ioctl {
         fh: FileHandle,
         number: u32,
+        /// The argument, an address in the memory of the process as a rule.
+        arg: u64,
         data: &'a [u8],
         out_bytes: usize,
         flags: u32,
@@ -653,6 +655,7 @@ impl<'a> Parts<'a> {
                 Request::Ioctl {
                     fh: FileHandle(call.fh),
                     number: call.cmd,
+                    arg: call.arg,
                     data: self.data(call.in_size)?,
                     out_bytes: usize::try_from(call.out_size).expect("32 bits"),
                     flags: call.flags,

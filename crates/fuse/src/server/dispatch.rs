@@ -4,6 +4,8 @@
 //! write-back of pages ([`Server::waits_for_pages`]). A transport knows on which thread they may
 //! wait, and calls [`Server::sync`], [`Server::ioctl`] and [`Server::after_write_back`] itself.
 
+use std::sync::Arc;
+
 use ramet_fs::{Ino, SetAttr, Volume};
 use rustix::io::Errno;
 
@@ -15,6 +17,7 @@ use crate::server::file_flags::FlagCall;
 use crate::server::files::{seek, set_attributes};
 use crate::server::names::Mode;
 use crate::server::server::Server;
+use crate::server::shutdown::{SHUTDOWN, Shutdown};
 
 /// A request that goes on once the kernel has written pages back.
 pub(crate) enum AfterWriteBack {
@@ -28,15 +31,23 @@ pub(crate) enum AfterWriteBack {
     Seek { node: Ino, offset: u64, whence: u32 },
     /// IOCTL that protects a file, whose pages could not be written back afterwards.
     Protect { node: Ino, call: FlagCall },
+    /// IOCTL that shuts the volume down. The address is that of its value.
+    Shutdown {
+        node: Ino,
+        requester: Requester,
+        address: u64,
+        shutdown: Arc<Shutdown>,
+    },
 }
 
 impl AfterWriteBack {
     /// The file.
     pub(crate) fn node(&self) -> Ino {
         match self {
-            Self::Setattr { node, .. } | Self::Seek { node, .. } | Self::Protect { node, .. } => {
-                *node
-            }
+            Self::Setattr { node, .. }
+            | Self::Seek { node, .. }
+            | Self::Protect { node, .. }
+            | Self::Shutdown { node, .. } => *node,
         }
     }
 
@@ -56,6 +67,15 @@ impl AfterWriteBack {
             Self::Protect { node, call } => {
                 return Reply::of_ioctl(call.run(volume, *node), 0);
             }
+            Self::Shutdown {
+                requester,
+                address,
+                shutdown,
+                ..
+            } => {
+                let done = shutdown.run(volume, *requester, *address);
+                return Reply::of_ioctl(done.map(|()| Vec::new()), 0);
+            }
         };
         answer.unwrap_or_else(Reply::error)
     }
@@ -70,7 +90,7 @@ impl AfterWriteBack {
                 );
                 self.answer(&server.files.volume)
             }
-            Self::Protect { .. } => self.answer(&server.files.volume),
+            Self::Protect { .. } | Self::Shutdown { .. } => self.answer(&server.files.volume),
             Self::Seek {
                 node,
                 offset,
@@ -95,6 +115,9 @@ impl Server {
             }
             request => {
                 self.count(header.opcode);
+                if self.shutdown.is_down() && !Shutdown::lets_pass(header.node, &request) {
+                    return Some(Reply::error(Errno::IO));
+                }
                 let answer = self.answer_about_names(header, request);
                 return Some(answer.unwrap_or_else(Reply::error));
             }
@@ -114,6 +137,9 @@ impl Server {
         header: &Header,
         request: &Request<'_>,
     ) -> Option<AfterWriteBack> {
+        if self.shutdown.is_down() {
+            return None;
+        }
         let (node, requester) = (header.node, header.into());
         match request {
             Request::Setattr(set) => {
@@ -133,6 +159,16 @@ impl Server {
                 };
                 self.files.pages.is_mapped(node).then_some(seek)
             }
+            &Request::Ioctl {
+                number: SHUTDOWN,
+                arg,
+                ..
+            } => Some(AfterWriteBack::Shutdown {
+                node,
+                requester,
+                address: arg,
+                shutdown: Arc::clone(&self.shutdown),
+            }),
             &Request::Ioctl { number, data, .. } => {
                 let call = FlagCall::decode(number, data)?.ok()?;
                 let waits = call.protects() && self.files.pages.is_mapped(node);

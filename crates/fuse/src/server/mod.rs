@@ -15,4 +15,5 @@ pub(crate) mod page_cache;
 pub(crate) mod prefetcher;
 pub(crate) mod request_counts;
 pub(crate) mod server;
+pub(crate) mod shutdown;
 pub(crate) mod workers;

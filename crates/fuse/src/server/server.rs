@@ -9,9 +9,10 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use ramet_block::Budget;
-use ramet_fs::control::FENCE;
+use ramet_fs::control::{FENCE, STAT};
 use ramet_fs::fence::{Fence, FenceCall};
 use ramet_fs::{BLOCK_BYTES, Ino, Invalidation, NAME_BYTES_MAX, ROOT_INO, Volume};
+use rustix::io::Errno;
 
 use crate::cache::mapped::Mapped;
 use crate::cache::negative_dentries::NegativeDentries;
@@ -32,6 +33,7 @@ use crate::server::names::Names;
 use crate::server::page_cache::PageCache;
 use crate::server::prefetcher::Prefetcher;
 use crate::server::request_counts::RequestCounts;
+use crate::server::shutdown::Shutdown;
 use crate::server::workers::Workers;
 
 /// Syncs that wait at the same time; the tree commits those in one go.
@@ -50,6 +52,7 @@ pub(crate) struct Server {
     counts: Arc<RequestCounts>,
     inode_memory: InodeMemory,
     fences: Arc<Fences>,
+    pub(super) shutdown: Arc<Shutdown>,
     /// The agreement with the kernel, unknown until the connection begins.
     pub(super) agreed: Arc<OnceLock<Agreed>>,
     syncs: Workers,
@@ -69,6 +72,7 @@ impl Server {
     pub(crate) fn new(volume: Arc<Volume>, kernel: Kernel) -> std::io::Result<Self> {
         let (prefetch, counts) = (Arc::<Prefetch>::default(), Arc::<RequestCounts>::default());
         let (mapped, agreed) = (Arc::<Mapped>::default(), Arc::<OnceLock<Agreed>>::default());
+        let shutdown = Arc::new(Shutdown::new(kernel.clone(), Arc::clone(&mapped)));
         let negative_dentries = Arc::<NegativeDentries>::default();
         let probe_file = Arc::new(ProbeFile::new());
         let directories = Arc::new(Directories::new(
@@ -114,6 +118,7 @@ impl Server {
             counts,
             inode_memory,
             fences: Arc::new(Fences::new()),
+            shutdown,
             agreed,
             syncs: Workers::new("sync", SYNC_THREADS)?,
             structural: Workers::new("clone", 1)?,
@@ -176,6 +181,9 @@ impl Server {
         header: &Header,
         (number, data): (u32, &[u8]),
     ) -> Option<Answer<Vec<u8>>> {
+        if self.shutdown.is_down() && number != STAT {
+            return Some(Err(Errno::IO));
+        }
         if let Some(call) = FlagCall::decode(number, data) {
             self.count(header.opcode);
             return Some(call.and_then(|call| call.run(&self.volume, header.node)));
@@ -323,6 +331,9 @@ impl Server {
     /// written back the pages of the program's file before.
     pub(crate) fn sync(&self, header: &Header, reply: impl FnOnce(Answer<()>) + Send + 'static) {
         self.count(header.opcode);
+        if self.shutdown.is_down() {
+            return reply(Err(Errno::IO));
+        }
         self.files.pages.note_synced(header.node);
         let volume = Arc::clone(&self.volume);
         self.syncs.run(move || reply(answer(volume.sync_all())));

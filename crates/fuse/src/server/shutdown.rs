@@ -1,0 +1,133 @@
+//! FS_IOC_SHUTDOWN: a volume stops at once, as if its machine had, and its mount answers `EIO`.
+//!
+//! Tests of programs and of file systems use it in place of a power cut (xfstests, `xfs_io -x -c
+//! shutdown`). The number says that the process reads an answer, although it passes a value, so the
+//! kernel sends the address of the value alone. The daemon reads the value in the memory of the
+//! process, which waits for the answer.
+//!
+//! | value | synced before the end |
+//! | --- | --- |
+//! | 0 | everything, also bytes that programs stored through mappings |
+//! | 1 | every change that was answered |
+//! | 2 | nothing |
+//!
+//! The kernel forgets names and pages afterwards, so that it asks again, and gets `EIO`. The root can
+//! still be opened and asked for its room, for `ramet stat` and `ramet umount`.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ramet_fs::{Capabilities, Ino, Invalidation, ROOT_INO, Volume};
+use rustix::io::Errno;
+
+use crate::cache::mapped::Mapped;
+use crate::cache::notify::Kernel;
+use crate::protocol::{Answer, Request, answer};
+use crate::server::credentials::{Requester, caller_of};
+
+/// The number of the ioctl.
+pub(crate) const SHUTDOWN: u32 = 0x8004_587d;
+
+const EVERYTHING: u32 = 0;
+const NOTHING: u32 = 2;
+
+/// The switch of a mount, which stays off once it is.
+pub(crate) struct Shutdown {
+    is_down: AtomicBool,
+    kernel: Kernel,
+    mapped: Arc<Mapped>,
+}
+
+impl Shutdown {
+    pub(crate) fn new(kernel: Kernel, mapped: Arc<Mapped>) -> Self {
+        Self {
+            is_down: AtomicBool::new(false),
+            kernel,
+            mapped,
+        }
+    }
+
+    /// Whether the volume was shut down.
+    pub(crate) fn is_down(&self) -> bool {
+        self.is_down.load(Ordering::SeqCst)
+    }
+
+    /// Whether a request about `node` is served although the volume is down: those that end
+    /// something, and those that open the root, on which `ramet stat` tells the reason.
+    pub(crate) fn lets_pass(node: Ino, request: &Request<'_>) -> bool {
+        match request {
+            Request::Release { .. }
+            | Request::Releasedir { .. }
+            | Request::Destroy
+            | Request::Statfs => true,
+            Request::Getattr { .. } | Request::Statx { .. } | Request::Opendir { .. } => {
+                node == ROOT_INO
+            }
+            _ => false,
+        }
+    }
+
+    /// Shuts the volume down for the process that passed the address of the value. Waits for pages
+    /// of the kernel.
+    ///
+    /// # Errors
+    /// `EPERM` without `CAP_SYS_ADMIN`, `EFAULT`, `EINVAL` for another value: the volume goes on
+    /// then. The errors of the sync: the volume is shut down.
+    pub(crate) fn run(&self, volume: &Volume, requester: Requester, address: u64) -> Answer<()> {
+        let caller = caller_of(requester);
+        if !caller.capabilities.have(Capabilities::SYS_ADMIN) {
+            return Err(Errno::PERM);
+        }
+        let value = value_at(requester.pid, address)?;
+        if value > NOTHING {
+            return Err(Errno::INVAL);
+        }
+        if value == EVERYTHING {
+            self.drop_pages();
+        }
+        // No change is answered from here on, so the sync has all that were.
+        self.is_down.store(true, Ordering::SeqCst);
+        let synced = match value {
+            NOTHING => Ok(()),
+            _ => answer(volume.sync_all()),
+        };
+        volume.shut_down();
+        self.kernel.invalidate_names();
+        let root = Invalidation::Attributes(ROOT_INO);
+        self.kernel.invalidate_attributes(&[root]);
+        self.drop_pages();
+        synced
+    }
+
+    /// Has the kernel write back and drop the pages of all files.
+    fn drop_pages(&self) {
+        for file in self.mapped.files() {
+            self.kernel.write_back(file);
+        }
+    }
+}
+
+/// The value at an address in the memory of a process.
+fn value_at(pid: u32, address: u64) -> Answer<u32> {
+    let mut bytes = [0; 4];
+    let memory = File::open(format!("/proc/{pid}/mem"));
+    let read = memory.and_then(|memory| memory.read_exact_at(&mut bytes, address));
+    read.map_err(|_| Errno::FAULT)?;
+    Ok(u32::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn value_is_read_in_the_memory_of_the_process() {
+        let value = 7u32;
+        let address = std::ptr::from_ref(&value).addr() as u64;
+        assert_eq!(value_at(std::process::id(), address), Ok(7));
+        assert_eq!(value_at(std::process::id(), 1), Err(Errno::FAULT));
+        assert_eq!(value_at(u32::MAX, address), Err(Errno::FAULT));
+    }
+}
