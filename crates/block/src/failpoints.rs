@@ -90,6 +90,25 @@ pub enum Fault {
     ChangeTorn,
 }
 
+/// Kills this process as `kill -9` does, if the variable `RAMET_DIES_AT` of its environment names
+/// this step.
+#[cfg(failpoints)]
+pub fn die_at(step: &str) {
+    if std::env::var("RAMET_DIES_AT").is_ok_and(|named| named == step) {
+        let killed =
+            rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+        killed.expect("a process may kill itself");
+        loop {
+            std::thread::park();
+        }
+    }
+}
+
+/// Without `--cfg failpoints`, nothing.
+#[cfg(not(failpoints))]
+#[inline(always)]
+pub const fn die_at(_: &str) {}
+
 #[cfg(failpoints)]
 thread_local! {
     static ACTIVE: std::cell::Cell<Option<Fault>> = const { std::cell::Cell::new(None) };

@@ -11,13 +11,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use ramet_fuse::MountOptions;
+use rustix::mount::UnmountFlags;
 
 use crate::args::Mount;
 use crate::budget::budget;
 use crate::control::Root;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
 use crate::size::Size;
-use crate::{daemon, inherited, mounts, output};
+use crate::{daemon, inherited, mounts, output, umount};
 
 pub fn run(args: &Mount) -> Outcome<u8> {
     // Both roles refuse here all that can be refused before a daemon runs. Paths are made absolute
@@ -28,7 +29,9 @@ pub fn run(args: &Mount) -> Outcome<u8> {
     }
     inherited::hand_on_nothing();
     let child = spawn(args, &plan, log.as_deref())?;
-    await_ready(child).map(|()| 0)
+    await_ready(child)
+        .inspect_err(|_| leave_no_dead_mount(&plan.dir))
+        .map(|()| 0)
 }
 
 /// Whether the options can be understood.
@@ -174,6 +177,15 @@ fn await_ready(mut child: Child) -> Outcome {
             ended(&mut child)
         ))),
         why => Err(Failure::new(why)),
+    }
+}
+
+/// Unmounts the dead mount that a killed daemon left at `dir`, where nothing was mounted before.
+/// Best effort: the failure of the mount is told in any case.
+fn leave_no_dead_mount(dir: &Path) {
+    let is_dead = || Root::open_dir(dir).is_err_and(is_of_dead_mount);
+    if mounts::at(dir).is_ok_and(|found| found.is_some()) && is_dead() {
+        let _ = umount::detach(dir, UnmountFlags::DETACH);
     }
 }
 

@@ -5,9 +5,14 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ramet_e2e::{Bed, Mount, ramet_bin};
+
+/// How long a command may take, which is done in a moment.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// `nobody`, which every Debian has.
 const USER: u32 = 65534;
@@ -293,4 +298,61 @@ fn each_counter_has_a_row_in_the_documents() {
         .collect();
     assert_eq!(gone, Vec::<&String>::new());
     mount.umount();
+}
+
+/// The daemon that `ramet mount` started, once it runs.
+fn daemon_of(starter: u32) -> Option<rustix::process::Pid> {
+    let path = format!("/proc/{starter}/task/{starter}/children");
+    let children = fs::read_to_string(path).ok()?;
+    let child = children.split_whitespace().next()?.parse().ok()?;
+    rustix::process::Pid::from_raw(child)
+}
+
+#[test]
+fn mount_whose_daemon_is_killed_ends_and_leaves_the_directory() {
+    const ROUNDS: u64 = 24;
+    let bed = Bed::new("64M");
+    let (mut failed, mut mounted) = (0, 0);
+    for round in 0..ROUNDS {
+        let mut starter = Command::new(ramet_bin())
+            .arg("mount")
+            .arg(bed.volume())
+            .arg(bed.mount_point())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it runs");
+        let start = Instant::now();
+        let daemon = loop {
+            match daemon_of(starter.id()) {
+                Some(daemon) => break daemon,
+                None => assert!(start.elapsed() < PATIENCE, "no daemon"),
+            }
+        };
+        // The kills are spread over the time that a mount takes.
+        thread::sleep(Duration::from_micros(800 * round));
+        rustix::process::kill_process(daemon, rustix::process::Signal::KILL).expect("it runs");
+        let status = loop {
+            match starter.try_wait().expect("it is a child") {
+                Some(status) => break status,
+                None => assert!(start.elapsed() < PATIENCE, "round {round}: it waits"),
+            }
+            thread::sleep(Duration::from_millis(1));
+        };
+        if status.success() {
+            mounted += 1;
+            let out = Command::new(ramet_bin())
+                .arg("umount")
+                .arg(bed.mount_point())
+                .output()
+                .expect("it runs");
+            assert!(out.status.success(), "{out:?}");
+        } else {
+            failed += 1;
+        }
+        let listed = fs::read_dir(bed.mount_point());
+        assert_eq!(listed.expect("nothing is mounted").count(), 0);
+    }
+    println!("{failed} mounts failed, {mounted} were done before the kill");
+    assert!(failed > 0);
+    bed.fsck();
 }

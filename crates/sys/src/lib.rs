@@ -9,6 +9,7 @@
 )]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
+mod child;
 mod control_ioctl;
 mod descriptors;
 mod fuse_ring;
@@ -20,6 +21,7 @@ mod revocable;
 mod scheduling;
 mod signals;
 
+pub use child::{open_in_child, unmount_in_child};
 pub use control_ioctl::control_ioctl;
 pub use descriptors::keep_descriptors_from_programs;
 pub use fuse_ring::{FuseRing, RingRequest, Waited};

@@ -1,5 +1,7 @@
-//! A file of the mount that exists in no directory. The mount opens and writes it through the
-//! kernel before any program gets to the mount. Kernel and server both learn from that.
+//! A file of the mount that exists in no directory. The mount has a child open and write it through
+//! the kernel before any program gets to the mount. Kernel and server both learn from that. The
+//! child does so, since a thread of the server that waits for an answer of its own process outlives
+//! a kill, and everybody would wait for the mount (`sys/src/child.rs`).
 //!
 //! The kernel learns how OPEN is always answered: until it knows, it sends a request when a file
 //! that it created is closed. The server learns whether the kernel asks for the capabilities of a
@@ -7,16 +9,18 @@
 //! clear them. Only then files are sent ahead of programs that may have changed them
 //! (`cache/prefetch.rs`).
 
-use std::fs::OpenOptions;
-use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use ramet_fs::{Attr, Ino, Kind};
 
 /// The inode number of the file. No inode of a volume has it: counted and random numbers are below
 /// 2^63.
 pub(crate) const PROBE_INO: Ino = Ino(u64::MAX);
+
+/// How long the child may take, which is done in a millisecond.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The file, and the requests that the kernel sent about it.
 pub(crate) struct ProbeFile {
@@ -41,26 +45,15 @@ impl ProbeFile {
         self.name.as_bytes()
     }
 
-    /// Opens the file in the mounted directory `root`, and writes to it if `writes`. No program
-    /// finds it afterwards, once the kernel has forgotten the name.
+    /// Has a child open the file in the mounted directory `root`, and write to it if `writes`. No
+    /// program finds it afterwards, once the kernel has forgotten the name.
     ///
     /// # Errors
-    /// The error of opening or writing.
+    /// The error of opening or writing, or `TimedOut`.
     pub(crate) fn open(&self, root: &Path, writes: bool) -> std::io::Result<()> {
-        let open = || {
-            let mut file = OpenOptions::new()
-                .read(!writes)
-                .write(writes)
-                .open(root.join(&self.name))?;
-            if writes {
-                // Opening may ask for capabilities too.
-                self.has_asked.store(false, Ordering::SeqCst);
-                file.write_all(b"0")?;
-            }
-            Ok(())
-        };
+        let bytes: &[u8] = if writes { b"0" } else { b"" };
         self.is_open.store(true, Ordering::SeqCst);
-        let opened = open();
+        let opened = ramet_sys::open_in_child(&root.join(&self.name), bytes, PATIENCE);
         self.is_open.store(false, Ordering::SeqCst);
         opened
     }
@@ -80,6 +73,11 @@ impl ProbeFile {
             size_bytes: 0,
             ..dir
         }
+    }
+
+    /// The kernel opens the file. Opening may ask for capabilities before.
+    pub(crate) fn opened(&self) {
+        self.has_asked.store(false, Ordering::SeqCst);
     }
 
     /// The kernel asks for the capabilities of the file.
@@ -110,6 +108,10 @@ mod tests {
         probe.written();
         probe.asked_for_capabilities();
         assert!(!probe.asks_before_write());
+        probe.opened();
+        probe.written();
+        assert!(!probe.asks_before_write(), "opening asked");
+        probe.asked_for_capabilities();
         probe.written();
         assert!(probe.asks_before_write());
         assert!(!probe.has_name(probe.name()), "it is not open");

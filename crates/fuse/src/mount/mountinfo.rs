@@ -55,6 +55,11 @@ impl Device {
         )
     }
 
+    /// File of the kernel that tells how far this file system is read ahead, in KiB.
+    pub(crate) fn read_ahead_path(self) -> String {
+        format!("/sys/class/bdi/{}:{}/read_ahead_kb", self.major, self.minor)
+    }
+
     fn parse(field: &[u8]) -> Option<Self> {
         let (major, minor) = std::str::from_utf8(field).ok()?.split_once(':')?;
         Some(Self {

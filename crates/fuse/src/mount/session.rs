@@ -7,6 +7,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ramet_block::Use;
+use ramet_block::failpoints;
 use ramet_fs::Volume;
 
 use crate::cache::notify::Kernel;
@@ -93,6 +94,17 @@ impl Unmounter {
         self.device.is_none() || mountinfo::device_at(&self.dir) == self.device
     }
 
+    /// Calls umount(2) in a child. The kernel may have pages written back first, which this process
+    /// serves: a thread of its own that waits for that would outlive a kill.
+    fn unmount_directly(&self, flags: rustix::mount::UnmountFlags) -> io::Result<()> {
+        match ramet_sys::unmount_in_child(&self.dir, flags.bits()) {
+            Err(error) if is_want_of_a_process(&error) => {
+                Ok(rustix::mount::unmount(&*self.dir, flags)?)
+            }
+            done => done,
+        }
+    }
+
     fn unmount_with(
         &self,
         flags: rustix::mount::UnmountFlags,
@@ -102,11 +114,11 @@ impl Unmounter {
             dir: self.dir.display().to_string(),
             source,
         };
-        match rustix::mount::unmount(&*self.dir, flags) {
+        match self.unmount_directly(flags) {
             Ok(()) => return Ok(()),
             // Only root may call umount(2).
-            Err(rustix::io::Errno::PERM) => {}
-            Err(errno) => return Err(failed(errno.into())),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+            Err(error) => return Err(failed(error)),
         }
         let output = Command::new("fusermount3")
             .arg("-u")
@@ -121,6 +133,15 @@ impl Unmounter {
         let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         Err(failed(std::io::Error::other(text)))
     }
+}
+
+/// Whether no child could be made: umount(2) itself has no such errors with the flags used here.
+fn is_want_of_a_process(error: &io::Error) -> bool {
+    let errno = rustix::io::Errno::from_io_error(error);
+    matches!(
+        errno,
+        Some(rustix::io::Errno::AGAIN | rustix::io::Errno::NOMEM)
+    )
 }
 
 /// Threads that read requests from the device when there are rings.
@@ -160,6 +181,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     let kernel = Kernel::default();
     let server = Arc::new(Server::new(volume, kernel.clone()).map_err(failed)?);
     let mut mounted = Mounted::attach(dir, options).map_err(failed)?;
+    failpoints::die_at("mounted");
     kernel.connect(Arc::clone(&mounted.device));
     mounted
         .begin(&server, rings, options.threads)
@@ -167,6 +189,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     if let Some(error) = mounted.no_rings() {
         tracing::warn!(%error, "no rings; requests come through the device");
     }
+    failpoints::die_at("served");
     let dir = &*mounted.unmounter.dir;
     if let Err(error) = set_read_ahead(dir) {
         tracing::debug!(%error, "read-ahead stays as it is");
@@ -177,6 +200,7 @@ pub fn mount(volume: Arc<Volume>, dir: &Path, options: &MountOptions) -> Result<
     if let Err(error) = server.answer_first_open(dir, ahead) {
         tracing::debug!(%error, "files are closed by request until one is opened, and none is sent ahead");
     }
+    failpoints::die_at("probed");
     Ok(mounted)
 }
 
@@ -211,16 +235,15 @@ pub fn serve(
     })
 }
 
-/// Lets the kernel read further ahead than its 128 KiB for a FUSE file system. Asks for the
-/// attributes of `dir`, the root of the mount, which must be served by now.
+/// Lets the kernel read further ahead than its 128 KiB for the FUSE file system that is mounted at
+/// `dir`, which is absolute and without links. The mount gets no request: it may be this process
+/// that has to answer.
 ///
 /// # Errors
-/// Only root may change this.
+/// Nothing is mounted there. Only root may change this.
 pub fn set_read_ahead(dir: &Path) -> io::Result<()> {
-    let dev = rustix::fs::stat(dir)?.st_dev;
-    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
-    let path = format!("/sys/class/bdi/{major}:{minor}/read_ahead_kb");
-    std::fs::write(path, READ_AHEAD_KIB.to_string())
+    let device = mountinfo::device_at(dir).ok_or(io::ErrorKind::NotFound)?;
+    std::fs::write(device.read_ahead_path(), READ_AHEAD_KIB.to_string())
 }
 
 impl Mounted {
@@ -255,6 +278,7 @@ impl Mounted {
             Wanted::Of(payload_bytes) => made.insert(make(payload_bytes)).is_ok(),
             Wanted::No | Wanted::InVain(_) => false,
         })?;
+        failpoints::die_at("agreed");
         server.agree(agreed);
         let fences = server.fences();
         fences.begins_with(first.0);
@@ -265,6 +289,7 @@ impl Mounted {
         self.no_rings = match (made, wanted) {
             (Some(Ok(rings)), _) => {
                 let serving = rings.register(agreed.form());
+                failpoints::die_at("registered");
                 let serving = serving.inspect_err(|_| self.unmounter.abort())?;
                 self.rings = Some(serving);
                 let refused = || io::Error::other("the kernel took no entry of a ring");
@@ -285,6 +310,7 @@ impl Mounted {
         // No fence waits for the requests that come through the device beside rings.
         let reader_lanes = if beside { 0 } else { count };
         fences.expect_lanes(ring_threads + reader_lanes);
+        failpoints::die_at("before-readers");
         let device = Arc::clone(&self.device);
         let answering = answer_with(Arc::clone(server));
         self.readers = Some(Readers::start(

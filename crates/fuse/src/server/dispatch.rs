@@ -266,7 +266,11 @@ impl Server {
     fn answer_about_contents(&self, header: &Header, request: Request<'_>) -> Answer<Reply> {
         let (node, requester) = (header.node, header.into());
         match request {
-            Request::Open { .. } | Request::Flush { .. } => Err(NEVER_AGAIN),
+            Request::Open { .. } => {
+                self.files.opens(node);
+                Err(NEVER_AGAIN)
+            }
+            Request::Flush { .. } => Err(NEVER_AGAIN),
             Request::Release { .. } | Request::Destroy => Ok(Reply::done()),
             Request::Read { offset, room, .. } => self
                 .files

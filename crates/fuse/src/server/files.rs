@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use ramet_block::failpoints;
 use ramet_fs::{
     Attr, Capabilities, Credentials, Error, Ino, Invalidation, SetAttr, SetXattr, Volume,
 };
@@ -84,6 +85,13 @@ impl Files {
         answer(self.volume.files().read_into(node, offset, buf))
     }
 
+    /// The kernel opens a file, for the first time in this mount.
+    pub(crate) fn opens(&self, node: Ino) {
+        if node == PROBE_INO {
+            self.probe_file.opened();
+        }
+    }
+
     pub(crate) fn write(
         &self,
         (node, fh): (Ino, FileHandle),
@@ -93,6 +101,7 @@ impl Files {
         requester: Requester,
     ) -> Answer<()> {
         if node == PROBE_INO {
+            failpoints::die_at("probe-write");
             self.probe_file.written();
             return Ok(());
         }
@@ -246,6 +255,7 @@ impl Files {
 
     pub(crate) fn getxattr(&self, node: Ino, name: &[u8]) -> Answer<Vec<u8>> {
         if node == PROBE_INO {
+            failpoints::die_at("probe-capabilities");
             if name == CAPABILITY {
                 self.probe_file.asked_for_capabilities();
             }

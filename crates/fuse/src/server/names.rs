@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use ramet_block::failpoints;
 use ramet_fs::{Attr, Error, Ino, Kind, NewInode, RenameMode, Volume};
 use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -26,6 +27,7 @@ impl Names {
     /// remember.
     pub(crate) fn lookup(&self, dir: Ino, name: &[u8]) -> Answer<Option<Attr>> {
         if self.probe_file.has_name(name) {
+            failpoints::die_at("probe-lookup");
             return answer(self.volume.attributes().getattr(dir))
                 .map(|attr| Some(ProbeFile::attr(attr)));
         }
