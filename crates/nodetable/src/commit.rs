@@ -102,7 +102,7 @@ impl NodeTable {
     fn write_pages(&self, writer: &mut Writer, removed: Vec<NodeId>) -> Result<Commit> {
         let node_table = writer.tree.flush()?;
         let space_map = writer.free_map.flush()?;
-        let freed = self.store.space.lock().take_freed();
+        let freed = self.store.take_freed();
         if failpoints::is_on(Fault::DiscardedEarly) {
             self.store.discard(&freed);
         }

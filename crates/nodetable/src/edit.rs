@@ -19,10 +19,11 @@ use std::sync::Arc;
 use crate::damaged::DamagedPage;
 use crate::error::Result;
 use crate::page::{Body, Entry, IndexEntry, LeafEntry, Link, Page, Shape};
+use crate::sharing::Sharing;
 use crate::store::PageStore;
 use crate::tree::{ShadowTree, route};
 
-impl ShadowTree {
+impl<S: Sharing> ShadowTree<S> {
     /// Sets `key` to `value`, and says whether that changed anything.
     ///
     /// # Errors
@@ -88,7 +89,7 @@ impl ShadowTree {
     ///
     /// # Errors
     /// `NoSpace` for the copy of a page, `Io` or `Corrupt`.
-    pub fn renew(&mut self, page: &DamagedPage) -> Result<bool> {
+    pub(crate) fn renew(&mut self, page: &DamagedPage) -> Result<bool> {
         if !self.has(page)? || !self.is_damaged(page) {
             return Ok(false);
         }
@@ -175,8 +176,8 @@ fn link_at(page: &mut Page, at: usize) -> &mut Link {
 
 /// Makes the page behind `link` dirty, copying it if it is not, and lets the caller change it. The
 /// page that holds `link` is dirty already.
-fn own<'a>(
-    store: &PageStore,
+fn own<'a, S: Sharing>(
+    store: &PageStore<S>,
     shape: &Shape,
     link: &'a mut Link,
     height: Option<u8>,
@@ -184,7 +185,9 @@ fn own<'a>(
     if matches!(link, Link::Disk(_)) {
         let old = store.resolve(shape, link, height)?;
         let copy = old.shadow(store.alloc_page(shape)?);
-        store.free_page(shape, link);
+        if !store.sharing.unshare(&old) {
+            store.free_page(shape, link);
+        }
         *link = Link::Dirty(Arc::new(copy));
     }
     match link {
@@ -194,7 +197,7 @@ fn own<'a>(
 }
 
 /// Splits a full root under a new root.
-fn grow(store: &PageStore, shape: &Shape, root: &mut Link) -> Result<()> {
+fn grow<S: Sharing>(store: &PageStore<S>, shape: &Shape, root: &mut Link) -> Result<()> {
     let place = store.alloc_page(shape)?;
     let left = own(store, shape, root, None)?;
     let height = left.height + 1;
@@ -223,7 +226,12 @@ fn grow(store: &PageStore, shape: &Shape, root: &mut Link) -> Result<()> {
 
 /// Makes the child of `page` that `key` belongs to safe to change, and returns its position.
 /// `page` has room for one more entry.
-fn prepare(store: &PageStore, shape: &Shape, page: &mut Page, key: &[u8]) -> Result<usize> {
+fn prepare<S: Sharing>(
+    store: &PageStore<S>,
+    shape: &Shape,
+    page: &mut Page,
+    key: &[u8],
+) -> Result<usize> {
     let at = route(page, key);
     let below = page.height - 1;
     let Body::Index(entries) = &mut page.body else {
@@ -261,7 +269,7 @@ fn prepare(store: &PageStore, shape: &Shape, page: &mut Page, key: &[u8]) -> Res
 }
 
 /// Moves the upper half of `page` to a new page and returns that.
-fn split(store: &PageStore, shape: &Shape, page: &mut Page) -> Result<Page> {
+fn split<S>(store: &PageStore<S>, shape: &Shape, page: &mut Page) -> Result<Page> {
     let place = store.alloc_page(shape)?;
     let body = match &mut page.body {
         Body::Leaf(entries) => Body::Leaf(entries.split_off(middle(entries))),

@@ -24,6 +24,7 @@ use ramet_block::{Extent, PageRef, Reader};
 
 use crate::error::{Error, Result};
 use crate::page::{Shape, Structure};
+use crate::sharing::{Sharing, Unshared};
 use crate::store::PageStore;
 use crate::tree::ShadowTree;
 
@@ -36,8 +37,8 @@ const ROUNDS_MAX: u32 = 10_000;
 const SPACE_MAP: &str = "space map";
 
 /// The free-space map of the last commit, and the changes to it that the next one writes.
-pub(crate) struct FreeMap {
-    pub tree: ShadowTree,
+pub struct FreeMap<S = Unshared> {
+    pub(crate) tree: ShadowTree<S>,
 }
 
 fn value_of(bytes: &[u8], structure: &'static str, addr: u64) -> Result<u64> {
@@ -52,19 +53,34 @@ fn key_of(bytes: &[u8], structure: &'static str) -> Result<u64> {
         .map_err(|_| Error::corrupt(structure, 0, "a key is not 8 bytes"))
 }
 
-impl FreeMap {
+impl<S: Sharing> FreeMap<S> {
+    /// A map over the usable area of `store`, all of which is free from now on.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`] when the area cannot hold the map.
+    pub fn format(store: &Arc<PageStore<S>>) -> Result<Self> {
+        let usable = store.usable();
+        store.space.lock().free_bare(usable);
+        let mut map = Self::new(store);
+        map.settle(vec![(usable, 1)])?;
+        Ok(map)
+    }
+
     /// An empty map: nothing is free.
-    pub fn new(store: &Arc<PageStore>) -> Self {
+    pub(crate) fn new(store: &Arc<PageStore<S>>) -> Self {
         Self::open(store, PageRef::NONE)
     }
 
-    fn open(store: &Arc<PageStore>, root: PageRef) -> Self {
+    fn open(store: &Arc<PageStore<S>>, root: PageRef) -> Self {
         let tree = ShadowTree::open(store.clone(), FREE_MAP_SHAPE, root);
         Self { tree }
     }
 
     /// Opens the map and fills the allocator of `store` from it: one linear read.
-    pub fn load(store: &Arc<PageStore>, root: PageRef) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Corrupt`].
+    pub fn load(store: &Arc<PageStore<S>>, root: PageRef) -> Result<Self> {
         let map = Self::open(store, root);
         let holes = map.holes()?;
         let mut allocator = store.space.lock();
@@ -74,7 +90,7 @@ impl FreeMap {
     }
 
     /// The holes on disk, validated. Checks M1.
-    pub fn holes(&self) -> Result<Vec<Extent>> {
+    pub(crate) fn holes(&self) -> Result<Vec<Extent>> {
         let mut holes: Vec<Extent> = Vec::new();
         for entry in self.tree.range(&[]) {
             let (key, value) = entry?;
@@ -96,6 +112,9 @@ impl FreeMap {
 
     /// Brings the map up to date with `nodes` (extents that this commit begins, -1, and ceases,
     /// +1, to name), with the pages that changed, and with itself.
+    ///
+    /// # Errors
+    /// [`Error::NoSpace`], [`Error::Io`], or [`Error::Corrupt`] when M2 does not hold.
     pub fn settle(&mut self, nodes: Vec<(Extent, i8)>) -> Result<()> {
         let store = self.tree.store.clone();
         let mut events = nodes;
@@ -116,7 +135,10 @@ impl FreeMap {
         Err(Error::corrupt(SPACE_MAP, 0, "it does not settle"))
     }
 
-    /// Writes the dirty pages; returns the root.
+    /// Writes the dirty pages; returns the root. All other trees of the store are flushed before.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
     pub fn flush(&mut self) -> Result<PageRef> {
         let root = self.tree.flush()?;
         self.tree.store.end_log();

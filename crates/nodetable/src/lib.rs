@@ -4,7 +4,7 @@
 //!
 //! - the allocator, the free space in memory (`space`), and the store of pages above it;
 //! - a B+-tree that never overwrites a page that is on disk (`tree.rs`), and the free-space map on
-//!   disk, which is such a tree (`free_map.rs`);
+//!   disk, which is such a tree (`free_map.rs`); [`pages`] lends both to others;
 //! - [`NodeTable`], the table from [`NodeId`] to place, checksum, reference count and children.
 //!
 //! A checkpoint is [`NodeTable::commit`], device sync, superblock, device sync,
@@ -61,9 +61,11 @@ mod free_map;
 #[cfg(test)]
 mod model;
 mod page;
+pub mod pages;
 mod rebuild;
 mod record;
 mod scrub;
+mod sharing;
 mod space;
 mod store;
 mod table;

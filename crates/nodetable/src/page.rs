@@ -167,7 +167,7 @@ impl Entry for IndexEntry {
 
 /// A pointer to a child or root page.
 #[derive(Debug, Clone)]
-pub(crate) enum Link {
+pub enum Link {
     /// On disk, unchanged since.
     Disk(PageRef),
     /// Shadowed since the last flush; its address is assigned, its bytes are not written.
@@ -175,11 +175,13 @@ pub(crate) enum Link {
 }
 
 impl Link {
+    /// The address of the page, of its first copy if there are two.
+    #[must_use]
     pub fn addr(&self) -> u64 {
         self.place().addr
     }
 
-    pub fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         match self {
             Self::Disk(page) => Place {
                 addr: page.addr,
@@ -214,19 +216,21 @@ impl Place {
 
 /// One page.
 #[derive(Debug, Clone)]
-pub(crate) struct Page {
+pub struct Page {
+    /// Address, of the first copy if there are two.
     pub addr: u64,
     /// Address of the second copy, 0 when there is none. A page that was read from the device has 0
     /// here: the pointer to it knows.
-    pub copy: u64,
+    pub(crate) copy: u64,
+    /// Steps to the leaves below: 0 for a leaf.
     pub height: u8,
-    pub body: Body,
+    pub(crate) body: Body,
     /// Sum of the entries' sizes on disk.
-    pub used: usize,
+    pub(crate) used: usize,
 }
 
 impl Page {
-    pub fn new(place: Place, height: u8, body: Body) -> Self {
+    pub(crate) fn new(place: Place, height: u8, body: Body) -> Self {
         let used = match &body {
             Body::Leaf(entries) => entries.iter().map(Entry::size).sum(),
             Body::Index(entries) => entries.iter().map(Entry::size).sum(),
@@ -241,7 +245,7 @@ impl Page {
     }
 
     /// A copy with a place of its own.
-    pub fn shadow(&self, place: Place) -> Self {
+    pub(crate) fn shadow(&self, place: Place) -> Self {
         Self {
             addr: place.addr,
             copy: place.copy,
@@ -249,21 +253,30 @@ impl Page {
         }
     }
 
-    pub fn place(&self) -> Place {
+    pub(crate) fn place(&self) -> Place {
         Place {
             addr: self.addr,
             copy: self.copy,
         }
     }
 
-    pub fn len(&self) -> usize {
+    /// The pointers to the children, in the order of keys; none of a leaf.
+    pub fn children(&self) -> impl Iterator<Item = &Link> {
+        let entries: &[IndexEntry] = match &self.body {
+            Body::Index(entries) => entries,
+            Body::Leaf(_) => &[],
+        };
+        entries.iter().map(|entry| &entry.link)
+    }
+
+    pub(crate) fn len(&self) -> usize {
         match &self.body {
             Body::Leaf(entries) => entries.len(),
             Body::Index(entries) => entries.len(),
         }
     }
 
-    pub fn first_key(&self) -> &[u8] {
+    pub(crate) fn first_key(&self) -> &[u8] {
         match &self.body {
             Body::Leaf(entries) => entries.first().map_or(&[], |entry| &entry.key),
             Body::Index(entries) => entries.first().map_or(&[], |entry| &entry.key),
@@ -271,16 +284,16 @@ impl Page {
     }
 
     /// Whether the largest entry might not fit any more.
-    pub fn is_full(&self, shape: &Shape) -> bool {
+    pub(crate) fn is_full(&self, shape: &Shape) -> bool {
         self.used + shape.entry_max(self.height) > shape.capacity()
     }
 
     /// Whether losing one more entry would leave too little.
-    pub fn is_underfull(&self, shape: &Shape) -> bool {
+    pub(crate) fn is_underfull(&self, shape: &Shape) -> bool {
         self.used < shape.capacity() / 4
     }
 
-    pub fn encode(&self, shape: &Shape) -> Vec<u8> {
+    pub(crate) fn encode(&self, shape: &Shape) -> Vec<u8> {
         let mut w = Writer::with_capacity(shape.page_bytes as usize);
         w.u32(MAGIC);
         w.u8(shape.structure as u8);
@@ -321,7 +334,7 @@ impl Page {
     }
 
     /// Decodes the page read from `addr`, whose checksum has been compared already.
-    pub fn decode(shape: &Shape, addr: u64, bytes: &[u8]) -> Result<Self> {
+    pub(crate) fn decode(shape: &Shape, addr: u64, bytes: &[u8]) -> Result<Self> {
         let name = shape.structure.name();
         let corrupt = |detail: String| Error::corrupt(name, addr, detail);
         let malformed = Error::malformed(name, addr);

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::free_map::FreeMap;
 use crate::page::{Body, Link};
 use crate::record::{Head, KeyKind, NodeId, NodeRecord, SHAPE, parse_key};
+use crate::sharing::Unshared;
 use crate::store::PageStore;
 use crate::table::{NodeTable, Writer};
 use crate::tree::ShadowTree;
@@ -30,7 +31,7 @@ impl NodeTable {
         copies: MetadataCopies,
         holes: &[Extent],
     ) -> Result<Self> {
-        let store = PageStore::open(device, usable, copies)?;
+        let store = PageStore::open(device, usable, copies, Unshared)?;
         {
             let mut space = store.space.lock();
             holes.iter().for_each(|hole| space.free_bare(*hole));
@@ -53,7 +54,7 @@ impl NodeTable {
         copies: MetadataCopies,
         visit: &mut dyn FnMut(NodeId, &NodeRecord),
     ) -> Result<u64> {
-        let store = PageStore::open(device, usable, copies)?;
+        let store = PageStore::open(device, usable, copies, Unshared)?;
         let (mut lost, mut todo) = (0, Vec::new());
         if !root.is_none() {
             todo.push((root, None));

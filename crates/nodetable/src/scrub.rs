@@ -4,7 +4,7 @@ use ramet_block::PageRef;
 
 use crate::error::Error;
 use crate::free_map::FREE_MAP_SHAPE;
-use crate::page::{Body, Link, Shape};
+use crate::page::{Link, Shape};
 use crate::record::SHAPE;
 use crate::table::{NodeTable, TableRoots};
 
@@ -59,13 +59,11 @@ impl NodeTable {
                 });
                 continue;
             }
-            if let Body::Index(entries) = &page.body {
-                let below = page.height.checked_sub(1);
-                todo.extend(entries.iter().filter_map(|entry| match entry.link {
-                    Link::Disk(child) => Some((shape, child, below)),
-                    Link::Dirty(_) => None,
-                }));
-            }
+            let below = page.height.checked_sub(1);
+            todo.extend(page.children().filter_map(|link| match link {
+                Link::Disk(child) => Some((shape, *child, below)),
+                Link::Dirty(_) => None,
+            }));
         }
         (read_bytes, bad)
     }

@@ -14,13 +14,13 @@ use ramet_block::{Call, Device, DeviceError, Extent, MetadataCopies, PageRef, ch
 use crate::damaged::DamagedPages;
 use crate::error::{Error, Result};
 use crate::page::{Link, Page, Place, Shape};
+use crate::sharing::Unshared;
 use crate::space::{BackedSpace, Purpose};
 
-/// Clean pages kept in memory, at least and at most: 1.5 and 100 MiB.
-const CACHE_PAGES_MIN: u64 = 64;
-const CACHE_PAGES: u64 = 4096;
+/// Clean pages kept in memory when no limit is set.
+pub(crate) const CACHE_PAGES: u64 = 4096;
 /// Memory of a page of 8 KiB with its entries apart, about.
-const PAGE_MEMORY_BYTES: u64 = 25 << 10;
+pub(crate) const PAGE_MEMORY_BYTES: u64 = 25 << 10;
 
 /// So many bytes before and behind the newest root page are read with it: pages of the last
 /// commits, of earlier ones, and the rest of the last one. On a disk they take 9 ms, as one jump
@@ -32,7 +32,7 @@ const BEHIND_BYTES: u64 = 256 << 10;
 const BATCH_BYTES: usize = 4 << 20;
 
 /// Device, cache and allocator, shared by the trees of one volume.
-pub(crate) struct PageStore {
+pub struct PageStore<S = Unshared> {
     device: Arc<dyn Device>,
     usable_addr: u64,
     /// Only grows.
@@ -42,6 +42,8 @@ pub(crate) struct PageStore {
     log: Mutex<PageLog>,
     copies: MetadataCopies,
     pub(crate) damaged: DamagedPages,
+    /// Knows which pages are shared.
+    pub sharing: S,
 }
 
 /// Allocations (-1) and freeings (+1) of pages since the last flush.
@@ -52,15 +54,16 @@ struct PageLog {
     taken: usize,
 }
 
-impl PageStore {
+impl<S> PageStore<S> {
     /// A store over `usable` in which nothing is free yet.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when `usable` is unaligned or outside of the device.
-    pub(crate) fn open(
+    pub fn open(
         device: &Arc<dyn Device>,
         usable: Extent,
         copies: MetadataCopies,
+        sharing: S,
     ) -> Result<Arc<Self>> {
         let whole = Extent::new(0, device.len_bytes());
         usable
@@ -75,6 +78,7 @@ impl PageStore {
             log: Mutex::default(),
             copies,
             damaged: DamagedPages::default(),
+            sharing,
         }))
     }
 
@@ -88,10 +92,9 @@ impl PageStore {
         Extent::new(self.usable_addr, end - self.usable_addr)
     }
 
-    /// Keeps clean pages of `bytes` in memory, about, within bounds.
-    pub(crate) fn limit_cache(&self, bytes: u64) {
-        let pages = (bytes / PAGE_MEMORY_BYTES).clamp(CACHE_PAGES_MIN, CACHE_PAGES);
-        self.cache.set_capacity(pages);
+    /// Keeps clean pages of `bytes` in memory, about.
+    pub fn limit_cache(&self, bytes: u64) {
+        self.cache.set_capacity(bytes / PAGE_MEMORY_BYTES);
     }
 
     /// Memory of the clean pages, about, in bytes.
@@ -115,12 +118,10 @@ impl PageStore {
     }
 
     /// The page that `link` points to, which must have `height` if that is known.
-    pub(crate) fn resolve(
-        &self,
-        shape: &Shape,
-        link: &Link,
-        height: Option<u8>,
-    ) -> Result<Arc<Page>> {
+    ///
+    /// # Errors
+    /// [`Error::Io`] or [`Error::Corrupt`].
+    pub fn resolve(&self, shape: &Shape, link: &Link, height: Option<u8>) -> Result<Arc<Page>> {
         let page = match link {
             Link::Dirty(page) => page.clone(),
             Link::Disk(at) => match self.cache.get(at) {
@@ -239,6 +240,24 @@ impl PageStore {
         }
     }
 
+    /// Hands over the extents that were freed since the last call: the running commit frees them.
+    /// They are usable after [`PageStore::release`].
+    #[must_use]
+    pub fn take_freed(&self) -> Vec<Extent> {
+        self.space.lock().take_freed()
+    }
+
+    /// Makes extents that a commit freed usable, when that commit is durable.
+    pub fn release(&self, freed: &[Extent]) {
+        self.space.lock().release(freed);
+    }
+
+    /// Bytes that can be allocated now.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.space.lock().free_bytes()
+    }
+
     /// Allocations (-1) and freeings (+1) of pages since the last call.
     pub(crate) fn take_log(&self) -> Vec<(Extent, i8)> {
         let mut log = self.log.lock();
@@ -269,7 +288,7 @@ impl PageStore {
     }
 
     /// Frees the page behind `link`, which a writer gives up or replaces by a copy.
-    pub(crate) fn free_page(&self, shape: &Shape, link: &Link) {
+    pub fn free_page(&self, shape: &Shape, link: &Link) {
         match link {
             Link::Dirty(page) => self.free_fresh(shape, page.place()),
             Link::Disk(_) => self.free_flushed(shape, link.place()),
@@ -278,14 +297,14 @@ impl PageStore {
 }
 
 /// Collects encoded pages and writes neighbours with one call.
-pub(crate) struct Batch<'a> {
-    store: &'a PageStore,
+pub(crate) struct Batch<'a, S> {
+    store: &'a PageStore<S>,
     pages: Vec<(u64, Vec<u8>)>,
     bytes: usize,
 }
 
-impl<'a> Batch<'a> {
-    pub fn new(store: &'a PageStore) -> Self {
+impl<'a, S> Batch<'a, S> {
+    pub fn new(store: &'a PageStore<S>) -> Self {
         Self {
             store,
             pages: Vec::new(),

@@ -17,9 +17,14 @@ use crate::free_map::FreeMap;
 use crate::record::{
     Head, KeyKind, Meta, NodeId, NodeRecord, SHAPE, parse_key, piece_key, record_key, zombie_key,
 };
-use crate::store::PageStore;
+use crate::sharing::Unshared;
+use crate::store::{CACHE_PAGES, PAGE_MEMORY_BYTES, PageStore};
 use crate::table_space::TableSpace;
 use crate::tree::{Root, ShadowTree, lookup};
+
+/// Memory of the clean pages that a table keeps, at least and at most, in bytes.
+const CACHED_BYTES_MIN: u64 = 64 * PAGE_MEMORY_BYTES;
+const CACHED_BYTES_MAX: u64 = CACHE_PAGES * PAGE_MEMORY_BYTES;
 
 /// A reader overtaken this often in a row gives up; each time needs a whole checkpoint in between.
 const OVERTAKEN_MAX: u32 = 64;
@@ -120,10 +125,8 @@ impl NodeTable {
         usable: Extent,
         copies: MetadataCopies,
     ) -> Result<TableRoots> {
-        let store = PageStore::open(device, usable, copies)?;
-        store.space.lock().free_bare(usable);
-        let mut free_map = FreeMap::new(&store);
-        free_map.settle(vec![(usable, 1)])?;
+        let store = PageStore::open(device, usable, copies, Unshared)?;
+        let mut free_map = FreeMap::format(&store)?;
         Ok(TableRoots {
             node_table: PageRef::NONE,
             space_map: free_map.flush()?,
@@ -141,7 +144,7 @@ impl NodeTable {
         copies: MetadataCopies,
         read_only: bool,
     ) -> Result<Self> {
-        let store = PageStore::open(device, usable, copies)?;
+        let store = PageStore::open(device, usable, copies, Unshared)?;
         let newest = match roots.node_table {
             PageRef::NONE => roots.space_map,
             root => root,
@@ -251,8 +254,9 @@ impl NodeTable {
         self.store.usable().len
     }
 
-    /// Keeps clean pages of `bytes` in memory, about.
+    /// Keeps clean pages of `bytes` in memory, about, within bounds.
     pub fn limit_cached_pages(&self, bytes: u64) {
+        let bytes = bytes.clamp(CACHED_BYTES_MIN, CACHED_BYTES_MAX);
         self.store.limit_cache(bytes);
     }
 

@@ -172,7 +172,7 @@ impl TableSpace {
         } else {
             self.discard(freed)
         };
-        self.store.space.lock().release(&freed);
+        self.store.release(&freed);
     }
 
     /// Discards extents that no node needs any more, before they may have a new owner; returns them

@@ -6,6 +6,7 @@ use ramet_block::{Device, Extent, MemDevice, MetadataCopies, PageRef};
 
 use crate::free_map::FreeMap;
 use crate::page::{Shape, Structure};
+use crate::sharing::Unshared;
 use crate::store::PageStore;
 use crate::tree::ShadowTree;
 use crate::verify::{Violation, verify_free_map, verify_tree};
@@ -25,10 +26,8 @@ impl World {
     /// An empty tree. Pages are kept once.
     pub fn new() -> Self {
         let device: Arc<dyn Device> = Arc::new(MemDevice::new(USABLE.end()));
-        let store = PageStore::open(&device, USABLE, MetadataCopies::One).unwrap();
-        store.space.lock().free_bare(USABLE);
-        let mut map = FreeMap::new(&store);
-        map.settle(vec![(USABLE, 1)]).unwrap();
+        let store = PageStore::open(&device, USABLE, MetadataCopies::One, Unshared).unwrap();
+        let map = FreeMap::format(&store).unwrap();
         let tree = ShadowTree::open(store, SHAPE, PageRef::NONE);
         Self { device, map, tree }
     }
@@ -37,23 +36,22 @@ impl World {
     pub fn commit(&mut self) -> (PageRef, PageRef) {
         self.map.settle(Vec::new()).unwrap();
         let roots = (self.tree.flush().unwrap(), self.map.flush().unwrap());
-        let mut space = self.tree.store.space.lock();
-        let freed = space.take_freed();
-        space.release(&freed);
+        let store = &self.tree.store;
+        store.release(&store.take_freed());
         roots
     }
 
     /// Commits, and opens the committed tree and map again.
     pub fn reopen(&mut self) {
         let (root, map) = self.commit();
-        let store = PageStore::open(&self.device, USABLE, MetadataCopies::One).unwrap();
+        let store = PageStore::open(&self.device, USABLE, MetadataCopies::One, Unshared).unwrap();
         self.map = FreeMap::load(&store, map).unwrap();
         self.tree = ShadowTree::open(store, SHAPE, root);
     }
 
     /// Bytes that can be allocated now.
     pub fn free_bytes(&self) -> u64 {
-        self.tree.store.space.lock().free_bytes()
+        self.tree.store.free_bytes()
     }
 
     /// Checks the tree and, right after a commit, the map.

@@ -9,8 +9,9 @@
 //! the space of its pages is not reused. A reader of the table that was overtaken starts again.
 //!
 //! Differences to the paper: the bounds b..3b of the paper are numbers of entries, and bytes here,
-//! because records vary in size. A tree has no clones (section 5): the volume clones nodes, by the
-//! counts in their records, and so a page has one pointer to it. The lock coupling of the paper is replaced by one writer beside
+//! because records vary in size. A tree of the node table has no clones (section 5): the volume
+//! clones nodes, by the counts in their records, and so a page has one pointer to it. Users of
+//! `pages.rs` may have clones. The lock coupling of the paper is replaced by one writer beside
 //! readers on snapshots, since the table has one writer, the checkpoint.
 
 use std::sync::Arc;
@@ -19,27 +20,31 @@ use ramet_block::PageRef;
 
 use crate::error::{Error, Result};
 use crate::page::{Body, HEIGHT_MAX, KEY_MAX, LeafEntry, Link, Page, Shape};
+use crate::sharing::Unshared;
 use crate::store::{Batch, PageStore};
 
 /// A B+-tree from byte strings to byte strings.
 ///
 /// After an error of a changing method the handle must be dropped; the durable pages are untouched.
-pub(crate) struct ShadowTree {
-    pub store: Arc<PageStore>,
+pub struct ShadowTree<S = Unshared> {
+    /// Where the pages lie.
+    pub store: Arc<PageStore<S>>,
+    /// Sizes of the pages.
     pub shape: Shape,
+    /// The newest root, written or not.
     pub root: Root,
 }
 
 /// A key and its value.
-pub(crate) type KeyValue = (Box<[u8]>, Box<[u8]>);
+pub type KeyValue = (Box<[u8]>, Box<[u8]>);
 
 /// The root of a tree; none when it is empty.
-pub(crate) type Root = Option<Link>;
+pub type Root = Option<Link>;
 
-impl ShadowTree {
+impl<S> ShadowTree<S> {
     /// The tree whose root page is `root`. Reads nothing.
     #[must_use]
-    pub fn open(store: Arc<PageStore>, shape: Shape, root: PageRef) -> Self {
+    pub fn open(store: Arc<PageStore<S>>, shape: Shape, root: PageRef) -> Self {
         let root = (!root.is_none()).then_some(Link::Disk(root));
         Self { store, shape, root }
     }
@@ -104,7 +109,7 @@ impl ShadowTree {
 
     /// The entries from `start` on, in order. The iterator works on a snapshot.
     #[must_use]
-    pub fn range(&self, start: &[u8]) -> Range<'_> {
+    pub fn range(&self, start: &[u8]) -> Range<'_, S> {
         let stack = Vec::new();
         let pending = self.root.clone().map(|link| (link, start.into()));
         Range {
@@ -129,7 +134,7 @@ impl ShadowTree {
         Ok(at)
     }
 
-    pub fn check_sizes(&self, key: &[u8], value: &[u8]) -> Result<()> {
+    pub(crate) fn check_sizes(&self, key: &[u8], value: &[u8]) -> Result<()> {
         let value_max = self.shape.value_max();
         if key.len() > KEY_MAX {
             return Err(Error::TooLong {
@@ -149,11 +154,11 @@ impl ShadowTree {
     }
 }
 
-fn flush_link(
-    store: &PageStore,
+fn flush_link<S>(
+    store: &PageStore<S>,
     shape: &Shape,
     link: &mut Link,
-    batch: &mut Batch<'_>,
+    batch: &mut Batch<'_, S>,
 ) -> Result<PageRef> {
     let page = match link {
         Link::Disk(at) => return Ok(*at),
@@ -178,8 +183,8 @@ fn flush_link(
 }
 
 /// Looks `key` up in the snapshot `root`.
-pub(crate) fn lookup(
-    store: &PageStore,
+pub(crate) fn lookup<S>(
+    store: &PageStore<S>,
     shape: &Shape,
     root: &Root,
     key: &[u8],
@@ -215,13 +220,13 @@ fn pair(entry: &LeafEntry) -> KeyValue {
 }
 
 /// Entries of a tree in order; see [`ShadowTree::range`].
-pub(crate) struct Range<'a> {
-    tree: &'a ShadowTree,
+pub struct Range<'a, S = Unshared> {
+    tree: &'a ShadowTree<S>,
     stack: Vec<(Arc<Page>, usize)>,
     pending: Option<(Link, Box<[u8]>)>,
 }
 
-impl Range<'_> {
+impl<S> Range<'_, S> {
     fn descend(&mut self, link: Link, start: &[u8]) -> Result<()> {
         let mut link = link;
         let mut height = self.stack.last().map(|(page, _)| page.height - 1);
@@ -269,7 +274,7 @@ impl Range<'_> {
     }
 }
 
-impl Iterator for Range<'_> {
+impl<S> Iterator for Range<'_, S> {
     type Item = Result<KeyValue>;
 
     /// The next entry. After an error the iterator ends.

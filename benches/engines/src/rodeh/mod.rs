@@ -1,7 +1,8 @@
-//! Rodeh's B-trees with shadowing and clones, on an image file. The node table of Ramet is made of
-//! the same trees, without the clones of whole trees that this engine has.
+//! Rodeh's B-trees with shadowing and clones, on an image file. The trees are those of Ramet's node
+//! table (`ramet_nodetable::pages`); the clones of whole trees, and the counts that they need, are
+//! this engine's own.
 //!
-//! A table of the load is a tree, so a clone of a table is one more reference to a root page. A
+//! A table of the load is a tree, so a clone of a table is one more pointer to a root page. A
 //! sync is a commit: dirty pages, device sync, a header that names the roots, device sync. There
 //! is no journal.
 //!
@@ -13,34 +14,27 @@ use std::sync::Arc;
 
 use ramet_block::create_image;
 use ramet_block::{Access, BLOCK_BYTES, Device, Extent, FileDevice, PageRef, Reader, Writer};
+use ramet_nodetable::pages::{Shape, Structure};
 
 use crate::engine::{Engine, digest};
 use crate::load::{Key, Value};
 use crate::{Measure, Outcome};
 
-mod edit;
-mod error;
+mod counts;
 mod forest;
-mod maps;
 #[cfg(test)]
 mod model;
-mod page;
-mod space;
-mod store;
-mod tree;
 
-use forest::{Forest, ForestRoots};
-use page::{Shape, Structure};
-use tree::ShadowTree;
+use forest::{Forest, ForestRoots, Tree, clone_tree, delete_tree};
 
 const IMAGE_BYTES: u64 = 12 << 30;
-const SHAPE: Shape = Shape::new(Structure::Plain, 8192);
+const SHAPE: Shape = Shape::new(Structure::NodeTable, 8192);
 
 pub struct Rodeh {
     device: Arc<dyn Device>,
     forest: Forest,
     /// By the first byte of their keys, which the keys in a tree lack.
-    tables: BTreeMap<u8, ShadowTree>,
+    tables: BTreeMap<u8, Tree>,
 }
 
 impl Rodeh {
@@ -53,8 +47,9 @@ impl Rodeh {
             Arc::new(create_image(&path, IMAGE_BYTES)?)
         };
         let usable = Extent::new(BLOCK_BYTES, device.len_bytes() - BLOCK_BYTES);
+        let cache_bytes = measure.cache as u64;
         if !exists {
-            let forest = Forest::format(&device, usable, measure.cache)?;
+            let forest = Forest::format(&device, usable, cache_bytes)?;
             let tables = BTreeMap::new();
             let mut engine = Self {
                 device,
@@ -71,7 +66,7 @@ impl Rodeh {
             space_map: PageRef::decode(&mut r)?,
             refcounts: PageRef::decode(&mut r)?,
         };
-        let forest = Forest::open(&device, maps, usable, measure.cache)?;
+        let forest = Forest::open(&device, maps, usable, cache_bytes)?;
         let mut tables = BTreeMap::new();
         for _ in 0..r.u8()? {
             let table = r.u8()?;
@@ -85,7 +80,7 @@ impl Rodeh {
     }
 
     fn commit(&mut self) -> Outcome<()> {
-        let mut trees: Vec<&mut ShadowTree> = self.tables.values_mut().collect();
+        let mut trees: Vec<&mut Tree> = self.tables.values_mut().collect();
         let (roots, maps, freed) = self.forest.commit(&mut trees)?;
         self.device.sync()?;
         let mut w = Writer::with_capacity(BLOCK_BYTES as usize);
@@ -103,7 +98,7 @@ impl Rodeh {
         Ok(())
     }
 
-    fn table(&mut self, table: u8) -> &mut ShadowTree {
+    fn table(&mut self, table: u8) -> &mut Tree {
         let empty = || self.forest.tree(SHAPE, PageRef::NONE);
         self.tables.entry(table).or_insert_with(empty)
     }
@@ -116,7 +111,7 @@ fn parts(key: &[u8]) -> Outcome<(u8, &[u8])> {
 
 /// The keys of `tree` from `from` on, as long as they are meant.
 fn keys_while(
-    tree: &ShadowTree,
+    tree: &Tree,
     from: &[u8],
     is_meant: impl Fn(&[u8]) -> bool,
 ) -> Outcome<Vec<Box<[u8]>>> {
@@ -172,7 +167,7 @@ impl Engine for Rodeh {
             let from = if table == first { from } else { &[] };
             if from.is_empty() && table < last {
                 if let Some(whole) = self.tables.remove(&table) {
-                    whole.delete_tree()?;
+                    delete_tree(whole)?;
                 }
                 continue;
             }
@@ -185,23 +180,23 @@ impl Engine for Rodeh {
         Ok(())
     }
 
-    /// One more reference for whole tables; a part of a table is copied key by key.
+    /// One more pointer for whole tables; a part of a table is copied key by key.
     fn clone_prefix(&mut self, src: &[u8], dst: &[u8]) -> Outcome<()> {
         let ((from, part), (to, at)) = (parts(src)?, parts(dst)?);
         if part.is_empty() && at.is_empty() {
-            let clone = self.table(from).clone_tree();
+            let clone = clone_tree(self.table(from))?;
             if let Some(old) = self.tables.insert(to, clone) {
-                old.delete_tree()?;
+                delete_tree(old)?;
             }
             return Ok(());
         }
-        let source = self.table(from).clone_tree();
+        let source = clone_tree(self.table(from))?;
         for key in keys_while(&source, part, |key| key.starts_with(part))? {
             let value = source.lookup(&key)?.ok_or("a key that was there")?;
             let copy = [at, &key[part.len()..]].concat();
             self.table(to).insert(&copy, &value)?;
         }
-        Ok(source.delete_tree()?)
+        Ok(delete_tree(source)?)
     }
 
     fn settle(&mut self) -> Outcome<()> {
