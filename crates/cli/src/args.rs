@@ -165,6 +165,9 @@ pub struct Mount {
 
 #[derive(Debug, Args)]
 pub struct Umount {
+    /// Wait for the end of the daemon whose pipe is the standard input, and remove its mount
+    #[arg(long, hide = true)]
+    pub watch: bool,
     /// Mount point of the volume
     pub dir: PathBuf,
 }

@@ -20,6 +20,7 @@ use tracing::{error, info, warn};
 use crate::failure::{Failure, Outcome, reason, status};
 use crate::log::Log;
 use crate::refusal::refusal;
+use crate::watcher::Watcher;
 use crate::{host, inherited, output, owner, pressure};
 
 /// The line on standard output that the daemon writes when the mount is usable.
@@ -96,6 +97,8 @@ struct Serving {
     name: PathBuf,
     /// A note for the user about the transport.
     rings: Option<String>,
+    /// The process that removes the mount when this one is killed.
+    watcher: Option<Watcher>,
 }
 
 fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
@@ -153,6 +156,7 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
     let unmounter = mounted.unmounter();
     let parts = (unmounter.clone(), volume.clone());
     spawn_signal_thread(signals, parts, plan.dir.clone())?;
+    let watcher = watch(plan)?;
     info!(volume = %plan.volume.display(), dir = %plan.dir.display(), "mounted");
     Ok(Serving {
         volume,
@@ -160,6 +164,17 @@ fn start(plan: &Plan, note: &mut dyn FnMut(&str)) -> Outcome<Serving> {
         unmounter,
         name: plan.volume.clone(),
         rings,
+        watcher,
+    })
+}
+
+/// Starts the watcher that `auto_unmount` asks for.
+fn watch(plan: &Plan) -> Outcome<Option<Watcher>> {
+    let is_asked = plan.options.auto_unmount;
+    let watcher = is_asked.then(|| Watcher::start(&plan.dir)).transpose();
+    watcher.map_err(|e| {
+        let why = format!("no watcher for auto_unmount: {}", reason(&e));
+        Failure::at(&plan.dir, why)
     })
 }
 
@@ -247,6 +262,9 @@ impl Serving {
             error!("the volume could not be closed: {e}");
         }
         info!(volume = %self.name.display(), "unmounted");
+        if let Some(watcher) = self.watcher {
+            watcher.dismiss();
+        }
         served.map_err(|e| Failure::at(&self.name, e))?;
         closed.map_err(|e| Failure::at(&self.name, e))
     }

@@ -6,6 +6,7 @@ mod bench;
 mod budget;
 mod control;
 mod daemon;
+mod detach;
 mod diff;
 mod du;
 mod failure;
@@ -28,6 +29,7 @@ mod scrub;
 mod size;
 mod stat;
 mod umount;
+mod watcher;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -81,6 +83,7 @@ fn run(verb: Verb) -> Outcome<u8> {
     match verb {
         Verb::Mkfs(args) => mkfs::run(&args)?,
         Verb::Mount(args) => return mount::run(&args),
+        Verb::Umount(args) if args.watch => watcher::watch(&args.dir)?,
         Verb::Umount(args) => umount::run(&args)?,
         Verb::Clone(args) => control::clone(&args)?,
         Verb::Rm(args) => return control::remove(&args),

@@ -10,15 +10,16 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use ramet_fuse::MountOptions;
+use ramet_fuse::{MountOptions, options_in};
 use rustix::mount::UnmountFlags;
 
 use crate::args::Mount;
 use crate::budget::budget;
 use crate::control::Root;
+use crate::detach::detach;
 use crate::failure::{Failure, Outcome, is_of_dead_mount};
 use crate::size::Size;
-use crate::{daemon, inherited, mounts, output, umount};
+use crate::{daemon, inherited, mounts, output};
 
 pub fn run(args: &Mount) -> Outcome<u8> {
     // Both roles refuse here all that can be refused before a daemon runs. Paths are made absolute
@@ -66,7 +67,7 @@ impl Options {
             memory: None,
             log: None,
         };
-        for option in args.options.iter().flat_map(|list| list.split(',')) {
+        for option in args.options.iter().flat_map(|list| options_in(list)) {
             match option.trim().split_once('=') {
                 Some(("memory" | "cache_size", size)) => {
                     options.memory = Some(size.parse().map_err(Failure::new_from)?);
@@ -185,7 +186,7 @@ fn await_ready(mut child: Child) -> Outcome {
 fn leave_no_dead_mount(dir: &Path) {
     let is_dead = || Root::open_dir(dir).is_err_and(is_of_dead_mount);
     if mounts::at(dir).is_ok_and(|found| found.is_some()) && is_dead() {
-        let _ = umount::detach(dir, UnmountFlags::DETACH);
+        let _ = detach(dir, UnmountFlags::DETACH);
     }
 }
 

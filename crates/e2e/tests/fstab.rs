@@ -266,6 +266,150 @@ fn a_mount_is_made_read_only_by_remount_and_writable_again() {
     machine.ok("umount", &[&at]);
 }
 
+/// The options of `docs/mount-options.md`, with kind, ordinary user and effect of each.
+fn table_of_options() -> Vec<[String; 4]> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/mount-options.md");
+    let text = fs::read_to_string(path).expect("it is there");
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+    let rows = rows.map(|row| {
+        let cells: Vec<_> = row
+            .trim_end_matches(" |")
+            .split(" | ")
+            .map(String::from)
+            .collect();
+        <[String; 4]>::try_from(cells).expect("a row has four cells")
+    });
+    let each = rows.flat_map(|[names, kind, user, effect]| {
+        let names: Vec<_> = names
+            .trim_end_matches('`')
+            .split("`, `")
+            .map(String::from)
+            .collect();
+        let row = move |name| [name, kind.clone(), user.clone(), effect.clone()];
+        names.into_iter().map(row).collect::<Vec<_>>()
+    });
+    each.collect()
+}
+
+/// Each option of the table is honoured, or refused with the reason that the table tells.
+#[test]
+fn every_option_of_the_table_mounts_or_says_why_not() {
+    let Some(machine) = Machine::new(&NAMES) else {
+        return;
+    };
+    let (volume, dir) = (machine.volume("volume.ramet"), machine.bed.mount_point());
+    let log = machine.bed.path().join("daemon.log");
+    fs::write(&log, "").expect("ours");
+    for path in [&volume, &log] {
+        fs::set_permissions(path, PermissionsExt::from_mode(0o666)).expect("ours");
+    }
+    let ramet = text(&machine.bed.path().join("ramet"));
+    let table = table_of_options();
+    assert!(table.len() > 80, "{}", table.len());
+    for user in [None, Some(USER)] {
+        if user.is_some() {
+            machine.bed.hand_to(USER, USER);
+            for path in [&volume, &log] {
+                std::os::unix::fs::chown(path, Some(USER), Some(USER)).expect("root may");
+            }
+        }
+        for [name, kind, for_users, effect] in &table {
+            let option = match name.split_once('=') {
+                Some((name, "CODEC")) => format!("{name}=lz4"),
+                Some((name, "FILE")) => format!("{name}={}", text(&log)),
+                Some((name, "LABEL")) => format!("{name}=\"system_u:object_r:tmp_t:s0:c1,c2\""),
+                Some((name, "N")) => format!("{name}=3"),
+                _ => name.clone(),
+            };
+            let options = if option == "recovery" {
+                "ro,recovery"
+            } else {
+                &option
+            };
+            let args = ["mount", &text(&volume), &text(&dir), "-o", options];
+            let out = machine.run_as(user, &ramet, &args);
+            let said = String::from_utf8_lossy(&out.stderr).into_owned();
+            let is_mounted = machine.is_mounted(&dir);
+            assert_eq!(out.status.success(), is_mounted, "{option}: {said}");
+            let may_be_refused = user.is_some() && for_users.starts_with("if");
+            match kind.as_str() {
+                "refused" => {
+                    let why = effect.split(". ").next().expect("a first sentence");
+                    assert!(!is_mounted && said.contains(why), "{option}: {said}");
+                }
+                _ if may_be_refused && !is_mounted => {
+                    assert!(said.contains("fusermount3"), "{option}: {said}");
+                }
+                _ => assert!(is_mounted, "{option}, {user:?}: {said}"),
+            }
+            if is_mounted {
+                let args = ["umount", &text(&dir)];
+                let out = machine.run_as(user, &ramet, &args);
+                let said = String::from_utf8_lossy(&out.stderr);
+                assert!(out.status.success(), "{option}: {said}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_mount_without_links_follows_none() {
+    let Some(machine) = Machine::new(&NAMES) else {
+        return;
+    };
+    let (volume, dir) = (machine.volume("volume.ramet"), machine.bed.mount_point());
+    let at = text(&dir);
+    machine.ok(
+        "mount",
+        &["-t", "ramet", "-o", "nosymfollow", &text(&volume), &at],
+    );
+    let link = text(&dir.join("link"));
+    machine.ok("touch", &[&text(&dir.join("file"))]);
+    machine.ok("ln", &["-s", "file", &link]);
+    let (status, said) = machine.status("cat", &[&link]);
+    assert!(
+        status == Some(1) && said.contains("symbolic links"),
+        "{said}"
+    );
+    assert_eq!(machine.ok("readlink", &[&link]).trim(), "file");
+    assert!(machine.shown(&dir).contains("nosymfollow"));
+    machine.ok("umount", &[&at]);
+}
+
+/// A daemon that is killed leaves no mount, for root and for an ordinary user.
+#[test]
+fn a_mount_that_unmounts_itself_goes_with_its_daemon() {
+    let Some(machine) = Machine::new(&NAMES) else {
+        return;
+    };
+    let (volume, dir) = (machine.volume("volume.ramet"), machine.bed.mount_point());
+    let ramet = text(&machine.bed.path().join("ramet"));
+    let at = text(&dir);
+    for user in [None, Some(USER)] {
+        if user.is_some() {
+            machine.bed.hand_to(USER, USER);
+            std::os::unix::fs::chown(&volume, Some(USER), Some(USER)).expect("root may");
+        }
+        let args = ["mount", &text(&volume), &at, "-o", "auto_unmount,noatime"];
+        machine.ok_as(user, &ramet, &args);
+        machine.ok_as(user, "ls", &[&at]);
+        let said = machine.ok_as(user, &ramet, &["stat", "--json", &at]);
+        let stat: serde_json::Value = serde_json::from_str(&said).expect("JSON");
+        let pid = stat["pid"].as_i64().expect("the daemon's pid");
+        let pid = rustix::process::Pid::from_raw(pid.try_into().expect("a pid"));
+        ramet_e2e::kill_and_wait(pid.expect("not zero"));
+        let began = std::time::Instant::now();
+        while machine.is_mounted(&dir) {
+            assert!(began.elapsed().as_secs() < 30, "the mount stays");
+            std::thread::yield_now();
+        }
+        // The next mount is left alone when its daemon ends in order.
+        machine.ok_as(user, &ramet, &args);
+        machine.ok_as(user, &ramet, &["umount", &at]);
+        assert!(!machine.is_mounted(&dir));
+    }
+}
+
 #[test]
 fn requests_that_mount_nothing_say_so_by_their_status() {
     let Some(machine) = Machine::new(&NAMES) else {

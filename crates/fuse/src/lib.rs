@@ -26,7 +26,7 @@ pub use error::{Error, Result};
 #[cfg(fuzzing)]
 pub use fuzzed::Requests;
 pub use mount::mountinfo;
-pub use mount::options::{Durability, MountOptions, Transport};
+pub use mount::options::{Durability, MountOptions, Transport, options_in};
 pub use mount::session::{Mounted, Unmounter, mount, serve, set_read_ahead};
 #[cfg(fuzzing)]
 pub use server::ioctl::Controls;

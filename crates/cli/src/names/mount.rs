@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use clap::Parser;
-use ramet_fuse::MountOptions;
+use ramet_fuse::{MountOptions, options_in};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::failure::{Failure, Outcome};
@@ -64,8 +64,7 @@ pub fn run(args: &Args) -> Outcome<u8> {
     let mut options: Vec<String> = args
         .options
         .iter()
-        .flat_map(|list| list.split(','))
-        .filter(|option| !option.is_empty())
+        .flat_map(|list| options_in(list))
         .map(String::from)
         .collect();
     if args.read_only {

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use rustix::mount::UnmountFlags;
 
+use crate::detach::detach;
 use crate::failure::{Failure, Outcome};
 use crate::{args, mounts, umount};
 
@@ -50,9 +51,9 @@ pub fn run(args: &Args) -> Outcome<u8> {
         },
     };
     let done = match (args.lazy, args.force) {
-        (true, _) => umount::detach(&dir, UnmountFlags::DETACH),
-        (_, true) => umount::detach(&dir, UnmountFlags::FORCE),
-        _ => umount::run(&args::Umount { dir }),
+        (true, _) => detach(&dir, UnmountFlags::DETACH),
+        (_, true) => detach(&dir, UnmountFlags::FORCE),
+        _ => umount::run(&args::Umount { watch: false, dir }),
     };
     done.map_err(failed)?;
     Ok(0)

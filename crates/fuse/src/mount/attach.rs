@@ -66,8 +66,24 @@ fn kernel_options(device: &OwnedFd, root_type: u32, options: &MountOptions) -> S
     if options.allow_other {
         data.push_str(",allow_other");
     }
+    for label in labels(options) {
+        data.push(',');
+        data.push_str(label);
+    }
     data
 }
+
+/// The labels that the kernel takes: none without SELinux.
+fn labels(options: &MountOptions) -> &[String] {
+    if Path::new("/sys/fs/selinux/enforce").exists() {
+        &options.labels
+    } else {
+        &[]
+    }
+}
+
+/// `MS_NOSYMFOLLOW`, Linux 5.10.
+const NO_SYMFOLLOW: MountFlags = MountFlags::from_bits_retain(256);
 
 /// Flags of mount(2). Only root's mounts have setuid bits and device nodes.
 fn mount_flags(options: &MountOptions, is_root: bool) -> MountFlags {
@@ -76,6 +92,7 @@ fn mount_flags(options: &MountOptions, is_root: bool) -> MountFlags {
         (options.nosuid || !is_root, MountFlags::NOSUID),
         (options.nodev || !is_root, MountFlags::NODEV),
         (options.noexec, MountFlags::NOEXEC),
+        (options.nosymfollow, NO_SYMFOLLOW),
         (
             options.access_time == AccessTime::Never,
             MountFlags::NOATIME,
@@ -146,6 +163,7 @@ fn helper_options(options: &MountOptions, is_root: bool) -> String {
         (options.nosuid, "nosuid"),
         (options.nodev, "nodev"),
         (options.noexec, "noexec"),
+        (options.nosymfollow, "nosymfollow"),
         (options.access_time == AccessTime::Never, "noatime"),
         (options.durability == Durability::Everything, "sync"),
         (options.durability == Durability::Directories, "dirsync"),
@@ -156,6 +174,10 @@ fn helper_options(options: &MountOptions, is_root: bool) -> String {
     for (_, option) in choices.into_iter().filter(|(chosen, _)| *chosen) {
         list.push(',');
         list.push_str(option);
+    }
+    for label in labels(options) {
+        list.push(',');
+        list.push_str(&escape(label));
     }
     list
 }
@@ -218,12 +240,16 @@ mod tests {
 
     #[test]
     fn options_of_the_system_are_flags_and_those_of_fuse_are_text() {
-        let all = options("v", "ro,nosuid,nodev,noexec,noatime,allow_other");
+        let all = options(
+            "v",
+            "ro,nosuid,nodev,noexec,nosymfollow,noatime,allow_other",
+        );
         let expected = MountFlags::RDONLY
             | MountFlags::NOSUID
             | MountFlags::NODEV
             | MountFlags::NOEXEC
-            | MountFlags::NOATIME;
+            | MountFlags::NOATIME
+            | NO_SYMFOLLOW;
         assert_eq!(mount_flags(&all, true), expected);
         assert_eq!(
             mount_flags(&options("v", "suid"), true),

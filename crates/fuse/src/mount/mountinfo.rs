@@ -21,7 +21,8 @@ pub struct Device {
 /// One mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountInfo {
-    id: u32,
+    /// Id of the mount, among those that exist.
+    pub id: u32,
     /// Id of the mount that the mount point lies on.
     parent: u32,
     /// Number of the file system.

@@ -46,6 +46,13 @@ pub struct MountOptions {
     pub nodev: bool,
     /// Refuse to execute files.
     pub noexec: bool,
+    /// Refuse to follow symbolic links.
+    pub nosymfollow: bool,
+    /// Have another process remove the mount when the daemon is killed. The process that serves
+    /// the mount starts it.
+    pub auto_unmount: bool,
+    /// Options about labels of SELinux, as they were given.
+    pub labels: Vec<String>,
     /// How reading a file changes its access time.
     pub access_time: AccessTime,
     /// Whether reading a directory changes its access time too, in the same way.
@@ -76,6 +83,9 @@ impl MountOptions {
             nosuid: false,
             nodev: false,
             noexec: false,
+            nosymfollow: false,
+            auto_unmount: false,
+            labels: Vec::new(),
             access_time: AccessTime::Relative,
             dir_access_time: true,
             durability: Durability::OnRequest,
@@ -90,28 +100,25 @@ impl MountOptions {
     /// Adds a comma-separated list of options. The last of two conflicting options wins.
     ///
     /// - Options of mount(8): `ro`, `rw`, `suid`, `nosuid`, `dev`, `nodev`, `exec`, `noexec`,
-    ///   `sync`, `dirsync`, `async`, `allow_other`.
+    ///   `symfollow`, `nosymfollow`, `sync`, `dirsync`, `async`, `allow_other`, `auto_unmount`.
+    /// - Labels of SELinux: `context=`, `fscontext=`, `defcontext=`, `rootcontext=`. The kernel gets
+    ///   them if it has SELinux; otherwise they have no effect, as with mount(8).
     /// - Access times: `relatime` and `atime` (once after each change, and daily; the default),
     ///   `strictatime`, `noatime`, `diratime`, `nodiratime`, and `norelatime` and `nostrictatime`,
     ///   which undo `strictatime`.
     /// - Options of Ramet: `recovery` (with `ro` only), `compression=CODEC`, `threads=N`, `ahead`, `no_ahead`, `io_uring`,
     ///   `no_io_uring`, `fsname=TEXT`.
-    /// - Accepted because they always hold: `lazytime` and `nolazytime` (access times are kept in
-    ///   memory, all other times are stored with each change), `default_permissions`, `nomand`,
-    ///   `noiversion`, `loud`, `silent`.
-    /// - Accepted because mount(8) or the service manager acts on them: `defaults`, `auto`,
-    ///   `noauto`, `user`, `users`, `owner`, `group` with their opposites, `nofail`, `_netdev`,
-    ///   `comment=`, `x-*` and `X-*`.
+    /// - Accepted because they always hold, such as `lazytime`.
+    /// - Accepted because mount(8) or the service manager acts on them, such as `nofail`, `x-*` and
+    ///   `X-*`.
+    ///
+    /// `docs/mount-options.md` has a table of all of them.
     ///
     /// # Errors
     /// `RefusedOption` for an option that cannot be honoured, with the reason; `UnknownCodec`;
     /// `UnknownOption` for any other option.
     pub fn add(&mut self, list: &str) -> Result<()> {
-        for option in list
-            .split(',')
-            .map(str::trim)
-            .filter(|option| !option.is_empty())
-        {
+        for option in options_in(list) {
             self.add_one(option)?;
         }
         Ok(())
@@ -128,6 +135,14 @@ impl MountOptions {
             ("dev", "") => self.nodev = false,
             ("noexec", "") => self.noexec = true,
             ("exec", "") => self.noexec = false,
+            ("nosymfollow", "") => self.nosymfollow = true,
+            ("symfollow", "") => self.nosymfollow = false,
+            ("auto_unmount", "") => self.auto_unmount = true,
+            ("context" | "fscontext" | "defcontext" | "rootcontext", label)
+                if !label.is_empty() =>
+            {
+                self.labels.push(option.to_owned());
+            }
             ("noatime", "") => self.access_time = AccessTime::Never,
             ("strictatime", "") => self.access_time = AccessTime::Strict,
             ("atime" | "relatime", "") => self.access_time = AccessTime::Relative,
@@ -172,51 +187,120 @@ impl MountOptions {
     }
 }
 
+/// The options in a comma-separated list. A comma in double quotes belongs to its option.
+pub fn options_in(list: &str) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    let options = list.split(move |letter| {
+        is_quoted ^= letter == '"';
+        letter == ',' && !is_quoted
+    });
+    options.map(str::trim).filter(|option| !option.is_empty())
+}
+
+/// Options whose effect every mount has.
+///
+/// Access times are kept in memory and all other times are stored with each change, as `lazytime`
+/// and `nolazytime` ask. The kernel checks permissions, and the volume has extended attributes and
+/// access control lists. Freed space goes back to the host, and no device for a loop is needed.
+pub(crate) const HOLDING: [&str; 12] = [
+    "default_permissions",
+    "lazytime",
+    "nolazytime",
+    "nomand",
+    "noiversion",
+    "loud",
+    "silent",
+    "acl",
+    "user_xattr",
+    "discard",
+    "noquota",
+    "loop",
+];
+
+/// Options on which mount(8) or the reader of fstab(5) acts. Those with `=` take a value.
+pub(crate) const FOR_OTHERS: [&str; 15] = [
+    "defaults", "auto", "noauto", "user", "users", "nousers", "nouser", "owner", "noowner",
+    "group", "nogroup", "nofail", "_netdev", "comment=", "user=",
+];
+
+/// Options that mount(8) or other file systems know, and why they are refused.
+pub(crate) const REFUSED: [(&[&str], &str); 12] = [
+    (&["mand"], "Linux has no mandatory locks any more"),
+    (
+        &["iversion"],
+        "files have no counter of their changes that programs could read",
+    ),
+    (
+        &["allow_root"],
+        "a mount serves its user or, with allow_other, all users",
+    ),
+    (
+        &["remount"],
+        "use mount -o remount,ro DIR, or unmount and mount again",
+    ),
+    (
+        &[
+            "bind",
+            "rbind",
+            "move",
+            "shared",
+            "rshared",
+            "slave",
+            "rslave",
+            "private",
+            "rprivate",
+            "unbindable",
+            "runbindable",
+        ],
+        "it is about a mount that stands: use mount(8) when the volume is mounted",
+    ),
+    (
+        &["noacl", "nouser_xattr"],
+        "access control lists and extended attributes are always on",
+    ),
+    (&["nodiscard"], "freed space always goes back"),
+    (
+        &["quota", "usrquota", "grpquota", "prjquota"],
+        "there are no quotas",
+    ),
+    (
+        &["uid", "gid", "umask", "fmask", "dmask"],
+        "files have owners and modes of their own: an idmapped mount shows other owners",
+    ),
+    (
+        &["offset", "sizelimit"],
+        "make a loop device of the part with losetup(8)",
+    ),
+    (
+        &["norecovery", "noload"],
+        "a volume that was not closed is recovered in memory with ro",
+    ),
+    (
+        &[
+            "max_read", "blksize", "subtype", "fd", "rootmode", "user_id", "group_id",
+        ],
+        "the daemon agrees on it with the kernel",
+    ),
+];
+
 /// Whether every mount has the effect of this option.
 fn holds_anyway(name: &str, value: &str) -> bool {
-    let names = [
-        "default_permissions",
-        "lazytime",
-        "nolazytime",
-        "nomand",
-        "noiversion",
-        "loud",
-        "silent",
-    ];
-    names.contains(&name) && value.is_empty()
+    HOLDING.contains(&name) && value.is_empty()
 }
 
 /// Whether mount(8) or the reader of fstab(5) acts on this option.
 fn is_for_others(name: &str, value: &str) -> bool {
-    let names = [
-        "defaults", "auto", "noauto", "users", "nousers", "nouser", "owner", "noowner", "group",
-        "nogroup", "nofail", "_netdev",
-    ];
-    let is_comment = name.starts_with("x-") || name.starts_with("X-") || name == "comment";
-    // mount(8) adds a user's name to the option.
-    is_comment || name == "user" || names.contains(&name) && value.is_empty()
+    let takes_value = |known: &&str| known.strip_suffix('=') == Some(name);
+    name.starts_with("x-")
+        || name.starts_with("X-")
+        || FOR_OTHERS.iter().any(takes_value)
+        || FOR_OTHERS.contains(&name) && value.is_empty()
 }
 
 /// The reason why an option that mount(8) knows is refused.
 fn why_refused(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "mand" => "Linux has no mandatory locks any more",
-        "iversion" => "files have no counter of their changes that programs could read",
-        "nosymfollow" => "FUSE mounts cannot be made with it",
-        "auto_unmount" => {
-            "the daemon unmounts when it ends; after kill -9, `ramet umount` removes the mount"
-        }
-        "allow_root" => "a mount serves its user or, with allow_other, all users",
-        "remount" => "use mount -o remount,ro DIR, or unmount and mount again",
-        "bind" | "rbind" | "move" | "shared" | "rshared" | "slave" | "rslave" | "private"
-        | "rprivate" | "unbindable" | "runbindable" => {
-            "it is about a mount that stands: use mount(8) when the volume is mounted"
-        }
-        "context" | "fscontext" | "defcontext" | "rootcontext" => {
-            "FUSE mounts take no security labels from options"
-        }
-        _ => return None,
-    })
+    let refused = REFUSED.iter().find(|(names, _)| names.contains(&name));
+    refused.map(|(_, why)| *why)
 }
 
 #[cfg(test)]
@@ -246,6 +330,59 @@ mod tests {
         assert!(
             matches!(options.add("sync=1"), Err(Error::UnknownOption(name)) if name == "sync=1")
         );
+    }
+
+    #[test]
+    fn labels_keep_the_commas_in_their_quotes() {
+        let label = r#"context="system_u:object_r:tmp_t:s0:c127,c456""#;
+        let options = with(&format!(
+            "nosymfollow,{label},rootcontext=a:b,symfollow,auto_unmount"
+        ));
+        assert_eq!(options.labels, [label, "rootcontext=a:b"]);
+        assert!(!options.nosymfollow && options.auto_unmount);
+        assert!(MountOptions::new("vol").add("context=").is_err());
+    }
+
+    /// The table tells every option with its kind, and the reason of each refusal.
+    #[test]
+    fn table_of_options_is_complete() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/mount-options.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
+        let mut told = std::collections::BTreeSet::new();
+        for row in rows {
+            let cells: Vec<_> = row.split(" | ").collect();
+            let [names, kind, _, effect] = cells[..] else {
+                panic!("{row}");
+            };
+            for name in names.trim_end_matches('`').split("`, `") {
+                let option = match name.split_once('=') {
+                    Some((name, "CODEC")) => format!("{name}=lz4"),
+                    Some((name, _)) => format!("{name}=1"),
+                    None => name.to_owned(),
+                };
+                let bare = name.split('=').next().unwrap();
+                told.insert(bare.to_owned());
+                let added = MountOptions::new("vol").add(&option);
+                let found = match (&added, bare) {
+                    (Err(Error::RefusedOption(_, why)), _) => {
+                        assert!(effect.starts_with(why), "{name}: {why}");
+                        "refused"
+                    }
+                    (_, "memory" | "cache_size" | "log") => "done",
+                    (Err(error), _) => panic!("{name}: {error}"),
+                    (Ok(()), _) if HOLDING.contains(&bare) => "holds",
+                    (Ok(()), _) if is_for_others(bare, "") => "elsewhere",
+                    (Ok(()), _) => "done",
+                };
+                assert_eq!(found, kind, "{name}");
+            }
+        }
+        let refused = REFUSED.iter().flat_map(|(names, _)| names.iter());
+        for known in HOLDING.iter().chain(&FOR_OTHERS).chain(refused) {
+            let known = known.trim_end_matches('=');
+            assert!(told.contains(known), "{known} is not in the table");
+        }
     }
 
     fn with(list: &str) -> MountOptions {
@@ -288,16 +425,15 @@ mod tests {
     #[test]
     fn options_of_mount_8_change_nothing_and_impossible_ones_are_refused_with_the_reason() {
         let others = "defaults,auto,noauto,user,user=ann,users,nouser,owner,group,nofail,_netdev,\
-                      x-systemd.automount,X-mount.mkdir=0755,comment=x,lazytime,nomand,silent";
+                      x-systemd.automount,X-mount.mkdir=0755,comment=x,lazytime,nomand,silent,acl";
         assert_eq!(with(others), MountOptions::new("vol"));
         for (option, word) in [
             ("mand", "mandatory"),
-            ("nosymfollow", "FUSE"),
             ("remount", "again"),
-            ("auto_unmount", "daemon"),
             ("allow_root", "allow_other"),
             ("bind", "mount(8)"),
-            ("context=x", "labels"),
+            ("usrquota", "quotas"),
+            ("uid=5", "owners"),
         ] {
             let refused = MountOptions::new("vol").add(option).unwrap_err();
             assert!(matches!(refused, Error::RefusedOption(..)), "{option}");

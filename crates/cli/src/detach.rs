@@ -1,0 +1,49 @@
+//! The removal of a mount, which this user may not be allowed to make without help.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+
+use crate::failure::{Failure, Outcome};
+use crate::mounts;
+
+/// Unmounts: by a system call if this user may, else through fusermount3.
+pub fn detach(dir: &Path, flags: UnmountFlags) -> Outcome {
+    match rustix::mount::unmount(dir, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => return Ok(()),
+        Err(Errno::PERM) => {}
+        Err(Errno::BUSY) => return Err(busy(dir)),
+        Err(e) => return Err(Failure::system(dir, e)),
+    }
+    let mut command = Command::new("fusermount3");
+    command.args(["-q", "-u"]);
+    if flags.contains(UnmountFlags::DETACH) {
+        command.arg("-z");
+    }
+    let out = command
+        .arg("--")
+        .arg(dir)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|_| Failure::at(dir, "fusermount3 is missing (install the package 'fuse3')"))?;
+    if out.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&out.stderr);
+    if said.contains("busy") || mounts::at(dir)?.is_some() && said.trim().is_empty() {
+        return Err(busy(dir));
+    }
+    Err(Failure::at(
+        dir,
+        said.trim().trim_start_matches("fusermount3: "),
+    ))
+}
+
+fn busy(dir: &Path) -> Failure {
+    Failure::at(
+        dir,
+        "busy: a file on it is open, or a process has its current directory there",
+    )
+}
