@@ -13,7 +13,10 @@ use ramet_fs::control::{
 };
 use ramet_fs::{Difference, ScrubPage, Usage};
 use ramet_sys::control_ioctl;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, readlinkat, statat};
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, Stat, StatVfsMountFlags, fstat, openat, readlinkat,
+    statat,
+};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
@@ -210,6 +213,7 @@ pub fn clone(args: &args::Clone) -> Outcome {
             "source and destination must be on the same Ramet mount",
         ));
     }
+    refuse_if_read_only(&target.root, &target.path)?;
     if args.replace {
         if source.is_entry(&target) {
             return Err(Failure::at(&target.path, SAME));
@@ -481,6 +485,7 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
     }
     let entry = seen.entry.as_ref().expect("made of an entry");
     let root = Root(resolve::readable(&entry.dir).map_err(|e| Failure::system(path, e))?);
+    refuse_if_read_only(&root, path)?;
     refuse_if_mounted_on(&root, &entry.name, path)?;
     let request = NameRequest {
         name: entry.name.as_bytes().to_vec(),
@@ -490,6 +495,16 @@ fn remove_one(path: &Path, is_forced: bool) -> Outcome {
         Err(Errno::NOENT) if is_forced => Ok(()),
         done => done.map_err(|e| removal_refusal(path, geteuid().as_raw(), &seen.stat, e)),
     }
+}
+
+/// Refuses a change through a mount that is read-only, as a bind mount of a part of the volume may
+/// be: the kernel does not tell the daemon through which mount a call comes.
+fn refuse_if_read_only(root: &Root, path: &Path) -> Outcome {
+    let seen = rustix::fs::fstatvfs(&root.0).map_err(|e| Failure::system(path, e))?;
+    if seen.f_flag.contains(StatVfsMountFlags::RDONLY) {
+        return Err(Failure::system(path, Errno::ROFS));
+    }
+    Ok(())
 }
 
 /// Refuses to replace or remove an entry with a mount on or below it, as rmdir(2) does: the kernel
