@@ -103,6 +103,7 @@ impl Memory {
         let (now, kind) = (now(), body.kind());
         let attr = Attr {
             ino,
+            generation: 0,
             kind,
             perm,
             nlink: 1 + u32::from(kind == Kind::Directory),

@@ -84,8 +84,14 @@ pub enum Fault {
     OrphanKept,
     /// A new name takes over the keys that a deleted entry left there.
     DeletedNameNotFreed,
-    /// Inode numbers are given out before they are reserved.
+    /// Generations of inode numbers are given out before they are reserved.
     NumbersNotReserved,
+    /// A block of inode numbers is shown and not stored.
+    NumberBlockLost,
+    /// A pinned number counts in every directory, also in copies.
+    PinCountsAnywhere,
+    /// A block of inode numbers is free although inodes that were moved away have some of them.
+    HeldBlockFreed,
     /// Names and records of one change are two batches.
     ChangeTorn,
 }

@@ -10,29 +10,30 @@
 //! Locks are taken in this order, each kind in the order of inode numbers. No lock is taken before
 //! one that is already held:
 //!
-//! 1. the counter of inode numbers: held over a batch of its own, once in 65,536 numbers, and with
-//!    no other lock;
-//! 2. the comparison and the scrub of an open directory ([`ControlState`]), and the positions of a
+//! 1. the comparison and the scrub of an open directory ([`ControlState`]), and the position of a
 //!    directory stream;
-//! 3. `Inode::names` of directories: their entries. Held over the check whether a name exists and
+//! 2. `Inode::names` of directories: their entries. Held over the check whether a name exists and
 //!    the change that follows; may wait for the device;
-//! 4. `Namespace::links`: the names of hard links; may wait for the device;
-//! 5. `Inode::state`: the record and the contents; may wait for the device;
-//! 6. `Inode::has_links`: whether a clone root has hard links; may wait for the device. A new hard
+//! 3. `Namespace::links`: the names of hard links; may wait for the device;
+//! 4. `Inode::state`: the record and the contents; may wait for the device;
+//! 5. `Inode::has_links`: whether a clone root has hard links; may wait for the device. A new hard
 //!    link sets it with the topology held: `links` keeps it apart from the lookup that waits for
 //!    the topology;
+//! 6. the tables of inode numbers (`Numbers::given`): held over a batch of its own, which gives a block
+//!    of numbers, reserves generations, or gives blocks back; may wait for room and the device;
 //! 7. `Namespace::topology`: the locations of inodes. Held for reading while keys are made and the
 //!    batch is applied or a snapshot is taken, for writing while directories move: memory only.
-//!    Clones, renames and removals of trees hold it, or 4, for writing. Their batches may need nodes
+//!    Clones, renames and removals of trees hold it, or 3, for writing. Their batches may need nodes
 //!    or room first. The operation then lets all its locks go, has the work done, begins anew
 //!    ([`Namespace::until_applied`](namespace::resolve::Namespace::until_applied));
 //! 8. the counts of protected inodes: held over a batch, with the topology held for reading;
 //! 9. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
-//!    the deferred deletes, the salts: for a moment, one at a time.
+//!    the deferred deletes, the known blocks of a directory: for a moment, one at a time.
 //!
-//! [`ramet_betree::Tree::admit`], which waits for room, comes before 2 to 9. The one exception is a
-//! clone of a directory with many hard links below: it waits for room with locks of the kinds 3 to
-//! 5 (`ops/hard_links.rs`).
+//! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9. There are two
+//! exceptions. A clone of a directory with many hard links below waits for room with locks of the
+//! kinds 2 to 4 (`ops/hard_links.rs`). A name whose number was never shown gets a block of numbers
+//! with the locks of the lookup held, of the kinds 1 to 4.
 #![forbid(unsafe_code)]
 
 mod clock;

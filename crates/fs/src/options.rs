@@ -61,8 +61,6 @@ pub struct OpenOptions {
     pub dir_access_time: AccessTime,
     /// The source of times; `None` is the clock of the machine.
     pub clock: Option<Arc<dyn Clock>>,
-    /// Seed of the random numbers, for runs that can be repeated.
-    pub seed: Option<u64>,
     /// Sizes of nodes and buffers; `None` takes the volume's. For tests.
     pub shape: Option<TreeShape>,
     /// Run no background work: see [`ramet_betree::OpenOptions`]. For tests.

@@ -16,12 +16,11 @@
 //! | --- | --- | --- |
 //! | [`DeferredDeletes`] | deletes that failed | namespace |
 //! | [`Times`] | the clock | |
-//! | [`Numbers`] | the counter of inode numbers, random numbers | the tree |
+//! | [`Numbers`] | blocks of inode numbers, generations | the tree |
 //! | [`Namespace`] | inodes in memory, their locations, the link lock | the tree |
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use ramet_betree::{Span, Tree};
 use ramet_block::failpoints::{self, Fault};
 use ramet_block::{Budget, Device};
@@ -32,7 +31,8 @@ use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::record::{Entry, FLAG_CLONE_ROOT, Kind, Record};
 use crate::namespace::inode::Location;
-use crate::namespace::numbers::Numbers;
+use crate::namespace::number_tables::counter;
+use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::resolve::Namespace;
 use crate::ops::attr::Attributes;
 use crate::ops::data::Files;
@@ -66,8 +66,8 @@ pub struct Volume {
 
 /// The state of a volume outside of its files, as the tree stores it.
 struct Stored {
-    /// The next inode number.
-    next_ino: u64,
+    /// The counters of inode numbers.
+    counters: Counters,
     /// Record of the root directory.
     root: Record,
 }
@@ -86,36 +86,24 @@ impl Stored {
                 known: VERSION,
             });
         }
-        let next_ino = counter(tree, b"ino", "inode counter")?;
+        let counters = Counters::read(tree)?;
         let corrupt = |detail| Error::Corrupt {
             what: "record of the root",
             detail,
         };
         let root = tree.get(&keys::root_record())?;
         let root = root.ok_or_else(|| corrupt("missing".to_owned()))?;
-        let Entry::Inode { record, stored } = Entry::decode(&root)? else {
+        let Entry::Inode(record) = Entry::decode(&root)? else {
             return Err(corrupt("of another kind".to_owned()));
         };
-        if stored != ROOT_INO.0
-            || Kind::from_mode(record.mode) != Some(Kind::Directory)
-            || !record.has(FLAG_CLONE_ROOT)
-        {
+        if Kind::from_mode(record.mode) != Some(Kind::Directory) || !record.has(FLAG_CLONE_ROOT) {
             return Err(corrupt(format!("{record:?}")));
         }
         Ok(Self {
-            next_ino,
+            counters,
             root: record,
         })
     }
-}
-
-fn counter(tree: &Tree, name: &[u8], what: &'static str) -> Result<u64> {
-    let corrupt = |detail| Error::Corrupt { what, detail };
-    let value = tree.get(&keys::counter(name))?;
-    let value: Bytes = value.ok_or_else(|| corrupt("missing".to_owned()))?;
-    let bytes = value[..].try_into();
-    let bytes = bytes.map_err(|_| corrupt(format!("{} bytes", value.len())))?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 impl Volume {
@@ -163,8 +151,8 @@ impl Volume {
         let stored = Stored::read(&tree)?;
         let clock = options.clock.unwrap_or_else(|| Arc::new(SystemClock));
         let times = Times::new(clock, options.access_time, options.dir_access_time);
-        let numbers = Numbers::new(Arc::clone(&tree), stored.next_ino, options.seed);
-        let namespace = Namespace::new(tree, stored.root)?;
+        let namespace = Namespace::new(tree, stored.root, stored.counters)?;
+        let numbers = Arc::clone(&namespace.numbers);
         let deletes = DeferredDeletes::new(&namespace, options.read_only);
         let volume = Self {
             names: Names::new(&namespace, &numbers, &times, &deletes),
@@ -232,6 +220,7 @@ impl Volume {
     pub fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         if ino != ROOT_INO {
             self.namespace.table.forget_noting(ino, lookups, last);
+            self.numbers.note_forgotten();
             self.deletes.reap();
         }
     }
@@ -239,6 +228,7 @@ impl Volume {
     /// The caller drops all references but the one to the root.
     pub fn forget_all(&self) {
         self.namespace.table.clear();
+        self.numbers.note_forgotten();
         self.deletes.reap_all();
     }
 

@@ -32,19 +32,20 @@ const CLONE_ENTRIES_MAX: usize = 40;
 
 struct Shared {
     volume: Arc<Volume>,
-    stamps: Mutex<HashMap<u64, u64>>,
+    /// Stamps by number and generation.
+    stamps: Mutex<HashMap<(u64, u64), u64>>,
     next_stamp: AtomicU64,
 }
 
 impl Shared {
     /// Checks that `bytes`, read from `ino`, hold one stamp and zeros, and the one that was seen
     /// before.
-    fn check_stamp(&self, ino: Ino, bytes: &[u8]) {
+    fn check_stamp(&self, file: (u64, u64), bytes: &[u8]) {
         for word in bytes.chunks_exact(8) {
             let stamp = u64::from_le_bytes(word.try_into().unwrap());
             if stamp != 0 {
-                let known = *self.stamps.lock().unwrap().entry(ino.0).or_insert(stamp);
-                assert_eq!(known, stamp, "inode {} shows another file's bytes", ino.0);
+                let known = *self.stamps.lock().unwrap().entry(file).or_insert(stamp);
+                assert_eq!(known, stamp, "inode {file:?} shows another file's bytes");
             }
         }
     }
@@ -147,7 +148,9 @@ impl Actor<'_> {
         let Some((ino, is_open)) = self.file() else {
             return;
         };
-        let Some(stamp) = self.shared.stamps.lock().unwrap().get(&ino.0).copied() else {
+        let stamp = self.identity(ino);
+        let stamp = stamp.and_then(|file| self.shared.stamps.lock().unwrap().get(&file).copied());
+        let Some(stamp) = stamp else {
             return;
         };
         let (offset, words) = (
@@ -189,8 +192,15 @@ impl Actor<'_> {
         };
         let done = self.volume().files().read(ino, 0, 1 << 20);
         if let Some(bytes) = Self::on_file("read", is_open, done) {
-            self.shared.check_stamp(ino, &bytes);
+            let file = self.identity(ino).unwrap();
+            self.shared.check_stamp(file, &bytes);
         }
+    }
+
+    /// Number and generation of a file that is referenced.
+    fn identity(&self, ino: Ino) -> Option<(u64, u64)> {
+        let attr = self.volume().attributes().getattr(ino).ok()?;
+        Some((ino.0, attr.generation))
     }
 
     fn create(&mut self) {
@@ -220,11 +230,12 @@ impl Actor<'_> {
                     .copy_range((source, 0), (ino, 0), 1 << 40, None);
                 Self::on_file("copy", is_open, copied);
                 let bytes = self.volume().files().read(ino, 0, 1 << 20).unwrap();
-                self.shared.check_stamp(ino, &bytes);
+                self.shared.check_stamp(self.identity(ino).unwrap(), &bytes);
             }
             None => {
                 let stamp = self.shared.next_stamp.fetch_add(1, Ordering::Relaxed);
-                self.shared.stamps.lock().unwrap().insert(ino.0, stamp);
+                let file = self.identity(ino).unwrap();
+                self.shared.stamps.lock().unwrap().insert(file, stamp);
                 let data = stamp.to_le_bytes().repeat(self.rng.random_range(1..6000));
                 self.volume().files().write(ino, 0, &data, None).unwrap();
             }
@@ -474,7 +485,7 @@ fn threads_change_one_tree_and_no_byte_goes_astray() {
         let mut live = BTreeMap::new();
         walk(&volume, ROOT_INO, "", &mut live);
         for seen in live.values() {
-            shared.check_stamp(seen.attr.ino, &seen.bytes);
+            shared.check_stamp((seen.attr.ino.0, seen.attr.generation), &seen.bytes);
         }
         let findings = volume.controls().check().unwrap();
         assert!(findings.is_empty(), "{findings:#?}");

@@ -573,12 +573,13 @@ fn a_large_directory_is_listed_whole_while_it_changes() {
 }
 
 #[test]
-fn a_second_question_behind_the_last_entry_finds_new_entries() {
+fn a_new_name_is_in_the_next_stream_and_not_behind_the_end_of_one() {
     let volume = volume();
     for name in ["a", "b"] {
         make(&volume, ROOT_INO, name, Kind::Regular);
     }
     let stream = volume.directories().open(ROOT_INO).unwrap();
+    let last = std::cell::Cell::new(0);
     let read = |cookie: u64, most: usize| {
         let mut names = Vec::new();
         volume
@@ -587,6 +588,7 @@ fn a_second_question_behind_the_last_entry_finds_new_entries() {
                 let taken = names.len() < most;
                 if taken {
                     names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+                    last.set(entry.cookie);
                 }
                 taken
             })
@@ -594,18 +596,16 @@ fn a_second_question_behind_the_last_entry_finds_new_entries() {
         names
     };
     assert_eq!(read(2, 1), ["a"]);
-    assert_eq!(read(3, 1), ["b"], "the one that was refused");
-    assert!(read(4, 9).is_empty());
+    assert_eq!(read(last.get(), 1), ["b"], "the one that was refused");
+    assert!(read(last.get(), 9).is_empty());
+    // A stream does not see names that came after it began. The next one does.
     make(&volume, ROOT_INO, "c", Kind::Regular);
-    assert_eq!(read(4, 9), ["c"], "the end was told before");
+    assert!(read(last.get(), 9).is_empty());
     assert_eq!(read(0, 9), [".", "..", "a", "b", "c"]);
     make(&volume, ROOT_INO, "d", Kind::Regular);
-    assert!(read(5, 9).is_empty(), "the end, without a scan");
-    assert_eq!(read(5, 9), ["d"]);
-    assert!(read(6, 9).is_empty());
-    assert!(read(6, 9).is_empty());
-    make(&volume, ROOT_INO, "e", Kind::Regular);
-    assert_eq!(read(6, 9), ["e"], "the end was told twice");
+    assert!(read(last.get(), 9).is_empty(), "the end, without a scan");
+    assert_eq!(read(2, 9), ["a", "b", "c", "d"]);
+    assert!(read(last.get(), 9).is_empty());
     finish(&volume);
 }
 

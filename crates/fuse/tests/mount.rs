@@ -243,20 +243,27 @@ fn a_clone_onto_a_link_of_its_source_is_seen_as_a_file_of_its_own() {
 }
 
 #[test]
-fn files_have_no_handles_that_a_server_could_open_them_by() {
+fn a_file_is_opened_by_its_handle_and_no_more_when_it_is_removed() {
     const SCRIPT: &str = "import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 handle = (ctypes.c_uint32 * 34)(128)
 mount = ctypes.c_int()
-given = libc.name_to_handle_at(-100, os.fsencode(sys.argv[1]), handle, ctypes.byref(mount), 0)
-print(0 if given == 0 else ctypes.get_errno())";
+path = os.fsencode(sys.argv[1])
+assert libc.name_to_handle_at(-100, path, handle, ctypes.byref(mount), 0) == 0
+top = os.open(os.path.dirname(sys.argv[1]), os.O_RDONLY)
+opened = libc.open_by_handle_at(top, handle, os.O_RDONLY)
+print(os.read(opened, 9).decode(), end=' ')
+os.close(opened)
+os.unlink(path)
+open(path, 'w').close()
+print(libc.open_by_handle_at(top, handle, os.O_RDONLY), ctypes.get_errno())";
     let mount = Mount::new();
     let path = mount.path("file");
-    fs::write(&path, "x").unwrap();
+    fs::write(&path, "contents").unwrap();
     let mut python = std::process::Command::new("python3");
     let out = python.args(["-c", SCRIPT]).arg(&path).output().unwrap();
-    let refused = format!("{}\n", rustix::io::Errno::OPNOTSUPP.raw_os_error());
-    assert_eq!(String::from_utf8_lossy(&out.stdout), refused, "{out:?}");
+    let stale = format!("contents -1 {}\n", rustix::io::Errno::STALE.raw_os_error());
+    assert_eq!(String::from_utf8_lossy(&out.stdout), stale, "{out:?}");
     mount.finish();
 }
 

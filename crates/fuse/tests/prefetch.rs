@@ -180,6 +180,7 @@ fn attr(node: Ino) -> Attr {
     };
     Attr {
         ino: node,
+        generation: 0,
         kind,
         perm: 0o755,
         nlink: 1,

@@ -243,11 +243,10 @@ fn a_tree_that_was_full_takes_as_much_again_after_power_cuts() {
     }
 }
 
-fn open_volume(device: &Arc<LoggedDevice>, seed: u64) -> Arc<Volume> {
+fn open_volume(device: &Arc<LoggedDevice>) -> Arc<Volume> {
     let device: Arc<dyn Device> = device.clone();
     let options = ramet_fs::OpenOptions {
         cache_bytes: Some(8 << 20),
-        seed: Some(seed),
         ..ramet_fs::OpenOptions::default()
     };
     Volume::open(device, options).expect("open")
@@ -418,7 +417,7 @@ fn a_volume_that_was_full_takes_as_much_again_after_power_cuts() {
     let (mut empty, mut first) = (None, None);
     for cycle in 0..env_u64("RAMET_CYCLES", 6) {
         println!("seed {seed}, cycle {cycle}");
-        let mut volume = open_volume(&device, rng.bits());
+        let mut volume = open_volume(&device);
         volume.checkpoint().expect("checkpoint");
         volume.checkpoint().expect("checkpoint");
         let stats = volume.stats();
@@ -454,7 +453,7 @@ fn a_volume_that_was_full_takes_as_much_again_after_power_cuts() {
                     device = Arc::new(LoggedDevice::new(start.image()));
                 }
             }
-            volume = open_volume(&device, rng.bits());
+            volume = open_volume(&device);
             check_volume(&volume);
             if when == "full" {
                 use_full_volume(&volume, &mut rng);

@@ -40,7 +40,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 40] = [
+const FAULTS: [(Fault, Search); 43] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -76,6 +76,9 @@ const FAULTS: [(Fault, Search); 40] = [
     (Fault::OrphanKept, Files),
     (Fault::DeletedNameNotFreed, Files),
     (Fault::NumbersNotReserved, Files),
+    (Fault::NumberBlockLost, Files),
+    (Fault::PinCountsAnywhere, Files),
+    (Fault::HeldBlockFreed, Files),
     (Fault::ChangeTorn, Files),
     (Fault::OldVolumeStands, Kills(Tool::MakeAgain)),
     (Fault::SizeToldEarly, Kills(Tool::Grow)),

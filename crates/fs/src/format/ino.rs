@@ -6,3 +6,19 @@ pub struct Ino(pub u64);
 
 /// Number of the root.
 pub const ROOT_INO: Ino = Ino(1);
+
+/// The identity of an inode: no two inodes of a volume ever have the same number and generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Identity {
+    pub(crate) ino: Ino,
+    /// Distinguishes the inodes that had this number one after the other.
+    pub(crate) generation: u64,
+}
+
+impl Identity {
+    /// The root directory. The kernel wants 0 for its generation.
+    pub(crate) const ROOT: Self = Self {
+        ino: ROOT_INO,
+        generation: 0,
+    };
+}

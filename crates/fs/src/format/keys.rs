@@ -5,7 +5,7 @@
 //! ```text
 //! P(child `name` of D)     = P(D) 00 02 name
 //! P(shared inode `n` of C) = P(C) 00 05 n      a file with several names, see below
-//! P(orphan `ino`)          =      00 07 ino    an object without a name
+//! P(orphan `n`)            =      00 07 n      an object without a name
 //! ```
 //!
 //! Names hold neither NUL nor `/`, so the NUL in front of every tag ends a name and sorts before
@@ -13,7 +13,7 @@
 //! The first byte of a key is its index, 01 for metadata and 02 for data:
 //!
 //! ```text
-//! 01 00 00                       record of the root
+//! 01 P(D) 00 00 slot             name of the entry with this slot of D
 //! 01 P(D) 00 01 name             entry of D: an inode record, a link entry, a deleted entry
 //! 02 P(X) 00 03 n                block n of a file
 //! 02 P(X) 00 0A c                chunk c of the allocation map of a sparse file
@@ -24,22 +24,28 @@
 //! 01 00 09 n, 02 00 09 n         stage of one batch, n below 2; empty before and after the batch
 //! 01 00 0F 00 ino                protection of the inode with this visible number
 //! 01 00 0F 01 ino                count of protected inodes below the directory with this number
+//! 01 00 0B                       record of the root
+//! 01 00 0C kind ...              tables of inode numbers, see [`NumberKey`]
 //! ```
 //!
-//! Numbers are big-endian `u64` so that they sort. The *range of X* in an index is the set of keys
+//! Numbers are big-endian `u64` so that they sort. Slots, and all numbers behind `0C`, are
+//! *ordered* (`ordered.rs`). The *range of X* in an index is the set of keys
 //! that start with `index P(X) 00`: all keys in or below X. The record of X itself is outside of
 //! it, with X's siblings. That is why a clone or a rename of X moves two ranges and writes one
 //! record.
 
-use crate::format::ino::Ino;
 use bytes::Bytes;
+
+use crate::format::ino::{Identity, Ino};
+use crate::format::ordered::{push_ordered, take_identity, take_ordered};
+use crate::format::slots::{Run, Slot};
 
 /// Index of metadata.
 pub(crate) const META: u8 = 1;
 /// Index of data.
 pub(crate) const DATA: u8 = 2;
 
-const ROOT: u8 = 0;
+const SLOT: u8 = 0;
 const ENTRY: u8 = 1;
 const CHILD: u8 = 2;
 const BLOCK: u8 = 3;
@@ -50,11 +56,13 @@ const ORPHAN: u8 = 7;
 const COUNTER: u8 = 8;
 const STAGE: u8 = 9;
 const MAP: u8 = 10;
+const ROOT: u8 = 11;
+const NUMBERS: u8 = 12;
 const PROTECTED: u8 = 15;
 
 /// Tags of the root's range that belong to the volume and not to the tree of files: a clone of
 /// the root leaves them out.
-pub(crate) const VOLUME_TAGS: [u8; 5] = [ROOT, ORPHAN, COUNTER, STAGE, PROTECTED];
+pub(crate) const VOLUME_TAGS: [u8; 6] = [ORPHAN, COUNTER, STAGE, ROOT, NUMBERS, PROTECTED];
 
 fn join(parts: &[&[u8]]) -> Bytes {
     let mut key = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
@@ -93,6 +101,8 @@ pub(crate) fn split_child(path: &[u8]) -> Option<(&[u8], &[u8])> {
 /// The subject of a key, beside the path that the key starts with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part<'a> {
+    /// A slot of the directory.
+    Slot,
     /// A name in the directory.
     Entry(&'a [u8]),
     /// A block of the file.
@@ -127,6 +137,7 @@ pub(crate) fn parse_below(key: &[u8]) -> (Bytes, Part<'_>) {
     };
     let rest = key.get(at + 1..).unwrap_or_default();
     let part = match key.get(at) {
+        Some(&SLOT) => Part::Slot,
         Some(&ENTRY) => Part::Entry(rest),
         Some(&BLOCK) => Part::Block,
         Some(&MAP) => Part::Map,
@@ -157,6 +168,13 @@ pub(crate) fn end_of_links_below(root: &[u8]) -> Bytes {
     end.slice(1..)
 }
 
+/// The end of the slots of the directory at the relative path `dir`, in the form that
+/// [`parse_below`] takes.
+pub(crate) fn end_of_slots(dir: &[u8]) -> Bytes {
+    let end = join(&[dir, &[0, SLOT + 1]]);
+    end.slice(1..)
+}
+
 /// Directory and name of a link entry, from its key in the index of the clone root at `root`.
 pub(crate) fn link_name(root: &[u8], key: &[u8]) -> Option<(Bytes, Bytes)> {
     let tail = key.strip_prefix(&link_index(root)[..])?;
@@ -170,9 +188,19 @@ pub(crate) fn shared_inode(root: &[u8], link: u64) -> Bytes {
     join(&[root, &[0, SHARED], &link.to_be_bytes()])
 }
 
-/// Path of an open file without a name.
-pub(crate) fn orphan(ino: Ino) -> Bytes {
-    join(&[&[0, ORPHAN], &ino.0.to_be_bytes()])
+/// An object in the orphan area. Numbers of orphans are unique as long as the volume is open: the
+/// area is erased when it is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Orphan(pub(crate) u64);
+
+/// Path of an object without a name.
+pub(crate) fn orphan(orphan: Orphan) -> Bytes {
+    join(&[&[0, ORPHAN], &orphan.0.to_be_bytes()])
+}
+
+/// Prefix of all orphans in an index.
+pub(crate) fn orphans(index: u8) -> Bytes {
+    tagged(index, b"", ORPHAN)
 }
 
 /// Path of a stage, where parts of a structural change wait within one batch; `number` is below 2.
@@ -213,6 +241,149 @@ pub(crate) fn entry(dir: &[u8], name: &[u8]) -> Bytes {
 /// Prefix of the entries of the directory at `dir`; a name follows.
 pub(crate) fn entries(dir: &[u8]) -> Bytes {
     entry(dir, b"")
+}
+
+/// Prefix of the slots of the directory at `dir`; a slot follows.
+pub(crate) fn slots(dir: &[u8]) -> Bytes {
+    join(&[&[META], dir, &[0, SLOT]])
+}
+
+/// Key of a slot of the directory at `dir`; its value is the name.
+pub(crate) fn slot(dir: &[u8], slot: Slot) -> Bytes {
+    let mut key = slots(dir).to_vec();
+    push_ordered(&mut key, slot.0);
+    key.into()
+}
+
+/// The slot of a key, from the end of the key behind the prefix that [`slots`] gave.
+pub(crate) fn parse_slot(mut rest: &[u8]) -> Option<Slot> {
+    let slot = take_ordered(&mut rest)?;
+    rest.is_empty().then_some(Slot(slot))
+}
+
+/// A key of the tables of inode numbers, which belong to the volume: no clone copies them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum NumberKey {
+    /// `01 number generation run`: the block of a run of this directory. Value: number (8) and
+    /// generation (8).
+    Block(Identity, Run),
+    /// `02 number`: the run that has the block at this number. Value: number (8), generation (8)
+    /// and run (8).
+    Owner(u64),
+    /// `03 class number`: a free block; `class` is the place of its length among those of runs. No
+    /// value.
+    Free(u8, u64),
+    /// `04 number`: the place of the inode that is pinned to this number. Value: number (8) and
+    /// generation (8) of its directory, slot (8).
+    Pinned(Ino),
+    /// `05 number generation pinned`: a pinned number of this directory. No value.
+    PinOf(Identity, Ino),
+    /// `06 number generation`: a directory that is gone, whose blocks are to be reclaimed. No
+    /// value.
+    Dead(Identity),
+    /// `07 number`: a number that is not pinned any more. No value.
+    Unpinned(Ino),
+}
+
+impl NumberKey {
+    const BLOCK: u8 = 1;
+    const OWNER: u8 = 2;
+    const FREE: u8 = 3;
+    const PINNED: u8 = 4;
+    const PIN_OF: u8 = 5;
+    const DEAD: u8 = 6;
+    const UNPINNED: u8 = 7;
+
+    fn parts(self) -> (u8, [Option<u64>; 3]) {
+        let of =
+            |Identity { ino, generation }: Identity, last| [Some(ino.0), Some(generation), last];
+        let one = |number| [Some(number), None, None];
+        match self {
+            Self::Block(dir, run) => (Self::BLOCK, of(dir, Some(run.0))),
+            Self::Owner(base) => (Self::OWNER, one(base)),
+            Self::Free(class, base) => (Self::FREE, [Some(class.into()), Some(base), None]),
+            Self::Pinned(ino) => (Self::PINNED, one(ino.0)),
+            Self::PinOf(dir, ino) => (Self::PIN_OF, of(dir, Some(ino.0))),
+            Self::Dead(dir) => (Self::DEAD, of(dir, None)),
+            Self::Unpinned(ino) => (Self::UNPINNED, one(ino.0)),
+        }
+    }
+
+    /// The key.
+    pub(crate) fn encode(self) -> Bytes {
+        let (kind, numbers) = self.parts();
+        let mut key = vec![META, 0, NUMBERS, kind];
+        numbers
+            .into_iter()
+            .flatten()
+            .for_each(|number| push_ordered(&mut key, number));
+        key.into()
+    }
+
+    fn prefix(kind: u8, numbers: &[u64]) -> Bytes {
+        let mut key = vec![META, 0, NUMBERS, kind];
+        numbers
+            .iter()
+            .for_each(|number| push_ordered(&mut key, *number));
+        key.into()
+    }
+
+    /// Prefix of the blocks of all directories that ever had this number.
+    pub(crate) fn blocks_of_number(ino: Ino) -> Bytes {
+        Self::prefix(Self::BLOCK, &[ino.0])
+    }
+
+    /// Prefix of the blocks of a directory.
+    pub(crate) fn blocks_of(dir: Identity) -> Bytes {
+        Self::prefix(Self::BLOCK, &[dir.ino.0, dir.generation])
+    }
+
+    /// Prefix of the pinned numbers of all directories that ever had this number.
+    pub(crate) fn pins_of_number(ino: Ino) -> Bytes {
+        Self::prefix(Self::PIN_OF, &[ino.0])
+    }
+
+    /// Prefix of the pinned numbers of a directory.
+    pub(crate) fn pins_of(dir: Identity) -> Bytes {
+        Self::prefix(Self::PIN_OF, &[dir.ino.0, dir.generation])
+    }
+
+    /// Prefix of the free blocks of a class.
+    pub(crate) fn free_of(class: u8) -> Bytes {
+        Self::prefix(Self::FREE, &[class.into()])
+    }
+
+    /// Prefix of the directories that are gone.
+    pub(crate) fn all_dead() -> Bytes {
+        Self::prefix(Self::DEAD, &[])
+    }
+
+    /// Prefix of the numbers that are not pinned any more.
+    pub(crate) fn all_unpinned() -> Bytes {
+        Self::prefix(Self::UNPINNED, &[])
+    }
+
+    /// Reads a key of the tables.
+    pub(crate) fn decode(key: &[u8]) -> Option<Self> {
+        Self::parse(key.strip_prefix(&[META, 0, NUMBERS])?)
+    }
+
+    /// Reads the part of a key behind its tag.
+    pub(crate) fn parse(rest: &[u8]) -> Option<Self> {
+        let (kind, mut rest) = rest.split_first()?;
+        let at = &mut rest;
+        let key = match *kind {
+            Self::BLOCK => Self::Block(take_identity(at)?, Run(take_ordered(at)?)),
+            Self::OWNER => Self::Owner(take_ordered(at)?),
+            Self::FREE => Self::Free(take_ordered(at)?.try_into().ok()?, take_ordered(at)?),
+            Self::PINNED => Self::Pinned(Ino(take_ordered(at)?)),
+            Self::PIN_OF => Self::PinOf(take_identity(at)?, Ino(take_ordered(at)?)),
+            Self::DEAD => Self::Dead(take_identity(at)?),
+            Self::UNPINNED => Self::Unpinned(Ino(take_ordered(at)?)),
+            _ => return None,
+        };
+        rest.is_empty().then_some(key)
+    }
 }
 
 /// Key of the record of the shared inode at `path`.
@@ -334,9 +505,73 @@ mod tests {
     }
 
     #[test]
+    fn numbers_are_ordered_and_read_back() {
+        let numbers = [0, 1, 255, 256, 65_535, 1 << 44, u64::MAX];
+        let slots: Vec<_> = numbers
+            .iter()
+            .map(|slot_of| slot(b"", Slot(*slot_of)))
+            .collect();
+        assert!(slots.is_sorted());
+        let prefix = super::slots(b"");
+        for (key, number) in slots.iter().zip(numbers) {
+            assert_eq!(parse_slot(&key[prefix.len()..]), Some(Slot(number)));
+        }
+        for damaged in [
+            &b""[..],
+            b"\x01",
+            b"\x01\x00",
+            b"\x09123456789",
+            b"\x01\x01\x01",
+        ] {
+            assert_eq!(parse_slot(damaged), None, "{damaged:?}");
+        }
+    }
+
+    #[test]
+    fn golden_keys_of_numbers() {
+        let dir = Identity {
+            ino: Ino(0x0123),
+            generation: 7,
+        };
+        let keys: [(NumberKey, &[u8]); 7] = [
+            (
+                NumberKey::Block(dir, Run(0)),
+                b"\x01\x02\x01\x23\x01\x07\x00",
+            ),
+            (NumberKey::Owner(64), b"\x02\x01\x40"),
+            (NumberKey::Free(3, 64), b"\x03\x01\x03\x01\x40"),
+            (NumberKey::Pinned(Ino(65)), b"\x04\x01\x41"),
+            (
+                NumberKey::PinOf(dir, Ino(65)),
+                b"\x05\x02\x01\x23\x01\x07\x01\x41",
+            ),
+            (NumberKey::Dead(dir), b"\x06\x02\x01\x23\x01\x07"),
+            (NumberKey::Unpinned(Ino(65)), b"\x07\x01\x41"),
+        ];
+        for (key, bytes) in keys {
+            assert_eq!(key.encode(), [b"\x01\0\x0c", bytes].concat());
+            assert_eq!(NumberKey::decode(&key.encode()), Some(key));
+            assert_eq!(NumberKey::parse(&bytes[..bytes.len() - 1]), None);
+        }
+        assert!(
+            NumberKey::Block(dir, Run(9))
+                .encode()
+                .starts_with(&NumberKey::blocks_of(dir))
+        );
+        assert!(NumberKey::blocks_of(dir).starts_with(&NumberKey::blocks_of_number(dir.ino)));
+        assert_eq!(
+            slot(&child(b"", b"d"), Slot(300)),
+            &b"\x01\0\x02d\0\0\x02\x01\x2c"[..]
+        );
+        assert_eq!(root_record(), &b"\x01\0\x0b"[..]);
+    }
+
+    #[test]
     fn entries_sort_by_name_and_before_deeper_keys() {
         let dir = child(b"", b"d");
         let keys = [
+            slot(&dir, Slot(0)),
+            slot(&dir, Slot(u64::MAX)),
             entry(&dir, b"\x01"),
             entry(&dir, b"\xff"),
             entry(&child(&dir, b"\x01"), b"x"),

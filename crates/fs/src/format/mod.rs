@@ -5,4 +5,6 @@ pub(crate) mod blocks;
 pub(crate) mod ino;
 pub(crate) mod keys;
 pub(crate) mod name;
+pub(crate) mod ordered;
 pub(crate) mod record;
+pub(crate) mod slots;

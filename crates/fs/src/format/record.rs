@@ -1,7 +1,7 @@
 //! Entries of a directory as they are stored: an inode record, a link entry that names a shared
 //! inode, or a deleted entry.
 //!
-//! Little-endian. An inode record, version 1:
+//! Little-endian. An inode record:
 //!
 //! ```text
 //! offset size field
@@ -13,30 +13,41 @@
 //!     12    4 gid
 //!     16    4 nlink
 //!     20    4 rdev, for device nodes
-//!     24    8 size in bytes; of a symbolic link the length of the target
+//!     24    8 size in bytes; of a symbolic link the length of the target; of a directory the next
+//!             slot
 //!     32    8 blocks: allocated 4 KiB blocks of a sparse file
-//!     40    8 stored: the visible inode number XOR acc of the directory (see `docs/fs.md`)
-//!     48    8 salt, of a directory
+//!     40    8 slot: of the name in its directory, of a shared inode in its clone root
+//!     48    8 birth: a generation, see `docs/fs.md`
 //!     56   32 seconds of atime, mtime, ctime, btime (signed)
 //!     88   16 nanoseconds of the same
-//!    104      target of a symbolic link
+//!    104      with the flag for it: the pin
+//!             target of a symbolic link
 //! ```
 //!
-//! A link entry is 24 bytes: tag 2, three reserved zeros, the type bits of the mode (4), stored
-//! (8), the link number of the shared inode (8).
+//! A pin is a number and its generation, and the number and generation of the directory or clone
+//! root in which it counts: four ordered numbers (`ordered.rs`). Anywhere else, as in a clone, it
+//! says nothing.
 //!
-//! A deleted entry is 16 bytes: tag 3, three reserved zeros, the type bits of the mode (4), stored
-//! (8). The name does not exist any more, and the contents of the object are still there: see
-//! `ops/deferred_delete.rs`.
+//! A link entry is 24 bytes: tag 2, 1 with a pin or 0, two reserved zeros, the type bits of the
+//! mode (4), slot (8), the link number of the shared inode (8); then the pin of the shared inode, if
+//! it has one.
+//!
+//! A deleted entry is 16 bytes: tag 3, 1 with a pin or 0, two reserved zeros, the type bits of the
+//! mode (4), slot (8); then the pin, if there is one. The name does not exist any more, and the contents of
+//! the object are still there: see `ops/deferred_delete.rs`.
 
 use bytes::Bytes;
 
 use crate::error::{Error, Result};
+use crate::format::ino::Identity;
+use crate::format::ordered::{push_identity, take_identity};
+use crate::format::slots::Slot;
 
-/// Size of an inode record without the target of a symbolic link.
+/// Size of an inode record without pin and target of a symbolic link.
 pub(crate) const RECORD_BYTES: usize = 104;
 const LINK_BYTES: usize = 24;
 const DELETED_BYTES: usize = 16;
+const PIN_BYTES_MAX: usize = 36;
 const TAG_INODE: u8 = 1;
 const TAG_LINK: u8 = 2;
 const TAG_DELETED: u8 = 3;
@@ -72,7 +83,9 @@ pub(crate) const FLAG_NO_DUMP: u16 = 256;
 /// The object may be protected: the table of the volume tells whether it is
 /// (`namespace/protection.rs`).
 pub(crate) const FLAG_PROTECTED: u16 = 512;
-const FLAGS_KNOWN: u16 = 1015;
+/// The number of the object was given in another directory.
+const FLAG_PINNED: u16 = 1024;
+const FLAGS_KNOWN: u16 = 2039;
 
 /// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,8 +149,29 @@ pub struct Time {
     pub nanos: u32,
 }
 
-/// An inode without its number. The stored number depends on the directory, and is added when
-/// encoding.
+/// The number that an inode keeps in a place where its slot would give another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pin {
+    pub(crate) identity: Identity,
+    /// The directory or clone root in which the pin counts.
+    pub(crate) home: Identity,
+}
+
+impl Pin {
+    fn put(self, out: &mut Vec<u8>) {
+        push_identity(out, self.identity);
+        push_identity(out, self.home);
+    }
+
+    /// Reads a pin, and steps over it.
+    fn take(bytes: &mut &[u8]) -> Result<Self> {
+        let both = take_identity(bytes).zip(take_identity(bytes));
+        let (identity, home) = both.ok_or_else(|| corrupt("a pin that is none"))?;
+        Ok(Self { identity, home })
+    }
+}
+
+/// An inode without its number, which follows from its directory, its slot and its pin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) flags: u16,
@@ -149,7 +183,12 @@ pub(crate) struct Record {
     pub(crate) size_bytes: u64,
     /// Allocated blocks, meaningful with [`FLAG_SPARSE`].
     pub(crate) blocks: u64,
-    pub(crate) salt: u64,
+    /// The next slot of a directory.
+    pub(crate) next_slot: u64,
+    pub(crate) slot: Slot,
+    /// Generation when the object got this slot.
+    pub(crate) birth: u64,
+    pub(crate) pin: Option<Pin>,
     pub(crate) atime: Time,
     pub(crate) mtime: Time,
     pub(crate) ctime: Time,
@@ -175,7 +214,10 @@ impl Record {
             rdev: 0,
             size_bytes: 0,
             blocks: 0,
-            salt: 0,
+            next_slot: 0,
+            slot: Slot(0),
+            birth: 0,
+            pin: None,
             atime: now,
             mtime: now,
             ctime: now,
@@ -194,15 +236,20 @@ impl Record {
         self.flags & flags == flags
     }
 
-    /// The bytes of the record in a directory where the number is stored as `stored`.
-    pub(crate) fn encode(&self, stored: u64) -> Bytes {
-        let mut out = Vec::with_capacity(RECORD_BYTES + self.target.len());
+    /// The bytes of the record.
+    pub(crate) fn encode(&self) -> Bytes {
+        let mut out = Vec::with_capacity(RECORD_BYTES + PIN_BYTES_MAX + self.target.len());
+        let pinned = if self.pin.is_some() { FLAG_PINNED } else { 0 };
+        let size = match self.kind() {
+            Kind::Directory => self.next_slot,
+            _ => self.size_bytes,
+        };
         out.extend_from_slice(&[TAG_INODE, 0]);
-        out.extend_from_slice(&self.flags.to_le_bytes());
+        out.extend_from_slice(&(self.flags | pinned).to_le_bytes());
         for field in [self.mode, self.uid, self.gid, self.nlink, self.rdev] {
             out.extend_from_slice(&field.to_le_bytes());
         }
-        for field in [self.size_bytes, self.blocks, stored, self.salt] {
+        for field in [size, self.blocks, self.slot.0, self.birth] {
             out.extend_from_slice(&field.to_le_bytes());
         }
         let times = [self.atime, self.mtime, self.ctime, self.btime];
@@ -211,6 +258,9 @@ impl Record {
         }
         for time in times {
             out.extend_from_slice(&time.nanos.to_le_bytes());
+        }
+        if let Some(pin) = self.pin {
+            pin.put(&mut out);
         }
         out.extend_from_slice(&self.target);
         out.into()
@@ -221,7 +271,7 @@ impl Record {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
     /// The entry is the inode itself.
-    Inode { record: Record, stored: u64 },
+    Inode(Record),
     /// The inode is a shared inode of the enclosing clone root.
     Link(LinkEntry),
     /// There is no such name. Its object is referenced by the kernel, or was before a crash.
@@ -233,16 +283,19 @@ pub(crate) enum Entry {
 pub(crate) struct DeletedEntry {
     /// Kind of the object: a file or a directory.
     pub(crate) kind: Kind,
-    /// Visible number XOR acc of the directory.
-    pub(crate) stored: u64,
+    pub(crate) slot: Slot,
+    pub(crate) pin: Option<Pin>,
 }
 
 impl DeletedEntry {
     pub(crate) fn encode(self) -> Bytes {
-        let mut out = Vec::with_capacity(DELETED_BYTES);
-        out.extend_from_slice(&[TAG_DELETED, 0, 0, 0]);
+        let mut out = Vec::with_capacity(DELETED_BYTES + PIN_BYTES_MAX);
+        out.extend_from_slice(&[TAG_DELETED, u8::from(self.pin.is_some()), 0, 0]);
         out.extend_from_slice(&self.kind.mode_bits().to_le_bytes());
-        out.extend_from_slice(&self.stored.to_le_bytes());
+        out.extend_from_slice(&self.slot.0.to_le_bytes());
+        if let Some(pin) = self.pin {
+            pin.put(&mut out);
+        }
         out.into()
     }
 }
@@ -252,19 +305,24 @@ impl DeletedEntry {
 pub(crate) struct LinkEntry {
     /// Kind of the shared inode.
     pub(crate) kind: Kind,
-    /// Visible number XOR acc of the directory of the name.
-    pub(crate) stored: u64,
+    /// Slot of the name.
+    pub(crate) slot: Slot,
     /// Number of the shared inode in its clone root.
     pub(crate) link: u64,
+    /// Pin of the shared inode.
+    pub(crate) pin: Option<Pin>,
 }
 
 impl LinkEntry {
     pub(crate) fn encode(self) -> Bytes {
-        let mut out = Vec::with_capacity(LINK_BYTES);
-        out.extend_from_slice(&[TAG_LINK, 0, 0, 0]);
+        let mut out = Vec::with_capacity(LINK_BYTES + PIN_BYTES_MAX);
+        out.extend_from_slice(&[TAG_LINK, u8::from(self.pin.is_some()), 0, 0]);
         out.extend_from_slice(&self.kind.mode_bits().to_le_bytes());
-        out.extend_from_slice(&self.stored.to_le_bytes());
+        out.extend_from_slice(&self.slot.0.to_le_bytes());
         out.extend_from_slice(&self.link.to_le_bytes());
+        if let Some(pin) = self.pin {
+            pin.put(&mut out);
+        }
         out.into()
     }
 }
@@ -284,7 +342,48 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
+/// The pin of a link entry or deleted entry, which has `len` bytes without it.
+fn name_pin(bytes: &[u8], len: usize) -> Result<Option<Pin>> {
+    if bytes.len() < len || bytes[1] > 1 || bytes[2..4] != [0; 2] {
+        return Err(corrupt(format!("a name of {} bytes", bytes.len())));
+    }
+    let mut rest = &bytes[len..];
+    let pin = match bytes[1] {
+        0 => None,
+        _ => Some(Pin::take(&mut rest)?),
+    };
+    match rest {
+        [] => Ok(pin),
+        rest => Err(corrupt(format!("a name with {} bytes more", rest.len()))),
+    }
+}
+
 impl Entry {
+    /// Slot of the name.
+    pub(crate) fn slot(&self) -> Slot {
+        match self {
+            Self::Inode(record) => record.slot,
+            Self::Link(link_entry) => link_entry.slot,
+            Self::Deleted(deleted) => deleted.slot,
+        }
+    }
+
+    /// The slot of an entry that `decode` accepts.
+    ///
+    /// # Errors
+    /// `Corrupt` for bytes that are too short.
+    pub(crate) fn slot_of(bytes: &[u8]) -> Result<Slot> {
+        let at = if bytes.first() == Some(&TAG_INODE) {
+            40
+        } else {
+            8
+        };
+        if bytes.len() < at + 8 {
+            return Err(corrupt(format!("{} bytes", bytes.len())));
+        }
+        Ok(Slot(u64_at(bytes, at)))
+    }
+
     /// Whether an entry that `decode` accepts is a deleted entry.
     pub(crate) fn is_deleted(bytes: &[u8]) -> bool {
         bytes.first() == Some(&TAG_DELETED)
@@ -316,9 +415,17 @@ impl Entry {
         }
         let mode = u32_at(bytes, 4);
         let kind = Kind::from_mode(mode).ok_or_else(|| corrupt(format!("mode {mode:#o}")))?;
-        let size_bytes = u64_at(bytes, 24);
+        let (size_bytes, next_slot) = match kind {
+            Kind::Directory => (0, u64_at(bytes, 24)),
+            _ => (u64_at(bytes, 24), 0),
+        };
+        let mut rest = &bytes[RECORD_BYTES..];
+        let pin = match flags & FLAG_PINNED {
+            0 => None,
+            _ => Some(Pin::take(&mut rest)?),
+        };
         // The target is copied: a slice would keep the block that the record came from in memory.
-        let target = Bytes::copy_from_slice(&bytes[RECORD_BYTES..]);
+        let target = Bytes::copy_from_slice(rest);
         let target_bytes = if kind == Kind::Symlink { size_bytes } else { 0 };
         if target.len() as u64 != target_bytes || target.len() > TARGET_BYTES_MAX {
             return Err(corrupt(format!(
@@ -337,7 +444,7 @@ impl Entry {
             })
         };
         let record = Record {
-            flags,
+            flags: flags & !FLAG_PINNED,
             mode,
             uid: u32_at(bytes, 8),
             gid: u32_at(bytes, 12),
@@ -345,38 +452,35 @@ impl Entry {
             rdev: u32_at(bytes, 20),
             size_bytes,
             blocks: u64_at(bytes, 32),
-            salt: u64_at(bytes, 48),
+            next_slot,
+            slot: Slot(u64_at(bytes, 40)),
+            birth: u64_at(bytes, 48),
+            pin,
             atime: time(0)?,
             mtime: time(1)?,
             ctime: time(2)?,
             btime: time(3)?,
             target,
         };
-        Ok(Self::Inode {
-            record,
-            stored: u64_at(bytes, 40),
-        })
+        Ok(Self::Inode(record))
     }
 
     fn decode_link(bytes: &Bytes) -> Result<Self> {
-        if bytes.len() != LINK_BYTES || bytes[1..4] != [0; 3] {
-            return Err(corrupt(format!("link_entry of {} bytes", bytes.len())));
-        }
+        let pin = name_pin(bytes, LINK_BYTES)?;
         let mode = u32_at(bytes, 4);
         let kind = Kind::from_mode(mode)
             .filter(|kind| kind.mode_bits() == mode && *kind != Kind::Directory)
             .ok_or_else(|| corrupt(format!("mode {mode:#o} of a link_entry")))?;
         Ok(Self::Link(LinkEntry {
             kind,
-            stored: u64_at(bytes, 8),
+            slot: Slot(u64_at(bytes, 8)),
             link: u64_at(bytes, 16),
+            pin,
         }))
     }
 
     fn decode_deleted(bytes: &Bytes) -> Result<Self> {
-        if bytes.len() != DELETED_BYTES || bytes[1..4] != [0; 3] {
-            return Err(corrupt(format!("deleted of {} bytes", bytes.len())));
-        }
+        let pin = name_pin(bytes, DELETED_BYTES)?;
         let mode = u32_at(bytes, 4);
         let kind = Kind::from_mode(mode)
             .filter(|kind| kind.mode_bits() == mode)
@@ -384,7 +488,8 @@ impl Entry {
             .ok_or_else(|| corrupt(format!("mode {mode:#o} of a deleted")))?;
         Ok(Self::Deleted(DeletedEntry {
             kind,
-            stored: u64_at(bytes, 8),
+            slot: Slot(u64_at(bytes, 8)),
+            pin,
         }))
     }
 }
@@ -392,6 +497,21 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::format::ino::Ino;
+
+    /// The pin of the tests, as it is stored.
+    const PIN: [u8; 8] = [1, 21, 1, 22, 1, 23, 1, 24];
+
+    fn pin() -> Pin {
+        let identity = |ino, generation| Identity {
+            ino: Ino(ino),
+            generation,
+        };
+        Pin {
+            identity: identity(21, 22),
+            home: identity(23, 24),
+        }
+    }
 
     fn sample() -> Record {
         let time = |secs| Time { secs, nanos: 7 };
@@ -404,7 +524,10 @@ mod tests {
             rdev: 4,
             size_bytes: 2,
             blocks: 6,
-            salt: 8,
+            next_slot: 0,
+            slot: Slot(9),
+            birth: 8,
+            pin: None,
             atime: time(-1),
             mtime: time(10),
             ctime: time(11),
@@ -428,20 +551,45 @@ mod tests {
         ]);
         want.extend([7, 0, 0, 0, 7, 0, 0, 0, 7, 0, 0, 0, 7, 0, 0, 0]);
         want.extend(b"/x");
-        let bytes = sample().encode(9);
+        let bytes = sample().encode();
         assert_eq!(bytes, want);
-        assert_eq!(
-            Entry::decode(&bytes).unwrap(),
-            Entry::Inode {
-                record: sample(),
-                stored: 9
-            }
-        );
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Inode(sample()));
 
+        let pinned = Record {
+            pin: Some(pin()),
+            ..sample()
+        };
+        want[3] = 4;
+        want.splice(104..104, PIN);
+        let bytes = pinned.encode();
+        assert_eq!(bytes, want);
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Inode(pinned));
+    }
+
+    #[test]
+    fn golden_bytes_of_a_directory_hold_the_next_slot() {
+        let directory = Record {
+            mode: 0o40_755,
+            next_slot: 0x0102,
+            target: Bytes::new(),
+            size_bytes: 0,
+            ..sample()
+        };
+        let bytes = directory.encode();
+        assert_eq!(
+            (bytes.len(), &bytes[24..32]),
+            (104, &[2, 1, 0, 0, 0, 0, 0, 0][..])
+        );
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Inode(directory));
+    }
+
+    #[test]
+    fn golden_bytes_of_names() {
         let link_entry = LinkEntry {
             kind: Kind::Regular,
-            stored: 5,
+            slot: Slot(5),
             link: 6,
+            pin: None,
         };
         let bytes = link_entry.encode();
         assert_eq!(
@@ -451,10 +599,18 @@ mod tests {
             ]
         );
         assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Link(link_entry));
+        let pinned = LinkEntry {
+            pin: Some(pin()),
+            ..link_entry
+        };
+        let bytes = pinned.encode();
+        assert_eq!((bytes[1], &bytes[24..]), (1, &PIN[..]));
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Link(pinned));
 
         let deleted = DeletedEntry {
             kind: Kind::Directory,
-            stored: 5,
+            slot: Slot(5),
+            pin: None,
         };
         let bytes = deleted.encode();
         assert_eq!(
@@ -462,11 +618,18 @@ mod tests {
             [3, 0, 0, 0, 0, 0x40, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0]
         );
         assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Deleted(deleted));
+        let pinned = DeletedEntry {
+            pin: Some(pin()),
+            ..deleted
+        };
+        let bytes = pinned.encode();
+        assert_eq!((bytes[1], &bytes[16..]), (1, &PIN[..]));
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Deleted(pinned));
     }
 
     #[test]
     fn damaged_bytes_are_corrupt_and_never_a_panic() {
-        let good = sample().encode(9);
+        let good = sample().encode();
         for len in 0..good.len() {
             assert!(
                 matches!(
@@ -486,8 +649,9 @@ mod tests {
         }
         let link_entry = LinkEntry {
             kind: Kind::Directory,
-            stored: 5,
+            slot: Slot(5),
             link: 6,
+            pin: None,
         }
         .encode();
         assert!(matches!(
@@ -496,7 +660,8 @@ mod tests {
         ));
         let deleted = DeletedEntry {
             kind: Kind::Symlink,
-            stored: 5,
+            slot: Slot(5),
+            pin: None,
         }
         .encode();
         assert!(matches!(

@@ -1,7 +1,7 @@
 //! The attributes of an inode, as `stat` shows them.
 
 use crate::format::blocks::BLOCK_BYTES;
-use crate::format::ino::Ino;
+use crate::format::ino::{Identity, Ino};
 use crate::format::record::{FLAG_SPARSE, Kind, Record, Time};
 use crate::namespace::inode::Inode;
 
@@ -10,6 +10,8 @@ use crate::namespace::inode::Inode;
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
+    /// Distinguishes the inodes that had this number one after the other.
+    pub generation: u64,
     /// Kind of the object.
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky.
@@ -40,7 +42,7 @@ impl Inode {
     /// The attributes now; an inode without a name has no links.
     pub(crate) fn attr(&self) -> Attr {
         let record = self.state.read();
-        let mut attr = attr_of(self.ino, &record);
+        let mut attr = attr_of(self.identity(), &record);
         if self.is_nameless() {
             attr.nlink = 0;
         }
@@ -49,7 +51,7 @@ impl Inode {
 }
 
 /// The attributes in a record.
-pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
+pub(crate) fn attr_of(identity: Identity, record: &Record) -> Attr {
     let blocks = record.size_bytes.div_ceil(BLOCK_BYTES);
     let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
     // Bytes that a program stores into a mapped page are in no block before the kernel writes the
@@ -61,7 +63,8 @@ pub(crate) fn attr_of(ino: Ino, record: &Record) -> Attr {
         _ => 0,
     };
     Attr {
-        ino,
+        ino: identity.ino,
+        generation: identity.generation,
         kind,
         perm: u16::try_from(record.mode & 0o7777).expect("twelve bits"),
         nlink: record.nlink,
@@ -90,7 +93,7 @@ mod tests {
         let shown = |size_bytes| {
             let mut record = Record::new(Kind::Regular.mode_bits(), 0, 0, Time::default());
             (record.flags, record.size_bytes) = (FLAG_SPARSE, size_bytes);
-            attr_of(Ino(2), &record).sectors
+            attr_of(Identity::ROOT, &record).sectors
         };
         assert_eq!([0, 1, 8 << 20].map(shown), [0, 1, 1]);
     }

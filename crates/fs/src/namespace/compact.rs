@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::record::Entry;
-use crate::namespace::inode::{Inode, LOOKED_AT, Location, Reach, WHOLE_BYTES};
+use crate::namespace::inode::{Inode, LOOKED_AT, Location, WHOLE_BYTES};
 use crate::namespace::resolve::Namespace;
 
 /// Inodes that are not compact take this part of the memory budget at most.
@@ -57,25 +57,24 @@ impl Namespace {
         (parent, name): (&Arc<Inode>, &Bytes),
         seen: u64,
     ) -> Result<Option<Arc<Inode>>> {
-        let (lookup, acc) = {
+        let lookup = {
             let topology = self.topology.read();
             let at = topology.kept_dir_path(parent)?;
-            let lookup = self.tree.lookup_deferred(keys::entry(&at.path, name));
-            // In a removed directory the acc means nothing.
-            (lookup, (at.reach == Reach::Live).then_some(at.acc))
+            self.tree.lookup_deferred(keys::entry(&at.path, name))
         };
         let entry = lookup.get()?.as_ref().map(Entry::decode).transpose()?;
-        let Some(Entry::Inode { record, stored }) = entry else {
+        let Some(Entry::Inode(record)) = entry else {
             return Ok(None);
         };
-        if acc.is_some_and(|acc| Ino(stored ^ acc) != ino) {
+        let identity = self.numbers.identity(parent, &record)?;
+        if identity.ino != ino {
             return Ok(None);
         }
         let location = Location::Child {
             parent: Arc::clone(parent),
             name: name.clone(),
         };
-        self.adopt_at(ino, record, location, seen)
+        self.adopt_at(identity, record, location, seen)
     }
 
     /// Inodes beyond those that may be in memory without being compact.
@@ -132,7 +131,7 @@ mod tests {
     use ramet_block::{Budget, Device, MemDevice};
 
     use crate::clock::Clock;
-    use crate::format::ino::ROOT_INO;
+    use crate::format::ino::{Identity, ROOT_INO};
     use crate::format::record::{Kind, Record, Time};
     use crate::{
         Caller, FormatOptions, NewInode, OpenOptions, RenameMode, SetAttr, SetTime, Volume,
@@ -221,7 +220,11 @@ mod tests {
         let location = Location::Child { parent, name };
         for seen in [0, namespace.table.evictions()] {
             let at = (record.clone(), location.clone());
-            let read = namespace.adopt_at(file, at.0, at.1, seen).unwrap();
+            let identity = Identity {
+                ino: file,
+                generation: 1,
+            };
+            let read = namespace.adopt_at(identity, at.0, at.1, seen).unwrap();
             assert!(read.is_none(), "it lies elsewhere");
         }
         assert!(volume.attributes().getattr(file).is_ok());

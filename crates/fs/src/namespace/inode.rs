@@ -27,8 +27,11 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
-use crate::format::ino::Ino;
+use crate::format::ino::{Identity, Ino};
+use crate::format::keys::Orphan;
 use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record, Time};
+use crate::format::slots::Slot;
+use crate::namespace::known_blocks::KnownBlocks;
 
 /// The location of an inode.
 #[derive(Clone)]
@@ -49,7 +52,7 @@ pub(crate) enum Location {
     Deleted { parent: Arc<Inode>, name: Bytes },
     /// The last name is gone. The contents, of a directory everything below, are in the orphan
     /// area.
-    Orphan,
+    Orphan(Orphan),
     /// The last name and the contents are gone.
     Gone,
 }
@@ -67,28 +70,27 @@ pub(crate) enum Reach {
     Orphan,
 }
 
-/// Path and acc of a directory, as of a generation of the topology.
+/// Path of a directory, as of a generation of the topology.
 #[derive(Clone)]
 pub(crate) struct DirPath {
     /// `P` of `keys.rs`.
     pub(crate) path: Bytes,
-    /// The stored numbers inside are XORed with it.
-    pub(crate) acc: u64,
     pub(crate) reach: Reach,
 }
 
 /// Contents that wait to be erased: of an inode that lost its last name while it was referenced, or
 /// of a clone that failed.
 pub(crate) enum Deferred {
-    /// The contents are below the orphan of this number.
-    Orphan(Ino),
+    /// The contents are below this orphan.
+    Orphan(Orphan),
     /// The contents are at and below a deleted entry.
     Entry {
         parent: Arc<Inode>,
         name: Bytes,
-        ino: Ino,
+        /// Slot of the name.
+        slot: Slot,
         /// Record of the object, unless it was not in memory.
-        record: Option<Record>,
+        record: Option<Box<Record>>,
     },
 }
 
@@ -148,6 +150,13 @@ impl LockedNames<'_> {
 /// One file, directory or other object.
 pub(crate) struct Inode {
     pub(crate) ino: Ino,
+    /// Distinguishes the inodes of this number, also across mounts.
+    pub(crate) generation: u64,
+    /// Of a directory: blocks of numbers of its runs, as far as they were asked for.
+    pub(crate) blocks: Mutex<KnownBlocks>,
+    /// Of a directory: changes of its entries since it is in memory. Changes with the names held
+    /// for writing.
+    pub(crate) changes: AtomicU64,
     pub(crate) kind: Kind,
     /// Of a directory: its entries. Held for writing over the check of a name and the change that
     /// follows ([`Inode::lock_names`]).
@@ -159,8 +168,6 @@ pub(crate) struct Inode {
     pub(crate) state: RwLock<Record>,
     /// Changes with `state` held for writing or the topology held for writing.
     pub(crate) location: RwLock<Location>,
-    /// Copy of the record's salt, changed with the topology held for writing.
-    pub(crate) salt: AtomicU64,
     /// The inode is a clone root: shared inodes are in its hidden range.
     pub(crate) clone_root: bool,
     /// Of a clone root: whether there may be link entries below it, once the tree was asked.
@@ -181,17 +188,19 @@ pub(crate) struct Inode {
 impl Inode {
     pub(crate) fn new(
         table: &Arc<Table>,
-        ino: Ino,
+        identity: Identity,
         kind: Kind,
         record: Record,
         location: Location,
     ) -> Arc<Self> {
         Arc::new(Self {
-            ino,
+            ino: identity.ino,
+            generation: identity.generation,
+            blocks: Mutex::default(),
+            changes: AtomicU64::new(0),
             kind,
             names: RwLock::new(()),
             count: Mutex::new(None),
-            salt: AtomicU64::new(record.salt),
             clone_root: record.has(FLAG_CLONE_ROOT),
             has_links: Mutex::new(None),
             state: RwLock::new(record),
@@ -204,6 +213,13 @@ impl Inode {
         })
     }
 
+    pub(crate) fn identity(&self) -> Identity {
+        Identity {
+            ino: self.ino,
+            generation: self.generation,
+        }
+    }
+
     pub(crate) fn is_dir(&self) -> bool {
         self.kind == Kind::Directory
     }
@@ -212,6 +228,7 @@ impl Inode {
     /// change tells the entries that it took away.
     pub(crate) fn lock_names(&self) -> LockedNames<'_> {
         let held = self.names.write();
+        self.changes.fetch_add(1, Ordering::Relaxed);
         LockedNames {
             inode: self,
             before: self.count.lock().take(),
@@ -233,7 +250,7 @@ impl Inode {
     pub(crate) fn is_nameless(&self) -> bool {
         matches!(
             *self.location.read(),
-            Location::Deleted { .. } | Location::Orphan | Location::Gone
+            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone
         )
     }
 
@@ -256,18 +273,17 @@ impl Inode {
                 Some(via)
             }
             Location::Deleted { parent, name } => {
-                let record = Some(self.state.get_mut().clone());
-                let ino = self.ino;
+                let record = self.state.get_mut().clone();
                 self.table.enqueue(Deferred::Entry {
                     parent,
                     name,
-                    ino,
-                    record,
+                    slot: record.slot,
+                    record: Some(Box::new(record)),
                 });
                 None
             }
-            Location::Orphan => {
-                self.table.enqueue(Deferred::Orphan(self.ino));
+            Location::Orphan(orphan) => {
+                self.table.enqueue(Deferred::Orphan(orphan));
                 None
             }
             Location::Root | Location::Gone => None,
@@ -288,7 +304,8 @@ impl Drop for Inode {
 }
 
 const SHARDS: usize = 64;
-struct Slot {
+/// A number of the table that is taken.
+struct Seat {
     inode: Weak<Inode>,
     serial: u64,
     held: Option<Arc<Inode>>,
@@ -351,7 +368,7 @@ pub(crate) const WHOLE_BYTES: usize = 640;
 
 #[derive(Default)]
 struct Shard {
-    slots: HashMap<u64, Slot>,
+    slots: HashMap<u64, Seat>,
     compact: HashMap<u64, Compact>,
     /// Numbers of inodes in `slots`, the longest there first, and some that have left.
     order: VecDeque<u64>,
@@ -392,7 +409,7 @@ impl Shard {
         }
     }
 
-    fn remove(&mut self, ino: Ino) -> Option<Slot> {
+    fn remove(&mut self, ino: Ino) -> Option<Seat> {
         let slot = self.slots.remove(&ino.0);
         shrink(&mut self.slots);
         self.shorten_order();
@@ -427,7 +444,7 @@ impl Shard {
     /// Up to `count` inodes that the kernel remembers and nobody uses: compact ones, and some that
     /// cannot be compact because they have several names.
     fn forgettable(&mut self, count: usize) -> Vec<Ino> {
-        let is_unused = |slot: &Slot| {
+        let is_unused = |slot: &Seat| {
             slot.held.as_ref().is_some_and(|held| {
                 !held.is_used.load(Ordering::Relaxed)
                     && Arc::strong_count(held) == 1
@@ -653,7 +670,7 @@ impl Table {
     }
 
     /// Puts `compact` in the place of the slot of an inode.
-    fn replace(&self, shard: &mut Shard, inode: &Inode, compact: Compact) -> Option<Slot> {
+    fn replace(&self, shard: &mut Shard, inode: &Inode, compact: Compact) -> Option<Seat> {
         let bytes = compact.memory_bytes();
         let slot = shard.remove(inode.ino);
         self.inodes.fetch_sub(1, Ordering::Relaxed);
@@ -746,7 +763,7 @@ impl Table {
         }
         let before = shard.slots.insert(
             inode.ino.0,
-            Slot {
+            Seat {
                 inode: Arc::downgrade(inode),
                 serial: inode.serial,
                 held: compact.is_some().then(|| Arc::clone(inode)),
@@ -898,7 +915,11 @@ mod tests {
 
     fn inode(table: &Arc<Table>, ino: u64, kind: Kind, location: Location) -> Arc<Inode> {
         let record = Record::new(kind.mode_bits(), 0, 0, Time::default());
-        Inode::new(table, Ino(ino), kind, record, location)
+        let identity = Identity {
+            ino: Ino(ino),
+            generation: 0,
+        };
+        Inode::new(table, identity, kind, record, location)
     }
 
     #[test]
@@ -941,7 +962,7 @@ mod tests {
         let seen = table.evictions();
         let leaving = inode(&table, 7, Kind::Regular, Location::Gone);
         table.adopt(&leaving, None);
-        let slot = |inode| Slot {
+        let slot = |inode| Seat {
             inode,
             serial: leaving.serial,
             held: None,
@@ -977,7 +998,7 @@ mod tests {
         *file.location.write() = child_of(&other);
         assert!(table.at(&dir, b"a").is_none(), "it moved");
         assert!(table.at(&other, b"a").is_some());
-        *file.location.write() = Location::Orphan;
+        *file.location.write() = Location::Orphan(Orphan(1));
         assert!(table.at(&other, b"a").is_none(), "it has no name");
         *file.location.write() = child_of(&dir);
         drop(file);

@@ -1,79 +1,436 @@
-//! Numbers that the volume gives out once: of inodes, and salts of clones.
+//! Inode numbers: given to names when they are first shown.
+//!
+//! The number of a name follows from the identity of its directory and its slot: the slot lies in a
+//! run, and the run of a directory has a block of numbers (`format/slots.rs`). The tables of blocks
+//! belong to the volume. A clone copies names with their slots and no blocks, so its names have
+//! other numbers than those of its source, from the identity of the clone on downwards, and cost
+//! none before they are shown. No number depends on chance.
+//!
+//! A block is given by a batch of its own, which is applied before the number is shown. A crash
+//! keeps a prefix of the batches. A name that is lost in a crash may leave its block behind, and the
+//! next name then has its slot and its number; the generation distinguishes the two, because
+//! generations are reserved by batches of their own too. On a volume that is full or takes no
+//! changes, blocks are in memory only, until one can be stored.
+//!
+//! A name that moves to another directory keeps its number by a *pin*, in its record and in a table
+//! that leads from the number to the place. `number_reclaim.rs` gives blocks back.
 
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use ramet_betree::{Batch, Tree};
+use ramet_betree::{Batch, Tree, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
-use rand::rngs::StdRng;
-use rand::{Rng, SeedableRng};
 
-use crate::error::Result;
-use crate::format::ino::Ino;
-use crate::format::keys;
-use crate::namespace::transaction::RECORDS_BYTES;
+use crate::error::{Error, Result};
+use crate::format::ino::{Identity, Ino};
+use crate::format::keys::{self, NumberKey, Orphan};
+use crate::format::record::{Pin, Record};
+use crate::format::slots::{Block, RUN_LENS, Run, Slot};
+use crate::namespace::inode::{Inode, Table};
+use crate::namespace::number_tables::{
+    counter, free_key, put_block, stored_block, stored_owner, stored_pin,
+};
 
-/// Inode numbers that one durable reservation covers.
+/// Generations that one durable reservation covers.
 const RESERVE: u64 = 1 << 16;
+/// The counter of generations, and that of numbers.
+pub(crate) const COUNTERS: [&[u8]; 2] = [b"generation", b"number"];
+/// The first number of the first block.
+pub(crate) const FIRST_NUMBER: u64 = 8;
+/// Free blocks of a class that are read from the table at once.
+const FREE_AT_ONCE: usize = 64;
+/// Entries of the queue in memory.
+pub(super) const QUEUE_LEN_MAX: usize = 4096;
+/// Blocks in memory that one batch stores.
+const STORED_AT_ONCE: usize = 256;
 
-struct InoCounter {
-    /// The first number that was given out since the volume was opened.
-    first: u64,
-    next: u64,
-    /// Numbers below this one are never given out again, even after a crash.
-    reserved: u64,
+/// The counters as the tree has them.
+#[derive(Clone, Copy)]
+pub(crate) struct Counters {
+    /// The next generation that was not reserved.
+    pub(crate) generation: u64,
+    /// The next number that no block ever had.
+    pub(crate) number: u64,
 }
 
-/// Gives out inode numbers and salts.
-pub(crate) struct Numbers {
-    tree: Arc<Tree>,
-    inos: Mutex<InoCounter>,
-    random: Mutex<StdRng>,
-}
+impl Counters {
+    /// Those of a new volume.
+    pub(crate) const NEW: Self = Self {
+        generation: 1,
+        number: FIRST_NUMBER,
+    };
 
-impl Numbers {
-    /// Numbers from `next` on. A `seed` makes the salts of a run repeatable.
-    pub(crate) fn new(tree: Arc<Tree>, next: u64, seed: Option<u64>) -> Arc<Self> {
-        let random = match seed {
-            Some(seed) => StdRng::seed_from_u64(seed),
-            None => StdRng::from_os_rng(),
-        };
-        Arc::new(Self {
-            tree,
-            inos: Mutex::new(InoCounter {
-                first: next,
-                next,
-                reserved: next,
-            }),
-            random: Mutex::new(random),
+    pub(crate) fn read(tree: &Tree) -> Result<Self> {
+        let [generation, number] =
+            COUNTERS.map(|name| counter(tree, name, "counter of inode numbers"));
+        Ok(Self {
+            generation: generation?,
+            number: number?,
         })
     }
 
-    /// Inode numbers that were given out since the volume was opened.
-    pub(crate) fn given_out(&self) -> u64 {
-        let inos = self.inos.lock();
-        inos.next - inos.first
-    }
-
-    /// A salt that makes every visible number below a clone new.
-    pub(crate) fn new_salt(&self) -> u64 {
-        self.random.lock().random::<u64>() >> 1
-    }
-
-    /// A number that no inode of the volume ever had.
-    pub(crate) fn new_ino(&self) -> Result<Ino> {
-        let mut inos = self.inos.lock();
-        if inos.next >= inos.reserved && !failpoints::is_on(Fault::NumbersNotReserved) {
-            // The reservation is a batch of its own. It enters the tree before any batch that uses
-            // one of the numbers, and a crash keeps a prefix of the batches.
-            let reserved = inos.next + RESERVE;
-            let mut batch = Batch::new();
-            batch.put(keys::counter(b"ino"), reserved.to_le_bytes().to_vec());
-            self.tree.admit(RECORDS_BYTES)?;
-            self.tree.apply(batch)?;
-            inos.reserved = reserved;
+    pub(crate) fn put(self, batch: &mut Batch) {
+        let values = [self.generation, self.number];
+        for (name, value) in COUNTERS.into_iter().zip(values) {
+            batch.put(keys::counter(name), value.to_le_bytes().to_vec());
         }
-        inos.next += 1;
-        Ok(Ino(inos.next - 1))
     }
+}
+
+/// Blocks that are in memory only.
+#[derive(Default)]
+pub(super) struct Unstored {
+    pub(super) blocks: HashMap<(Identity, Run), Block>,
+    /// The same by their first numbers.
+    pub(super) owners: BTreeMap<u64, (Identity, Run)>,
+}
+
+/// The state of the tables that is in memory.
+pub(super) struct Given {
+    /// The first generation that was given since the volume was opened.
+    first_generation: u64,
+    next_generation: u64,
+    /// Generations below this one are never given again, even after a crash.
+    reserved_generations: u64,
+    next_number: u64,
+    /// Some free blocks of each class, the lowest last.
+    free: [Vec<u64>; RUN_LENS.len()],
+    /// Free blocks that the table does not tell of yet, by class.
+    gaps: Vec<(u8, u64)>,
+    pub(super) unstored: Unstored,
+    /// Directories and numbers whose blocks are to be looked at, see `number_reclaim.rs`.
+    pub(super) gone: VecDeque<NumberKey>,
+    /// The table has no others.
+    pub(super) has_all_gone: bool,
+}
+
+/// Gives numbers, generations and orphans.
+pub(crate) struct Numbers {
+    pub(super) tree: Arc<Tree>,
+    pub(super) table: Arc<Table>,
+    pub(super) given: Mutex<Given>,
+    has_unstored: AtomicBool,
+    /// There may be something to reclaim that does not wait.
+    pub(super) is_due: AtomicBool,
+    orphans: AtomicU64,
+}
+
+/// Whether an error says that nothing can be written now, or any more.
+pub(super) fn takes_no_changes(error: &Error) -> bool {
+    use ramet_betree::Error as TreeError;
+    matches!(
+        error,
+        Error::Tree(TreeError::NoSpace | TreeError::ReadOnly | TreeError::Poisoned(_))
+    )
+}
+
+impl Numbers {
+    /// Numbers of a volume with these counters.
+    pub(crate) fn new(tree: Arc<Tree>, table: Arc<Table>, counters: Counters) -> Arc<Self> {
+        Arc::new(Self {
+            tree,
+            table,
+            given: Mutex::new(Given {
+                first_generation: counters.generation,
+                next_generation: counters.generation,
+                reserved_generations: counters.generation,
+                next_number: counters.number,
+                free: Default::default(),
+                gaps: Vec::new(),
+                unstored: Unstored::default(),
+                gone: VecDeque::new(),
+                has_all_gone: false,
+            }),
+            has_unstored: AtomicBool::new(false),
+            is_due: AtomicBool::new(true),
+            orphans: AtomicU64::new(1),
+        })
+    }
+
+    /// An orphan that was not there since the volume was opened.
+    pub(crate) fn new_orphan(&self) -> Orphan {
+        Orphan(self.orphans.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Generations that were given since the volume was opened: one for each new name, and one for
+    /// each block.
+    pub(crate) fn given_out(&self) -> u64 {
+        let given = self.given.lock();
+        given.next_generation - given.first_generation
+    }
+
+    /// A generation that was never given before, also not before a crash.
+    pub(crate) fn generation(&self) -> Result<u64> {
+        self.given.lock().generation(&self.tree)
+    }
+
+    /// The identity of the inode with this record in a directory, or of a shared inode in its clone
+    /// root. It may be shown then.
+    pub(crate) fn identity(&self, dir: &Inode, record: &Record) -> Result<Identity> {
+        match pinned(dir, record.pin) {
+            Some(pinned) => Ok(pinned),
+            None => {
+                let block = self.block(dir, record.slot.run())?;
+                Ok(block.identity(record.slot, record.birth))
+            }
+        }
+    }
+
+    /// The number of the inode in a slot of a directory, as [`Numbers::identity`].
+    pub(crate) fn ino(&self, dir: &Inode, slot: Slot, pin: Option<Pin>) -> Result<Ino> {
+        match pinned(dir, pin) {
+            Some(pinned) => Ok(pinned.ino),
+            None => Ok(self.block(dir, slot.run())?.identity(slot, 0).ino),
+        }
+    }
+
+    /// The number of the inode in a slot of a directory, if it was ever shown.
+    pub(crate) fn known(&self, dir: &Inode, slot: Slot, pin: Option<Pin>) -> Result<Option<Ino>> {
+        if let Some(pinned) = pinned(dir, pin) {
+            return Ok(Some(pinned.ino));
+        }
+        let block = self.known_block(dir, slot.run())?;
+        Ok(block.map(|block| block.identity(slot, 0).ino))
+    }
+
+    /// The block of a run of a directory, which is given if there is none. May wait for the device.
+    pub(crate) fn block(&self, dir: &Inode, run: Run) -> Result<Block> {
+        if let Some(known) = self.known_block(dir, run)? {
+            return Ok(known);
+        }
+        let mut given = self.given.lock();
+        // Another thread may have been faster.
+        let found = match self.known_block(dir, run)? {
+            Some(known) => known,
+            None => match given.unstored.blocks.get(&(dir.identity(), run)) {
+                Some(unstored) => *unstored,
+                None => self.give(&mut given, (dir.identity(), run))?,
+            },
+        };
+        dir.blocks.lock().insert(run, found);
+        Ok(found)
+    }
+
+    /// The block of a run of a directory, if it has one that is stored or that the directory knows.
+    fn known_block(&self, dir: &Inode, run: Run) -> Result<Option<Block>> {
+        let is_complete = {
+            let known = dir.blocks.lock();
+            if let Some(block) = known.get(run) {
+                return Ok(Some(block));
+            }
+            known.is_complete()
+        };
+        if is_complete {
+            return Ok(None);
+        }
+        let found = stored_block(&self.tree, dir.identity(), run)?;
+        if let Some(block) = found {
+            dir.blocks.lock().insert(run, block);
+        }
+        Ok(found)
+    }
+
+    /// Gives a block to a run that has none.
+    fn give(&self, given: &mut Given, (dir, run): (Identity, Run)) -> Result<Block> {
+        let generation = match given.generation(&self.tree) {
+            // The number is in memory only then, and so is its generation.
+            Err(error) if takes_no_changes(&error) => given.unreserved_generation(),
+            generation => generation?,
+        };
+        let class = run.class();
+        let mut batch = Batch::new();
+        let (base, was_free) = match self.free_block(given, class)? {
+            Some(base) => (base, true),
+            None => (given.extend(class), false),
+        };
+        let block = Block { base, generation };
+        if was_free {
+            batch.delete(free_key(class, base));
+        } else {
+            let number = given.next_number.to_le_bytes().to_vec();
+            batch.put(keys::counter(COUNTERS[1]), number);
+        }
+        given.put_gaps(&mut batch);
+        put_block(&mut batch, (dir, run), block);
+        if failpoints::is_on(Fault::NumberBlockLost) {
+            return Ok(block);
+        }
+        match self.tree.apply(batch).map_err(Error::from) {
+            Ok(_) => {
+                given.gaps.clear();
+                if !given.unstored.blocks.is_empty() {
+                    self.store_some(given)?;
+                }
+                Ok(block)
+            }
+            Err(error) if takes_no_changes(&error) => {
+                let base = if was_free {
+                    given.free[class].push(base);
+                    given.extend(class)
+                } else {
+                    base
+                };
+                let block = Block { base, generation };
+                given.unstored.blocks.insert((dir, run), block);
+                given.unstored.owners.insert(base, (dir, run));
+                self.has_unstored.store(true, Ordering::Relaxed);
+                Ok(block)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes a free block whose numbers no inode in memory has.
+    fn free_block(&self, given: &mut Given, class: usize) -> Result<Option<u64>> {
+        if given.free[class].is_empty() {
+            let prefix = NumberKey::free_of(u8::try_from(class).expect("there are four"));
+            let end = successor_of_prefix(&prefix);
+            let mut scan = self.tree.scan(&prefix, end.as_deref());
+            while given.free[class].len() < FREE_AT_ONCE && scan.advance()? {
+                if let Some(NumberKey::Free(_, base)) = NumberKey::decode(scan.key()) {
+                    given.free[class].push(base);
+                }
+            }
+            given.free[class].reverse();
+        }
+        let is_usable = |base: &u64| {
+            let mut numbers = *base..base + RUN_LENS[class];
+            !numbers.any(|number| self.table.has(Ino(number)))
+        };
+        let at = given.free[class].iter().rposition(is_usable);
+        Ok(at.map(|at| given.free[class].remove(at)))
+    }
+
+    /// Stores blocks that are in memory only, if there are any. A number is stored before a pin of
+    /// it is.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn store_all(&self) -> Result<()> {
+        if !self.has_unstored.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut given = self.given.lock();
+        while !given.unstored.blocks.is_empty() {
+            self.store_some(&mut given)?;
+        }
+        Ok(())
+    }
+
+    /// Stores some blocks that are in memory only. A volume that cannot take them keeps them.
+    fn store_some(&self, given: &mut Given) -> Result<()> {
+        let mut batch = Batch::new();
+        let some = given.unstored.owners.iter().take(STORED_AT_ONCE);
+        let some: Vec<_> = some.map(|(base, owner)| (*base, *owner)).collect();
+        for (_, owner) in &some {
+            put_block(&mut batch, *owner, given.unstored.blocks[owner]);
+        }
+        given.put_gaps(&mut batch);
+        let number = given.next_number.to_le_bytes().to_vec();
+        batch.put(keys::counter(COUNTERS[1]), number);
+        self.tree.apply(batch)?;
+        given.gaps.clear();
+        for (base, owner) in some {
+            given.unstored.owners.remove(&base);
+            given.unstored.blocks.remove(&owner);
+        }
+        let is_left = !given.unstored.blocks.is_empty();
+        self.has_unstored.store(is_left, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The directory and the slot that have this number, as the tables tell. There may be no name
+    /// in the slot any more.
+    pub(crate) fn place(&self, ino: Ino) -> Result<Option<(Identity, Slot)>> {
+        if let Some(place) = stored_pin(&self.tree, ino)? {
+            return Ok(Some(place));
+        }
+        if let Some((base, (dir, run))) = stored_owner(&self.tree, ino)?
+            && stored_block(&self.tree, dir, run)?.is_some_and(|block| block.base == base)
+        {
+            return Ok(Some((dir, run.slot_of(base, ino))));
+        }
+        let given = self.given.lock();
+        let unstored = given.unstored.owners.range(..=ino.0).next_back();
+        Ok(unstored.and_then(|(base, (dir, run))| {
+            let is_inside = ino.0 - base < run.len();
+            is_inside.then(|| (*dir, run.slot_of(*base, ino)))
+        }))
+    }
+}
+
+impl Given {
+    fn generation(&mut self, tree: &Tree) -> Result<u64> {
+        if self.next_generation >= self.reserved_generations
+            && !failpoints::is_on(Fault::NumbersNotReserved)
+        {
+            // The reservation is a batch of its own. It enters the tree before any batch that uses
+            // one of the generations, and a crash keeps a prefix of the batches.
+            let reserved = self.next_generation + RESERVE;
+            let mut batch = Batch::new();
+            let value = reserved.to_le_bytes().to_vec();
+            batch.put(keys::counter(COUNTERS[0]), value);
+            tree.apply(batch)?;
+            self.reserved_generations = reserved;
+        }
+        Ok(self.unreserved_generation())
+    }
+
+    fn unreserved_generation(&mut self) -> u64 {
+        self.next_generation += 1;
+        self.next_generation - 1
+    }
+
+    /// A block of numbers that no block ever had.
+    fn extend(&mut self, class: usize) -> u64 {
+        let len = RUN_LENS[class];
+        let base = self.next_number.next_multiple_of(len);
+        while self.next_number < base {
+            let fits = |class: &usize| {
+                let len = RUN_LENS[*class];
+                self.next_number.is_multiple_of(len) && self.next_number + len <= base
+            };
+            let class = (0..RUN_LENS.len()).rev().find(fits).unwrap_or(0);
+            let gap = (
+                u8::try_from(class).expect("there are four"),
+                self.next_number,
+            );
+            self.gaps.push(gap);
+            self.next_number += RUN_LENS[class];
+        }
+        self.next_number = base + len;
+        base
+    }
+
+    /// Adds an entry to the queue in memory, if there is room.
+    pub(super) fn note_gone(&mut self, gone: NumberKey) {
+        if self.gone.len() < QUEUE_LEN_MAX && self.has_all_gone {
+            self.gone.push_back(gone);
+        } else {
+            self.has_all_gone = false;
+        }
+    }
+
+    /// A block that is in memory only is free.
+    pub(super) fn forget_unstored(&mut self, owner: (Identity, Run), base: u64) {
+        self.unstored.blocks.remove(&owner);
+        self.unstored.owners.remove(&base);
+        let class = u8::try_from(owner.1.class()).expect("there are four");
+        self.gaps.push((class, base));
+    }
+
+    fn put_gaps(&self, batch: &mut Batch) {
+        for (class, base) in &self.gaps {
+            batch.put(NumberKey::Free(*class, *base).encode(), "");
+        }
+    }
+}
+
+/// The identity that a pin gives in this directory.
+fn pinned(dir: &Inode, pin: Option<Pin>) -> Option<Identity> {
+    let pin = pin?;
+    let counts = pin.home == dir.identity() || failpoints::is_on(Fault::PinCountsAnywhere);
+    counts.then_some(pin.identity)
 }

@@ -10,11 +10,13 @@ use ramet_betree::{Applied, Seq, Snapshot, Tree, successor_of_prefix};
 use ramet_block::LongestTimes;
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::ino::{Ino, ROOT_INO};
+use crate::format::ino::{Identity, Ino};
 use crate::format::keys;
-use crate::format::record::{Entry, Kind, Record};
+use crate::format::record::{Entry, Kind, LinkEntry, Record};
+use crate::format::slots::{RUN_LEN_MAX, Slot};
 use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, Table};
+use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::protection::Protections;
 use crate::namespace::timed::TimedRwLock;
 use crate::namespace::topology::Topology;
@@ -43,6 +45,7 @@ impl Inside {
 pub(crate) struct Namespace {
     pub(crate) tree: Arc<Tree>,
     pub(crate) table: Arc<Table>,
+    pub(crate) numbers: Arc<Numbers>,
     /// Held for reading by a change of the names of hard links. Held for writing by a move or a
     /// copy of directories, which needs to know the link entries below them.
     pub(crate) links: TimedRwLock<()>,
@@ -58,14 +61,22 @@ impl Namespace {
     ///
     /// # Errors
     /// Those of the tree.
-    pub(crate) fn new(tree: Arc<Tree>, root: Record) -> Result<Arc<Self>> {
+    pub(crate) fn new(tree: Arc<Tree>, root: Record, counters: Counters) -> Result<Arc<Self>> {
         let table = Table::new();
-        let root = Inode::new(&table, ROOT_INO, Kind::Directory, root, Location::Root);
+        let numbers = Numbers::new(Arc::clone(&tree), Arc::clone(&table), counters);
+        let root = Inode::new(
+            &table,
+            Identity::ROOT,
+            Kind::Directory,
+            root,
+            Location::Root,
+        );
         table.adopt(&root, None);
         Ok(Arc::new(Self {
             protections: Protections::new(&tree)?,
             tree,
             table,
+            numbers,
             links: TimedRwLock::new(()),
             topology: TimedRwLock::new(Topology { generation: 0 }),
             compaction: Compaction::default(),
@@ -107,7 +118,7 @@ impl Namespace {
             Location::Root
             | Location::Shared { .. }
             | Location::Deleted { .. }
-            | Location::Orphan
+            | Location::Orphan(_)
             | Location::Gone => Arc::clone(dir),
         }
     }
@@ -118,7 +129,7 @@ impl Namespace {
             Location::Child { parent, .. } | Location::Shared { root: parent, .. } => {
                 Arc::clone(parent)
             }
-            Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+            Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
                 return false;
             }
         };
@@ -140,48 +151,54 @@ impl Namespace {
     /// # Errors
     /// `NotFound` when the directory is gone; `Corrupt` when two live inodes have one number.
     pub(crate) fn find(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Arc<Inode>>> {
-        if let Some(known) = self.table.at(dir, name) {
+        Ok(self.find_slot(dir, name)?.map(|found| found.inode))
+    }
+
+    /// As [`Namespace::find`], with the slot of the name.
+    pub(crate) fn find_slot(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Found>> {
+        if let Some(inode) = self.table.at(dir, name) {
             let topology = self.topology.read();
             topology.dir_path(dir).map_err(gone_is_not_found)?;
-            return Ok(Some(known));
+            drop(topology);
+            let slot = inode.state.read().slot;
+            return Ok(Some(Found { inode, slot }));
         }
         let seen = self.table.evictions();
-        let (value, acc) = self.entry(dir, name)?;
-        let Some(value) = value else {
+        let Some(value) = self.entry(dir, name)? else {
             return Ok(None);
         };
-        match Entry::decode(&value)? {
-            Entry::Inode { record, stored } => {
-                self.resolve_child(dir, name, Ino(stored ^ acc), record, seen)
-            }
+        let (entry, inode) = match Entry::decode(&value)? {
             Entry::Deleted(_) => return Ok(None),
+            Entry::Inode(record) => {
+                let slot = record.slot;
+                let inode = self.resolve_child(dir, name, record, seen)?;
+                return Ok(Some(Found { inode, slot }));
+            }
             // The link entry and its shared inode are read as of one moment.
             Entry::Link(_) => {
                 let view = self.view(dir)?;
                 let Some(value) = view.snapshot.get(&keys::entry(&view.dir.path, name))? else {
                     return Ok(None);
                 };
-                self.resolve(&view, dir, name, Entry::decode(&value)?)
+                let entry = Entry::decode(&value)?;
+                (entry.clone(), self.resolve(&view, dir, name, entry)?)
             }
-        }
-        .map(Some)
+        };
+        let slot = entry.slot();
+        Ok(Some(Found { inode, slot }))
     }
 
-    /// The entry stored under a name, and the acc of the directory at that moment. The caller holds
-    /// the names of `dir`.
+    /// The entry stored under a name. The caller holds the names of `dir`.
     ///
     /// # Errors
     /// `NotFound` when the directory is gone, and those of the tree.
-    pub(crate) fn entry(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<(Option<Bytes>, u64)> {
-        let (lookup, acc) = {
+    pub(crate) fn entry(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Bytes>> {
+        let lookup = {
             let topology = self.topology.read();
             let at = topology.dir_path(dir).map_err(gone_is_not_found)?;
-            (
-                self.tree.lookup_deferred(keys::entry(&at.path, name)),
-                at.acc,
-            )
+            self.tree.lookup_deferred(keys::entry(&at.path, name))
         };
-        Ok((lookup.get()?, acc))
+        Ok(lookup.get()?)
     }
 
     /// A view of the directory now.
@@ -212,21 +229,18 @@ impl Namespace {
         entry: Entry,
     ) -> Result<Arc<Inode>> {
         let link_entry = match entry {
-            Entry::Inode { record, stored } => {
-                let ino = Ino(stored ^ view.dir.acc);
-                return self.resolve_child(dir, name, ino, record, view.seen);
-            }
+            Entry::Inode(record) => return self.resolve_child(dir, name, record, view.seen),
             Entry::Link(link_entry) => link_entry,
             Entry::Deleted(_) => return Err(Error::NotFound),
         };
-        let ino = Ino(link_entry.stored ^ view.dir.acc);
+        let ino = self.link_ino(view, &link_entry)?;
         let known = match self.table.get(ino) {
             Some(known) => known,
             None => self.shared_inode(view, link_entry.link, dir)?,
         };
         let is_same = match &*known.location.read() {
             // The directory was replaced meanwhile.
-            Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
                 return Err(Error::Stale);
             }
             Location::Shared { root, link, .. } => {
@@ -247,18 +261,19 @@ impl Namespace {
         &self,
         dir: &Arc<Inode>,
         name: &[u8],
-        ino: Ino,
         record: Record,
         seen: u64,
     ) -> Result<Arc<Inode>> {
+        let identity = self.numbers.identity(dir, &record)?;
+        let ino = identity.ino;
         let location = || Location::Child {
             parent: Arc::clone(dir),
             name: Bytes::copy_from_slice(name),
         };
-        let known = self.adopt(ino, record, location, seen)?;
+        let known = self.adopt(identity, record, location, seen)?;
         self.table.note(dir.ino, name, ino);
         let is_same = match &*known.location.read() {
-            Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
                 return Err(Error::Stale);
             }
             Location::Child { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
@@ -269,6 +284,12 @@ impl Namespace {
         } else {
             Err(two_owners(ino))
         }
+    }
+
+    /// The number that a link entry of the view's directory shows.
+    pub(crate) fn link_ino(&self, view: &View, link_entry: &LinkEntry) -> Result<Ino> {
+        let slot = Slot::shared(link_entry.link);
+        self.numbers.ino(&view.root, slot, link_entry.pin)
     }
 
     /// The inode that is shared inode `link` of the view's clone root. A name in `via` led to it.
@@ -284,20 +305,16 @@ impl Namespace {
         };
         let key = keys::shared_record(&keys::shared_inode(&view.root_path.path, link));
         let value = view.snapshot.get(&key)?.ok_or_else(missing)?;
-        let Entry::Inode { record, stored } = Entry::decode(&value)? else {
+        let Entry::Inode(record) = Entry::decode(&value)? else {
             return Err(missing());
         };
+        let identity = self.numbers.identity(&view.root, &record)?;
         let location = || Location::Shared {
             root: Arc::clone(&view.root),
             link,
             via: Arc::clone(via),
         };
-        self.adopt(
-            Ino(stored ^ view.root_path.acc),
-            record,
-            location,
-            view.seen,
-        )
+        self.adopt(identity, record, location, view.seen)
     }
 
     /// The inode with this number: the one in memory, or a new one.
@@ -306,29 +323,29 @@ impl Namespace {
     /// `Corrupt` when a compact inode of this number lies elsewhere.
     fn adopt(
         &self,
-        ino: Ino,
+        identity: Identity,
         record: Record,
         location: impl FnOnce() -> Location,
         seen: u64,
     ) -> Result<Arc<Inode>> {
-        if let Some(known) = self.table.get(ino) {
+        if let Some(known) = self.table.get(identity.ino) {
             return Ok(known);
         }
-        let adopted = self.adopt_at(ino, record, location(), seen)?;
-        adopted.ok_or_else(|| two_owners(ino))
+        let adopted = self.adopt_at(identity, record, location(), seen)?;
+        adopted.ok_or_else(|| two_owners(identity.ino))
     }
 
     /// The inode with this number: the one in memory, or a new one; `None` if a compact inode of
     /// this number lies elsewhere.
     pub(super) fn adopt_at(
         &self,
-        ino: Ino,
+        identity: Identity,
         record: Record,
         location: Location,
         seen: u64,
     ) -> Result<Option<Arc<Inode>>> {
         let kind = Kind::from_mode(record.mode).expect("the decoder checked the mode");
-        let inode = Inode::new(&self.table, ino, kind, record, location);
+        let inode = Inode::new(&self.table, identity, kind, record, location);
         // Any thread that finds the inode in the table waits for its state, so the record that it
         // gets now stays right.
         let mut state = inode.state.write();
@@ -368,16 +385,14 @@ impl Namespace {
                 Location::Child { parent, name } => {
                     keys::entry(&topology.kept_dir_path(parent)?.path, name)
                 }
-                other => topology.record_at(other)?.ok_or(Error::Stale)?.0,
+                other => topology.record_at(other)?.ok_or(Error::Stale)?,
             };
             (key, self.tree.snapshot())
         };
         let value = snapshot.get(&key)?.ok_or(Error::Stale)?;
         match Entry::decode(&value)? {
-            Entry::Inode { record, .. } if Kind::from_mode(record.mode) == Some(inode.kind) => {
-                Ok(record)
-            }
-            Entry::Inode { .. } | Entry::Link(_) | Entry::Deleted(_) => Err(Error::Stale),
+            Entry::Inode(record) if record.kind() == inode.kind => Ok(record),
+            Entry::Inode(_) | Entry::Link(_) | Entry::Deleted(_) => Err(Error::Stale),
         }
     }
 
@@ -413,6 +428,25 @@ impl Namespace {
             }
         }
         unreachable!("a late round waits under its locks")
+    }
+
+    /// A name took this slot of a directory. If it begins a run, some earlier runs are looked at:
+    /// numbers that nobody has come back. The caller holds no lock of the volume.
+    pub(crate) fn took_slot(&self, dir: &Arc<Inode>, slot: Slot) {
+        let run = slot.run();
+        if slot != run.first() || run.len() < RUN_LEN_MAX {
+            return;
+        }
+        let (snapshot, path) = {
+            let topology = self.topology.read();
+            let Ok(at) = topology.dir_path(dir) else {
+                return;
+            };
+            (self.tree.snapshot(), at.path)
+        };
+        if let Err(error) = self.numbers.sweep(dir, (&snapshot, &path), run) {
+            tracing::debug!(%error, "numbers of removed names come back later");
+        }
     }
 
     /// The kind of entries in a directory whose names are locked.
@@ -451,6 +485,13 @@ fn found_through(inode: &Inode, dir: &Arc<Inode>) {
     drop(before);
 }
 
+/// The object of a name.
+pub(crate) struct Found {
+    pub(crate) inode: Arc<Inode>,
+    /// Slot of the name in its directory.
+    pub(crate) slot: Slot,
+}
+
 /// A directory, its clone root, and a snapshot in which both have these paths.
 pub(crate) struct View {
     pub(crate) dir: DirPath,
@@ -458,5 +499,5 @@ pub(crate) struct View {
     pub(crate) root_path: DirPath,
     pub(crate) snapshot: Snapshot,
     /// Evictions of the table before the snapshot was taken.
-    seen: u64,
+    pub(crate) seen: u64,
 }

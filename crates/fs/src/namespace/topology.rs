@@ -6,7 +6,6 @@
 //! generation.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
@@ -32,7 +31,7 @@ pub(crate) struct Topology {
 }
 
 impl Topology {
-    /// Path and acc of a directory that is reached by names.
+    /// Path of a directory that is reached by names.
     ///
     /// # Errors
     /// `Stale` when it, or a directory above it, was removed.
@@ -44,8 +43,7 @@ impl Topology {
         }
     }
 
-    /// Path and acc of a directory, also of one that was removed and is kept; the acc means nothing
-    /// in orphans.
+    /// Path of a directory, also of one that was removed and is kept.
     ///
     /// # Errors
     /// `Stale` when it, or a directory above it, is gone.
@@ -63,17 +61,15 @@ impl Topology {
                 Location::Root => {
                     break DirPath {
                         path: Bytes::new(),
-                        acc: 0,
                         reach: Reach::Live,
                     };
                 }
                 Location::Child { parent, name } | Location::Deleted { parent, name } => {
                     chain.push((std::mem::replace(&mut at, parent), name));
                 }
-                Location::Orphan => {
+                Location::Orphan(orphan) => {
                     break DirPath {
-                        path: keys::orphan(at.ino),
-                        acc: 0,
+                        path: keys::orphan(orphan),
                         reach: Reach::Orphan,
                     };
                 }
@@ -87,7 +83,6 @@ impl Topology {
         while let Some((inode, name)) = chain.pop() {
             let above = path.len();
             keys::push_child(&mut path, &name);
-            found.acc ^= inode.salt.load(Ordering::SeqCst);
             if found.reach == Reach::Live && is_deleted(&inode) {
                 found.reach = Reach::Deleted;
             }
@@ -122,11 +117,11 @@ impl Topology {
         if inode.is_dir() {
             return Ok(self.dir_path(inode)?.path);
         }
-        self.path_at(inode, &inode.location.read().clone())
+        self.path_at(&inode.location.read().clone())
     }
 
     /// `P` of an inode that is no directory and has this location.
-    pub(crate) fn path_at(&self, inode: &Arc<Inode>, location: &Location) -> Result<Bytes> {
+    pub(crate) fn path_at(&self, location: &Location) -> Result<Bytes> {
         match location {
             Location::Root => Ok(Bytes::new()),
             Location::Child { parent, name } | Location::Deleted { parent, name } => {
@@ -135,26 +130,23 @@ impl Topology {
             Location::Shared { root, link, .. } => {
                 Ok(keys::shared_inode(&self.kept_dir_path(root)?.path, *link))
             }
-            Location::Orphan => Ok(keys::orphan(inode.ino)),
+            Location::Orphan(orphan) => Ok(keys::orphan(*orphan)),
             Location::Gone => Err(Error::Stale),
         }
     }
 
-    /// The key of the record of an inode with this location, and the acc that its number is stored
-    /// with; `None` when it has no name and so no record.
-    pub(crate) fn record_at(&self, location: &Location) -> Result<Option<(Bytes, u64)>> {
+    /// The key of the record of an inode with this location; `None` when it has no name and so no
+    /// record.
+    pub(crate) fn record_at(&self, location: &Location) -> Result<Option<Bytes>> {
         let found = match location {
-            Location::Root => Ok((keys::root_record(), 0)),
+            Location::Root => Ok(keys::root_record()),
             Location::Child { parent, name } => self
                 .dir_path(parent)
-                .map(|dir| (keys::entry(&dir.path, name), dir.acc)),
-            Location::Shared { root, link, .. } => self.dir_path(root).map(|root| {
-                (
-                    keys::shared_record(&keys::shared_inode(&root.path, *link)),
-                    root.acc,
-                )
-            }),
-            Location::Deleted { .. } | Location::Orphan | Location::Gone => return Ok(None),
+                .map(|dir| keys::entry(&dir.path, name)),
+            Location::Shared { root, link, .. } => self
+                .dir_path(root)
+                .map(|root| keys::shared_record(&keys::shared_inode(&root.path, *link))),
+            Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => return Ok(None),
         };
         match found {
             Ok(found) => Ok(Some(found)),
@@ -173,7 +165,7 @@ impl Topology {
                 Location::Root => break,
                 Location::Shared { .. }
                 | Location::Deleted { .. }
-                | Location::Orphan
+                | Location::Orphan(_)
                 | Location::Gone => {
                     return Err(Error::Stale);
                 }
@@ -195,7 +187,7 @@ impl Topology {
                 Location::Root
                 | Location::Shared { .. }
                 | Location::Deleted { .. }
-                | Location::Orphan
+                | Location::Orphan(_)
                 | Location::Gone => {
                     return false;
                 }

@@ -14,8 +14,12 @@ use ramet_betree::{Applied, Batch, Seq, Tree};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
-use crate::format::record::Record;
+use crate::format::ino::Identity;
+use crate::format::keys;
+use crate::format::record::{Pin, Record};
+use crate::format::slots::{SLOTS_MAX, Slot};
 use crate::namespace::inode::{Inode, Location, LockedNames};
+use crate::namespace::number_tables::{leave_pin, put_pin, put_unpinned};
 use crate::namespace::topology::Topology;
 
 /// Journal bytes of a batch of records without data, at most. The tree is asked for this much room.
@@ -119,6 +123,51 @@ impl<'a> Transaction<'a> {
         locked.edited.get_or_insert_with(|| locked.state.clone())
     }
 
+    /// Takes the next slot of a directory.
+    ///
+    /// # Errors
+    /// `TooManyLinks` when it has none.
+    pub(crate) fn take_slot(&mut self, dir: &Arc<Inode>) -> Result<Slot> {
+        let record = self.edit(dir);
+        if record.next_slot >= SLOTS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        record.next_slot += 1;
+        Ok(Slot(record.next_slot - 1))
+    }
+
+    /// Notes that a slot of the directory at `dir` has this name.
+    pub(crate) fn put_slot(&mut self, dir: &[u8], slot: Slot, name: &[u8]) {
+        self.batch.put(keys::slot(dir, slot), name.to_vec());
+    }
+
+    /// Notes that a slot of the directory at `dir` has no name any more.
+    pub(crate) fn delete_slot(&mut self, dir: &[u8], slot: Slot) {
+        self.batch.delete(keys::slot(dir, slot));
+    }
+
+    /// Gives an inode its slot in another place than `from`. Its number is pinned there. The blocks
+    /// of all numbers are stored before ([`Numbers::store_all`](super::numbers::Numbers::store_all)).
+    pub(crate) fn pin(&mut self, inode: &Arc<Inode>, from: Identity, home: Identity, slot: Slot) {
+        if let Some(before) = self.get(inode).pin.filter(|pin| pin.home == from) {
+            leave_pin(&mut self.batch, before);
+        }
+        let pin = Pin {
+            identity: inode.identity(),
+            home,
+        };
+        put_pin(&mut self.batch, pin, slot);
+        let record = self.edit(inode);
+        (record.slot, record.pin) = (slot, Some(pin));
+    }
+
+    /// The pin of an inode whose last name in `home` goes leads nowhere from now on.
+    pub(crate) fn unpin(&mut self, inode: &Arc<Inode>, home: Identity) {
+        if let Some(pin) = self.get(inode).pin.filter(|pin| pin.home == home) {
+            put_unpinned(&mut self.batch, pin.identity.ino);
+        }
+    }
+
     /// The location of an inode after this transaction.
     pub(crate) fn location(&self, inode: &Arc<Inode>) -> Location {
         let moved = match self.states.find(inode) {
@@ -187,8 +236,8 @@ impl<'a> Transaction<'a> {
             let Some(record) = &locked.edited else {
                 continue;
             };
-            if let Some((key, acc)) = topology.record_at(&self.location(locked.inode))? {
-                self.batch.put(key, record.encode(locked.inode.ino.0 ^ acc));
+            if let Some(key) = topology.record_at(&self.location(locked.inode))? {
+                self.batch.put(key, record.encode());
             }
         }
         let applied = match self.batch.is_empty() {
@@ -198,7 +247,6 @@ impl<'a> Transaction<'a> {
         for locked in &mut self.states.locked {
             if let Some(record) = locked.edited.take() {
                 locked.inode.touched.store(true, Ordering::SeqCst);
-                locked.inode.salt.store(record.salt, Ordering::SeqCst);
                 *locked.state = record;
             }
             if let Some(location) = locked.moved.take() {

@@ -1,8 +1,9 @@
 //! Clones: one batch, independent of the size of the source.
 //!
 //! The range of the source in both indexes is cloned to the range of the destination, and replaces
-//! everything there. The destination gets the record of the source with a new number and a random
-//! salt, so that every visible number below is new too. A directory becomes a clone root. A source
+//! everything there. The destination gets the record of the source with a slot of its directory. Its
+//! number follows from that slot, and those of all names below from its number, so that every number
+//! is new; none is given before it is shown. A directory becomes a clone root. A source
 //! that is a clone root carries the shared inodes of its hard links in its range. Below any other
 //! directory, link entries name shared inodes above it: `hard_links.rs` brings those along, which
 //! is the only cost that is not constant.
@@ -17,6 +18,7 @@ use crate::format::ino::{Ino, ROOT_INO};
 use crate::format::keys;
 use crate::format::name::check_name;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
+use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
@@ -41,8 +43,8 @@ pub enum CloneMode {
 struct Plan<'a> {
     source: &'a Arc<Inode>,
     at: At<'a>,
-    /// Number of the copy.
-    ino: Ino,
+    /// Generation when the copy is made.
+    birth: u64,
     victim: Option<&'a Victim>,
     links: Option<&'a LinksBelow>,
     ahead: Option<&'a StagedAhead<'a>>,
@@ -82,29 +84,33 @@ impl Trees {
         // costing the tree work.
         caller.may_copy(&source.state.read())?;
         caller.may_change(&self.namespace, (&dir, &dir.state.read()))?;
-        // The number comes first: it may take a batch of its own, and a preparation holds until the
-        // next batch.
-        let ino = self.numbers.new_ino()?;
+        // The generation comes first: it may take a batch of its own, and a preparation holds until
+        // the next batch.
+        let birth = self.numbers.generation()?;
         self.namespace.prepare_clone(&source)?;
-        self.namespace
-            .until_applied(|round| self.clone_now(caller, &source, (at, ino), mode, round))
+        let (stale, slot) = self
+            .namespace
+            .until_applied(|round| self.clone_now(caller, &source, (at, birth), mode, round))?;
+        self.namespace.took_slot(&dir, slot);
+        Ok(stale)
     }
 
-    /// Makes the clone, if it has not to wait. `ino` is the number of the copy.
+    /// Makes the clone, if it has not to wait. `birth` is the generation of the copy. Returns also
+    /// the slot that it took.
     fn clone_now(
         &self,
         caller: &Caller,
         source: &Arc<Inode>,
-        (at, ino): (At<'_>, Ino),
+        (at, birth): (At<'_>, u64),
         mode: CloneMode,
         round: Round,
-    ) -> Result<(Vec<Invalidation>, Seq)> {
+    ) -> Result<((Vec<Invalidation>, Slot), Seq)> {
         let At { dir, name } = at;
         let _names = dir.lock_names();
-        let found = self.namespace.find(dir, name)?;
+        let found = self.namespace.find_slot(dir, name)?;
         match &found {
             Some(_) if mode == CloneMode::New => return Err(Error::Exists),
-            Some(found) => may_take_the_place_of(source, found)?,
+            Some(found) => may_take_the_place_of(source, &found.inode)?,
             None => self.deletes.free_name(dir, name)?,
         }
         let _links = self.namespace.links.write();
@@ -127,19 +133,20 @@ impl Trees {
             None => self.namespace.protections.may_gain_names(&tx, dir)?,
         }
         let ahead = match &links {
-            Some(links) => links.stage_ahead(&self.namespace, &tx, source, at, ino)?,
+            Some(links) => links.stage_ahead(&self.namespace, &tx, source, at)?,
             None => None,
         };
         let mut topology = self.namespace.topology.write();
         let plan = Plan {
             source,
             at,
-            ino,
+            birth,
             victim: victim.as_ref(),
             links: links.as_ref(),
             ahead: ahead.as_ref(),
         };
-        self.carry_out(&mut tx, &topology, plan)?;
+        let slot = self.carry_out(&mut tx, &topology, plan)?;
+        let gone = victim.as_ref().map(|victim| victim.gone(&tx));
         // To copy the shared inodes once more would take longer than to wait.
         let round = if ahead.is_some() { Round::LAST } else { round };
         let done = tx.apply_or_defer(&topology, &self.namespace.tree, round);
@@ -148,7 +155,11 @@ impl Trees {
             ahead.taken();
         }
         topology.generation += 1;
-        Ok((invalidations(at, victim.as_ref()), seq))
+        gone.into_iter()
+            .flatten()
+            .flatten()
+            .for_each(|gone| self.numbers.note_gone(gone));
+        Ok(((invalidations(at, victim.as_ref()), slot), seq))
     }
 
     /// Adds the clone to the transaction.
@@ -157,7 +168,7 @@ impl Trees {
         tx: &mut Transaction<'_>,
         topology: &Topology,
         plan: Plan<'_>,
-    ) -> Result<()> {
+    ) -> Result<Slot> {
         let from = topology.path(plan.source).map_err(gone_is_not_found)?;
         let dir = topology.dir_path(plan.at.dir);
         let dir = dir.map_err(gone_is_not_found)?;
@@ -174,19 +185,20 @@ impl Trees {
         let replaces_range = plan.source.is_dir() || replaces_tree;
         match plan.victim {
             Some(victim) if replaces_range => victim.keep(tx, &self.deletes, &to),
-            Some(victim) => removal.name(tx, plan.at, &victim.inode)?,
+            Some(victim) => removal.name(tx, plan.at, &victim.found())?,
             None => {}
         }
         let record = tx.get(plan.source).clone();
         if replaces_range {
             plan.clone_ranges(tx, topology, &from, &to)?;
             if let Some(victim) = plan.victim {
-                victim.drop(tx, &removal, &dir.path, plan.at.name)?;
+                let home = plan.at.dir.identity();
+                victim.drop(tx, &removal, (&dir.path, home), plan.at.name)?;
             }
         } else {
             copy_contents(tx, &record, &from, &to);
         }
-        self.put_record(tx, &plan, record, &dir, now);
+        let slot = put_record(tx, &plan, record, &dir, now)?;
         let parent = tx.edit(plan.at.dir);
         (parent.mtime, parent.ctime) = (now, now);
         if plan.source.is_dir() {
@@ -195,28 +207,7 @@ impl Trees {
         if replaces_tree {
             parent.nlink = parent.nlink.saturating_sub(1);
         }
-        Ok(())
-    }
-
-    /// Puts the entry of the copy into the directory at `dir`. `record` is the source's.
-    fn put_record(
-        &self,
-        tx: &mut Transaction<'_>,
-        plan: &Plan<'_>,
-        mut record: Record,
-        dir: &DirPath,
-        now: Time,
-    ) {
-        record.ctime = now;
-        record.flags &= !FLAG_PROTECTED;
-        if plan.source.is_dir() {
-            record.flags |= FLAG_CLONE_ROOT;
-            record.salt = self.numbers.new_salt();
-        } else {
-            record.nlink = 1;
-        }
-        let entry = keys::entry(&dir.path, plan.at.name);
-        tx.batch.put(entry, record.encode(plan.ino.0 ^ dir.acc));
+        Ok(slot)
     }
 }
 
@@ -278,4 +269,28 @@ fn check_caller(
         return Err(Error::SameFile);
     }
     caller.may_remove(tx.get(at.dir), tx.get(&victim.inode))
+}
+
+/// Puts the entry of the copy into the directory at `dir`. `record` is the source's. Returns the slot
+/// that it took.
+fn put_record(
+    tx: &mut Transaction<'_>,
+    plan: &Plan<'_>,
+    mut record: Record,
+    dir: &DirPath,
+    now: Time,
+) -> Result<Slot> {
+    record.ctime = now;
+    record.flags &= !FLAG_PROTECTED;
+    if plan.source.is_dir() {
+        record.flags |= FLAG_CLONE_ROOT;
+    } else {
+        record.nlink = 1;
+    }
+    let slot = tx.take_slot(plan.at.dir)?;
+    (record.slot, record.birth, record.pin) = (slot, plan.birth, None);
+    tx.put_slot(&dir.path, slot, plan.at.name);
+    let entry = keys::entry(&dir.path, plan.at.name);
+    tx.batch.put(entry, record.encode());
+    Ok(slot)
 }

@@ -14,6 +14,7 @@ use crate::format::record::{
 };
 use crate::namespace::attr::{Attr, attr_of};
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::known_blocks::KnownBlocks;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::acl::{Inherited, list_of};
 use crate::ops::file_flags::INHERITED;
@@ -89,29 +90,28 @@ impl Names {
         let has_lists = dir.state.read().has(FLAG_DEFAULT_ACL);
         let lists_bytes = if has_lists { 2 * ACL_BYTES_MAX } else { 0 };
         self.namespace.tree.admit(RECORDS_BYTES + lists_bytes)?;
-        let mut ino = self.numbers.new_ino()?;
-        while self.namespace.table.has(ino) {
-            // A visible number inside of a clone is arbitrary, so the new one may be taken.
-            ino = self.numbers.new_ino()?;
-        }
+        let birth = self.numbers.generation()?;
         let now = self.times.now();
-        let _names = dir.lock_names();
-        let there = self.namespace.entry(&dir, name)?.0;
+        let names = dir.lock_names();
+        let there = self.namespace.entry(&dir, name)?;
         match there.as_ref().map(Entry::decode).transpose()? {
             None => {}
             Some(Entry::Deleted(_)) => self.deletes.free_name(&dir, name)?,
-            Some(Entry::Inode { .. } | Entry::Link(_)) => return Err(Error::Exists),
+            Some(Entry::Inode(_) | Entry::Link(_)) => return Err(Error::Exists),
         }
         let mut tx = Transaction::new(lock_states(&[&dir]));
         self.namespace.protections.may_gain_names(&tx, &dir)?;
+        let slot = tx.take_slot(&dir)?;
         let parent = tx.get(&dir);
         let mut record = new.record(parent, now);
         let default = list_of(&self.namespace, (&dir, parent), DEFAULT)?;
         let lists = Inherited::of_directory(default, &mut record, new.umask);
+        (record.slot, record.birth) = (slot, birth);
+        let identity = self.numbers.identity(&dir, &record)?;
         let topology = self.namespace.topology.read();
         let at = topology.dir_path(&dir).map_err(gone_is_not_found)?;
-        tx.batch
-            .put(keys::entry(&at.path, name), record.encode(ino.0 ^ at.acc));
+        tx.put_slot(&at.path, slot, name);
+        tx.batch.put(keys::entry(&at.path, name), record.encode());
         lists.put(&mut tx, &keys::child(&at.path, name));
         let parent = tx.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
@@ -119,20 +119,23 @@ impl Names {
             parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         }
         tx.apply(&topology, &self.namespace.tree)?;
-        let attr = attr_of(ino, &record);
+        let attr = attr_of(identity, &record);
         let location = Location::Child {
             parent: Arc::clone(&dir),
             name: Bytes::copy_from_slice(name),
         };
-        let inode = Inode::new(&self.namespace.table, ino, new.kind, record, location);
+        let inode = Inode::new(&self.namespace.table, identity, new.kind, record, location);
+        *inode.blocks.lock() = KnownBlocks::of_new();
         // The mark makes the inode count as an eviction when it leaves the table. Until then a
         // lookup that reads the new entry finds the inode in the table.
         inode
             .touched
             .store(true, std::sync::atomic::Ordering::SeqCst);
         self.namespace.table.adopt(&inode, None);
-        self.namespace.table.note(dir.ino, name, ino);
+        self.namespace.table.note(dir.ino, name, identity.ino);
         self.namespace.table.remember(&inode);
+        drop((topology, names));
+        self.namespace.took_slot(&dir, slot);
         Ok(attr)
     }
 }

@@ -26,9 +26,9 @@ use ramet_betree::{Batch, successor_of_prefix};
 use ramet_block::failpoints::{self, Fault};
 
 use crate::error::{Error, Result};
-use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::record::{Entry, Kind, Record};
+use crate::format::record::{DeletedEntry, Entry, Kind, Record};
+use crate::format::slots::Slot;
 use crate::namespace::inode::{Deferred, Inode, Location, Reach};
 use crate::namespace::resolve::Namespace;
 use crate::namespace::topology::Topology;
@@ -38,6 +38,9 @@ use crate::ops::contents::{delete_ranges, erase, move_contents};
 /// Largest file, in bytes, that becomes a deleted entry: opening a volume after a crash does not
 /// look for deleted entries.
 pub(crate) const IN_PLACE_BYTES_MAX: u64 = 1 << 20;
+/// Steps of the reclaim of numbers that go with a removal, and with a sync.
+const STEPS: usize = 2;
+const STEPS_OF_SYNC: usize = 64;
 /// After this many failures the other deletes wait: the volume may be out of order.
 const FAILURES_MAX: usize = 8;
 
@@ -62,7 +65,7 @@ impl DeferredDeletes {
     pub(crate) fn erase_orphans(&self) -> Result<()> {
         let tree = &self.namespace.tree;
         for index in [keys::META, keys::DATA] {
-            let orphans = keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
+            let orphans = keys::orphans(index);
             let end = successor_of_prefix(&orphans);
             let first = tree.scan(&orphans, end.as_deref()).next();
             if first.transpose()?.is_some() {
@@ -81,19 +84,21 @@ impl DeferredDeletes {
         while !self.namespace.table.take_deferred().is_empty() {}
     }
 
-    /// Erases those of these deleted entries in `dir`, by name and number, that have no inode in
-    /// memory: they are older than the mount, or came with a clone. Does nothing on a volume that
-    /// is read-only.
-    pub(crate) fn reap_unknown(&self, dir: &Arc<Inode>, deleted: Vec<(Bytes, Ino)>) {
+    /// Erases those of these deleted entries in `dir`, by name, that have no inode in memory: they
+    /// are older than the mount, or came with a clone. Does nothing on a volume that is read-only.
+    pub(crate) fn reap_unknown(&self, dir: &Arc<Inode>, deleted: Vec<(Bytes, DeletedEntry)>) {
         if self.is_read_only {
             return;
         }
-        for (name, ino) in deleted {
-            if self.namespace.table.get(ino).is_none() {
+        for (name, entry) in deleted {
+            let Ok(found) = self.inode_of(dir, &entry) else {
+                continue;
+            };
+            if found.is_none() {
                 self.namespace.table.enqueue(Deferred::Entry {
                     parent: Arc::clone(dir),
                     name,
-                    ino,
+                    slot: entry.slot,
                     record: None,
                 });
             }
@@ -104,6 +109,7 @@ impl DeferredDeletes {
     /// Erases the contents in the queue. A delete that fails waits for
     /// [`DeferredDeletes::reap_all`], so that not every forget tries it again.
     pub(crate) fn reap(&self) {
+        self.reclaim_numbers(STEPS);
         let mut failures = 0;
         while failures < FAILURES_MAX {
             let all = self.namespace.table.take_deferred();
@@ -125,6 +131,16 @@ impl DeferredDeletes {
         }
     }
 
+    /// Gives back numbers of removed names.
+    fn reclaim_numbers(&self, steps: usize) {
+        if self.is_read_only {
+            return;
+        }
+        if let Err(error) = self.namespace.numbers.reclaim(steps) {
+            tracing::debug!(%error, "numbers of something removed come back later");
+        }
+    }
+
     /// As [`DeferredDeletes::reap`], and tries the deletes again that failed before.
     pub(crate) fn reap_all(&self) {
         let failed = std::mem::take(&mut *self.failed.lock());
@@ -132,6 +148,7 @@ impl DeferredDeletes {
             .into_iter()
             .for_each(|deferred| self.namespace.table.enqueue(deferred));
         self.reap();
+        self.reclaim_numbers(STEPS_OF_SYNC);
     }
 
     /// Reaps when the result is dropped. An operation calls it before it takes a lock.
@@ -142,23 +159,24 @@ impl DeferredDeletes {
     fn erase_deferred(&self, deferred: &Deferred) -> Result<()> {
         self.namespace.tree.admit(RECORDS_BYTES)?;
         match deferred {
-            Deferred::Orphan(ino) => {
+            Deferred::Orphan(orphan) => {
                 let mut batch = Batch::new();
-                delete_ranges(&mut batch, &keys::orphan(*ino));
+                delete_ranges(&mut batch, &keys::orphan(*orphan));
                 self.namespace.tree.apply(batch)?;
                 Ok(())
             }
             Deferred::Entry {
                 parent,
                 name,
-                ino,
+                slot,
                 record,
             } => {
                 let mut names = parent.lock_names();
                 // The name may have another deleted entry by now, or none.
-                let is_there = self.deleted_at(parent, name)? == Some(*ino);
+                let found = self.deleted_at(parent, name)?;
+                let is_there = found.is_some_and(|found| found.slot == *slot);
                 if is_there {
-                    self.erase_deleted(parent, name, record.as_ref())?;
+                    self.erase_deleted(parent, (name, *slot), record.as_deref())?;
                 }
                 names.took_deleted(is_there);
                 Ok(())
@@ -166,10 +184,16 @@ impl DeferredDeletes {
         }
     }
 
-    /// The number of the deleted entry at a name, if there is one. The caller holds the names of
-    /// the directory.
-    fn deleted_at(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<Ino>> {
-        let (lookup, acc) = {
+    /// The inode in memory of a deleted entry in `dir`.
+    fn inode_of(&self, dir: &Arc<Inode>, deleted: &DeletedEntry) -> Result<Option<Arc<Inode>>> {
+        let numbers = &self.namespace.numbers;
+        let ino = numbers.known(dir, deleted.slot, deleted.pin)?;
+        Ok(ino.and_then(|ino| self.namespace.table.get(ino)))
+    }
+
+    /// The deleted entry at a name, if there is one. The caller holds the names of the directory.
+    fn deleted_at(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<Option<DeletedEntry>> {
+        let lookup = {
             let topology = self.namespace.topology.read();
             let at = match topology.kept_dir_path(dir) {
                 Ok(at) if at.reach != Reach::Orphan => at,
@@ -177,25 +201,27 @@ impl DeferredDeletes {
                 Ok(_) | Err(Error::Stale) => return Ok(None),
                 Err(other) => return Err(other),
             };
-            (
-                self.namespace
-                    .tree
-                    .lookup_deferred(keys::entry(&at.path, name)),
-                at.acc,
-            )
+            self.namespace
+                .tree
+                .lookup_deferred(keys::entry(&at.path, name))
         };
         match lookup.get()?.as_ref().map(Entry::decode).transpose()? {
-            Some(Entry::Deleted(deleted)) => Ok(Some(Ino(deleted.stored ^ acc))),
-            Some(Entry::Inode { .. } | Entry::Link(_)) | None => Ok(None),
+            Some(Entry::Deleted(deleted)) => Ok(Some(deleted)),
+            Some(Entry::Inode(_) | Entry::Link(_)) | None => Ok(None),
         }
     }
 
     /// Erases a deleted entry without an inode in memory; `record` is that of its object, if it is
     /// known. The caller holds the names of the directory.
-    fn erase_deleted(&self, dir: &Arc<Inode>, name: &[u8], record: Option<&Record>) -> Result<()> {
+    fn erase_deleted(
+        &self,
+        dir: &Arc<Inode>,
+        at: (&[u8], Slot),
+        record: Option<&Record>,
+    ) -> Result<()> {
         let topology = self.namespace.topology.read();
         let mut tx = Transaction::new(lock_states(&[]));
-        let path = drop_deleted(&mut tx, &topology, dir, name)?;
+        let path = drop_deleted(&mut tx, &topology, dir, at)?;
         match record {
             Some(record) if record.kind() == Kind::Regular => {
                 erase(&mut tx, record, &path);
@@ -208,9 +234,10 @@ impl DeferredDeletes {
     /// Frees the keys at and below a name that does not exist, if a deleted entry takes them. The
     /// caller holds the names of the directory for writing, and no state.
     pub(crate) fn free_name(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
-        let Some(ino) = self.deleted_at(dir, name)? else {
+        let Some(deleted) = self.deleted_at(dir, name)? else {
             return Ok(());
         };
+        let at = (name, deleted.slot);
         if failpoints::is_on(Fault::DeletedNameNotFreed) {
             return Ok(());
         }
@@ -218,13 +245,13 @@ impl DeferredDeletes {
             Location::Deleted { parent, name: its } => Arc::ptr_eq(parent, dir) && its == name,
             _ => false,
         };
-        let Some(inode) = self.namespace.table.get(ino).filter(is_here) else {
-            return self.erase_deleted(dir, name, None);
+        let Some(inode) = self.inode_of(dir, &deleted)?.filter(is_here) else {
+            return self.erase_deleted(dir, at, None);
         };
         let mut tx = Transaction::new(lock_states(&[&inode]));
         if inode.is_dir() {
             let mut topology = self.namespace.topology.write();
-            let path = drop_deleted(&mut tx, &topology, dir, name)?;
+            let path = drop_deleted(&mut tx, &topology, dir, at)?;
             self.move_to_orphans(&mut tx, &inode, &path);
             delete_ranges(&mut tx.batch, &path);
             tx.apply(&topology, &self.namespace.tree)?;
@@ -232,10 +259,11 @@ impl DeferredDeletes {
             return Ok(());
         }
         let topology = self.namespace.topology.read();
-        let path = drop_deleted(&mut tx, &topology, dir, name)?;
+        let path = drop_deleted(&mut tx, &topology, dir, at)?;
         let record = tx.get(&inode).clone();
-        move_contents(&mut tx, &record, &path, &keys::orphan(ino), None);
-        tx.move_to(&inode, Location::Orphan);
+        let orphan = self.namespace.numbers.new_orphan();
+        move_contents(&mut tx, &record, &path, &keys::orphan(orphan), None);
+        tx.move_to(&inode, Location::Orphan(orphan));
         tx.apply(&topology, &self.namespace.tree)
     }
 
@@ -251,12 +279,13 @@ impl DeferredDeletes {
             tx.move_to(inode, Location::Gone);
             return;
         }
-        let orphan = keys::orphan(inode.ino);
+        let orphan = self.namespace.numbers.new_orphan();
+        let to = keys::orphan(orphan);
         for index in [keys::META, keys::DATA] {
             tx.batch
-                .clone_prefix(keys::range(index, path), keys::range(index, &orphan));
+                .clone_prefix(keys::range(index, path), keys::range(index, &to));
         }
-        tx.move_to(inode, Location::Orphan);
+        tx.move_to(inode, Location::Orphan(orphan));
     }
 
     /// Handles the contents of `inode`, no directory, whose last name goes. `record` is its record
@@ -281,8 +310,9 @@ impl DeferredDeletes {
                 tx.move_to(inode, Location::Deleted { parent, name });
             }
             _ => {
-                move_contents(tx, record, path, &keys::orphan(inode.ino), None);
-                tx.move_to(inode, Location::Orphan);
+                let orphan = self.namespace.numbers.new_orphan();
+                move_contents(tx, record, path, &keys::orphan(orphan), None);
+                tx.move_to(inode, Location::Orphan(orphan));
             }
         }
     }
@@ -317,9 +347,10 @@ fn drop_deleted(
     tx: &mut Transaction<'_>,
     topology: &Topology,
     dir: &Arc<Inode>,
-    name: &[u8],
+    (name, slot): (&[u8], Slot),
 ) -> Result<Bytes> {
     let at = topology.kept_dir_path(dir)?;
     tx.batch.delete(keys::entry(&at.path, name));
+    tx.delete_slot(&at.path, slot);
     Ok(keys::child(&at.path, name))
 }

@@ -77,6 +77,8 @@ impl Attributes {
         self.namespace
             .tree
             .admit(RECORDS_BYTES + depth * COUNT_BYTES)?;
+        // The table of protected inodes goes by numbers.
+        self.namespace.numbers.store_all()?;
         let mut tx = Transaction::new(lock_states(&[&inode]));
         let before = self.namespace.protections.of(&inode, tx.get(&inode))?;
         let topology = self.namespace.topology.read();

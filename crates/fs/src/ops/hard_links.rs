@@ -14,10 +14,9 @@ use bytes::Bytes;
 use ramet_betree::{Batch, successor_of_prefix};
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::ino::Ino;
-use crate::format::keys;
+use crate::format::keys::{self, Orphan};
 use crate::format::record::{FLAG_XATTRS, Kind};
-use crate::namespace::inode::{Deferred, DirPath, Inode};
+use crate::namespace::inode::{Deferred, Inode};
 use crate::namespace::resolve::{Namespace, View};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Transaction;
@@ -95,7 +94,7 @@ impl LinksBelow {
     }
 
     /// Copies the shared inodes that a clone of `source` to `at` needs to the orphan area, if they
-    /// are many. `ino` is the number of the clone.
+    /// are many.
     ///
     /// `links` is held for writing, so the link entries stay and no directory that has some moves.
     /// The states of the shared inodes are locked, so the copies stay equal to them.
@@ -105,7 +104,6 @@ impl LinksBelow {
         tx: &Transaction<'_>,
         source: &Arc<Inode>,
         at: At<'_>,
-        ino: Ino,
     ) -> Result<Option<StagedAhead<'a>>> {
         let tree = &namespace.tree;
         let part_bytes = PART_BYTES_MAX.min(tree.batch_bytes_max() / 2);
@@ -126,10 +124,10 @@ impl LinksBelow {
         }
         let ahead = StagedAhead {
             namespace,
-            ino,
+            orphan: namespace.numbers.new_orphan(),
             is_taken: false,
         };
-        let path = keys::orphan(ino);
+        let path = keys::orphan(ahead.orphan);
         let mut left = self.shared.iter().peekable();
         while left.peek().is_some() {
             tree.admit(part_bytes)?;
@@ -224,27 +222,24 @@ struct Origin {
     root: Bytes,
     /// Prefix of the link entries below the directory in the index.
     index: Bytes,
-    /// The acc of the directory.
-    acc: u64,
 }
 
 impl Origin {
     fn of(topology: &Topology, links: &LinksBelow, source: &Arc<Inode>) -> Result<Self> {
         let root = topology.dir_path(&links.root)?.path;
-        let DirPath { path, acc, .. } = topology.dir_path(source)?;
+        let path = topology.dir_path(source)?.path;
         Ok(Self {
             index: keys::links_below(&root, &path),
             root,
-            acc,
         })
     }
 
     fn copy(&self, tx: &Transaction<'_>, shared: &SharedBelow) -> Copy {
         let mut record = tx.get(&shared.inode).clone();
         record.nlink = shared.names;
-        // Below the copy of the source all visible numbers change by the same XOR, and so must
-        // those of the shared inodes.
-        let value = record.encode(shared.inode.ino.0 ^ self.acc);
+        // The number follows from the link number and the copy.
+        record.pin = None;
+        let value = record.encode();
         let mut ranges = Vec::new();
         if record.has(FLAG_XATTRS) {
             ranges.push(keys::META);
@@ -328,14 +323,14 @@ impl Staged {
 /// if that fails, they are erased when the volume is opened.
 pub(crate) struct StagedAhead<'a> {
     namespace: &'a Namespace,
-    ino: Ino,
+    orphan: Orphan,
     is_taken: bool,
 }
 
 impl StagedAhead<'_> {
     /// The stage.
     pub(crate) fn staged(&self) -> Staged {
-        Staged::At(keys::orphan(self.ino))
+        Staged::At(keys::orphan(self.orphan))
     }
 
     /// Tells that the clone took them.
@@ -347,7 +342,7 @@ impl StagedAhead<'_> {
 impl Drop for StagedAhead<'_> {
     fn drop(&mut self) {
         if !self.is_taken {
-            self.namespace.table.enqueue(Deferred::Orphan(self.ino));
+            self.namespace.table.enqueue(Deferred::Orphan(self.orphan));
         }
     }
 }
@@ -385,7 +380,7 @@ mod tests {
         }
         let held = || {
             let ranges = [keys::META, keys::DATA].map(|index| {
-                let orphans = keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
+                let orphans = keys::orphans(index);
                 let end = successor_of_prefix(&orphans);
                 volume.tree().scan(&orphans, end.as_deref()).count()
             });
@@ -402,7 +397,7 @@ mod tests {
             dir: &root,
             name: b"copy",
         };
-        let ahead = links.stage_ahead(namespace, &tx, &dir, into, Ino(1 << 40));
+        let ahead = links.stage_ahead(namespace, &tx, &dir, into);
         let ahead = ahead.expect("there is room").expect("they are many");
         // A record and a block of each, and the index.
         assert_eq!(held(), 3 * 5000);

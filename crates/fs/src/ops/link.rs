@@ -14,7 +14,8 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::format::name::check_name;
-use crate::format::record::{Kind, LinkEntry};
+use crate::format::record::{Kind, LinkEntry, Pin};
+use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::topology::Topology;
@@ -32,22 +33,26 @@ pub(crate) struct SharedInode<'a> {
     /// Path of its clone root.
     pub(crate) root_path: &'a Bytes,
     pub(crate) link: u64,
+    pub(crate) pin: Option<Pin>,
 }
 
 impl SharedInode<'_> {
-    /// Puts a link entry for it, in the directory and in the index.
+    /// Puts a link entry for it with this slot, in the directory and in the index.
     pub(crate) fn put_name(
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
         at: At<'_>,
+        slot: Slot,
     ) -> Result<()> {
         let dir = topology.dir_path(at.dir)?;
         let entry = LinkEntry {
             kind: self.inode.kind,
-            stored: self.inode.ino.0 ^ dir.acc,
+            slot,
             link: self.link,
+            pin: self.pin,
         };
+        tx.put_slot(&dir.path, slot, at.name);
         tx.batch
             .put(keys::entry(&dir.path, at.name), entry.encode());
         let index = keys::link(self.root_path, &dir.path, at.name);
@@ -70,20 +75,20 @@ impl Names {
             return Err(Error::NotPermitted);
         }
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
-        if inode.kind == Kind::Regular && matches!(*inode.location.read(), Location::Orphan) {
+        if inode.kind == Kind::Regular && matches!(*inode.location.read(), Location::Orphan(_)) {
             let _names = dir.lock_names();
             self.link_nameless(&inode, At { dir: &dir, name })?;
             self.namespace.table.remember(&inode);
             return Ok(inode.attr());
         }
-        let new_link = self.numbers.new_ino()?.0;
+        let new_link = self.numbers.generation()?;
         // The directory of the first name is locked with the others. A rename may move that name
         // before the lock is held; then the loop runs again.
         loop {
             let first = first_name(&inode)?;
             let mut dirs = vec![&dir];
             dirs.extend(first.iter().map(|(parent, _)| parent));
-            let _names = lock_names(&dirs);
+            let names = lock_names(&dirs);
             let unchanged = match (&*inode.location.read(), &first) {
                 (Location::Child { parent, name }, Some((its, its_name))) => {
                     Arc::ptr_eq(parent, its) && name == its_name
@@ -92,8 +97,11 @@ impl Names {
                 _ => false,
             };
             if unchanged {
-                self.link_locked(&inode, first.as_ref(), At { dir: &dir, name }, new_link)?;
+                let at = At { dir: &dir, name };
+                let slot = self.link_locked(&inode, first.as_ref(), at, new_link)?;
                 self.namespace.table.remember(&inode);
+                drop(names);
+                self.namespace.took_slot(&dir, slot);
                 return Ok(inode.attr());
             }
         }
@@ -105,7 +113,7 @@ impl Names {
         first: Option<&First>,
         at: At<'_>,
         new_link: u64,
-    ) -> Result<()> {
+    ) -> Result<Slot> {
         let _links = self.namespace.links.read();
         if self.namespace.find(at.dir, at.name)?.is_some() {
             return Err(Error::Exists);
@@ -115,6 +123,7 @@ impl Names {
         self.namespace.protections.may_gain_names(&tx, at.dir)?;
         let protection = self.namespace.protections.of(inode, tx.get(inode))?;
         protection.allow_change()?;
+        self.numbers.store_all()?;
         let few = match first {
             Some(_) => few_blocks(&self.namespace, inode, tx.get(inode))?,
             None => None,
@@ -123,10 +132,11 @@ impl Names {
         let root = topology.clone_root(at.dir).map_err(gone_is_not_found)?;
         let root_path = topology.dir_path(&root)?.path;
         let link = link_number(inode, &root, new_link)?;
-        let shared = SharedInode {
+        let mut shared = SharedInode {
             inode,
             root_path: &root_path,
             link,
+            pin: tx.get(inode).pin,
         };
         if let Some((parent, name)) = first {
             if !Arc::ptr_eq(&topology.clone_root(parent)?, &root) {
@@ -136,7 +146,15 @@ impl Names {
             let to = keys::shared_inode(&root_path, link);
             let record = tx.get(inode).clone();
             move_contents(&mut tx, &record, &from, &to, few);
-            shared.put_name(&mut tx, &topology, At { dir: parent, name })?;
+            tx.pin(
+                inode,
+                parent.identity(),
+                root.identity(),
+                Slot::shared(link),
+            );
+            shared.pin = tx.get(inode).pin;
+            let first = At { dir: parent, name };
+            shared.put_name(&mut tx, &topology, first, record.slot)?;
             let location = Location::Shared {
                 root: Arc::clone(&root),
                 link,
@@ -144,7 +162,8 @@ impl Names {
             };
             tx.move_to(inode, location);
         }
-        shared.put_name(&mut tx, &topology, at)?;
+        let slot = tx.take_slot(at.dir)?;
+        shared.put_name(&mut tx, &topology, at, slot)?;
         *root.has_links.lock() = Some(true);
         let now = self.times.now();
         let record = tx.edit(inode);
@@ -153,7 +172,8 @@ impl Names {
         record.ctime = now;
         let parent = tx.edit(at.dir);
         (parent.mtime, parent.ctime) = (now, now);
-        tx.apply(&topology, &self.namespace.tree)
+        tx.apply(&topology, &self.namespace.tree)?;
+        Ok(slot)
     }
 }
 
@@ -165,7 +185,7 @@ fn first_name(inode: &Inode) -> Result<Option<First>> {
     match &*inode.location.read() {
         Location::Child { parent, name } => Ok(Some((Arc::clone(parent), name.clone()))),
         Location::Shared { .. } => Ok(None),
-        Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+        Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
             Err(Error::NotFound)
         }
     }
@@ -183,7 +203,7 @@ fn link_number(inode: &Inode, root: &Arc<Inode>, new_link: u64) -> Result<u64> {
         } if Arc::ptr_eq(its, root) => Ok(*link),
         Location::Shared { .. } => Err(Error::CrossRoot),
         Location::Child { .. } => Ok(new_link),
-        Location::Root | Location::Deleted { .. } | Location::Orphan | Location::Gone => {
+        Location::Root | Location::Deleted { .. } | Location::Orphan(_) | Location::Gone => {
             Err(Error::NotFound)
         }
     }

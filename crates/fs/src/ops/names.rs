@@ -14,7 +14,7 @@ use crate::format::name::check_name;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location, LockedNames};
 use crate::namespace::numbers::Numbers;
-use crate::namespace::resolve::Namespace;
+use crate::namespace::resolve::{Found, Namespace};
 use crate::namespace::transaction::lock_names;
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::times::Times;
@@ -65,9 +65,12 @@ impl Names {
     /// # Errors
     /// `NotFound`, `NotDirectory`, and those of the tree.
     pub fn lookup(&self, dir: Ino, name: &[u8]) -> Result<Attr> {
+        if name == b"." {
+            // The kernel asks so for the object of a handle, which may be of any kind.
+            return self.lookup_number(dir);
+        }
         let dir = self.namespace.dir(dir)?;
         let found = match name {
-            b"." => dir,
             b".." => self.namespace.parent(&dir),
             _ => {
                 check_name(name)?;
@@ -91,7 +94,7 @@ impl Names {
         &self,
         dirs: &[&Arc<Inode>],
         at: At<'_>,
-        op: impl FnOnce(Option<&Arc<Inode>>, &mut [LockedNames<'_>]) -> Result<R>,
+        op: impl FnOnce(Option<&Found>, &mut [LockedNames<'_>]) -> Result<R>,
     ) -> Result<R> {
         loop {
             let expected = {
@@ -101,8 +104,9 @@ impl Names {
             let mut locked = dirs.to_vec();
             locked.extend(expected.iter().filter(|victim| victim.is_dir()));
             let mut names = lock_names(&locked);
-            let found = self.namespace.find(at.dir, at.name)?;
-            if found.as_ref().map(|inode| inode.ino) == expected.as_ref().map(|inode| inode.ino) {
+            let found = self.namespace.find_slot(at.dir, at.name)?;
+            let ino = found.as_ref().map(|found| found.inode.ino);
+            if ino == expected.as_ref().map(|inode| inode.ino) {
                 return op(found.as_ref(), &mut names);
             }
         }

@@ -1,41 +1,47 @@
 //! Reading directories.
 //!
-//! Entries come in the order of their names, straight from a scan, so a directory may be of any
-//! size. A cookie is a position in one open stream. The stream numbers its entries as it hands them
-//! out. It remembers the names of the last entries, and of one in [`MARK_EVERY`] before them. A
-//! reader that goes on after a remembered cookie gets a scan from that name, independent of
-//! creations and removals since. An older cookie is found by a scan from the nearest remembered
-//! name before it.
+//! Names come in the order of their slots, and a cookie names a slot (`cookies.rs`), so a stream
+//! needs no memory: it goes on after any name, also one that is gone, and after the directory was
+//! forgotten or the volume mounted again. A name that stays is told once, however many others come
+//! and go.
+//!
+//! Records lie in the order of names. The entries of a directory that never had many names are read
+//! whole, and sorted by slot; the stream remembers those that its reader did not take, until the
+//! directory changes. In other directories the slots tell the names of a *window* of slots, and the
+//! entries of a window are read in the order of names.
 //!
 //! A reader of a directory asks once more behind the last entry, to hear that there is none. The
 //! first such question is answered without a scan: an entry that was created since may be shown or
 //! not (POSIX, readdir).
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use ramet_betree::successor_of_prefix;
+use ramet_betree::{Scan, successor_of_prefix};
 
 use crate::error::{Error, Result};
 use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::record::{Entry, Kind};
+use crate::format::record::{DeletedEntry, Entry, Kind};
+use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Count, Inode};
 use crate::namespace::resolve::{Namespace, View};
+use crate::ops::cookies::{AFTER_DOT, AFTER_DOTS, Bound, place};
 use crate::ops::deferred_delete::DeferredDeletes;
 use crate::ops::times::Times;
 
-/// Cookie after `.`.
-const AFTER_DOT: u64 = 1;
-/// Cookie after `..`, before the first entry.
-const AFTER_DOTS: u64 = 2;
-/// Number of last entries whose names a stream remembers.
-const RECENT: usize = 8192;
-/// The distance between the other names that a stream remembers.
-const MARK_EVERY: u64 = 512;
+/// The entries of a directory that never had more names are read whole.
+const WHOLE_SLOTS_MAX: u64 = 1024;
+/// Names of the first window of a request, and of further ones.
+const WINDOW_LEN: usize = 128;
+const NEXT_WINDOW_LEN: usize = 512;
+/// Entries between two wanted ones that a scan reads rather than to begin anew.
+const SKIPPED_MAX: usize = 32;
+/// Entries that all streams together remember.
+const REMEMBERED_MAX: usize = 1 << 16;
 
 /// One entry, as `getdents` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,54 +56,38 @@ pub struct DirEntry {
     pub cookie: u64,
 }
 
-#[derive(Default)]
-struct Positions {
-    recent: VecDeque<Bytes>,
-    /// Cookie of the last name of `recent`; the names before it count down.
-    last: u64,
-    marks: BTreeMap<u64, Bytes>,
-    /// Cookie of the last entry, when the reader has got it and will ask once more.
-    end: Option<u64>,
+/// An entry of the directory, as it is stored.
+struct Item {
+    slot: Slot,
+    name: Bytes,
+    value: Bytes,
 }
 
-impl Positions {
-    fn push(&mut self, cookie: u64, name: Bytes) {
-        if cookie != self.last + 1 {
-            self.recent.clear();
-        }
-        self.last = cookie;
-        if cookie.is_multiple_of(MARK_EVERY) {
-            self.marks.insert(cookie, name.clone());
-        }
-        self.recent.push_back(name);
-        if self.recent.len() > RECENT {
-            self.recent.pop_front();
-        }
-    }
+/// Entries that a reader did not take yet.
+struct Rest {
+    /// Changes of the directory when they were read.
+    changes: u64,
+    /// Evictions of the table before they were read.
+    seen: u64,
+    /// The slot from which on they are all entries of the stream.
+    from: Slot,
+    /// In the order of slots, the first one last.
+    items: Vec<Item>,
+}
 
-    /// The nearest remembered name at or before `cookie`, and its cookie.
-    fn find(&self, cookie: u64) -> (u64, Option<Bytes>) {
-        let back = self
-            .last
-            .checked_sub(cookie)
-            .and_then(|back| usize::try_from(back).ok());
-        let recent = back
-            .and_then(|back| self.recent.len().checked_sub(back + 1))
-            .and_then(|at| self.recent.get(at));
-        if let Some(name) = recent {
-            return (cookie, Some(name.clone()));
-        }
-        match self.marks.range(..=cookie).next_back() {
-            Some((&cookie, name)) => (cookie, Some(name.clone())),
-            None => (AFTER_DOTS, None),
-        }
-    }
+#[derive(Default)]
+struct Position {
+    rest: Option<Rest>,
+    /// Cookie of the last entry, when the reader has got it and will ask once more.
+    end: Option<u64>,
 }
 
 /// An open directory.
 pub struct DirStream {
     dir: Arc<Inode>,
-    positions: Mutex<Positions>,
+    position: Mutex<Position>,
+    /// Entries that all streams remember.
+    remembered: Arc<AtomicUsize>,
 }
 
 impl DirStream {
@@ -105,6 +95,32 @@ impl DirStream {
     #[must_use]
     pub fn ino(&self) -> Ino {
         self.dir.ino
+    }
+
+    /// Remembers entries, if not too many are remembered already.
+    fn remember(&self, position: &mut Position, rest: Rest) {
+        let len = rest.items.len();
+        let before = self.remembered.fetch_add(len, Ordering::Relaxed);
+        if len == 0 || before + len > REMEMBERED_MAX {
+            self.remembered.fetch_sub(len, Ordering::Relaxed);
+            return;
+        }
+        position.rest = Some(rest);
+    }
+
+    /// Takes the entries that are remembered.
+    fn take_rest(&self, position: &mut Position) -> Option<Rest> {
+        let rest = position.rest.take()?;
+        self.remembered
+            .fetch_sub(rest.items.len(), Ordering::Relaxed);
+        Some(rest)
+    }
+}
+
+impl Drop for DirStream {
+    fn drop(&mut self) {
+        let mut position = std::mem::take(self.position.get_mut());
+        drop(self.take_rest(&mut position));
     }
 }
 
@@ -116,6 +132,7 @@ pub struct Directories {
     namespace: Arc<Namespace>,
     times: Arc<Times>,
     deletes: Arc<DeferredDeletes>,
+    remembered: Arc<AtomicUsize>,
 }
 
 impl Directories {
@@ -128,6 +145,7 @@ impl Directories {
             namespace: Arc::clone(namespace),
             times: Arc::clone(times),
             deletes: Arc::clone(deletes),
+            remembered: Arc::default(),
         }
     }
 
@@ -138,7 +156,8 @@ impl Directories {
     pub fn open(&self, ino: Ino) -> Result<DirStream> {
         Ok(DirStream {
             dir: self.namespace.dir(ino)?,
-            positions: Mutex::default(),
+            position: Mutex::default(),
+            remembered: Arc::clone(&self.remembered),
         })
     }
 
@@ -249,17 +268,18 @@ impl Directories {
         Ok(true)
     }
 
-    /// Hands out the names, and notes names and numbers of deleted entries.
+    /// Hands out the names, and notes deleted entries.
     fn names(
         &self,
         stream: &DirStream,
         cookie: u64,
-        mut each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
-        deleted: &mut Vec<(Bytes, Ino)>,
+        each: impl FnMut(&DirEntry, Resolve<'_>) -> Result<bool>,
+        deleted: &mut Vec<(Bytes, DeletedEntry)>,
     ) -> Result<()> {
         let dir = &stream.dir;
-        let mut positions = stream.positions.lock();
-        if positions.end.take().is_some_and(|end| end == cookie) {
+        let mut position = stream.position.lock();
+        let rest = stream.take_rest(&mut position);
+        if position.end.take().is_some_and(|end| end == cookie) {
             return Ok(());
         }
         let _names = dir.names.read();
@@ -269,88 +289,219 @@ impl Directories {
             Err(other) => return Err(other),
         };
         self.times.read_now(dir);
-        let entries = keys::entries(&view.dir.path);
-        let (mut at, name) = positions.find(cookie.max(AFTER_DOTS));
-        let is_from_start = name.is_none();
-        let mut lo = entries.to_vec();
-        if let Some(name) = name {
-            lo.extend_from_slice(&name);
-            lo.push(0);
-        }
-        let hi = successor_of_prefix(&entries);
-        let mut scan = view.snapshot.scan(&lo, hi.as_deref());
-        if cookie > AFTER_DOTS {
-            // A reader that comes back reads the directory to its end.
-            scan = scan.eager();
-        }
-        while scan.advance()? {
-            let name = Bytes::copy_from_slice(&scan.key()[entries.len()..]);
-            if Entry::is_deleted(scan.value()) {
-                if let Entry::Deleted(found) = Entry::decode(&scan.value_bytes())? {
-                    deleted.push((name, Ino(found.stored ^ view.dir.acc)));
-                }
-                continue;
+        let next_slot = dir.state.read().next_slot;
+        let (bound, from) = place(cookie).unwrap_or((Bound::of(next_slot), Slot(0)));
+        let mut listing = Listing {
+            directories: self,
+            dir,
+            view,
+            bound,
+            deleted,
+            each,
+            last: None,
+        };
+        let is_done = if next_slot <= WHOLE_SLOTS_MAX {
+            let changes = dir.changes.load(Ordering::Relaxed);
+            let valid = rest.filter(|rest| rest.changes == changes && rest.from == from);
+            let mut rest = match valid {
+                Some(rest) => rest,
+                None => listing.whole(from, changes)?,
+            };
+            listing.view.seen = rest.seen;
+            let is_done = listing.hand_out(&mut rest.items)?;
+            if let Some((_, next)) = listing.last.and_then(place) {
+                rest.from = next;
             }
-            at += 1;
-            if at > cookie {
-                let decoded = Entry::decode(&scan.value_bytes())?;
-                let entry = dir_entry(&decoded, &view, name.clone(), at);
-                let mut decoded = Some(decoded);
-                let mut inode = || {
-                    let decoded = decoded.take();
-                    let decoded = decoded.ok_or(Error::Invalid("entry resolved twice"))?;
-                    self.namespace.resolve(&view, dir, &name, decoded)
-                };
-                if !each(&entry, &mut inode)? {
-                    return Ok(());
-                }
-            }
-            positions.push(at, name);
-        }
+            stream.remember(&mut position, rest);
+            is_done
+        } else {
+            listing.windows(from, cookie > AFTER_DOTS)?
+        };
         // The end was told already if no entry came now: the next question looks again.
-        positions.end = (at > cookie).then_some(at);
-        if is_from_start {
-            dir.counted(Count {
-                entries: at - AFTER_DOTS,
-                deleted: deleted.len() as u64,
-            });
-        }
+        position.end = listing.last.filter(|_| is_done);
         Ok(())
     }
 }
 
-/// A name of the directory of `view`, as `getdents` shows it.
-fn dir_entry(decoded: &Entry, view: &View, name: Bytes, cookie: u64) -> DirEntry {
-    let (stored, kind) = match decoded {
-        Entry::Inode { record, stored } => (*stored, record.kind()),
-        Entry::Link(link) => (link.stored, link.kind),
-        Entry::Deleted(deleted) => (deleted.stored, deleted.kind),
-    };
-    DirEntry {
-        ino: Ino(stored ^ view.dir.acc),
-        kind,
-        name,
-        cookie,
+/// Names of one request on their way to the reader.
+struct Listing<'a, E> {
+    directories: &'a Directories,
+    dir: &'a Arc<Inode>,
+    view: View,
+    bound: Bound,
+    deleted: &'a mut Vec<(Bytes, DeletedEntry)>,
+    each: E,
+    /// Cookie of the last name that was taken.
+    last: Option<u64>,
+}
+
+impl<E: FnMut(&DirEntry, Resolve<'_>) -> Result<bool>> Listing<'_, E> {
+    /// Reads all entries of the directory. Gives those from a slot on, and notes the others that
+    /// are deleted.
+    fn whole(&mut self, from: Slot, changes: u64) -> Result<Rest> {
+        let entries = keys::entries(&self.view.dir.path);
+        let hi = successor_of_prefix(&entries);
+        let mut scan = self.view.snapshot.scan(&entries, hi.as_deref());
+        if from.0 > 0 {
+            // A reader that comes back reads the directory to its end.
+            scan = scan.eager();
+        }
+        let mut items = Vec::new();
+        let mut count = 0;
+        while scan.advance()? {
+            let name = Bytes::copy_from_slice(&scan.key()[entries.len()..]);
+            count += u64::from(self.add(&mut items, name, from, &scan)?);
+        }
+        self.dir.counted(Count {
+            entries: count,
+            deleted: self.deleted.len() as u64,
+        });
+        items.sort_unstable_by_key(|item| std::cmp::Reverse(item.slot));
+        Ok(Rest {
+            changes,
+            seen: self.view.seen,
+            from,
+            items,
+        })
+    }
+
+    /// Adds the entry that a scan is at, if it has a slot of the stream from `from` on. Tells
+    /// whether it is a name.
+    fn add(&mut self, items: &mut Vec<Item>, name: Bytes, from: Slot, scan: &Scan) -> Result<bool> {
+        if Entry::is_deleted(scan.value()) {
+            if let Entry::Deleted(found) = Entry::decode(&scan.value_bytes())? {
+                self.deleted.push((name, found));
+            }
+            return Ok(false);
+        }
+        let slot = Entry::slot_of(scan.value())?;
+        if slot >= from && slot.0 < self.bound.0 {
+            let value = scan.value_bytes();
+            items.push(Item { slot, name, value });
+        }
+        Ok(true)
+    }
+
+    /// Hands out entries from the end on, and removes those that were taken. Tells whether all
+    /// were.
+    fn hand_out(&mut self, items: &mut Vec<Item>) -> Result<bool> {
+        while let Some(item) = items.last() {
+            let decoded = Entry::decode(&item.value)?;
+            let entry = self.entry(&decoded, item)?;
+            let mut decoded = Some(decoded);
+            let (namespace, view, dir) = (&self.directories.namespace, &self.view, self.dir);
+            let mut inode = || {
+                let decoded = decoded.take();
+                let decoded = decoded.ok_or(Error::Invalid("entry resolved twice"))?;
+                namespace.resolve(view, dir, &item.name, decoded)
+            };
+            if !(self.each)(&entry, &mut inode)? {
+                return Ok(false);
+            }
+            self.last = Some(entry.cookie);
+            items.pop();
+        }
+        Ok(true)
+    }
+
+    /// A name of the directory, as `getdents` shows it.
+    fn entry(&self, decoded: &Entry, item: &Item) -> Result<DirEntry> {
+        let namespace = &self.directories.namespace;
+        let (ino, kind) = match decoded {
+            Entry::Inode(record) => {
+                let identity = namespace.numbers.identity(self.dir, record)?;
+                (identity.ino, record.kind())
+            }
+            Entry::Link(link) => (namespace.link_ino(&self.view, link)?, link.kind),
+            Entry::Deleted(_) => return Err(Error::Stale),
+        };
+        Ok(DirEntry {
+            ino,
+            kind,
+            name: item.name.clone(),
+            cookie: self.bound.cookie(item.slot),
+        })
+    }
+
+    /// Hands out the names from a slot on, window by window. Tells whether all were taken.
+    fn windows(&mut self, mut from: Slot, mut goes_on: bool) -> Result<bool> {
+        let prefix = keys::slots(&self.view.dir.path);
+        loop {
+            let lo = keys::slot(&self.view.dir.path, from);
+            let hi = keys::slot(&self.view.dir.path, Slot(self.bound.0));
+            if lo >= hi {
+                return Ok(true);
+            }
+            let len = if goes_on { NEXT_WINDOW_LEN } else { WINDOW_LEN };
+            let mut names = Vec::new();
+            let mut slots = self.view.snapshot.scan(&lo, Some(&hi));
+            if goes_on {
+                slots = slots.eager();
+            }
+            while names.len() < len && slots.advance()? {
+                let slot = keys::parse_slot(&slots.key()[prefix.len()..]);
+                from = Slot(slot.ok_or_else(|| bad_slot(slots.key()))?.0 + 1);
+                names.push(Bytes::copy_from_slice(slots.value()));
+            }
+            let is_last = names.len() < len;
+            names.sort_unstable();
+            let mut items = self.read_names(names)?;
+            if !self.hand_out(&mut items)? {
+                return Ok(false);
+            }
+            if is_last {
+                return Ok(true);
+            }
+            goes_on = true;
+        }
+    }
+
+    /// Reads the entries of some names, which are sorted. Gives them by slot, the first one last.
+    fn read_names(&mut self, names: Vec<Bytes>) -> Result<Vec<Item>> {
+        let entries = keys::entries(&self.view.dir.path);
+        let hi = successor_of_prefix(&entries);
+        let begin = |view: &View, name: &[u8]| {
+            let lo = keys::entry(&view.dir.path, name);
+            view.snapshot.scan(&lo, hi.as_deref())
+        };
+        let mut items = Vec::with_capacity(names.len());
+        let mut scan: Option<Scan> = None;
+        for name in names {
+            let mut at = match scan.take() {
+                Some(scan) => scan,
+                None => {
+                    let mut scan = begin(&self.view, &name);
+                    if !scan.advance()? {
+                        continue;
+                    }
+                    scan
+                }
+            };
+            let mut skipped = 0;
+            let mut is_there = true;
+            while is_there && at.key()[entries.len()..] < name[..] {
+                skipped += 1;
+                if skipped > SKIPPED_MAX {
+                    at = begin(&self.view, &name);
+                }
+                is_there = at.advance()?;
+            }
+            if !is_there {
+                break;
+            }
+            if at.key()[entries.len()..] == name[..] {
+                self.add(&mut items, name, Slot(0), &at)?;
+            }
+            scan = Some(at);
+        }
+        items.sort_unstable_by_key(|item| std::cmp::Reverse(item.slot));
+        Ok(items)
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn positions_remember_recent_names_and_marks() {
-        let mut positions = Positions::default();
-        for cookie in 3..20_000u64 {
-            positions.push(cookie, Bytes::from(cookie.to_string()));
-        }
-        let at = |cookie: u64| (cookie, Some(Bytes::from(cookie.to_string())));
-        assert_eq!(positions.find(19_999), at(19_999));
-        assert_eq!(positions.find(12_000), at(12_000));
-        assert_eq!(positions.find(5000), at(4608));
-        assert_eq!(positions.find(100), (AFTER_DOTS, None));
-        positions.push(3, Bytes::from_static(b"3"));
-        assert_eq!(positions.find(3), at(3));
-        assert_eq!(positions.find(19_999), at(19_968));
+fn bad_slot(key: &[u8]) -> Error {
+    Error::Corrupt {
+        what: "slot of a directory",
+        detail: format!("key {key:?}"),
     }
 }

@@ -11,8 +11,10 @@ use bytes::Bytes;
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::keys;
 use crate::format::record::{DeletedEntry, FLAG_XATTRS, Time};
+use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode, Location};
-use crate::namespace::resolve::Inside;
+use crate::namespace::number_reclaim::put_gone;
+use crate::namespace::resolve::{Found, Inside};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Transaction;
 use crate::ops::contents::delete_ranges;
@@ -35,17 +37,17 @@ impl Removal<'_> {
         &self,
         tx: &mut Transaction<'_>,
         at: At<'_>,
-        inode: &Arc<Inode>,
+        Found { inode, slot }: &Found,
     ) -> Result<()> {
         let dir = self.topology.dir_path(at.dir).map_err(gone_is_not_found)?;
         let location = tx.location(inode);
-        let path = self.topology.path_at(inode, &location)?;
+        let path = self.topology.path_at(&location)?;
         if let Location::Shared { root, .. } = &location {
             let root = self.topology.dir_path(root)?;
             tx.batch.delete(keys::link(&root.path, &dir.path, at.name));
         }
         self.links(tx, inode, &path, 1);
-        remove_entry(tx, inode, &dir, at.name);
+        remove_entry(tx, inode, &dir, (at.name, *slot));
         Ok(())
     }
 
@@ -65,8 +67,13 @@ impl Removal<'_> {
             return;
         }
         let record = record.clone();
-        if matches!(tx.location(inode), Location::Shared { .. }) {
-            tx.batch.delete(keys::shared_record(path));
+        match tx.location(inode) {
+            Location::Shared { root, .. } => {
+                tx.unpin(inode, root.identity());
+                tx.batch.delete(keys::shared_record(path));
+            }
+            Location::Child { parent, .. } => tx.unpin(inode, parent.identity()),
+            _ => {}
         }
         self.deletes
             .defer_delete(tx, inode, &record, path, self.may_stay);
@@ -103,7 +110,10 @@ impl Removal<'_> {
                 delete_ranges(&mut tx.batch, &path);
             }
         }
-        remove_entry(tx, victim, &dir, at.name);
+        let slot = tx.get(victim).slot;
+        remove_entry(tx, victim, &dir, (at.name, slot));
+        tx.unpin(victim, at.dir.identity());
+        put_gone(&mut tx.batch, victim.identity());
         let record = tx.edit(victim);
         (record.nlink, record.ctime) = (0, self.now);
         let parent = tx.edit(at.dir);
@@ -114,7 +124,12 @@ impl Removal<'_> {
 
 /// Removes the entry `name` of the directory at `dir`, or makes it a deleted entry, as the location
 /// of `inode` in `tx` says.
-fn remove_entry(tx: &mut Transaction<'_>, inode: &Arc<Inode>, dir: &DirPath, name: &[u8]) {
+fn remove_entry(
+    tx: &mut Transaction<'_>,
+    inode: &Arc<Inode>,
+    dir: &DirPath,
+    (name, slot): (&[u8], Slot),
+) {
     let entry = keys::entry(&dir.path, name);
     // The delete comes before the put of a deleted entry too: a batch that deletes nothing could be
     // refused for want of space, and a removal must not be.
@@ -122,8 +137,11 @@ fn remove_entry(tx: &mut Transaction<'_>, inode: &Arc<Inode>, dir: &DirPath, nam
     if matches!(tx.location(inode), Location::Deleted { .. }) {
         let deleted = DeletedEntry {
             kind: inode.kind,
-            stored: inode.ino.0 ^ dir.acc,
+            slot,
+            pin: tx.get(inode).pin,
         };
         tx.batch.put(entry, deleted.encode());
+    } else {
+        tx.delete_slot(&dir.path, slot);
     }
 }

@@ -1,8 +1,8 @@
 //! Renaming.
 //!
 //! A file moves its few blocks as values, or its range. A directory moves its two ranges, however
-//! much they hold. Below a directory nothing else changes: its salt makes up for the acc of the new
-//! parent, so every visible number stays. Only link entries are tied to their clone root: a
+//! much they hold. Below a directory nothing else changes: its number is pinned in the new parent,
+//! and the numbers below follow from it. Only link entries are tied to their clone root: a
 //! directory with link entries below moves within that root, and not to another one.
 
 use std::sync::Arc;
@@ -12,11 +12,12 @@ use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
-use crate::format::keys;
+use crate::format::keys::{self, NumberKey};
 use crate::format::name::check_name;
 use crate::format::record::{Kind, Record, Time};
+use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
-use crate::namespace::resolve::Inside;
+use crate::namespace::resolve::{Found, Inside};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::contents::{few_blocks, move_contents};
@@ -36,8 +37,28 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// Number and owner (user and group) of the whiteout that a rename leaves.
-type Whiteout = (Ino, (u32, u32));
+/// Generation and owner (user and group) of the whiteout that a rename leaves.
+type Whiteout = (u64, (u32, u32));
+
+/// Directories and numbers that are gone with the victim of a rename.
+type Gone = [Option<NumberKey>; 2];
+
+/// The result of a rename.
+#[derive(Default)]
+struct Moved {
+    /// Slot that was taken in the directory of the new name.
+    slot: Option<Slot>,
+    gone: Gone,
+}
+
+impl Moved {
+    fn to(slot: Option<Slot>, gone: Option<Gone>) -> Self {
+        Self {
+            slot,
+            gone: gone.unwrap_or_default(),
+        }
+    }
+}
 
 /// The two names of a rename.
 #[derive(Clone, Copy)]
@@ -66,7 +87,7 @@ impl Names {
         let (from_dir, to_dir) = (self.namespace.dir(from.0)?, self.namespace.dir(to.0)?);
         self.namespace.tree.admit(RECORDS_BYTES + 8 * 4096)?;
         let whiteout = match whiteout {
-            Some(owner) => Some((self.numbers.new_ino()?, owner)),
+            Some(owner) => Some((self.numbers.generation()?, owner)),
             None => None,
         };
         let from = At {
@@ -78,10 +99,17 @@ impl Names {
             name: to.1,
         };
         let names = Move { from, to };
-        self.namespace.until_applied(|round| {
-            let seq = self.rename_now(names, mode, whiteout, round)?;
-            Ok(((), seq))
-        })
+        let moved = self.namespace.until_applied(|round| {
+            let (moved, seq) = self.rename_now(names, mode, whiteout, round)?;
+            Ok((moved, seq))
+        })?;
+        for gone in moved.gone.into_iter().flatten() {
+            self.numbers.note_gone(gone);
+        }
+        if let Some(slot) = moved.slot {
+            self.namespace.took_slot(&to_dir, slot);
+        }
+        Ok(())
     }
 
     /// Renames, if that has not to wait. Returns the number of the batch.
@@ -91,15 +119,20 @@ impl Names {
         mode: RenameMode,
         whiteout: Option<Whiteout>,
         round: Round,
-    ) -> Result<Seq> {
+    ) -> Result<(Moved, Seq)> {
         let Move { from, to } = names;
         self.with_victim(&[from.dir, to.dir], to, |victim, _| {
-            let source = self.namespace.find(from.dir, from.name)?;
+            let source = self.namespace.find_slot(from.dir, from.name)?;
             let source = source.ok_or(Error::NotFound)?;
+            if !Arc::ptr_eq(from.dir, to.dir) {
+                self.numbers.store_all()?;
+            }
             match (mode, victim) {
                 (RenameMode::NoReplace, Some(_)) => Err(Error::Exists),
                 (RenameMode::Exchange, None) => Err(Error::NotFound),
-                (_, Some(victim)) if victim.ino == source.ino => Ok(0),
+                (_, Some(victim)) if victim.inode.ino == source.inode.ino => {
+                    Ok((Moved::default(), 0))
+                }
                 (RenameMode::Exchange, Some(victim)) => {
                     self.exchange(names, (&source, victim), round)
                 }
@@ -107,7 +140,7 @@ impl Names {
                     if victim.is_none() {
                         self.deletes.free_name(to.dir, to.name)?;
                     }
-                    if source.is_dir() {
+                    if source.inode.is_dir() {
                         self.rename_dir(names, (&source, victim), whiteout, round)
                     } else {
                         self.rename_file(names, (&source, victim), whiteout, round)
@@ -120,17 +153,20 @@ impl Names {
     fn rename_file(
         &self,
         names: Move<'_>,
-        (source, victim): (&Arc<Inode>, Option<&Arc<Inode>>),
+        (found, victim): (&Found, Option<&Found>),
         whiteout: Option<Whiteout>,
         round: Round,
-    ) -> Result<Seq> {
+    ) -> Result<(Moved, Seq)> {
         let Move { from, to } = names;
-        if victim.is_some_and(|victim| victim.is_dir()) {
+        if victim.is_some_and(|victim| victim.inode.is_dir()) {
             return Err(Error::IsDirectory);
         }
+        let source = &found.inode;
         let _links = self.namespace.links.read();
-        let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
-        self.may_move(&tx, names, (source, victim))?;
+        let inodes = with(&[from.dir, to.dir, source], victim);
+        let mut tx = Transaction::new(lock_states(&inodes));
+        self.may_move(&tx, names, (source, victim.map(|victim| &victim.inode)))?;
+        let gone = victim.map(|victim| gone_with(&tx, &victim.inode));
         let is_shared = matches!(*source.location.read(), Location::Shared { .. });
         let few = if is_shared {
             None
@@ -142,47 +178,52 @@ impl Names {
         if let Some(victim) = victim {
             self.replaced(&topology, now).name(&mut tx, to, victim)?;
         }
-        if is_shared {
-            names.move_link_entry(&mut tx, &topology, source)?;
+        let slot = if is_shared {
+            names.move_link_entry(&mut tx, &topology, found)?
         } else {
             let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
             let record = tx.get(source).clone();
             move_contents(&mut tx, &record, &from_path, &to_path, few);
             tx.batch.delete(entry(&topology, from)?);
             tx.move_to(source, to.location());
-        }
+            move_slot(&mut tx, &topology, source, from, to)?
+        };
         names.finish(&mut tx, &topology, source, whiteout, now)?;
-        tx.apply_or_defer(&topology, &self.namespace.tree, round)
+        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
+        Ok((Moved::to(slot, gone), seq))
     }
 
     fn rename_dir(
         &self,
         names: Move<'_>,
-        (source, victim): (&Arc<Inode>, Option<&Arc<Inode>>),
+        (found, victim): (&Found, Option<&Found>),
         whiteout: Option<Whiteout>,
         round: Round,
-    ) -> Result<Seq> {
+    ) -> Result<(Moved, Seq)> {
         let Move { from, to } = names;
+        let source = &found.inode;
         let inside = match victim {
-            Some(victim) if !victim.is_dir() => return Err(Error::NotDirectory),
-            Some(victim) => Some(self.namespace.inside(victim)?),
+            Some(victim) if !victim.inode.is_dir() => return Err(Error::NotDirectory),
+            Some(victim) => Some(self.namespace.inside(&victim.inode)?),
             None => None,
         };
         let _links = self.namespace.links.write();
         let has_links = has_links_below(&self.namespace, source)?;
-        let mut tx = Transaction::new(lock_states(&with(&[from.dir, to.dir, source], victim)));
-        self.may_move(&tx, names, (source, victim))?;
+        let inodes = with(&[from.dir, to.dir, source], victim);
+        let mut tx = Transaction::new(lock_states(&inodes));
+        self.may_move(&tx, names, (source, victim.map(|victim| &victim.inode)))?;
         if inside == Some(Inside::Entries) {
             return Err(Error::NotEmpty);
         }
+        let gone = victim.map(|victim| gone_with(&tx, &victim.inode));
         let mut topology = self.namespace.topology.write();
         if topology.is_within(to.dir, source) {
             return Err(Error::Invalid("a directory cannot move into itself"));
         }
         let now = self.times.now();
-        if let Some(victim) = victim.zip(inside) {
+        if let Some((victim, inside)) = victim.zip(inside) {
             self.replaced(&topology, now)
-                .empty_dir(&mut tx, to, victim)?;
+                .empty_dir(&mut tx, to, (&victim.inode, inside))?;
         }
         let (from_path, to_path) = (child(&topology, from)?, child(&topology, to)?);
         if has_links {
@@ -196,23 +237,25 @@ impl Names {
         }
         tx.batch.delete(entry(&topology, from)?);
         tx.move_to(source, to.location());
-        change_parent(&mut tx, &topology, source, from, to)?;
+        let slot = move_slot(&mut tx, &topology, source, from, to)?;
+        change_parent(&mut tx, source, from, to)?;
         self.namespace
             .protections
             .move_below(&mut tx, &topology, &[(source, from.dir, to.dir)])?;
         names.finish(&mut tx, &topology, source, whiteout, now)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        Ok(seq)
+        Ok((Moved::to(slot, gone), seq))
     }
 
     fn exchange(
         &self,
         names: Move<'_>,
-        (source, target): (&Arc<Inode>, &Arc<Inode>),
+        found: (&Found, &Found),
         round: Round,
-    ) -> Result<Seq> {
+    ) -> Result<(Moved, Seq)> {
         let Move { from, to } = names;
+        let (source, target) = (&found.0.inode, &found.1.inode);
         let _links = self.namespace.links.write();
         let has_links =
             has_links_below(&self.namespace, source)? || has_links_below(&self.namespace, target)?;
@@ -223,9 +266,9 @@ impl Names {
             return Err(Error::Invalid("a directory cannot move into itself"));
         }
         names.swap_ranges(&mut tx, &topology, has_links)?;
-        names.swap_locations(&mut tx, &topology, source, target)?;
-        change_parent(&mut tx, &topology, source, from, to)?;
-        change_parent(&mut tx, &topology, target, to, from)?;
+        names.swap_locations(&mut tx, &topology, found)?;
+        change_parent(&mut tx, source, from, to)?;
+        change_parent(&mut tx, target, to, from)?;
         let moved = [(source, from.dir, to.dir), (target, to.dir, from.dir)];
         self.namespace
             .protections
@@ -235,7 +278,7 @@ impl Names {
         names.finish(&mut tx, &topology, source, None, now)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        Ok(seq)
+        Ok((Moved::default(), seq))
     }
 
     /// Refuses a move of `source` where it, the directories or `target`, which is at the new name,
@@ -275,8 +318,8 @@ impl Move<'_> {
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
-        inode: &Arc<Inode>,
-    ) -> Result<()> {
+        Found { inode, slot }: &Found,
+    ) -> Result<Option<Slot>> {
         let Location::Shared { root, link, .. } = tx.location(inode) else {
             return Err(Error::Stale);
         };
@@ -296,15 +339,27 @@ impl Move<'_> {
         tx.batch.delete(keys::entry(&from.path, self.from.name));
         let index = keys::link(&root_path, &from.path, self.from.name);
         tx.batch.delete(index);
+        let new = self.link_slot(tx, &from.path, *slot)?;
         let shared = SharedInode {
             inode,
             root_path: &root_path,
             link,
+            pin: tx.get(inode).pin,
         };
-        shared.put_name(tx, topology, self.to)?;
+        shared.put_name(tx, topology, self.to, new.unwrap_or(*slot))?;
         let via = Arc::clone(self.to.dir);
         tx.move_to(inode, Location::Shared { root, link, via });
-        Ok(())
+        Ok(new)
+    }
+
+    /// Takes a slot for a link entry, if it moves from the directory at `from`, where it had this
+    /// slot, to another one.
+    fn link_slot(&self, tx: &mut Transaction<'_>, from: &[u8], slot: Slot) -> Result<Option<Slot>> {
+        if Arc::ptr_eq(self.from.dir, self.to.dir) {
+            return Ok(None);
+        }
+        tx.delete_slot(from, slot);
+        tx.take_slot(self.to.dir).map(Some)
     }
 
     /// Exchanges all keys at and below the two names, and their parts of the link index.
@@ -333,14 +388,19 @@ impl Move<'_> {
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
-        source: &Arc<Inode>,
-        target: &Arc<Inode>,
+        (source, target): (&Found, &Found),
     ) -> Result<()> {
         // The index loses both names before it gains them, for any combination of link entries.
         let mut moved = Vec::new();
-        for (inode, old, new) in [(source, self.from, self.to), (target, self.to, self.from)] {
+        let back = Self {
+            from: self.to,
+            to: self.from,
+        };
+        for (Found { inode, slot }, way) in [(source, *self), (target, back)] {
+            let (old, new) = (way.from, way.to);
             let Location::Shared { root, link, .. } = tx.location(inode) else {
                 tx.move_to(inode, new.location());
+                move_slot(tx, topology, inode, old, new)?;
                 continue;
             };
             if !Arc::ptr_eq(&topology.clone_root(new.dir)?, &root) {
@@ -350,16 +410,18 @@ impl Move<'_> {
             let old_dir = topology.dir_path(old.dir)?.path;
             tx.batch.delete(keys::link(&root_path, &old_dir, old.name));
             let via = Arc::clone(new.dir);
+            let slot = way.link_slot(tx, &old_dir, *slot)?.unwrap_or(*slot);
             tx.move_to(inode, Location::Shared { root, link, via });
-            moved.push((inode, new, root_path, link));
+            moved.push((inode, (new, slot), root_path, link));
         }
-        for (inode, new, root_path, link) in moved {
+        for (inode, (new, slot), root_path, link) in moved {
             let shared = SharedInode {
                 inode,
                 root_path: &root_path,
                 link,
+                pin: tx.get(inode).pin,
             };
-            shared.put_name(tx, topology, new)?;
+            shared.put_name(tx, topology, new, slot)?;
         }
         Ok(())
     }
@@ -378,11 +440,13 @@ impl Move<'_> {
             let record = tx.edit(dir);
             (record.mtime, record.ctime) = (now, now);
         }
-        if let Some((ino, (uid, gid))) = whiteout {
-            let acc = topology.dir_path(self.from.dir)?.acc;
-            let record = Record::new(Kind::CharDevice.mode_bits(), uid, gid, now);
+        if let Some((birth, (uid, gid))) = whiteout {
+            let dir = topology.dir_path(self.from.dir)?.path;
+            let mut record = Record::new(Kind::CharDevice.mode_bits(), uid, gid, now);
+            (record.slot, record.birth) = (tx.take_slot(self.from.dir)?, birth);
+            tx.put_slot(&dir, record.slot, self.from.name);
             let entry = entry(topology, self.from)?;
-            tx.batch.put(entry, record.encode(ino.0 ^ acc));
+            tx.batch.put(entry, record.encode());
         }
         Ok(())
     }
@@ -400,8 +464,40 @@ impl Move<'_> {
     }
 }
 
-fn with<'a>(inodes: &[&'a Arc<Inode>], one: Option<&'a Arc<Inode>>) -> Vec<&'a Arc<Inode>> {
+fn with<'a>(inodes: &[&'a Arc<Inode>], one: Option<&'a Found>) -> Vec<&'a Arc<Inode>> {
+    let one = one.map(|found| &found.inode);
     inodes.iter().copied().chain(one).collect()
+}
+
+/// The entries of the queue of gone numbers that the removal of a victim makes.
+fn gone_with(tx: &Transaction<'_>, victim: &Arc<Inode>) -> Gone {
+    let dead = victim.is_dir().then(|| NumberKey::Dead(victim.identity()));
+    let unpinned = tx.get(victim).pin;
+    let unpinned = unpinned.map(|pin| NumberKey::Unpinned(pin.identity.ino));
+    [dead, unpinned]
+}
+
+/// Moves the slot of an inode with one name, and pins its number in another directory. Returns the
+/// slot that it took there.
+fn move_slot(
+    tx: &mut Transaction<'_>,
+    topology: &Topology,
+    inode: &Arc<Inode>,
+    from: At<'_>,
+    to: At<'_>,
+) -> Result<Option<Slot>> {
+    let to_dir = topology.dir_path(to.dir).map_err(gone_is_not_found)?.path;
+    let slot = tx.get(inode).slot;
+    if Arc::ptr_eq(from.dir, to.dir) {
+        tx.put_slot(&to_dir, slot, to.name);
+        return Ok(None);
+    }
+    let from_dir = topology.dir_path(from.dir).map_err(gone_is_not_found)?.path;
+    tx.delete_slot(&from_dir, slot);
+    let slot = tx.take_slot(to.dir)?;
+    tx.pin(inode, from.dir.identity(), to.dir.identity(), slot);
+    tx.put_slot(&to_dir, slot, to.name);
+    Ok(Some(slot))
 }
 
 fn child(topology: &Topology, at: At<'_>) -> Result<Bytes> {
@@ -414,17 +510,14 @@ fn entry(topology: &Topology, at: At<'_>) -> Result<Bytes> {
     Ok(keys::entry(&dir.path, at.name))
 }
 
-/// Changes the salt of a directory so that the visible numbers below stay under another parent, and
-/// counts its link there.
+/// Counts the link of a directory in its new parent.
 fn change_parent(
     tx: &mut Transaction<'_>,
-    topology: &Topology,
     inode: &Arc<Inode>,
     from: At<'_>,
     to: At<'_>,
 ) -> Result<()> {
     if inode.is_dir() {
-        tx.edit(inode).salt ^= topology.dir_path(from.dir)?.acc ^ topology.dir_path(to.dir)?.acc;
         let parent = tx.edit(from.dir);
         parent.nlink = parent.nlink.saturating_sub(1);
         let parent = tx.edit(to.dir);

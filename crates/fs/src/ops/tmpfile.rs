@@ -12,7 +12,7 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::acl::{ACL_BYTES_MAX, DEFAULT};
 use crate::format::ino::Ino;
 use crate::format::keys;
-use crate::format::record::Kind;
+use crate::format::record::{Kind, Pin};
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
@@ -34,24 +34,28 @@ impl Names {
         }
         let dir = self.namespace.dir(dir)?;
         self.namespace.tree.admit(RECORDS_BYTES + ACL_BYTES_MAX)?;
-        let mut ino = self.numbers.new_ino()?;
-        while self.namespace.table.has(ino) {
-            ino = self.numbers.new_ino()?;
-        }
+        let (birth, orphan) = (self.numbers.generation()?, self.numbers.new_orphan());
         let now = self.times.now();
         let mut tx = Transaction::new(lock_states(&[&dir]));
         self.namespace.protections.may_gain_names(&tx, &dir)?;
+        let slot = tx.take_slot(&dir)?;
         let parent = tx.get(&dir);
         let mut record = new.record(parent, now);
-        record.nlink = 0;
+        (record.nlink, record.slot, record.birth) = (0, slot, birth);
         let default = list_of(&self.namespace, (&dir, parent), DEFAULT)?;
         let lists = Inherited::of_directory(default, &mut record, new.umask);
+        let identity = self.numbers.identity(&dir, &record)?;
+        // The file has its slot, and its number, in this directory, should it get its name there.
+        record.pin = Some(Pin {
+            identity,
+            home: dir.identity(),
+        });
         let topology = self.namespace.topology.read();
         topology.dir_path(&dir).map_err(gone_is_not_found)?;
-        lists.put(&mut tx, &keys::orphan(ino));
+        lists.put(&mut tx, &keys::orphan(orphan));
         tx.apply(&topology, &self.namespace.tree)?;
         let table = &self.namespace.table;
-        let inode = Inode::new(table, ino, new.kind, record, Location::Orphan);
+        let inode = Inode::new(table, identity, new.kind, record, Location::Orphan(orphan));
         table.adopt(&inode, None);
         table.remember(&inode);
         Ok(inode.attr())
@@ -68,16 +72,27 @@ impl Names {
         }
         self.deletes.free_name(at.dir, at.name)?;
         let mut tx = Transaction::new(lock_states(&[inode, at.dir]));
-        if !matches!(*inode.location.read(), Location::Orphan) {
+        let Location::Orphan(orphan) = *inode.location.read() else {
             return Err(Error::NotFound);
-        }
+        };
         self.namespace.protections.may_gain_names(&tx, at.dir)?;
+        self.numbers.store_all()?;
         let few = few_blocks(&self.namespace, inode, tx.get(inode))?;
         let topology = self.namespace.topology.read();
         let dir = topology.dir_path(at.dir).map_err(gone_is_not_found)?;
         let record = tx.get(inode).clone();
-        let (from, to) = (keys::orphan(inode.ino), keys::child(&dir.path, at.name));
+        let (from, to) = (keys::orphan(orphan), keys::child(&dir.path, at.name));
         move_contents(&mut tx, &record, &from, &to, few);
+        if record.pin.is_some_and(|pin| pin.home == at.dir.identity()) {
+            tx.edit(inode).pin = None;
+            tx.put_slot(&dir.path, record.slot, at.name);
+        } else {
+            let slot = tx.take_slot(at.dir)?;
+            // The tables do not know the pin that it had.
+            tx.edit(inode).pin = None;
+            tx.pin(inode, at.dir.identity(), at.dir.identity(), slot);
+            tx.put_slot(&dir.path, slot, at.name);
+        }
         tx.move_to(inode, at.location());
         let now = self.times.now();
         let record = tx.edit(inode);

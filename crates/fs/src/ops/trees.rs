@@ -10,12 +10,14 @@ use bytes::Bytes;
 use ramet_betree::Seq;
 
 use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::ino::Ino;
-use crate::format::keys;
+use crate::format::ino::{Identity, Ino};
+use crate::format::keys::{self, NumberKey};
 use crate::format::name::check_name;
+use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::number_reclaim::put_gone;
 use crate::namespace::numbers::Numbers;
-use crate::namespace::resolve::Namespace;
+use crate::namespace::resolve::{Found, Namespace};
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::contents::delete_ranges;
@@ -66,6 +68,8 @@ pub struct Trees {
 /// An object that is removed or replaced with everything below it.
 pub(crate) struct Victim {
     pub(crate) inode: Arc<Inode>,
+    /// Slot of its name.
+    pub(crate) slot: Slot,
     /// Names of hard links below it.
     pub(crate) links: Option<LinksBelow>,
 }
@@ -112,7 +116,8 @@ impl Trees {
     ) -> Result<(Vec<Invalidation>, Seq)> {
         let At { dir, name } = at;
         let _names = dir.lock_names();
-        let found = self.namespace.find(dir, name)?.ok_or(Error::NotFound)?;
+        let found = self.namespace.find_slot(dir, name)?;
+        let found = found.ok_or(Error::NotFound)?;
         let _links = self.namespace.links.write();
         let victim = Victim::of(&self.namespace, found)?;
         let mut inodes = vec![dir];
@@ -138,27 +143,49 @@ impl Trees {
             parent.nlink = parent.nlink.saturating_sub(1);
             let path = keys::child(&dir_path, name);
             victim.keep(&mut tx, &self.deletes, &path);
-            victim.drop(&mut tx, &removal, &dir_path, name)?;
+            victim.drop(&mut tx, &removal, (&dir_path, dir.identity()), name)?;
             delete_ranges(&mut tx.batch, &path);
             tx.batch.delete(keys::entry(&dir_path, name));
         } else {
-            removal.name(&mut tx, at, &victim.inode)?;
+            removal.name(&mut tx, at, &victim.found())?;
         }
+        let gone = victim.gone(&tx);
         let done = tx.apply_or_defer(&topology, &self.namespace.tree, round);
         let seq = done.map_err(|error| too_many_links(error, Some(&victim)))?;
         topology.generation += 1;
+        gone.into_iter()
+            .flatten()
+            .for_each(|gone| self.numbers.note_gone(gone));
         Ok((invalidations(at, Some(&victim)), seq))
     }
 }
 
 impl Victim {
     /// The inode `found` with the hard links below it. `links` is held for writing.
-    pub(crate) fn of(namespace: &Namespace, found: Arc<Inode>) -> Result<Self> {
-        let links = LinksBelow::find(namespace, &found)?;
+    pub(crate) fn of(namespace: &Namespace, found: Found) -> Result<Self> {
+        let links = LinksBelow::find(namespace, &found.inode)?;
         Ok(Self {
-            inode: found,
+            inode: found.inode,
+            slot: found.slot,
             links,
         })
+    }
+
+    /// Its name.
+    pub(crate) fn found(&self) -> Found {
+        Found {
+            inode: Arc::clone(&self.inode),
+            slot: self.slot,
+        }
+    }
+
+    /// The entries of the queue of gone numbers that its removal makes.
+    pub(crate) fn gone(&self, tx: &Transaction<'_>) -> [Option<NumberKey>; 2] {
+        let is_dir = self.inode.is_dir();
+        let dead = is_dir.then(|| NumberKey::Dead(self.inode.identity()));
+        let unpinned = tx.get(&self.inode).pin;
+        let unpinned = unpinned.map(|pin| NumberKey::Unpinned(pin.identity.ino));
+        [dead, unpinned]
     }
 
     /// Adds the inodes that the removal changes.
@@ -181,10 +208,11 @@ impl Victim {
         &self,
         tx: &mut Transaction<'_>,
         removal: &Removal<'_>,
-        dir: &Bytes,
+        (dir, home): (&Bytes, Identity),
         name: &[u8],
     ) -> Result<()> {
         let topology = removal.topology;
+        tx.delete_slot(dir, self.slot);
         if let Location::Shared { root, link, .. } = tx.location(&self.inode) {
             let root = topology.dir_path(&root)?.path;
             tx.batch.delete(keys::link(&root, dir, name));
@@ -207,7 +235,11 @@ impl Victim {
             }
         }
         tx.edit(&self.inode).nlink = 0;
-        if !matches!(tx.location(&self.inode), Location::Orphan) {
+        tx.unpin(&self.inode, home);
+        if self.inode.is_dir() {
+            put_gone(&mut tx.batch, self.inode.identity());
+        }
+        if !matches!(tx.location(&self.inode), Location::Orphan(_)) {
             tx.move_to(&self.inode, Location::Gone);
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::ino::Ino;
+use crate::format::keys::NumberKey;
 use crate::format::name::check_name;
 use crate::namespace::inode::LockedNames;
 use crate::namespace::resolve::Inside;
@@ -21,15 +22,17 @@ impl Names {
         let dir = self.namespace.dir(dir)?;
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let mut names = dir.lock_names();
-        let inode = self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?;
+        let found = self.namespace.find_slot(&dir, name)?;
+        let found = found.ok_or(Error::NotFound)?;
+        let inode = &found.inode;
         if inode.is_dir() {
             return Err(Error::IsDirectory);
         }
         let _links = self.namespace.links.read();
-        let mut tx = Transaction::new(lock_states(&[&dir, &inode]));
+        let mut tx = Transaction::new(lock_states(&[&dir, inode]));
         self.namespace
             .protections
-            .may_lose_name(&tx, (&dir, &inode))?;
+            .may_lose_name(&tx, (&dir, inode))?;
         let topology = self.namespace.topology.read();
         let now = self.times.now();
         let removal = Removal {
@@ -38,10 +41,15 @@ impl Names {
             now,
             may_stay: true,
         };
-        removal.name(&mut tx, At { dir: &dir, name }, &inode)?;
+        removal.name(&mut tx, At { dir: &dir, name }, &found)?;
         let parent = tx.edit(&dir);
         (parent.mtime, parent.ctime) = (now, now);
+        let pinned = tx.get(inode).pin;
         tx.apply(&topology, &self.namespace.tree)?;
+        if let Some(pin) = pinned {
+            self.numbers
+                .note_gone(NumberKey::Unpinned(pin.identity.ino));
+        }
         names.took_entry(inode.is_deleted());
         Ok(())
     }
@@ -57,7 +65,7 @@ impl Names {
         self.namespace.tree.admit(RECORDS_BYTES)?;
         let at = At { dir: &dir, name };
         self.with_victim(&[&dir], at, |victim, names| {
-            let victim = victim.ok_or(Error::NotFound)?;
+            let victim = &victim.ok_or(Error::NotFound)?.inode;
             if !victim.is_dir() {
                 return Err(Error::NotDirectory);
             }
@@ -82,6 +90,7 @@ impl Names {
             let parent = tx.edit(&dir);
             (parent.mtime, parent.ctime) = (now, now);
             tx.apply(&topology, &self.namespace.tree)?;
+            self.numbers.note_gone(NumberKey::Dead(victim.identity()));
             if let Some(names) = names.iter_mut().find(|names| names.are_of(&dir)) {
                 names.took_entry(victim.is_deleted());
             }

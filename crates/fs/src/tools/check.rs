@@ -13,13 +13,21 @@
 //!   size.
 //! - F7 A file that is not marked sparse has every block.
 //! - F8 Extended attributes belong only to inodes marked to have some.
-//! - F9 Every shared inode's number is below the volume's counter.
+//! - F9 Every generation and every link number is below the volume's counter of generations.
 //! - F10 A sparse file has the blocks that its map tells of, and as many as its record counts; no
 //!   other file has a map.
 //! - F11 The flags of a record say which access control lists the object has, and its mode has the
 //!   permission bits of the list that decides.
 //! - F12 The table of protected inodes has an entry only for an inode that exists and is marked, and
 //!   for each directory with such inodes below it their count.
+//! - F13 Slots name the entries of their directory, each once, and lie below its next slot.
+//! - F14 Blocks of numbers and free blocks are disjoint and below the volume's counter. Each block
+//!   belongs to a run of a directory that is there or waits for its reclaim, or is held by a pin, and
+//!   each number that was shown lies in one.
+//! - F15 Each pinned inode is in the table of pins with its place, and each pin in a directory that
+//!   is there has its inode.
+//!
+//! F5 and F13 to F15 are in `check_numbers.rs`.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
 //! sparse file.
@@ -32,15 +40,18 @@ use ramet_betree::{Snapshot, Tree, successor_of_prefix};
 use crate::error::{Error, Result};
 use crate::format::acl::Acl;
 use crate::format::blocks::BLOCK_BYTES;
-use crate::format::ino::ROOT_INO;
-use crate::format::keys;
+use crate::format::ino::{Identity, ROOT_INO};
+use crate::format::keys::{self, NumberKey};
 use crate::format::record::{
-    Entry, FLAG_ACL, FLAG_CLONE_ROOT, FLAG_DEFAULT_ACL, FLAG_PROTECTED, FLAG_SPARSE, FLAG_XATTRS,
-    Kind, LinkEntry, Record,
+    DeletedEntry, Entry, FLAG_ACL, FLAG_CLONE_ROOT, FLAG_DEFAULT_ACL, FLAG_PROTECTED, FLAG_SPARSE,
+    FLAG_XATTRS, Kind, LinkEntry, Record,
 };
+use crate::format::slots::Slot;
+use crate::namespace::numbers::Counters;
 use crate::namespace::protection::{Protection, decode_count};
 use crate::ops::acl::flag_of;
 use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
+use crate::tools::checked_tables::Tables;
 
 /// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +73,8 @@ enum Tail {
     Counter,
     Protected(Bytes),
     Root,
+    Slot(Slot),
+    Numbers(NumberKey),
 }
 
 /// Splits a key after its index: the path that it belongs to, and its subject.
@@ -78,7 +91,7 @@ fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
         }
         let rest = key.slice(at + 2..);
         match tag {
-            0 if at == 1 && rest.is_empty() => return Some((owner, Tail::Root)),
+            0 => return Some((owner, Tail::Slot(keys::parse_slot(&rest)?))),
             1 => return Some((owner, Tail::Entry(rest))),
             2 => {
                 let len = rest.iter().position(|&byte| byte == 0)?;
@@ -114,51 +127,45 @@ fn parse(key: &Bytes) -> Option<(Bytes, Tail)> {
             }
             8 if at == 1 => return Some((owner, Tail::Counter)),
             15 if at == 1 && rest.len() == 9 => return Some((owner, Tail::Protected(rest))),
+            11 if at == 1 && rest.is_empty() => return Some((owner, Tail::Root)),
+            12 if at == 1 => return Some((owner, Tail::Numbers(NumberKey::parse(&rest)?))),
             _ => return None,
         }
     }
 }
 
-struct Object {
-    record: Record,
-    stored: u64,
-    /// Directory whose acc the number is stored with.
-    home: Bytes,
-    is_shared: bool,
+pub(super) struct Object {
+    pub(super) record: Record,
+    /// Path of its directory, or clone root.
+    pub(super) home: Bytes,
+    pub(super) is_shared: bool,
 }
 
 impl Object {
-    fn is_dir(&self) -> bool {
+    pub(super) fn is_dir(&self) -> bool {
         self.record.kind() == Kind::Directory
-    }
-
-    /// The visible number of the object at `path`; `None` when it lies in no directory.
-    fn visible(&self, path: &Bytes, accs: &HashMap<Bytes, u64>) -> Option<u64> {
-        let acc = if path.is_empty() {
-            Some(0)
-        } else {
-            accs.get(&self.home).copied()
-        };
-        acc.map(|acc| self.stored ^ acc)
     }
 }
 
 /// Violations that were found.
 #[derive(Default)]
-struct Findings(Vec<Finding>);
+pub(super) struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, invariant: &'static str, detail: String) {
+    pub(super) fn add(&mut self, invariant: &'static str, detail: String) {
         self.0.push(Finding { invariant, detail });
     }
 }
 
 #[derive(Default)]
-struct Scan {
-    objects: BTreeMap<Bytes, Object>,
-    links: Vec<(Bytes, Bytes, LinkEntry)>,
+pub(super) struct Scan {
+    pub(super) objects: BTreeMap<Bytes, Object>,
+    pub(super) links: Vec<(Bytes, Bytes, LinkEntry)>,
     /// Paths of deleted entries, with the directory of each.
-    deleted: BTreeMap<Bytes, (Bytes, Kind)>,
+    pub(super) deleted: BTreeMap<Bytes, (Bytes, DeletedEntry)>,
+    /// Names by directory and slot.
+    pub(super) slots: HashMap<(Bytes, Slot), Bytes>,
+    pub(super) tables: Tables,
     indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
     with_xattrs: BTreeSet<Bytes>,
     /// Access control lists, with the flag and the bytes of each.
@@ -183,6 +190,14 @@ impl Scan {
         match tail {
             Tail::Counter => {}
             Tail::Protected(rest) => self.protected(&rest, value),
+            Tail::Slot(slot) => {
+                self.slots.insert((owner, slot), value.clone());
+            }
+            Tail::Numbers(key) => {
+                if let Err(error) = self.tables.add(key, value) {
+                    self.found("F1", format!("{key:?}: {error}"));
+                }
+            }
             Tail::Xattr(name) => {
                 if let Some(flag) = flag_of(&name) {
                     let lists = self.lists.entry(owner.clone()).or_default();
@@ -211,12 +226,11 @@ impl Scan {
 
     fn record(&mut self, path: Bytes, home: Bytes, value: &Bytes, is_shared: bool) {
         match Entry::decode(value) {
-            Ok(Entry::Inode { record, stored }) => {
+            Ok(Entry::Inode(record)) => {
                 self.objects.insert(
                     path,
                     Object {
                         record,
-                        stored,
                         home,
                         is_shared,
                     },
@@ -224,7 +238,7 @@ impl Scan {
             }
             Ok(Entry::Link(link_entry)) if !is_shared => self.links.push((path, home, link_entry)),
             Ok(Entry::Deleted(deleted)) if !is_shared => {
-                self.deleted.insert(path, (home, deleted.kind));
+                self.deleted.insert(path, (home, deleted));
             }
             Ok(Entry::Link(_) | Entry::Deleted(_)) => {
                 self.found("F1", format!("shared {path:?} is a name"));
@@ -234,7 +248,7 @@ impl Scan {
     }
 
     /// The path of the nearest clone root at or above the directory at `dir`.
-    fn root_of(&self, dir: &Bytes) -> Option<Bytes> {
+    pub(super) fn root_of(&self, dir: &Bytes) -> Option<Bytes> {
         let mut at = dir.clone();
         loop {
             let object = self.objects.get(&at)?;
@@ -245,59 +259,30 @@ impl Scan {
         }
     }
 
-    /// The acc of each directory; keys are sorted, so a parent comes before its children.
-    fn accs(&mut self) -> HashMap<Bytes, u64> {
-        let mut accs = HashMap::new();
-        let mut findings = Vec::new();
-        for (path, object) in &self.objects {
-            let is_dir = Kind::from_mode(object.record.mode) == Some(Kind::Directory);
-            let outer = if path.is_empty() {
-                Some(0)
-            } else {
-                accs.get(&object.home).copied()
-            };
-            match outer {
-                Some(outer) if is_dir => {
-                    accs.insert(path.clone(), outer ^ object.record.salt);
-                }
-                Some(_) => {}
-                None => findings.push(Finding {
-                    invariant: "F2",
-                    detail: format!("{path:?} lies in no directory"),
-                }),
-            }
-        }
-        self.findings.extend(findings);
-        accs
-    }
-
-    /// Compares the records, link entries and deleted entries with each other. `next_ino` is the
-    /// counter of the volume.
-    fn compare(&mut self, next_ino: u64) {
-        let accs = self.accs();
+    /// Compares the records, link entries and deleted entries with each other. `counters` are those
+    /// of the volume.
+    fn compare(&mut self, counters: Counters) {
         let mut findings = Findings::default();
-        self.compare_numbers(&accs, &mut findings);
+        self.compare_homes(&mut findings);
         self.compare_directories(&mut findings);
-        self.compare_links(&accs, next_ino, &mut findings);
+        self.compare_links(counters, &mut findings);
         self.compare_deleted(&mut findings);
         self.compare_xattrs(&mut findings);
         self.compare_lists(&mut findings);
-        self.compare_protected(&accs, &mut findings);
+        self.compare_protected(&self.identities(), &mut findings);
+        self.compare_slots(&mut findings);
+        self.compare_numbers(counters, &mut findings);
         self.findings.append(&mut findings.0);
     }
 
-    /// F5 for inodes, and F2 for shared inodes.
-    fn compare_numbers(&self, accs: &HashMap<Bytes, u64>, findings: &mut Findings) {
-        let mut numbers: HashMap<u64, Bytes> = HashMap::new();
+    /// F2 for inodes.
+    fn compare_homes(&self, findings: &mut Findings) {
         for (path, object) in &self.objects {
-            if let Some(ino) = object.visible(path, accs)
-                && let Some(other) = numbers.insert(ino, path.clone())
-            {
-                let detail = format!("{path:?} and {other:?} both have number {ino}");
-                findings.add("F5", detail);
-            }
             let home = self.objects.get(&object.home);
-            if object.is_shared && !home.is_some_and(|home| home.record.has(FLAG_CLONE_ROOT)) {
+            if !home.is_some_and(Object::is_dir) {
+                findings.add("F2", format!("{path:?} lies in no directory"));
+            } else if object.is_shared && !home.is_some_and(|home| home.record.has(FLAG_CLONE_ROOT))
+            {
                 let detail = format!("shared inode {path:?} lies in no clone root");
                 findings.add("F2", detail);
             }
@@ -325,8 +310,8 @@ impl Scan {
         }
     }
 
-    /// F4, F5 and F9 for link entries.
-    fn compare_links(&self, accs: &HashMap<Bytes, u64>, next_ino: u64, findings: &mut Findings) {
+    /// F4 and F9 for link entries.
+    fn compare_links(&self, counters: Counters, findings: &mut Findings) {
         let mut names: HashMap<Bytes, u32> = HashMap::new();
         let mut indexed = self.indexed.clone();
         for (path, dir, entry) in &self.links {
@@ -340,15 +325,10 @@ impl Scan {
                 findings.add("F4", detail);
             }
             let shared = keys::shared_inode(&root, entry.link);
-            self.compare_link(
-                (path, entry),
-                &shared,
-                accs.get(dir).copied(),
-                accs,
-                findings,
-            );
-            if entry.link >= next_ino {
-                let detail = format!("shared inode {shared:?} is above the counter, {next_ino}");
+            self.compare_link((path, entry), &shared, findings);
+            if entry.link >= counters.generation {
+                let last = counters.generation;
+                let detail = format!("shared inode {shared:?} is above the counter, {last}");
                 findings.add("F9", detail);
             }
             *names.entry(shared).or_default() += 1;
@@ -368,13 +348,11 @@ impl Scan {
         }
     }
 
-    /// Compares a link entry, in a directory with this acc, with the shared inode at `shared`.
+    /// Compares a link entry with the shared inode at `shared`.
     fn compare_link(
         &self,
         (path, entry): (&Bytes, &LinkEntry),
         shared: &Bytes,
-        acc: Option<u64>,
-        accs: &HashMap<Bytes, u64>,
         findings: &mut Findings,
     ) {
         let Some(object) = self.objects.get(shared) else {
@@ -386,16 +364,13 @@ impl Scan {
             let detail = format!("link entry {path:?} is of another kind than {shared:?}");
             findings.add("F4", detail);
         }
-        if object.visible(shared, accs) != acc.map(|acc| entry.stored ^ acc) {
-            let detail = format!("link entry {path:?} shows another number than {shared:?}");
-            findings.add("F5", detail);
-        }
     }
 
     /// F2 for deleted entries.
     fn compare_deleted(&self, findings: &mut Findings) {
         for (path, (home, _)) in &self.deleted {
-            let is_deleted_dir = |(_, kind): &(Bytes, Kind)| *kind == Kind::Directory;
+            let is_deleted_dir =
+                |(_, deleted): &(Bytes, DeletedEntry)| deleted.kind == Kind::Directory;
             if !self.objects.get(home).is_some_and(Object::is_dir)
                 && !self.deleted.get(home).is_some_and(is_deleted_dir)
             {
@@ -465,10 +440,10 @@ impl Scan {
     }
 
     /// F12.
-    fn compare_protected(&self, accs: &HashMap<Bytes, u64>, findings: &mut Findings) {
+    fn compare_protected(&self, identities: &HashMap<&Bytes, Identity>, findings: &mut Findings) {
         let (mut left, mut counts) = (self.protected.clone(), BTreeMap::<u64, u64>::new());
         for (path, object) in &self.objects {
-            let ino = object.visible(path, accs);
+            let ino = identities.get(path).map(|identity| identity.ino.0);
             if !ino.is_some_and(|ino| left.remove(&ino)) {
                 continue;
             }
@@ -480,10 +455,8 @@ impl Scan {
                 && let Some(object) = self.objects.get(at)
             {
                 at = &object.home;
-                if let Some(dir) = self.objects.get(at)
-                    && let Some(ino) = dir.visible(at, accs)
-                {
-                    *counts.entry(ino).or_default() += 1;
+                if let Some(identity) = identities.get(at) {
+                    *counts.entry(identity.ino.0).or_default() += 1;
                 }
             }
         }
@@ -539,6 +512,11 @@ impl Scan {
         });
     }
 
+    fn is_deleted_file(&self, path: &Bytes) -> bool {
+        let found = self.deleted.get(path);
+        found.is_some_and(|(_, deleted)| deleted.kind == Kind::Regular)
+    }
+
     fn finish_file(&mut self, file: Option<File>) {
         let Some(file) = file else { return };
         for chunk in file.map.into_iter().flatten().map(|(chunk, _)| chunk) {
@@ -553,7 +531,7 @@ impl Scan {
 
     /// Compares a chunk of the allocation map, which comes after all blocks of its file.
     fn chunk(&mut self, owner: &Bytes, number: u64, value: &Bytes, file: &mut Option<File>) {
-        if matches!(self.deleted.get(owner), Some((_, Kind::Regular))) {
+        if self.is_deleted_file(owner) {
             return;
         }
         if !self.objects.contains_key(owner) {
@@ -591,7 +569,7 @@ impl Scan {
             Some(object) if Kind::from_mode(object.record.mode) == Some(Kind::Regular) => {
                 object.record.size_bytes
             }
-            _ if matches!(self.deleted.get(&owner), Some((_, Kind::Regular))) => return,
+            _ if self.is_deleted_file(&owner) => return,
             _ => {
                 return self.found(
                     "F2",
@@ -666,9 +644,7 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
             detail: format!("{} is missing", ROOT_INO.0),
         });
     }
-    let next = snapshot.get(&keys::counter(b"ino"))?.unwrap_or_default();
-    let next = next[..].try_into().map(u64::from_le_bytes).unwrap_or(0);
-    scan.compare(next);
+    scan.compare(Counters::read(tree)?);
     let mut file = None;
     for item in entries(&snapshot, keys::DATA) {
         let (key, value) = item?;
@@ -684,7 +660,7 @@ fn entries(
     snapshot: &Snapshot,
     index: u8,
 ) -> impl Iterator<Item = ramet_betree::Result<(Bytes, Bytes)>> {
-    let orphans = keys::tagged(index, b"", keys::VOLUME_TAGS[1]);
+    let orphans = keys::orphans(index);
     let behind = successor_of_prefix(&orphans).expect("tags are small");
     let before = snapshot.scan(&[index], Some(&orphans));
     before.chain(snapshot.scan(&behind, Some(&[index + 1])))
@@ -698,8 +674,11 @@ mod tests {
     use ramet_block::{Device, MemDevice};
 
     use super::*;
-    use crate::format::record::DeletedEntry;
-    use crate::{FormatOptions, NewInode, OpenOptions, Volume};
+    use crate::format::ino::Ino;
+    use crate::format::record::Pin;
+    use crate::format::slots::{Block, Run};
+    use crate::namespace::number_tables::{put_block, put_pin, stored_block};
+    use crate::{FormatOptions, NewInode, OpenOptions, RenameMode, Volume};
 
     /// A volume with a directory `d`, a file `d/f` of 5000 bytes, and a file with the names `d/l`
     /// and `m`.
@@ -736,9 +715,9 @@ mod tests {
         found
     }
 
-    fn entry_of(volume: &Volume, key: &[u8]) -> (Record, u64) {
+    fn entry_of(volume: &Volume, key: &[u8]) -> Record {
         match Entry::decode(&volume.tree().get(key).unwrap().unwrap()).unwrap() {
-            Entry::Inode { record, stored } => (record, stored),
+            Entry::Inode(record) => record,
             Entry::Link(_) | Entry::Deleted(_) => panic!("no record"),
         }
     }
@@ -747,7 +726,7 @@ mod tests {
         match Entry::decode(&volume.tree().get(&keys::entry(b"", b"m")).unwrap().unwrap()).unwrap()
         {
             Entry::Link(link_entry) => link_entry.link,
-            Entry::Inode { .. } | Entry::Deleted(_) => panic!("no link_entry"),
+            Entry::Inode(_) | Entry::Deleted(_) => panic!("no link_entry"),
         }
     }
 
@@ -762,7 +741,7 @@ mod tests {
     #[test]
     fn f1_bytes_that_do_not_parse_are_found() {
         assert_eq!(
-            invariants(|_, batch| batch.put(&b"\x01\0\x0b"[..], "")),
+            invariants(|_, batch| batch.put(&b"\x01\0\x0d"[..], "")),
             ["F1"]
         );
         assert_eq!(
@@ -777,14 +756,22 @@ mod tests {
 
     #[test]
     fn f2_a_key_of_no_inode_is_found() {
-        let value = |volume: &Volume| entry_of(volume, &keys::entry(&dir(), b"f")).0.encode(77);
+        let value = |volume: &Volume| entry_of(volume, &keys::entry(&dir(), b"f")).encode();
         let lost = keys::entry(&keys::child(b"", b"lost"), b"x");
         assert!(invariants(|volume, batch| batch.put(lost, value(volume))).contains(&"F2"));
         let block = keys::block(&keys::blocks(&dir()), 0);
         assert_eq!(invariants(|_, batch| batch.put(block, "x")), ["F2"]);
         let xattr = keys::xattr(&keys::child(b"", b"lost"), b"user.x");
         assert_eq!(invariants(|_, batch| batch.put(xattr, "x")), ["F2"]);
-        let deleted = |kind| DeletedEntry { kind, stored: 88 }.encode();
+        let deleted_at = |kind, slot| {
+            let deleted = DeletedEntry {
+                kind,
+                slot: Slot(slot),
+                pin: None,
+            };
+            deleted.encode()
+        };
+        let deleted = |kind| deleted_at(kind, 0);
         let file = keys::entry(&dir(), b"f");
         assert_eq!(
             invariants(|_, batch| batch.put(file.clone(), deleted(Kind::Regular))),
@@ -797,7 +784,7 @@ mod tests {
         let lost = keys::entry(&keys::child(b"", b"lost"), b"x");
         assert_eq!(
             invariants(|_, batch| batch.put(lost, deleted(Kind::Regular))),
-            ["F2"]
+            ["F2", "F13"]
         );
         let top = keys::entry(b"", b"d");
         assert!(invariants(|_, batch| batch.put(top, deleted(Kind::Directory))).contains(&"F2"));
@@ -807,9 +794,9 @@ mod tests {
     fn f3_a_wrong_number_of_subdirectories_is_found() {
         let forged = invariants(|volume, batch| {
             let key = keys::entry(b"", b"d");
-            let (mut record, stored) = entry_of(volume, &key);
+            let mut record = entry_of(volume, &key);
             record.nlink = 3;
-            batch.put(key, record.encode(stored));
+            batch.put(key, record.encode());
         });
         assert_eq!(forged, ["F3"]);
     }
@@ -822,11 +809,11 @@ mod tests {
             |volume: &Volume| keys::shared_record(&keys::shared_inode(b"", link_of(volume)));
         assert_eq!(
             invariants(|volume, batch| batch.delete(shared(volume))),
-            ["F4"]
+            ["F4", "F15"]
         );
         assert_eq!(
             invariants(|_, batch| batch.delete(keys::entry(b"", b"m"))),
-            ["F4"]
+            ["F4", "F13"]
         );
         let extra = keys::link(b"", b"", b"extra");
         assert_eq!(
@@ -838,12 +825,124 @@ mod tests {
     #[test]
     fn f5_one_number_for_two_is_found() {
         let forged = invariants(|volume, batch| {
-            let (record, stored) = entry_of(volume, &keys::entry(&dir(), b"f"));
-            let mut empty = record;
-            empty.size_bytes = 0;
-            batch.put(keys::entry(b"", b"twin"), empty.encode(stored));
+            // A name of another directory is pinned to the number of `d/f`.
+            let mut twin = entry_of(volume, &keys::entry(&dir(), b"f"));
+            let dir = volume.names().lookup(ROOT_INO, b"d").unwrap();
+            let file = volume.names().lookup(dir.ino, b"f").unwrap();
+            let pin = Pin {
+                identity: Identity {
+                    ino: file.ino,
+                    generation: file.generation,
+                },
+                home: Identity::ROOT,
+            };
+            let mut root = entry_of(volume, &keys::root_record());
+            (twin.size_bytes, twin.slot, twin.pin) = (0, Slot(root.next_slot), Some(pin));
+            root.next_slot += 1;
+            batch.put(keys::root_record(), root.encode());
+            batch.put(keys::slot(b"", twin.slot), "twin");
+            batch.put(keys::entry(b"", b"twin"), twin.encode());
+            put_pin(batch, pin, twin.slot);
         });
         assert_eq!(forged, ["F5"]);
+    }
+
+    /// Identity of the directory `d`.
+    fn identity_of_dir(volume: &Volume) -> Identity {
+        let attr = volume.names().lookup(ROOT_INO, b"d").unwrap();
+        Identity {
+            ino: attr.ino,
+            generation: attr.generation,
+        }
+    }
+
+    #[test]
+    fn f13_slots_that_are_not_those_of_the_names_are_found() {
+        let slot = |slot| keys::slot(&dir(), Slot(slot));
+        assert_eq!(invariants(|_, batch| batch.delete(slot(0))), ["F13"]);
+        assert_eq!(invariants(|_, batch| batch.put(slot(0), "other")), ["F13"]);
+        assert_eq!(invariants(|_, batch| batch.put(slot(9), "f")), ["F13"]);
+        let early = invariants(|volume, batch| {
+            let key = keys::entry(b"", b"d");
+            let mut record = entry_of(volume, &key);
+            record.next_slot = 1;
+            batch.put(key, record.encode());
+        });
+        assert_eq!(early, ["F13"]);
+    }
+
+    #[test]
+    fn f14_blocks_that_are_not_those_of_directories_are_found() {
+        let forged = |forge: &dyn Fn(&mut Batch, Identity, Block)| {
+            invariants(|volume, batch| {
+                let dir = identity_of_dir(volume);
+                let block = stored_block(volume.tree(), dir, Run(0)).unwrap().unwrap();
+                forge(batch, dir, block);
+            })
+        };
+        let owner = |base| NumberKey::Owner(base).encode();
+        assert_eq!(
+            forged(&|batch, _, block| batch.delete(owner(block.base))),
+            ["F14"]
+        );
+        let free = |base| NumberKey::Free(0, base).encode();
+        assert_eq!(
+            forged(&|batch, _, block| batch.put(free(block.base), "")),
+            ["F14"]
+        );
+        assert_eq!(
+            forged(&|batch, _, block| batch.put(free(block.base + 4), "")),
+            ["F14"]
+        );
+        assert_eq!(forged(&|batch, _, _| batch.put(free(1 << 30), "")), ["F14"]);
+        let other = |dir: Identity| Identity {
+            generation: dir.generation + 1,
+            ..dir
+        };
+        let lost = |batch: &mut Batch, dir| {
+            let block = Block {
+                base: 1 << 20,
+                generation: 1,
+            };
+            batch.put(keys::counter(b"number"), vec![0, 0, 0, 0, 1, 0, 0, 0]);
+            put_block(batch, (other(dir), Run(0)), block);
+        };
+        assert_eq!(forged(&|batch, dir, _| lost(batch, dir)), ["F14"]);
+        let waits = forged(&|batch, dir, _| {
+            lost(batch, dir);
+            batch.put(NumberKey::Dead(other(dir)).encode(), "");
+        });
+        assert_eq!(waits, [""; 0]);
+    }
+
+    #[test]
+    fn f15_pins_that_are_not_those_of_inodes_are_found() {
+        let forged = |forge: &dyn Fn(&mut Batch, Identity, Ino)| {
+            invariants(|volume, batch| {
+                let dir = identity_of_dir(volume);
+                let (from, to) = ((ROOT_INO, &b"moved"[..]), (dir.ino, &b"moved"[..]));
+                let new = NewInode::new(Kind::Regular, 0o644);
+                let file = volume.names().create(from.0, from.1, &new).unwrap().ino;
+                volume
+                    .names()
+                    .rename(from, to, RenameMode::Replace, None)
+                    .unwrap();
+                assert_eq!(volume.controls().check().unwrap(), []);
+                forge(batch, dir, file);
+            })
+        };
+        let pinned = |ino| NumberKey::Pinned(ino).encode();
+        assert_eq!(
+            forged(&|batch, _, file| batch.delete(pinned(file))),
+            ["F15"]
+        );
+        let pin_of = |dir, ino| NumberKey::PinOf(dir, ino).encode();
+        assert_eq!(
+            forged(&|batch, dir, file| batch.delete(pin_of(dir, file))),
+            ["F15"]
+        );
+        let extra = |batch: &mut Batch, dir, _| batch.put(pin_of(dir, Ino(9)), "");
+        assert_eq!(forged(&extra), ["F15"]);
     }
 
     #[test]
@@ -1003,8 +1102,9 @@ mod tests {
 
     #[test]
     fn f9_a_shared_inode_above_the_counter_is_found() {
-        let forged =
-            invariants(|_, batch| batch.put(keys::counter(b"ino"), 3u64.to_le_bytes().to_vec()));
+        let forged = invariants(|_, batch| {
+            batch.put(keys::counter(b"generation"), vec![3, 0, 0, 0, 0, 0, 0, 0])
+        });
         assert_eq!(forged, ["F9"]);
     }
 }

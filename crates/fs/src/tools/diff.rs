@@ -3,7 +3,7 @@
 //! The tree tells which keys differ between the ranges of the two directories
 //! ([`Snapshot::diff_range`], which reads no node that clones share). Those keys only point at
 //! *candidates*: each is looked up on both sides and compared as a user sees it. So some
-//! differences do not count: inode numbers, salts, link counts, times of access, change and birth,
+//! differences do not count: inode numbers, slots, link counts, times of access, change and birth,
 //! times of directories, how a file is stored, and the clone root of a shared inode.
 //!
 //! - A name that only one side has stands for everything below it, which is left out unread.
@@ -121,8 +121,8 @@ pub(crate) fn diff(namespace: &Namespace, a: Ino, b: Ino) -> Result<Found> {
         let dir = &dirs[n];
         let root = topology.clone_root(dir)?;
         let at = topology.record_at(&dir.location.read().clone())?;
-        let value = snapshot.get(&at.ok_or(Error::Stale)?.0)?;
-        let Entry::Inode { record, .. } = Entry::decode(&value.ok_or(Error::Stale)?)? else {
+        let value = snapshot.get(&at.ok_or(Error::Stale)?)?;
+        let Entry::Inode(record) = Entry::decode(&value.ok_or(Error::Stale)?)? else {
             return Err(Error::Stale);
         };
         Ok(Side {
@@ -175,7 +175,7 @@ impl Side {
         let path = self.at(object);
         let link_entry = match self.entry(object)? {
             None | Some(Entry::Deleted(_)) => return Ok(None),
-            Some(Entry::Inode { record, .. }) => return Ok(Some(Object { record, path })),
+            Some(Entry::Inode(record)) => return Ok(Some(Object { record, path })),
             Some(Entry::Link(link_entry)) => link_entry,
         };
         let path = keys::shared_inode(&self.root_of(object)?, link_entry.link);
@@ -185,7 +185,7 @@ impl Side {
         };
         let value = self.snapshot.get(&keys::shared_record(&path))?;
         match Entry::decode(&value.ok_or_else(missing)?)? {
-            Entry::Inode { record, .. } => Ok(Some(Object { record, path })),
+            Entry::Inode(record) => Ok(Some(Object { record, path })),
             Entry::Link(_) | Entry::Deleted(_) => Err(missing()),
         }
     }
@@ -197,7 +197,7 @@ impl Side {
         let mut at: Vec<u8> = Vec::new();
         for name in keys::names_between(b"", dir) {
             keys::push_child(&mut at, name);
-            if let Some(Entry::Inode { record, .. }) = self.entry(&at)?
+            if let Some(Entry::Inode(record)) = self.entry(&at)?
                 && record.has(FLAG_CLONE_ROOT)
             {
                 root = self.at(&at);
@@ -288,7 +288,7 @@ impl Comparison {
                     let entries = [&item.before, &item.after].map(|value| {
                         let entry = value.as_ref().map(Entry::decode).transpose()?;
                         Ok(entry.and_then(|entry| match entry {
-                            Entry::Inode { record, .. } => Some(record.kind()),
+                            Entry::Inode(record) => Some(record.kind()),
                             Entry::Link(link_entry) => Some(link_entry.kind),
                             Entry::Deleted(_) => None,
                         }))
@@ -310,7 +310,8 @@ impl Comparison {
                 }
                 Part::Xattr => self.suspect(owner)?,
                 Part::Shared(link) => self.suspect_shared(owner, link)?,
-                // The index repeats the entries.
+                // Slots and the index repeat the entries.
+                Part::Slot => diff.skip_to(&keys::end_of_slots(&owner)),
                 Part::Link => diff.skip_to(&keys::end_of_links_below(&owner)),
                 Part::Block | Part::Map | Part::Volume => {}
             }
@@ -332,7 +333,12 @@ impl Comparison {
                 }
                 Part::Shared(link) => self.suspect_shared(owner, link)?,
                 // The blocks themselves are compared: a hole is zeros.
-                Part::Entry(_) | Part::Map | Part::Xattr | Part::Link | Part::Volume => {}
+                Part::Slot
+                | Part::Entry(_)
+                | Part::Map
+                | Part::Xattr
+                | Part::Link
+                | Part::Volume => {}
             }
         }
         Ok(())

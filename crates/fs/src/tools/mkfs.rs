@@ -7,13 +7,13 @@ use ramet_block::Device;
 
 use crate::clock::{Clock, SystemClock};
 use crate::error::Result;
-use crate::format::ino::ROOT_INO;
 use crate::format::keys;
 use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record};
+use crate::namespace::numbers::Counters;
 use crate::options::FormatOptions;
 
 /// Version of the keys and records.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// A device on which a volume is being made. Until it is finished every opener refuses the device,
 /// also when the process that makes the volume is killed.
@@ -62,14 +62,10 @@ impl UnfinishedVolume {
         let mut root = Record::new(mode, uid, gid, SystemClock.now());
         root.flags = FLAG_CLONE_ROOT;
         let mut first = Batch::new();
-        let counters = [
-            (&b"version"[..], u64::from(VERSION)),
-            (b"ino", ROOT_INO.0 + 1),
-        ];
-        for (name, value) in counters {
-            first.put(keys::counter(name), value.to_le_bytes().to_vec());
-        }
-        first.put(keys::root_record(), root.encode(ROOT_INO.0));
+        let version = u64::from(VERSION).to_le_bytes().to_vec();
+        first.put(keys::counter(b"version"), version);
+        Counters::NEW.put(&mut first);
+        first.put(keys::root_record(), root.encode());
         Ok(self.tree.finish(first)?)
     }
 }

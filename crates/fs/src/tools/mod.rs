@@ -1,6 +1,8 @@
 //! Tools for a whole volume, and the ioctls that ask for them.
 
 pub(crate) mod check;
+mod check_numbers;
+mod checked_tables;
 pub mod control;
 pub(crate) mod controls;
 pub(crate) mod diff;

@@ -88,6 +88,7 @@ mod tests {
         let time = |secs| Time { secs, nanos: 5 };
         Attr {
             ino: Ino(0x1122),
+            generation: 0,
             kind: Kind::Symlink,
             perm: 0o1751,
             nlink: 3,

@@ -18,8 +18,6 @@ pub const TTL: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How long the kernel may believe that a name does not exist. The time is short so that the server
 /// may forget these names again (`cache/negative_dentries.rs`).
 pub const MISSING_TTL: Duration = Duration::from_secs(60);
-/// Generation of every inode number: no number is used twice.
-pub const GENERATION: u64 = 0;
 /// Bytes of one write request. The room for any answer is as long.
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
 /// Background requests of the kernel that are under way at a time, at most: write-back and
@@ -41,17 +39,19 @@ pub const NEVER_AGAIN: Errno = Errno::NOSYS;
 /// keeps, and with SETXATTR_EXT it says when a new list clears setgid. With DONT_MASK it leaves the
 /// umask to the server, which applies it where a directory has no list for new entries.
 ///
-/// Three capabilities are left out. With ATOMIC_O_TRUNC, the server would truncate a file before
-/// the kernel finds out that the file is a running program and refuses. With EXPORT_SUPPORT, an NFS
-/// server would open a directory again for each part of it, although its cookies count from the
-/// start of its stream, and would ask for inodes that were forgotten. With ASYNC_DIO, a write past
-/// the pages, by asynchronous I/O, drops the pages before it has been carried out, and not after
-/// it. A reader in between would fill them with the old contents, for good.
+/// With EXPORT_SUPPORT the kernel looks up inodes by number that it has forgotten: a handle of a file
+/// and an export over NFS stay good. An NFS server opens a directory again for each part of it, and
+/// the cookies of a stream are good in any other.
+///
+/// Two capabilities are left out. With ATOMIC_O_TRUNC, the server would truncate a file before the
+/// kernel finds out that the file is a running program and refuses. With ASYNC_DIO, a write past the
+/// pages, by asynchronous I/O, drops the pages before it has been carried out, and not after it. A
+/// reader in between would fill them with the old contents, for good.
 const WANTED: u64 = init::ASYNC_READ
     | init::BIG_WRITES
     | init::MAX_PAGES
     | init::INIT_EXT
-    | init::NO_EXPORT_SUPPORT
+    | init::EXPORT_SUPPORT
     | init::DO_READDIRPLUS
     | init::PARALLEL_DIROPS
     | init::HANDLE_KILLPRIV_V2

@@ -3,10 +3,10 @@
 //! An answer is a header, a short structure, and a body of any length. The structure lies in the
 //! answer itself. The body lies in the room that came with the request, or in bytes of its own.
 
-use ramet_fs::{Attr, BLOCK_BYTES, Time};
+use ramet_fs::{Attr, BLOCK_BYTES, ROOT_INO, Time};
 use rustix::io::Errno;
 
-use super::negotiate::{GENERATION, MISSING_TTL, TTL};
+use super::negotiate::{MISSING_TTL, TTL};
 use super::request::{FileHandle, Unique};
 use super::{Answer, abi};
 
@@ -239,7 +239,12 @@ fn open_out(fh: FileHandle, open_flags: u32) -> abi::OpenOut {
 pub(super) fn entry_out(attr: &Attr) -> abi::EntryOut {
     abi::EntryOut {
         node: attr.ino.0,
-        generation: GENERATION,
+        // The kernel wants none of the root.
+        generation: if attr.ino == ROOT_INO {
+            0
+        } else {
+            attr.generation
+        },
         entry_valid: TTL.as_secs(),
         attr_valid: TTL.as_secs(),
         entry_valid_nsec: TTL.subsec_nanos(),

@@ -1,9 +1,11 @@
 //! Histories of operations of the file system.
 //!
-//! A state is all that a user sees by walking the volume: names, numbers, attributes, contents.
+//! A state is all that a user sees by walking the volume: names, attributes, contents, and which names
+//! are of one object. Numbers are judged apart (`numbers.rs`).
 //! Other tests compare operations with a reference. Here the states that a volume has shown while
 //! it ran are those that it may show after a cut, each whole.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -14,8 +16,9 @@ use ramet_fs::{
     OpenOptions, ROOT_INO, RenameMode, SetAttr, SetXattr, Time, Volume,
 };
 
+use super::numbers::Shown;
 use super::plan::CrashPlan;
-use super::recorder::{Death, Opener, Recorder};
+use super::recorder::{Death, FoundState, Opener, Recorder};
 use crate::outcome::told;
 use crate::{Rng, Setup, SparseDevice};
 
@@ -49,6 +52,10 @@ struct Seen {
     digest: Vec<u8>,
     /// Everything but the root, with its path.
     objects: Vec<(Path, Kind)>,
+    /// Numbers and generations of the objects.
+    shown: Shown,
+    /// The object that showed a number first.
+    first: HashMap<u64, usize>,
 }
 
 impl Seen {
@@ -60,6 +67,10 @@ impl Seen {
 
     fn digest(&self) -> u64 {
         checksum(&self.digest)
+    }
+
+    fn state(&self) -> FoundState {
+        (self.digest(), self.shown.clone())
     }
 
     fn add(&mut self, part: &[u8]) {
@@ -86,7 +97,16 @@ impl Seen {
 
     fn object(&mut self, volume: &Volume, attr: &Attr, path: &mut Path) -> ramet_fs::Result<()> {
         self.add(path.last().expect("the root is no entry"));
-        self.add(format!("{attr:?}").as_bytes());
+        // Names of one object are known by the place of its first name.
+        let (ino, generation) = (attr.ino.0, attr.generation);
+        let first = *self.first.entry(ino).or_insert(self.shown.len());
+        self.shown.push((ino, generation));
+        let nameless = Attr {
+            ino: Ino(first as u64),
+            generation: 0,
+            ..*attr
+        };
+        self.add(format!("{nameless:?}").as_bytes());
         for name in volume.attributes().listxattr(attr.ino, true)? {
             self.add(&name);
             self.add(&volume.attributes().getxattr(attr.ino, &name)?);
@@ -173,7 +193,7 @@ pub(crate) fn grown(
     let open = Opening::new(setup, false);
     told("format", Volume::format(&as_device, &open.format()))?;
     let mut history = History {
-        recorder: Recorder::new(SparseDevice::new(setup.device_bytes), 0),
+        recorder: Recorder::new(SparseDevice::new(setup.device_bytes), (0, Shown::new())),
         volume: Some(told("open", Volume::open(as_device, open.options()))?),
         seen: Seen::default(),
         rng: Rng::new(seed ^ 0x6107),
@@ -219,11 +239,11 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
     let opening = Opening::new(setup, plan.seed % 3 == 1);
     told("format", Volume::format(&as_device, &opening.format()))?;
     let options = opening.options();
-    let recorder = Recorder::new(device.image(), Seen::default().digest());
+    let recorder = Recorder::new(device.image(), Seen::default().state());
     let volume = told("open", Volume::open(recorder.device(), options.clone()))?;
     let seen = Seen::of(&volume)?;
     let mut history = History {
-        recorder: Recorder::new(device.image(), seen.digest()),
+        recorder: Recorder::new(device.image(), seen.state()),
         volume: None,
         seen,
         rng: Rng::new(plan.seed ^ 0xf11e),
@@ -242,7 +262,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         if thorough {
             verify(&volume)?;
         }
-        Ok(Seen::of(&volume)?.digest())
+        Ok(Seen::of(&volume)?.state())
     });
     Ok((history.recorder, open))
 }
@@ -283,8 +303,6 @@ const OPEN: &str = "only a dead process has no volume";
 
 impl History {
     fn open(&mut self) -> Result<(), String> {
-        // The salts of clones differ from those before a crash.
-        self.options.seed = Some(self.rng.bits());
         let opened = Volume::open(self.recorder.device(), self.options.clone());
         self.volume = Some(told("open", opened)?);
         Ok(())
@@ -298,9 +316,11 @@ impl History {
         let log_len = self.recorder.logged.log_len();
         self.try_to_operate()?;
         let seen = Seen::of(&self.volume())?;
-        if seen.digest() != self.seen.digest() {
+        if seen.digest != self.seen.digest {
             // Ingested data is written before its operation shows.
-            self.recorder.applied(log_len, seen.digest());
+            self.recorder.applied(log_len, seen.state());
+        } else if seen.shown != self.seen.shown {
+            return Err("numbers changed, and nothing else".to_owned());
         }
         self.seen = seen;
         let newest = self.recorder.newest();
@@ -324,6 +344,9 @@ impl History {
                 self.recorder.acknowledged(newest);
                 self.volume = None;
                 self.open()?;
+                if Seen::of(&self.volume())?.shown != self.seen.shown {
+                    return Err("numbers changed with the mount".to_owned());
+                }
                 self.recorder.acknowledged(newest);
             }
             31..37 => self.die()?,
@@ -435,7 +458,7 @@ impl History {
         logged.die_after(None);
         self.open()?;
         self.seen = Seen::of(&self.volume())?;
-        self.recorder.came_back(self.seen.digest(), cut)?;
+        self.recorder.came_back(self.seen.state(), cut)?;
         told("sync", self.volume().sync_all())
     }
 

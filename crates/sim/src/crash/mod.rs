@@ -12,9 +12,10 @@
 //!
 //! There are two kinds of histories: batches of the tree ([`CrashRun::record`]), and operations of
 //! the file system ([`CrashRun::record_files`]). A state is known by a digest of all that a user
-//! can see of it.
+//! can see of it but inode numbers, which are judged apart (`numbers.rs`).
 
 mod files;
+mod numbers;
 mod plan;
 mod recorder;
 mod run;

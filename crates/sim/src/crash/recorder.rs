@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ramet_block::Device;
 
+use super::numbers::{Numbers, Shown};
 use super::plan::CrashReport;
 use crate::disk::{Keep, LoggedDevice};
 use crate::state::{find, none_of};
@@ -16,10 +17,16 @@ pub(super) struct Allowed {
     pub(super) log_len: usize,
     pub(super) oldest: usize,
     pub(super) newest: usize,
+    /// The version whose numbers are durable.
+    pub(super) numbered: usize,
 }
 
-/// Opens a device, checks its invariants if asked to, and returns the digest of its state.
-pub(super) type Opener = Box<dyn Fn(Arc<dyn Device>, bool) -> Result<u64, String> + Send + Sync>;
+/// A state that was found: its digest, and the numbers of its objects.
+pub(super) type FoundState = (u64, Shown);
+
+/// Opens a device, checks its invariants if asked to, and returns the state.
+pub(super) type Opener =
+    Box<dyn Fn(Arc<dyn Device>, bool) -> Result<FoundState, String> + Send + Sync>;
 
 /// How the process dies.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +43,8 @@ pub(super) struct Recorder {
     pub(super) logged: Arc<LoggedDevice>,
     /// Digests.
     pub(super) versions: Vec<u64>,
+    /// The numbers that the versions showed.
+    pub(super) numbers: Numbers,
     pub(super) allowed: Vec<Allowed>,
     /// Lengths of the log at the last death, and all that the log then got until the process was
     /// back.
@@ -46,15 +55,17 @@ pub(super) struct Recorder {
 
 impl Recorder {
     /// At a device whose state has this digest.
-    pub(super) fn new(start: SparseDevice, digest: u64) -> Self {
+    pub(super) fn new(start: SparseDevice, (digest, shown): FoundState) -> Self {
         Self {
             logged: Arc::new(LoggedDevice::new(start.image())),
             start,
             versions: vec![digest],
+            numbers: Numbers::of_first(shown),
             allowed: vec![Allowed {
                 log_len: 0,
                 oldest: 0,
                 newest: 0,
+                numbered: 0,
             }],
             died_at: 0,
             recoveries: Vec::new(),
@@ -71,26 +82,34 @@ impl Recorder {
     }
 
     /// A state became visible when the log had this length.
-    pub(super) fn applied(&mut self, log_len: usize, digest: u64) {
+    pub(super) fn applied(&mut self, log_len: usize, (digest, shown): FoundState) {
         self.versions.push(digest);
-        self.allow(log_len, self.oldest());
+        self.numbers.push(shown);
+        let oldest = self.oldest();
+        self.allow(log_len, oldest, self.numbered());
     }
 
     /// Nothing older than `version` is allowed from here on.
     pub(super) fn acknowledged(&mut self, version: usize) {
         // A later version may have been acknowledged meanwhile.
-        self.allow(self.logged.log_len(), version.max(self.oldest()));
+        let numbered = version.max(self.numbered());
+        self.allow(self.logged.log_len(), version.max(self.oldest()), numbered);
+    }
+
+    fn numbered(&self) -> usize {
+        self.allowed.last().expect("never empty").numbered
     }
 
     fn oldest(&self) -> usize {
         self.allowed.last().expect("never empty").oldest
     }
 
-    pub(super) fn allow(&mut self, log_len: usize, oldest: usize) {
+    pub(super) fn allow(&mut self, log_len: usize, oldest: usize, numbered: usize) {
         self.allowed.push(Allowed {
             log_len,
             oldest,
             newest: self.newest(),
+            numbered,
         });
     }
 
@@ -128,16 +147,32 @@ impl Recorder {
 
     /// A state was found by a process that came back, after a power cut when the log had the length
     /// `cut`. Returns which one it is.
-    pub(super) fn came_back(&mut self, digest: u64, cut: Option<usize>) -> Result<usize, String> {
+    pub(super) fn came_back(
+        &mut self,
+        (digest, shown): FoundState,
+        cut: Option<usize>,
+    ) -> Result<usize, String> {
         let allowed = self.oldest()..self.versions.len();
-        let version = find(&self.versions, allowed.clone(), digest)
-            .ok_or_else(|| format!("after a kill: {}", none_of(&self.versions, allowed, digest)))?;
+        let version = find(&self.versions, allowed.clone(), digest);
+        let version = version.ok_or_else(|| {
+            format!(
+                "after a kill: {}",
+                none_of(&self.versions, allowed.clone(), digest)
+            )
+        })?;
+        let numbered = self.numbered();
+        let judged = self
+            .numbers
+            .judge(&self.versions, allowed, numbered, (digest, &shown));
+        judged.map_err(|error| format!("after a kill: {error}"))?;
         self.versions.push(digest);
-        // The found state must stay: from the cut on there is no other one.
+        self.numbers.push(shown);
+        // The found state must stay: from the cut on there is no other one. Numbers that were new
+        // in it are not durable yet.
         let (now, newest) = (self.logged.log_len(), self.newest());
-        self.allow(cut.unwrap_or(now), newest);
+        self.allow(cut.unwrap_or(now), newest, numbered);
         self.recoveries.push(self.died_at..now);
-        self.allow(now, newest);
+        self.allow(now, newest, numbered);
         Ok(version)
     }
 }

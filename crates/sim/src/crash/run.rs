@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ramet_block::Device;
 
+use super::numbers::Numbers;
 use super::plan::{CrashPlan, CrashReport};
 use super::recorder::{Allowed, Opener, Recorder};
 use super::{files, tree};
@@ -13,6 +14,13 @@ use crate::outcome::{guarded, told};
 use crate::state::{find, none_of};
 use crate::{Rng, Setup, SparseDevice};
 
+/// The states that a cut may leave: indices of versions.
+struct Leaves {
+    versions: Range<usize>,
+    /// The version whose numbers are durable.
+    numbered: usize,
+}
+
 /// A recorded history.
 pub struct CrashRun {
     plan: CrashPlan,
@@ -20,6 +28,7 @@ pub struct CrashRun {
     start: SparseDevice,
     log: Vec<Told>,
     versions: Vec<u64>,
+    numbers: Numbers,
     allowed: Vec<Allowed>,
     recoveries: Vec<Range<usize>>,
     report: CrashReport,
@@ -60,6 +69,7 @@ impl CrashRun {
             start: recorder.start,
             log,
             versions: recorder.versions,
+            numbers: recorder.numbers,
             allowed: recorder.allowed,
             recoveries: recorder.recoveries,
             report,
@@ -69,15 +79,20 @@ impl CrashRun {
 
     /// States allowed for a cut when `log_len` entries had reached the device: a state applied
     /// while the entry was written counts.
-    fn allowed_at(&self, log_len: usize) -> Range<usize> {
+    fn allowed_at(&self, log_len: usize) -> Leaves {
         let acknowledged = self.allowed.partition_point(|a| a.log_len <= log_len);
-        let oldest = self.allowed[acknowledged - 1].oldest;
+        let Allowed {
+            oldest, numbered, ..
+        } = self.allowed[acknowledged - 1];
         // A batch is applied before the log grows on its behalf.
         let newest = self
             .allowed
             .get(acknowledged)
             .map_or(self.versions.len() - 1, |next| next.newest);
-        oldest..newest + 1
+        Leaves {
+            versions: oldest..newest + 1,
+            numbered,
+        }
     }
 
     /// Cuts the power at every position of the log.
@@ -182,7 +197,7 @@ impl CrashRun {
     fn recover(
         &self,
         image: SparseDevice,
-        allowed: Range<usize>,
+        allowed: Leaves,
         rng: &mut Rng,
         report: &mut CrashReport,
     ) -> Result<(), String> {
@@ -208,16 +223,20 @@ impl CrashRun {
     fn check(
         &self,
         device: Arc<dyn Device>,
-        allowed: &Range<usize>,
+        allowed: &Leaves,
         thorough: bool,
         report: &mut CrashReport,
     ) -> Result<(), String> {
         report.images += 1;
         report.verified += u64::from(thorough);
-        let digest = guarded(|| (self.open)(device, thorough))?;
-        let version = find(&self.versions, allowed.clone(), digest)
-            .ok_or_else(|| none_of(&self.versions, allowed.clone(), digest))?;
-        report.newest += u64::from(version + 1 == allowed.end);
+        let (digest, shown) = guarded(|| (self.open)(device, thorough))?;
+        let versions = &allowed.versions;
+        let version = find(&self.versions, versions.clone(), digest)
+            .ok_or_else(|| none_of(&self.versions, versions.clone(), digest))?;
+        let found = (digest, &shown);
+        self.numbers
+            .judge(&self.versions, versions.clone(), allowed.numbered, found)?;
+        report.newest += u64::from(version + 1 == versions.end);
         Ok(())
     }
 }

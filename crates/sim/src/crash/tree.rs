@@ -9,6 +9,7 @@ use ramet_betree::{Batch, Error, OpenOptions, Snapshot, Tree};
 use ramet_block::Device;
 use ramet_block::superblock::read_superblock;
 
+use super::numbers::Shown;
 use super::plan::CrashPlan;
 use super::recorder::{Death, Opener, Recorder};
 use crate::outcome::told;
@@ -32,7 +33,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         ..setup.open.clone()
     };
     let empty = Model::default();
-    let recorder = Recorder::new(device.image(), digest(&empty));
+    let recorder = Recorder::new(device.image(), (digest(&empty), Shown::new()));
     let tree = told("open", Tree::open(recorder.device(), options.clone()))?;
     let mut history = History {
         recorder,
@@ -57,7 +58,7 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
         if thorough {
             verify(&tree)?;
         }
-        told("scan", digest_of(&tree))
+        Ok((told("scan", digest_of(&tree))?, Shown::new()))
     });
     Ok((history.recorder, open))
 }
@@ -154,7 +155,8 @@ impl History {
         report.ingests += ingests.count() as u64;
         self.model.apply(changes);
         self.models.push(self.model.clone());
-        self.recorder.applied(log_len, digest(&self.model));
+        let state = (digest(&self.model), Shown::new());
+        self.recorder.applied(log_len, state);
     }
 
     fn open(&mut self) -> Result<(), String> {
@@ -263,7 +265,7 @@ impl History {
             self.applied(one.applied_at, &one.changes);
             if let Some(log_len) = one.synced_at {
                 let newest = self.recorder.newest();
-                self.recorder.allow(log_len, newest);
+                self.recorder.allow(log_len, newest, newest);
             }
         }
         done
@@ -340,7 +342,7 @@ impl History {
         logged.die_after(None);
         self.open()?;
         let found = told("scan", digest_of(self.tree()))?;
-        let version = self.recorder.came_back(found, cut)?;
+        let version = self.recorder.came_back((found, Shown::new()), cut)?;
         self.model = self.models[version].clone();
         self.models.push(self.model.clone());
         if in_frames || self.rng.one_in(4) {

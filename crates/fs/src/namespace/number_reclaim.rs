@@ -1,0 +1,367 @@
+//! Blocks of numbers come back.
+//!
+//! The batch that removes a directory, with everything below it or empty, puts its identity among
+//! the directories that are *gone*. Each step of the reclaim takes one of them, and gives some of its
+//! blocks back. A number in such a block may be that of a directory, which is gone then too and comes
+//! next: a tree is reclaimed from the top down, without reading its names. A pinned number is that of
+//! an inode that was moved away. Its block is *held*: it has an owner still, and the owner does not
+//! have it. The block of a number that is not pinned any more is looked at again.
+//!
+//! A number that an inode in memory has is not given back: a process may have the file open, or a
+//! file without a name may get one. An entry that waits for such an inode goes to the end of the
+//! queue.
+//!
+//! A directory that lives long gives runs back as well, of which no slot has a name any more: it
+//! looks at two of its blocks for each block that it gets ([`Numbers::sweep`]).
+//!
+//! All steps are taken by requests: a few after each removal, and more at each sync.
+
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+use ramet_betree::{Batch, Snapshot, successor_of_prefix};
+use ramet_block::failpoints::{self, Fault};
+
+use crate::error::Result;
+use crate::format::ino::{Identity, Ino};
+use crate::format::keys::{self, NumberKey};
+use crate::format::slots::{Block, Run};
+use crate::namespace::inode::Inode;
+use crate::namespace::number_tables::{
+    drop_pin, free_block, read_block, stored_block, stored_owner, stored_pin,
+};
+use crate::namespace::numbers::{Given, Numbers, QUEUE_LEN_MAX};
+
+/// Blocks and pins of a directory that one step looks at.
+const STEP_LEN: usize = 16;
+/// Blocks of a living directory that are looked at for one that it gets.
+const SWEPT_AT_ONCE: usize = 2;
+
+/// Result of one step.
+enum Step {
+    /// There is nothing more to do for the entry.
+    Done,
+    /// The step found more.
+    Goes,
+    /// An inode in memory has a number that would come back.
+    Waits,
+}
+
+/// Puts a directory that is gone into the queue of the volume.
+pub(crate) fn put_gone(batch: &mut Batch, dir: Identity) {
+    batch.put(NumberKey::Dead(dir).encode(), "");
+}
+
+impl Numbers {
+    /// Notes that this was put into the queue of the volume.
+    pub(crate) fn note_gone(&self, gone: NumberKey) {
+        self.given.lock().note_gone(gone);
+        self.is_due.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that an inode left the memory: something may have waited for it.
+    pub(crate) fn note_forgotten(&self) {
+        self.is_due.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes up to `steps` steps. Tells whether there may be more to do now.
+    ///
+    /// # Errors
+    /// Those of the tree; nothing is lost then.
+    pub(crate) fn reclaim(&self, steps: usize) -> Result<bool> {
+        if !self.is_due.swap(false, Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let mut given = self.given.lock();
+        let mut waiting = 0;
+        for _ in 0..steps {
+            if waiting >= given.gone.len() {
+                self.read_gone(&mut given)?;
+            }
+            if waiting >= given.gone.len() {
+                return Ok(false);
+            }
+            let Some(first) = given.gone.pop_front() else {
+                return Ok(false);
+            };
+            match self.step(&mut given, first) {
+                Ok(Step::Done) => waiting = 0,
+                Ok(Step::Goes) => {
+                    given.gone.push_front(first);
+                    waiting = 0;
+                }
+                Ok(Step::Waits) => {
+                    given.gone.push_back(first);
+                    waiting += 1;
+                }
+                Err(error) => {
+                    given.gone.push_front(first);
+                    return Err(error);
+                }
+            }
+        }
+        self.is_due.store(true, Ordering::Relaxed);
+        Ok(true)
+    }
+
+    /// Reads entries of the queue that are not in memory.
+    fn read_gone(&self, given: &mut Given) -> Result<()> {
+        if given.has_all_gone || given.gone.len() >= QUEUE_LEN_MAX {
+            return Ok(());
+        }
+        let known: HashSet<_> = given.gone.iter().copied().collect();
+        given.has_all_gone = true;
+        for prefix in [NumberKey::all_dead(), NumberKey::all_unpinned()] {
+            let end = successor_of_prefix(&prefix);
+            let mut scan = self.tree.scan(&prefix, end.as_deref());
+            while scan.advance()? {
+                let found = decode(scan.key());
+                if !known.contains(&found) {
+                    given.note_gone(found);
+                }
+                if !given.has_all_gone {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&self, given: &mut Given, gone: NumberKey) -> Result<Step> {
+        // The note in memory says no more than that there may be an entry.
+        if self.tree.get(&gone.encode())?.is_none() {
+            return Ok(Step::Done);
+        }
+        match gone {
+            NumberKey::Dead(dir) => self.reclaim_directory(given, dir),
+            NumberKey::Unpinned(ino) => self.reclaim_number(ino),
+            _ => Ok(Step::Done),
+        }
+    }
+
+    /// Gives back some blocks of a directory that is gone.
+    fn reclaim_directory(&self, given: &mut Given, dir: Identity) -> Result<Step> {
+        // An operation that holds the directory may give it one more block.
+        if self.table.has(dir.ino) {
+            return Ok(Step::Waits);
+        }
+        let snapshot = self.tree.snapshot();
+        let (mut batch, mut new) = (Batch::new(), Vec::new());
+        let mut looked_at = 0;
+        for found in scan(&snapshot, &NumberKey::blocks_of(dir), STEP_LEN)? {
+            let (NumberKey::Block(_, run), value) = found else {
+                continue;
+            };
+            let block = read_block(&value)?;
+            if self.is_in_memory(run, block.base) {
+                continue;
+            }
+            looked_at += 1;
+            batch.delete(NumberKey::Block(dir, run).encode());
+            let is_held = kill_inside(&snapshot, &mut new, (run, block.base))?;
+            if !is_held || failpoints::is_on(Fault::HeldBlockFreed) {
+                free_block(&mut batch, run, block.base);
+            }
+        }
+        for found in scan(&snapshot, &NumberKey::pins_of(dir), STEP_LEN)? {
+            if let (NumberKey::PinOf(_, ino), _) = found {
+                looked_at += 1;
+                kill(&snapshot, &mut new, (ino, Ino(ino.0 + 1)), &[])?;
+                drop_pin(&mut batch, dir, ino);
+                new.push(NumberKey::Unpinned(ino));
+            }
+        }
+        self.reclaim_unstored(given, &snapshot, &mut new, dir)?;
+        let is_done = looked_at == 0 && {
+            let blocks = scan(&snapshot, &NumberKey::blocks_of(dir), 1)?;
+            blocks.is_empty()
+        };
+        new.iter().for_each(|gone| batch.put(gone.encode(), ""));
+        if is_done {
+            batch.delete(NumberKey::Dead(dir).encode());
+        }
+        if !batch.is_empty() {
+            self.tree.apply(batch)?;
+        }
+        new.into_iter().for_each(|gone| given.note_gone(gone));
+        Ok(match (is_done, looked_at) {
+            (true, _) => Step::Done,
+            (false, 0) => Step::Waits,
+            (false, _) => Step::Goes,
+        })
+    }
+
+    /// Gives back the blocks of a directory that are in memory only.
+    fn reclaim_unstored(
+        &self,
+        given: &mut Given,
+        snapshot: &Snapshot,
+        new: &mut Vec<NumberKey>,
+        dir: Identity,
+    ) -> Result<()> {
+        let unstored = given.unstored.owners.iter();
+        let its = unstored.filter(|(_, owner)| owner.0 == dir);
+        for (base, (_, run)) in its.map(|(base, owner)| (*base, *owner)).collect::<Vec<_>>() {
+            if !self.is_in_memory(run, base) {
+                kill_inside(snapshot, new, (run, base))?;
+                given.forget_unstored((dir, run), base);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back the block of a number that is not pinned any more, if it was held for that.
+    fn reclaim_number(&self, ino: Ino) -> Result<Step> {
+        let mut batch = Batch::new();
+        if let Some((home, _)) = stored_pin(&self.tree, ino)? {
+            drop_pin(&mut batch, home, ino);
+        }
+        if let Some((base, (dir, run))) = stored_owner(&self.tree, ino)? {
+            let stored = stored_block(&self.tree, dir, run)?;
+            let is_held = stored.is_none_or(|stored| stored.base != base);
+            let snapshot = self.tree.snapshot();
+            if is_held && !has_other_pins(&snapshot, (run, base), Some(ino))? {
+                if self.is_in_memory(run, base) {
+                    return Ok(Step::Waits);
+                }
+                free_block(&mut batch, run, base);
+            }
+        }
+        batch.delete(NumberKey::Unpinned(ino).encode());
+        self.tree.apply(batch)?;
+        Ok(Step::Done)
+    }
+
+    /// Looks at some blocks of a directory in which `next` is the run of the next slot, and gives
+    /// those back of which no slot has a name any more. `path` is that of the directory in
+    /// `snapshot`.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub(crate) fn sweep(
+        &self,
+        dir: &Inode,
+        (snapshot, path): (&Snapshot, &[u8]),
+        next: Run,
+    ) -> Result<()> {
+        let _given = self.given.lock();
+        let identity = dir.identity();
+        let from = dir.blocks.lock().swept.map_or(Run(0), |run| Run(run.0 + 1));
+        let lo = NumberKey::Block(identity, from).encode();
+        let hi = NumberKey::Block(identity, next).encode();
+        let mut scan = snapshot.scan(&lo, Some(&hi));
+        let mut swept = None;
+        let mut batch = Batch::new();
+        let mut looked_at = 0;
+        while looked_at < SWEPT_AT_ONCE && scan.advance()? {
+            let NumberKey::Block(_, run) = decode(scan.key()) else {
+                continue;
+            };
+            looked_at += 1;
+            swept = Some(run);
+            let Block { base, .. } = read_block(scan.value())?;
+            let is_used = has_names(snapshot, path, run)?
+                || has_other_pins(snapshot, (run, base), None)?
+                || self.is_in_memory(run, base);
+            if !is_used {
+                batch.delete(NumberKey::Block(identity, run).encode());
+                free_block(&mut batch, run, base);
+                dir.blocks.lock().remove(run);
+            }
+        }
+        // Behind the last one the next sweep begins at the first run.
+        dir.blocks.lock().swept = swept.filter(|_| looked_at == SWEPT_AT_ONCE);
+        if !batch.is_empty() {
+            self.tree.apply(batch)?;
+        }
+        Ok(())
+    }
+
+    /// Whether an inode in memory has a number of this block.
+    fn is_in_memory(&self, run: Run, base: u64) -> bool {
+        let mut numbers = base..base + run.len();
+        numbers.any(|number| self.table.has(Ino(number)))
+    }
+}
+
+fn decode(key: &[u8]) -> NumberKey {
+    // A key that does not parse is found by the check; it belongs to nobody.
+    NumberKey::decode(key).unwrap_or(NumberKey::Owner(0))
+}
+
+/// Up to `len` keys with a prefix, and their values.
+fn scan(snapshot: &Snapshot, prefix: &[u8], len: usize) -> Result<Vec<(NumberKey, bytes::Bytes)>> {
+    let end = successor_of_prefix(prefix);
+    let found = snapshot.scan(prefix, end.as_deref()).take(len);
+    let found = found.map(|item| {
+        let (key, value) = item?;
+        Ok((decode(&key), value))
+    });
+    found.collect()
+}
+
+fn has_any(snapshot: &Snapshot, lo: &[u8], hi: &[u8]) -> Result<bool> {
+    Ok(snapshot.scan(lo, Some(hi)).advance()?)
+}
+
+/// Whether an inode is pinned to a number of this block, beside `one`.
+fn has_other_pins(snapshot: &Snapshot, (run, base): (Run, u64), one: Option<Ino>) -> Result<bool> {
+    let ends = [base, base + run.len()].map(|number| NumberKey::Pinned(Ino(number)).encode());
+    let mut scan = snapshot.scan(&ends[0], Some(&ends[1]));
+    while scan.advance()? {
+        if one.is_none_or(|one| decode(scan.key()) != NumberKey::Pinned(one)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a slot of a run of the directory at `path` has a name.
+fn has_names(snapshot: &Snapshot, path: &[u8], run: Run) -> Result<bool> {
+    let [first, behind] = [run, Run(run.0 + 1)].map(|run| keys::slot(path, run.first()));
+    has_any(snapshot, &first, &behind)
+}
+
+/// Adds the directories that have numbers of this block to those that are gone. Tells whether pinned
+/// inodes hold the block.
+fn kill_inside(
+    snapshot: &Snapshot,
+    new: &mut Vec<NumberKey>,
+    (run, base): (Run, u64),
+) -> Result<bool> {
+    let numbers = (Ino(base), Ino(base + run.len()));
+    let mut pinned = Vec::new();
+    let [lo, hi] = [numbers.0, numbers.1].map(|ino| NumberKey::Pinned(ino).encode());
+    let mut scan = snapshot.scan(&lo, Some(&hi));
+    while scan.advance()? {
+        if let NumberKey::Pinned(ino) = decode(scan.key()) {
+            pinned.push(ino);
+        }
+    }
+    kill(snapshot, new, numbers, &pinned)?;
+    Ok(!pinned.is_empty())
+}
+
+/// Adds the directories with numbers from the first of `numbers` on and below the second, but those
+/// in `pinned`, to those that are gone.
+fn kill(
+    snapshot: &Snapshot,
+    new: &mut Vec<NumberKey>,
+    numbers: (Ino, Ino),
+    pinned: &[Ino],
+) -> Result<()> {
+    for prefix in [NumberKey::blocks_of_number, NumberKey::pins_of_number] {
+        let (lo, hi) = (prefix(numbers.0), prefix(numbers.1));
+        let mut scan = snapshot.scan(&lo, Some(&hi));
+        while scan.advance()? {
+            let (NumberKey::Block(dir, _) | NumberKey::PinOf(dir, _)) = decode(scan.key()) else {
+                continue;
+            };
+            let gone = NumberKey::Dead(dir);
+            if new.last() != Some(&gone) && !pinned.contains(&dir.ino) {
+                new.push(gone);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,133 @@
+//! The stored tables of inode numbers: their values, and how they are read and changed.
+
+use bytes::Bytes;
+use ramet_betree::{Batch, Tree};
+
+use crate::error::{Error, Result};
+use crate::format::ino::{Identity, Ino};
+use crate::format::keys::{self, NumberKey};
+use crate::format::record::Pin;
+use crate::format::slots::{Block, RUN_LENS, Run, Slot};
+
+fn join<const N: usize>(numbers: [u64; N]) -> Bytes {
+    numbers.map(u64::to_le_bytes).concat().into()
+}
+
+fn split<const N: usize>(value: &[u8]) -> Result<[u64; N]> {
+    if value.len() != 8 * N {
+        return Err(Error::Corrupt {
+            what: "table of inode numbers",
+            detail: format!("{} bytes", value.len()),
+        });
+    }
+    let mut all = [0; N];
+    for (number, bytes) in all.iter_mut().zip(value.chunks_exact(8)) {
+        *number = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+    }
+    Ok(all)
+}
+
+/// A counter of the volume.
+///
+/// # Errors
+/// `Corrupt` when it is missing, and those of the tree.
+pub(crate) fn counter(tree: &Tree, name: &[u8], what: &'static str) -> Result<u64> {
+    let corrupt = |detail| Error::Corrupt { what, detail };
+    let value = tree.get(&keys::counter(name))?;
+    let value = value.ok_or_else(|| corrupt("missing".to_owned()))?;
+    let bytes = value[..].try_into();
+    let bytes = bytes.map_err(|_| corrupt(format!("{} bytes", value.len())))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// Reads the value of a block of a run.
+pub(crate) fn read_block(value: &[u8]) -> Result<Block> {
+    let [base, generation] = split(value)?;
+    Ok(Block { base, generation })
+}
+
+/// Reads the value of the owner of a block.
+pub(crate) fn read_owner(value: &[u8]) -> Result<(Identity, Run)> {
+    let [ino, generation, run] = split(value)?;
+    let dir = Identity {
+        ino: Ino(ino),
+        generation,
+    };
+    Ok((dir, Run(run)))
+}
+
+/// Reads the value of the place of a pinned number.
+pub(crate) fn read_place(value: &[u8]) -> Result<(Identity, Slot)> {
+    let (dir, Run(slot)) = read_owner(value)?;
+    Ok((dir, Slot(slot)))
+}
+
+/// Puts the block of a run, and its way back.
+pub(crate) fn put_block(batch: &mut Batch, (dir, run): (Identity, Run), block: Block) {
+    let value = join([block.base, block.generation]);
+    batch.put(NumberKey::Block(dir, run).encode(), value);
+    let owner = join([dir.ino.0, dir.generation, run.0]);
+    batch.put(NumberKey::Owner(block.base).encode(), owner);
+}
+
+/// Frees a block that no run has any more.
+pub(crate) fn free_block(batch: &mut Batch, run: Run, base: u64) {
+    batch.delete(NumberKey::Owner(base).encode());
+    batch.put(free_key(run.class(), base), "");
+}
+
+/// Key of a free block.
+pub(crate) fn free_key(class: usize, base: u64) -> Bytes {
+    let class = u8::try_from(class).expect("there are four");
+    NumberKey::Free(class, base).encode()
+}
+
+/// Puts a pin of the inode that takes `slot` of the pin's home.
+pub(crate) fn put_pin(batch: &mut Batch, pin: Pin, slot: Slot) {
+    let place = join([pin.home.ino.0, pin.home.generation, slot.0]);
+    let ino = pin.identity.ino;
+    batch.put(NumberKey::Pinned(ino).encode(), place);
+    batch.put(NumberKey::PinOf(pin.home, ino).encode(), "");
+}
+
+/// The pinned inode leaves the pin's home.
+pub(crate) fn leave_pin(batch: &mut Batch, pin: Pin) {
+    batch.delete(NumberKey::PinOf(pin.home, pin.identity.ino).encode());
+}
+
+/// The inode that was pinned to this number is gone. Its pin goes with the reclaim.
+pub(crate) fn put_unpinned(batch: &mut Batch, ino: Ino) {
+    batch.put(NumberKey::Unpinned(ino).encode(), "");
+}
+
+/// Deletes a pin.
+pub(crate) fn drop_pin(batch: &mut Batch, home: Identity, ino: Ino) {
+    batch.delete(NumberKey::PinOf(home, ino).encode());
+    batch.delete(NumberKey::Pinned(ino).encode());
+}
+
+/// The stored block of a run of a directory.
+pub(crate) fn stored_block(tree: &Tree, dir: Identity, run: Run) -> Result<Option<Block>> {
+    let value = tree.get(&NumberKey::Block(dir, run).encode())?;
+    value.map(|value| read_block(&value)).transpose()
+}
+
+/// First number and owner of the stored block that has this number. The owner may be gone.
+pub(crate) fn stored_owner(tree: &Tree, ino: Ino) -> Result<Option<(u64, (Identity, Run))>> {
+    for (class, len) in RUN_LENS.into_iter().enumerate() {
+        let base = ino.0 & !(len - 1);
+        if let Some(value) = tree.get(&NumberKey::Owner(base).encode())? {
+            let owner = read_owner(&value)?;
+            if owner.1.class() == class {
+                return Ok(Some((base, owner)));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The place of a pinned number.
+pub(crate) fn stored_pin(tree: &Tree, ino: Ino) -> Result<Option<(Identity, Slot)>> {
+    let value = tree.get(&NumberKey::Pinned(ino).encode())?;
+    value.map(|value| read_place(&value)).transpose()
+}

@@ -1,0 +1,803 @@
+//! Inode numbers and handles: unique, small, stable, and used again.
+//!
+//! `RAMET_CLONES` is the number of clones of the random run (`./soak numbers`), `RAMET_SEED` its
+//! seed.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{make, variable};
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{
+    Attr, Caller, CloneMode, Error, FormatOptions, Ino, Kind, OpenOptions, ROOT_INO, RenameMode,
+    Volume,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
+    Volume::open(Arc::clone(device), OpenOptions::default()).unwrap()
+}
+
+fn volume() -> (Arc<dyn Device>, Arc<Volume>) {
+    volume_of(512 << 20)
+}
+
+fn volume_of(bytes: u64) -> (Arc<dyn Device>, Arc<Volume>) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(bytes));
+    Volume::format(&device, &FormatOptions::default()).unwrap();
+    let volume = open(&device);
+    (device, volume)
+}
+
+fn clone(volume: &Volume, source: Ino, dir: Ino, name: &str) {
+    let (root, name) = (Caller::root(), name.as_bytes());
+    let trees = volume.trees();
+    trees
+        .clone_entry(&root, source, dir, name, CloneMode::New)
+        .unwrap();
+}
+
+fn look(volume: &Volume, dir: Ino, name: &str) -> Attr {
+    volume.names().lookup(dir, name.as_bytes()).unwrap()
+}
+
+fn rename(volume: &Volume, from: (Ino, &str), to: (Ino, &str)) {
+    let (from, to) = ((from.0, from.1.as_bytes()), (to.0, to.1.as_bytes()));
+    volume
+        .names()
+        .rename(from, to, RenameMode::NoReplace, None)
+        .unwrap();
+}
+
+fn remove(volume: &Volume, dir: Ino, name: &str) {
+    volume
+        .trees()
+        .remove_tree(&Caller::root(), dir, name.as_bytes())
+        .unwrap();
+}
+
+/// Number and generation.
+fn identity(attr: Attr) -> (Ino, u64) {
+    (attr.ino, attr.generation)
+}
+
+fn check(volume: &Volume) {
+    assert_eq!(volume.controls().check().unwrap(), []);
+}
+
+#[test]
+fn a_file_moved_into_a_clone_that_is_cloned_keeps_its_number_alone() {
+    let (device, volume) = volume();
+    let tree = make(&volume, ROOT_INO, "tree", Kind::Directory).ino;
+    make(&volume, tree, "a", Kind::Regular);
+    let file = make(&volume, ROOT_INO, "file", Kind::Regular);
+    clone(&volume, tree, ROOT_INO, "one");
+    let one = look(&volume, ROOT_INO, "one").ino;
+    rename(&volume, (ROOT_INO, "file"), (one, "file"));
+    clone(&volume, one, ROOT_INO, "two");
+    let two = look(&volume, ROOT_INO, "two").ino;
+    assert_eq!(look(&volume, one, "file").ino, file.ino);
+    let copy = look(&volume, two, "file");
+    let all = [
+        tree,
+        one,
+        two,
+        file.ino,
+        copy.ino,
+        look(&volume, one, "a").ino,
+        look(&volume, two, "a").ino,
+    ];
+    assert_eq!(HashSet::from(all).len(), all.len());
+    check(&volume);
+    volume.close().unwrap();
+    let volume = open(&device);
+    let one = look(&volume, ROOT_INO, "one").ino;
+    assert_eq!(identity(look(&volume, one, "file")), identity(file));
+    assert_eq!(
+        identity(volume.names().lookup_number(copy.ino).unwrap()),
+        identity(copy)
+    );
+    check(&volume);
+}
+
+#[test]
+fn a_copy_with_the_number_of_a_dead_directory_does_not_show_its_pinned_numbers() {
+    let (_, volume) = volume();
+    let (mut made, mut shared) = (HashMap::new(), 0);
+    for round in 0..200 {
+        // A file is pinned in a directory, that is copied, and the file leaves the directory.
+        let tree = make(&volume, ROOT_INO, "tree", Kind::Directory);
+        let file = make(&volume, ROOT_INO, "file", Kind::Regular);
+        rename(&volume, (ROOT_INO, "file"), (tree.ino, "file"));
+        clone(&volume, tree.ino, ROOT_INO, "copy");
+        let kept = format!("kept {round}");
+        rename(&volume, (tree.ino, "file"), (ROOT_INO, &kept));
+        remove(&volume, ROOT_INO, "tree");
+        volume.forget_all();
+        volume.sync_all().unwrap();
+        // The copy of the copy may have the number that the tree had.
+        let copy = look(&volume, ROOT_INO, "copy").ino;
+        clone(&volume, copy, ROOT_INO, &format!("copy {round}"));
+        remove(&volume, ROOT_INO, "copy");
+        volume.forget_all();
+        volume.sync_all().unwrap();
+        let last = look(&volume, ROOT_INO, &format!("copy {round}"));
+        shared += usize::from(made.contains_key(&last.ino) || last.ino == tree.ino);
+        made.insert(tree.ino, ());
+        let inside = look(&volume, last.ino, "file");
+        assert_ne!(inside.ino, file.ino);
+        assert_eq!(identity(look(&volume, ROOT_INO, &kept)), identity(file));
+        remove(&volume, ROOT_INO, &format!("copy {round}"));
+        volume.forget_all();
+        volume.sync_all().unwrap();
+    }
+    println!("{shared} copies had the number of an earlier directory");
+    check(&volume);
+}
+
+#[test]
+fn lookups_of_several_threads_give_one_block_to_a_run() {
+    let (_, volume) = volume();
+    let tree = make(&volume, ROOT_INO, "tree", Kind::Directory).ino;
+    for file in 0..60 {
+        make(&volume, tree, &file.to_string(), Kind::Regular);
+    }
+    for round in 0..50 {
+        clone(&volume, tree, ROOT_INO, &format!("copy {round}"));
+        let look_all = || {
+            let copy = look(&volume, ROOT_INO, &format!("copy {round}")).ino;
+            let names = (0..60).map(|file| look(&volume, copy, &file.to_string()));
+            names.map(identity).collect::<Vec<_>>()
+        };
+        let seen = std::thread::scope(|scope| {
+            let threads = [(); 4].map(|()| scope.spawn(look_all));
+            threads.map(|thread| thread.join().unwrap())
+        });
+        assert!(seen.iter().all(|one| *one == seen[0]));
+        let numbers: HashSet<_> = seen[0].iter().collect();
+        assert_eq!(numbers.len(), 60);
+    }
+    check(&volume);
+}
+
+#[test]
+fn a_clone_of_the_root_takes_no_table_of_numbers_along() {
+    let (_, volume) = volume();
+    let dir = make(&volume, ROOT_INO, "dir", Kind::Directory).ino;
+    make(&volume, dir, "file", Kind::Regular);
+    clone(&volume, ROOT_INO, ROOT_INO, "all");
+    for tag in [7, 8, 9, 11, 12] {
+        let prefix = [b"\x01\0\x02all\0".as_slice(), &[tag]].concat();
+        let end = [b"\x01\0\x02all\0".as_slice(), &[tag + 1]].concat();
+        assert_eq!(
+            volume.tree().scan(&prefix, Some(&end)).count(),
+            0,
+            "tag {tag}"
+        );
+    }
+    let all = look(&volume, ROOT_INO, "all").ino;
+    let inside = look(&volume, all, "dir").ino;
+    assert_ne!(inside, dir);
+    assert_ne!(
+        look(&volume, inside, "file").ino,
+        look(&volume, dir, "file").ino
+    );
+    check(&volume);
+}
+
+#[test]
+fn numbers_are_used_again_with_new_generations_and_old_handles_are_stale() {
+    let (device, mut volume) = volume();
+    let tree = make(&volume, ROOT_INO, "tree", Kind::Directory).ino;
+    for file in 0..100 {
+        make(&volume, tree, &file.to_string(), Kind::Regular);
+    }
+    let mut dead: Vec<(Ino, u64)> = Vec::new();
+    let mut largest = 0;
+    for round in 0..200 {
+        let name = format!("copy {round}");
+        let tree = look(&volume, ROOT_INO, "tree").ino;
+        clone(&volume, tree, ROOT_INO, &name);
+        let copy = look(&volume, ROOT_INO, &name);
+        let files = (0..100).map(|file| look(&volume, copy.ino, &file.to_string()));
+        let mut shown: Vec<_> = files.map(identity).collect();
+        shown.push(identity(copy));
+        for one in &shown {
+            largest = largest.max(one.0.0);
+            assert!(!dead.contains(one), "{one:?} was another inode");
+        }
+        remove(&volume, ROOT_INO, &name);
+        volume.forget_all();
+        volume.sync_all().unwrap();
+        for (ino, generation) in &shown {
+            assert!(is_stale(&volume, *ino, *generation));
+        }
+        if round % 20 == 0 {
+            volume.close().unwrap();
+            volume = open(&device);
+        }
+        dead.extend(shown);
+    }
+    for (ino, generation) in &dead {
+        assert!(is_stale(&volume, *ino, *generation));
+    }
+    // Two trees are there at once.
+    println!("the largest of {} numbers is {largest}", dead.len());
+    assert!(largest <= 1000, "{largest}");
+    check(&volume);
+}
+
+/// Whether a handle of this number and generation leads to no object.
+fn is_stale(volume: &Volume, ino: Ino, generation: u64) -> bool {
+    match volume.names().lookup_number(ino) {
+        Err(Error::Stale) => true,
+        found => {
+            let found = found.unwrap();
+            volume.forget(ino, 1);
+            found.generation != generation
+        }
+    }
+}
+
+#[test]
+fn a_directory_of_many_short_lived_names_shows_small_numbers() {
+    let (_, volume) = volume();
+    let mut largest = 0;
+    for round in 0..20_000 {
+        let name = format!("file {round}");
+        let made = make(&volume, ROOT_INO, &name, Kind::Regular);
+        largest = largest.max(made.ino.0);
+        volume.names().unlink(ROOT_INO, name.as_bytes()).unwrap();
+        volume.forget(made.ino, 1);
+    }
+    assert!(largest < 1000, "{largest}");
+    check(&volume);
+}
+
+#[test]
+fn a_volume_that_takes_no_changes_shows_numbers_of_its_own() {
+    let (device, volume) = volume();
+    let tree = make(&volume, ROOT_INO, "tree", Kind::Directory).ino;
+    for file in 0..100 {
+        make(&volume, tree, &file.to_string(), Kind::Regular);
+    }
+    clone(&volume, tree, ROOT_INO, "copy");
+    volume.close().unwrap();
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let volume = Volume::open(Arc::clone(&device), options).unwrap();
+    let mut seen = HashMap::new();
+    for top in ["tree", "copy"] {
+        let top = look(&volume, ROOT_INO, top);
+        for file in 0..100 {
+            let attr = look(&volume, top.ino, &file.to_string());
+            assert_eq!(seen.insert(attr.ino, (top.ino, file)), None);
+            assert_eq!(look(&volume, top.ino, &file.to_string()).ino, attr.ino);
+        }
+    }
+    let copy = look(&volume, ROOT_INO, "copy").ino;
+    let file = look(&volume, copy, "7");
+    volume.forget_all();
+    assert_eq!(
+        identity(volume.names().lookup_number(file.ino).unwrap()),
+        identity(file)
+    );
+    volume.close().unwrap();
+    check(&open(&device));
+}
+
+#[test]
+fn handles_of_ten_thousand_files_are_found_after_everything_was_forgotten() {
+    const FILES: usize = 10_000;
+    let (device, volume) = volume();
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut dirs = vec![ROOT_INO];
+    let mut files: Vec<(Attr, Ino, String)> = Vec::new();
+    for number in 0..FILES {
+        if number % 40 == 0 {
+            let dir = dirs[rng.random_range(0..dirs.len())];
+            dirs.push(make(&volume, dir, &format!("d{number}"), Kind::Directory).ino);
+        }
+        let dir = dirs[rng.random_range(0..dirs.len())];
+        let name = format!("f{number}");
+        files.push((make(&volume, dir, &name, Kind::Regular), dir, name));
+    }
+    // Some move to other directories, some get a second name.
+    for (at, file) in files.iter_mut().take(FILES / 4).enumerate() {
+        let to = dirs[rng.random_range(0..dirs.len())];
+        let (attr, dir, name) = file;
+        let new = format!("moved {name}");
+        rename(&volume, (*dir, name), (to, &new));
+        (*dir, *name) = (to, new);
+        if at % 2 == 0 {
+            let second = format!("second {name}");
+            volume
+                .names()
+                .link(attr.ino, *dir, second.as_bytes())
+                .unwrap();
+        }
+    }
+    let deleted = files.split_off(FILES - 500);
+    for (_, dir, name) in &deleted {
+        volume.names().unlink(*dir, name.as_bytes()).unwrap();
+    }
+    // Files of a clone.
+    let top = look(&volume, ROOT_INO, "d0").ino;
+    clone(&volume, top, ROOT_INO, "copy");
+    volume.close().unwrap();
+    let volume = open(&device);
+    for (attr, dir, name) in &files {
+        let found = volume.names().lookup_number(attr.ino).unwrap();
+        assert_eq!(identity(found), identity(*attr), "{name}");
+        let dir = volume.names().lookup_number(*dir).unwrap().ino;
+        assert_eq!(look(&volume, dir, name).ino, attr.ino);
+        if attr.ino.0 % 3 == 0 {
+            volume.forget_all();
+        }
+    }
+    for (attr, ..) in &deleted {
+        assert!(is_stale(&volume, attr.ino, attr.generation));
+    }
+    check(&volume);
+}
+
+/// An inode that was shown, and those of its entries that were.
+#[derive(Default)]
+struct Node {
+    identity: (u64, u64),
+    names: BTreeMap<String, usize>,
+    /// Clones of clones that lie over each other here, at most.
+    nested: usize,
+}
+
+/// The inodes of a volume that were shown and live.
+struct Seen {
+    volume: Arc<Volume>,
+    rng: StdRng,
+    nodes: HashMap<usize, Node>,
+    next: usize,
+    /// The living by their numbers.
+    living: HashMap<u64, usize>,
+    most_living: usize,
+    largest: u64,
+    clones: u64,
+    moves: u64,
+    times: Vec<Duration>,
+}
+
+/// Names in the directories of the trees that are cloned.
+const DIRS: [&str; 3] = ["d0", "d1", "d2"];
+const NEST_MAX: usize = 5;
+
+impl Seen {
+    /// Shows `name` in the directory `dir`, which is one of the nodes with this number.
+    fn show(&mut self, (dir, ino): (usize, Ino), name: &str) -> Option<(usize, Ino)> {
+        let attr = self.volume.names().lookup(ino, name.as_bytes()).ok()?;
+        let known = self.nodes[&dir].names.get(name).copied();
+        let identity = (attr.ino.0, attr.generation);
+        if let Some(known) = known {
+            assert_eq!(
+                self.nodes[&known].identity, identity,
+                "{name} has another number"
+            );
+            return Some((known, attr.ino));
+        }
+        self.next += 1;
+        let id = self.next;
+        let other = self.living.insert(attr.ino.0, id);
+        assert_eq!(
+            other, None,
+            "{identity:?} of {name} is that of another inode"
+        );
+        self.most_living = self.most_living.max(self.living.len());
+        self.largest = self.largest.max(attr.ino.0);
+        let node = Node {
+            identity,
+            nested: self.nodes[&dir].nested,
+            ..Node::default()
+        };
+        self.nodes.insert(id, node);
+        self.nodes
+            .get_mut(&dir)
+            .unwrap()
+            .names
+            .insert(name.to_owned(), id);
+        Some((id, attr.ino))
+    }
+
+    /// A name in a directory: one that was shown, or one that trees have.
+    fn name(&mut self, dir: usize) -> String {
+        let names = &self.nodes[&dir].names;
+        if !names.is_empty() && self.rng.random_bool(0.5) {
+            let at = self.rng.random_range(0..names.len());
+            return names.keys().nth(at).unwrap().clone();
+        }
+        match self.rng.random_range(0..5) {
+            at @ 0..3 => DIRS[at].to_owned(),
+            _ => format!("f{}", self.rng.random_range(0..40)),
+        }
+    }
+
+    /// Walks down from the root at random, and shows the names on the way. Gives directory and name of
+    /// the last step, and the nodes of the way.
+    fn walk(&mut self, depth: usize) -> (Vec<(usize, Ino)>, String) {
+        let mut way = vec![(0, ROOT_INO)];
+        let mut last = String::new();
+        for _ in 0..depth {
+            let at = *way.last().unwrap();
+            let name = self.name(at.0);
+            let Some(found) = self.show(at, &name) else {
+                continue;
+            };
+            let attr = self.volume.attributes().getattr(found.1).unwrap();
+            last = name;
+            way.push(found);
+            if attr.kind != Kind::Directory {
+                break;
+            }
+        }
+        (way, last)
+    }
+
+    fn is_dir(&self, ino: Ino) -> bool {
+        self.volume.attributes().getattr(ino).unwrap().kind == Kind::Directory
+    }
+
+    /// A directory on a random way.
+    fn dir(&mut self, depth: usize) -> Vec<(usize, Ino)> {
+        let (mut way, _) = self.walk(depth);
+        if !self.is_dir(way.last().unwrap().1) {
+            way.pop();
+        }
+        way
+    }
+
+    /// A directory that is not in one of the trees, and the way to it.
+    fn place(&mut self, depth: usize) -> Vec<(usize, Ino)> {
+        let way = self.dir(depth);
+        let in_tree = way.get(1).is_some_and(|top| {
+            let mut trees = self.nodes[&0].names.iter();
+            trees.any(|(name, id)| *id == top.0 && name.starts_with("tree"))
+        });
+        if in_tree { way[..1].to_vec() } else { way }
+    }
+
+    /// Notes that clones of clones are below a place.
+    fn nest(&mut self, way: &[(usize, Ino)], nested: usize) {
+        for (id, _) in &way[1..] {
+            let node = self.nodes.get_mut(id).unwrap();
+            node.nested = node.nested.max(nested);
+        }
+    }
+
+    fn clone(&mut self) {
+        let (id, source) = *self.dir(3).last().unwrap();
+        let way = self.place(NEST_MAX - 1);
+        let (above, dir) = *way.last().unwrap();
+        let nested = self.nodes[&id].nested.max(self.nodes[&above].nested) + 1;
+        if source == ROOT_INO || nested > NEST_MAX {
+            return;
+        }
+        let name = format!("c{}", self.clones);
+        let (root, trees) = (Caller::root(), self.volume.trees());
+        let start = Instant::now();
+        trees
+            .clone_entry(&root, source, dir, name.as_bytes(), CloneMode::New)
+            .unwrap();
+        self.times.push(start.elapsed());
+        self.clones += 1;
+        self.nest(&way, nested);
+        let (copy, _) = self.show((above, dir), &name).unwrap();
+        self.nodes.get_mut(&copy).unwrap().nested = nested;
+    }
+
+    fn rename(&mut self) {
+        let (way, name) = self.walk(4);
+        let to_way = self.place(3);
+        let Some((from, moved)) = way.len().checked_sub(2).map(|at| (way[at], way[at + 1])) else {
+            return;
+        };
+        if name.starts_with("tree") {
+            return;
+        }
+        let to = *to_way.last().unwrap();
+        self.moves += 1;
+        let new = format!("m{}", self.moves);
+        let names = ((from.1, name.as_bytes()), (to.1, new.as_bytes()));
+        match self
+            .volume
+            .names()
+            .rename(names.0, names.1, RenameMode::NoReplace, None)
+        {
+            Ok(()) => {
+                self.nodes.get_mut(&from.0).unwrap().names.remove(&name);
+                self.nodes
+                    .get_mut(&to.0)
+                    .unwrap()
+                    .names
+                    .insert(new, moved.0);
+            }
+            Err(Error::Invalid(_) | Error::CrossRoot) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn remove(&mut self) {
+        let (way, name) = self.walk(2);
+        if way.len() < 2 || name.starts_with("tree") {
+            return;
+        }
+        let (dir, gone) = (way[way.len() - 2], way[way.len() - 1]);
+        remove(&self.volume, dir.1, &name);
+        self.nodes.get_mut(&dir.0).unwrap().names.remove(&name);
+        let mut next = vec![gone.0];
+        while let Some(id) = next.pop() {
+            let node = self.nodes.remove(&id).unwrap();
+            next.extend(node.names.into_values());
+            assert_eq!(self.living.remove(&node.identity.0), Some(id));
+        }
+    }
+}
+
+/// Makes the trees that are cloned: of 10 to `files_max` files.
+fn make_trees(volume: &Volume, files_max: usize) {
+    let mut files = 10;
+    while files <= files_max {
+        let top = make(volume, ROOT_INO, &format!("tree{files}"), Kind::Directory).ino;
+        let mut dirs = vec![top];
+        for depth in 0..2 {
+            let above = *dirs.last().unwrap();
+            for name in DIRS {
+                dirs.push(make(volume, above, name, Kind::Directory).ino);
+            }
+            assert!(depth < NEST_MAX);
+        }
+        for file in 0..files {
+            let dir = dirs[file % dirs.len()];
+            let made = make(
+                volume,
+                dir,
+                &format!("f{}", file / dirs.len()),
+                Kind::Regular,
+            );
+            volume.forget(made.ino, 1);
+        }
+        files *= 10;
+    }
+    volume.forget_all();
+}
+
+#[test]
+fn numbers_of_clones_renamed_moved_and_removed_at_random_are_unique_and_small() {
+    let clones = variable("RAMET_CLONES").unwrap_or(3000);
+    let files_max = if clones >= 1_000_000 { 100_000 } else { 1000 };
+    let (device, volume) = volume_of(if clones >= 1_000_000 {
+        8 << 30
+    } else {
+        512 << 20
+    });
+    make_trees(&volume, files_max);
+    let mut seen = Seen {
+        volume,
+        rng: StdRng::seed_from_u64(variable("RAMET_SEED").unwrap_or(3)),
+        nodes: HashMap::from([(0, Node::default())]),
+        next: 0,
+        living: HashMap::from([(1, 0)]),
+        most_living: 1,
+        largest: 1,
+        clones: 0,
+        moves: 0,
+        times: Vec::new(),
+    };
+    let mut files = 10;
+    while files <= files_max {
+        assert!(seen.show((0, ROOT_INO), &format!("tree{files}")).is_some());
+        files *= 10;
+    }
+    let mut steps = 0u64;
+    while seen.clones < clones {
+        steps += 1;
+        match seen.rng.random_range(0..100) {
+            0..30 => seen.clone(),
+            30..42 => seen.rename(),
+            // The trees that are there at once stay some hundred.
+            42..68 => seen.remove(),
+            _ => drop(seen.walk(6)),
+        }
+        if seen.rng.random() {
+            seen.volume.forget_all();
+        }
+        if steps.is_multiple_of(4096) {
+            seen.volume.sync_all().unwrap();
+            seen.volume.close().unwrap();
+            seen.volume = open(&device);
+        }
+        if steps.is_multiple_of(65_536) {
+            println!(
+                "{} clones, {} shown and living",
+                seen.clones,
+                seen.living.len()
+            );
+        }
+        assert!(steps < 100 * clones + 10_000, "clones are made");
+    }
+    let ratio = seen.largest as f64 / seen.most_living as f64;
+    let median = |times: &[Duration]| {
+        let mut times = times.to_vec();
+        times.sort_unstable();
+        times[times.len() / 2]
+    };
+    let times = &seen.times;
+    let part = times.len() / 10;
+    println!(
+        "{clones} clones: largest number {}, most shown and living {}, ratio {ratio:.1}; \
+         a clone took {:?} at first and {:?} at last",
+        seen.largest,
+        seen.most_living,
+        median(&times[..part]),
+        median(&times[times.len() - part..]),
+    );
+    assert!(ratio <= 128.0, "{ratio}");
+    check(&seen.volume);
+}
+
+/// A stream in pieces, and the names that it has to tell.
+struct Reading {
+    dir: Ino,
+    cookie: u64,
+    is_done: bool,
+    told: HashMap<Vec<u8>, u32>,
+    /// Names that were there from the start and are not changed.
+    stay: Vec<String>,
+    /// Names that may change.
+    others: Vec<String>,
+}
+
+impl Reading {
+    /// Reads up to `len` names in a stream of its own.
+    fn read(&mut self, volume: &Volume, len: usize) {
+        let stream = volume.directories().open(self.dir).unwrap();
+        let (mut taken, mut cookie) = (0, self.cookie);
+        let told = &mut self.told;
+        let read = volume.directories().read(&stream, self.cookie, |entry| {
+            if taken == len {
+                return false;
+            }
+            taken += 1;
+            cookie = entry.cookie;
+            *told.entry(entry.name.to_vec()).or_default() += 1;
+            true
+        });
+        read.unwrap();
+        self.cookie = cookie;
+        self.is_done = taken < len;
+    }
+
+    /// Removes, renames and adds names.
+    fn change(&mut self, volume: &Volume, rng: &mut StdRng, round: usize) {
+        for _ in 0..rng.random_range(0..4) {
+            if self.others.is_empty() {
+                break;
+            }
+            let name = self
+                .others
+                .swap_remove(rng.random_range(0..self.others.len()));
+            if rng.random() {
+                volume.names().unlink(self.dir, name.as_bytes()).unwrap();
+            } else {
+                let new = format!("{}{name} {round}", ["a", "z"][rng.random_range(0..2)]);
+                rename(volume, (self.dir, &name), (self.dir, &new));
+                self.others.push(new);
+            }
+        }
+        for number in 0..rng.random_range(0..3) {
+            let name = format!("{}new {round} {number}", ["a", "z"][rng.random_range(0..2)]);
+            make(volume, self.dir, &name, Kind::Regular);
+        }
+    }
+}
+
+#[test]
+fn streams_of_ten_thousand_directories_go_on_after_changes_and_other_mounts() {
+    const DIRS: usize = 10_000;
+    let (device, mut volume) = volume();
+    let mut rng = StdRng::seed_from_u64(11);
+    let mut readings = Vec::new();
+    for number in 0..DIRS {
+        let dir = make(&volume, ROOT_INO, &format!("dir {number}"), Kind::Directory).ino;
+        let len = match number {
+            0..4 => 2500,
+            4..40 => 200,
+            _ => rng.random_range(0..12),
+        };
+        let mut names: Vec<_> = (0..len).map(|name| format!("m{name}")).collect();
+        for name in &names {
+            make(&volume, dir, name, Kind::Regular);
+        }
+        let others = names.split_off(len / 2);
+        readings.push(Reading {
+            dir,
+            cookie: 0,
+            is_done: false,
+            told: HashMap::new(),
+            stay: names,
+            others,
+        });
+        volume.forget_all();
+        // The number leads to the directory from here on.
+    }
+    for round in 0.. {
+        if readings.iter().all(|reading| reading.is_done) {
+            break;
+        }
+        volume.close().unwrap();
+        volume = open(&device);
+        for reading in readings.iter_mut().filter(|reading| !reading.is_done) {
+            volume.names().lookup_number(reading.dir).unwrap();
+            let piece = rng.random_range(2..9).max(reading.stay.len() / 4);
+            reading.read(&volume, piece);
+            reading.change(&volume, &mut rng, round);
+            volume.forget_all();
+        }
+        assert!(round < 40, "every stream ends");
+    }
+    for reading in &readings {
+        for name in &reading.stay {
+            assert_eq!(reading.told.get(name.as_bytes()), Some(&1), "{name}");
+        }
+        assert!(reading.told.values().all(|times| *times == 1));
+    }
+    check(&volume);
+}
+
+#[test]
+fn a_stream_ends_although_its_reader_renames_or_adds_names() {
+    let (_, volume) = volume();
+    for (way, len) in [
+        ("rename", 3000),
+        ("add", 3000),
+        ("rename", 200),
+        ("add", 200),
+    ] {
+        let dir = make(&volume, ROOT_INO, &format!("{way} {len}"), Kind::Directory).ino;
+        for name in 0..len {
+            make(&volume, dir, &format!("{name:05}"), Kind::Regular);
+        }
+        let (mut cookie, mut told, mut is_done) = (0, 0, false);
+        while !is_done {
+            let stream = volume.directories().open(dir).unwrap();
+            let mut names = Vec::new();
+            let read = volume.directories().read(&stream, cookie, |entry| {
+                if names.len() == 10 {
+                    return false;
+                }
+                cookie = entry.cookie;
+                names.push(String::from_utf8(entry.name.to_vec()).unwrap());
+                true
+            });
+            read.unwrap();
+            is_done = names.len() < 10;
+            for name in names.iter().filter(|name| !name.starts_with('.')) {
+                told += 1;
+                let new = format!("{name}x");
+                match way {
+                    "rename" => rename(&volume, (dir, name), (dir, &new)),
+                    _ => drop(make(&volume, dir, &new, Kind::Regular)),
+                }
+            }
+            assert!(told < 2 * len, "it goes on and on");
+        }
+        // The bound is rounded up a little.
+        assert!(
+            told >= len && told <= len + len / 1000 + 2,
+            "{told} of {len}"
+        );
+    }
+}
