@@ -33,6 +33,7 @@ mod counters;
 mod error;
 #[cfg(test)]
 mod format_tests;
+mod id_set;
 mod journal;
 mod key;
 mod node;

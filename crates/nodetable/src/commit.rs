@@ -43,7 +43,9 @@ pub struct Commit {
     pub roots: TableRoots,
     /// Nodes that are gone; their numbers never come back.
     pub removed: Vec<NodeId>,
+    /// Extents of nodes, and pages.
     freed: Vec<Extent>,
+    freed_pages: Vec<Extent>,
 }
 
 impl NodeTable {
@@ -100,12 +102,14 @@ impl NodeTable {
 
     /// Writes the changed pages of all trees.
     fn write_pages(&self, writer: &mut Writer, removed: Vec<NodeId>) -> Result<Commit> {
+        let pages = self.store.freed_pages();
         let node_table = writer.tree.flush()?;
         let space_map = writer.free_map.flush()?;
         let freed = self.store.take_freed();
         if failpoints::is_on(Fault::DiscardedEarly) {
             self.store.discard(&freed);
         }
+        let (freed_pages, freed) = freed.into_iter().partition(|extent| pages.contains(extent));
         let roots = TableRoots {
             node_table,
             space_map,
@@ -114,14 +118,17 @@ impl NodeTable {
             roots,
             removed,
             freed,
+            freed_pages,
         })
     }
 
     /// Says that the superblock naming `commit.roots` is durable: the space that the commit freed
     /// is discarded and becomes allocatable. On a sparse device it stays backed, until
-    /// [`crate::TableSpace::trim`].
+    /// [`crate::TableSpace::trim`]. Pages that a [`crate::TablePin`] may read wait for it.
     pub fn committed(&self, commit: Commit) {
-        self.space.committed(commit.freed);
+        let (mut freed, pages) = (commit.freed, commit.freed_pages);
+        freed.extend(self.store.pins.keep(pages, self.store.usable().len));
+        self.store.give_back(freed);
     }
 }
 

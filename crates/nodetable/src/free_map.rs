@@ -76,7 +76,7 @@ impl<S: Sharing> FreeMap<S> {
         Self { tree }
     }
 
-    /// Opens the map and fills the allocator of `store` from it: one linear read.
+    /// Opens the map and fills the allocator of `store` from it, with reads of many pages each.
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Corrupt`].
@@ -91,23 +91,23 @@ impl<S: Sharing> FreeMap<S> {
 
     /// The holes on disk, validated. Checks M1.
     pub(crate) fn holes(&self) -> Result<Vec<Extent>> {
-        let mut holes: Vec<Extent> = Vec::new();
-        for entry in self.tree.range(&[]) {
-            let (key, value) = entry?;
-            let addr = key_of(&key, SPACE_MAP)?;
-            let hole = Extent::new(addr, value_of(&value, SPACE_MAP, addr)?);
-            hole.validate(self.tree.store.usable())
+        let usable = self.tree.store.usable();
+        let holes = self.tree.read_all(&mut |entry| {
+            let addr = key_of(&entry.key, SPACE_MAP)?;
+            let hole = Extent::new(addr, value_of(&entry.value, SPACE_MAP, addr)?);
+            hole.validate(usable)
                 .map_err(Error::extent(SPACE_MAP, addr))?;
-            if holes.last().is_some_and(|last| last.end() >= addr) {
-                return Err(Error::corrupt(
-                    SPACE_MAP,
-                    addr,
-                    "M1: a hole touches its predecessor",
-                ));
-            }
-            holes.push(hole);
+            Ok(hole)
+        })?;
+        let touching = holes.windows(2).find(|pair| pair[0].end() >= pair[1].addr);
+        match touching {
+            None => Ok(holes),
+            Some(pair) => Err(Error::corrupt(
+                SPACE_MAP,
+                pair[1].addr,
+                "M1: a hole touches its predecessor",
+            )),
         }
-        Ok(holes)
     }
 
     /// Brings the map up to date with `nodes` (extents that this commit begins, -1, and ceases,

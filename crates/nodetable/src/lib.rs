@@ -47,21 +47,24 @@
 //! # Lock order
 //!
 //! writer of the table; taking room of the host; then one at a time of: allocator, damaged
-//! pages, page log, published root. The last four are held for memory operations only, the writer lock
+//! pages, page log, pins, published root. The last five are held for memory operations only, the writer lock
 //! across the device I/O of a commit, a check or `for_each`; `get`, the space and `stats` never take
 //! it. The lock of the host is held while it gives room or takes it back, on sparse devices only.
 #![forbid(unsafe_code)]
 
+mod bulk;
 mod check;
 mod commit;
 mod damaged;
 mod edit;
 mod error;
 mod free_map;
+mod held_pages;
 #[cfg(test)]
 mod model;
 mod page;
 pub mod pages;
+mod pin;
 mod rebuild;
 mod record;
 mod scrub;
@@ -77,6 +80,7 @@ mod verify;
 
 pub use commit::Commit;
 pub use error::{Error, Result};
+pub use pin::TablePin;
 pub use record::{NewNode, NodeId, NodeKind, NodeRecord};
 pub use scrub::BadPage;
 pub use table::{NodeTable, SpaceStats, TableRoots};

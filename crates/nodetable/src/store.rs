@@ -4,6 +4,7 @@
 //! free-space map on disk up to date.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,6 +14,7 @@ use ramet_block::{Call, Device, DeviceError, Extent, MetadataCopies, PageRef, ch
 
 use crate::damaged::DamagedPages;
 use crate::error::{Error, Result};
+use crate::held_pages::Pins;
 use crate::page::{Link, Page, Place, Shape};
 use crate::sharing::Unshared;
 use crate::space::{BackedSpace, Purpose};
@@ -44,6 +46,7 @@ pub struct PageStore<S = Unshared> {
     pub(crate) damaged: DamagedPages,
     /// Knows which pages are shared.
     pub sharing: S,
+    pub(crate) pins: Pins,
 }
 
 /// Allocations (-1) and freeings (+1) of pages since the last flush.
@@ -79,6 +82,7 @@ impl<S> PageStore<S> {
             copies,
             damaged: DamagedPages::default(),
             sharing,
+            pins: Pins::default(),
         }))
     }
 
@@ -115,6 +119,38 @@ impl<S> PageStore<S> {
                 return;
             }
         }
+    }
+
+    /// Discards extents that a durable commit freed, and makes them allocatable. On a sparse device
+    /// they stay backed.
+    pub(crate) fn give_back(&self, freed: Vec<Extent>) {
+        let freed = if self.space.is_sparse() {
+            freed
+        } else {
+            self.discard_runs(freed)
+        };
+        self.release(&freed);
+    }
+
+    /// Discards extents that no node needs any more, before they may have a new owner; returns them
+    /// as runs.
+    pub(crate) fn discard_runs(&self, mut freed: Vec<Extent>) -> Vec<Extent> {
+        freed.sort_unstable();
+        let mut runs: Vec<Extent> = Vec::new();
+        for extent in &freed {
+            match runs.last_mut() {
+                Some(run) if run.end() == extent.addr => run.len += extent.len,
+                _ => runs.push(*extent),
+            }
+        }
+        self.discard(&runs);
+        runs
+    }
+
+    /// Drops all clean pages.
+    #[cfg(test)]
+    pub(crate) fn forget_cached(&self) {
+        self.cache.clear();
     }
 
     /// The page that `link` points to, which must have `height` if that is known.
@@ -154,6 +190,24 @@ impl<S> PageStore<S> {
         }
     }
 
+    /// Tells the device that these bytes are read in a moment.
+    pub(crate) fn expect(&self, bytes: Range<u64>) {
+        self.device
+            .expect_read(bytes.start, bytes.end - bytes.start);
+    }
+
+    /// The bytes of a range of the usable area; `None` if they cannot be read in one call.
+    pub(crate) fn read_run(&self, range: Range<u64>) -> Option<Vec<u8>> {
+        let len = range.end.checked_sub(range.start)?;
+        let extent = Extent::new(range.start, len);
+        if !self.usable().contains(&extent) {
+            return None;
+        }
+        let mut bytes = vec![0; usize::try_from(len).ok()?];
+        let read = self.device.read_alone_at(range.start, &mut bytes);
+        read.ok().map(|()| bytes)
+    }
+
     fn read(&self, shape: &Shape, at: PageRef) -> Result<Arc<Page>> {
         let page = Arc::new(self.read_afresh(shape, at)?);
         // The checksum is part of the cache key, so a page left behind at a reused address is
@@ -188,12 +242,18 @@ impl<S> PageStore<S> {
         self.device
             .read_at(addr, &mut bytes)
             .map_err(DeviceError::at(Call::Read, name, addr))?;
-        let found = checksum(&bytes);
+        Self::decode_copy(shape, at, addr, &bytes)
+    }
+
+    /// The page at `at` out of the bytes of its copy at `addr`.
+    pub(crate) fn decode_copy(shape: &Shape, at: PageRef, addr: u64, bytes: &[u8]) -> Result<Page> {
+        let name = shape.structure.name();
+        let found = checksum(bytes);
         if found != at.checksum {
             let detail = format!("checksum {found:#018x}, expected {:#018x}", at.checksum);
             return Err(Error::corrupt(name, addr, detail));
         }
-        Page::decode(shape, at.addr, &bytes)
+        Page::decode(shape, at.addr, bytes)
     }
 
     pub(crate) fn cache_page(&self, at: PageRef, page: Arc<Page>) {
@@ -264,6 +324,13 @@ impl<S> PageStore<S> {
         let news = log.events[log.taken..].to_vec();
         log.taken = log.events.len();
         news
+    }
+
+    /// Pages that were freed since the last flush, and pages that were never flushed among them.
+    pub(crate) fn freed_pages(&self) -> BTreeSet<Extent> {
+        let log = self.log.lock();
+        let freed = log.events.iter().filter(|(_, change)| *change > 0);
+        freed.map(|(extent, _)| *extent).collect()
     }
 
     /// Forgets the allocations and freeings: their pages are written.

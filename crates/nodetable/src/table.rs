@@ -343,6 +343,11 @@ impl NodeTable {
         self.space.gate.poison();
     }
 
+    /// The root page of the last finished commit.
+    pub(crate) fn published_root(&self) -> Root {
+        self.published.read().root.clone()
+    }
+
     pub(crate) fn publish(&self, writer: &Writer) {
         let mut published = self.published.write();
         published.root = writer.tree.root.clone();

@@ -159,34 +159,9 @@ impl TableSpace {
         let runs = if self.store.space.is_sparse() {
             extents
         } else {
-            self.discard(extents)
+            self.store.discard_runs(extents)
         };
         let mut space = self.store.space.lock();
         runs.into_iter().for_each(|run| space.free_now(run));
-    }
-
-    /// Discards extents that a durable commit freed, and makes them allocatable.
-    pub(crate) fn committed(&self, freed: Vec<Extent>) {
-        let freed = if self.store.space.is_sparse() {
-            freed
-        } else {
-            self.discard(freed)
-        };
-        self.store.release(&freed);
-    }
-
-    /// Discards extents that no node needs any more, before they may have a new owner; returns them
-    /// as runs.
-    fn discard(&self, mut freed: Vec<Extent>) -> Vec<Extent> {
-        freed.sort_unstable();
-        let mut runs: Vec<Extent> = Vec::new();
-        for extent in &freed {
-            match runs.last_mut() {
-                Some(run) if run.end() == extent.addr => run.len += extent.len,
-                _ => runs.push(*extent),
-            }
-        }
-        self.store.discard(&runs);
-        runs
     }
 }

@@ -1,6 +1,6 @@
 //! The space that ranges take, and the part of it that only they use: from the node table,
-//! skeletons and the front parts of segments and of the few leaves at the borders, without reading
-//! leaves.
+//! skeletons and the front parts of segments and of the few leaves at the borders. Leaves are read
+//! where many messages wait over them.
 //!
 //! A node belongs to the ranges alone when all its references come from nodes that belong to them
 //! alone, or from the nodes on the way to them. So the walk goes down to the references that lie
@@ -9,30 +9,43 @@
 //! run that straddles a border belongs to the node that refers to it; its part is estimated by
 //! blocks.
 //!
-//! All numbers are of one checkpoint, since only a checkpoint knows the counts.
-//! All of that is of one checkpoint, since only a checkpoint knows the counts.
+//! The readable bytes below an edge without waiting messages are those that the edge tells. Where
+//! messages wait over a leaf, it depends on the leaf whether they add or replace, so leaf and
+//! messages are merged as by a scan. That costs reads of the leaves with many messages only: over a
+//! leaf with less than [`FEW`] of its bytes they are left out.
+//!
+//! All numbers are of one checkpoint, since only a checkpoint knows the counts. The walk pins it, and
+//! later checkpoints go on meanwhile.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use ramet_nodetable::{NodeId, NodeRecord, NodeTable};
+use ramet_nodetable::{NodeId, NodeRecord, TablePin};
 
 use crate::error::{Error, Result};
+use crate::id_set::IdSet;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
 use crate::node::message::RangeMsg;
 use crate::node::run_view::RunView;
 use crate::node::skeleton::Skeleton;
+use crate::read::cursor::MappedCursor;
 use crate::read::cut::{Base, check_falls, cut};
 use crate::read::diff::Span;
+use crate::read::scan::{Frame, TreeScan};
 use crate::store::cache::NodeCache;
+use crate::store::prefetch::Prefetcher;
 use crate::store::store::Store;
+
+/// Messages of less than this part of a leaf are left out of its readable bytes.
+const FEW: u64 = 256;
 
 /// Space of some ranges, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Keys and values that can be read, an estimate. Data shared with other ranges counts in full.
+    /// Keys and values that can be read, to some percent at most. Data shared with other ranges counts
+    /// in full. Keys count as nodes store them: without a prefix that all keys of a node share.
     pub logical_bytes: u64,
     /// Space that these ranges share with others.
     pub shared_bytes: u64,
@@ -42,14 +55,42 @@ pub struct Usage {
     pub exclusive_bytes: u64,
 }
 
-/// The usage of `spans` under the root of a checkpoint, which stays the newest one meanwhile.
-pub(crate) fn usage_of(store: &Store, root: u64, spans: &[Span]) -> Result<Usage> {
-    Walk::run(store, root, spans)
+/// A checkpoint whose records and nodes stay as they are, while later ones are written.
+pub(crate) struct Pinned {
+    table: TablePin,
+    /// `None` for the root of an empty tree.
+    root: Option<Arc<Handle>>,
+}
+
+impl Pinned {
+    /// Pins the newest checkpoint, with this root. No other is written meanwhile.
+    pub(crate) fn newest(store: &Store, root: u64) -> Result<Self> {
+        let table = store.table.pin();
+        if root == 0 {
+            return Ok(Self { table, root: None });
+        }
+        let id = NodeId(root);
+        let record = table.get(id)?.ok_or_else(|| missing(id))?;
+        let root = store.handles.recorded(id, Kind::Skeleton, record.height);
+        let root = Some(root.ok_or_else(|| missing(id))?);
+        Ok(Self { table, root })
+    }
+
+    /// Whether everything that was read was of the checkpoint.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.table.is_whole()
+    }
+}
+
+/// The usage of `spans` under the root of a pinned checkpoint.
+pub(crate) fn usage_of(store: &Store, pinned: &Pinned, spans: &[Span]) -> Result<Usage> {
+    Walk::run(store, pinned, spans)
 }
 
 pub(crate) struct Walk<'a> {
+    prefetch: &'a Prefetcher,
     nodes: &'a NodeCache,
-    table: &'a NodeTable,
+    table: &'a TablePin,
     /// References found so far that go when the ranges go.
     counted: HashMap<NodeId, u64>,
     /// Logical bytes of parts of nodes: a chain of doubling clones leads to each of its nodes very
@@ -59,26 +100,22 @@ pub(crate) struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    fn run(store: &'a Store, root: u64, spans: &[Span]) -> Result<Usage> {
+    fn run(store: &'a Store, pinned: &'a Pinned, spans: &[Span]) -> Result<Usage> {
         let mut walk = Walk {
+            prefetch: &store.prefetch,
             nodes: &store.nodes,
-            table: &store.table,
+            table: &pinned.table,
             counted: HashMap::new(),
             known: HashMap::new(),
             usage: Usage::default(),
         };
-        if root == 0 {
+        let Some(root) = &pinned.root else {
             return Ok(walk.usage);
-        }
-        let root = NodeId(root);
-        let record = walk.record(root)?;
-        let root = store
-            .handles
-            .recorded(root, Kind::Skeleton, record.height)
-            .ok_or_else(|| missing(root))?;
+        };
+        let is_private = walk.record(root.id())?.refs == 1;
         for span in spans.iter().filter(|span| !span.keys().is_empty()) {
-            walk.border(&root, span.keys(), record.refs == 1)?;
-            let logical = walk.logical(&root, span.keys())?;
+            walk.border(root, span.keys(), is_private)?;
+            let logical = walk.logical(root, span.keys())?;
             walk.usage.logical_bytes = walk.usage.logical_bytes.saturating_add(logical);
         }
         walk.finish()?;
@@ -169,27 +206,28 @@ impl<'a> Walk<'a> {
     /// rest.
     fn finish(&mut self) -> Result<()> {
         let mut todo: Vec<NodeId> = self.counted.keys().copied().collect();
-        let mut exclusive: HashSet<NodeId> = HashSet::new();
+        let mut exclusive = IdSet::default();
         let mut shared: Vec<NodeId> = Vec::new();
         while let Some(id) = todo.pop() {
             let record = self.record(id)?;
-            if exclusive.contains(&id) {
+            if exclusive.contains(id) {
                 continue;
             }
-            if self.counted[&id] < record.refs {
+            if self.counted.get(&id).is_none_or(|refs| *refs < record.refs) {
                 shared.push(id);
                 continue;
             }
             exclusive.insert(id);
+            self.counted.remove(&id);
             self.usage.exclusive_bytes += record.extent.len;
             for child in record.children {
                 self.reach(child, true);
                 todo.push(child);
             }
         }
-        let mut seen: HashSet<NodeId> = HashSet::new();
+        let mut seen = IdSet::default();
         while let Some(id) = shared.pop() {
-            if exclusive.contains(&id) || !seen.insert(id) {
+            if exclusive.contains(id) || !seen.insert(id) {
                 continue;
             }
             let record = self.record(id)?;
@@ -220,10 +258,16 @@ impl<'a> Walk<'a> {
         loop {
             let piece = cut(self.nodes, &skeleton, &lo, range.hi.clone(), None)?;
             let here = KeyRange::new(lo, piece.hi.clone());
-            for (run, translation) in &piece.overlays {
-                sum = sum.saturating_add(part_of_run(run, &translation.range(&here)).0);
-            }
-            if let Base::Node(child, translation) = &piece.base {
+            let overlays = self.with_points(&piece.overlays, &here)?;
+            if !overlays.is_empty() {
+                check_falls(node.height(), &piece.base)?;
+                sum = sum.saturating_add(self.overlaid(Frame {
+                    range: here,
+                    reach: piece.hi.clone(),
+                    base: piece.base,
+                    overlays,
+                })?);
+            } else if let Base::Node(child, translation) = &piece.base {
                 check_falls(node.height(), &piece.base)?;
                 let below = match whole_leaf(&skeleton, &here, child) {
                     Some(live_bytes) => live_bytes,
@@ -236,6 +280,67 @@ impl<'a> Walk<'a> {
                 _ => return Ok(sum),
             }
         }
+    }
+
+    /// The overlays that have a point in `range`. The answer is exact: so a chain of doubling clones
+    /// is followed as far as there are points, and no further.
+    fn with_points(
+        &self,
+        overlays: &[(RunView, Translation)],
+        range: &KeyRange,
+    ) -> Result<Arc<[(RunView, Translation)]>> {
+        let mut found = Vec::new();
+        for (run, translation) in overlays {
+            if part_of_run(run, &translation.range(range)).0 > 0
+                && MappedCursor::new(run, range, translation, 0).advance(self.nodes)?
+            {
+                found.push((run.clone(), translation.clone()));
+            }
+        }
+        Ok(found.into())
+    }
+
+    /// Bytes of keys and values of a piece that messages wait over.
+    fn overlaid(&mut self, frame: Frame) -> Result<u64> {
+        let frame = Frame {
+            overlays: self.with_points(&frame.overlays, &frame.range)?,
+            ..frame
+        };
+        let waiting = frame.overlays.iter().map(|(run, translation)| {
+            let range = translation.range(&frame.range);
+            part_of_run(run, &range).0
+        });
+        let waiting = waiting.fold(0, u64::saturating_add);
+        if let Base::Node(child, translation) = &frame.base {
+            let range = translation.range(&frame.range);
+            if frame.overlays.is_empty() {
+                return self.logical(child, &range);
+            }
+            if child.kind() == Kind::Skeleton {
+                return self.overlaid_children(frame);
+            }
+            let (below, _) = part_of_run(&self.nodes.run(child)?, &range);
+            if waiting.saturating_mul(FEW) < below {
+                return Ok(below);
+            }
+        }
+        let mut scan = TreeScan::of_frames(vec![frame]);
+        let mut sum = 0u64;
+        while scan.advance(self.prefetch)? {
+            sum = sum.saturating_add((scan.key().len() + scan.value().len()) as u64);
+        }
+        Ok(sum)
+    }
+
+    /// The same for a piece over an interior node, which is cut into the pieces of its children.
+    fn overlaid_children(&mut self, frame: Frame) -> Result<u64> {
+        let mut scan = TreeScan::of_frames(Vec::new());
+        scan.open(self.prefetch, frame)?;
+        let mut sum = 0u64;
+        for piece in std::mem::take(&mut scan.frames) {
+            sum = sum.saturating_add(self.overlaid(piece)?);
+        }
+        Ok(sum)
     }
 }
 
@@ -319,9 +424,11 @@ mod tests {
         let mut forged = Skeleton::empty(1, KeyRange::all());
         NodeMaker::of(&store).push_run(&mut forged, run);
         let forged = store.handles.new_skeleton(forged);
+        let pin = store.table.pin();
         let mut walk = Walk {
+            prefetch: &store.prefetch,
             nodes: &store.nodes,
-            table: &store.table,
+            table: &pin,
             counted: HashMap::new(),
             known: HashMap::new(),
             usage: Usage::default(),

@@ -15,10 +15,10 @@
 //! T1, T2 and T4 within a node and T5 within a run are also checked by the decoders, so bytes that
 //! break them are found as T9. N-invariants are those of the node table.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
+use crate::id_set::IdSet;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
 use crate::node::handle::{Handle, Kind};
@@ -37,7 +37,7 @@ pub(crate) fn verify(
     progress: &mut dyn FnMut(u64),
 ) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    let mut seen = HashSet::new();
+    let mut seen = IdSet::default();
     let mut todo = vec![root.clone()];
     if root.is_recorded() {
         let id = root.id().0;
@@ -48,7 +48,7 @@ pub(crate) fn verify(
         if !seen.insert(handle.id()) {
             continue;
         }
-        progress(seen.len() as u64);
+        progress(seen.len());
         match check_node(store, &handle, &mut todo) {
             Ok(violations) => found.extend(violations),
             Err(error @ Error::Io(_)) => return Err(error),

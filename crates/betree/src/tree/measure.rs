@@ -3,7 +3,7 @@
 
 use ramet_block::LongestTimes;
 
-use crate::check::usage::{Usage, usage_of};
+use crate::check::usage::{Pinned, Usage, usage_of};
 use crate::error::{Error, Result};
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
@@ -70,9 +70,6 @@ impl Inner {
     }
 }
 
-/// Walks that a checkpoint may spoil before checkpoints have to wait.
-const ROUNDS_MAX: u32 = 2;
-
 impl Inner {
     pub(crate) fn usage(&self, spans: &[Span]) -> Result<Usage> {
         if self.journal().is_some() {
@@ -82,18 +79,18 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
-        let state = || {
+        let pinned = {
             let sb = self.checkpointer.superblock.lock();
-            (sb.root_node, sb.generation)
+            Pinned::newest(&self.store, sb.root_node)?
         };
-        for _ in 0..ROUNDS_MAX {
-            let (root, generation) = state();
-            let found = usage_of(&self.store, root, spans);
-            if state().1 == generation {
-                return found;
-            }
+        let found = usage_of(&self.store, &pinned, spans);
+        if pinned.is_whole() {
+            return found;
         }
+        // Checkpoints replaced more pages than a pin may keep from use, so they have to wait.
+        drop(pinned);
         let sb = self.checkpointer.superblock.lock();
-        usage_of(&self.store, sb.root_node, spans)
+        let pinned = Pinned::newest(&self.store, sb.root_node)?;
+        usage_of(&self.store, &pinned, spans)
     }
 }

@@ -1,7 +1,8 @@
 //! Scrubbing: every byte that the volume needs is read again from the device, while it is in use.
 //!
 //! Superblocks, the pages of the newest checkpoint and the journal behind it come first, all at
-//! once, with checkpoints held up. Then the written nodes below the root of that moment, one by
+//! once. Only the superblocks hold checkpoints up: the pages are pinned, and a journal that a later
+//! checkpoint has made needless is not judged. Then the written nodes below the root of that moment, one by
 //! one: a handle pins the nodes below it, so flushes and checkpoints go on, and their later writes
 //! are not read. Nothing is taken from the caches and nothing enters them.
 //!
@@ -10,15 +11,15 @@
 //! block of another node has no copy; it is reported with its keys, as seen from the first path that
 //! led there.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_block::superblock::scrub_copies;
 use ramet_block::{Call, Superblock};
-use ramet_nodetable::{BadPage, NodeId, TableRoots};
+use ramet_nodetable::{BadPage, TableRoots};
 
 use crate::error::{Error, Result, io_error};
+use crate::id_set::IdSet;
 use crate::journal::journal::Journal;
 use crate::key::range::KeyRange;
 use crate::key::translation::Translation;
@@ -49,7 +50,7 @@ pub struct Scrub {
     inner: Arc<Inner>,
     begun: bool,
     todo: Vec<Visit>,
-    seen: HashSet<NodeId>,
+    seen: IdSet,
     done_bytes: u64,
 }
 
@@ -75,7 +76,7 @@ impl Tree {
             inner: self.inner.clone(),
             begun: false,
             todo: Vec::new(),
-            seen: HashSet::new(),
+            seen: IdSet::default(),
             done_bytes: 0,
         }
     }
@@ -163,7 +164,8 @@ impl Scrub {
     fn scrub_checkpoint(&mut self, found: &mut Vec<Damage>) -> Result<()> {
         let inner = self.inner.clone();
         let store = &inner.store;
-        let sb = inner.checkpointer.superblock.lock();
+        let newest = inner.checkpointer.superblock.lock();
+        let sb = newest.clone();
         let is_fixed = inner.journal().is_none() || inner.failure.reason().is_some();
         let copies = scrub_copies(&*store.dev, &sb, is_fixed)
             .map_err(io_error(Call::Write, "a superblock"))?;
@@ -174,17 +176,24 @@ impl Scrub {
             keys: None,
             is_repaired: copy.is_repaired,
         }));
-        let (read_bytes, bad) = store.table.scrub(roots_of(&sb));
+        let pin = store.table.pin();
+        let durable = inner.journal().map_or(0, Journal::durable_frame);
+        drop(newest);
+        let (read_bytes, mut bad) = store.table.scrub(roots_of(&sb));
+        if !pin.is_whole() {
+            // Pages that a pin could not keep may have been written over.
+            bad.clear();
+        }
+        drop(pin);
         self.done_bytes += read_bytes;
         let (copied, lost): (Vec<_>, Vec<_>) = bad.into_iter().partition(|page| page.has_copy);
         let told = |page: BadPage| damage(page.error.into(), None);
         found.extend(lost.into_iter().map(told));
         let mut mendable: Vec<Damage> = copied.into_iter().map(told).collect();
-        let Some(journal) = inner.journal() else {
+        if inner.journal().is_none() {
             found.extend(mendable);
             return Ok(());
-        };
-        let durable = journal.durable_frame();
+        }
         let end = Journal::replay(
             &*store.dev,
             sb.journal,
@@ -194,9 +203,11 @@ impl Scrub {
             &mut |_, _| Ok(()),
         );
         let journal_addr = sb.journal.addr;
-        drop(sb);
+        // A later checkpoint has given the frames up before one is written over.
+        let is_newest = inner.checkpointer.superblock.lock().generation == sb.generation;
         match end {
             Ok(end) if end.frame >= durable => {}
+            _ if !is_newest => {}
             Ok(end) => mendable.push(Damage {
                 what: "journal frame",
                 addr: journal_addr,
@@ -315,7 +326,7 @@ impl Scrub {
         translation: &Translation,
         node: &Arc<Handle>,
     ) {
-        if !self.seen.contains(&node.id()) {
+        if !self.seen.contains(node.id()) {
             self.todo.push(Visit {
                 node: node.clone(),
                 way: visit.way.below(range, translation),
@@ -381,6 +392,7 @@ pub(crate) fn damage(error: Error, range: Option<&KeyRange>) -> Damage {
 #[cfg(test)]
 mod tests {
     use ramet_block::{BLOCK_BYTES, Device, MemDevice, MetadataCopies};
+    use ramet_nodetable::NodeId;
 
     use super::*;
     use crate::shape::OpenOptions;
