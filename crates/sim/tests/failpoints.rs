@@ -40,7 +40,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 43] = [
+const FAULTS: [(Fault, Search); 42] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -78,7 +78,6 @@ const FAULTS: [(Fault, Search); 43] = [
     (Fault::NumbersNotReserved, Files),
     (Fault::NumberBlockLost, Files),
     (Fault::PinCountsAnywhere, Files),
-    (Fault::HeldBlockFreed, Files),
     (Fault::ChangeTorn, Files),
     (Fault::OldVolumeStands, Kills(Tool::MakeAgain)),
     (Fault::SizeToldEarly, Kills(Tool::Grow)),

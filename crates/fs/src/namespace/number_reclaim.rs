@@ -365,3 +365,44 @@ fn kill(
     }
     Ok(())
 }
+
+#[cfg(all(test, failpoints))]
+mod tests {
+    use std::sync::Arc;
+
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::format::record::Kind;
+    use crate::{FormatOptions, NewInode, OpenOptions, RenameMode, Volume};
+
+    /// Invariants that are broken after a file was moved out of a directory that then went.
+    fn broken(fault: Option<Fault>) -> Vec<&'static str> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).expect("formats");
+        let volume = Volume::open(device, OpenOptions::default()).expect("opens");
+        let names = volume.names();
+        let new = |kind| NewInode::new(kind, 0o755);
+        let dir = names.create(ROOT_INO, b"d", &new(Kind::Directory));
+        let dir = dir.expect("creates").ino;
+        let made = names.create(dir, b"f", &new(Kind::Regular));
+        made.expect("creates");
+        let (from, to) = ((dir, &b"f"[..]), (ROOT_INO, &b"f"[..]));
+        let moved = names.rename(from, to, RenameMode::NoReplace, None);
+        moved.expect("moves");
+        names.rmdir(ROOT_INO, b"d").expect("removes");
+        failpoints::set(fault);
+        volume.forget_all();
+        volume.sync_all().expect("syncs");
+        failpoints::set(None);
+        let found = volume.controls().check().expect("reads");
+        found.iter().map(|finding| finding.invariant).collect()
+    }
+
+    #[test]
+    fn a_block_whose_inode_was_moved_away_is_held() {
+        assert_eq!(broken(None), [""; 0]);
+        assert_eq!(broken(Some(Fault::HeldBlockFreed)), ["F14"]);
+    }
+}

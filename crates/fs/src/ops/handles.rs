@@ -97,3 +97,64 @@ fn gone_is_stale(error: Error) -> Error {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ramet_betree::Batch;
+    use ramet_block::{Device, MemDevice};
+
+    use super::*;
+    use crate::format::ino::ROOT_INO;
+    use crate::format::record::{Kind, Pin};
+    use crate::namespace::number_tables::{put_pin, stored_block};
+    use crate::{Caller, CloneMode, FormatOptions, NewInode, OpenOptions, Volume};
+
+    fn volume() -> Arc<Volume> {
+        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+        Volume::format(&device, &FormatOptions::default()).expect("formats");
+        Volume::open(device, OpenOptions::default()).expect("opens")
+    }
+
+    #[test]
+    fn pins_of_dead_directories_in_each_other_lead_nowhere() {
+        let volume = volume();
+        let [one, two] = [1 << 20, 1 << 21].map(|ino| Identity {
+            ino: Ino(ino),
+            generation: 1,
+        });
+        let mut batch = Batch::new();
+        for (identity, home) in [(one, two), (two, one)] {
+            put_pin(&mut batch, Pin { identity, home }, Slot(0));
+        }
+        volume.tree().apply(batch).expect("there is room");
+        for dir in [one, two] {
+            let found = volume.names().lookup_number(dir.ino);
+            assert!(matches!(found, Err(Error::Stale)), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_block_is_in_the_tree_before_a_lookup_answers() {
+        let volume = volume();
+        let new = NewInode::new(Kind::Directory, 0o755);
+        let tree = volume
+            .names()
+            .create(ROOT_INO, b"tree", &new)
+            .expect("creates")
+            .ino;
+        volume.names().create(tree, b"d", &new).expect("creates");
+        let (root, trees) = (Caller::root(), volume.trees());
+        let cloned = trees.clone_entry(&root, tree, ROOT_INO, b"copy", CloneMode::New);
+        cloned.expect("clones");
+        let copy = volume.names().lookup(ROOT_INO, b"copy").expect("is there");
+        let home = Identity {
+            ino: copy.ino,
+            generation: copy.generation,
+        };
+        let block = || stored_block(volume.tree(), home, Slot(0).run()).expect("reads");
+        assert_eq!(block(), None, "no name of the copy was shown");
+        let shown = volume.names().lookup(copy.ino, b"d").expect("is there");
+        let block = block().expect("it is stored");
+        assert_eq!(block.identity(Slot(0), 0).ino, shown.ino);
+    }
+}
