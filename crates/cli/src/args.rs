@@ -92,6 +92,18 @@ pub enum Verb {
     /// Logical bytes are those of all files. Shared bytes are also used by other trees, mostly
     /// clones. Exclusive bytes come back when the tree is removed.
     Du(Du),
+    /// Bring a directory tree or a tar archive into a volume, fast and as a whole
+    ///
+    /// DST becomes a copy of SRC with everything that `cp -a` keeps: owners (as far as the caller may
+    /// give files away), modes, times, extended attributes, access control lists, hard links, holes.
+    /// DST appears once all of it is there, and is durable when the command returns. A command that
+    /// is ended before leaves nothing. Objects that cannot be read, or that change while they are
+    /// read, are told, and the exit status is 1.
+    Import(Import),
+    /// Write a directory tree to standard output as a tar archive
+    ///
+    /// The archive is in the PAX format, with extended attributes and hard links, sorted by name.
+    Export(Export),
     /// Measure Ramet beside other file systems
     ///
     /// The command runs ramet-bench, a program of its own, with the same arguments.
@@ -292,6 +304,28 @@ pub struct Du {
     #[arg(long)]
     pub json: bool,
     /// Directory on a Ramet mount
+    pub dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Import {
+    /// Read the new tree again, and compare checksums and attributes with the source as it was read
+    #[arg(long)]
+    pub verify: bool,
+    /// Memory that the command may take for an unmounted volume, such as 512M; the default is the
+    /// smaller of a quarter of the machine's memory and half of the control group's limit
+    #[arg(long, value_name = "N")]
+    pub memory: Option<Size>,
+    /// Directory, tar archive, or - for an archive on standard input
+    pub src: PathBuf,
+    /// Path of the new tree on a mount; with a slash at its end, the directory that gets the tree
+    /// under the name of SRC. VOLUME:/PATH is a path in a volume that is not mounted
+    pub dst: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub struct Export {
+    /// Directory, as a rule on a Ramet mount
     pub dir: PathBuf,
 }
 

@@ -26,7 +26,7 @@ use crate::resolve::{Entry, Place};
 use crate::{mounts, output, resolve};
 
 /// An open directory on a mount.
-pub struct Root(OwnedFd);
+pub struct Root(pub OwnedFd);
 
 /// The counters of a daemon that the commands use. The daemon may be another version and have others.
 #[derive(serde::Deserialize)]
@@ -61,8 +61,13 @@ impl Root {
         opened.map(Root).map_err(|e| Failure::system(dir, e))
     }
 
-    fn call(&self, number: u32, buffer: &mut [u8]) -> Answer {
-        control_ioctl(&self.0, number, buffer)
+    pub fn call(&self, number: u32, buffer: &mut [u8]) -> Answer {
+        Root::call_on(&self.0, number, buffer)
+    }
+
+    /// Calls the daemon on a file of the mount.
+    pub fn call_on(file: &OwnedFd, number: u32, buffer: &mut [u8]) -> Answer {
+        control_ioctl(file, number, buffer)
             .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
     }
 
@@ -168,7 +173,7 @@ impl Root {
     }
 
     /// Status of the entry `name`; of a symbolic link, its own.
-    fn look_at(&self, name: &OsStr) -> Answer<Stat> {
+    pub fn look_at(&self, name: &OsStr) -> Answer<Stat> {
         statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW)
     }
 
@@ -196,7 +201,7 @@ impl Root {
 
 pub fn clone(args: &args::Clone) -> Outcome {
     let source = Seen::at(&args.src)?;
-    let target = Target::of(args)?;
+    let target = Target::of(&args.src, &args.dst)?;
     let device = target
         .root
         .device()
@@ -246,17 +251,16 @@ const SAME: &str = "is the source itself";
 const PROTECTED: &str = "it, its directory or something below it is immutable or append-only \
      ('lsattr -aR' tells), or this process lacks a capability";
 
-/// The destination of a clone.
-struct Target {
-    root: Root,
-    name: OsString,
+/// The destination of a clone or an import.
+pub struct Target {
+    pub root: Root,
+    pub name: OsString,
     /// The path for messages.
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl Target {
-    fn of(args: &args::Clone) -> Outcome<Target> {
-        let dst = &args.dst;
+    pub fn of(src: &Path, dst: &Path) -> Outcome<Target> {
         let place = resolve::place(dst).map_err(|failure| {
             let is_missing = std::fs::metadata(dst).map_or(true, |found| !found.is_dir());
             if ends_with_slash(dst) && is_missing {
@@ -268,11 +272,11 @@ impl Target {
             }
         })?;
         let (dir, name, path) = match place {
-            Place::Entry(entry) => (entry.dir, entry.name, dst.clone()),
+            Place::Entry(entry) => (entry.dir, entry.name, dst.to_owned()),
             Place::Directory(dir) => {
-                let Some(name) = own_name(&args.src) else {
+                let Some(name) = own_name(src) else {
                     let why = "has no name of its own: name the copy";
-                    return Err(Failure::at(&args.src, why));
+                    return Err(Failure::at(src, why));
                 };
                 (dir, name.to_owned(), dst.join(name))
             }

@@ -9,10 +9,12 @@ mod daemon;
 mod detach;
 mod diff;
 mod du;
+mod export;
 mod failure;
 mod fsck;
 mod grow;
 mod host;
+mod import;
 mod inherited;
 mod log;
 mod mkfs;
@@ -94,6 +96,8 @@ fn run(verb: Verb) -> Outcome<u8> {
         Verb::Stat(args) => stat::run(&args)?,
         Verb::Diff(args) => return diff::run(&args),
         Verb::Du(args) => du::run(&args)?,
+        Verb::Import(args) => return import::run(&args),
+        Verb::Export(args) => return export::run(&args),
         Verb::Bench(args) => return Err(bench::run(&args)),
     }
     Ok(0)

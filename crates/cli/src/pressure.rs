@@ -127,7 +127,7 @@ fn follow(pressure: &Pressure, volume: &Weak<Volume>) {
             Ok(_) => {}
             Err(error) => {
                 debug!(%error, "memory pressure is not heard of any more");
-                while volume.budget().squeezed() > 0 {
+                while volume.tree().budget().squeezed() > 0 {
                     react(&volume, false);
                 }
                 return;
@@ -138,7 +138,7 @@ fn follow(pressure: &Pressure, volume: &Weak<Volume>) {
 
 /// Changes the memory of the volume when there was pressure, or none for some time.
 fn react(volume: &Volume, is_short: bool) {
-    let budget = volume.budget();
+    let budget = volume.tree().budget();
     if is_short {
         budget.squeeze();
         info!(
@@ -204,7 +204,7 @@ mod tests {
     fn the_cache_is_whole_again_when_pressure_is_not_told_any_more() {
         let volume = volume();
         react(&volume, true);
-        assert!(volume.budget().squeezed() > 0);
+        assert!(volume.tree().budget().squeezed() > 0);
         // A pipe that nobody reads has an error.
         let (trigger, reader) = trigger(false);
         drop(reader);
@@ -213,14 +213,14 @@ mod tests {
             is_memory_low: || false,
         };
         follow(&pressure, &Arc::downgrade(&volume));
-        assert_eq!(volume.budget().squeezed(), 0);
+        assert_eq!(volume.tree().budget().squeezed(), 0);
         volume.close().unwrap();
     }
 
     #[test]
     fn the_cache_shrinks_under_pressure_and_grows_again_while_the_machine_is_calm() {
         let volume = volume();
-        let budget = Arc::clone(volume.budget());
+        let budget = Arc::clone(volume.tree().budget());
         let before = budget.cache_bytes();
         react(&volume, true);
         assert!(budget.cache_bytes() <= before / 2 + (1 << 20));

@@ -44,6 +44,25 @@ impl Progress {
     }
 }
 
+impl Progress {
+    /// Tells how far work has come whose end is not known.
+    pub fn tell(&mut self, text: impl FnOnce() -> String) {
+        if !self.terminal || self.begun.elapsed() < QUIET {
+            return;
+        }
+        let bar = self.bar.get_or_insert_with(|| {
+            let template = "{prefix} {spinner} {msg} {elapsed_precise}";
+            let style = ProgressStyle::with_template(template)
+                .unwrap_or_else(|_| ProgressStyle::default_spinner());
+            ProgressBar::new_spinner()
+                .with_style(style)
+                .with_prefix(self.label)
+        });
+        bar.set_message(text());
+        bar.tick();
+    }
+}
+
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {

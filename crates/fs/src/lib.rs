@@ -54,6 +54,10 @@ pub use clock::{Clock, SystemClock};
 pub use error::{Error, Result};
 pub use examine::{Examination, ExaminationStep, ExamineError, Examined, examine};
 pub use format::blocks::{BLOCK_BYTES, FILE_BYTES_MAX};
+pub use format::import::{
+    FRAME_BYTES_MAX, FRAME_HEAD_BYTES, FrameWriter, IMPORT_PATH_BYTES_MAX, ITEM_BYTES_MAX,
+    ImportAttr, ImportBody, ImportItem, Items, frame_bytes,
+};
 pub use format::ino::{Ino, ROOT_INO};
 pub use format::name::NAME_BYTES_MAX;
 pub use format::record::{Kind, Time};
@@ -65,6 +69,8 @@ pub use ops::copy_range::Copied;
 pub use ops::create::NewInode;
 pub use ops::data::Files;
 pub use ops::file_flags::FileFlags;
+pub use ops::import::{Import, Imports};
+pub use ops::import_stage::ImportCounts;
 pub use ops::names::Names;
 pub use ops::readdir::{DirEntry, DirStream, Directories};
 pub use ops::rename::RenameMode;

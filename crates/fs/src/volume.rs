@@ -1,6 +1,6 @@
 //! The volume: its components, and how it is made, opened, synced and closed.
 //!
-//! [`Volume`] hands out the upper six components. They have no state of their own and call the
+//! [`Volume`] hands out the upper seven components. They have no state of their own and call the
 //! lower ones, which have the state and the locks.
 //!
 //! | component | does | calls |
@@ -10,6 +10,7 @@
 //! | [`Files`] | contents of files | namespace, times, deletes |
 //! | [`Attributes`] | attributes, extended attributes | namespace, times |
 //! | [`Trees`] | clone and remove whole trees | namespace, numbers, times, deletes |
+//! | [`Imports`] | trees that come in as streams | namespace, numbers, times, deletes |
 //! | [`Controls`] | compare, measure, scrub, check | namespace |
 //!
 //! | component | state | calls |
@@ -37,6 +38,7 @@ use crate::namespace::resolve::Namespace;
 use crate::ops::attr::Attributes;
 use crate::ops::data::Files;
 use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::import::Imports;
 use crate::ops::names::Names;
 use crate::ops::readdir::Directories;
 use crate::ops::times::Times;
@@ -60,6 +62,7 @@ pub struct Volume {
     files: Files,
     attributes: Attributes,
     trees: Trees,
+    imports: Imports,
     controls: Controls,
     is_read_only: bool,
 }
@@ -160,6 +163,7 @@ impl Volume {
             files: Files::new(&namespace, &times, &deletes),
             attributes: Attributes::new(&namespace, &times),
             trees: Trees::new(&namespace, &numbers, &times, &deletes),
+            imports: Imports::new(&namespace, &numbers, &times, &deletes),
             controls: Controls::new(&namespace),
             namespace,
             numbers,
@@ -202,6 +206,12 @@ impl Volume {
         &self.trees
     }
 
+    /// Trees that come in as streams.
+    #[must_use]
+    pub fn imports(&self) -> &Imports {
+        &self.imports
+    }
+
     /// Tools: compare, measure, scrub, check.
     #[must_use]
     pub fn controls(&self) -> &Controls {
@@ -219,14 +229,23 @@ impl Volume {
     /// object can succeed.
     pub fn forget_noting(&self, ino: Ino, lookups: u64, last: impl FnOnce()) {
         if ino != ROOT_INO {
+            let mut ended = None;
+            let last = || {
+                ended = self.imports.take(ino);
+                last();
+            };
             self.namespace.table.forget_noting(ino, lookups, last);
             self.numbers.note_forgotten();
+            if let Some(import) = ended {
+                self.imports.end(&import);
+            }
             self.deletes.reap();
         }
     }
 
     /// The caller drops all references but the one to the root.
     pub fn forget_all(&self) {
+        self.imports.end_all();
         self.namespace.table.clear();
         self.numbers.note_forgotten();
         self.deletes.reap_all();
@@ -304,18 +323,8 @@ impl Volume {
         self.is_read_only
     }
 
-    /// The memory budget of the volume.
-    #[must_use]
-    pub fn budget(&self) -> &Arc<Budget> {
-        self.namespace.tree.budget()
-    }
-
     /// Keeps the memory of inodes within the budget: makes some of them compact if there are many
     /// that are not, and answers their number. To be called with each request.
-    #[expect(
-        clippy::must_use_candidate,
-        reason = "the number is for those who wait"
-    )]
     pub fn compact_inodes(&self) -> usize {
         self.namespace.compact_inodes()
     }
@@ -356,7 +365,7 @@ impl Volume {
             pid: std::process::id(),
             uuid: tree.uuid.to_string(),
             label: tree.label.as_str().to_owned(),
-            memory: MemoryStats::from(&**self.budget()),
+            memory: MemoryStats::from(&**self.namespace.tree.budget()),
             inodes_in_memory: (table.len() + table.compact_len()) as u64,
             inodes_compact: table.compact_len() as u64,
             locks: locks

@@ -364,7 +364,7 @@ fn a_diff_takes_half_of_the_memory_budget_at_most_and_gives_it_back() {
         ..OpenOptions::default()
     };
     let volume = Volume::open(device, options).unwrap();
-    let budget = volume.budget().clone();
+    let budget = volume.tree().budget().clone();
     let [a, b] = [b"a", b"b"].map(|name| make(&volume, ROOT_INO, name, Kind::Directory).unwrap());
     let add = |count: u32| {
         for number in 0..count {

@@ -267,10 +267,10 @@ mod tests {
             volume.compact_inodes();
         }
         assert!(volume.namespace().table.len() <= whole_max);
-        let told = volume.budget().used(Use::Inodes);
+        let told = volume.tree().budget().used(Use::Inodes);
         volume.forget_all();
         volume.compact_inodes();
-        let left = volume.budget().used(Use::Inodes);
+        let left = volume.tree().budget().used(Use::Inodes);
         assert!(left < told / 100, "{left} of {told}");
     }
 }

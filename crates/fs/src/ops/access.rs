@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::format::acl::ACCESS;
-use crate::format::record::{Kind, Record, S_ISVTX};
+use crate::format::record::{Kind, Record, S_ISGID, S_ISUID, S_ISVTX};
 use crate::namespace::inode::Inode;
 use crate::namespace::resolve::Namespace;
 use crate::ops::acl::list_of;
@@ -23,7 +23,10 @@ impl Capabilities {
     pub const FSETID: Self = Self(1 << 4);
     /// Attributes of `trusted.` are shown.
     pub const SYS_ADMIN: Self = Self(1 << 21);
-    const MKNOD: Self = Self(1 << 27);
+    /// Devices can be made.
+    pub const MKNOD: Self = Self(1 << 27);
+    /// The attribute `security.capability` can be set.
+    pub const SETFCAP: Self = Self(1 << 31);
     /// All capabilities.
     pub const ALL: Self = Self(u64::MAX);
 
@@ -137,6 +140,34 @@ impl Caller {
             Ok(())
         } else {
             Err(Error::Access)
+        }
+    }
+
+    /// Makes the owner of a new object one that the process may give it, by the rules of `cp -a`: a
+    /// process that may not give files away keeps the group if it is in it. An object with another
+    /// owner loses setuid, setgid and sticky.
+    pub(crate) fn give(&self, record: &mut Record) {
+        let gives_away = self.has(Capabilities::CHOWN) && self.has(Capabilities::FOWNER);
+        if !gives_away && (record.uid != self.uid || !self.is_in(record.gid)) {
+            record.mode &= !(S_ISUID | S_ISGID | S_ISVTX);
+            record.uid = self.uid;
+            if !self.is_in(record.gid) {
+                record.gid = self.gid;
+            }
+        }
+        if !self.is_in(record.gid) && !self.has(Capabilities::FSETID) {
+            record.mode &= !S_ISGID;
+        }
+    }
+
+    /// Whether an extended attribute of this name may be set on a new object of the process.
+    pub(crate) fn may_set_xattr(&self, name: &[u8], kind: Kind) -> bool {
+        if name == b"security.capability" {
+            self.has(Capabilities::SETFCAP)
+        } else if name.starts_with(b"trusted.") || name.starts_with(b"security.") {
+            self.has(Capabilities::SYS_ADMIN)
+        } else {
+            !name.starts_with(b"user.") || matches!(kind, Kind::Regular | Kind::Directory)
         }
     }
 

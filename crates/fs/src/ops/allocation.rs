@@ -255,6 +255,22 @@ impl Allocation {
         (removed, added)
     }
 
+    /// The map of a new file at `path`: keys in ascending order, and their values.
+    pub(crate) fn entries(&self, path: &[u8]) -> impl Iterator<Item = (Bytes, Bytes)> {
+        let map = keys::map(path);
+        self.slots.iter().filter_map(move |(number, slot)| {
+            let value = match &slot.chunk {
+                Chunk::None => return None,
+                Chunk::All => Bytes::new(),
+                Chunk::Bits(bits) => {
+                    let len = bits.iter().rposition(|&byte| byte != 0)? + 1;
+                    Bytes::copy_from_slice(&bits[..len])
+                }
+            };
+            Some((keys::chunk(&map, *number), value))
+        })
+    }
+
     /// Stores the changes of the map of the file at `path`.
     pub(crate) fn store(&self, path: &[u8], batch: &mut Batch) {
         let map = keys::map(path);

@@ -29,7 +29,11 @@ pub enum SetXattr {
     Replace,
 }
 
-fn check(name: &[u8]) -> Result<()> {
+/// Refuses a name that no attribute can have.
+///
+/// # Errors
+/// `Range`, `Invalid`, and `Unsupported` for another namespace.
+pub(crate) fn check(name: &[u8]) -> Result<()> {
     if flag_of(name).is_some() {
         return Ok(());
     }

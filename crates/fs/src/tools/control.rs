@@ -17,6 +17,8 @@
 //! | 9 | [`SCRUB`] | in and out | [`ScrubRequest`], then a [`ScrubPage`](crate::ScrubPage) |
 //! | 10 | [`GROW`] | in | new size of the volume in bytes, u64 |
 //! | 11 | [`FENCE`] | in and out | a `Fence` (`tools/fence.rs`) |
+//! | 12 | [`IMPORT`] | out | token of the import, u64; on a file without a name |
+//! | 13 | [`PUBLISH`] | in and out | [`PublishRequest`], answered by [`ImportCounts`] |
 //!
 //! The kernel checks no permission for an ioctl; the daemon does, see
 //! [`crate::Trees::clone_entry`].
@@ -35,6 +37,7 @@ use ramet_sys::control_ioctl;
 use crate::error::{Error, Result};
 use crate::format::name::NAME_BYTES_MAX;
 use crate::ops::clone::CloneMode;
+use crate::ops::import_stage::ImportCounts;
 use crate::tools::diff::{Change, Difference};
 
 const DIR_IN: u32 = 1;
@@ -91,6 +94,77 @@ pub const FENCE_BYTES: usize = 32;
 /// Raises a fence behind the requests that are queued, and tells whether it has passed: see
 /// `tools/fence.rs`.
 pub const FENCE: u32 = number(DIR_IN | DIR_OUT, 11, FENCE_BYTES);
+
+/// Begins an import on a file without a name (`O_TMPFILE`), which is open for writing and empty.
+/// Writes to it are frames from then on, one behind the other; the import ends with the file.
+pub const IMPORT: u32 = number(DIR_OUT, 12, 8);
+/// Gives the tree of an import its name in the directory the call is made on.
+pub const PUBLISH: u32 = number(DIR_IN | DIR_OUT, 13, PUBLISH_BYTES);
+/// Size of a request and of an answer of [`PUBLISH`].
+pub const PUBLISH_BYTES: usize = 16 + NAME_FIELD_BYTES;
+
+/// The request of [`PUBLISH`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishRequest {
+    /// The answer to [`IMPORT`]. It serves its user only.
+    pub token: u64,
+    /// Name of the tree: 1 to 255 bytes, no NUL, no `/`.
+    pub name: Vec<u8>,
+}
+
+impl PublishRequest {
+    /// The bytes of the call.
+    ///
+    /// # Errors
+    /// `NameTooLong` when the name has more than 255 bytes.
+    pub fn encode(&self) -> Result<[u8; PUBLISH_BYTES]> {
+        let mut out = [0; PUBLISH_BYTES];
+        out[8..16].copy_from_slice(&self.token.to_le_bytes());
+        let name_len = put_name(&mut out[16..], &self.name)?;
+        out[4..8].copy_from_slice(&name_len.to_le_bytes());
+        Ok(out)
+    }
+
+    /// Decodes the bytes of [`PublishRequest::encode`].
+    ///
+    /// # Errors
+    /// `Invalid` when the size, a reserved byte or the name is not one this version knows.
+    pub fn decode(bytes: &[u8]) -> Result<Self> {
+        if bytes.len() != PUBLISH_BYTES || u32_at(bytes, 0) != 0 {
+            return Err(Error::Invalid("size or flag of a publish request"));
+        }
+        Ok(Self {
+            token: u64::from_le_bytes(bytes[8..16].try_into().expect("eight bytes")),
+            name: take_name(&bytes[16..], u32_at(bytes, 4))?,
+        })
+    }
+}
+
+/// The answer to [`PUBLISH`].
+#[must_use]
+pub fn encode_import_counts(counts: &ImportCounts) -> [u8; PUBLISH_BYTES] {
+    let mut out = [0; PUBLISH_BYTES];
+    for (at, count) in counts.fields().into_iter().enumerate() {
+        out[8 * at..8 * at + 8].copy_from_slice(&count.to_le_bytes());
+    }
+    out
+}
+
+/// Decodes the answer to [`PUBLISH`].
+///
+/// # Errors
+/// `Invalid` when the bytes are too few.
+pub fn decode_import_counts(bytes: &[u8]) -> Result<ImportCounts> {
+    let mut fields = [0; ImportCounts::FIELDS];
+    let (words, _) = bytes.as_chunks::<8>();
+    let words = words
+        .get(..fields.len())
+        .ok_or(Error::Invalid("answer to a publish request"))?;
+    for (field, word) in fields.iter_mut().zip(words) {
+        *field = u64::from_le_bytes(*word);
+    }
+    Ok(ImportCounts::of_fields(fields))
+}
 
 /// Flag of [`CloneRequest`]: fail with `EEXIST` when the destination exists. The same as no flag.
 pub const CLONE_NO_REPLACE: u32 = 1;
@@ -659,6 +733,21 @@ mod tests {
         assert!(Difference::decode(&[64, 0, 0, 0, 0]).is_err());
         assert!(decode_diff_page(&[0xff; 20]).is_err());
         assert!(DiffRequest::decode(&[2; DIFF_PAGE_BYTES]).is_err());
+    }
+
+    #[test]
+    fn publications_come_back() {
+        let request = PublishRequest {
+            token: 7,
+            name: b"n".to_vec(),
+        };
+        let bytes = request.encode().unwrap();
+        assert_eq!(PublishRequest::decode(&bytes).unwrap(), request);
+        assert!(PublishRequest::decode(&bytes[1..]).is_err());
+        let counts = ImportCounts::of_fields([1, 2, 3, 4, 5, 6, 7, 8]);
+        let bytes = encode_import_counts(&counts);
+        assert_eq!(decode_import_counts(&bytes).unwrap(), counts);
+        assert!(decode_import_counts(&bytes[..63]).is_err());
     }
 
     #[test]

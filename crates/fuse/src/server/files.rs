@@ -105,6 +105,9 @@ impl Files {
             self.probe_file.written();
             return Ok(());
         }
+        if let Some(import) = self.volume.imports().of_stream(node) {
+            return answer(import.write(offset, data));
+        }
         let is_mapped = flags & abi::write::CACHE != 0;
         let touch = if is_mapped {
             Touch::Page

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use ramet_fs::control::{
     CHECKPOINT, CLONE, CloneRequest, DIFF, DIFF_START, DiffRequest, FAILED_WRITE_BACKS, GROW,
-    NameRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC, ScrubRequest, USAGE,
-    encode_source_reply, encode_stat_reply, encode_usage,
+    IMPORT, NameRequest, PUBLISH, PublishRequest, REMOVE, SCRUB, SCRUB_START, SOURCE, STAT, SYNC,
+    ScrubRequest, USAGE, encode_import_counts, encode_source_reply, encode_stat_reply,
+    encode_usage,
 };
 use ramet_fs::{Caller, Capabilities, ControlState, Error, Ino, Invalidation, Result, Volume};
 
@@ -28,6 +29,9 @@ pub(crate) enum Call {
     Scrub(ScrubRequest),
     /// Grow the volume to so many bytes.
     Grow(u64),
+    /// Begin an import on a file without a name.
+    Import,
+    Publish(PublishRequest),
 }
 
 /// Whether the caller could read and write the device of the volume itself. Only a process with
@@ -69,6 +73,8 @@ impl Call {
                 .try_into()
                 .map(|bytes| Self::Grow(u64::from_le_bytes(bytes)))
                 .map_err(|_| Error::Invalid("size of a grow request")),
+            IMPORT => Ok(Self::Import),
+            PUBLISH => PublishRequest::decode(bytes).map(Self::Publish),
             _ => return None,
         })
     }
@@ -76,14 +82,14 @@ impl Call {
     /// The time that this call may take.
     pub(crate) fn pace(&self) -> Pace {
         match self {
-            Self::Clone(_) | Self::Remove(_) => Pace::Structural,
+            Self::Clone(_) | Self::Remove(_) | Self::Publish(_) => Pace::Structural,
             Self::Sync
             | Self::Checkpoint
             | Self::Diff(_)
             | Self::Usage
             | Self::Scrub(_)
             | Self::Grow(_) => Pace::Waits,
-            Self::Source(_) | Self::Stat => Pace::Quick,
+            Self::Source(_) | Self::Stat | Self::Import => Pace::Quick,
         }
     }
 
@@ -141,18 +147,20 @@ impl Call {
                     .controls()
                     .diff_page(dir, state.ok_or(Error::Stale)?, other)?;
             }
-            Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
-            Self::Stat => {
-                let invalid = Error::Invalid("counters");
-                let Ok(mut counters) = serde_json::to_value(volume.stats()) else {
-                    return Err(invalid);
-                };
-                counters["requests"] = counts.json();
-                counters[FAILED_WRITE_BACKS] = counts.failed_write_backs().into();
-                counters["inodes_asked_to_forget"] = counts.asked_to_forget().into();
-                counters["prefetch"] = prefetch.json();
-                data = encode_stat_reply(&counters.to_string())?;
+            Self::Import => {
+                let token: u64 = rand::random();
+                volume.imports().begin(caller, dir, token)?;
+                data = token.to_le_bytes().to_vec();
             }
+            Self::Publish(request) => {
+                let (missing, counts) =
+                    volume
+                        .imports()
+                        .publish(caller, request.token, dir, &request.name)?;
+                (stale, data) = (missing, encode_import_counts(&counts).to_vec());
+            }
+            Self::Usage => data = encode_usage(&volume.controls().usage(dir)?),
+            Self::Stat => data = stat_reply(volume, counts, prefetch)?,
             Self::Scrub(request) => {
                 owns_volume(caller)?;
                 let starts = request.flags & SCRUB_START != 0;
@@ -166,6 +174,18 @@ impl Call {
         }
         Ok((stale, data))
     }
+}
+
+/// The answer to STAT: the counters of the volume and of the mount.
+fn stat_reply(volume: &Volume, counts: &RequestCounts, prefetch: &Prefetch) -> Result<Vec<u8>> {
+    let Ok(mut counters) = serde_json::to_value(volume.stats()) else {
+        return Err(Error::Invalid("counters"));
+    };
+    counters["requests"] = counts.json();
+    counters[FAILED_WRITE_BACKS] = counts.failed_write_backs().into();
+    counters["inodes_asked_to_forget"] = counts.asked_to_forget().into();
+    counters["prefetch"] = prefetch.json();
+    encode_stat_reply(&counters.to_string())
 }
 
 /// The control calls of a volume without a kernel.

@@ -167,7 +167,7 @@ impl Server {
 
     /// The memory budget of the volume.
     pub(crate) fn budget(&self) -> &Arc<Budget> {
-        self.volume.budget()
+        self.volume.tree().budget()
     }
 
     pub(crate) fn fences(&self) -> &Arc<Fences> {

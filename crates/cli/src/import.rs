@@ -1,0 +1,172 @@
+//! `ramet import`: a directory or a tar archive becomes a tree of a volume, at once and as a whole.
+//!
+//! Several threads read the source into frames (`import/walk.rs`), which go to the daemon as writes
+//! to a file without a name, or straight to a volume that is not mounted (`import/sink.rs`). The
+//! tree has no name before all of it is there.
+
+pub mod archive;
+pub mod read;
+pub mod report;
+pub mod rights;
+mod sink;
+mod tally;
+pub mod walk;
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Instant;
+
+use ramet_fs::ImportCounts;
+use rustix::fs::{CWD, Mode, OFlags, openat};
+
+use crate::args::Import;
+use crate::failure::{Failure, Outcome, status};
+use crate::import::report::Report;
+use crate::import::rights::Rights;
+use crate::import::sink::Sink;
+use crate::import::tally::Tally;
+use crate::output::{complain, say};
+use crate::progress::Progress;
+use crate::size::Size;
+
+/// The source of an import.
+enum Source {
+    Directory(OwnedFd),
+    Archive(Box<dyn Read>),
+}
+
+impl Source {
+    fn open(path: &Path) -> Outcome<Source> {
+        if path == Path::new("-") {
+            return Ok(Source::Archive(Box::new(std::io::stdin().lock())));
+        }
+        let failed = |e| Failure::system(path, e);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let opened = openat(CWD, path, flags, Mode::empty()).map_err(|e| failed(e.into()))?;
+        let file = File::from(opened);
+        let kind = file.metadata().map_err(failed)?;
+        if kind.is_dir() {
+            return Ok(Source::Directory(file.into()));
+        }
+        Ok(Source::Archive(Box::new(file)))
+    }
+}
+
+pub fn run(args: &Import) -> Outcome<u8> {
+    let begun = Instant::now();
+    allow_open_files();
+    let rights = Rights::of_process();
+    let source = Source::open(&args.src)?;
+    let mut sink = Sink::open(args, rights)?;
+    let report = Report::new(&args.src);
+    let mut tally = Tally::new(args.verify.then(|| rights.gives_all()));
+    let filled = fill(source, rights, &report, &mut sink, &mut tally);
+    let published = filled.and_then(|()| sink.publish());
+    let verified = published.and_then(|counts| {
+        if args.verify {
+            verify(&sink, rights, &tally)?;
+        }
+        Ok(counts)
+    });
+    let path = sink.path.clone();
+    let closed = sink.close();
+    let counts = verified?;
+    closed?;
+    tell(&path, &counts, begun, args.verify)?;
+    Ok(if report.told() > 0 { status::FAILED } else { 0 })
+}
+
+/// Hands all of the source over.
+fn fill(
+    source: Source,
+    rights: Rights,
+    report: &Report,
+    sink: &mut Sink,
+    tally: &mut Tally,
+) -> Outcome {
+    let mut progress = Progress::new("importing");
+    let path = sink.path.clone();
+    let mut deliver = |frame: Vec<u8>| {
+        tally.take(&frame).map_err(|e| Failure::at(&path, e))?;
+        sink.write(&frame, tally.last())?;
+        let (objects, bytes) = (tally.objects(), tally.counts.bytes);
+        progress.tell(|| format!("{objects} objects, {}", Size::new(bytes)));
+        Ok(())
+    };
+    match source {
+        Source::Directory(top) => walk::walk(top, rights.makes_devices(), report, &mut deliver),
+        Source::Archive(archive) => {
+            archive::read(archive, rights.makes_devices(), report, &mut deliver)
+        }
+    }
+}
+
+/// Reads the new tree again, and compares it with the frames that were handed over.
+fn verify(sink: &Sink, rights: Rights, tally: &Tally) -> Outcome {
+    let path = &sink.path;
+    if !sink.is_mounted() {
+        return Err(Failure::at(
+            path,
+            "--verify takes a mount, to read the tree again",
+        ));
+    }
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let top = openat(CWD, path, flags, Mode::empty()).map_err(|e| Failure::system(path, e))?;
+    let report = Report::new(path);
+    let mut progress = Progress::new("verifying");
+    let mut found = Tally::new(Some(rights.gives_all()));
+    let mut names = Vec::new();
+    walk::walk(top, true, &report, &mut |frame| {
+        found.take(&frame).map_err(|e| Failure::at(path, e))?;
+        archive::paths_in(&frame, &mut names);
+        let (objects, bytes) = (found.objects(), found.counts.bytes);
+        progress.tell(|| format!("{objects} objects, {}", Size::new(bytes)));
+        Ok(())
+    })?;
+    let differing = tally.differences(&found);
+    for name in &names {
+        if differing.binary_search(&Tally::hash_of(name)).is_ok() {
+            report.tell(name, "differs from the source");
+        }
+    }
+    if !differing.is_empty() || report.told() > 0 {
+        let why = format!("{} objects differ from the source", differing.len());
+        return Err(Failure::at(path, why));
+    }
+    Ok(())
+}
+
+fn tell(path: &Path, counts: &ImportCounts, begun: Instant, verified: bool) -> Outcome {
+    if counts.refused_xattrs > 0 {
+        complain(format_args!(
+            "{}: {} extended attributes were left out",
+            path.display(),
+            counts.refused_xattrs
+        ));
+    }
+    let seconds = begun.elapsed().as_secs_f64();
+    let others = counts.symlinks + counts.specials + counts.links;
+    let rate = (counts.files + counts.directories + others) as f64 / seconds.max(0.001);
+    say!(
+        "{}: {} files, {} directories, {others} others, {} in {seconds:.2} s ({rate:.0} a second){}",
+        path.display(),
+        counts.files,
+        counts.directories,
+        Size::new(counts.bytes),
+        if verified { ", verified" } else { "" }
+    )
+}
+
+/// Raises the limit of open files to the highest that is allowed: each level of a tree is one.
+pub fn allow_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        ..limit
+    };
+    // A process that keeps its limit reads all but very deep trees.
+    let _ = setrlimit(Resource::Nofile, raised);
+}

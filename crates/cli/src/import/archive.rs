@@ -1,0 +1,360 @@
+//! A tar archive as the source of an import: GNU and PAX, with extended attributes in records
+//! `SCHILY.xattr`.
+//!
+//! Members come in the order of the archive. A directory that no member makes before its entries
+//! gets the mode 0755 and the caller's ids. The first member of a path counts.
+
+use std::collections::HashMap;
+use std::io::Read;
+
+use ramet_fs::{
+    BLOCK_BYTES, IMPORT_PATH_BYTES_MAX, ImportAttr, ImportBody, ImportItem, Items, Time,
+};
+use rustix::process::{getegid, geteuid};
+use tar::{Archive, Entry, EntryType};
+
+use crate::failure::{Failure, Outcome};
+use crate::import::read::Frames;
+use crate::import::report::Report;
+
+const XATTR: &[u8] = b"SCHILY.xattr.";
+
+/// Hands the members of an archive to `deliver`, frame by frame.
+///
+/// # Errors
+/// Those of `deliver`, and of an archive that cannot be read on.
+pub fn read(
+    source: Box<dyn Read>,
+    makes_devices: bool,
+    report: &Report,
+    deliver: &mut dyn FnMut(Vec<u8>) -> Outcome,
+) -> Outcome {
+    let mut failed = Ok(());
+    let mut out = |frame| {
+        failed = deliver(frame);
+        failed.is_ok()
+    };
+    let mut importer = Importer {
+        frames: Frames::new(&mut out),
+        report,
+        makes_devices,
+        made: HashMap::new(),
+        now: now(),
+    };
+    let broken = |e: std::io::Error| Failure::new(format!("the archive cannot be read on: {e}"));
+    let read_all = |importer: &mut Importer<'_>| -> Outcome {
+        let mut archive = Archive::new(std::io::BufReader::with_capacity(1 << 20, source));
+        for member in archive.entries().map_err(broken)? {
+            importer.take(member.map_err(broken)?).map_err(broken)?;
+            if importer.frames.is_cut() {
+                break;
+            }
+        }
+        Ok(())
+    };
+    let read = read_all(&mut importer);
+    importer.frames.flush();
+    drop(importer);
+    failed?;
+    read
+}
+
+fn now() -> Time {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let now = now.unwrap_or_default();
+    Time {
+        secs: i64::try_from(now.as_secs()).unwrap_or_default(),
+        nanos: now.subsec_nanos(),
+    }
+}
+
+/// The PAX records of a member that the import knows.
+#[derive(Default)]
+struct Records {
+    mtime: Option<Time>,
+    atime: Option<Time>,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    is_sparse: bool,
+}
+
+impl Records {
+    fn of<R: Read>(member: &mut Entry<'_, R>) -> std::io::Result<Records> {
+        let mut records = Records::default();
+        let Some(extensions) = member.pax_extensions()? else {
+            return Ok(records);
+        };
+        for extension in extensions {
+            let extension = extension?;
+            let (key, value) = (extension.key_bytes(), extension.value_bytes());
+            match key {
+                b"mtime" => records.mtime = parse_time(value),
+                b"atime" => records.atime = parse_time(value),
+                _ if key.starts_with(b"GNU.sparse.") => records.is_sparse = true,
+                _ => {
+                    if let Some(name) = key.strip_prefix(XATTR) {
+                        records.xattrs.push((name.to_vec(), value.to_vec()));
+                    }
+                }
+            }
+        }
+        Ok(records)
+    }
+}
+
+/// A time as PAX tells it: seconds, with a fraction.
+fn parse_time(text: &[u8]) -> Option<Time> {
+    let text = std::str::from_utf8(text).ok()?;
+    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let secs: i64 = whole.parse().ok()?;
+    let digits: String = fraction
+        .chars()
+        .chain("000000000".chars())
+        .take(9)
+        .collect();
+    let nanos: u32 = digits.parse().ok()?;
+    // The fraction counts away from zero, the nanoseconds of a time count upwards.
+    if whole.starts_with('-') && nanos > 0 {
+        let secs = secs.checked_sub(1)?;
+        return Some(Time {
+            secs,
+            nanos: 1_000_000_000 - nanos,
+        });
+    }
+    Some(Time { secs, nanos })
+}
+
+/// The names of a path, joined; `None` for a path that leads out of the archive.
+fn normal(path: &[u8]) -> Option<Vec<u8>> {
+    let names = path.split(|&byte| byte == b'/');
+    let names: Vec<_> = names
+        .filter(|name| !name.is_empty() && *name != b".")
+        .collect();
+    let leads_out = names.contains(&&b".."[..]) || path.len() > IMPORT_PATH_BYTES_MAX;
+    (!leads_out).then(|| names.join(&b'/'))
+}
+
+struct Importer<'a> {
+    frames: Frames<'a>,
+    report: &'a Report,
+    makes_devices: bool,
+    /// Paths that were made, and whether they are directories.
+    made: HashMap<Vec<u8>, bool>,
+    now: Time,
+}
+
+impl Importer<'_> {
+    fn take<R: Read>(&mut self, mut member: Entry<'_, R>) -> std::io::Result<()> {
+        let kind = member.header().entry_type();
+        if kind == EntryType::XGlobalHeader {
+            return Ok(());
+        }
+        let raw = member.path_bytes().into_owned();
+        let Some(path) = normal(&raw) else {
+            self.report.tell(&raw, "leads out of the archive");
+            return Ok(());
+        };
+        let records = Records::of(&mut member)?;
+        let is_directory = kind == EntryType::Directory;
+        if !self.takes(&path, is_directory) {
+            return Ok(());
+        }
+        let mut attr = self.attr(&member, &records)?;
+        let link = member.link_name_bytes().map(|target| target.into_owned());
+        let target = link.unwrap_or_default();
+        let (bits, body) = match kind {
+            EntryType::Directory => (0o040_000, ImportBody::Directory),
+            EntryType::Symlink => (0o120_000, ImportBody::Symlink(&target)),
+            EntryType::Fifo => (0o010_000, ImportBody::Special(0)),
+            EntryType::Char | EntryType::Block if !self.makes_devices => {
+                self.report.tell(&path, "a device: only root may make one");
+                return Ok(());
+            }
+            EntryType::Char => (0o020_000, ImportBody::Special(device(&member)?)),
+            EntryType::Block => (0o060_000, ImportBody::Special(device(&member)?)),
+            EntryType::Link => return self.link(path, &target),
+            EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse
+                if !records.is_sparse =>
+            {
+                (0o100_000, ImportBody::File(member.size()))
+            }
+            _ => {
+                self.report
+                    .tell(&path, "a member of a kind that is not known");
+                return Ok(());
+            }
+        };
+        attr.mode |= bits;
+        let path_of_item = &path[..];
+        let item = ImportItem::Object {
+            path: path_of_item,
+            attr,
+            body,
+        };
+        self.frames.put(&item, path.len() + target.len());
+        for (name, value) in &records.xattrs {
+            let item = ImportItem::Xattr { name, value };
+            self.frames.put(&item, name.len() + value.len());
+        }
+        self.made.insert(path, is_directory);
+        if let ImportBody::File(size_bytes) = body {
+            self.contents(&mut member, size_bytes, kind == EntryType::GNUSparse)?;
+        }
+        Ok(())
+    }
+
+    /// Whether an object can be made at a path. Directories above it that are missing are made.
+    fn takes(&mut self, path: &[u8], is_directory: bool) -> bool {
+        if path.is_empty() {
+            return is_directory;
+        }
+        match self.made.get(path) {
+            Some(true) if is_directory => return true,
+            Some(_) => {
+                self.report
+                    .tell(path, "a second member of this path: the first one stays");
+                return false;
+            }
+            None => {}
+        }
+        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        for (end, _) in slashes {
+            let above = &path[..end];
+            match self.made.get(above) {
+                Some(true) => {}
+                Some(false) => {
+                    self.report
+                        .tell(path, "below a member that is no directory");
+                    return false;
+                }
+                None => {
+                    let attr = ImportAttr {
+                        mode: 0o040_755,
+                        uid: geteuid().as_raw(),
+                        gid: getegid().as_raw(),
+                        atime: self.now,
+                        mtime: self.now,
+                        has_names: false,
+                    };
+                    let body = ImportBody::Directory;
+                    let path = above;
+                    self.frames
+                        .put(&ImportItem::Object { path, attr, body }, path.len());
+                    self.made.insert(above.to_vec(), true);
+                }
+            }
+        }
+        true
+    }
+
+    fn attr<R: Read>(
+        &self,
+        member: &Entry<'_, R>,
+        records: &Records,
+    ) -> std::io::Result<ImportAttr> {
+        let header = member.header();
+        let mtime = Time {
+            secs: i64::try_from(header.mtime()?).unwrap_or(i64::MAX),
+            nanos: 0,
+        };
+        let mtime = records.mtime.unwrap_or(mtime);
+        let id = |id: u64| u32::try_from(id).unwrap_or(u32::MAX - 1);
+        Ok(ImportAttr {
+            mode: header.mode()? & 0o7777,
+            uid: id(header.uid()?),
+            gid: id(header.gid()?),
+            atime: records.atime.unwrap_or(mtime),
+            mtime,
+            has_names: false,
+        })
+    }
+
+    fn link(&mut self, path: Vec<u8>, target: &[u8]) -> std::io::Result<()> {
+        let first = normal(target).filter(|first| self.made.get(first) == Some(&false));
+        let Some(first) = first else {
+            self.report
+                .tell(&path, "a link to a member that did not come");
+            return Ok(());
+        };
+        let item = ImportItem::Link {
+            path: &path,
+            first: &first,
+        };
+        self.frames.put(&item, path.len() + first.len());
+        self.made.insert(path, false);
+        Ok(())
+    }
+
+    fn contents(
+        &mut self,
+        member: &mut impl Read,
+        size_bytes: u64,
+        is_sparse: bool,
+    ) -> std::io::Result<()> {
+        let mut scratch = vec![0; usize::try_from(size_bytes.min(1 << 20)).unwrap_or(1 << 20)];
+        let mut at = 0;
+        while at < size_bytes && !self.frames.is_cut() {
+            let len = self.frames.room(size_bytes - at);
+            let bytes = &mut scratch[..len];
+            member.read_exact(bytes)?;
+            if is_sparse {
+                self.put_without_zeros(at, bytes);
+            } else {
+                self.frames
+                    .put(&ImportItem::Data { offset: at, bytes }, len);
+            }
+            at += len as u64;
+        }
+        Ok(())
+    }
+
+    /// Puts contents without blocks of zeros, which are the holes of a sparse member.
+    fn put_without_zeros(&mut self, mut offset: u64, bytes: &[u8]) {
+        for bytes in bytes.chunks(usize::try_from(BLOCK_BYTES).unwrap_or(usize::MAX)) {
+            if bytes.iter().any(|&byte| byte != 0) {
+                self.frames
+                    .put(&ImportItem::Data { offset, bytes }, bytes.len());
+            }
+            offset += bytes.len() as u64;
+        }
+    }
+}
+
+fn device<R: Read>(member: &Entry<'_, R>) -> std::io::Result<u32> {
+    let header = member.header();
+    let major = header.device_major()?.unwrap_or_default();
+    let minor = header.device_minor()?.unwrap_or_default();
+    Ok(minor & 0xff | major << 8 | (minor & !0xff) << 12)
+}
+
+/// Adds the paths of the objects in a frame to `paths`.
+pub fn paths_in(frame: &[u8], paths: &mut Vec<Vec<u8>>) {
+    let mut items = Items::of_frame(frame);
+    while let Ok(Some(item)) = items.next_item() {
+        if let ImportItem::Object { path, .. } | ImportItem::Link { path, .. } = item {
+            paths.push(path.to_vec());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_pax_have_fractions() {
+        let time = |secs, nanos| Some(Time { secs, nanos });
+        assert_eq!(parse_time(b"12"), time(12, 0));
+        assert_eq!(parse_time(b"12.5"), time(12, 500_000_000));
+        assert_eq!(parse_time(b"12.0000000019"), time(12, 1));
+        assert_eq!(parse_time(b"-1.25"), time(-2, 750_000_000));
+        assert_eq!(parse_time(b"x"), None);
+    }
+
+    #[test]
+    fn paths_stay_inside() {
+        assert_eq!(normal(b"./a//b/"), Some(b"a/b".to_vec()));
+        assert_eq!(normal(b"/etc/x"), Some(b"etc/x".to_vec()));
+        assert_eq!(normal(b"./"), Some(Vec::new()));
+        assert_eq!(normal(b"a/../../b"), None);
+    }
+}

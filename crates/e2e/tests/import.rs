@@ -1,0 +1,315 @@
+//! Imports and exports through real mounts, beside `cp -a`, rsync and GNU tar.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use ramet_e2e::{Bed, ramet_bin, run, run_ok};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, mknodat, setxattr};
+
+/// Both transports, as options of `ramet mount`.
+const TRANSPORTS: [&str; 2] = ["no_io_uring", "io_uring"];
+const USER: u32 = 65534;
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("temporary paths are UTF-8")
+}
+
+/// Makes a tree with every kind of object.
+fn make_source(top: &Path) {
+    fs::create_dir_all(top.join("d/e/f")).unwrap();
+    fs::create_dir(top.join("empty")).unwrap();
+    for (name, len) in [
+        ("one", 1),
+        ("block", 4096),
+        ("two", 5000),
+        ("large", 3 << 20),
+    ] {
+        let bytes: Vec<u8> = (0..len).map(|at: u32| (at / 7) as u8).collect();
+        fs::write(top.join("d").join(name), bytes).unwrap();
+    }
+    for number in 0..300 {
+        let name = format!("d/e/{number}-{}", "n".repeat(number % 200));
+        fs::write(top.join(name), vec![7; number * 97]).unwrap();
+    }
+    for odd in [&b"\x01"[..], b"\xff\xfe", b"a b\nc", &[b'x'; 255]] {
+        fs::write(top.join(std::ffi::OsStr::from_bytes(odd)), odd).unwrap();
+    }
+    fs::write(top.join("none"), "").unwrap();
+    let sparse = fs::File::create(top.join("sparse")).unwrap();
+    sparse.write_all_at(b"middle", 70 << 20).unwrap();
+    sparse.set_len(100 << 20).unwrap();
+    symlink("d/one", top.join("link")).unwrap();
+    symlink("x".repeat(4000), top.join("long link")).unwrap();
+    fs::hard_link(top.join("d/two"), top.join("hard")).unwrap();
+    fs::hard_link(top.join("d/two"), top.join("d/e/hard")).unwrap();
+    mknodat(CWD, top.join("pipe"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    for (name, mode) in [("d/one", 0o4711), ("empty", 0o1777), ("d/two", 0o600)] {
+        fs::set_permissions(top.join(name), PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let set = |name: &str, key: &str, value: &[u8]| {
+        setxattr(top.join(name), key, value, XattrFlags::empty()).unwrap();
+    };
+    set("d/one", "user.a", b"value");
+    set("d", "user.b", &[9; 2000]);
+    run_ok("setfacl", &["-m", "u:5:r", text(&top.join("d/two"))]);
+    run_ok("setfacl", &["-dm", "g:7:rx", text(&top.join("empty"))]);
+    if is_root() {
+        rustix::fs::chown(
+            top.join("none"),
+            Some(rustix::fs::Uid::from_raw(1234)),
+            None,
+        )
+        .unwrap();
+        let device = rustix::fs::makedev(1, 3);
+        mknodat(
+            CWD,
+            top.join("null"),
+            FileType::CharacterDevice,
+            Mode::RUSR,
+            device,
+        )
+        .unwrap();
+        set("d/e", "trusted.c", b"kept");
+    }
+    run_ok(
+        "touch",
+        &["-hd", "1969-12-31 23:00:00.25", text(&top.join("d/one"))],
+    );
+    run_ok(
+        "touch",
+        &[
+            "-hd",
+            "2001-02-03 04:05:06.123456789",
+            text(&top.join("d/e")),
+        ],
+    );
+}
+
+/// Asserts that rsync finds nothing to do: contents, modes, owners, times, links, lists, attributes.
+fn assert_same(a: &Path, b: &Path) {
+    let (a, b) = (format!("{}/", text(a)), format!("{}/", text(b)));
+    let differing = run_ok(
+        "rsync",
+        &["-naicAXH", "--specials", "--devices", "--delete", &a, &b],
+    );
+    assert_eq!(differing, "", "{a} and {b}");
+}
+
+fn import(args: &[&str], stdin: Stdio) -> Output {
+    let mut command = Command::new(ramet_bin());
+    command.arg("import").args(args).stdin(stdin);
+    command.output().expect("the command runs")
+}
+
+#[test]
+fn directory_comes_in_with_everything() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("2G");
+        let source = bed.path().join("source");
+        make_source(&source);
+        let mount = bed.mount(&["-o", transport]);
+        let (root, src) = (mount.root(), text(&source));
+        let told = run_ok(
+            ramet_bin(),
+            &["import", "--verify", src, text(&root.join("new"))],
+        );
+        assert!(told.contains("verified"), "{told}");
+        assert_same(&source, &root.join("new"));
+        let sectors = root.join("new/sparse").metadata().unwrap().blocks();
+        assert_eq!(sectors, 8, "holes stay");
+        let links = |name: &str| root.join("new").join(name).metadata().unwrap();
+        assert_eq!(links("hard").nlink(), 3);
+        assert_eq!(links("hard").ino(), links("d/e/hard").ino());
+
+        let again = import(&[src, text(&root.join("new"))], Stdio::null());
+        let why = String::from_utf8_lossy(&again.stderr).into_owned();
+        assert!(
+            !again.status.success() && why.contains("already exists"),
+            "{why}"
+        );
+        let into = format!("{}/", text(&root.join("new")));
+        run_ok(ramet_bin(), &["import", src, &into]);
+        assert_same(&source, &root.join("new/source"));
+        mount.umount();
+        bed.fsck();
+
+        // Straight to the volume, and through a mount again.
+        let inside = format!("{}:/new/d/direct", text(&bed.volume()));
+        run_ok(ramet_bin(), &["import", src, &inside]);
+        let mount = bed.mount(&["-o", transport]);
+        assert_same(&source, &mount.root().join("new/d/direct"));
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn archives_come_in_and_go_out_as_gnu_tar_has_them() {
+    let bed = Bed::new("2G");
+    let source = bed.path().join("source");
+    make_source(&source);
+    let mount = bed.mount(&[]);
+    let (root, src) = (mount.root(), text(&source));
+    let path = |name: &str| bed.path().join(name);
+    for (name, options) in [
+        (
+            "pax",
+            &["--format=pax", "--xattrs", "--xattrs-include=*"][..],
+        ),
+        ("gnu", &["--format=gnu", "--sparse"]),
+    ] {
+        let archive = path(name);
+        let mut args = options.to_vec();
+        args.extend(["-cf", text(&archive), "-C", src, "."]);
+        run_ok("tar", &args);
+        let (file, stream) = (root.join(name), root.join(format!("{name}-stream")));
+        run_ok(
+            ramet_bin(),
+            &["import", "--verify", text(&archive), text(&file)],
+        );
+        let piped = import(
+            &["-", text(&stream)],
+            fs::File::open(&archive).unwrap().into(),
+        );
+        assert!(piped.status.success(), "{piped:?}");
+        assert_same(&file, &stream);
+        if name == "pax" {
+            assert_same(&source, &file);
+        } else {
+            assert_eq!(file.join("sparse").metadata().unwrap().blocks(), 8);
+            run_ok(
+                "diff",
+                &[
+                    "-r",
+                    "--no-dereference",
+                    "-x",
+                    "pipe",
+                    "-x",
+                    "null",
+                    src,
+                    text(&file),
+                ],
+            );
+        }
+    }
+
+    // Out by the command, back by GNU tar, and by the command itself.
+    let exported = path("exported.tar");
+    let out = Command::new(ramet_bin())
+        .args(["export", text(&root.join("pax"))])
+        .stdout(fs::File::create(&exported).unwrap())
+        .output()
+        .unwrap();
+    assert!(out.status.success(), "{out:?}");
+    let back = path("back");
+    fs::create_dir(&back).unwrap();
+    let args = [
+        "--xattrs",
+        "--xattrs-include=*",
+        "-xpf",
+        text(&exported),
+        "-C",
+        text(&back),
+    ];
+    run_ok("tar", &args);
+    assert_same(&source, &back);
+    run_ok(
+        ramet_bin(),
+        &["import", text(&exported), text(&root.join("back"))],
+    );
+    assert_same(&source, &root.join("back"));
+    mount.umount();
+    bed.fsck();
+}
+
+#[test]
+fn command_that_is_killed_leaves_nothing() {
+    for transport in TRANSPORTS {
+        let bed = Bed::new("2G");
+        let mount = bed.mount(&["-o", transport]);
+        let free = || mount.stat()["tree"]["pending_message_bytes"].clone();
+        let before = mount.allocated_settled();
+        // An archive that does not end: the command is in the middle of it.
+        let mut command = Command::new(ramet_bin())
+            .args(["import", "-", text(&mount.root().join("new"))])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let source = bed.path().join("source");
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join("file"), vec![b'x'; 64 << 20]).unwrap();
+        let args = ["-cf", "-", "-C", text(&source), "file"];
+        let tar = Command::new("tar").args(args).output().unwrap();
+        let mut pipe = command.stdin.take().unwrap();
+        let cut = tar.stdout.len() / 2;
+        std::io::Write::write_all(&mut pipe, &tar.stdout[..cut]).unwrap();
+        assert!(mount.root().read_dir().unwrap().next().is_none());
+        command.kill().unwrap();
+        command.wait().unwrap();
+        assert!(mount.root().read_dir().unwrap().next().is_none());
+        let begun = Instant::now();
+        while mount.allocated_settled() > before + (1 << 20) {
+            assert!(begun.elapsed() < Duration::from_secs(20), "{}", free());
+        }
+        mount.umount();
+        bed.fsck();
+    }
+}
+
+#[test]
+fn objects_that_cannot_be_read_are_told() {
+    let bed = Bed::without_volume();
+    let source = bed.path().join("source");
+    fs::create_dir(&source).unwrap();
+    fs::write(source.join("good"), "x").unwrap();
+    fs::write(source.join("closed"), "x").unwrap();
+    fs::set_permissions(source.join("closed"), PermissionsExt::from_mode(0o0)).unwrap();
+    fs::set_permissions(source.join("good"), PermissionsExt::from_mode(0o4755)).unwrap();
+    if !is_root() {
+        println!("not root: the other tests of this file are those of an ordinary user");
+        return;
+    }
+    bed.hand_to(USER, USER);
+    let bin = bed.command_for_others();
+    let as_user = |args: &[&str]| {
+        let mut command = Command::new(&bin);
+        command
+            .args(args)
+            .current_dir(bed.path())
+            .uid(USER)
+            .gid(USER);
+        let out = command.output().unwrap();
+        (
+            out.status.code(),
+            String::from_utf8_lossy(&out.stderr).into_owned(),
+        )
+    };
+    let done = |args: &[&str]| assert_eq!(as_user(args), (Some(0), String::new()));
+    done(&["mkfs", "-q", "--size", "1G", "volume.ramet"]);
+    done(&["mount", "volume.ramet", "mnt"]);
+    let (status, why) = as_user(&["import", "source", "mnt/new"]);
+    assert_eq!(status, Some(1), "{why}");
+    assert!(why.contains("source/closed: permission denied"), "{why}");
+    let look = Command::new("stat")
+        .args(["-c", "%u %a", "mnt/new/good"])
+        .current_dir(bed.path())
+        .uid(USER)
+        .gid(USER)
+        .output()
+        .unwrap();
+    assert_eq!(look.stdout, format!("{USER} 755\n").into_bytes());
+    done(&["umount", "mnt"]);
+    let out = run(ramet_bin(), &["import", "/nonexistent", "mnt/x"]);
+    assert!(!out.status.success());
+}
