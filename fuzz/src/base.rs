@@ -120,7 +120,7 @@ fn files(closed: bool) -> Base {
         ..ramet_fs::FormatOptions::default()
     };
     Volume::format(&as_device(&device), &format).expect("the device is large enough");
-    let volume = open_files(as_device(&device), 1).expect("it was just made");
+    let volume = open_files(as_device(&device)).expect("it was just made");
     let make = |dir, name: &[u8], kind, target: &[u8]| {
         let new = NewInode {
             target,
@@ -173,12 +173,11 @@ fn files(closed: bool) -> Base {
     Base::new(device.image(), OpenOptions::default(), true)
 }
 
-/// Opens a file system for a run that can be repeated; no two with one `seed`, or their salts will be the same.
-pub fn open_files(device: Arc<dyn Device>, seed: u64) -> ramet_fs::Result<Arc<Volume>> {
+/// Opens a file system for a run that can be repeated.
+pub fn open_files(device: Arc<dyn Device>) -> ramet_fs::Result<Arc<Volume>> {
     let options = ramet_fs::OpenOptions {
         cache_bytes: Some(1 << 20),
         clock: Some(Arc::new(Stopped)),
-        seed: Some(seed),
         ..ramet_fs::OpenOptions::default()
     };
     Volume::open(device, options)

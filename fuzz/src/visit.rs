@@ -53,7 +53,7 @@ pub fn visit_tree(device: Arc<dyn Device>, open: &OpenOptions) {
 
 /// Uses the file system on `device`.
 pub fn visit_volume(device: Arc<dyn Device>) {
-    let Ok(volume) = open_files(device, 2) else {
+    let Ok(volume) = open_files(device) else {
         return;
     };
     drop(volume.tree().verify(&mut |_| {}));

@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
         return;
     }
     let device: Arc<dyn Device> = Arc::new(base(2).device());
-    let volume = open_files(device, 2).expect("the base is valid");
+    let volume = open_files(device).expect("the base is valid");
     // Too few bytes are fewer calls.
     let _ = call_all(&mut u, &volume);
     assert_eq!(volume.controls().check().expect("memory does not fail"), []);

@@ -37,7 +37,7 @@ const NAMES: [&[u8]; 12] = [
 fuzz_target!(|data: &[u8]| {
     let mut u = Unstructured::new(data);
     let device: Arc<dyn Device> = Arc::new(base(2).device());
-    let volume = open_files(device, 2).expect("the base is valid");
+    let volume = open_files(device).expect("the base is valid");
     let (capabilities, ring) = match u.arbitrary::<u8>().unwrap_or_default() % 4 {
         0 => (0, false),
         1 => (u64::MAX, false),
