@@ -330,7 +330,7 @@ impl Tree {
 }
 
 /// Gives up the ownership of a device whose volume is closed.
-pub(crate) fn release(dev: &dyn Device) {
+fn release(dev: &dyn Device) {
     if let Err(error) = dev.release() {
         tracing::warn!(%error, "the volume is closed, and its owner block does not say so");
     }

@@ -30,7 +30,7 @@ use ramet_nodetable::NodeTable;
 use crate::error::{Error, Result, io_error, io_error_at};
 use crate::journal::frame::{REGION_BYTES_MIN, is_valid_region};
 use crate::shape::{OpenOptions, TreeShape};
-use crate::tree::api::{Tree, release};
+use crate::tree::api::Tree;
 use crate::tree::batch::Batch;
 use crate::tree::open::{open_at, usable};
 
@@ -179,14 +179,13 @@ impl UnfinishedVolume {
             };
             let tree = open_at(&dev, self.sb.clone(), &open)?;
             tree.apply(first)?;
-            // The device stays this opening's: the last superblocks follow.
+            // The device stays that of the caller: the last superblocks follow, and a store may be
+            // opened on it.
             tree.inner.close_tree()?;
             self.sb = tree.inner.checkpointer.superblock.lock().clone();
         }
         self.sb.is_unfinished = false;
-        self.write_both_slots()?;
-        release(&*dev);
-        Ok(())
+        self.write_both_slots()
     }
 
     /// Writes the superblock to both slots, as the two newest, durably.
