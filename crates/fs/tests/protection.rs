@@ -3,13 +3,10 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use common::make;
-use ramet_block::{Device, MemDevice};
+use common::{make, open, volume};
 use ramet_fs::{
-    Caller, CloneMode, Error, FileFlags, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO,
-    RenameMode, SetAttr, SetTime, SetXattr, Volume,
+    Caller, CloneMode, Error, FileFlags, Ino, Kind, NewInode, ROOT_INO, RenameMode, SetAttr,
+    SetTime, SetXattr, Volume,
 };
 
 const NONE: FileFlags = FileFlags {
@@ -26,17 +23,6 @@ const APPEND_ONLY: FileFlags = FileFlags {
     append_only: true,
     ..NONE
 };
-
-fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
-    Volume::open(Arc::clone(device), OpenOptions::default()).unwrap()
-}
-
-fn volume() -> (Arc<dyn Device>, Arc<Volume>) {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
-    Volume::format(&device, &FormatOptions::default()).unwrap();
-    let volume = open(&device);
-    (device, volume)
-}
 
 fn set(volume: &Volume, ino: Ino, flags: FileFlags) {
     volume.attributes().set_flags(ino, flags).unwrap();

@@ -1,23 +1,10 @@
 //! Files without a name.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::Arc;
+mod common;
 
-use ramet_block::{Device, MemDevice};
-use ramet_fs::{
-    Error, FormatOptions, Ino, Kind, NewInode, OpenOptions, ROOT_INO, SetXattr, Volume,
-};
-
-fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
-    Volume::open(Arc::clone(device), OpenOptions::default()).unwrap()
-}
-
-fn volume() -> (Arc<dyn Device>, Arc<Volume>) {
-    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
-    Volume::format(&device, &FormatOptions::default()).unwrap();
-    let volume = open(&device);
-    (device, volume)
-}
+use common::{open, volume};
+use ramet_fs::{Error, Ino, Kind, NewInode, ROOT_INO, SetXattr, Volume};
 
 fn tmpfile(volume: &Volume, bytes: usize) -> Ino {
     let new = NewInode::new(Kind::Regular, 0o644);

@@ -1,7 +1,23 @@
 //! Set-up that tests of the file system have in common.
 #![allow(dead_code, reason = "each test takes a part")]
 
-use ramet_fs::{Attr, Ino, Kind, NewInode, Volume};
+use std::sync::Arc;
+
+use ramet_block::{Device, MemDevice};
+use ramet_fs::{Attr, FormatOptions, Ino, Kind, NewInode, OpenOptions, Volume};
+
+/// Opens the volume on a device.
+pub fn open(device: &Arc<dyn Device>) -> Arc<Volume> {
+    Volume::open(Arc::clone(device), OpenOptions::default()).expect("a valid volume")
+}
+
+/// A new volume of 64 MiB with its device.
+pub fn volume() -> (Arc<dyn Device>, Arc<Volume>) {
+    let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
+    Volume::format(&device, &FormatOptions::default()).expect("there is room");
+    let volume = open(&device);
+    (device, volume)
+}
 
 /// Creates a file, folder or other inode that all may read.
 pub fn make(volume: &Volume, dir: Ino, name: &str, kind: Kind) -> Attr {
