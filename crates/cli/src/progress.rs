@@ -28,38 +28,37 @@ impl Progress {
 
     /// Tells that `done` of `total` units are finished; a total of zero is unknown.
     pub fn set(&mut self, done: u64, total: u64) {
-        if !self.terminal || self.begun.elapsed() < QUIET {
-            return;
+        let template = "{prefix} {bar:30} {percent}% {elapsed_precise}";
+        if let Some(bar) = self.shown(template, || ProgressBar::new(total)) {
+            bar.set_length(total);
+            bar.set_position(done.min(total));
         }
-        let bar = self.bar.get_or_insert_with(|| {
-            let template = "{prefix} {bar:30} {percent}% {elapsed_precise}";
-            let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            ProgressBar::new(total)
-                .with_style(style)
-                .with_prefix(self.label)
-        });
-        bar.set_length(total);
-        bar.set_position(done.min(total));
     }
-}
 
-impl Progress {
     /// Tells how far work has come whose end is not known.
     pub fn tell(&mut self, text: impl FnOnce() -> String) {
+        let template = "{prefix} {spinner} {msg} {elapsed_precise}";
+        if let Some(bar) = self.shown(template, ProgressBar::new_spinner) {
+            bar.set_message(text());
+            bar.tick();
+        }
+    }
+
+    /// The bar, made on first use; `None` while the work is short, or without a terminal.
+    fn shown(
+        &mut self,
+        template: &str,
+        make: impl FnOnce() -> ProgressBar,
+    ) -> Option<&ProgressBar> {
         if !self.terminal || self.begun.elapsed() < QUIET {
-            return;
+            return None;
         }
         let bar = self.bar.get_or_insert_with(|| {
-            let template = "{prefix} {spinner} {msg} {elapsed_precise}";
             let style = ProgressStyle::with_template(template)
-                .unwrap_or_else(|_| ProgressStyle::default_spinner());
-            ProgressBar::new_spinner()
-                .with_style(style)
-                .with_prefix(self.label)
+                .unwrap_or_else(|_| ProgressStyle::default_bar());
+            make().with_style(style).with_prefix(self.label)
         });
-        bar.set_message(text());
-        bar.tick();
+        Some(bar)
     }
 }
 
