@@ -80,6 +80,16 @@ pub enum Fault {
     FailureForgotten,
     /// A new name of a file is not counted.
     LinkCountLost,
+    /// A clone with many hard links does not note that they are not counted.
+    UncountedNoteLost,
+    /// A removal of a tree with many hard links does not note them.
+    RemovedLinksForgotten,
+    /// Links that were counted before are counted once more by the background.
+    LinksSettledTwice,
+    /// The background erases a shared inode that names lead to.
+    LinkedFileErasedEarly,
+    /// Notes of links go before all links are counted.
+    NotesDroppedEarly,
     /// Files that were unlinked while open stay after a crash.
     OrphanKept,
     /// A new name takes over the keys that a deleted entry left there.

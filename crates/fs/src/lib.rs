@@ -28,12 +28,12 @@
 //!    ([`Namespace::until_applied`](namespace::resolve::Namespace::until_applied));
 //! 8. the counts of protected inodes: held over a batch, with the topology held for reading;
 //! 9. `Inode::location`, `Inode::cached_path`, `Inode::count`, the shards and hints of the table,
-//!    the deferred deletes, the known blocks of a directory: for a moment, one at a time.
+//!    the deferred deletes, the known blocks of a directory, the notes of a clone root: for a moment, one at a time.
 //!
 //! [`ramet_betree::Tree::admit`], which waits for room, comes before 1 to 9. There are two
-//! exceptions. A clone of a directory with many hard links below waits for room with locks of the
-//! kinds 2 to 4 (`ops/hard_links.rs`). A name whose number was never shown gets a block of numbers
-//! with the locks of the lookup held, of the kinds 1 to 4.
+//! exceptions. A clone or removal of a directory with many hard links below gets a generation with
+//! locks of the kinds 2 and 3 (`ops/hard_links.rs`). A name whose number was never shown gets a
+//! block of numbers with the locks of the lookup held, of the kinds 1 to 4.
 #![forbid(unsafe_code)]
 
 mod clock;
@@ -76,7 +76,9 @@ pub use ops::readdir::{DirEntry, DirStream, Directories};
 pub use ops::rename::RenameMode;
 pub use ops::trees::{Invalidation, Trees};
 pub use ops::xattr::{SetXattr, XATTR_BYTES_MAX};
-pub use options::{AccessTime, FormatOptions, LockStats, MemoryStats, OpenOptions, VolumeStats};
+pub use options::{
+    AccessTime, FormatOptions, LinkStats, LockStats, MemoryStats, OpenOptions, VolumeStats,
+};
 pub use tools::check::Finding;
 pub use tools::controls::{ControlState, Controls};
 pub use tools::diff::{Change, Difference};

@@ -67,6 +67,9 @@ pub struct OpenOptions {
     pub manual: bool,
     /// Make each change durable before it returns.
     pub sync_each: bool,
+    /// Names of hard links below a tree that its clone or removal counts at once, at most; more of
+    /// them are counted in the background. `None` takes 64. Fewer are for tests.
+    pub links_at_once: Option<usize>,
 }
 
 /// Times of one lock since the volume was opened, in nanoseconds.
@@ -102,6 +105,9 @@ pub struct VolumeStats {
     /// Memory, by use.
     #[serde(flatten)]
     pub memory: MemoryStats,
+    /// Hard links that are counted in the background.
+    #[serde(flatten)]
+    pub links: LinkStats,
     /// Inodes in memory.
     pub inodes_in_memory: u64,
     /// Compact inodes among them.
@@ -111,6 +117,18 @@ pub struct VolumeStats {
     pub locks: BTreeMap<String, LockStats>,
     /// The reason for which the volume takes no more writes, if it takes none.
     pub poisoned: Option<String>,
+}
+
+/// Counting of hard links in the background, since the volume was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct LinkStats {
+    /// There are links that wait to be counted, after a clone or a removal of a tree with many.
+    pub links_waiting: bool,
+    /// Files with several names whose links were counted.
+    pub links_counted: u64,
+    /// Files among those in clones that no name of the clone leads to, and files that lost their
+    /// last name with a tree: runs of them that were erased.
+    pub links_erased: u64,
 }
 
 /// Memory of a process that serves a volume, in bytes.

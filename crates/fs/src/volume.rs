@@ -38,9 +38,12 @@ use crate::namespace::resolve::Namespace;
 use crate::ops::attr::Attributes;
 use crate::ops::data::Files;
 use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::hard_links::AT_ONCE;
 use crate::ops::import::Imports;
 use crate::ops::names::Names;
 use crate::ops::readdir::Directories;
+use crate::ops::settle::Settling;
+use crate::ops::settle_thread::SettleThread;
 use crate::ops::times::Times;
 use crate::ops::trees::Trees;
 use crate::options::{FormatOptions, MemoryStats, OpenOptions, VolumeStats};
@@ -64,6 +67,8 @@ pub struct Volume {
     trees: Trees,
     imports: Imports,
     controls: Controls,
+    settling: Arc<Settling>,
+    settle_thread: SettleThread,
     is_read_only: bool,
 }
 
@@ -154,25 +159,30 @@ impl Volume {
         let stored = Stored::read(&tree)?;
         let clock = options.clock.unwrap_or_else(|| Arc::new(SystemClock));
         let times = Times::new(clock, options.access_time, options.dir_access_time);
-        let namespace = Namespace::new(tree, stored.root, stored.counters)?;
+        let links_at_once = options.links_at_once.unwrap_or(AT_ONCE);
+        let namespace = Namespace::new(tree, stored.root, stored.counters, links_at_once)?;
         let numbers = Arc::clone(&namespace.numbers);
         let deletes = DeferredDeletes::new(&namespace, options.read_only);
+        let settling = Settling::new(&namespace, &times, &deletes, options.read_only);
+        let settles = !options.read_only && !options.manual;
+        if !options.read_only && !failpoints::is_on(Fault::OrphanKept) {
+            deletes.erase_orphans()?;
+        }
         let volume = Self {
+            settle_thread: SettleThread::start(&namespace, &settling, settles)?,
             names: Names::new(&namespace, &numbers, &times, &deletes),
             directories: Directories::new(&namespace, &times, &deletes),
             files: Files::new(&namespace, &times, &deletes),
             attributes: Attributes::new(&namespace, &times),
             trees: Trees::new(&namespace, &numbers, &times, &deletes),
             imports: Imports::new(&namespace, &numbers, &times, &deletes),
-            controls: Controls::new(&namespace),
+            controls: Controls::new(&namespace, &settling),
             namespace,
             numbers,
             deletes,
+            settling,
             is_read_only: options.read_only,
         };
-        if !options.read_only && !failpoints::is_on(Fault::OrphanKept) {
-            volume.deletes.erase_orphans()?;
-        }
         Ok(Arc::new(volume))
     }
 
@@ -271,6 +281,7 @@ impl Volume {
     /// # Errors
     /// Those of the device.
     pub fn close(&self) -> Result<()> {
+        self.settle_thread.stop();
         self.forget_all();
         Ok(self.namespace.tree.close()?)
     }
@@ -366,6 +377,7 @@ impl Volume {
             uuid: tree.uuid.to_string(),
             label: tree.label.as_str().to_owned(),
             memory: MemoryStats::from(&**self.namespace.tree.budget()),
+            links: self.settling.stats(),
             inodes_in_memory: (table.len() + table.compact_len()) as u64,
             inodes_compact: table.compact_len() as u64,
             locks: locks
@@ -408,6 +420,7 @@ impl Volume {
 
 impl Drop for Volume {
     fn drop(&mut self) {
+        self.settle_thread.stop();
         // Inodes hold the table and the table holds inodes.
         self.namespace.table.clear();
         self.deletes.clear();

@@ -40,7 +40,7 @@ enum Search {
 use Search::{Batches, Damage, Failures, Files, Kills, Recoveries, Steps};
 
 /// Each fault with the simulation that is to find it.
-const FAULTS: [(Fault, Search); 42] = [
+const FAULTS: [(Fault, Search); 47] = [
     (Fault::NodesUnsynced, Batches),
     (Fault::SuperblockUnsynced, Batches),
     (Fault::JournalUnsynced, Batches),
@@ -73,6 +73,11 @@ const FAULTS: [(Fault, Search); 42] = [
     (Fault::NullLost, Steps),
     (Fault::FailureForgotten, Failures),
     (Fault::LinkCountLost, Files),
+    (Fault::UncountedNoteLost, Files),
+    (Fault::RemovedLinksForgotten, Files),
+    (Fault::LinksSettledTwice, Files),
+    (Fault::LinkedFileErasedEarly, Files),
+    (Fault::NotesDroppedEarly, Files),
     (Fault::OrphanKept, Files),
     (Fault::DeletedNameNotFreed, Files),
     (Fault::NumbersNotReserved, Files),

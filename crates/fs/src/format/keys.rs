@@ -10,7 +10,7 @@
 //!
 //! Names hold neither NUL nor `/`, so the NUL in front of every tag ends a name and sorts before
 //! any longer one: a directory's own keys are consecutive, entries first, before its descendants.
-//! The first byte of a key is its index, 01 for metadata and 02 for data:
+//! The first byte of a key is its index, 01 for metadata, 02 for data and 03 for notes:
 //!
 //! ```text
 //! 01 P(D) 00 00 slot             name of the entry with this slot of D
@@ -26,6 +26,8 @@
 //! 01 00 0F 01 ino                count of protected inodes below the directory with this number
 //! 01 00 0B                       record of the root
 //! 01 00 0C kind ...              tables of inode numbers, see [`NumberKey`]
+//! 03 P(C) 00 0D n                note of a clone root: links that are not counted yet
+//! 03 P(C) 00 0E n dir 00 01 name link entries below C that were removed with a tree
 //! ```
 //!
 //! Numbers are big-endian `u64` so that they sort. Slots, and all numbers behind `0C`, are
@@ -44,6 +46,8 @@ use crate::format::slots::{Run, Slot};
 pub(crate) const META: u8 = 1;
 /// Index of data.
 pub(crate) const DATA: u8 = 2;
+/// Index of notes: links that are not counted yet. It is empty most of the time.
+pub(crate) const NOTES: u8 = 3;
 
 const SLOT: u8 = 0;
 const ENTRY: u8 = 1;
@@ -58,6 +62,8 @@ const STAGE: u8 = 9;
 const MAP: u8 = 10;
 const ROOT: u8 = 11;
 const NUMBERS: u8 = 12;
+const NOTE: u8 = 13;
+const REMOVED: u8 = 14;
 const PROTECTED: u8 = 15;
 
 /// Tags of the root's range that belong to the volume and not to the tree of files: a clone of
@@ -401,6 +407,63 @@ pub(crate) fn link_index(root: &[u8]) -> Bytes {
     join(&[&[META], root, &[0, LINK]])
 }
 
+/// Prefix of the notes of the clone root at `root`; the number of a note follows.
+pub(crate) fn notes(root: &[u8]) -> Bytes {
+    join(&[&[NOTES], root, &[0, NOTE]])
+}
+
+/// Key of a note of the clone root at `root`.
+pub(crate) fn note(root: &[u8], number: u64) -> Bytes {
+    join(&[&[NOTES], root, &[0, NOTE], &number.to_be_bytes()])
+}
+
+/// Prefix of the link entries that the note `number` of the clone root at `root` tells of, in the
+/// form of [`links_below`].
+pub(crate) fn removed_links(root: &[u8], number: u64) -> Bytes {
+    join(&[&[NOTES], root, &[0, REMOVED], &number.to_be_bytes(), &[0]])
+}
+
+/// Prefix of the link entries that all notes of the clone root at `root` tell of.
+pub(crate) fn all_removed_links(root: &[u8]) -> Bytes {
+    join(&[&[NOTES], root, &[0, REMOVED]])
+}
+
+/// The subject of a key of the index of notes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoteKey {
+    /// A note with this number.
+    Note(u64),
+    /// A link entry that the note with this number tells of.
+    Removed(u64),
+}
+
+/// The path of the clone root that a key of the index of notes belongs to, and its subject.
+pub(crate) fn parse_note(key: &[u8]) -> Option<(&[u8], NoteKey)> {
+    let mut at = 1;
+    loop {
+        let rest = key.get(at..)?.strip_prefix(&[0])?;
+        let (tag, rest) = rest.split_first()?;
+        match *tag {
+            CHILD => at += 2 + rest.iter().position(|&byte| byte == 0)?,
+            NOTE => {
+                let number = u64::from_be_bytes(rest.try_into().ok()?);
+                return Some((&key[1..at], NoteKey::Note(number)));
+            }
+            REMOVED => {
+                let number = u64::from_be_bytes(*rest.first_chunk()?);
+                return Some((&key[1..at], NoteKey::Removed(number)));
+            }
+            _ => return None,
+        }
+    }
+}
+
+/// The link number of a shared inode of the clone root at `root`, from the key of its record.
+pub(crate) fn link_of_record(root: &[u8], key: &[u8]) -> Option<u64> {
+    let number = key.strip_prefix(&shared_inodes(META, root)[..])?;
+    Some(u64::from_be_bytes(number.try_into().ok()?))
+}
+
 /// Prefix of all keys in or below the object at `path`.
 pub(crate) fn range(index: u8, path: &[u8]) -> Bytes {
     join(&[&[index], path, &[0]])
@@ -680,5 +743,36 @@ mod tests {
             block_number(&blocks(&dir), &block(&blocks(&dir), 9)),
             Some(9)
         );
+        assert_eq!(note(&dir, 7)[..], *b"\x03\0\x02d\0\x0d\0\0\0\0\0\0\0\x07");
+        let removed = [&removed_links(&dir, 7)[..], b"\x02e\0\x01f"].concat();
+        assert_eq!(
+            removed,
+            b"\x03\0\x02d\0\x0e\0\0\0\0\0\0\0\x07\0\x02e\0\x01f"
+        );
+    }
+
+    #[test]
+    fn keys_of_notes_tell_clone_root_and_number() {
+        let dir = child(&child(b"", b"d"), b"\x0d");
+        for root in [&b""[..], &dir] {
+            let told = |key: &[u8]| parse_note(key).map(|(path, note)| (path.to_vec(), note));
+            let told_note = told(&note(root, 1 << 40));
+            assert_eq!(told_note, Some((root.to_vec(), NoteKey::Note(1 << 40))));
+            let removed = [&removed_links(root, 5)[..], b"\x01f"].concat();
+            assert_eq!(told(&removed), Some((root.to_vec(), NoteKey::Removed(5))));
+            let record = shared_record(&shared_inode(root, 9));
+            assert_eq!(link_of_record(root, &record), Some(9));
+            let attribute = xattr(&shared_inode(root, 9), b"user.a");
+            assert_eq!(link_of_record(root, &attribute), None);
+        }
+        for damaged in [
+            &b"\x03"[..],
+            b"\x03\0\x0d",
+            b"\x03\0\x02d",
+            b"\x03\0\x05",
+            b"",
+        ] {
+            assert_eq!(parse_note(damaged), None, "{damaged:?}");
+        }
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod import;
 pub(crate) mod ino;
 pub(crate) mod keys;
 pub(crate) mod name;
+pub(crate) mod note;
 pub(crate) mod ordered;
 pub(crate) mod record;
 pub(crate) mod slots;

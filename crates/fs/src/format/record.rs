@@ -21,6 +21,7 @@
 //!     56   32 seconds of atime, mtime, ctime, btime (signed)
 //!     88   16 nanoseconds of the same
 //!    104      with the flag for it: the pin
+//!             with the flag for it, 8 bytes: number of the note up to which links are counted
 //!             target of a symbolic link
 //! ```
 //!
@@ -85,7 +86,9 @@ pub(crate) const FLAG_NO_DUMP: u16 = 256;
 pub(crate) const FLAG_PROTECTED: u16 = 512;
 /// The number of the object was given in another directory.
 const FLAG_PINNED: u16 = 1024;
-const FLAGS_KNOWN: u16 = 2039;
+/// A note of the clone root is not newer than the link count of the shared inode.
+const FLAG_COUNTED: u16 = 2048;
+const FLAGS_KNOWN: u16 = 4087;
 
 /// The kind of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,6 +192,9 @@ pub(crate) struct Record {
     /// Generation when the object got this slot.
     pub(crate) birth: u64,
     pub(crate) pin: Option<Pin>,
+    /// Of a shared inode: the note of its clone root up to which `nlink` is right
+    /// (`namespace/link_counts.rs`); 0 for none.
+    pub(crate) counted: u64,
     pub(crate) atime: Time,
     pub(crate) mtime: Time,
     pub(crate) ctime: Time,
@@ -218,6 +224,7 @@ impl Record {
             slot: Slot(0),
             birth: 0,
             pin: None,
+            counted: 0,
             atime: now,
             mtime: now,
             ctime: now,
@@ -238,14 +245,15 @@ impl Record {
 
     /// The bytes of the record.
     pub(crate) fn encode(&self) -> Bytes {
-        let mut out = Vec::with_capacity(RECORD_BYTES + PIN_BYTES_MAX + self.target.len());
+        let mut out = Vec::with_capacity(RECORD_BYTES + PIN_BYTES_MAX + 8 + self.target.len());
         let pinned = if self.pin.is_some() { FLAG_PINNED } else { 0 };
+        let counted = if self.counted == 0 { 0 } else { FLAG_COUNTED };
         let size = match self.kind() {
             Kind::Directory => self.next_slot,
             _ => self.size_bytes,
         };
         out.extend_from_slice(&[TAG_INODE, 0]);
-        out.extend_from_slice(&(self.flags | pinned).to_le_bytes());
+        out.extend_from_slice(&(self.flags | pinned | counted).to_le_bytes());
         for field in [self.mode, self.uid, self.gid, self.nlink, self.rdev] {
             out.extend_from_slice(&field.to_le_bytes());
         }
@@ -261,6 +269,9 @@ impl Record {
         }
         if let Some(pin) = self.pin {
             pin.put(&mut out);
+        }
+        if self.counted != 0 {
+            out.extend_from_slice(&self.counted.to_le_bytes());
         }
         out.extend_from_slice(&self.target);
         out.into()
@@ -340,6 +351,18 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+/// Reads the number of a note, which is not 0, and steps over it.
+fn take_counted(bytes: &mut &[u8]) -> Result<u64> {
+    let (number, rest) = bytes
+        .split_first_chunk()
+        .ok_or_else(|| corrupt("a note that is none"))?;
+    *bytes = rest;
+    match u64::from_le_bytes(*number) {
+        0 => Err(corrupt("a note without a number")),
+        number => Ok(number),
+    }
 }
 
 /// The pin of a link entry or deleted entry, which has `len` bytes without it.
@@ -424,6 +447,10 @@ impl Entry {
             0 => None,
             _ => Some(Pin::take(&mut rest)?),
         };
+        let counted = match flags & FLAG_COUNTED {
+            0 => 0,
+            _ => take_counted(&mut rest)?,
+        };
         // The target is copied: a slice would keep the block that the record came from in memory.
         let target = Bytes::copy_from_slice(rest);
         let target_bytes = if kind == Kind::Symlink { size_bytes } else { 0 };
@@ -444,7 +471,7 @@ impl Entry {
             })
         };
         let record = Record {
-            flags: flags & !FLAG_PINNED,
+            flags: flags & !(FLAG_PINNED | FLAG_COUNTED),
             mode,
             uid: u32_at(bytes, 8),
             gid: u32_at(bytes, 12),
@@ -456,6 +483,7 @@ impl Entry {
             slot: Slot(u64_at(bytes, 40)),
             birth: u64_at(bytes, 48),
             pin,
+            counted,
             atime: time(0)?,
             mtime: time(1)?,
             ctime: time(2)?,
@@ -528,6 +556,7 @@ mod tests {
             slot: Slot(9),
             birth: 8,
             pin: None,
+            counted: 0,
             atime: time(-1),
             mtime: time(10),
             ctime: time(11),
@@ -563,7 +592,17 @@ mod tests {
         want.splice(104..104, PIN);
         let bytes = pinned.encode();
         assert_eq!(bytes, want);
-        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Inode(pinned));
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Inode(pinned.clone()));
+
+        let counted = Record {
+            counted: 0x0102,
+            ..pinned
+        };
+        want[3] = 12;
+        want.splice(112..112, [2, 1, 0, 0, 0, 0, 0, 0]);
+        let bytes = counted.encode();
+        assert_eq!(bytes, want);
+        assert_eq!(Entry::decode(&bytes).unwrap(), Entry::Inode(counted));
     }
 
     #[test]

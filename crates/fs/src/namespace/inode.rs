@@ -32,6 +32,7 @@ use crate::format::keys::Orphan;
 use crate::format::record::{FLAG_CLONE_ROOT, Kind, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::known_blocks::KnownBlocks;
+use crate::namespace::notes::KnownNotes;
 
 /// The location of an inode.
 #[derive(Clone)]
@@ -173,6 +174,8 @@ pub(crate) struct Inode {
     /// Of a clone root: whether there may be link entries below it, once the tree was asked.
     /// Changes with the links held.
     pub(crate) has_links: Mutex<Option<bool>>,
+    /// Of a clone root: its notes, once they were asked for. Changes with the links held.
+    pub(crate) notes: Mutex<Option<Box<KnownNotes>>>,
     /// Path of a directory with the generation it is valid in.
     pub(crate) cached_path: Mutex<Option<(u64, DirPath)>>,
     /// The inode was changed since it was read.
@@ -203,6 +206,7 @@ impl Inode {
             count: Mutex::new(None),
             clone_root: record.has(FLAG_CLONE_ROOT),
             has_links: Mutex::new(None),
+            notes: Mutex::new(None),
             state: RwLock::new(record),
             location: RwLock::new(location),
             cached_path: Mutex::new(None),
@@ -844,6 +848,34 @@ impl Table {
         // Dropping the inode takes the lock of the shard.
         drop(shard);
         drop(held);
+    }
+
+    /// Notes that records were changed that no inode in memory had: an inode whose record is being
+    /// read now has its record read again.
+    pub(crate) fn note_changed_records(&self) {
+        for shard in &self.shards {
+            self.evicted(&mut shard.lock());
+        }
+    }
+
+    /// The inodes that the kernel has a reference to and that are shared inodes of a clone root
+    /// which are not counted up to the note `last`.
+    pub(crate) fn uncounted(&self, root: &Arc<Inode>, last: u64) -> Vec<Ino> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let held: Vec<_> = {
+                let shard = shard.lock();
+                let held = shard.slots.values().filter_map(|seat| seat.held.clone());
+                held.collect()
+            };
+            let its = held.iter().filter(|inode| {
+                let location = inode.location.read();
+                matches!(&*location, Location::Shared { root: its, .. } if Arc::ptr_eq(its, root))
+            });
+            let uncounted = its.filter(|inode| inode.state.read().counted < last);
+            found.extend(uncounted.map(|inode| inode.ino));
+        }
+        found
     }
 
     /// Whether the kernel has a reference to the inode: it may be open, then.

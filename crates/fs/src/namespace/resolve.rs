@@ -16,6 +16,7 @@ use crate::format::record::{Entry, Kind, LinkEntry, Record};
 use crate::format::slots::{RUN_LEN_MAX, Slot};
 use crate::namespace::compaction::Compaction;
 use crate::namespace::inode::{Adopted, Count, DirPath, Inode, Location, Table};
+use crate::namespace::notes::Unsettled;
 use crate::namespace::numbers::{Counters, Numbers};
 use crate::namespace::protection::Protections;
 use crate::namespace::timed::TimedRwLock;
@@ -52,6 +53,7 @@ pub(crate) struct Namespace {
     pub(crate) topology: TimedRwLock<Topology>,
     pub(super) compaction: Compaction,
     pub(crate) protections: Protections,
+    pub(crate) unsettled: Unsettled,
     /// Keeps the root in the table when the kernel forgets it.
     _root: Arc<Inode>,
 }
@@ -61,7 +63,12 @@ impl Namespace {
     ///
     /// # Errors
     /// Those of the tree.
-    pub(crate) fn new(tree: Arc<Tree>, root: Record, counters: Counters) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        tree: Arc<Tree>,
+        root: Record,
+        counters: Counters,
+        links_at_once: usize,
+    ) -> Result<Arc<Self>> {
         let table = Table::new();
         let numbers = Numbers::new(Arc::clone(&tree), Arc::clone(&table), counters);
         let root = Inode::new(
@@ -72,8 +79,11 @@ impl Namespace {
             Location::Root,
         );
         table.adopt(&root, None);
+        let notes = keys::range(keys::NOTES, b"");
+        let mut notes = tree.scan(&notes, successor_of_prefix(&notes).as_deref());
         Ok(Arc::new(Self {
             protections: Protections::new(&tree)?,
+            unsettled: Unsettled::new(notes.advance()?, links_at_once),
             tree,
             table,
             numbers,

@@ -83,9 +83,6 @@ pub(crate) fn lock_names<'a>(dirs: &[&'a Arc<Inode>]) -> Vec<LockedNames<'a>> {
 pub(crate) struct Round(u32);
 
 impl Round {
-    /// The round that waits under the locks of the operation.
-    pub(crate) const LAST: Self = Self(u32::MAX);
-
     /// All rounds, from the first one on.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         (0..=u32::MAX).map(Self)

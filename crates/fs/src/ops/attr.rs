@@ -13,6 +13,7 @@ use crate::format::record::{
 };
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::Inode;
+use crate::namespace::link_counts;
 use crate::namespace::protection::Protection;
 use crate::namespace::resolve::Namespace;
 use crate::namespace::transaction::RECORDS_BYTES;
@@ -158,7 +159,7 @@ impl Attributes {
     /// `Stale` when the caller has none.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         let inode = self.namespace.inode(ino)?;
-        let mut attr = inode.attr();
+        let mut attr = link_counts::attr(&self.namespace, &inode)?;
         if attr.nlink > 0 && self.namespace.is_detached(&inode) {
             attr.nlink = 0;
         }
@@ -263,6 +264,6 @@ impl Attributes {
         }
         tx.apply(&topology, &self.namespace.tree)?;
         drop(topology);
-        Ok(inode.attr())
+        link_counts::attr(&self.namespace, &inode)
     }
 }

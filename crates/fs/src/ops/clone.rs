@@ -5,8 +5,7 @@
 //! number follows from that slot, and those of all names below from its number, so that every number
 //! is new; none is given before it is shown. A directory becomes a clone root. A source
 //! that is a clone root carries the shared inodes of its hard links in its range. Below any other
-//! directory, link entries name shared inodes above it: `hard_links.rs` brings those along, which
-//! is the only cost that is not constant.
+//! directory, link entries name shared inodes above it: `hard_links.rs` brings those along.
 
 use std::sync::Arc;
 
@@ -20,14 +19,15 @@ use crate::format::name::check_name;
 use crate::format::record::{FLAG_CLONE_ROOT, FLAG_PROTECTED, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{DirPath, Inode};
+use crate::namespace::link_counts::count_links;
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
 use crate::ops::access::Caller;
 use crate::ops::contents::copy_contents;
-use crate::ops::hard_links::{LinksBelow, StagedAhead};
+use crate::ops::hard_links::{LinksBelow, prepare_links};
 use crate::ops::names::At;
 use crate::ops::removal::Removal;
-use crate::ops::trees::{Invalidation, Trees, Victim, invalidations, too_many_links};
+use crate::ops::trees::{Invalidation, Trees, Victim, invalidations};
 
 /// How a clone treats a destination that exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,7 +47,8 @@ struct Plan<'a> {
     birth: u64,
     victim: Option<&'a Victim>,
     links: Option<&'a LinksBelow>,
-    ahead: Option<&'a StagedAhead<'a>>,
+    /// Indexes that the ranges of trees may have keys in.
+    indexes: &'static [u8],
 }
 
 impl Trees {
@@ -65,8 +66,7 @@ impl Trees {
     /// # Errors
     /// `NotFound`, `Exists`, `IsDirectory` and `NotDirectory` when only one of `source` and the
     /// replaced entry is a directory, `SameFile` when that entry is the only name of `source`,
-    /// `Access`, `NotPermitted`, `Stale`, `TooManyLinks` when more hard links than a batch takes
-    /// lie below the replaced entry, and those of the tree.
+    /// `Access`, `NotPermitted`, `Stale`, and those of the tree.
     pub fn clone_entry(
         &self,
         caller: &Caller,
@@ -88,11 +88,25 @@ impl Trees {
         // the next batch.
         let birth = self.numbers.generation()?;
         self.namespace.prepare_clone(&source)?;
+        self.prepare_victim(&dir, name)?;
+        prepare_links(&self.namespace, &source, true)?;
         let (stale, slot) = self
             .namespace
             .until_applied(|round| self.clone_now(caller, &source, (at, birth), mode, round))?;
         self.namespace.took_slot(&dir, slot);
         Ok(stale)
+    }
+
+    /// Does the slow part of removing the links below an entry that is replaced.
+    fn prepare_victim(&self, dir: &Arc<Inode>, name: &[u8]) -> Result<()> {
+        let victim = {
+            let _names = dir.names.read();
+            self.namespace.find(dir, name)?
+        };
+        match victim {
+            Some(victim) => prepare_links(&self.namespace, &victim, false),
+            None => Ok(()),
+        }
     }
 
     /// Makes the clone, if it has not to wait. `birth` is the generation of the copy. Returns also
@@ -114,6 +128,7 @@ impl Trees {
             None => self.deletes.free_name(dir, name)?,
         }
         let _links = self.namespace.links.write();
+        count_links(&self.namespace, source)?;
         let links = LinksBelow::find(&self.namespace, source)?;
         let victim = found.map(|found| Victim::of(&self.namespace, found));
         let victim = victim.transpose()?;
@@ -132,10 +147,6 @@ impl Trees {
                 .may_lose_tree(&tx, (dir, victim))?,
             None => self.namespace.protections.may_gain_names(&tx, dir)?,
         }
-        let ahead = match &links {
-            Some(links) => links.stage_ahead(&self.namespace, &tx, source, at)?,
-            None => None,
-        };
         let mut topology = self.namespace.topology.write();
         let plan = Plan {
             source,
@@ -143,23 +154,22 @@ impl Trees {
             birth,
             victim: victim.as_ref(),
             links: links.as_ref(),
-            ahead: ahead.as_ref(),
+            indexes: self.namespace.unsettled.indexes(),
         };
         let slot = self.carry_out(&mut tx, &topology, plan)?;
         let gone = victim.as_ref().map(|victim| victim.gone(&tx));
-        // To copy the shared inodes once more would take longer than to wait.
-        let round = if ahead.is_some() { Round::LAST } else { round };
-        let done = tx.apply_or_defer(&topology, &self.namespace.tree, round);
-        let seq = done.map_err(|error| too_many_links(error, victim.as_ref()))?;
-        if let Some(ahead) = ahead {
-            ahead.taken();
-        }
+        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
+        drop(topology);
+        if let Some(victim) = &victim {
+            victim.note_removed();
+        }
         gone.into_iter()
             .flatten()
             .flatten()
             .for_each(|gone| self.numbers.note_gone(gone));
-        Ok(((invalidations(at, victim.as_ref()), slot), seq))
+        let stale = invalidations(&self.namespace, at, victim.as_ref())?;
+        Ok(((stale, slot), seq))
     }
 
     /// Adds the clone to the transaction.
@@ -220,14 +230,13 @@ impl Plan<'_> {
         from: &Bytes,
         to: &Bytes,
     ) -> Result<()> {
-        let staged = match (self.ahead, self.links) {
-            (Some(ahead), _) => Some(ahead.staged()),
-            (None, Some(links)) => Some(links.stage(tx, topology, self.source, to)?),
-            (None, None) => None,
+        let staged = match self.links {
+            Some(links) => Some(links.stage(tx, topology, self.source, to)?),
+            None => None,
         };
-        for index in [keys::META, keys::DATA] {
+        for index in self.indexes {
             tx.batch
-                .clone_prefix(keys::range(index, from), keys::range(index, to));
+                .clone_prefix(keys::range(*index, from), keys::range(*index, to));
         }
         if self.source.ino == ROOT_INO {
             for tag in keys::VOLUME_TAGS {
@@ -289,6 +298,7 @@ fn put_record(
     }
     let slot = tx.take_slot(plan.at.dir)?;
     (record.slot, record.birth, record.pin) = (slot, plan.birth, None);
+    record.counted = 0;
     tx.put_slot(&dir.path, slot, plan.at.name);
     let entry = keys::entry(&dir.path, plan.at.name);
     tx.batch.put(entry, record.encode());

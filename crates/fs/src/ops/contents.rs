@@ -114,9 +114,9 @@ pub(crate) fn copy_contents(tx: &mut Transaction<'_>, record: &Record, from: &By
     }
 }
 
-/// Deletes all keys at and below a path, but its entry.
-pub(crate) fn delete_ranges(batch: &mut Batch, path: &[u8]) {
-    for index in [keys::META, keys::DATA] {
-        batch.delete_prefix(keys::range(index, path));
+/// Deletes all keys of these indexes at and below a path, but its entry.
+pub(crate) fn delete_ranges(batch: &mut Batch, path: &[u8], indexes: &[u8]) {
+    for index in indexes {
+        batch.delete_prefix(keys::range(*index, path));
     }
 }

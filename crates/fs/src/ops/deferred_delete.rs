@@ -61,6 +61,11 @@ impl DeferredDeletes {
         })
     }
 
+    /// The indexes that the range of a tree may have keys in.
+    pub(crate) fn indexes(&self) -> &'static [u8] {
+        self.namespace.unsettled.indexes()
+    }
+
     /// Erases the orphan area: files that were unlinked while open when the volume was last in use.
     pub(crate) fn erase_orphans(&self) -> Result<()> {
         let tree = &self.namespace.tree;
@@ -161,7 +166,8 @@ impl DeferredDeletes {
         match deferred {
             Deferred::Orphan(orphan) => {
                 let mut batch = Batch::new();
-                delete_ranges(&mut batch, &keys::orphan(*orphan));
+                let indexes = [keys::META, keys::DATA];
+                delete_ranges(&mut batch, &keys::orphan(*orphan), &indexes);
                 self.namespace.tree.apply(batch)?;
                 Ok(())
             }
@@ -226,7 +232,7 @@ impl DeferredDeletes {
             Some(record) if record.kind() == Kind::Regular => {
                 erase(&mut tx, record, &path);
             }
-            _ => delete_ranges(&mut tx.batch, &path),
+            _ => delete_ranges(&mut tx.batch, &path, self.namespace.unsettled.indexes()),
         }
         tx.apply(&topology, &self.namespace.tree)
     }
@@ -253,7 +259,7 @@ impl DeferredDeletes {
             let mut topology = self.namespace.topology.write();
             let path = drop_deleted(&mut tx, &topology, dir, at)?;
             self.move_to_orphans(&mut tx, &inode, &path);
-            delete_ranges(&mut tx.batch, &path);
+            delete_ranges(&mut tx.batch, &path, self.namespace.unsettled.indexes());
             tx.apply(&topology, &self.namespace.tree)?;
             topology.generation += 1;
             return Ok(());

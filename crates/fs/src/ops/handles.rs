@@ -14,6 +14,7 @@ use crate::format::keys;
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::Inode;
+use crate::namespace::link_counts;
 use crate::ops::names::Names;
 
 /// A number with its directory and its slot.
@@ -27,6 +28,10 @@ impl Names {
     /// `Stale` when no object with a name has it, and those of the tree.
     pub fn lookup_number(&self, ino: Ino) -> Result<Attr> {
         let inode = self.find_number(ino)?;
+        if link_counts::attr(&self.namespace, &inode)?.nlink == 0 && !inode.is_dir() {
+            // Its last name was removed with a tree.
+            return Err(Error::Stale);
+        }
         // An object that is referenced keeps its contents as long as its state is held.
         let record = inode.state.read();
         if inode.is_nameless() {
@@ -34,7 +39,7 @@ impl Names {
         }
         self.namespace.table.remember(&inode);
         drop(record);
-        Ok(inode.attr())
+        link_counts::attr(&self.namespace, &inode)
     }
 
     fn find_number(&self, ino: Ino) -> Result<Arc<Inode>> {

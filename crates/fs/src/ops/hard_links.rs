@@ -1,42 +1,54 @@
-//! Shared inodes on their way into the clone of a directory that is no clone root.
+//! Hard links below a directory that is cloned, replaced or removed, and that is no clone root.
 //!
-//! The link entries below such a directory name shared inodes of the clone root above it. The copy
-//! gets a shared inode for each of them, which counts the names inside of the copy. A few of them
-//! are part of the clone's batch. Many are *staged ahead*: copied to the orphan area in batches of
-//! their own, from where the clone takes them by their range. So a clone is atomic for any number
-//! of links, and shared inodes that a crash leaves in the orphan area are erased when the volume is
-//! opened.
+//! The link entries below such a directory name shared inodes of the clone root above it. A few of
+//! them are handled one by one in the batch of the operation: a copy gets the shared inodes that it
+//! needs, each with the count of its names in the copy, and a removal lowers the counts of those
+//! outside. Of many, the batch handles all as a whole, by ranges:
+//!
+//! - A clone takes all shared inodes of the clone root, and the part of the link index below the
+//!   directory. A note in the copy says that they are not counted.
+//! - A removal moves that part of the index to a note of the clone root.
+//!
+//! So either is one batch of the same size for any number of links. `ops/settle.rs` counts them in
+//! the background, and `namespace/link_counts.rs` whenever somebody asks before.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use ramet_betree::{Batch, successor_of_prefix};
+use ramet_block::failpoints::{self, Fault};
 
-use crate::error::{Error, Result, gone_is_not_found};
-use crate::format::keys::{self, Orphan};
-use crate::format::record::{FLAG_XATTRS, Kind};
-use crate::namespace::inode::{Deferred, Inode};
+use crate::error::{Result, gone_is_not_found};
+use crate::format::keys;
+use crate::format::note::Note;
+use crate::format::record::{FLAG_XATTRS, Kind, Time};
+use crate::namespace::inode::Inode;
+use crate::namespace::link_counts::count_links;
+use crate::namespace::notes::link_of;
 use crate::namespace::resolve::{Namespace, View};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::Transaction;
-use crate::ops::names::At;
 
-/// Journal bytes of one batch of shared inodes that are staged ahead, about.
-const PART_BYTES_MAX: usize = 1 << 20;
-/// Shared inodes in one such batch, at most: the tree wants room for a node for each of their
-/// ranges.
-const PART_LEN_MAX: usize = 1000;
-/// The batch of the clone takes the shared inodes when they need at most this fraction of a batch.
-const FEW: usize = 4;
-/// Journal bytes of a copy beside keys and record, at most.
-const COPY_BYTES: usize = 128;
+/// Link entries that one batch handles one by one, at most, unless an option says otherwise.
+pub(crate) const AT_ONCE: usize = 64;
 
-/// Names of hard links below a directory, by shared inode.
+/// Hard links with names below a directory that is no clone root.
 pub(crate) struct LinksBelow {
     /// The clone root that has the shared inodes.
     pub(crate) root: Arc<Inode>,
-    pub(crate) shared: Vec<SharedBelow>,
+    pub(crate) below: Below,
+}
+
+/// The shared inodes of hard links below a directory.
+pub(crate) enum Below {
+    /// They are few: these.
+    Few(Vec<SharedBelow>),
+    /// They are many. The note of the operation about them has this number.
+    Many {
+        /// Number of the note.
+        note: u64,
+    },
 }
 
 pub(crate) struct SharedBelow {
@@ -60,107 +72,46 @@ impl LinksBelow {
             return Ok(None);
         }
         let view = namespace.view(dir)?;
-        let lo = keys::links_below(&view.root_path.path, &view.dir.path);
-        let hi = successor_of_prefix(&lo);
-        let mut names: BTreeMap<u64, u32> = BTreeMap::new();
-        for item in view.snapshot.scan(&lo, hi.as_deref()) {
-            let (_, value) = item?;
-            let link = value[..].try_into().map(u64::from_be_bytes);
-            let link = link.map_err(|_| Error::Corrupt {
-                what: "link index",
-                detail: format!("{value:?}"),
-            })?;
-            *names.entry(link).or_default() += 1;
-        }
+        let Some(names) = few_names(&view, namespace.unsettled.links_at_once)? else {
+            // Later than all notes of the clone root, as the links are held for writing.
+            let note = namespace.numbers.generation()?;
+            namespace.unsettled.expect_note();
+            return Ok(Some(Self {
+                root: view.root,
+                below: Below::Many { note },
+            }));
+        };
         if names.is_empty() {
             return Ok(None);
         }
         let shared = names.into_iter().map(|(link, names)| {
-            Ok(SharedBelow {
-                inode: namespace.shared_inode(&view, link, dir)?,
-                link,
-                names,
-            })
+            let inode = namespace.shared_inode(&view, link, dir)?;
+            count_links(namespace, &inode)?;
+            Ok(SharedBelow { inode, link, names })
         });
+        let shared = shared.collect::<Result<_>>()?;
         Ok(Some(Self {
             root: Arc::clone(&view.root),
-            shared: shared.collect::<Result<_>>()?,
+            below: Below::Few(shared),
         }))
     }
 
-    /// The shared inodes.
-    pub(crate) fn inodes(&self) -> impl Iterator<Item = &Arc<Inode>> {
-        self.shared.iter().map(|shared| &shared.inode)
+    /// The shared inodes that are handled one by one.
+    pub(crate) fn few(&self) -> &[SharedBelow] {
+        match &self.below {
+            Below::Few(shared) => shared,
+            Below::Many { .. } => &[],
+        }
     }
 
-    /// Copies the shared inodes that a clone of `source` to `at` needs to the orphan area, if they
-    /// are many.
-    ///
-    /// `links` is held for writing, so the link entries stay and no directory that has some moves.
-    /// The states of the shared inodes are locked, so the copies stay equal to them.
-    pub(crate) fn stage_ahead<'a>(
-        &self,
-        namespace: &'a Namespace,
-        tx: &Transaction<'_>,
-        source: &Arc<Inode>,
-        at: At<'_>,
-    ) -> Result<Option<StagedAhead<'a>>> {
-        let tree = &namespace.tree;
-        let part_bytes = PART_BYTES_MAX.min(tree.batch_bytes_max() / 2);
-        let topology = namespace.topology.read();
-        let origin = Origin::of(&topology, self, source)?;
-        let dir = topology.path(at.dir).map_err(gone_is_not_found)?;
-        drop(topology);
-        let to_bytes = keys::child(&dir, at.name).len();
-        let mut sizes = self.shared.iter();
-        let few_bytes = sizes.try_fold(0, |sum, shared| {
-            let sum = sum + origin.copy(tx, shared).bytes(to_bytes);
-            Some(sum).filter(|&sum| sum <= part_bytes / FEW)
-        });
-        if let Some(bytes) = few_bytes {
-            // The batch of the clone has them, and is applied with the topology held.
-            tree.admit(bytes)?;
-            return Ok(None);
-        }
-        let ahead = StagedAhead {
-            namespace,
-            orphan: namespace.numbers.new_orphan(),
-            is_taken: false,
-        };
-        let path = keys::orphan(ahead.orphan);
-        let mut left = self.shared.iter().peekable();
-        while left.peek().is_some() {
-            tree.admit(part_bytes)?;
-            // The path is computed again: a directory above may have another name by now.
-            let topology = namespace.topology.read();
-            let origin = Origin::of(&topology, self, source)?;
-            let mut batch = Batch::new();
-            let (mut bytes, mut len) = (0, 0);
-            while bytes < part_bytes
-                && len < PART_LEN_MAX
-                && let Some(shared) = left.next()
-            {
-                len += 1;
-                let copy = origin.copy(tx, shared);
-                bytes += copy.bytes(path.len());
-                copy.put(&mut batch, &path);
-            }
-            if left.peek().is_none() {
-                batch.clone_prefix(origin.index, keys::links_below(&path, &path));
-            }
-            tree.apply(batch)?;
-        }
-        // Each batch has changed the tree since the clone was prepared, so it is prepared again.
-        // Work for the first range may undo the preparation of another range, so the first range
-        // comes twice.
-        let [records, contents] =
-            [keys::META, keys::DATA].map(|index| keys::shared_inodes(index, &path));
-        let index = keys::link_index(&path);
-        for prefix in [&records, &records, &contents, &index] {
-            tree.prepare_clone(prefix)?;
-        }
-        namespace.prepare_clone(source)?;
-        Ok(Some(ahead))
+    /// Whether they are handled as a whole.
+    pub(crate) fn is_many(&self) -> bool {
+        matches!(self.below, Below::Many { .. })
+    }
+
+    /// The inodes whose records the operation needs.
+    pub(crate) fn inodes(&self) -> impl Iterator<Item = &Arc<Inode>> {
+        self.few().iter().map(|shared| &shared.inode)
     }
 
     /// Puts the shared inodes and the link index of `source` to a path that survives its clone to
@@ -173,21 +124,86 @@ impl LinksBelow {
         source: &Arc<Inode>,
         to: &Bytes,
     ) -> Result<Staged> {
-        let origin = Origin::of(topology, self, source)?;
-        let copies = self.shared.iter().map(|shared| origin.copy(tx, shared));
-        let copies: Vec<Copy> = copies.collect();
-        let is_replaced = origin.root == *to || keys::is_below(&origin.root, to);
-        let staged = Staged::Still {
-            copies,
-            index: origin.index,
+        let root = topology.dir_path(&self.root)?.path;
+        let index = keys::links_below(&root, &topology.dir_path(source)?.path);
+        let is_replaced = root == *to || keys::is_below(&root, to);
+        let shared = match &self.below {
+            Below::Few(few) => {
+                let copies = few.iter().map(|shared| Copy::of(tx, shared, &root));
+                Shared::Copies(copies.collect())
+            }
+            Below::Many { note } => Shared::All { root, note: *note },
         };
+        let staged = Staged { shared, index };
         if !is_replaced {
             return Ok(staged);
         }
         let stage = keys::stage(0);
-        staged.put(tx, &stage);
-        Ok(Staged::At(stage))
+        let note = staged.put_shared(&mut tx.batch, &stage);
+        Ok(Staged {
+            shared: Shared::At { stage, note },
+            index: Bytes::new(),
+        })
     }
+
+    /// Moves the link entries below the directory at `path` to a note, if they are many: the
+    /// directory and its names are removed.
+    pub(crate) fn put_removed(&self, batch: &mut Batch, (root, path): (&Bytes, &Bytes), now: Time) {
+        let index = keys::links_below(root, path);
+        if let Below::Many { note } = self.below {
+            let removed = keys::removed_links(root, note);
+            batch.clone_prefix(index.clone(), removed);
+            if !failpoints::is_on(Fault::RemovedLinksForgotten) {
+                let value = Note::Removed { at: now };
+                batch.put(keys::note(root, note), value.encode());
+            }
+        }
+        batch.delete_prefix(index);
+    }
+}
+
+/// Names by shared inode in the link index below the view's directory; `None` for more than
+/// `len_max`.
+fn few_names(view: &View, len_max: usize) -> Result<Option<BTreeMap<u64, u32>>> {
+    let lo = keys::links_below(&view.root_path.path, &view.dir.path);
+    let hi = successor_of_prefix(&lo);
+    let mut scan = view.snapshot.scan(&lo, hi.as_deref());
+    let (mut names, mut len) = (BTreeMap::new(), 0);
+    while scan.advance()? {
+        len += 1;
+        if len > len_max {
+            return Ok(None);
+        }
+        *names.entry(link_of(scan.value())?).or_default() += 1;
+    }
+    Ok(Some(names))
+}
+
+/// Does the slow part of a clone or removal of a directory with many hard links below, as
+/// [`Namespace::prepare_clone`]. The names may change until the locks are held.
+pub(crate) fn prepare_links(
+    namespace: &Namespace,
+    dir: &Arc<Inode>,
+    is_cloned: bool,
+) -> Result<()> {
+    if !dir.is_dir() || dir.clone_root {
+        return Ok(());
+    }
+    let view = namespace.view(dir)?;
+    let has_none = *view.root.has_links.lock() == Some(false);
+    if has_none || few_names(&view, namespace.unsettled.links_at_once)?.is_some() {
+        return Ok(());
+    }
+    let (root, path) = (&view.root_path.path, &view.dir.path);
+    let index = keys::links_below(root, path);
+    let shared = [keys::META, keys::DATA].map(|index| keys::shared_inodes(index, root));
+    // Work for a range may undo the preparation of one before, so the first one comes twice.
+    let all = [&index, &shared[0], &shared[1], &index];
+    let prefixes = if is_cloned { &all[..] } else { &all[..1] };
+    for prefix in prefixes {
+        namespace.tree.prepare_clone(prefix)?;
+    }
+    Ok(())
 }
 
 /// Whether names of hard links whose shared inodes lie above are below this directory. `links` is
@@ -216,46 +232,6 @@ fn may_have_links(namespace: &Namespace, dir: &Arc<Inode>) -> Result<bool> {
     Ok(found)
 }
 
-/// The origin of the shared inodes for a clone of a directory.
-struct Origin {
-    /// Path of their clone root.
-    root: Bytes,
-    /// Prefix of the link entries below the directory in the index.
-    index: Bytes,
-}
-
-impl Origin {
-    fn of(topology: &Topology, links: &LinksBelow, source: &Arc<Inode>) -> Result<Self> {
-        let root = topology.dir_path(&links.root)?.path;
-        let path = topology.dir_path(source)?.path;
-        Ok(Self {
-            index: keys::links_below(&root, &path),
-            root,
-        })
-    }
-
-    fn copy(&self, tx: &Transaction<'_>, shared: &SharedBelow) -> Copy {
-        let mut record = tx.get(&shared.inode).clone();
-        record.nlink = shared.names;
-        // The number follows from the link number and the copy.
-        record.pin = None;
-        let value = record.encode();
-        let mut ranges = Vec::new();
-        if record.has(FLAG_XATTRS) {
-            ranges.push(keys::META);
-        }
-        if shared.inode.kind == Kind::Regular && record.size_bytes > 0 {
-            ranges.push(keys::DATA);
-        }
-        Copy {
-            link: shared.link,
-            from: keys::shared_inode(&self.root, shared.link),
-            value,
-            ranges,
-        }
-    }
-}
-
 /// A shared inode on its way into a copy.
 pub(crate) struct Copy {
     link: u64,
@@ -266,6 +242,27 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
+    fn of(tx: &Transaction<'_>, shared: &SharedBelow, root: &[u8]) -> Self {
+        let mut record = tx.get(&shared.inode).clone();
+        (record.nlink, record.counted) = (shared.names, 0);
+        // The number follows from the link number and the copy.
+        record.pin = None;
+        let value = record.encode();
+        let mut ranges = Vec::new();
+        if record.has(FLAG_XATTRS) {
+            ranges.push(keys::META);
+        }
+        if shared.inode.kind == Kind::Regular && record.size_bytes > 0 {
+            ranges.push(keys::DATA);
+        }
+        Self {
+            link: shared.link,
+            from: keys::shared_inode(root, shared.link),
+            value,
+            ranges,
+        }
+    }
+
     /// Makes it a shared inode of the clone root at `root`.
     fn put(&self, batch: &mut Batch, root: &[u8]) {
         let to = keys::shared_inode(root, self.link);
@@ -274,135 +271,66 @@ impl Copy {
             batch.clone_prefix(keys::range(*range, &self.from), keys::range(*range, &to));
         }
     }
+}
 
-    /// An estimate of the journal bytes of the copy, when the path of the clone root has
-    /// `root_bytes`.
-    fn bytes(&self, root_bytes: usize) -> usize {
-        let keys = (1 + self.ranges.len()) * 2 * (self.from.len() + root_bytes);
-        self.value.len() + keys + COPY_BYTES
-    }
+/// Shared inodes for the clone of a directory.
+enum Shared {
+    /// Copies of those that it needs.
+    Copies(Vec<Copy>),
+    /// All of the clone root at this path. The note says that they are not counted.
+    All { root: Bytes, note: u64 },
+    /// Those below this path, which holds no other keys. The note, if there is one, says that they
+    /// are not counted.
+    At { stage: Bytes, note: Option<u64> },
 }
 
 /// Shared inodes and link index for the clone of a directory.
-pub(crate) enum Staged {
-    /// They are at their origin, which the clone does not replace.
-    Still {
-        /// Copies of the shared inodes.
-        copies: Vec<Copy>,
-        /// Prefix of the link entries in the index.
-        index: Bytes,
-    },
-    /// They are below this path, which holds no other keys.
-    At(Bytes),
+pub(crate) struct Staged {
+    shared: Shared,
+    /// Prefix of the link entries in the index, unless they are staged too.
+    index: Bytes,
 }
 
 impl Staged {
-    /// Gives them to the clone root at `root`.
-    pub(crate) fn put(&self, tx: &mut Transaction<'_>, root: &Bytes) {
-        let batch = &mut tx.batch;
-        match self {
-            Self::Still { copies, index } => {
-                copies.iter().for_each(|copy| copy.put(batch, root));
-                batch.clone_prefix(index.clone(), keys::links_below(root, root));
+    /// Puts the shared inodes and the link index below `root`. Returns the number of the note that
+    /// the clone root then needs.
+    fn put_shared(&self, batch: &mut Batch, root: &Bytes) -> Option<u64> {
+        let move_all = |batch: &mut Batch, from: &[u8]| {
+            for index in [keys::META, keys::DATA] {
+                let to = keys::shared_inodes(index, root);
+                batch.clone_prefix(keys::shared_inodes(index, from), to);
             }
-            Self::At(stage) => {
+        };
+        let note = match &self.shared {
+            Shared::Copies(copies) => {
+                copies.iter().for_each(|copy| copy.put(batch, root));
+                None
+            }
+            Shared::All { root: from, note } => {
+                move_all(batch, from);
+                Some(*note)
+            }
+            Shared::At { stage, note } => {
                 batch.clone_prefix(keys::link_index(stage), keys::link_index(root));
+                move_all(batch, stage);
                 for index in [keys::META, keys::DATA] {
-                    batch.clone_prefix(
-                        keys::shared_inodes(index, stage),
-                        keys::shared_inodes(index, root),
-                    );
                     batch.delete_prefix(keys::range(index, stage));
                 }
+                return *note;
             }
-        }
-    }
-}
-
-/// Shared inodes that were staged ahead for a clone. Unless the clone takes them they are erased;
-/// if that fails, they are erased when the volume is opened.
-pub(crate) struct StagedAhead<'a> {
-    namespace: &'a Namespace,
-    orphan: Orphan,
-    is_taken: bool,
-}
-
-impl StagedAhead<'_> {
-    /// The stage.
-    pub(crate) fn staged(&self) -> Staged {
-        Staged::At(keys::orphan(self.orphan))
-    }
-
-    /// Tells that the clone took them.
-    pub(crate) fn taken(mut self) {
-        self.is_taken = true;
-    }
-}
-
-impl Drop for StagedAhead<'_> {
-    fn drop(&mut self) {
-        if !self.is_taken {
-            self.namespace.table.enqueue(Deferred::Orphan(self.orphan));
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use ramet_block::{Device, MemDevice};
-
-    use super::*;
-    use crate::format::ino::ROOT_INO;
-    use crate::namespace::transaction::lock_states;
-    use crate::{FormatOptions, NewInode, OpenOptions, Volume};
-
-    #[test]
-    fn a_stage_that_no_clone_takes_is_erased() {
-        let device: Arc<dyn Device> = Arc::new(MemDevice::new(64 << 20));
-        Volume::format(&device, &FormatOptions::default()).expect("formats");
-        let volume = Volume::open(device, OpenOptions::default()).expect("opens");
-        let make = |kind, name: String| {
-            let new = NewInode::new(kind, 0o755);
-            let made = volume.names().create(ROOT_INO, name.as_bytes(), &new);
-            made.expect("there is room").ino
         };
-        let dir = make(Kind::Directory, "dir".into());
-        for n in 0..5000 {
-            let file = make(Kind::Regular, n.to_string());
-            volume
-                .files()
-                .write(file, 0, b"data", None)
-                .expect("writes");
-            volume
-                .names()
-                .link(file, dir, n.to_string().as_bytes())
-                .expect("links");
+        batch.clone_prefix(self.index.clone(), keys::links_below(root, root));
+        note
+    }
+
+    /// Gives the shared inodes and the link index to the clone root at `root`.
+    pub(crate) fn put(&self, tx: &mut Transaction<'_>, root: &Bytes) {
+        let note = self.put_shared(&mut tx.batch, root);
+        if let Some(note) = note
+            && !failpoints::is_on(Fault::UncountedNoteLost)
+        {
+            let value = Note::Uncounted.encode();
+            tx.batch.put(keys::note(root, note), value);
         }
-        let held = || {
-            let ranges = [keys::META, keys::DATA].map(|index| {
-                let orphans = keys::orphans(index);
-                let end = successor_of_prefix(&orphans);
-                volume.tree().scan(&orphans, end.as_deref()).count()
-            });
-            ranges.iter().sum::<usize>()
-        };
-        let namespace = volume.namespace();
-        let dir = namespace.inode(dir).expect("it is there");
-        let root = namespace.inode(ROOT_INO).expect("it is there");
-        let links = LinksBelow::find(namespace, &dir).expect("reads");
-        let links = links.expect("links");
-        let inodes: Vec<_> = links.shared.iter().map(|shared| &shared.inode).collect();
-        let tx = Transaction::new(lock_states(&inodes));
-        let into = At {
-            dir: &root,
-            name: b"copy",
-        };
-        let ahead = links.stage_ahead(namespace, &tx, &dir, into);
-        let ahead = ahead.expect("there is room").expect("they are many");
-        // A record and a block of each, and the index.
-        assert_eq!(held(), 3 * 5000);
-        drop(ahead);
-        volume.sync_all().expect("syncs");
-        assert_eq!(held(), 0);
     }
 }

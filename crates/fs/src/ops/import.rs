@@ -265,7 +265,8 @@ impl Imports {
         parent.nlink = parent.nlink.checked_add(1).ok_or(Error::TooManyLinks)?;
         let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
-        Ok(((invalidations(at, None), slot), seq))
+        let stale = invalidations(&self.namespace, at, None)?;
+        Ok(((stale, slot), seq))
     }
 
     /// Takes the import out whose stream is gone. The result goes to [`Imports::end`].

@@ -18,9 +18,10 @@ use crate::format::record::{Kind, LinkEntry, Pin};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::link_counts::{self, count_links, last_note};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_names, lock_states};
-use crate::ops::contents::{few_blocks, move_contents};
+use crate::ops::contents::{Few, few_blocks, move_contents};
 use crate::ops::names::{At, Names};
 
 /// Directory and name of the only name that a file has before its second one.
@@ -37,6 +38,25 @@ pub(crate) struct SharedInode<'a> {
 }
 
 impl SharedInode<'_> {
+    /// Makes the file with the only name `first` a shared inode of the clone root `root`. `few` are
+    /// its contents if they move as values.
+    fn share(
+        &mut self,
+        tx: &mut Transaction<'_>,
+        topology: &Topology,
+        (first, few): (At<'_>, Option<Few>),
+        root: &Arc<Inode>,
+    ) -> Result<()> {
+        let from = keys::child(&topology.dir_path(first.dir)?.path, first.name);
+        let to = keys::shared_inode(self.root_path, self.link);
+        let record = tx.get(self.inode).clone();
+        move_contents(tx, &record, &from, &to, few);
+        let (home, slot) = (root.identity(), Slot::shared(self.link));
+        tx.pin(self.inode, first.dir.identity(), home, slot);
+        self.pin = tx.get(self.inode).pin;
+        self.put_name(tx, topology, first, record.slot)
+    }
+
     /// Puts a link entry for it with this slot, in the directory and in the index.
     pub(crate) fn put_name(
         &self,
@@ -102,9 +122,15 @@ impl Names {
                 self.namespace.table.remember(&inode);
                 drop(names);
                 self.namespace.took_slot(&dir, slot);
-                return Ok(inode.attr());
+                return link_counts::attr(&self.namespace, &inode);
             }
         }
+    }
+
+    /// The last note of the clone root over a directory. The caller holds the links.
+    fn last_note_over(&self, dir: &Arc<Inode>) -> Result<u64> {
+        let root = self.namespace.topology.read().clone_root(dir);
+        last_note(&self.namespace, &root.map_err(gone_is_not_found)?)
     }
 
     fn link_locked(
@@ -119,6 +145,8 @@ impl Names {
             return Err(Error::Exists);
         }
         self.deletes.free_name(at.dir, at.name)?;
+        count_links(&self.namespace, inode)?;
+        let counted = self.last_note_over(at.dir)?;
         let mut tx = Transaction::new(lock_states(&[inode, at.dir]));
         self.namespace.protections.may_gain_names(&tx, at.dir)?;
         let protection = self.namespace.protections.of(inode, tx.get(inode))?;
@@ -142,19 +170,8 @@ impl Names {
             if !Arc::ptr_eq(&topology.clone_root(parent)?, &root) {
                 return Err(Error::CrossRoot);
             }
-            let from = keys::child(&topology.dir_path(parent)?.path, name);
-            let to = keys::shared_inode(&root_path, link);
-            let record = tx.get(inode).clone();
-            move_contents(&mut tx, &record, &from, &to, few);
-            tx.pin(
-                inode,
-                parent.identity(),
-                root.identity(),
-                Slot::shared(link),
-            );
-            shared.pin = tx.get(inode).pin;
             let first = At { dir: parent, name };
-            shared.put_name(&mut tx, &topology, first, record.slot)?;
+            shared.share(&mut tx, &topology, (first, few), &root)?;
             let location = Location::Shared {
                 root: Arc::clone(&root),
                 link,
@@ -167,6 +184,11 @@ impl Names {
         *root.has_links.lock() = Some(true);
         let now = self.times.now();
         let record = tx.edit(inode);
+        if record.nlink == 0 {
+            // Its last name was removed with a tree.
+            return Err(Error::NotFound);
+        }
+        record.counted = counted;
         let more = u32::from(!failpoints::is_on(Fault::LinkCountLost));
         record.nlink = record.nlink.checked_add(more).ok_or(Error::TooManyLinks)?;
         record.ctime = now;

@@ -24,6 +24,8 @@ pub(crate) mod readdir;
 pub(crate) mod removal;
 pub(crate) mod rename;
 pub(crate) mod reshape;
+pub(crate) mod settle;
+pub(crate) mod settle_thread;
 pub(crate) mod times;
 pub(crate) mod tmpfile;
 pub(crate) mod trees;

@@ -13,6 +13,7 @@ use crate::format::ino::Ino;
 use crate::format::name::check_name;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Inode, Location, LockedNames};
+use crate::namespace::link_counts;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::{Found, Namespace};
 use crate::namespace::transaction::lock_names;
@@ -77,8 +78,9 @@ impl Names {
                 let _names = dir.names.read();
                 let found = self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?;
                 // Under the lock, as long as the name cannot be removed.
+                let attr = link_counts::attr(&self.namespace, &found)?;
                 self.namespace.table.remember(&found);
-                return Ok(found.attr());
+                return Ok(attr);
             }
         };
         self.namespace.table.remember(&found);

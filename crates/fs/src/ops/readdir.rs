@@ -28,6 +28,7 @@ use crate::format::record::{DeletedEntry, Entry, Kind};
 use crate::format::slots::Slot;
 use crate::namespace::attr::Attr;
 use crate::namespace::inode::{Count, Inode};
+use crate::namespace::link_counts;
 use crate::namespace::resolve::{Namespace, View};
 use crate::ops::cookies::{AFTER_DOT, AFTER_DOTS, Bound, place};
 use crate::ops::deferred_delete::DeferredDeletes;
@@ -218,7 +219,7 @@ impl Directories {
                 return Ok(each(entry, None));
             }
             let inode = inode()?;
-            let attr = inode.attr();
+            let attr = link_counts::attr(&self.namespace, &inode)?;
             let taken = each(entry, Some(&attr));
             if taken && entry.cookie > AFTER_DOTS {
                 let table = &self.namespace.table;

@@ -107,7 +107,7 @@ impl Removal<'_> {
             }
             Inside::OnlyDeleted => {
                 self.deletes.move_to_orphans(tx, victim, &path);
-                delete_ranges(&mut tx.batch, &path);
+                delete_ranges(&mut tx.batch, &path, self.deletes.indexes());
             }
         }
         let slot = tx.get(victim).slot;

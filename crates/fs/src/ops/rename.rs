@@ -17,6 +17,7 @@ use crate::format::name::check_name;
 use crate::format::record::{Kind, Record, Time};
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::{Found, Inside};
 use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_states};
@@ -163,6 +164,9 @@ impl Names {
         }
         let source = &found.inode;
         let _links = self.namespace.links.read();
+        if let Some(victim) = victim {
+            count_links(&self.namespace, &victim.inode)?;
+        }
         let inodes = with(&[from.dir, to.dir, source], victim);
         let mut tx = Transaction::new(lock_states(&inodes));
         self.may_move(&tx, names, (source, victim.map(|victim| &victim.inode)))?;
@@ -208,6 +212,15 @@ impl Names {
             None => None,
         };
         let _links = self.namespace.links.write();
+        let inside = match victim {
+            Some(victim)
+                if inside == Some(Inside::Nothing)
+                    && may_hide_shared(&self.namespace, &victim.inode)? =>
+            {
+                Some(Inside::OnlyDeleted)
+            }
+            _ => inside,
+        };
         let has_links = has_links_below(&self.namespace, source)?;
         let inodes = with(&[from.dir, to.dir, source], victim);
         let mut tx = Transaction::new(lock_states(&inodes));
@@ -231,9 +244,9 @@ impl Names {
             let old = keys::links_below(&root, &from_path);
             move_range(&mut tx, old, keys::links_below(&root, &to_path));
         }
-        for index in [keys::META, keys::DATA] {
-            let old = keys::range(index, &from_path);
-            move_range(&mut tx, old, keys::range(index, &to_path));
+        for index in self.namespace.unsettled.indexes() {
+            let old = keys::range(*index, &from_path);
+            move_range(&mut tx, old, keys::range(*index, &to_path));
         }
         tx.batch.delete(entry(&topology, from)?);
         tx.move_to(source, to.location());
@@ -265,7 +278,8 @@ impl Names {
         if topology.is_within(to.dir, source) || topology.is_within(from.dir, target) {
             return Err(Error::Invalid("a directory cannot move into itself"));
         }
-        names.swap_ranges(&mut tx, &topology, has_links)?;
+        let indexes = self.namespace.unsettled.indexes();
+        names.swap_ranges(&mut tx, &topology, (has_links, indexes))?;
         names.swap_locations(&mut tx, &topology, found)?;
         change_parent(&mut tx, source, from, to)?;
         change_parent(&mut tx, target, to, from)?;
@@ -367,7 +381,7 @@ impl Move<'_> {
         &self,
         tx: &mut Transaction<'_>,
         topology: &Topology,
-        has_links: bool,
+        (has_links, indexes): (bool, &[u8]),
     ) -> Result<()> {
         let paths = [child(topology, self.from)?, child(topology, self.to)?];
         if has_links {
@@ -375,9 +389,9 @@ impl Move<'_> {
             let [one, two] = paths.each_ref().map(|path| keys::links_below(&root, path));
             swap(tx, &one, &two, &keys::range(keys::META, &keys::stage(1)));
         }
-        for index in [keys::META, keys::DATA] {
-            let [one, two] = paths.each_ref().map(|path| keys::range(index, path));
-            swap(tx, &one, &two, &keys::range(index, &keys::stage(0)));
+        for index in indexes {
+            let [one, two] = paths.each_ref().map(|path| keys::range(*index, path));
+            swap(tx, &one, &two, &keys::range(*index, &keys::stage(0)));
         }
         Ok(())
     }

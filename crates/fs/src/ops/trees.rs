@@ -15,6 +15,7 @@ use crate::format::keys::{self, NumberKey};
 use crate::format::name::check_name;
 use crate::format::slots::Slot;
 use crate::namespace::inode::{Inode, Location};
+use crate::namespace::link_counts::{last_note, note_changed};
 use crate::namespace::number_reclaim::put_gone;
 use crate::namespace::numbers::Numbers;
 use crate::namespace::resolve::{Found, Namespace};
@@ -22,10 +23,14 @@ use crate::namespace::transaction::{RECORDS_BYTES, Round, Transaction, lock_stat
 use crate::ops::access::Caller;
 use crate::ops::contents::delete_ranges;
 use crate::ops::deferred_delete::DeferredDeletes;
-use crate::ops::hard_links::LinksBelow;
+use crate::ops::hard_links::{LinksBelow, prepare_links};
 use crate::ops::names::At;
 use crate::ops::removal::Removal;
 use crate::ops::times::Times;
+
+/// With at most so many inodes in memory, the invalidations of an operation name those whose links
+/// wait to be counted. Of more, the kernel hears a moment later.
+const LISTED_AT_ONCE: usize = 1 << 14;
 
 /// Something that the kernel may have cached and that is out of date.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,14 +100,18 @@ impl Trees {
     /// privileged.
     ///
     /// # Errors
-    /// `NotFound`, `Access`, `NotPermitted`, `TooManyLinks` when more hard links than a batch takes
-    /// lie below it, and those of the tree.
+    /// `NotFound`, `Access`, `NotPermitted`, and those of the tree.
     pub fn remove_tree(&self, caller: &Caller, dir: Ino, name: &[u8]) -> Result<Vec<Invalidation>> {
         check_name(name)?;
         let _reaped = self.deletes.reap_on_drop();
         let dir = self.namespace.dir(dir)?;
         let at = At { dir: &dir, name };
         self.namespace.tree.admit(RECORDS_BYTES)?;
+        let victim = {
+            let _names = dir.names.read();
+            self.namespace.find(&dir, name)?.ok_or(Error::NotFound)?
+        };
+        prepare_links(&self.namespace, &victim, false)?;
         self.namespace
             .until_applied(|round| self.remove_now(caller, at, round))
     }
@@ -144,19 +153,21 @@ impl Trees {
             let path = keys::child(&dir_path, name);
             victim.keep(&mut tx, &self.deletes, &path);
             victim.drop(&mut tx, &removal, (&dir_path, dir.identity()), name)?;
-            delete_ranges(&mut tx.batch, &path);
+            delete_ranges(&mut tx.batch, &path, self.namespace.unsettled.indexes());
             tx.batch.delete(keys::entry(&dir_path, name));
         } else {
             removal.name(&mut tx, at, &victim.found())?;
         }
         let gone = victim.gone(&tx);
-        let done = tx.apply_or_defer(&topology, &self.namespace.tree, round);
-        let seq = done.map_err(|error| too_many_links(error, Some(&victim)))?;
+        let seq = tx.apply_or_defer(&topology, &self.namespace.tree, round)?;
         topology.generation += 1;
+        drop(topology);
+        victim.note_removed();
         gone.into_iter()
             .flatten()
             .for_each(|gone| self.numbers.note_gone(gone));
-        Ok((invalidations(at, Some(&victim)), seq))
+        let stale = invalidations(&self.namespace, at, Some(&victim))?;
+        Ok((stale, seq))
     }
 }
 
@@ -186,6 +197,14 @@ impl Victim {
         let unpinned = tx.get(&self.inode).pin;
         let unpinned = unpinned.map(|pin| NumberKey::Unpinned(pin.identity.ino));
         [dead, unpinned]
+    }
+
+    /// Tells the clone root above that it has a note about the links below the victim, if it has.
+    /// The caller holds the links for writing.
+    pub(crate) fn note_removed(&self) {
+        if let Some(links) = self.links.as_ref().filter(|links| links.is_many()) {
+            note_changed(&links.root);
+        }
     }
 
     /// Adds the inodes that the removal changes.
@@ -222,9 +241,9 @@ impl Victim {
         }
         if let Some(links) = &self.links {
             let root = topology.dir_path(&links.root)?.path;
-            let index = keys::links_below(&root, &keys::child(dir, name));
-            tx.batch.delete_prefix(index);
-            for shared in &links.shared {
+            let path = keys::child(dir, name);
+            links.put_removed(&mut tx.batch, (&root, &path), removal.now);
+            for shared in links.few() {
                 let path = keys::shared_inode(&root, shared.link);
                 removal.links(tx, &shared.inode, &path, shared.names);
                 if let Location::Shared { root, link, .. } = tx.location(&shared.inode) {
@@ -246,32 +265,31 @@ impl Victim {
     }
 }
 
-/// The error of a batch that is too large: the shared inodes of hard links below `victim` are
-/// changed one by one.
-pub(crate) fn too_many_links(error: Error, victim: Option<&Victim>) -> Error {
-    match error {
-        Error::Tree(ramet_betree::Error::Invalid(_))
-            if victim.is_some_and(|victim| victim.links.is_some()) =>
-        {
-            Error::TooManyLinks
-        }
-        other => other,
-    }
-}
-
 /// The state of the kernel's caches that is out of date when the name `at` changed, where `victim`
-/// was.
-pub(crate) fn invalidations(at: At<'_>, victim: Option<&Victim>) -> Vec<Invalidation> {
+/// was. The caller holds the links if there is a victim.
+pub(crate) fn invalidations(
+    namespace: &Namespace,
+    at: At<'_>,
+    victim: Option<&Victim>,
+) -> Result<Vec<Invalidation>> {
     let (dir, name) = (at.dir.ino, at.name.to_vec());
     let entry = match victim {
         Some(_) => Invalidation::Entry { dir, name },
         None => Invalidation::Missing { dir, name },
     };
     let mut stale = vec![entry, Invalidation::Attributes(dir)];
-    if let Some(victim) = victim {
-        stale.push(Invalidation::Attributes(victim.inode.ino));
-        let shared = victim.links.iter().flat_map(LinksBelow::inodes);
-        stale.extend(shared.map(|inode| Invalidation::Attributes(inode.ino)));
+    let Some(victim) = victim else {
+        return Ok(stale);
+    };
+    stale.push(Invalidation::Attributes(victim.inode.ino));
+    if let Some(links) = &victim.links {
+        let shared = links.inodes().map(|inode| inode.ino);
+        stale.extend(shared.map(Invalidation::Attributes));
+        if links.is_many() && namespace.table.len() <= LISTED_AT_ONCE {
+            let last = last_note(namespace, &links.root)?;
+            let uncounted = namespace.table.uncounted(&links.root, last);
+            stale.extend(uncounted.into_iter().map(Invalidation::Attributes));
+        }
     }
-    stale
+    Ok(stale)
 }

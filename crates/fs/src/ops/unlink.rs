@@ -1,11 +1,15 @@
 //! Unlink and rmdir.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 use crate::format::ino::Ino;
 use crate::format::keys::NumberKey;
 use crate::format::name::check_name;
-use crate::namespace::inode::LockedNames;
+use crate::namespace::inode::{Inode, LockedNames};
+use crate::namespace::link_counts::{count_links, may_hide_shared};
 use crate::namespace::resolve::Inside;
+use crate::namespace::topology::Topology;
 use crate::namespace::transaction::{RECORDS_BYTES, Transaction, lock_states};
 use crate::ops::names::{At, Names};
 use crate::ops::removal::Removal;
@@ -29,6 +33,7 @@ impl Names {
             return Err(Error::IsDirectory);
         }
         let _links = self.namespace.links.read();
+        count_links(&self.namespace, inode)?;
         let mut tx = Transaction::new(lock_states(&[&dir, inode]));
         self.namespace
             .protections
@@ -74,27 +79,60 @@ impl Names {
                 Some(count) => Inside::of(count),
                 None => self.namespace.inside(victim)?,
             };
-            let mut tx = Transaction::new(lock_states(&[&dir, victim]));
-            self.namespace
-                .protections
-                .may_lose_name(&tx, (&dir, victim))?;
-            let topology = self.namespace.topology.read();
-            let now = self.times.now();
-            let removal = Removal {
-                deletes: &self.deletes,
-                topology: &topology,
-                now,
-                may_stay: true,
+            let is_hidden = {
+                let _links = self.namespace.links.read();
+                inside != Inside::Entries && may_hide_shared(&self.namespace, victim)?
             };
-            removal.empty_dir(&mut tx, at, (victim, inside))?;
-            let parent = tx.edit(&dir);
-            (parent.mtime, parent.ctime) = (now, now);
-            tx.apply(&topology, &self.namespace.tree)?;
+            if is_hidden {
+                self.remove_hidden(at, victim)?;
+            } else {
+                let mut tx = Transaction::new(lock_states(&[&dir, victim]));
+                let topology = self.namespace.topology.read();
+                self.remove_empty((&mut tx, &topology), at, (victim, inside), true)?;
+                tx.apply(&topology, &self.namespace.tree)?;
+            }
             self.numbers.note_gone(NumberKey::Dead(victim.identity()));
             if let Some(names) = names.iter_mut().find(|names| names.are_of(&dir)) {
                 names.took_entry(victim.is_deleted());
             }
             Ok(())
         })
+    }
+
+    /// Adds the removal of a directory without entries to a transaction.
+    fn remove_empty(
+        &self,
+        (tx, topology): (&mut Transaction<'_>, &Topology),
+        at: At<'_>,
+        victim: (&Arc<Inode>, Inside),
+        may_stay: bool,
+    ) -> Result<()> {
+        self.namespace
+            .protections
+            .may_lose_name(tx, (at.dir, victim.0))?;
+        let now = self.times.now();
+        let removal = Removal {
+            deletes: &self.deletes,
+            topology,
+            now,
+            may_stay,
+        };
+        removal.empty_dir(tx, at, victim)?;
+        let parent = tx.edit(at.dir);
+        (parent.mtime, parent.ctime) = (now, now);
+        Ok(())
+    }
+
+    /// Removes a clone root without entries that has shared inodes which wait to be erased: they
+    /// move to the orphan area with it, as some may be open.
+    fn remove_hidden(&self, at: At<'_>, victim: &Arc<Inode>) -> Result<()> {
+        let _links = self.namespace.links.write();
+        let mut tx = Transaction::new(lock_states(&[at.dir, victim]));
+        let mut topology = self.namespace.topology.write();
+        let inside = Inside::OnlyDeleted;
+        self.remove_empty((&mut tx, &topology), at, (victim, inside), false)?;
+        tx.apply(&topology, &self.namespace.tree)?;
+        topology.generation += 1;
+        Ok(())
     }
 }

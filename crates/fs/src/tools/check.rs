@@ -6,8 +6,9 @@
 //!   is open. Keys below a deleted entry belong to its object; below a directory they are deleted
 //!   entries.
 //! - F3 A directory has 2 links and one for each directory in it.
-//! - F4 A shared inode has as many links as link entries name it; the link index has exactly the
-//!   link entries, each under the nearest clone root.
+//! - F4 A shared inode has as many links as link entries name it, when the notes of its clone root
+//!   are carried out; the link index has exactly the link entries, each under the nearest clone
+//!   root.
 //! - F5 No two inodes have one visible number, and a link entry shows its shared inode's.
 //! - F6 Blocks have numbers below the size rounded up, at most 4096 bytes, and zeros beyond the
 //!   size.
@@ -26,8 +27,10 @@
 //!   each number that was shown lies in one.
 //! - F15 Each pinned inode is in the table of pins with its place, and each pin in a directory that
 //!   is there has its inode.
+//! - F17 Notes belong to clone roots, and removed names to notes. A record is counted up to a note
+//!   only if it is of a shared inode.
 //!
-//! F5 and F13 to F15 are in `check_numbers.rs`.
+//! F5 and F13 to F15 are in `check_numbers.rs`, F17 is in `check_notes.rs`.
 //!
 //! The check remembers every inode, some hundred bytes for each, and a bit for each block of one
 //! sparse file.
@@ -51,6 +54,7 @@ use crate::namespace::numbers::Counters;
 use crate::namespace::protection::{Protection, decode_count};
 use crate::ops::acl::flag_of;
 use crate::ops::allocation::{CHUNK_BLOCKS, Chunk};
+use crate::tools::checked_notes::CheckedNotes;
 use crate::tools::checked_tables::Tables;
 
 /// A violated invariant.
@@ -166,6 +170,7 @@ pub(super) struct Scan {
     /// Names by directory and slot.
     pub(super) slots: HashMap<(Bytes, Slot), Bytes>,
     pub(super) tables: Tables,
+    pub(super) notes: CheckedNotes,
     indexed: BTreeSet<(Bytes, Bytes, Bytes, u64)>,
     with_xattrs: BTreeSet<Bytes>,
     /// Access control lists, with the flag and the bytes of each.
@@ -266,6 +271,7 @@ impl Scan {
         self.compare_homes(&mut findings);
         self.compare_directories(&mut findings);
         self.compare_links(counters, &mut findings);
+        self.compare_notes(counters, &mut findings);
         self.compare_deleted(&mut findings);
         self.compare_xattrs(&mut findings);
         self.compare_lists(&mut findings);
@@ -340,11 +346,8 @@ impl Scan {
             findings.add("F4", detail);
         }
         for (path, object) in self.objects.iter().filter(|(_, object)| object.is_shared) {
-            let (names, links) = (names.get(path).copied().unwrap_or(0), object.record.nlink);
-            if names != links {
-                let detail = format!("shared inode {path:?} has {links} links and {names} names");
-                findings.add("F4", detail);
-            }
+            let names = names.get(path).copied().unwrap_or(0);
+            self.compare_count((path, object), names, findings);
         }
     }
 
@@ -638,6 +641,10 @@ pub(crate) fn check(tree: &Tree) -> Result<Vec<Finding>> {
         let (key, value) = item?;
         scan.meta(&key, &value);
     }
+    let mut findings = Findings::default();
+    let found = |invariant, detail| findings.add(invariant, detail);
+    scan.notes.read(&snapshot, found)?;
+    scan.findings.append(&mut findings.0);
     if !scan.objects.contains_key(&Bytes::new()) {
         return Err(Error::Corrupt {
             what: "record of the root",

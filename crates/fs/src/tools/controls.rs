@@ -11,6 +11,8 @@ use crate::error::{Error, Result, gone_is_not_found};
 use crate::format::ino::Ino;
 use crate::format::keys;
 use crate::namespace::resolve::Namespace;
+use crate::ops::settle::Settling;
+use crate::ops::trees::Invalidation;
 use crate::tools::check::{self, Finding};
 use crate::tools::control::DiffPages;
 use crate::tools::diff::{self, Difference, Found};
@@ -19,6 +21,7 @@ use crate::tools::scrub::{ScrubPage, Scrubbing};
 /// Tools for a whole volume or a directory tree.
 pub struct Controls {
     namespace: Arc<Namespace>,
+    settling: Arc<Settling>,
 }
 
 /// Control calls with several answers that are under way on one open directory.
@@ -30,9 +33,10 @@ pub struct ControlState {
 }
 
 impl Controls {
-    pub(crate) fn new(namespace: &Arc<Namespace>) -> Self {
+    pub(crate) fn new(namespace: &Arc<Namespace>, settling: &Arc<Settling>) -> Self {
         Self {
             namespace: Arc::clone(namespace),
+            settling: Arc::clone(settling),
         }
     }
 
@@ -101,6 +105,22 @@ impl Controls {
         let path = path.map_err(gone_is_not_found)?.path;
         let ranges = [keys::META, keys::DATA].map(|index| Span::prefix(keys::range(index, &path)));
         Ok(self.namespace.tree.usage(&ranges)?)
+    }
+
+    /// Counts some of the hard links that wait to be counted, after a clone or a removal of a tree
+    /// with many, and tells whether there may be more. A thread of the volume does so by itself,
+    /// unless [`OpenOptions::manual`](crate::OpenOptions::manual) is set.
+    ///
+    /// # Errors
+    /// Those of the tree.
+    pub fn settle_links(&self) -> Result<bool> {
+        self.settling.step()
+    }
+
+    /// Has `tell` called, and no other, when attributes that the caller may have cached change in
+    /// the background: numbers of links.
+    pub fn tell_links_by(&self, tell: impl Fn(&[Invalidation]) + Send + Sync + 'static) {
+        self.settling.tell_by(Arc::new(tell));
     }
 
     /// Checks every invariant of the file system on a snapshot. Files that are unlinked and open

@@ -1,7 +1,9 @@
 //! Tools for a whole volume, and the ioctls that ask for them.
 
 pub(crate) mod check;
+mod check_notes;
 mod check_numbers;
+mod checked_notes;
 mod checked_tables;
 pub mod control;
 pub(crate) mod controls;

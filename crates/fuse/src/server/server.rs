@@ -104,6 +104,10 @@ impl Server {
             negative_dentries,
             (Arc::clone(&counts), Arc::clone(&prefetch)),
         );
+        let told = kernel.clone();
+        volume
+            .controls()
+            .tell_links_by(move |stale| told.invalidate_attributes(stale));
         let inode_memory =
             InodeMemory::new(Arc::clone(&volume), kernel.clone(), Arc::clone(&counts))?;
         Ok(Self {

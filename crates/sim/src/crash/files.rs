@@ -130,14 +130,21 @@ impl Seen {
 pub(crate) struct Opening {
     setup: Setup,
     sync_each: bool,
+    links_at_once: Option<usize>,
     clock: Arc<Seconds>,
 }
 
 impl Opening {
-    fn new(setup: &Setup, sync_each: bool) -> Self {
+    /// Two of three seeds have all links below a tree counted in the background, or all but one.
+    fn new(setup: &Setup, sync_each: bool, seed: u64) -> Self {
         Self {
             setup: setup.clone(),
             sync_each,
+            links_at_once: match seed % 3 {
+                0 => None,
+                1 => Some(0),
+                _ => Some(1),
+            },
             clock: Arc::new(Seconds::default()),
         }
     }
@@ -156,6 +163,7 @@ impl Opening {
             shape: self.setup.open.shape.clone(),
             manual: true,
             sync_each: self.sync_each,
+            links_at_once: self.links_at_once,
             access_time: AccessTime::Never,
             dir_access_time: AccessTime::Never,
             clock: Some(self.clock.clone()),
@@ -190,7 +198,7 @@ pub(crate) fn grown(
 ) -> Result<Grown, String> {
     let device = Arc::new(SparseDevice::new(setup.device_bytes));
     let as_device: Arc<dyn Device> = device.clone();
-    let open = Opening::new(setup, false);
+    let open = Opening::new(setup, false, seed);
     told("format", Volume::format(&as_device, &open.format()))?;
     let mut history = History {
         recorder: Recorder::new(SparseDevice::new(setup.device_bytes), (0, Shown::new())),
@@ -236,7 +244,7 @@ pub(crate) fn seen_digest(device: Arc<dyn Device>, options: OpenOptions) -> Resu
 pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opener), String> {
     let device: Arc<SparseDevice> = Arc::new(SparseDevice::new(setup.device_bytes));
     let as_device: Arc<dyn Device> = device.clone();
-    let opening = Opening::new(setup, plan.seed % 3 == 1);
+    let opening = Opening::new(setup, plan.seed % 5 == 1, plan.seed);
     told("format", Volume::format(&as_device, &opening.format()))?;
     let options = opening.options();
     let recorder = Recorder::new(device.image(), Seen::default().state());
@@ -267,6 +275,28 @@ pub(super) fn record(setup: &Setup, plan: &CrashPlan) -> Result<(Recorder, Opene
     Ok((history.recorder, open))
 }
 
+fn check(volume: &Volume) -> Result<(), String> {
+    match told("check", volume.controls().check())?.first() {
+        Some(first) => Err(format!("{}: {}", first.invariant, first.detail)),
+        None => Ok(()),
+    }
+}
+
+/// Counts all links that wait to be counted, if there is room.
+fn settled(volume: &Volume) -> Result<bool, String> {
+    loop {
+        match volume.controls().settle_links() {
+            Ok(true) => {}
+            Ok(false) if volume.stats().links.links_waiting => {
+                return Err("links wait to be counted".to_owned());
+            }
+            Ok(false) => return Ok(true),
+            Err(Error::Tree(ramet_betree::Error::NoSpace)) => return Ok(false),
+            Err(error) => return Err(format!("settle: {error}")),
+        }
+    }
+}
+
 /// Of a volume that was just opened.
 fn verify(volume: &Volume) -> Result<(), String> {
     for index in ORPHANS {
@@ -276,8 +306,9 @@ fn verify(volume: &Volume) -> Result<(), String> {
             return Err(format!("orphan {:?} was kept", orphans.key()));
         }
     }
-    if let Some(first) = told("check", volume.controls().check())?.first() {
-        return Err(format!("{}: {}", first.invariant, first.detail));
+    check(volume)?;
+    if settled(volume)? {
+        check(volume)?;
     }
     let violations = told("verify", volume.tree().verify(&mut |_| {}))?;
     violations.into_iter().next().map_or(Ok(()), Err)
@@ -350,9 +381,25 @@ impl History {
                 self.recorder.acknowledged(newest);
             }
             31..37 => self.die()?,
+            37..67 => self.settle_some()?,
             _ => {}
         }
         Ok(())
+    }
+
+    /// Counts some of the links that wait to be counted. Nobody sees that.
+    fn settle_some(&mut self) -> Result<(), String> {
+        for _ in 0..1 + self.rng.below(4) {
+            match self.volume().controls().settle_links() {
+                Ok(true) => {}
+                Ok(false) | Err(Error::Tree(ramet_betree::Error::NoSpace)) => break,
+                Err(error) => return Err(format!("settle: {error}")),
+            }
+        }
+        match Seen::of(&self.volume())?.digest == self.seen.digest {
+            true => Ok(()),
+            false => Err("what a user sees changed with the counts of links".to_owned()),
+        }
     }
 
     /// One operation, which may be refused.

@@ -1,0 +1,590 @@
+//! Links are counted in the background.
+//!
+//! A note of a clone root tells of shared inodes whose counts are not right in their records, or
+//! that nobody uses (`namespace/link_counts.rs`). [`Settling`] carries notes out, one clone root
+//! after the other, in the order of the shared inodes:
+//!
+//! ```text
+//! begin    read the notes, and the names that count, from one snapshot
+//! step     some shared inodes: put the right counts into records, or erase those without a name
+//! end      delete the notes
+//! ```
+//!
+//! Each step is one batch, and no step makes anything look different. A record that was counted
+//! says so. A pass that a crash or an error ends begins anew, and skips counted records: after a
+//! crash there is either a note or its result. A step holds the links for writing, so neither names
+//! of hard links nor paths of clone roots change meanwhile.
+//!
+//! A clone root need not be in memory, and names that were never shown get no numbers.
+//! Shared inodes in memory are changed there. Another thread may be reading the record of one that
+//! is not: after the step such threads read again ([`Table::note_changed_records`]), and those that
+//! were faster are counted in a step of their own.
+//!
+//! [`Table::note_changed_records`]: crate::namespace::inode::Table::note_changed_records
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use ramet_betree::{Seq, Snapshot, successor_of_prefix};
+use ramet_block::failpoints::{self, Fault};
+
+use crate::error::{Error, Result};
+use crate::format::ino::{Identity, Ino};
+use crate::format::keys::{self, NumberKey};
+use crate::format::record::{Entry, Record};
+use crate::format::slots::Slot;
+use crate::namespace::inode::{Inode, Location};
+use crate::namespace::link_counts::note_changed;
+use crate::namespace::notes::{Counts, Notes};
+use crate::namespace::number_tables::{put_unpinned, stored_block};
+use crate::namespace::resolve::Namespace;
+use crate::namespace::topology::Topology;
+use crate::namespace::transaction::{Round, Transaction, lock_states};
+use crate::ops::contents::erase;
+use crate::ops::deferred_delete::DeferredDeletes;
+use crate::ops::removal::Removal;
+use crate::ops::times::Times;
+use crate::ops::trees::Invalidation;
+use crate::options::LinkStats;
+
+/// A step looks at twice as many shared inodes as the batch of a clone handles, so it is as short.
+/// At least so many, for tests.
+const STEP_LEN_MIN: usize = 2;
+/// Journal bytes of a step, at most, about. A batch of a small journal takes less.
+const STEP_BYTES_MAX: usize = 256 * 1024;
+/// Keys that the change of one shared inode takes at most, and bytes of each beside its path.
+const KEYS_OF_ONE: usize = 12;
+const KEY_BYTES: usize = 32;
+
+/// Tells the kernel of attributes that are out of date.
+pub(crate) type Tell = Arc<dyn Fn(&[Invalidation]) + Send + Sync>;
+
+/// Counts links that wait to be counted.
+pub(crate) struct Settling {
+    namespace: Arc<Namespace>,
+    times: Arc<Times>,
+    deletes: Arc<DeferredDeletes>,
+    is_read_only: bool,
+    is_stopped: AtomicBool,
+    pass: Mutex<Option<Pass>>,
+    counted: AtomicU64,
+    erased: AtomicU64,
+    tell: Mutex<Option<Tell>>,
+}
+
+/// A clone root that is being settled.
+#[derive(Clone)]
+struct Pass {
+    place: Place,
+    counts: Arc<Counts>,
+    /// The shared inode to go on at.
+    next: u64,
+    /// All of the window of the counts are done.
+    is_done: bool,
+}
+
+/// A clone root in one snapshot.
+#[derive(Clone)]
+struct Place {
+    path: Bytes,
+    /// Slots and births of the names on the way. No two directories have the same ones.
+    way: Vec<(Slot, u64)>,
+    /// The identity, if it was ever shown.
+    identity: Option<Identity>,
+}
+
+impl Place {
+    /// The directory at `path`; `None` if there is none.
+    fn find(namespace: &Namespace, snapshot: &Snapshot, path: &[u8]) -> Result<Option<Self>> {
+        let (mut at, mut way) = (Vec::new(), Vec::new());
+        let mut identity = Some(Identity::ROOT);
+        for name in keys::names_between(b"", path) {
+            let Some(value) = snapshot.get(&keys::entry(&at, name))? else {
+                return Ok(None);
+            };
+            let Entry::Inode(record) = Entry::decode(&value)? else {
+                return Ok(None);
+            };
+            way.push((record.slot, record.birth));
+            identity = match identity {
+                Some(dir) => shown(namespace, dir, record.slot, &record)?,
+                None => None,
+            };
+            keys::push_child(&mut at, name);
+        }
+        Ok(Some(Self {
+            path: Bytes::copy_from_slice(path),
+            way,
+            identity,
+        }))
+    }
+
+    /// The clone root in memory.
+    fn inode(&self, namespace: &Namespace) -> Option<Arc<Inode>> {
+        let identity = self.identity?;
+        let inode = namespace.table.get(identity.ino)?;
+        (inode.identity() == identity).then_some(inode)
+    }
+}
+
+/// The identity of the inode in a slot of a directory, if it was ever shown.
+fn shown(
+    namespace: &Namespace,
+    dir: Identity,
+    slot: Slot,
+    record: &Record,
+) -> Result<Option<Identity>> {
+    if let Some(pin) = record.pin.filter(|pin| pin.home == dir) {
+        return Ok(Some(pin.identity));
+    }
+    let block = stored_block(&namespace.tree, dir, slot.run())?;
+    Ok(block.map(|block| block.identity(slot, record.birth)))
+}
+
+/// Shared inodes that a step changes.
+#[derive(Default)]
+struct Step {
+    /// Shared inodes in memory.
+    known: Vec<(u64, Arc<Inode>)>,
+    /// Others, with their records: these have names.
+    counted: Vec<(u64, Record)>,
+    /// And these have none any more.
+    erased: Vec<(u64, Record)>,
+    /// Shared inodes from the first number on and below the second, which never had names here.
+    unused: Vec<(u64, u64)>,
+    next: u64,
+    is_done: bool,
+}
+
+impl Settling {
+    pub(crate) fn new(
+        namespace: &Arc<Namespace>,
+        times: &Arc<Times>,
+        deletes: &Arc<DeferredDeletes>,
+        is_read_only: bool,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            namespace: Arc::clone(namespace),
+            times: Arc::clone(times),
+            deletes: Arc::clone(deletes),
+            is_read_only,
+            is_stopped: AtomicBool::new(false),
+            pass: Mutex::default(),
+            counted: AtomicU64::new(0),
+            erased: AtomicU64::new(0),
+            tell: Mutex::default(),
+        })
+    }
+
+    /// Has `tell` called with attributes that change in the background.
+    pub(crate) fn tell_by(&self, tell: Tell) {
+        *self.tell.lock() = Some(tell);
+    }
+
+    pub(crate) fn stats(&self) -> LinkStats {
+        LinkStats {
+            links_waiting: self.namespace.unsettled.may_have_notes(),
+            links_counted: self.counted.load(Ordering::Relaxed),
+            links_erased: self.erased.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Takes no further step.
+    pub(crate) fn stop(&self) {
+        self.is_stopped.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether no step is taken any more.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::SeqCst)
+    }
+
+    /// Takes one step, and tells whether there may be more.
+    ///
+    /// # Errors
+    /// Those of the tree; the next step goes on, or begins the pass anew.
+    pub(crate) fn step(&self) -> Result<bool> {
+        if self.is_read_only || self.is_stopped() || !self.namespace.unsettled.may_have_notes() {
+            return Ok(false);
+        }
+        let mut pass = self.pass.lock();
+        let going = match pass.take() {
+            Some(going) => going,
+            None => match self.begin()? {
+                Some(going) => going,
+                None => return Ok(self.namespace.unsettled.may_have_notes()),
+            },
+        };
+        self.namespace.numbers.store_all()?;
+        self.namespace.tree.admit(self.step_bytes())?;
+        let is_done = going.is_done || failpoints::is_on(Fault::NotesDroppedEarly);
+        let (after, stale) = self.namespace.until_applied(|round| {
+            let step = if is_done {
+                self.end_now(&going, round)
+            } else {
+                self.step_now(&going, round)
+            };
+            let (after, stale, seq) = step?;
+            Ok(((after, stale), seq))
+        })?;
+        *pass = after;
+        drop(pass);
+        self.tell(&stale);
+        self.deletes.reap();
+        Ok(true)
+    }
+
+    fn step_bytes(&self) -> usize {
+        STEP_BYTES_MAX.min(self.namespace.tree.batch_bytes_max() / 2)
+    }
+
+    fn tell(&self, stale: &[Invalidation]) {
+        if stale.is_empty() {
+            return;
+        }
+        let tell = self.tell.lock().clone();
+        if let Some(tell) = tell {
+            tell(stale);
+        }
+    }
+
+    /// Begins with the first clone root that has notes.
+    fn begin(&self) -> Result<Option<Pass>> {
+        let namespace = &self.namespace;
+        let snapshot = namespace.tree.snapshot();
+        let Some(path) = first_root(&snapshot)? else {
+            // A note may come until the links are held.
+            let _links = namespace.links.write();
+            if first_root(&namespace.tree.snapshot())?.is_none() {
+                namespace.unsettled.has_none();
+            }
+            return Ok(None);
+        };
+        let place = Place::find(namespace, &snapshot, &path)?;
+        let place = place.ok_or_else(|| Error::Corrupt {
+            what: "note of a clone root",
+            detail: format!("{path:?} is no directory"),
+        })?;
+        let counts = Arc::new(read_counts(&snapshot, &path, 0)?);
+        if let Some(root) = place.inode(namespace) {
+            let uncounted = namespace.table.uncounted(&root, counts.notes.last);
+            let stale: Vec<_> = uncounted
+                .into_iter()
+                .map(Invalidation::Attributes)
+                .collect();
+            self.tell(&stale);
+        }
+        Ok(Some(Pass {
+            place,
+            counts,
+            next: 0,
+            is_done: false,
+        }))
+    }
+
+    /// Whether the clone root of a pass is where it was, with the same notes.
+    fn is_current(&self, pass: &Pass, snapshot: &Snapshot) -> Result<Option<Place>> {
+        let path = &pass.place.path;
+        let place = Place::find(&self.namespace, snapshot, path)?;
+        let place = place.filter(|place| place.way == pass.place.way);
+        let notes = Notes::read(snapshot, path)?;
+        Ok(place.filter(|_| notes == *pass.counts.notes))
+    }
+
+    fn step_now(
+        &self,
+        pass: &Pass,
+        round: Round,
+    ) -> Result<(Option<Pass>, Vec<Invalidation>, Seq)> {
+        let namespace = &self.namespace;
+        let _links = namespace.links.write();
+        let snapshot = namespace.tree.snapshot();
+        let Some(place) = self.is_current(pass, &snapshot)? else {
+            return Ok((None, Vec::new(), 0));
+        };
+        let root = place.inode(namespace);
+        let step = self.plan(pass, (&place, root.as_ref()), &snapshot)?;
+        let (mut seq, mut stale) = (0, Vec::new());
+        let mut gone = self.carry_out(&step, pass, &place, &mut stale, |tx, topology| {
+            seq = tx.apply_or_defer(topology, &namespace.tree, round)?;
+            Ok(())
+        })?;
+        let others = step.counted.iter().chain(&step.erased);
+        if step.counted.len() + step.erased.len() + step.unused.len() > 0 {
+            namespace.table.note_changed_records();
+        }
+        // Threads may have read the records of these before.
+        let mut late = Step::default();
+        if let Some(root) = Place::find(namespace, &namespace.tree.snapshot(), &place.path)?
+            .and_then(|place| place.inode(namespace))
+        {
+            for (link, record) in others {
+                late.known.extend(
+                    self.known(&root, *link, record)?
+                        .map(|inode| (*link, inode)),
+                );
+            }
+        }
+        if !late.known.is_empty() {
+            let more = self.carry_out(&late, pass, &place, &mut stale, |tx, topology| {
+                tx.apply(topology, &namespace.tree)
+            })?;
+            gone.extend(more);
+        }
+        for ino in gone {
+            namespace.numbers.note_gone(NumberKey::Unpinned(ino));
+        }
+        let erased = step.erased.len() + step.unused.len();
+        self.erased.fetch_add(erased as u64, Ordering::Relaxed);
+        let counted = step.counted.len() + step.known.len();
+        self.counted.fetch_add(counted as u64, Ordering::Relaxed);
+        drop(_links);
+        let after = self.after(pass, place, &step)?;
+        Ok((after, stale, seq))
+    }
+
+    /// The pass after a step.
+    fn after(&self, pass: &Pass, place: Place, step: &Step) -> Result<Option<Pass>> {
+        let mut after = Pass {
+            place,
+            next: step.next,
+            ..pass.clone()
+        };
+        if !step.is_done {
+            return Ok(Some(after));
+        }
+        let (_, until) = pass.counts.window;
+        if until == u64::MAX {
+            after.is_done = true;
+            return Ok(Some(after));
+        }
+        let snapshot = self.namespace.tree.snapshot();
+        let counts = read_counts(&snapshot, &after.place.path, until)?;
+        if counts.notes != pass.counts.notes {
+            return Ok(None);
+        }
+        (after.counts, after.next) = (Arc::new(counts), until);
+        Ok(Some(after))
+    }
+
+    /// The shared inode `link` of `root` with this record, if it is in memory.
+    fn known(&self, root: &Arc<Inode>, link: u64, record: &Record) -> Result<Option<Arc<Inode>>> {
+        let numbers = &self.namespace.numbers;
+        let ino = numbers.known(root, Slot::shared(link), record.pin)?;
+        let inode = ino.and_then(|ino| self.namespace.table.get(ino));
+        Ok(inode.filter(|inode| match &*inode.location.read() {
+            Location::Shared {
+                root: its,
+                link: number,
+                ..
+            } => Arc::ptr_eq(its, root) && *number == link,
+            _ => false,
+        }))
+    }
+
+    /// Looks at the next shared inodes.
+    fn plan(
+        &self,
+        pass: &Pass,
+        (place, root): (&Place, Option<&Arc<Inode>>),
+        snapshot: &Snapshot,
+    ) -> Result<Step> {
+        let counts = &pass.counts;
+        let mut step = Step {
+            next: pass.next,
+            ..Step::default()
+        };
+        let one_bytes = KEYS_OF_ONE * (place.path.len() + KEY_BYTES);
+        let len_max = 2 * self.namespace.unsettled.links_at_once;
+        let len_max = len_max
+            .max(STEP_LEN_MIN)
+            .min(self.step_bytes() / one_bytes + 1);
+        let mut looked_at = 0;
+        while looked_at < len_max {
+            let Some((link, record)) = next_shared(snapshot, &place.path, counts, step.next)?
+            else {
+                step.is_done = true;
+                break;
+            };
+            looked_at += 1;
+            step.next = link + 1;
+            let known = match root {
+                Some(root) => self.known(root, link, &record)?,
+                None => None,
+            };
+            if let Some(known) = known {
+                step.known.push((link, known));
+                continue;
+            }
+            let mut new = record.clone();
+            counts.count(link, &mut new);
+            if failpoints::is_on(Fault::LinksSettledTwice) && counts.is_removed(link) {
+                new.nlink = new.nlink.saturating_sub(1);
+            }
+            if failpoints::is_on(Fault::LinkedFileErasedEarly) && new.nlink == 1 {
+                new.nlink = 0;
+            }
+            match new.nlink {
+                0 if counts.is_removed(link) => step.erased.push((link, new)),
+                0 => {
+                    // Nothing up to the next one with names has any, or ever had.
+                    let next = counts.next_named(link + 1).unwrap_or(u64::MAX);
+                    let until = next.min(counts.window.1);
+                    let until = until.min(counts.notes.uncounted).max(link + 1);
+                    step.unused.push((link, until));
+                    step.next = until;
+                }
+                _ if new != record => step.counted.push((link, new)),
+                _ => {}
+            }
+        }
+        Ok(step)
+    }
+
+    /// Adds a step to a transaction, which `apply` applies. Returns numbers that are not pinned any
+    /// more.
+    fn carry_out(
+        &self,
+        step: &Step,
+        pass: &Pass,
+        place: &Place,
+        stale: &mut Vec<Invalidation>,
+        apply: impl FnOnce(Transaction<'_>, &Topology) -> Result<()>,
+    ) -> Result<Vec<Ino>> {
+        let inodes: Vec<_> = step.known.iter().map(|(_, inode)| inode).collect();
+        let mut tx = Transaction::new(lock_states(&inodes));
+        let mut gone = Vec::new();
+        let topology = self.namespace.topology.read();
+        let now = self.times.now();
+        let removal = Removal {
+            deletes: &self.deletes,
+            topology: &topology,
+            now,
+            may_stay: false,
+        };
+        for (link, inode) in &step.known {
+            let before = tx.get(inode).nlink;
+            // Stored also if it was counted in memory before.
+            let record = tx.edit(inode);
+            pass.counts.count(*link, record);
+            if record.nlink != before {
+                stale.push(Invalidation::Attributes(inode.ino));
+            }
+            let is_dead = record.nlink == 0;
+            if let Location::Shared { root, link, via } = tx.location(inode)
+                && topology.dir_path(&via).is_err()
+            {
+                // Found through a directory that is gone, it would keep that in memory.
+                let via = Arc::clone(&root);
+                tx.move_to(inode, Location::Shared { root, link, via });
+            }
+            if is_dead {
+                let path = keys::shared_inode(&place.path, *link);
+                removal.links(&mut tx, inode, &path, 0);
+                gone.extend(tx.get(inode).pin.map(|pin| pin.identity.ino));
+            }
+        }
+        for (link, record) in &step.counted {
+            let path = keys::shared_inode(&place.path, *link);
+            tx.batch.put(keys::shared_record(&path), record.encode());
+        }
+        for (link, record) in &step.erased {
+            let path = keys::shared_inode(&place.path, *link);
+            tx.batch.delete(keys::shared_record(&path));
+            erase(&mut tx, record, &path);
+            if let Some(pin) = record.pin.filter(|pin| place.identity == Some(pin.home)) {
+                put_unpinned(&mut tx.batch, pin.identity.ino);
+                gone.push(pin.identity.ino);
+            }
+        }
+        for (from, until) in &step.unused {
+            for index in [keys::META, keys::DATA] {
+                let all = keys::shared_inodes(index, &place.path);
+                let [lo, hi] = [from, until].map(|link| [&all[..], &link.to_be_bytes()].concat());
+                tx.batch.delete_range(lo, Some(hi.into()));
+            }
+        }
+        apply(tx, &topology)?;
+        Ok(gone)
+    }
+
+    /// Deletes the notes of a clone root whose shared inodes are all counted.
+    fn end_now(&self, pass: &Pass, round: Round) -> Result<(Option<Pass>, Vec<Invalidation>, Seq)> {
+        let namespace = &self.namespace;
+        let _links = namespace.links.write();
+        let snapshot = namespace.tree.snapshot();
+        let Some(place) = self.is_current(pass, &snapshot)? else {
+            return Ok((None, Vec::new(), 0));
+        };
+        let mut tx = Transaction::new(lock_states(&[]));
+        tx.batch.delete_prefix(keys::notes(&place.path));
+        tx.batch.delete_prefix(keys::all_removed_links(&place.path));
+        let topology = namespace.topology.read();
+        let seq = tx.apply_or_defer(&topology, &namespace.tree, round)?;
+        drop(topology);
+        if let Some(root) = place.inode(namespace) {
+            note_changed(&root);
+        }
+        Ok((None, Vec::new(), seq))
+    }
+}
+
+/// Reads the notes of the clone root at `root`, and the counts from the shared inode `from` on.
+fn read_counts(snapshot: &Snapshot, root: &[u8], from: u64) -> Result<Counts> {
+    let notes = Arc::new(Notes::read(snapshot, root)?);
+    Counts::read(snapshot, root, notes, from)
+}
+
+/// Path of the first clone root that has notes.
+fn first_root(snapshot: &Snapshot) -> Result<Option<Bytes>> {
+    let prefix = keys::range(keys::NOTES, b"");
+    let mut scan = snapshot.scan(&prefix, successor_of_prefix(&prefix).as_deref());
+    if !scan.advance()? {
+        return Ok(None);
+    }
+    let parsed = keys::parse_note(scan.key());
+    let (path, _) = parsed.ok_or_else(|| Error::Corrupt {
+        what: "note of a clone root",
+        detail: format!("{:?}", scan.key()),
+    })?;
+    Ok(Some(Bytes::copy_from_slice(path)))
+}
+
+/// The first shared inode from `from` on that a pass has to look at, of the clone root at `root`.
+fn next_shared(
+    snapshot: &Snapshot,
+    root: &[u8],
+    counts: &Counts,
+    from: u64,
+) -> Result<Option<(u64, Record)>> {
+    let decode = |value: &[u8]| match Entry::decode(&Bytes::copy_from_slice(value))? {
+        Entry::Inode(record) => Ok(record),
+        Entry::Link(_) | Entry::Deleted(_) => Err(Error::Corrupt {
+            what: "hard link",
+            detail: format!("a shared inode of {root:?} is a name"),
+        }),
+    };
+    if counts.notes.uncounted > 0 {
+        let end = successor_of_prefix(&keys::shared_inodes(keys::META, root));
+        let first = keys::shared_record(&keys::shared_inode(root, from));
+        let mut scan = snapshot.scan(&first, end.as_deref());
+        while scan.advance()? {
+            if let Some(link) = keys::link_of_record(root, scan.key()) {
+                let record = decode(scan.value())?;
+                return Ok(counts.has(link).then_some((link, record)));
+            }
+        }
+        return Ok(None);
+    }
+    let mut from = from;
+    while let Some(link) = counts.next_removed(from) {
+        let key = keys::shared_record(&keys::shared_inode(root, link));
+        if let Some(value) = snapshot.get(&key)? {
+            return Ok(Some((link, decode(&value)?)));
+        }
+        from = link + 1;
+    }
+    Ok(None)
+}
