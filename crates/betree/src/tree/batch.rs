@@ -111,6 +111,7 @@ impl Op {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     pub(crate) ops: Vec<Op>,
+    is_removal: bool,
 }
 
 impl Batch {
@@ -134,9 +135,15 @@ impl Batch {
 
     /// Whether it removes keys, so that it must not be refused for want of space.
     pub(crate) fn frees(&self) -> bool {
-        self.ops
-            .iter()
-            .any(|op| matches!(op, Op::Delete { .. } | Op::DeleteRange { .. }))
+        let mut ops = self.ops.iter();
+        self.is_removal || ops.any(|op| matches!(op, Op::Delete { .. } | Op::DeleteRange { .. }))
+    }
+
+    /// Makes the batch one that is not refused for want of space, as those that delete keys are not:
+    /// it leads to a batch that does. It may use space that is kept for deletions, so its values
+    /// must be small.
+    pub fn count_as_removal(&mut self) {
+        self.is_removal = true;
     }
 
     /// Sets `key` to `value`.

@@ -39,7 +39,7 @@
 use bytes::Bytes;
 
 use crate::format::ino::{Identity, Ino};
-use crate::format::ordered::{push_ordered, take_identity, take_ordered};
+use crate::format::ordered::{Ordered, push_ordered, take_identity, take_ordered};
 use crate::format::slots::{Run, Slot};
 
 /// Index of metadata.
@@ -256,9 +256,7 @@ pub(crate) fn slots(dir: &[u8]) -> Bytes {
 
 /// Key of a slot of the directory at `dir`; its value is the name.
 pub(crate) fn slot(dir: &[u8], slot: Slot) -> Bytes {
-    let mut key = slots(dir).to_vec();
-    push_ordered(&mut key, slot.0);
-    key.into()
+    join(&[&[META], dir, &[0, SLOT], Ordered::new(slot.0).as_bytes()])
 }
 
 /// The slot of a key, from the end of the key behind the prefix that [`slots`] gave.

@@ -5,12 +5,34 @@
 
 use crate::format::ino::{Identity, Ino};
 
+/// The encoding of one number.
+pub(crate) struct Ordered {
+    bytes: [u8; 9],
+    len: usize,
+}
+
+impl Ordered {
+    pub(crate) fn new(number: u64) -> Self {
+        let all = number.to_be_bytes();
+        let zeros = usize::try_from(number.leading_zeros() / 8).expect("at most eight");
+        let len = all.len() - zeros;
+        let mut bytes = [0; 9];
+        bytes[0] = u8::try_from(len).expect("at most eight");
+        bytes[1..=len].copy_from_slice(&all[zeros..]);
+        Self {
+            bytes,
+            len: 1 + len,
+        }
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
 /// Appends a number.
 pub(crate) fn push_ordered(bytes: &mut Vec<u8>, number: u64) {
-    let all = number.to_be_bytes();
-    let zeros = usize::try_from(number.leading_zeros() / 8).expect("at most eight");
-    bytes.push(8 - u8::try_from(zeros).expect("at most eight"));
-    bytes.extend_from_slice(&all[zeros..]);
+    bytes.extend_from_slice(Ordered::new(number).as_bytes());
 }
 
 /// Reads a number, and steps over it; `None` for bytes that [`push_ordered`] does not write.

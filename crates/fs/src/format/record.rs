@@ -245,7 +245,8 @@ impl Record {
 
     /// The bytes of the record.
     pub(crate) fn encode(&self) -> Bytes {
-        let mut out = Vec::with_capacity(RECORD_BYTES + PIN_BYTES_MAX + 8 + self.target.len());
+        let room = pin_room(self.pin) + if self.counted == 0 { 0 } else { 8 };
+        let mut out = Vec::with_capacity(RECORD_BYTES + room + self.target.len());
         let pinned = if self.pin.is_some() { FLAG_PINNED } else { 0 };
         let counted = if self.counted == 0 { 0 } else { FLAG_COUNTED };
         let size = match self.kind() {
@@ -300,7 +301,7 @@ pub(crate) struct DeletedEntry {
 
 impl DeletedEntry {
     pub(crate) fn encode(self) -> Bytes {
-        let mut out = Vec::with_capacity(DELETED_BYTES + PIN_BYTES_MAX);
+        let mut out = Vec::with_capacity(DELETED_BYTES + pin_room(self.pin));
         out.extend_from_slice(&[TAG_DELETED, u8::from(self.pin.is_some()), 0, 0]);
         out.extend_from_slice(&self.kind.mode_bits().to_le_bytes());
         out.extend_from_slice(&self.slot.0.to_le_bytes());
@@ -326,7 +327,7 @@ pub(crate) struct LinkEntry {
 
 impl LinkEntry {
     pub(crate) fn encode(self) -> Bytes {
-        let mut out = Vec::with_capacity(LINK_BYTES + PIN_BYTES_MAX);
+        let mut out = Vec::with_capacity(LINK_BYTES + pin_room(self.pin));
         out.extend_from_slice(&[TAG_LINK, u8::from(self.pin.is_some()), 0, 0]);
         out.extend_from_slice(&self.kind.mode_bits().to_le_bytes());
         out.extend_from_slice(&self.slot.0.to_le_bytes());
@@ -336,6 +337,12 @@ impl LinkEntry {
         }
         out.into()
     }
+}
+
+/// Room for a pin. Most records have none, and take no more than they need then: many of them wait in
+/// memory.
+fn pin_room(pin: Option<Pin>) -> usize {
+    pin.map_or(0, |_| PIN_BYTES_MAX)
 }
 
 fn corrupt(detail: impl Into<String>) -> Error {

@@ -19,12 +19,14 @@
 //! is `name` in `dir` is the object of that name, and the tree need not be asked. [`Table::at`]
 //! finds it.
 
-use std::collections::{HashMap, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::collections::VecDeque;
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
+use foldhash::HashMap;
+use foldhash::fast::FixedState;
 use parking_lot::{Mutex, RwLock, RwLockWriteGuard};
 
 use crate::format::ino::{Identity, Ino};
@@ -490,11 +492,9 @@ impl Hints {
     }
 
     fn pair(&self, dir: Ino, name: &[u8]) -> &[AtomicU64] {
-        let mut hasher = DefaultHasher::new();
-        dir.0.hash(&mut hasher);
-        name.hash(&mut hasher);
+        let hash = FixedState::default().hash_one((dir.0, name));
         let pairs = self.slots.len() as u64 / 2;
-        let at = usize::try_from(hasher.finish() % pairs).expect("below their number");
+        let at = usize::try_from(hash % pairs).expect("below their number");
         &self.slots[2 * at..2 * at + 2]
     }
 

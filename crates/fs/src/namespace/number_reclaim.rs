@@ -134,7 +134,7 @@ impl Numbers {
         }
         match gone {
             NumberKey::Dead(dir) => self.reclaim_directory(given, dir),
-            NumberKey::Unpinned(ino) => self.reclaim_number(ino),
+            NumberKey::Unpinned(ino) => self.reclaim_number(given, ino),
             _ => Ok(Step::Done),
         }
     }
@@ -147,6 +147,7 @@ impl Numbers {
         }
         let snapshot = self.tree.snapshot();
         let (mut batch, mut new) = (Batch::new(), Vec::new());
+        let mut freed = Vec::new();
         let mut looked_at = 0;
         for found in scan(&snapshot, &NumberKey::blocks_of(dir), STEP_LEN)? {
             let (NumberKey::Block(_, run), value) = found else {
@@ -161,6 +162,7 @@ impl Numbers {
             let is_held = kill_inside(&snapshot, &mut new, (run, block.base))?;
             if !is_held || failpoints::is_on(Fault::HeldBlockFreed) {
                 free_block(&mut batch, run, block.base);
+                freed.push(run.class());
             }
         }
         for found in scan(&snapshot, &NumberKey::pins_of(dir), STEP_LEN)? {
@@ -183,6 +185,7 @@ impl Numbers {
         if !batch.is_empty() {
             self.tree.apply(batch)?;
         }
+        freed.into_iter().for_each(|class| given.note_free(class));
         new.into_iter().for_each(|gone| given.note_gone(gone));
         Ok(match (is_done, looked_at) {
             (true, _) => Step::Done,
@@ -211,7 +214,8 @@ impl Numbers {
     }
 
     /// Gives back the block of a number that is not pinned any more, if it was held for that.
-    fn reclaim_number(&self, ino: Ino) -> Result<Step> {
+    fn reclaim_number(&self, given: &mut Given, ino: Ino) -> Result<Step> {
+        let mut freed = None;
         let mut batch = Batch::new();
         if let Some((home, _)) = stored_pin(&self.tree, ino)? {
             drop_pin(&mut batch, home, ino);
@@ -225,10 +229,12 @@ impl Numbers {
                     return Ok(Step::Waits);
                 }
                 free_block(&mut batch, run, base);
+                freed = Some(run.class());
             }
         }
         batch.delete(NumberKey::Unpinned(ino).encode());
         self.tree.apply(batch)?;
+        freed.into_iter().for_each(|class| given.note_free(class));
         Ok(Step::Done)
     }
 
@@ -244,7 +250,8 @@ impl Numbers {
         (snapshot, path): (&Snapshot, &[u8]),
         next: Run,
     ) -> Result<()> {
-        let _given = self.given.lock();
+        let mut given = self.given.lock();
+        let mut freed = Vec::new();
         let identity = dir.identity();
         let from = dir.blocks.lock().swept.map_or(Run(0), |run| Run(run.0 + 1));
         let lo = NumberKey::Block(identity, from).encode();
@@ -266,6 +273,7 @@ impl Numbers {
             if !is_used {
                 batch.delete(NumberKey::Block(identity, run).encode());
                 free_block(&mut batch, run, base);
+                freed.push(run.class());
                 dir.blocks.lock().remove(run);
             }
         }
@@ -274,6 +282,7 @@ impl Numbers {
         if !batch.is_empty() {
             self.tree.apply(batch)?;
         }
+        freed.into_iter().for_each(|class| given.note_free(class));
         Ok(())
     }
 

@@ -97,6 +97,8 @@ pub(super) struct Given {
     next_number: u64,
     /// Some free blocks of each class, the lowest last.
     free: [Vec<u64>; RUN_LENS.len()],
+    /// Whether the table may tell of free blocks of a class that are not among these.
+    has_more_free: [bool; RUN_LENS.len()],
     /// Free blocks that the table does not tell of yet, by class.
     gaps: Vec<(u8, u64)>,
     pub(super) unstored: Unstored,
@@ -138,6 +140,7 @@ impl Numbers {
                 reserved_generations: counters.generation,
                 next_number: counters.number,
                 free: Default::default(),
+                has_more_free: [true; RUN_LENS.len()],
                 gaps: Vec::new(),
                 unstored: Unstored::default(),
                 gone: VecDeque::new(),
@@ -259,7 +262,7 @@ impl Numbers {
         }
         match self.tree.apply(batch).map_err(Error::from) {
             Ok(_) => {
-                given.gaps.clear();
+                given.note_gaps_stored();
                 if !given.unstored.blocks.is_empty() {
                     self.store_some(given)?;
                 }
@@ -284,7 +287,7 @@ impl Numbers {
 
     /// Takes a free block whose numbers no inode in memory has.
     fn free_block(&self, given: &mut Given, class: usize) -> Result<Option<u64>> {
-        if given.free[class].is_empty() {
+        if given.free[class].is_empty() && given.has_more_free[class] {
             let prefix = NumberKey::free_of(u8::try_from(class).expect("there are four"));
             let end = successor_of_prefix(&prefix);
             let mut scan = self.tree.scan(&prefix, end.as_deref());
@@ -293,6 +296,7 @@ impl Numbers {
                     given.free[class].push(base);
                 }
             }
+            given.has_more_free[class] = given.free[class].len() == FREE_AT_ONCE;
             given.free[class].reverse();
         }
         let is_usable = |base: &u64| {
@@ -331,7 +335,7 @@ impl Numbers {
         let number = given.next_number.to_le_bytes().to_vec();
         batch.put(keys::counter(COUNTERS[1]), number);
         self.tree.apply(batch)?;
-        given.gaps.clear();
+        given.note_gaps_stored();
         for (base, owner) in some {
             given.unstored.owners.remove(&base);
             given.unstored.blocks.remove(&owner);
@@ -425,6 +429,18 @@ impl Given {
         for (class, base) in &self.gaps {
             batch.put(NumberKey::Free(*class, *base).encode(), "");
         }
+    }
+
+    /// The table tells of all gaps now.
+    fn note_gaps_stored(&mut self) {
+        for (class, _) in self.gaps.drain(..) {
+            self.has_more_free[usize::from(class)] = true;
+        }
+    }
+
+    /// The table tells of a free block more.
+    pub(super) fn note_free(&mut self, class: usize) {
+        self.has_more_free[class] = true;
     }
 }
 

@@ -131,9 +131,6 @@ fn remove_entry(
     (name, slot): (&[u8], Slot),
 ) {
     let entry = keys::entry(&dir.path, name);
-    // The delete comes before the put of a deleted entry too: a batch that deletes nothing could be
-    // refused for want of space, and a removal must not be.
-    tx.batch.delete(entry.clone());
     if matches!(tx.location(inode), Location::Deleted { .. }) {
         let deleted = DeletedEntry {
             kind: inode.kind,
@@ -141,7 +138,9 @@ fn remove_entry(
             pin: tx.get(inode).pin,
         };
         tx.batch.put(entry, deleted.encode());
+        tx.batch.count_as_removal();
     } else {
+        tx.batch.delete(entry);
         tx.delete_slot(&dir.path, slot);
     }
 }

@@ -18,10 +18,11 @@
 //! If one of the two is full by then, the elder one is cleared and becomes the younger one. While
 //! names come faster than that, the set grows too full, and clones wait as they would without it.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::{Duration, Instant};
 
+use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use ramet_fs::{Ino, Invalidation};
 
@@ -108,7 +109,7 @@ impl NegativeDentries {
             generations: [Generation::new(bits), Generation::new(bits)],
             younger: AtomicUsize::new(0),
             since: Mutex::new(now),
-            hasher: RandomState::new(),
+            hasher: RandomState::default(),
         }
     }
 
